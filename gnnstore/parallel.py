@@ -13,7 +13,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from itertools import count, islice, repeat
 from queue import Empty, SimpleQueue
@@ -221,6 +221,7 @@ def ordered_map(
     describe: Callable[[int], str] = "while preparing item {}".format,
     stop: Callable[[], None] = lambda: None,
     waiting: Callable[[int], AbstractContextManager[object]] = nullcontext,
+    is_held_up: Callable[[], bool] = lambda: False,
 ) -> Generator[R, None, None]:
     """Apply a function to items in threads, ahead of the consumer, and yield in order.
 
@@ -245,6 +246,8 @@ def ordered_map(
         Called before running items are waited for, or after the last item.
     waiting : callable
         Returns a context in which the consumer waits for item k, unless that is there already.
+    is_held_up : callable
+        Whether threads wait for something that takes its time: no result is late, then.
 
     Yields
     ------
@@ -297,7 +300,8 @@ def ordered_map(
                         queue.append(threads.submit(function, item))
                         del item  # what it holds is free once the function is done with it
                 if queue:
-                    found.append(_result_of(queue.popleft(), index, timeout_seconds, describe))
+                    late = timeout_seconds, is_held_up
+                    found.append(_result_of(queue.popleft(), index, *late, describe))
             if not found:
                 if failure is not None:
                     raise failure
@@ -433,10 +437,19 @@ def _in_turn(
 
 
 def _result_of(
-    future: Future[R], index: int, timeout_seconds: float | None, describe: Callable[[int], str]
+    future: Future[R],
+    index: int,
+    timeout_seconds: float | None,
+    is_held_up: Callable[[], bool],
+    describe: Callable[[int], str],
 ) -> R:
+    while timeout_seconds is not None:
+        held_up = is_held_up()  # now, or at the end of that time
+        wait([future], timeout_seconds)
+        if future.done() or not (held_up or is_held_up()):
+            break
     try:
-        return future.result(timeout_seconds)
+        return future.result(None if timeout_seconds is None else 0)
     except TimeoutError as error:
         if not future.done():
             raise TimeoutError(

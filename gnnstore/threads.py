@@ -40,6 +40,11 @@ class SharedLock:
         self._num_sharing = 0
         self._is_alone = False
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether somebody has it alone, or is about to."""
+        return self._is_alone
+
     @contextmanager
     def shared(self, check: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Hold it together with others.

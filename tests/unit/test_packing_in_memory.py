@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,27 @@ def test_two_superbatches_have_room_at_a_time(case: Case) -> None:
     for packed in (second, third):
         packed.close()
     assert list(case.directory.iterdir()) == []
+
+
+def test_who_would_wait_for_its_own_superbatches_gives_up_in_time(case: Case) -> None:
+    """They are drained by the thread that waits, if that is the consumer's."""
+    packer = SuperbatchPacker(
+        case.tables,
+        case.directory,
+        quota=DiskQuota(0),
+        memory_bytes=1 << 25,
+        chunk_memory_bytes=case.all_of_it,
+        num_threads=1,
+        may_wait=True,
+        stop=threading.Event(),
+    )
+    held = [packer.pack(case.trace, case.plan) for _ in range(2)]
+    start = time.monotonic()
+    assert packer.pack(case.trace, case.plan, patience=0.1) is None
+    assert 0.1 <= time.monotonic() - start < 10
+    for packed in held:
+        assert packed is not None
+        packed.close()
 
 
 def test_part_of_it_fits_where_there_is_no_disk(case: Case) -> None:

@@ -293,6 +293,7 @@ def pack(
         missed = collector.collect(
             own if spills else None, memory_bytes=memory_bytes, num_threads=num_threads, stop=stop
         )
+        _core.release_memory()  # of sorting, before windows are taken
         num_rows_of = missed.index.num_rows
         if not is_exact:
             num_bytes = packed_bytes(tables, num_rows_of, spilled_id_bytes, chunk_memory_bytes)

@@ -28,6 +28,7 @@ from gnnstore.formats.arrays.dtypes import id_dtype
 
 _NODE_BYTES = 8
 FILLING = "filling the cache"  # the phase in which its buffers are there
+_FILLED_SLOT_BYTES = 26  # a node twice, and what tells those that are there already
 # Pinned rows and others are read together, in the order of the table, through a buffer of so many
 # bytes, or a part of what is pinned: enough for many reads in flight.
 _BUFFER_BYTES, _BUFFER_SHARE = 8 << 20, 64
@@ -107,6 +108,11 @@ class PlannedCache:
     def reserve(row_bytes: int) -> Reservation:
         """Return the memory of planned slots, where tables have `row_bytes` a node in all."""
         return Reservation("cached rows", 0, {SLOTS: row_bytes + _NODE_BYTES})
+
+    @staticmethod
+    def reserve_filling() -> Reservation:
+        """Return the memory of filling planned slots: the nodes that most batches need, by slot."""
+        return Reservation(FILLING, 0, {SLOTS: _FILLED_SLOT_BYTES}, FILLING)
 
     @staticmethod
     def pinned_bytes(row_bytes: int, num_pinned: int, num_nodes: int) -> int:

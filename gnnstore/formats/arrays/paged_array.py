@@ -254,11 +254,18 @@ class PagedArray:
         -------
         ndarray [stop - start, *row_shape]
             A copy.
+
+        Raises
+        ------
+        StorageError
+            If a shard cannot be mapped, or has been truncated since it was.
         """
         geometry = self.geometry
         per_run, stride = geometry.rows_per_page, geometry.page_stride_bytes
         first, last = start // per_run, geometry.num_runs(stop)
-        runs = self.map("sequential")[first * stride : last * stride].reshape(-1, stride)
+        mapped = self.map("sequential")
+        self.check_mapped_files()
+        runs = mapped[first * stride : last * stride].reshape(-1, stride)
         rows = runs[:, : per_run * geometry.row_bytes].reshape(-1, geometry.row_bytes)
         rows = np.ascontiguousarray(rows[start - first * per_run : stop - first * per_run])
         return rows.view(self.dtype).reshape(stop - start, *self.row_shape)

@@ -59,6 +59,7 @@ def sample_in_order(
     timeout_seconds: float | None = None,
     recorder: Recorder | None = None,
     turn: Callable[[], AbstractContextManager[object]] = nullcontext,
+    is_held_up: Callable[[], bool] = lambda: False,
 ) -> Generator[T, None, None]:
     """Sample batches in threads; or together, where each hop is then one pass over a file.
 
@@ -83,6 +84,8 @@ def sample_in_order(
         The longest wait for a batch, where they are sampled one by one.
     turn : callable
         Returns a context in which a batch is sampled, or all that are sampled together.
+    is_held_up : callable
+        Whether that is waited for.
 
     Yields
     ------
@@ -130,6 +133,7 @@ def sample_in_order(
         timeout_seconds=timeout_seconds,
         initializer=initializer,
         describe=describe,
+        is_held_up=is_held_up,
     )
 
 
@@ -438,6 +442,7 @@ class Spools:
             timeout_seconds=run.timeout_seconds,
             recorder=run.recorder,
             turn=partial(turn.alone if is_together else turn.shared, check),
+            is_held_up=lambda: turn.is_alone,
             describe=lambda place: chunk[min(place, len(chunk) - 1)].describe(),
         )
         progress = run.recorder.progress.phase("sample ahead", len(chunk), "batches")

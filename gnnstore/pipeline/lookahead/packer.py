@@ -11,7 +11,9 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from gnnstore._core import release_memory
@@ -99,8 +101,13 @@ class SuperbatchPacker:
         table_bytes = sum(rows.num_rows * rows.row_bytes for rows in self._tables.values())
         return num_misses * len(self._tables) * _READ_BYTES > table_bytes
 
-    def pack(self, trace: Trace, plan: CachePlan) -> PackedBatches | None:
+    def pack(self, trace: Trace, plan: CachePlan, *, patience: float = inf) -> PackedBatches | None:
         """Pack the missed rows of a superbatch's batches.
+
+        Parameters
+        ----------
+        patience : float
+            Seconds to wait for room on disk, at most.
 
         Returns
         -------
@@ -120,13 +127,17 @@ class SuperbatchPacker:
         num_batches, wanted = self._fitting(trace, plan)
         if num_batches == 0:
             return None
+        give_up = monotonic() + patience
         while not self._quota.take(self, wanted):
             if not (self._may_wait and (self._waits_for_others() or self._quota.is_of(self))):
+                return None
+            if monotonic() > give_up:
                 return None
             if self._stop.wait(_POLL_SECONDS):
                 raise CancelledError("packing was stopped before it began")
         try:
             with self._turn(), self._progress.phase("pack rows", unit="bytes") as phase:
+                release_memory()  # of batches that were sampled meanwhile
                 packed = pack(
                     self._tables,
                     trace.first(num_batches),

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gnnstore._core import ReadCounts, release_heap, release_memory
+from gnnstore._core import ReadCounts, release_memory
 from gnnstore.features.source import files_of
 from gnnstore.pipeline.lookahead.driver import Coming, SampledSuperbatch, SamplingJob, Spools
 from gnnstore.pipeline.lookahead.packer import DiskQuota, PackedBatches, SuperbatchPacker
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from gnnstore.sampling.neighbor import IndexDtype
 
 _POLL_SECONDS = 0.05
+_PATIENCE_SECONDS = 1.0  # for batches that are being read, and have room on disk
 
 
 @dataclass
@@ -239,7 +241,8 @@ class LookaheadProducer:
         Returns
         -------
         bool
-            Whether they are planned: not while another superbatch is planned or packed.
+            Whether they are planned: not while another superbatch is planned or packed, or its
+            batches are sampled together.
         """
         with self.turn.alone_unless_taken() as is_mine:
             if not is_mine:
@@ -249,7 +252,7 @@ class LookaheadProducer:
             # Superbatches that have been planned come later, so they will be planned again too.
             self.take_over()
             part, trace, seconds = self._plan(superbatch.sampled, begin=begin)
-        part.packed = self._pack(trace, part, only_if_faster=True)
+        part.packed = self._pack(trace, part, is_asked_for=True)
         trace.close()
         superbatch.part = part
         self.job.totals.add(part, seconds, _disk_bytes(part))
@@ -286,6 +289,7 @@ class LookaheadProducer:
             self._leave_disk()
             with recorder.stage("filling"), recorder.progress.phase("fill the cache"):
                 job.totals.warm_up += session.warm_up(trace, job.num_nodes, job.degrees)
+            release_memory()
         with (
             recorder.progress.phase("plan"),
             recorder.stage("planning", batches=trace.num_batches) as stage,
@@ -298,7 +302,7 @@ class LookaheadProducer:
         part = PlannedPart(plan, session.lease, begin, end, first, pinned=pinned)
         session.num_planned += plan.num_batches
         self._end = session.num_planned
-        release_heap()
+        release_memory()  # of the planner's tables
         return part, trace, stage.seconds
 
     def _trace_of(
@@ -318,8 +322,16 @@ class LookaheadProducer:
         return self._spools.trace_again(sampled, range(first, end), pinned, name)
 
     def _pack(
-        self, trace: Trace, part: PlannedPart, *, only_if_faster: bool = False
+        self, trace: Trace, part: PlannedPart, *, is_asked_for: bool = False
     ) -> PackedBatches | None:
+        """Pack what a plan misses, unless it has no use or no room.
+
+        Parameters
+        ----------
+        is_asked_for : bool
+            Whether the consumer waits, without whom others may not give up their room: only if it
+            is faster than to read the rows, and there is room.
+        """
         job, sampling, plan = self.job, self.sampling, part.plan
         if not job.packs or plan is None or plan.num_batches == 0:
             return None
@@ -341,12 +353,13 @@ class LookaheadProducer:
                 progress=sampling.run.recorder.progress,
             )
         # Without disk there is memory for some of the rows, perhaps for too few.
-        only_if_faster = only_if_faster or job.quota.num_bytes == 0
+        only_if_faster = is_asked_for or job.quota.num_bytes == 0
         if only_if_faster and not self._packer.is_faster(plan.num_misses):
             return None
-        self._leave_disk()
+        if not is_asked_for:
+            self._leave_disk()
         start_ns = time.perf_counter_ns()
-        packed = self._packer.pack(trace, plan)
+        packed = self._packer.pack(trace, plan, patience=_PATIENCE_SECONDS if is_asked_for else inf)
         num_bytes = 0 if packed is None else packed.bytes_packed
         # By whatever records now: it takes seconds, in which a recording of an epoch may begin.
         sampling.run.recorder.add(

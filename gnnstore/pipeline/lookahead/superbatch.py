@@ -131,8 +131,9 @@ class Superbatch:
             is_last = self._num_waiting == 0
         if is_last:
             self.sampled.close()
-            if part is not None:
-                part.close()
+            for each in (part, self.part):
+                if each is not None:
+                    each.close()
         return subgraph, step
 
     def finish(self) -> None:

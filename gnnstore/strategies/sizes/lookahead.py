@@ -22,7 +22,6 @@ from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.errors import BudgetError, DiskBudgetError
 from gnnstore.features.packed.chunks import CHUNK_STAGING_BYTES
 from gnnstore.features.packed.memory import PackedBatch
-from gnnstore.features.tiers.planned import FILLING
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.parallel import LONG_READ_BYTES
 from gnnstore.pipeline.lookahead.session import warms_up
@@ -235,8 +234,9 @@ class LookaheadSizer:
         return found
 
     def _is_short(self, size: SuperbatchSize) -> bool:
-        """Whether many superbatches make an epoch, for want of memory."""
-        return self.settings.num_batches is None and size.num_batches < self.epoch_batches // _MANY
+        """Whether many superbatches make an epoch that could have had fewer."""
+        epoch_batches = min(self.epoch_batches, MAX_PLANNED)
+        return self.settings.num_batches is None and size.num_batches < epoch_batches // _MANY
 
 
 @dataclass(frozen=True, eq=False)
@@ -512,8 +512,8 @@ class _Division:
                 reading += num_threads * _POSITION_BYTES * self._expected(seen.largest_nodes)
                 found.append(Reservation("reading packed rows", reading))
             elif reads_unplanned:
-                beside = "filling the cache beside batches"
-                found.append(Reservation(beside, of.staging_bytes, phase=FILLING))
+                # A reader keeps its buffers for whoever reads next.
+                found.append(Reservation("filling the cache beside batches", of.staging_bytes))
         if of.reads_neighbors:
             bulk_bytes = max(0, held.add(*found).left()) // _BULK_SHARE
             found.append(Reservation(_TOGETHER, bulk_bytes, phase=_SAMPLING))

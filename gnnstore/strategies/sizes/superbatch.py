@@ -177,7 +177,7 @@ class SuperbatchCosts:
     def in_memory(self) -> list[Reservation]:
         """The memory of superbatches whose traces and plans are in memory."""
         positions = [] if self.packed is None else [self.packed.reserve_positions()]
-        rows = [self.rows, *self.pinned_rows]
+        rows = [self.rows, *self.pinned_rows, *self.filling]
         return [*rows, *self.plans, *self.packing, *positions, *self.chunks, self.labels]
 
     def spilled(self, table_bytes: int) -> list[Reservation]:
@@ -185,7 +185,7 @@ class SuperbatchCosts:
         planning = cast("SpillingPolicy", self.policy).reserve_spilled(
             num_nodes=self.num_rows, largest_batch=self.planned_nodes, table_bytes=table_bytes
         )
-        rows = [self.rows, *self.pinned_rows]
+        rows = [self.rows, *self.pinned_rows, *self.filling]
         return [*rows, *planning, *self.spilled_packing, *self.chunks, self.labels]
 
     @property
@@ -203,6 +203,11 @@ class SuperbatchCosts:
     def pinned_rows(self) -> list[Reservation]:
         """The memory of pinned rows, and of filling the cache with them."""
         return PlannedCache.reserve_pinned(self.row_bytes, self.num_pinned, self.num_rows)
+
+    @property
+    def filling(self) -> list[Reservation]:
+        """The memory of filling a cache that plans decide on before its first batch."""
+        return [PlannedCache.reserve_filling()] if self.packed is None else []
 
     @property
     def pinned_bytes(self) -> int:
@@ -342,23 +347,22 @@ class SuperbatchSizer:
         sizes, memory = {PLANNED: num_batches}, self.memory
         if self.horizon is not None and num_batches > self.num_batches:
             memory = memory.add(self.horizon.reserve(self.num_batches))
-        ledger, table, packing = memory.add(*costs.in_memory), 0, costs.packing
+        samples = Ledger(left // _KEPT_SHARE, (costs.samples,))
+        in_memory = samples.left(sizes) >= 0
+        kept = [costs.samples] * in_memory
+        ledger, table, packing = memory.add(*costs.in_memory, *kept), 0, costs.packing
         if costs.may_spill and num_batches * per_batch(costs.in_memory) > left // _KEPT_SHARE:
             tables = costs.tables(left)
-            spilled = memory.add(*costs.spilled(tables[-1]))
+            spilled = memory.add(*costs.spilled(tables[-1]), *kept)
             with_rows = sizes | {SLOTS: self._slots(spilled, sizes)}
             saves = spilled.peak(with_rows) < ledger.peak(with_rows)
             on_disk = Ledger(self.disk_bytes, tuple(costs.spilled_on_disk))
             if saves and on_disk.left(costs.on_disk(num_batches)) >= 0:
                 # What other phases leave free makes for fewer passes.
-                roomier = ((table, memory.add(*costs.spilled(table))) for table in tables[:-1])
+                roomier = ((t, memory.add(*costs.spilled(t), *kept)) for t in tables[:-1])
                 found = (each for each in roomier if each[1].left(with_rows) >= 0)
                 table, ledger = next(found, (tables[-1], spilled))
                 packing = costs.spilled_packing
-        samples = Ledger(left // _KEPT_SHARE, (costs.samples,))
-        in_memory = samples.left(sizes) >= 0
-        if in_memory:
-            ledger = ledger.add(costs.samples)
         sizes[SLOTS] = self._slots(ledger, sizes)
         given = self.settings.cache_bytes is not None
         ledger.check(sizes, *["lower cache_bytes="] * given, "lower superbatch=")
