@@ -113,7 +113,9 @@ def test_one_at_a_time(
             overtake(loader)
         assert_same_batches(found, expected)
         del running, loader
-        gc.collect()  # what it makes for the next epoch ends with it
+        gc.collect()  # what it makes for the next epoch ends with it, in whatever thread
+        while any(thread.name.startswith("gnnstore") for thread in threading.enumerate()):
+            time.sleep(0.01)
     assert any(again)
     assert phases.together == {(phase,) for phase in phases.seen}
     last = "filling" if strategy == "belady" else "packing"

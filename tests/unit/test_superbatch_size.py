@@ -178,14 +178,13 @@ def test_plans_that_are_large_go_to_the_disk() -> None:
 def test_a_roomier_table_leaves_room_for_all_else() -> None:
     """With a cache of a given size, subgraphs in memory have what is left."""
     costs = replace(COSTS, num_rows=2 * 10**6, batch_nodes=2000, kept_bytes=12_000)
-    for megabytes in range(30, 56):
+    for megabytes in range(30, 51):
         limited = sizer(
             60 * MB, 400, costs=costs, disk_bytes=10**12, cache_bytes=megabytes * MB, superbatch=200
         )
         size = limited.choose()
         assert size.num_bytes <= 60 * MB
         assert not size.plans_in_memory
-        assert size.in_memory
 
 
 def packed(costs: SuperbatchCosts, rows: int) -> SuperbatchCosts:

@@ -27,8 +27,6 @@ from gnnstore.features.tiers.static import warm_up
 from gnnstore.formats.arrays.dtypes import id_dtype
 
 _NODE_BYTES = 8
-FILLING = "filling the cache"  # the phase in which its buffers are there
-_FILLED_SLOT_BYTES = 26  # a node twice, and what tells those that are there already
 # Pinned rows and others are read together, in the order of the table, through a buffer of so many
 # bytes, or a part of what is pinned: enough for many reads in flight.
 _BUFFER_BYTES, _BUFFER_SHARE = 8 << 20, 64
@@ -110,11 +108,6 @@ class PlannedCache:
         return Reservation("cached rows", 0, {SLOTS: row_bytes + _NODE_BYTES})
 
     @staticmethod
-    def reserve_filling() -> Reservation:
-        """Return the memory of filling planned slots: the nodes that most batches need, by slot."""
-        return Reservation(FILLING, 0, {SLOTS: _FILLED_SLOT_BYTES}, FILLING)
-
-    @staticmethod
     def pinned_bytes(row_bytes: int, num_pinned: int, num_nodes: int) -> int:
         """Return the memory of pinned rows, and of whoever says which they are."""
         each = row_bytes + _NODE_BYTES + id_dtype(num_nodes - 1).itemsize
@@ -127,7 +120,8 @@ class PlannedCache:
             return []
         fixed = cls.pinned_bytes(row_bytes, num_pinned, num_nodes)
         buffer = _buffer_bytes(num_pinned * row_bytes, row_bytes)
-        return [Reservation("pinned rows", fixed), Reservation(FILLING, buffer, phase=FILLING)]
+        phase = "filling the cache"
+        return [Reservation("pinned rows", fixed), Reservation(phase, buffer, phase=phase)]
 
     @property
     def tables(self) -> Mapping[str, RowSource]:

@@ -499,8 +499,9 @@ class _Division:
                 # in memory that is counted apart.
                 found.append(Reservation("staging for in-neighbours", of.staging_bytes))
             else:
-                # As the sampler gives it, and as much until it is kept in half the memory.
-                ids_bytes = self._sampling_threads * 2 * self._expected(seen.largest_ids_bytes)
+                # As the sampler gives it; as much while it is sampled; and as much until it is kept
+                # in half the memory.
+                ids_bytes = self._sampling_threads * 3 * self._expected(seen.largest_ids_bytes)
                 found.append(
                     Reservation("subgraphs as they are sampled", ids_bytes, phase=_SAMPLING)
                 )

@@ -177,7 +177,7 @@ class SuperbatchCosts:
     def in_memory(self) -> list[Reservation]:
         """The memory of superbatches whose traces and plans are in memory."""
         positions = [] if self.packed is None else [self.packed.reserve_positions()]
-        rows = [self.rows, *self.pinned_rows, *self.filling]
+        rows = [self.rows, *self.pinned_rows]
         return [*rows, *self.plans, *self.packing, *positions, *self.chunks, self.labels]
 
     def spilled(self, table_bytes: int) -> list[Reservation]:
@@ -185,7 +185,7 @@ class SuperbatchCosts:
         planning = cast("SpillingPolicy", self.policy).reserve_spilled(
             num_nodes=self.num_rows, largest_batch=self.planned_nodes, table_bytes=table_bytes
         )
-        rows = [self.rows, *self.pinned_rows, *self.filling]
+        rows = [self.rows, *self.pinned_rows]
         return [*rows, *planning, *self.spilled_packing, *self.chunks, self.labels]
 
     @property
@@ -203,11 +203,6 @@ class SuperbatchCosts:
     def pinned_rows(self) -> list[Reservation]:
         """The memory of pinned rows, and of filling the cache with them."""
         return PlannedCache.reserve_pinned(self.row_bytes, self.num_pinned, self.num_rows)
-
-    @property
-    def filling(self) -> list[Reservation]:
-        """The memory of filling a cache that plans decide on before its first batch."""
-        return [PlannedCache.reserve_filling()] if self.packed is None else []
 
     @property
     def pinned_bytes(self) -> int:
