@@ -78,9 +78,11 @@ class Phases:
             self._now[phase] += 1
             self.seen[phase] += 1
             self.together.add(tuple(sorted(+self._now)))
-        yield
-        with self._lock:
-            self._now[phase] -= 1
+        try:
+            yield
+        finally:  # what nobody wants any more ends with an error
+            with self._lock:
+                self._now[phase] -= 1
 
 
 def overtake(loader: NeighborLoader) -> None:
