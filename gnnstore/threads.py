@@ -74,14 +74,14 @@ class SharedLock:
             yield
 
     @contextmanager
-    def alone_unless_taken(self, check: Callable[[], None] = lambda: None) -> Iterator[bool]:
+    def alone_unless_taken(self) -> Iterator[bool]:
         """Hold it alone, unless somebody has it so; gives whether it is held."""
         with self._changed:
             is_taken, self._is_alone = self._is_alone, True
         if is_taken:
             yield False
             return
-        with self._had(check):
+        with self._had(lambda: None):
             yield True
 
     @contextmanager

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 from gnnstore._core import pool_trim
 from gnnstore.disk.engines import ENVIRONMENT_VARIABLE, Engine, open_engine
+from gnnstore.features.compact import held_row_bytes
 from gnnstore.features.opening import Mode, open_attribute, open_rows
 from gnnstore.features.source import RowSource, Tier
 from gnnstore.features.tiers.planned import PlannedCache
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from gnnstore.formats.store.reader import StoreReader
     from gnnstore.graph.indices import IndexRows
     from gnnstore.graph.store import GraphStore
+    from gnnstore.progress import Progress
 
 
 class SharedTables:
@@ -47,6 +49,7 @@ class SharedTables:
         self._cache_users: WeakKeyDictionary[object, StaticCache] = WeakKeyDictionary()
         self._planned: dict[Hashable, PlannedCache] = {}
         self._promised: WeakKeyDictionary[object, int] = WeakKeyDictionary()
+        self._held_row_bytes: dict[str, int] = {}
         self._neighbors: NeighborCache | None = None
         self._topology_bytes = 0
 
@@ -74,6 +77,26 @@ class SharedTables:
                 rows = open_attribute(store.reader, spec, mode, num_threads)
                 self._rows[key] = self._behind_tiers(rows)
             return self._rows[key]
+
+    def held_row_bytes(self, store: GraphStore, path: str, *, progress: Progress) -> int:
+        """Return what a row of a paged attribute takes in memory, finding it out the first time.
+
+        Parameters
+        ----------
+        progress : Progress
+            Displays that the values of narrow integers are read.
+
+        Raises
+        ------
+        StorageError
+            If they cannot be read.
+        """
+        with self._lock:
+            if path not in self._held_row_bytes:
+                spec = next(spec for spec in store.schema.arrays() if spec.path == path)
+                with progress.phase(f"look at {path}"):
+                    self._held_row_bytes[path] = held_row_bytes(store.reader.paged(spec))
+            return self._held_row_bytes[path]
 
     def engine(self, path: Path, forced: str | None) -> Engine:
         """Return the engine that reads the store's files, choosing it the first time.

@@ -118,18 +118,23 @@ def test_a_read_that_fails(case: Case) -> None:
     assert list(case.directory.iterdir()) == []
 
 
-def test_two_superbatches_have_room_at_a_time(case: Case) -> None:
-    """Without disk, too; and a batch that comes after the end reads its rows from the table."""
-    packer = SuperbatchPacker(
+def packer_of(case: Case, chunk_memory_bytes: int, *, may_wait: bool = False) -> SuperbatchPacker:
+    """Return what packs superbatches without disk."""
+    return SuperbatchPacker(
         case.tables,
         case.directory,
         quota=DiskQuota(0),
         memory_bytes=1 << 25,
-        chunk_memory_bytes=case.all_of_it,
+        chunk_memory_bytes=chunk_memory_bytes,
         num_threads=1,
-        may_wait=False,
+        may_wait=may_wait,
         stop=threading.Event(),
     )
+
+
+def test_two_superbatches_have_room_at_a_time(case: Case) -> None:
+    """Without disk, too; and a batch that comes after the end reads its rows from the table."""
+    packer = packer_of(case, case.all_of_it)
     first, second = (packer.pack(case.trace, case.plan) for _ in range(2))
     assert first is not None
     assert second is not None
@@ -154,16 +159,7 @@ def test_two_superbatches_have_room_at_a_time(case: Case) -> None:
 
 def test_who_would_wait_for_its_own_superbatches_gives_up_in_time(case: Case) -> None:
     """They are drained by the thread that waits, if that is the consumer's."""
-    packer = SuperbatchPacker(
-        case.tables,
-        case.directory,
-        quota=DiskQuota(0),
-        memory_bytes=1 << 25,
-        chunk_memory_bytes=case.all_of_it,
-        num_threads=1,
-        may_wait=True,
-        stop=threading.Event(),
-    )
+    packer = packer_of(case, case.all_of_it, may_wait=True)
     held = [packer.pack(case.trace, case.plan) for _ in range(2)]
     start = time.monotonic()
     assert packer.pack(case.trace, case.plan, patience=0.1) is None
@@ -174,16 +170,7 @@ def test_who_would_wait_for_its_own_superbatches_gives_up_in_time(case: Case) ->
 
 
 def test_part_of_it_fits_where_there_is_no_disk(case: Case) -> None:
-    packer = SuperbatchPacker(
-        case.tables,
-        case.directory,
-        quota=DiskQuota(0),
-        memory_bytes=1 << 25,
-        chunk_memory_bytes=case.all_of_it // 2,
-        num_threads=1,
-        may_wait=False,
-        stop=threading.Event(),
-    )
+    packer = packer_of(case, case.all_of_it // 2)
     packed = packer.pack(case.trace, case.plan)
     assert packed is not None
     kept = [packed.rows(i) is not None for i in range(BATCHES)]

@@ -310,15 +310,21 @@ def test_a_generator_in_a_cycle_may_be_collected_by_its_own_thread() -> None:
         gc.enable()
 
 
-def test_a_result_that_does_not_come_times_out() -> None:
-    release = threading.Event()
-    results = ordered_map(
+def late_results(release: threading.Event, **options: Any) -> Generator[bool, None, None]:
+    """Return results that come once an event is set, which is too late."""
+    return ordered_map(
         lambda _: release.wait(20),
         range(2),
         num_threads=1,
         lookahead=depth(1),
         timeout_seconds=0.05,
+        **options,
     )
+
+
+def test_a_result_that_does_not_come_times_out() -> None:
+    release = threading.Event()
+    results = late_results(release)
     # The running call is released when the timeout closes the generator, not before.
     timer = threading.Timer(0.5, release.set)
     timer.start()
@@ -329,17 +335,10 @@ def test_a_result_that_does_not_come_times_out() -> None:
 
 def test_a_result_is_not_late_as_long_as_something_holds_it_up() -> None:
     release = threading.Event()
-    results = ordered_map(
-        lambda _: release.wait(20),
-        range(1),
-        num_threads=1,
-        lookahead=depth(1),
-        timeout_seconds=0.05,
-        is_held_up=lambda: not release.is_set(),
-    )
+    results = late_results(release, is_held_up=lambda: not release.is_set())
     timer = threading.Timer(0.5, release.set)
     timer.start()
-    assert list(results) == [True]
+    assert list(results) == [True, True]
     timer.join()
 
 

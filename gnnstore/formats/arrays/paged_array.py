@@ -254,18 +254,11 @@ class PagedArray:
         -------
         ndarray [stop - start, *row_shape]
             A copy.
-
-        Raises
-        ------
-        StorageError
-            If a shard cannot be mapped, or has been truncated since it was.
         """
         geometry = self.geometry
         per_run, stride = geometry.rows_per_page, geometry.page_stride_bytes
         first, last = start // per_run, geometry.num_runs(stop)
-        mapped = self.map("sequential")
-        self.check_mapped_files()
-        runs = mapped[first * stride : last * stride].reshape(-1, stride)
+        runs = self.map("sequential")[first * stride : last * stride].reshape(-1, stride)
         rows = runs[:, : per_run * geometry.row_bytes].reshape(-1, geometry.row_bytes)
         rows = np.ascontiguousarray(rows[start - first * per_run : stop - first * per_run])
         return rows.view(self.dtype).reshape(stop - start, *self.row_shape)
@@ -277,7 +270,14 @@ class PagedArray:
         ----------
         num_bytes : int
             Size of a piece; a single row may be larger.
+
+        Raises
+        ------
+        StorageError
+            If a shard cannot be mapped, or was truncated between that and the first piece.
         """
+        self.map("sequential")
+        self.check_mapped_files()
         step = max(1, num_bytes // max(1, self.geometry.row_bytes))
         for first in range(0, self.num_rows, step):
             yield first, self.read_slice(first, min(first + step, self.num_rows))

@@ -16,7 +16,6 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from gnnstore._core import release_memory
 from gnnstore.features.packed.pack import pack, packed_bytes
 from gnnstore.formats.container.files import free_bytes
 from gnnstore.progress import NullProgress, Progress
@@ -137,7 +136,6 @@ class SuperbatchPacker:
                 raise CancelledError("packing was stopped before it began")
         try:
             with self._turn(), self._progress.phase("pack rows", unit="bytes") as phase:
-                release_memory()  # of batches that were sampled meanwhile
                 packed = pack(
                     self._tables,
                     trace.first(num_batches),
@@ -150,7 +148,6 @@ class SuperbatchPacker:
                     stop=self._stop,
                     advance=phase.advance,
                 )
-                release_memory()  # of rows as they were sorted
         except BaseException:
             self._quota.give_back(self, wanted)
             raise

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -209,7 +209,7 @@ class LookaheadProducer:
 
     def finish(self, sampled: SampledSuperbatch) -> Superbatch:
         """Plan batches that have been sampled, after all that have been planned, and pack them."""
-        with self.turn.alone(self._check_wanted):
+        with self._alone():
             part, trace, seconds = self._plan(sampled)
         self._check_wanted()
         part.packed = self._pack(trace, part)
@@ -247,16 +247,22 @@ class LookaheadProducer:
         with self.turn.alone_unless_taken() as is_mine:
             if not is_mine:
                 return False
-            release_memory()  # of batches that were sampled meanwhile
             former.abandon(max(0, former.end - begin))
             # Superbatches that have been planned come later, so they will be planned again too.
             self.take_over()
-            part, trace, seconds = self._plan(superbatch.sampled, begin=begin)
+            with _released():
+                part, trace, seconds = self._plan(superbatch.sampled, begin=begin)
         part.packed = self._pack(trace, part, is_asked_for=True)
         trace.close()
         superbatch.part = part
         self.job.totals.add(part, seconds, _disk_bytes(part))
         return True
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Take the turn that sampling shares, and leave no memory to whoever has it next."""
+        with self.turn.alone(self._check_wanted), _released():
+            yield
 
     def _name_again(self) -> str:
         """Return a name for files that something takes once more."""
@@ -289,7 +295,7 @@ class LookaheadProducer:
             self._leave_disk()
             with recorder.stage("filling"), recorder.progress.phase("fill the cache"):
                 job.totals.warm_up += session.warm_up(trace, job.num_nodes, job.degrees)
-            release_memory()
+            release_memory()  # planning is a phase of its own
         with (
             recorder.progress.phase("plan"),
             recorder.stage("planning", batches=trace.num_batches) as stage,
@@ -302,7 +308,6 @@ class LookaheadProducer:
         part = PlannedPart(plan, session.lease, begin, end, first, pinned=pinned)
         session.num_planned += plan.num_batches
         self._end = session.num_planned
-        release_memory()  # of the planner's tables
         return part, trace, stage.seconds
 
     def _trace_of(
@@ -347,7 +352,7 @@ class LookaheadProducer:
                 chunk_memory_bytes=job.size.chunk_memory_bytes,
                 num_threads=sampling.run.num_threads,
                 may_wait=sampling.run.joins_in_threads,
-                turn=partial(self.turn.alone, self._check_wanted),
+                turn=self._alone,
                 stop=self._is_stopped,
                 waits_for_others=lambda: self.waits_for_others,
                 progress=sampling.run.recorder.progress,
@@ -404,6 +409,16 @@ class LookaheadProducer:
             lease.close()
         elif lease.is_current:
             lease.rest()
+
+
+@contextmanager
+def _released() -> Iterator[None]:
+    """Release what the pool of buffers has kept of others, and then of what is done within."""
+    release_memory()
+    try:
+        yield
+    finally:
+        release_memory()
 
 
 def _disk_bytes(part: PlannedPart) -> int:

@@ -459,7 +459,6 @@ class _Division:
             packed=packed,
             policy=POLICIES[of.strategy.policy],
             epoch_batches=of.epoch_batches,
-            sampling_bytes=sum(r.fixed for r in memory.reservations if r.phase == _SAMPLING),
         )
         # What is packed before training is packed an epoch at a time.
         several = self.packs and of.packed_bytes is None and not is_minimal

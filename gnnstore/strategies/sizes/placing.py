@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from gnnstore.budget.limits import MemoryBudget
 from gnnstore.disk.engines import Engine
 from gnnstore.errors import BudgetError, DiskBudgetError
-from gnnstore.features.compact import held_row_bytes
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.planning.traits import StrategyTraits
@@ -94,7 +93,7 @@ def _placers(
         cached_bytes=shared.cached_bytes,
         taken_bytes=loader.taken_bytes(strategy),
         shared_tables=shared.tables_in_memory,
-        held_row_bytes=partial(_held_row_bytes, loader),
+        held_row_bytes=partial(shared.held_row_bytes, loader.store, progress=loader.progress),
         staging_bytes=loader.staging_bytes if staging else lambda _: 0,
         **reasons,
     )
@@ -109,13 +108,6 @@ def _placers(
     if strategy.reads_disk:
         yield lambda more: frugal(more_bytes=more, topology="disk")
     yield lambda more: frugal(more_bytes=more, topology="mmap")
-
-
-def _held_row_bytes(loader: LoaderSpec, path: str) -> int:
-    """Return what a row of a table of integers takes in memory: its values tell, read once."""
-    spec = next(spec for spec in loader.store.schema.arrays() if spec.path == path)
-    with loader.progress.phase("look at narrow attributes"):
-        return held_row_bytes(loader.store.reader.paged(spec))
 
 
 def with_engine(place: Placer, engine: Engine | None) -> Placer:

@@ -120,8 +120,6 @@ class SuperbatchCosts:
         Whose planner it is.
     epoch_batches : int
         Batches of an iteration; with a superbatch of so many, there is one at a time.
-    sampling_bytes : int
-        Memory of sampling that is free while a superbatch is planned.
     chunk_memory_bytes : int
         For packed rows of a superbatch that are not written.
     pins : Pins or None
@@ -138,7 +136,6 @@ class SuperbatchCosts:
     packed: PackedBatch | None = None
     policy: CachePolicy = BELADY
     epoch_batches: int = 0
-    sampling_bytes: int = 0
     chunk_memory_bytes: int = 0
     pins: Pins | None = None
 
@@ -233,7 +230,7 @@ class SuperbatchCosts:
         worth its memory.
         """
         whole = _TABLE_ENTRY_BYTES * max(1, self.num_rows)
-        most = max(_LEAST_TABLE_BYTES, left_bytes // _KEPT_SHARE, self.sampling_bytes)
+        most = max(_LEAST_TABLE_BYTES, left_bytes // _KEPT_SHARE)
         return [-(-whole // num_passes) for num_passes in range(1, 1 - (-whole // most))]
 
     def chunks_of(self, num_batches: int) -> int:
