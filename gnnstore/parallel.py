@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.errors import UsageError
-from gnnstore.threads import THREAD_NAME, CancelledError
+from gnnstore.threads import THREAD_NAME, CancelledError, Ending
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -326,7 +326,7 @@ class _Threads:
         self._calls = _Calls(initializer or (lambda: None))
         # Whatever an interrupt does to `close`, they end with this: nothing interrupts this call.
         self._calls.owner = weakref.ref(self, self._calls.queue.put)
-        self.close = weakref.finalize(self, _end_threads, self._calls, stop, os.getpid())
+        self.close = Ending(self, _end_threads, self._calls, stop)
 
     def submit(self, function: Callable[[T], R], item: T) -> Future[R]:
         """Have a call made, by a new thread if none is idle and there may be one more."""
@@ -398,21 +398,33 @@ class _Calls:
         self.queue.put(None)
 
 
-def _end_threads(calls: _Calls, stop: Callable[[], None], pid: int) -> None:
-    if os.getpid() != pid:  # a fork has none of them
-        return
+def _end_threads(calls: _Calls, stop: Callable[[], None]) -> None:
     calls.is_over = True
     try:
         stop()
     finally:
         calls.queue.put(None)
-    # The garbage collector may do this in any thread, even in one of them, which cannot join
-    # itself.
-    if threading.current_thread() not in calls.threads:
-        for thread in calls.threads:
-            if thread.is_alive():  # not where an interrupt came before it was started
-                thread.join()
-        calls.refuse()
+    for thread in calls.threads:
+        if thread.is_alive():  # not where an interrupt came before it was started
+            thread.join()
+    calls.refuse()
+
+
+class OwnedGenerator(Iterator[T]):
+    """Iterates over a generator that may wait when it is closed, and closes it.
+
+    Attributes
+    ----------
+    close : callable
+        Closes the generator, as the end of this does. Idempotent.
+    """
+
+    def __init__(self, generator: Generator[T, None, None]) -> None:
+        self._next = generator.__next__
+        self.close = Ending(self, generator.close, at_exit=False)  # its threads see to that
+
+    def __next__(self) -> T:
+        return self._next()
 
 
 def _in_turn(

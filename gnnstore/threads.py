@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import count
 from typing import Generic, Self, TypeVar
 
@@ -21,12 +22,58 @@ from gnnstore.errors import GnnstoreError
 
 R = TypeVar("R")
 
-THREAD_NAME = "gnnstore-loader"
+_NAME_PREFIX = "gnnstore-"  # of all threads that gnnstore starts
+THREAD_NAME = f"{_NAME_PREFIX}loader"
 _POLL_SECONDS = 0.05
 
 
 class CancelledError(GnnstoreError):
     """Work was cancelled because its result is no longer wanted; files it wrote are removed."""
+
+
+class Ending:
+    """Ends what works for an object: when called, or when nobody has the object any more; once.
+
+    The garbage collector may find in any thread that nobody has it, even in one that works for it.
+    To wait there for what ends would be to wait for ever, so another thread does it then.
+
+    Parameters
+    ----------
+    owner : object
+        Weakly referenced; what `end` holds must not hold it.
+    end : callable
+        Called with `args`, at most once, and in no process that was forked meanwhile.
+    at_exit : bool
+        Whether the end of the interpreter is one of the owner.
+    """
+
+    def __init__(
+        self, owner: object, end: Callable[..., object], *args: object, at_exit: bool = True
+    ) -> None:
+        self._end = partial(_end_here, os.getpid(), end, *args)
+        self._finalizer = weakref.finalize(owner, _end_found, self._end)
+        self._finalizer.atexit = at_exit
+
+    def __call__(self) -> None:
+        """End it, unless that has been done."""
+        if self.detach():
+            self._end()
+
+    def detach(self) -> bool:
+        """Leave it as it is from now on; returns whether it was going to be ended."""
+        return self._finalizer.detach() is not None
+
+
+def _end_here(pid: int, end: Callable[..., object], *args: object) -> None:
+    if os.getpid() == pid:  # else threads and files are those of the process before the fork
+        end(*args)
+
+
+def _end_found(end: Callable[[], None]) -> None:
+    if threading.current_thread().name.startswith(_NAME_PREFIX):
+        threading.Thread(target=end, name=f"{_NAME_PREFIX}end").start()
+    else:
+        end()
 
 
 class SharedLock:
@@ -173,14 +220,12 @@ def run_beside(
     except RuntimeError:  # no more threads: less overlap changes the time, not the result
         work(stop)
         return lambda: None
-    return weakref.finalize(owner, _end_beside, stop, thread, os.getpid())
+    return Ending(owner, _end_beside, stop, thread)
 
 
-def _end_beside(stop: threading.Event, thread: threading.Thread, pid: int) -> None:
+def _end_beside(stop: threading.Event, thread: threading.Thread) -> None:
     stop.set()
-    # The garbage collector may do this in any thread; a forked process does not have this one.
-    if os.getpid() == pid and thread is not threading.current_thread():
-        thread.join()
+    thread.join()
 
 
 def for_each(num_tasks: int, num_threads: int, work: Callable[[int], None]) -> None:

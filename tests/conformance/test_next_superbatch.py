@@ -7,6 +7,7 @@ is not wanted, neither a thread nor a file may be left of it.
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import signal
 import threading
@@ -29,6 +30,7 @@ from gnnstore.pipeline.lookahead.driver import SampledSuperbatch
 from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs
 from gnnstore.pipeline.lookahead.next_epoch import NextSuperbatch
 from gnnstore.pipeline.lookahead.producer import LookaheadProducer
+from gnnstore.sampling.compact import CompactSample
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.forks import ForkServer
@@ -325,8 +327,11 @@ def test_a_disk_that_is_full_when_nobody_asked(
     assert_same_batches(batches_of(loader), expected[1])
 
 
+@pytest.mark.parametrize("left_after", [0, 1, 2])
 @pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if not s.caches])
-def test_a_forgotten_loader_is_gone(path: Path, tmp_path: Path, strategy: str) -> None:
+def test_a_forgotten_loader_is_gone(
+    path: Path, tmp_path: Path, strategy: str, left_after: int
+) -> None:
     """At once: not when the garbage collector finds it, which may be never."""
     options: dict[str, Any] = {}
     if STRATEGIES[strategy].plans:
@@ -343,20 +348,63 @@ def test_a_forgotten_loader_is_gone(path: Path, tmp_path: Path, strategy: str) -
             **OPTIONS,
             **options,
         )
+        for _ in islice(loader, left_after):  # an iteration that is not the last
+            pass
         list(loader)
-        itself = weakref.ref(loader)
-        del loader
-        assert itself() is None
+        parts = [loader, loader._source, loader._sources, loader._sources.superbatches]
+        alive = [weakref.ref(part) for part in parts if part is not None]
+        del loader, parts
+        assert [part() for part in alive] == [None] * len(alive)
         assert not list(tmp_path.iterdir())
         assert not threads()
     finally:
         gc.enable()
 
 
+@pytest.mark.parametrize(("num_taken", "sample"), [(3, 6), (BATCHES, BATCHES + 2)])
+def test_what_works_for_a_loader_may_find_it_forgotten(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_taken: int, sample: int
+) -> None:
+    """The garbage collector runs in any thread: if that waited for others, it would for ever.
+
+    Here in one that samples ahead, for this iteration or for the next.
+    """
+    forgotten, found = threading.Event(), threading.Event()
+    sampled = itertools.count(1)
+    compact = CompactSample.of
+
+    def collect(*args: Any) -> CompactSample:
+        if next(sampled) == sample:
+            assert forgotten.wait(20)
+            gc.collect()
+            found.set()
+        return compact(*args)
+
+    loader = loader_of(path, tmpdir=tmp_path, superbatch=2)
+    monkeypatch.setattr(CompactSample, "of", collect)
+    gc.disable()
+    try:
+        batches = iter(loader)
+        for _ in range(num_taken):
+            next(batches)
+        cycle: list[Any] = [loader, batches]
+        cycle.append(cycle)
+        del loader, batches, cycle
+        forgotten.set()
+        assert found.wait(20)
+    finally:
+        gc.enable()
+    deadline = time.monotonic() + 20
+    while threads() or list(tmp_path.iterdir()):
+        assert time.monotonic() < deadline, (threads(), list(tmp_path.iterdir()))
+        time.sleep(0.01)
+
+
 LEFT = """
 import sys, time
 from gnnstore import NeighborLoader
 from gnnstore.pipeline.lookahead.producer import LookaheadProducer
+from gnnstore.sampling.compact import CompactSample
 
 request = None
 loader = NeighborLoader(

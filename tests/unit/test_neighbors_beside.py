@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import threading
 import time
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gnnstore import NeighborLoader
+from gnnstore import NeighborLoader, threads
 from gnnstore.disk.engines import open_engine
 from gnnstore.formats.store.csc import Csc
 from gnnstore.graph.indices import IndexRows
@@ -169,7 +168,7 @@ def test_memory_that_there_is_for_it(path: Path, monkeypatch: pytest.MonkeyPatch
     assert NeighborCache(csc, rows, small, uuid).current is not None
     assert NeighborCache(csc, rows, small // 2, uuid).current is not None
     assert not begun, "there is no memory for a thread"
-    monkeypatch.setattr(weakref, "finalize", lambda *_: None)
+    monkeypatch.setattr(threads, "Ending", lambda *_: None)
     waiting = NeighborCache(csc, rows, 1 << 30, uuid)
     assert waiting.current is None
     assert begun == [THREAD]

@@ -8,7 +8,7 @@ tables packs the rows of all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -155,8 +155,10 @@ class LookaheadEpochs:
             )
             stack.enter_context(closing(superbatches))
             unless_done = stack.enter_context(ExitStack())
-            unless_done.callback(lambda: [superbatch.abandon() for superbatch in coming])
-            yield _PlannedTasks(producer, superbatches, make_next, lambda: num_made)
+            unless_done.callback(_abandon, coming)
+            tasks = _PlannedTasks(producer, superbatches, make_next, lambda: num_made)
+            with closing(tasks):
+                yield tasks
             unless_done.pop_all()
             if carried is not None and carried.has_more:
                 unless_kept.pop_all()
@@ -289,6 +291,10 @@ class _PlannedTasks(Paced[PlannedTask]):
     def __next__(self) -> PlannedTask:
         return next(self._tasks)
 
+    def close(self) -> None:
+        """Hand out no more: begun and not closed, its generator would hold this and the loader."""
+        self._tasks.close()
+
     def is_ready(self) -> bool:
         """Whether the next batch has been sampled and planned."""
         return self._num_left > 0 or self._num_made() > self._num_begun
@@ -298,7 +304,7 @@ class _PlannedTasks(Paced[PlannedTask]):
         producer: LookaheadProducer,
         superbatches: Iterator[Portion],
         then: Callable[[], None],
-    ) -> Iterator[PlannedTask]:
+    ) -> Generator[PlannedTask, None, None]:
         job = producer.job
         for portion in superbatches:
             superbatch = portion.superbatch
@@ -313,6 +319,11 @@ class _PlannedTasks(Paced[PlannedTask]):
                 yield PlannedTask(superbatch, part, i, job.index_dtype)
             if portion.error is not None:
                 raise portion.error
+
+
+def _abandon(superbatches: list[NextSuperbatch]) -> None:
+    for superbatch in superbatches:
+        superbatch.abandon()
 
 
 def _coming(items: Iterable[Planned], sampling: SamplingJob) -> Iterator[Coming]:

@@ -11,14 +11,13 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import weakref
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from gnnstore.pipeline.lookahead.driver import Coming, SampledSuperbatch, SamplingJob
 from gnnstore.pipeline.lookahead.producer import LookaheadProducer
 from gnnstore.pipeline.lookahead.superbatch import Portion, Superbatch
-from gnnstore.threads import THREAD_NAME
+from gnnstore.threads import THREAD_NAME, Ending
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +59,7 @@ class Carried:
     shares: list[Share]
     begin: int = 0
     _pid: int = field(default_factory=os.getpid, init=False)
-    _abandon: weakref.finalize[..., Carried] | None = field(default=None, init=False)
+    _abandon: Ending | None = field(default=None, init=False)
 
     def is_for(self, key: Hashable, sampling: SamplingJob) -> bool:
         """Whether an iteration is the one that has the next share, in this process."""
@@ -86,7 +85,7 @@ class Carried:
         """Wait for the next iteration; if nobody begins it, the files go with this."""
         if self.producer.session.lease.is_current:
             self.producer.session.lease.rest()
-        self._abandon = weakref.finalize(self, _close, self.producer, self._pid)
+        self._abandon = Ending(self, self.producer.close)
 
     def go_on(self, sampling: SamplingJob) -> None:
         """Go on with the next iteration."""
@@ -98,11 +97,6 @@ class Carried:
         """Let go of what nobody will ask for. Idempotent."""
         if self._abandon is not None:
             self._abandon()
-
-
-def _close(producer: LookaheadProducer, pid: int) -> None:
-    if os.getpid() == pid:  # else the files are the parent's
-        producer.close()
 
 
 class NextSuperbatch:
@@ -130,7 +124,7 @@ class NextSuperbatch:
         # Of none of these does the thread know: it shall not keep the loader alive.
         self._thread = threading.Thread(target=self._making.work, name=THREAD_NAME, daemon=True)
         self._pid = os.getpid()
-        self.abandon = weakref.finalize(self, _abandon, self._making, self._thread, self._pid)
+        self.abandon = Ending(self, _abandon, self._making, self._thread)
         producer.waits_for_others = True
         self._thread.start()
 
@@ -183,14 +177,9 @@ class _Making:
             self.producer.close()
 
 
-def _abandon(making: _Making, thread: threading.Thread, pid: int) -> None:
-    if os.getpid() != pid:
-        return  # files and thread are the parent's
+def _abandon(making: _Making, thread: threading.Thread) -> None:
     making.producer.stop()
     making.is_abandoned = True
-    # The garbage collector may do this from any thread, even from that one, which closes itself.
-    if thread is threading.current_thread():
-        return
     try:
         thread.join()
     finally:  # after an interrupt the thread does it, which may be over by now

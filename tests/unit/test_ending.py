@@ -1,0 +1,108 @@
+"""What ends with an object: once, and never where it would be waited for by what it waits for."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from typing import Any
+
+import pytest
+
+from gnnstore.parallel import OwnedGenerator
+from gnnstore.threads import THREAD_NAME, Ending
+
+
+class Owner:
+    pass
+
+
+def test_it_ends_once() -> None:
+    ended: list[int] = []
+    owner = Owner()
+    end = Ending(owner, ended.append, 1)
+    end()
+    end()
+    del owner
+    assert ended == [1]
+    assert not end.detach()
+
+
+def test_it_ends_with_its_owner() -> None:
+    ended: list[int] = []
+    owner = Owner()
+    end = Ending(owner, ended.append, 1)
+    assert not ended
+    del owner
+    assert ended == [1]
+    end()
+    assert ended == [1]
+
+
+def test_it_may_be_left_as_it_is() -> None:
+    ended: list[int] = []
+    owner = Owner()
+    end = Ending(owner, ended.append, 1)
+    assert end.detach()
+    del owner
+    end()
+    assert not ended
+
+
+@pytest.mark.parametrize(("name", "is_same"), [(f"{THREAD_NAME}_0", False), ("user", True)])
+def test_the_thread_in_which_it_ends(name: str, is_same: bool) -> None:
+    """A thread of gnnstore's, where the garbage collector finds it, is not kept waiting."""
+    threads: list[threading.Thread] = []
+    ended = threading.Event()
+
+    def end() -> None:
+        threads.append(threading.current_thread())
+        ended.set()
+
+    owner: Any = Owner()
+    owner.itself = owner
+    ending = Ending(owner, end)
+    gc.disable()
+    try:
+        del owner
+        finder = threading.Thread(target=gc.collect, name=name)
+        finder.start()
+        assert ended.wait(20)
+        finder.join()
+    finally:
+        gc.enable()
+    assert (threads == [finder]) == is_same
+    assert not ending.detach()
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_fork_ends_nothing_of_its_parents(monkeypatch: pytest.MonkeyPatch, is_told: bool) -> None:
+    ended: list[int] = []
+    owner = Owner()
+    end = Ending(owner, ended.append, 1)
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    if is_told:
+        end()
+    del owner
+    assert not ended
+
+
+def test_a_generator_is_closed_with_its_owner() -> None:
+    closed: list[bool] = []
+
+    def numbers() -> Any:
+        try:
+            yield from range(3)
+        finally:
+            closed.append(True)
+
+    owned = OwnedGenerator(numbers())
+    assert next(owned) == 0
+    del owned
+    assert closed == [True]
+    owned = OwnedGenerator(numbers())
+    assert list(owned) == [0, 1, 2]
+    owned.close()
+    owned.close()
+    assert closed == [True] * 2
+    assert list(owned) == []
