@@ -395,7 +395,7 @@ def test_what_works_for_a_loader_may_find_it_forgotten(
     finally:
         gc.enable()
     deadline = time.monotonic() + 20
-    while threads() or list(tmp_path.iterdir()):
+    while threads() or any(tmp_path.iterdir()):
         assert time.monotonic() < deadline, (threads(), list(tmp_path.iterdir()))
         time.sleep(0.01)
 
