@@ -91,6 +91,7 @@ def batches_of(num_nodes: int) -> st.SearchStrategy[list[Batch]]:
 )
 @example([[]], 3, 30, 1, (0, np.int32))
 @example([[np.array([7, 7, 7])]], 1, 30, 2, (0, np.int64))
+@example([[np.array([20, 2, 8, 14, 26])]], 3, 30, 5, (0, np.int32))
 def test_spilled_plans_equal_those_in_memory(
     parts: list[list[Batch]],
     num_slots: int,
@@ -107,6 +108,16 @@ def test_longer_traces(num_slots: int, num_rounds: int) -> None:
     rng = np.random.default_rng(num_slots)
     rows = (1000 * rng.random((3, 40, 120)) ** 3).astype(np.int64)
     check([list(part) for part in rows], num_slots, 1000, num_rounds)
+
+
+@pytest.mark.parametrize("num_rounds", [1, 3])
+@pytest.mark.parametrize("num_slots", [0, 7000, 60_000])
+def test_batches_that_threads_share_out(num_slots: int, num_rounds: int) -> None:
+    rng = np.random.default_rng(num_slots)
+    sizes = rng.integers(0, 40_000, (2, 8))
+    sizes[:, 3] = 40_000
+    parts = [[(50_000 * rng.random(size) ** 2).astype(np.int64) for size in of] for of in sizes]
+    check(parts, num_slots, 50_000, num_rounds)
 
 
 def test_ids_of_more_than_32_bits(tmp_path: Path) -> None:
