@@ -136,7 +136,12 @@ Examples:
     default="200MB",
     help="Memory in addition for batches, Python and the kernel.",
 )
-@click.option("--disk", "disk_bytes", type=SIZE, help="Disk budget of packed rows.")
+@click.option(
+    "--disk",
+    "disk_bytes",
+    type=SIZE,
+    help="Disk budget of packed rows. Default: half of the free space.",
+)
 @click.option(
     "--batches",
     "num_batches",
