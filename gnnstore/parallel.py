@@ -410,23 +410,6 @@ def _end_threads(calls: _Calls, stop: Callable[[], None]) -> None:
     calls.refuse()
 
 
-class OwnedGenerator(Iterator[T]):
-    """Iterates over a generator that may wait when it is closed, and closes it.
-
-    Attributes
-    ----------
-    close : callable
-        Closes the generator, as the end of this does. Idempotent.
-    """
-
-    def __init__(self, generator: Generator[T, None, None]) -> None:
-        self._next = generator.__next__
-        self.close = Ending(self, generator.close, at_exit=False)  # its threads see to that
-
-    def __next__(self) -> T:
-        return self._next()
-
-
 def _in_turn(
     function: Callable[[T], R],
     items: Iterator[T],

@@ -5,6 +5,7 @@ What is to be done ahead and handed over in order is in `gnnstore.parallel`.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import weakref
@@ -35,7 +36,8 @@ class Ending:
     """Ends what works for an object: when called, or when nobody has the object any more; once.
 
     The garbage collector may find in any thread that nobody has it, even in one that works for it.
-    To wait there for what ends would be to wait for ever, so another thread does it then.
+    To wait there for what ends would be to wait for ever, so another thread does it then: before
+    generators among what was found are closed, which then find it ended.
 
     Parameters
     ----------
@@ -43,16 +45,11 @@ class Ending:
         Weakly referenced; what `end` holds must not hold it.
     end : callable
         Called with `args`, at most once, and in no process that was forked meanwhile.
-    at_exit : bool
-        Whether the end of the interpreter is one of the owner.
     """
 
-    def __init__(
-        self, owner: object, end: Callable[..., object], *args: object, at_exit: bool = True
-    ) -> None:
+    def __init__(self, owner: object, end: Callable[..., object], *args: object) -> None:
         self._end = partial(_end_here, os.getpid(), end, *args)
         self._finalizer = weakref.finalize(owner, _end_found, self._end)
-        self._finalizer.atexit = at_exit
 
     def __call__(self) -> None:
         """End it, unless that has been done."""
@@ -70,10 +67,12 @@ def _end_here(pid: int, end: Callable[..., object], *args: object) -> None:
 
 
 def _end_found(end: Callable[[], None]) -> None:
-    if threading.current_thread().name.startswith(_NAME_PREFIX):
+    if not threading.current_thread().name.startswith(_NAME_PREFIX):
+        return end()
+    try:
         threading.Thread(target=end, name=f"{_NAME_PREFIX}end").start()
-    else:
-        end()
+    except RuntimeError:  # no more threads
+        atexit.register(end)
 
 
 class SharedLock:

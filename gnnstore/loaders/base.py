@@ -24,7 +24,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from gnnstore.errors import UsageError
 from gnnstore.loaders.assemble.homogeneous import BatchAssembler
-from gnnstore.parallel import Lookahead, OwnedGenerator
+from gnnstore.parallel import Lookahead
 from gnnstore.pipeline.batch import (
     BatchSource,
     EpochRun,
@@ -208,7 +208,7 @@ class BatchLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own class
         """Start the next epoch."""
-        return OwnedGenerator(self._get_iterator())
+        return self._get_iterator()
 
     def _get_iterator(self) -> Generator[Any, None, None]:  # type: ignore[override]
         seed = self._draw_seed()

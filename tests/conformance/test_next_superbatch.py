@@ -361,6 +361,43 @@ def test_a_forgotten_loader_is_gone(
         gc.enable()
 
 
+class Trainer:
+    """Knows its loader and its iterator, which know it."""
+
+    def __init__(self, path: Path, strategy: str, **options: Any) -> None:
+        self.loader = NeighborLoader(
+            path,
+            [4, 4],
+            range(200),
+            strategy=strategy,
+            num_threads=2,
+            transform=self.move,
+            **OPTIONS,
+            **options,
+        )
+        self.batches = iter(self.loader)
+
+    def move(self, data: Any) -> Any:
+        return data
+
+
+@pytest.mark.parametrize("strategy", ["memory", "packed"])
+def test_a_trainer_in_a_cycle_is_collected(path: Path, tmp_path: Path, strategy: str) -> None:
+    options: dict[str, Any] = {}
+    if STRATEGIES[strategy].plans:
+        options = {"tmpdir": tmp_path, "cache_bytes": "20kB"}
+    trainer = Trainer(path, strategy, **options)
+    next(trainer.batches)
+    alive = weakref.ref(trainer)
+    del trainer
+    deadline = time.monotonic() + 20
+    while alive() is not None:  # threads hold it until they have prepared what they had begun
+        assert time.monotonic() < deadline
+        gc.collect()
+    assert not threads()
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(("num_taken", "sample"), [(3, 6), (BATCHES, BATCHES + 2)])
 def test_what_works_for_a_loader_may_find_it_forgotten(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_taken: int, sample: int
@@ -404,7 +441,6 @@ LEFT = """
 import sys, time
 from gnnstore import NeighborLoader
 from gnnstore.pipeline.lookahead.producer import LookaheadProducer
-from gnnstore.sampling.compact import CompactSample
 
 request = None
 loader = NeighborLoader(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import threading
@@ -9,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from gnnstore.parallel import OwnedGenerator
 from gnnstore.threads import THREAD_NAME, Ending
 
 
@@ -87,22 +87,29 @@ def test_a_fork_ends_nothing_of_its_parents(monkeypatch: pytest.MonkeyPatch, is_
     assert not ended
 
 
-def test_a_generator_is_closed_with_its_owner() -> None:
-    closed: list[bool] = []
+def test_without_a_thread_it_ends_with_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[threading.Thread] = []
+    at_exit: list[Any] = []
+    owner: Any = Owner()
+    Ending(owner, lambda: ended.append(threading.current_thread()))
+    start = threading.Thread.start
 
-    def numbers() -> Any:
-        try:
-            yield from range(3)
-        finally:
-            closed.append(True)
+    def only_the_first(thread: threading.Thread) -> None:
+        if thread.name.endswith("end"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
 
-    owned = OwnedGenerator(numbers())
-    assert next(owned) == 0
-    del owned
-    assert closed == [True]
-    owned = OwnedGenerator(numbers())
-    assert list(owned) == [0, 1, 2]
-    owned.close()
-    owned.close()
-    assert closed == [True] * 2
-    assert list(owned) == []
+    monkeypatch.setattr(threading.Thread, "start", only_the_first)
+    monkeypatch.setattr(atexit, "register", at_exit.append)
+    owner.itself = owner
+    gc.disable()
+    try:
+        del owner
+        finder = threading.Thread(target=gc.collect, name=f"{THREAD_NAME}_0")
+        finder.start()
+        finder.join()
+    finally:
+        gc.enable()
+    assert not ended
+    at_exit[0]()
+    assert ended == [threading.current_thread()]
