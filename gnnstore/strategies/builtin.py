@@ -87,7 +87,7 @@ PACKED = Strategy(
     packed_before="plan",
     summary=(
         'as `"belady"`, and the rows that it misses are collected ahead, in one pass over the '
-        "table, so that nothing is read row by row; takes disk space for a while"
+        "table, so that nothing is read row by row; takes disk space meanwhile"
     ),
 )
 
