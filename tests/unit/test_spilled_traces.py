@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pytest
 
 from gnnstore.caching.plan import CachePlan, PlanPlace
+from gnnstore.caching.policies import belady
 from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.caching.trace import Trace, TraceBuilder
 from gnnstore.disk.spool import FileSpool
@@ -252,13 +253,16 @@ def test_planning_on_a_disk_that_fails(
         held = planner.nodes
         assert (held == before).all() or (held == -1).all()
         again = planner.plan(trace, PlanPlace(tmp_path / "again", TABLE_BYTES))
-        assert again.misses[0] == len(np.setdiff1d(trace.batch(0), held))
+        assert again.misses[0] == len(np.setdiff1d(batch(0, len(trace.batch(0))), held))
         again.close()
     assert skip > 0
 
 
 @pytest.mark.parametrize("trace", [LARGE], indirect=True)
-def test_a_plan_without_more_threads(trace: Trace, tmp_path: Path) -> None:
+def test_a_plan_without_more_threads(
+    trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(belady, "planning_threads", lambda: 2)
     expected = BeladyPlanner(NUM_SLOTS).plan(trace, PlanPlace(tmp_path / "beside", TABLE_BYTES))
     with inject("thread", errno=errno.EAGAIN) as fault:
         found = BeladyPlanner(NUM_SLOTS).plan(trace, PlanPlace(tmp_path / "plan", TABLE_BYTES))
@@ -289,7 +293,7 @@ def test_a_bit_of_the_trace(trace: Trace, tmp_path: Path) -> None:
     with pytest.raises(CorruptStoreError, match=text) as raised:
         trace.batch(4)
     assert raised.value.path == str(tmp_path / "trace")
-    assert len(trace.batch(3)) > 0
+    assert trace.batch(3).tolist() == batch(3, len(trace.batch(0))).tolist()
     with pytest.raises(CorruptStoreError, match=text):
         BeladyPlanner(NUM_SLOTS).plan(trace, PlanPlace(tmp_path / "plan", TABLE_BYTES))
     assert names(tmp_path) == ["trace"]
