@@ -209,6 +209,11 @@ class _Model:
         return self.workload.seconds_sampling * self.workload.epoch_batches
 
     @property
+    def reading_neighbors(self) -> float:
+        """Seconds of it in which the disk has no time for anything else."""
+        return self.sampling if self.workload.samples_from_disk else 0.0
+
+    @property
     def assembling(self) -> float:
         """Seconds in which all threads copy the rows of an epoch into batches."""
         each = self.workload.batch_bytes / self.machine.gather_bytes_per_second + _BATCH_SECONDS
@@ -246,7 +251,8 @@ class _Model:
         }
         if once and mode == "disk":
             stages = {"filling": once, **stages}
-        return self._prediction(max(reading, computing), once, stages, reads)
+        seconds = max(self.reading_neighbors + reading, computing)
+        return self._prediction(seconds, once, stages, reads)
 
     def planned(self) -> Prediction:
         """Predict batches that are sampled and planned a superbatch at a time."""
@@ -298,7 +304,7 @@ class _Model:
         making = max(self.sampling, writing) + planning + (making_disk - writing)
         following = max(reading + recalling, self.assembling + issuing)
         busiest = max(
-            making_disk + reading + recalling,
+            self.reading_neighbors + making_disk + reading + recalling,
             making_computing + self.assembling + issuing,
         )
         # Where rows are packed, the initial rows of the cache come with the others.

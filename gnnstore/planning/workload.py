@@ -178,6 +178,8 @@ class Workload:
         By the number of other batches that need a row.
     degree : ScoreCurve or None
         By out-degree; None unless it was counted.
+    samples_from_disk : bool
+        Whether sampling reads in-neighbours from disk, and keeps it busy for as long.
     """
 
     num_rows: int
@@ -193,6 +195,7 @@ class Workload:
     frequency: ScoreCurve
     degree: ScoreCurve | None
     _sample: _Sample = field(repr=False)
+    samples_from_disk: bool = False
 
     @property
     def batch_rows(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from gnnstore._core import release_memory
+from gnnstore.graph.sizes import StoreSizes
 from gnnstore.planning.cost_model import Prediction, Resources, predict
 from gnnstore.strategies.base import Candidate, Strategy
 from gnnstore.strategies.loader_spec import LoaderSpec
@@ -28,9 +29,9 @@ def reserve(loader: LoaderSpec, place: Placer) -> Placement:
 def predict_epoch(
     candidate: Candidate,
     epoch: SampledEpoch,
-    loader: LoaderSpec,  # noqa: ARG001 - as of the other strategies
+    loader: LoaderSpec,
     place: Placer,
-    disk_bytes: int,  # noqa: ARG001
+    disk_bytes: int,  # noqa: ARG001 - nothing is kept on disk
 ) -> Prediction:
     """Predict an epoch; a mapping has what batches leave for its pages."""
     placement = place(0)
@@ -38,7 +39,10 @@ def predict_epoch(
         check_two_batches(placement.ledger, epoch.seen.largest_bytes)
     pages_bytes = 0
     if placement.strategy.mode == "mmap":  # although pages are not counted
-        pages_bytes = max(0, placement.left_bytes - 2 * epoch.seen.largest_bytes)
+        left_bytes = placement.left_bytes - 2 * epoch.seen.largest_bytes
+        if placement.topology == "mmap":
+            left_bytes -= StoreSizes.of(loader.store.schema).topology_bytes
+        pages_bytes = max(0, left_bytes)
     resources = Resources(placement.resident_bytes, cached_bytes=pages_bytes)
     return predict(candidate, epoch.workload, epoch.machine, resources)
 

@@ -140,7 +140,8 @@ class StrategyOptimizer:
         loader = replace(self.loader, options=options).without_second_cache()
 
         def predict(place: Placer) -> Prediction:
-            return strategy.predict(candidate, self.epoch, loader, place, disk_bytes)
+            epoch = self.epoch.sampled_for(loader, place(0))
+            return strategy.predict(candidate, epoch, loader, place, disk_bytes)
 
         return first_that_fits(loader, strategy, predict)
 

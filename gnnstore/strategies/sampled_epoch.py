@@ -14,6 +14,9 @@ from gnnstore._core import release_memory
 from gnnstore.caching.scores import MAX_COUNTED_BATCHES, count_out_degrees
 from gnnstore.disk.profile.first_use import disk_profile
 from gnnstore.features.memory import MAX_FAULT_THREADS, MIN_ROWS_PER_FAULT_THREAD
+from gnnstore.graph.indices import IndexRows
+from gnnstore.graph.shared import shared_tables
+from gnnstore.graph.topology import Topology
 from gnnstore.pipeline.margins import MANY_BATCHES
 from gnnstore.planning.calibrate import gather_bandwidth
 from gnnstore.planning.cost_model import Machine
@@ -23,7 +26,6 @@ from gnnstore.progress import Progress
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
     from gnnstore.formats.arrays.spec import AttributeSpec
-    from gnnstore.graph.topology import Topology
     from gnnstore.pipeline.lookahead.presample import Presampled, Presampler
     from gnnstore.strategies.loader_spec import LoaderSpec
     from gnnstore.strategies.sizes.placement import Placement
@@ -37,6 +39,8 @@ _LEAST_BATCHES = 16
 _ENOUGH_VISITS = 4
 # Out-degrees of so many edges are counted in two seconds, where the graph is in memory.
 _MAX_COUNTED_EDGES = 1 << 28
+# To time sampling from elsewhere: one by one, and of many that read in-neighbours together.
+_TIMED_ALONE, _TIMED_TOGETHER = 4, 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +59,8 @@ class SampledEpoch:
         Of the memory budget, beside what is held, other loaders' caches too.
     many_seen : list of Presampled
         More batches, once they have been needed.
+    timed_sampling : dict
+        Seconds of sampling a batch from elsewhere than `topology`, once they have been needed.
     """
 
     presampler: Presampler
@@ -66,6 +72,7 @@ class SampledEpoch:
     machine: Machine
     spare_bytes: int
     many_seen: list[Presampled] = field(default_factory=list)
+    timed_sampling: dict[tuple[bool, bool, int], float] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -113,6 +120,50 @@ class SampledEpoch:
             release_memory()
             self.many_seen.append(found)
         return self.many_seen[0]
+
+    def sampled_for(self, loader: LoaderSpec, placement: Placement) -> SampledEpoch:
+        """Return the epoch as a strategy would sample it, timing that where it was not.
+
+        In-neighbours that are read from disk take ten times as long as those in memory, and two or
+        three times as long again batch by batch, as a strategy that plans nothing samples.
+
+        Parameters
+        ----------
+        placement : Placement
+            Says where the topology would lie, and what is left for batches.
+        """
+        is_read, alone = placement.topology == "disk", not placement.strategy.plans
+        if is_read == self.topology.is_read and not (is_read and alone):
+            return self
+        # Groups of batches grow with memory, and are as fast in nearly as much.
+        key = (is_read, alone, placement.left_bytes.bit_length())
+        if key not in self.timed_sampling:
+            seconds = self._seconds_of_sampling(loader, placement)
+            self.timed_sampling[key] = seconds
+        seconds = self.timed_sampling[key]
+        work = replace(self.workload, seconds_sampling=seconds, samples_from_disk=is_read)
+        return replace(self, workload=work)
+
+    def _seconds_of_sampling(self, loader: LoaderSpec, placement: Placement) -> float:
+        """Sample some batches from where a placement has the topology; without lists in memory."""
+        topology, store = self.topology, loader.store
+        is_read, alone = placement.topology == "disk", not placement.strategy.plans
+        if not is_read:
+            topology = Topology(shared_tables(store).csc(store, "mmap", self.machine.num_threads))
+        elif not topology.is_read:
+            indices = store.reader.paged(store.schema.edge.indices)
+            topology = Topology(topology.csc, IndexRows.open(indices, self.engine))
+        began = perf_counter()
+        found = self.presampler.run(
+            topology,
+            self.machine.num_threads,
+            spare_bytes=min(self.spare_bytes, placement.left_bytes),
+            num_batches=_TIMED_ALONE if is_read and alone else _TIMED_TOGETHER,
+            one_by_one=alone,
+        )
+        seconds = (perf_counter() - began) / max(1, found.num_batches)
+        release_memory()
+        return seconds
 
     def with_degrees(self) -> SampledEpoch:
         """Return the epoch with the out-degrees of nodes, unless counting them would take long."""
@@ -175,6 +226,7 @@ def sample_workload(
             kept_bytes=float(seen.largest_kept_bytes),
             seconds_sampling=min(each, seconds),
         )
+        workload = replace(workload, samples_from_disk=topology.is_read)
     release_memory()
     return seen, workload
 

@@ -6,6 +6,7 @@ import logging
 import math
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,11 +24,14 @@ from gnnstore.disk.profile.device_profile import (
     save_profile,
 )
 from gnnstore.errors import BudgetError, StorageError, UsageError
+from gnnstore.graph.topology import Topology
+from gnnstore.pipeline.lookahead.presample import Presampled, Presampler
 from gnnstore.planning.cost_model import Prediction
 from gnnstore.strategies import lookahead, optimizer
 from gnnstore.strategies import open as tables
 from gnnstore.strategies.base import Auto
 from gnnstore.strategies.builtin import STATIC, auto
+from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.sizes.placing import place_for
 from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.forks import ForkServer
@@ -342,3 +346,56 @@ def test_a_strategy_gets_what_was_predicted_for_it(
     assert prediction.problem == ""
     assert prediction.resources.num_slots == pytest.approx(stats.cache_rows, rel=0.1)
     assert prediction.resources.superbatch == pytest.approx(stats.superbatch, rel=0.25)
+
+
+def test_sampling_is_timed_as_a_strategy_would_sample(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In memory, or from disk: batch by batch, or many together; each way is timed once."""
+    save_profile(profile_of(path))
+    sampled: list[tuple[bool, bool]] = []
+    run = Presampler.run
+
+    def spy(self: Presampler, topology: Topology, *args: Any, **options: Any) -> Presampled:
+        sampled.append((topology.is_read, options.get("one_by_one", False)))
+        return run(self, topology, *args, **options)
+
+    requests: dict[str, LoaderSpec] = {}
+
+    def catch(request: LoaderSpec, auto: Auto) -> Iterator[optimizer.Chosen]:
+        requests[request.options.topology] = request
+        return optimizer.choices_for(request, auto)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tables, "choices_for", catch)
+        for topology in ("memory", "disk"):
+            loader_of(path, memory=MEMORY, topology=topology)
+
+    candidates = [auto().candidate(name) for name in ("direct", "static-frequency", "belady")]
+    for elsewhere, here in (("disk", "memory"), ("memory", "disk")):
+        request = requests[here]
+        found = optimizer.StrategyOptimizer.of(request, place_for(request, STATIC))
+        assert found is not None
+        sampled.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(Presampler, "run", spy)
+            own = found.predictions(candidates)
+        # Of a topology on disk, batches were sampled together before; only `belady` does so.
+        assert sampled == ([(True, True)] if here == "disk" else [])
+        times = {p.choice: p.stages["sampling"] for p in own}
+        assert times["direct"] == times["static-frequency"]
+        assert (times["direct"] == times["belady"]) == (here == "memory")
+
+        sampled.clear()
+        moved = replace(found, loader=requests[elsewhere])
+        with monkeypatch.context() as patched:
+            patched.setattr(Presampler, "run", spy)
+            there = moved.predictions(candidates) + moved.predictions(candidates)
+        on_disk = elsewhere == "disk"
+        assert sampled == [(on_disk, True), (on_disk, False)]
+        for prediction in there:
+            assert prediction.problem == ""
+            sampling = prediction.stages["sampling"]
+            assert sampling != times[prediction.choice]
+            if on_disk:
+                assert prediction.seconds >= sampling + prediction.stages["reading rows"]

@@ -442,6 +442,22 @@ def test_sampling_counts_in_every_strategy(batches: list[Any]) -> None:
         assert more > predict(candidate, work, machine(), has).seconds + 100
 
 
+def test_a_disk_that_is_sampled_from_has_no_time_for_rows(batches: list[Any]) -> None:
+    work = replace(workload_of(batches), seconds_sampling=0.5)
+    from_disk = replace(work, samples_from_disk=True)
+    for name in ("direct", "static-frequency", "belady", "packed"):
+        candidate, has = ALL.candidate(name), Resources(0, 500, superbatch=30)
+        found = predict(candidate, from_disk, machine(), has)
+        reading = sum(
+            found.stages.get(s, 0.0) for s in ("reading rows", "packing", "reading packed")
+        )
+        assert reading > 0
+        least = found.stages["sampling"] + reading
+        assert found.seconds >= least or found.seconds == pytest.approx(least), name
+        assert predict(candidate, work, machine(), has).seconds < found.seconds, name
+        assert predict(candidate, work, machine(), has).stages == found.stages, name
+
+
 def test_arrays_are_left_alone(batches: list[npt.NDArray[Any]]) -> None:
     copies = [batch.copy() for batch in batches]
     workload_of(batches, SpatialSampling(3, 1))

@@ -55,6 +55,7 @@ def sample_in_order(
     lookahead: Callable[[], int],
     bulk_bytes: int | None,
     describe: Callable[[int], str],
+    one_by_one: bool = False,
     initializer: Callable[[], None] | None = None,
     timeout_seconds: float | None = None,
     recorder: Recorder | None = None,
@@ -78,6 +79,8 @@ def sample_in_order(
         What those that are sampled together may take.
     describe : callable
         What the k-th batch is; noted on an exception.
+    one_by_one : bool
+        Whether batches are never sampled together, as those of a loader that plans nothing.
     initializer : callable, optional
         Called once in each thread.
     timeout_seconds : float, optional
@@ -93,7 +96,7 @@ def sample_in_order(
         What `then` has returned, in the order of the requests.
     """
     recorder = recorder or Recorder()
-    if isinstance(sampler, DiskNeighborSampler):
+    if isinstance(sampler, DiskNeighborSampler) and not one_by_one:
         together = sampler.sample_many(
             (request(k, item) for k, item in enumerate(items)),
             memory_bytes=bulk_bytes or BULK_BYTES,

@@ -167,6 +167,7 @@ class Presampler:
         trace: TraceBuilder | None = None,
         *,
         num_batches: int = _MEASURED_BATCHES,
+        one_by_one: bool = False,
     ) -> Presampled:
         """Sample some batches.
 
@@ -180,6 +181,8 @@ class Presampler:
             Memory for batches: as in a run, no more are sampled ahead than it holds.
         num_batches : int
             How many without `counts` or `trace`.
+        one_by_one : bool
+            Whether batches are not sampled together where in-neighbours are read from disk.
         """
         if trace is not None:
             num_batches = trace.num_batches
@@ -213,6 +216,7 @@ class Presampler:
             lookahead=lookahead,
             bulk_bytes=None if spare_bytes is None else spare_bytes // 2,
             describe=lambda k: f"while sampling batch {k} beforehand",
+            one_by_one=one_by_one,
         )
         phase = self.progress.phase("sample batches beforehand", num_batches, "batches")
         with closing(subgraphs), phase as shown:
