@@ -285,15 +285,19 @@ class _Model:
             misses = work.misses(policy, slots, size)
             not_written = num * self.resources.chunk_memory_bytes
             packed = max(0, int(misses * work.row_bytes - not_written))
+            if self.resources.chunk_memory_bytes and not self.resources.disk_bytes:
+                # Without disk, rows that memory has no room for are read one by one.
+                reads, packed = ReadTotals(packed // max(1, work.row_bytes), packed), 0
             passes = num if num < 1 else math.ceil(num)
             scanned = int(passes * work.scan_bytes(policy, slots, size))
             packing = scanned / machine.disk.sequential_read_bytes_per_second
             packing += packed / machine.disk.sequential_write_bytes_per_second
             reading = packed / machine.disk.sequential_read_bytes_per_second
+            reading += machine.random_seconds(reads)
             in_order, written = in_order + scanned + packed, written + packed
             stages |= {"packing": packing, "reading packed": reading}
             making_disk += packing
-            issuing = 0.0
+            issuing = reads.reads * _READ_SECONDS / machine.workers
         else:
             reads = work.planned_reads(policy, slots, size)
             reading = machine.random_seconds(reads)

@@ -239,7 +239,7 @@ class Workload:
         uses[:-1] = (rows_of * np.arange(len(rows_of)))[1:] / num_batches
         sample = _Sample(
             reads,
-            share,
+            spatial,
             ids,
             counts,
             trace,
@@ -339,8 +339,7 @@ class Workload:
             rows = np.unique(sample.trace.ids[:end][missed[:end]])
             # A cache that is nearly as large as the sample misses rows that are not in it.
             if len(rows) / sample.share >= expected / 2:
-                scanned = sample.reads.count(rows).num_bytes / sample.share
-                return int(min(scanned, self.table_bytes))
+                return int(min(sample.scanned_bytes(rows), self.table_bytes))
         # As if missed rows were anywhere in the table; gaps between them are read along.
         missed_share = min(1.0, expected / max(1, self.num_rows))
         gap_rows = sample.reads.tuning.gap_bytes / max(1, self.row_bytes)
@@ -383,8 +382,8 @@ class _Sample:
 
     Attributes
     ----------
-    share : float
-        The kept rows as a share of all.
+    spatial : SpatialSampling
+        Which rows are kept.
     ids, counts : ndarray [n]
         Rows, ascending, and the number of batches that each occurs in.
     distances, others, degrees : ndarray
@@ -393,13 +392,35 @@ class _Sample:
     """
 
     reads: TableReads
-    share: float
+    spatial: SpatialSampling
     ids: npt.NDArray[Any]
     counts: npt.NDArray[Any]
     trace: Trace
     distances: npt.NDArray[Any]
     others: npt.NDArray[Any]
     degrees: npt.NDArray[Any] | None = None
+
+    @property
+    def share(self) -> float:
+        """The kept rows as a share of all."""
+        return self.spatial.share
+
+    def scanned_bytes(self, rows: npt.NDArray[Any]) -> float:
+        """Return what a pass over the tables reads that skips all rows but some of the kept ones.
+
+        The gap from a block to the next, of which nothing is known, is taken to be what it would be
+        if the block were there twice.
+        """
+        once = self.reads.count(rows).num_bytes
+        if self.spatial.share_bits == 0:
+            return once
+        block, place = np.divmod(rows.astype(np.int64), block_rows := 1 << self.spatial.block_bits)
+        gap_rows = self.reads.tuning.gap_bytes // max(1, self.reads.row_bytes)
+        apart = (3 + gap_rows // block_rows) * block_rows
+        first = np.unique(block, return_inverse=True)[1] * apart + place
+        both = np.sort(np.concatenate([first, first + block_rows]))
+        more = self.reads.count(both).num_bytes - self.reads.count(first).num_bytes
+        return more / self.share
 
 
 def _scaled(totals: ReadTotals, factor: float) -> ReadTotals:

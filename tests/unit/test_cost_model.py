@@ -46,14 +46,17 @@ def batches() -> list[Any]:
     return skewed_batches(120)
 
 
-def reads() -> TableReads:
+def reads(**tuning: Any) -> TableReads:
     geometry = PageGeometry(ROW_BYTES, 4096)
     layout = ShardLayout(geometry, NUM_ROWS, NUM_ROWS, 1)
-    return TableReads((layout,), (512,), tune_reads(None))
+    return TableReads((layout,), (512,), replace(tune_reads(None), **tuning))
 
 
 def workload_of(
-    batches: list[Any], spatial: SpatialSampling | None = None, epoch_batches: int = 0
+    batches: list[Any],
+    spatial: SpatialSampling | None = None,
+    epoch_batches: int = 0,
+    **tuning: Any,
 ) -> Workload:
     spatial = spatial or SpatialSampling(6, 0)
     trace = SampledTrace(len(batches), NUM_ROWS, spatial)
@@ -62,7 +65,7 @@ def workload_of(
     return Workload.learn(
         trace.build(),
         spatial,
-        reads(),
+        reads(**tuning),
         num_rows=NUM_ROWS,
         epoch_batches=epoch_batches or len(batches),
         batch_bytes=600 * ROW_BYTES,
@@ -245,6 +248,16 @@ def test_reads_that_fill_a_cache(batches: list[Any]) -> None:
     assert work.warm_up_reads(0).reads == 0
 
 
+def test_gaps_between_kept_blocks_are_as_wide_as_within_them() -> None:
+    """What is read along is most of what packing reads of a table whose rows are far apart."""
+    draws = np.random.default_rng(2)
+    batches = [np.sort(draws.choice(NUM_ROWS, 125, replace=False)) for _ in range(60)]
+    expected = workload_of(batches, gap_bytes=4 << 10).scan_bytes(BELADY, 0, 20)
+    for bits in (1, 2):
+        part = workload_of(batches, SpatialSampling(4, bits), gap_bytes=4 << 10)
+        assert part.scan_bytes(BELADY, 0, 20) == pytest.approx(expected, rel=0.15)
+
+
 def test_what_packing_scans(batches: list[Any]) -> None:
     work = workload_of(batches)
     assert work.scan_bytes(BELADY, NUM_ROWS, 120) == 0
@@ -323,6 +336,21 @@ def test_the_first_epoch_reads_what_nobody_has_planned(batches: list[Any]) -> No
     assert with_some.seconds == planned.seconds
     reading = on_disk.random_seconds(work.direct_reads()) * 12 / work.epoch_batches
     assert with_some.first_seconds == pytest.approx(planned.first_seconds + reading)
+
+
+def test_what_neither_memory_nor_disk_has_room_for_is_read_row_by_row(batches: list[Any]) -> None:
+    work, packed = workload_of(batches), ALL.candidate("packed")
+    has = Resources(0, 500, superbatch=30, chunk_memory_bytes=1_000_000)
+    (spilling, without) = (
+        predict(packed, work, machine(), replace(has, disk_bytes=num_bytes))
+        for num_bytes in (1 << 30, 0)
+    )
+    assert spilling.written_bytes > 0
+    assert spilling.reads.reads == 0
+    assert without.written_bytes == 0
+    assert without.reads.num_bytes == spilling.written_bytes
+    assert without.reads.reads == spilling.written_bytes // ROW_BYTES
+    assert without.seconds > spilling.seconds
 
 
 def test_one_pass_packs_the_rows_of_several_epochs(batches: list[Any]) -> None:

@@ -169,6 +169,34 @@ def test_who_would_wait_for_its_own_superbatches_gives_up_in_time(case: Case) ->
         packed.close()
 
 
+@pytest.mark.parametrize("gap_bytes", [0, 4 << 10, 28 << 10])
+def test_a_pass_is_faster_where_missed_rows_lie_together(
+    case: Case, monkeypatch: pytest.MonkeyPatch, gap_bytes: int
+) -> None:
+    """However few they are; and a gap tells what a read by itself costs on the disk."""
+    gaps = {"gap_bytes": gap_bytes}
+    monkeypatch.setattr(FileRows, "place", property(lambda table: {**table.array.place, **gaps}))
+    packer = packer_of(case, case.all_of_it)
+    apart = (gap_bytes + 4096) // min(WIDTHS.values()) + 1
+
+    def is_faster(*batches: NDArray[np.int64]) -> bool:
+        trace = Trace.of(list(batches))
+        plan: CachePlan = BeladyPlanner(0).plan(trace)
+        assert plan.num_misses == sum(map(len, batches))
+        return packer.is_faster(trace, plan)
+
+    rows = np.arange(NUM_ROWS)
+    assert is_faster(rows, rows)
+    assert is_faster(rows[:40], rows[:40], rows[:40])
+    assert not is_faster(rows[::apart])
+    assert not is_faster(rows[5:6])
+    assert is_faster(rows[::apart], rows[1::apart][:-1])
+    # Only batches for which there is room count.
+    nothing_fits = packer_of(case, 0)
+    trace = Trace.of([rows])
+    assert not nothing_fits.is_faster(trace, BeladyPlanner(0).plan(trace))
+
+
 def test_part_of_it_fits_where_there_is_no_disk(case: Case) -> None:
     packer = packer_of(case, case.all_of_it // 2)
     packed = packer.pack(case.trace, case.plan)

@@ -11,10 +11,13 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
 
 from gnnstore.features.packed.pack import pack, packed_bytes
 from gnnstore.formats.container.files import free_bytes
@@ -31,9 +34,11 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.05
 # Of what is free where packed rows go, if nobody has said how much they may take.
 _FREE_SHARE = 2
-# What a disk reads in order while it reads a row by itself: 4 KiB 100,000 times a second, or
-# 1.8 GB/s; three quarters of it, for packed rows are written and read as well.
-_READ_BYTES = 12 << 10
+# Reads of single rows for each piece of a pass: packed rows are written and read as well.
+_WORTH = 4 / 3
+_LEAST_READ_BYTES = 4 << 10
+# Each takes a byte, for as long as they are counted.
+_MAX_PIECES = 1 << 22
 
 
 def disk_budget(directory: Path, given: int | None) -> int:
@@ -95,10 +100,22 @@ class SuperbatchPacker:
         self._waits_for_others = waits_for_others
         self._progress = progress or NullProgress()
 
-    def is_faster(self, num_misses: int) -> bool:
-        """Whether packing so many rows takes less time than reading them one by one."""
-        table_bytes = sum(rows.num_rows * rows.row_bytes for rows in self._tables.values())
-        return num_misses * len(self._tables) * _READ_BYTES > table_bytes
+    def is_faster(self, trace: Trace, plan: CachePlan) -> bool:
+        """Whether packing what there is room for takes less time than reading it row by row.
+
+        Raises
+        ------
+        CorruptStoreError, StorageError
+            If a trace or a plan is in a file that cannot be read.
+        """
+        num_batches, _ = self._fitting(trace, plan)
+        reads = int(plan.misses[:num_batches].sum()) * len(self._tables)
+        pieces = [_Pieces.of(table) for table in self._tables.values()]
+        if reads > _WORTH * sum(each.num_pieces for each in pieces):
+            return True
+        with self._turn():
+            needed = sum(each.num_needed(trace, plan, num_batches) for each in pieces)
+        return reads > _WORTH * needed
 
     def pack(self, trace: Trace, plan: CachePlan, *, patience: float = inf) -> PackedBatches | None:
         """Pack the missed rows of a superbatch's batches.
@@ -167,6 +184,36 @@ class SuperbatchPacker:
         counts = range(plan.num_batches + 1)
         most = bisect_right(counts, self._quota.num_bytes, key=bytes_of) - 1
         return most, bytes_of(most)
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """A table in pieces, each of which a pass reads as fast as the disk reads a row by itself.
+
+    Attributes
+    ----------
+    rows_each, num_pieces : int
+        Rows of a piece, and pieces of the table.
+    """
+
+    rows_each: int
+    num_pieces: int
+
+    @classmethod
+    def of(cls, table: FileRows) -> Self:
+        """Divide a table as its disk was measured: a gap that is as long as a read takes is one."""
+        piece_bytes = table.place["gap_bytes"] + _LEAST_READ_BYTES
+        rows_each = max(
+            1, piece_bytes // max(1, table.row_bytes), -(-table.num_rows // _MAX_PIECES)
+        )
+        return cls(rows_each, -(-table.num_rows // rows_each))
+
+    def num_needed(self, trace: Trace, plan: CachePlan, num_batches: int) -> int:
+        """Return the number of pieces of which the first batches miss a row."""
+        is_needed = np.zeros(self.num_pieces, np.bool_)
+        for i in range(num_batches):
+            is_needed[trace.batch(i)[plan.batch_slots(i) < 0] // self.rows_each] = True
+        return int(np.count_nonzero(is_needed))
 
 
 class DiskQuota:

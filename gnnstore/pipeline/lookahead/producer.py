@@ -359,7 +359,7 @@ class LookaheadProducer:
             )
         # Without disk there is memory for some of the rows, perhaps for too few.
         only_if_faster = is_asked_for or job.quota.num_bytes == 0
-        if only_if_faster and not self._packer.is_faster(plan.num_misses):
+        if only_if_faster and not self._packer.is_faster(trace, plan):
             return None
         if not is_asked_for:
             self._leave_disk()
