@@ -138,14 +138,16 @@ class SampledEpoch:
         # Groups of batches grow with memory, and are as fast in nearly as much.
         key = (is_read, alone, placement.left_bytes.bit_length())
         if key not in self.timed_sampling:
-            seconds = self._seconds_of_sampling(loader, placement)
-            self.timed_sampling[key] = seconds
+            self.timed_sampling[key] = self._seconds_of_sampling(loader, placement)
         seconds = self.timed_sampling[key]
         work = replace(self.workload, seconds_sampling=seconds, samples_from_disk=is_read)
         return replace(self, workload=work)
 
     def _seconds_of_sampling(self, loader: LoaderSpec, placement: Placement) -> float:
-        """Sample some batches from where a placement has the topology; without lists in memory."""
+        """Sample some batches from where a placement has the topology.
+
+        One that is opened for this has no in-neighbours in memory: choosing them takes longer.
+        """
         topology, store = self.topology, loader.store
         is_read, alone = placement.topology == "disk", not placement.strategy.plans
         if not is_read:

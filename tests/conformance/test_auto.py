@@ -348,6 +348,37 @@ def test_a_strategy_gets_what_was_predicted_for_it(
     assert prediction.resources.superbatch == pytest.approx(stats.superbatch, rel=0.25)
 
 
+def requests_of(
+    path: Path, monkeypatch: pytest.MonkeyPatch, *topologies: str
+) -> dict[str, LoaderSpec]:
+    """Return what loaders ask of a store that differ in where they have its topology."""
+    requests: dict[str, LoaderSpec] = {}
+
+    def catch(request: LoaderSpec, auto: Auto) -> Iterator[optimizer.Chosen]:
+        requests[request.options.topology] = request
+        return optimizer.choices_for(request, auto)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tables, "choices_for", catch)
+        for topology in topologies:
+            loader_of(path, memory=MEMORY, topology=topology)
+    return requests
+
+
+def test_pages_of_a_mapped_topology_take_those_of_rows(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mapping of both has as many pages for rows as one beside a topology in memory."""
+    save_profile(profile_of(path))
+    mapped: dict[str, int] = {}
+    for topology, request in requests_of(path, monkeypatch, "memory", "mmap").items():
+        found = optimizer.StrategyOptimizer.of(request, place_for(request, STATIC))
+        assert found is not None
+        (prediction,) = found.predictions([auto().candidate("mmap")])
+        mapped[topology] = prediction.resources.cached_bytes
+    assert mapped["mmap"] == mapped["memory"] > 0
+
+
 def test_sampling_is_timed_as_a_strategy_would_sample(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -360,17 +391,7 @@ def test_sampling_is_timed_as_a_strategy_would_sample(
         sampled.append((topology.is_read, options.get("one_by_one", False)))
         return run(self, topology, *args, **options)
 
-    requests: dict[str, LoaderSpec] = {}
-
-    def catch(request: LoaderSpec, auto: Auto) -> Iterator[optimizer.Chosen]:
-        requests[request.options.topology] = request
-        return optimizer.choices_for(request, auto)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(tables, "choices_for", catch)
-        for topology in ("memory", "disk"):
-            loader_of(path, memory=MEMORY, topology=topology)
-
+    requests = requests_of(path, monkeypatch, "memory", "disk")
     candidates = [auto().candidate(name) for name in ("direct", "static-frequency", "belady")]
     for elsewhere, here in (("disk", "memory"), ("memory", "disk")):
         request = requests[here]
