@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
-from gnnstore._core import release_memory
+from gnnstore._core import release_heap, release_memory
 from gnnstore.caching.plan import PlanPlace
 from gnnstore.caching.trace import Trace, TraceBuilder
 from gnnstore.disk.scratch import RunDirectory
@@ -38,6 +38,10 @@ T = TypeVar("T")
 
 # Without a budget: enough for a few hundred batches to be read in nearly one pass.
 BULK_BYTES = 1 << 30
+# Batches are sampled beside others that are assembled, and both leave holes in the heap. After so
+# many bytes of subgraphs its free pages go back to the system, which takes a millisecond: on W they
+# would grow to 60 MB in five threads.
+_RELEASED_BYTES = 32 << 20
 
 
 def request_of(seeds: Seeds, key: BatchKey) -> BatchRequest:
@@ -426,13 +430,15 @@ class Spools:
             labelled[place] = key, seeds.labels
             return request_of(seeds, key)
 
-        def keep(place: int, subgraph: Sample, seconds: float) -> float:
+        def keep(place: int, subgraph: Sample, seconds: float) -> tuple[float, int]:
             start = time.perf_counter()
             compact = CompactSample.of(subgraph, self.num_nodes, self.num_edges)
             trace.put(place, compact.n_id if pinned is None else pinned.drop(compact.n_id))
             kept.append(place, compact)
-            return seconds + time.perf_counter() - start
+            return seconds + time.perf_counter() - start, subgraph.num_bytes
 
+        release_memory()  # what preparing batches has left free
+        unreleased = 0
         sampled = sample_in_order(
             sampling.sampler,
             chunk,
@@ -451,14 +457,18 @@ class Spools:
         progress = run.recorder.progress.phase("sample ahead", len(chunk), "batches")
         with closing(sampled), progress as phase:
             try:
-                for place, seconds in enumerate(sampled):
+                for place, (seconds, num_bytes) in enumerate(sampled):
                     notes.append(BatchNote(*labelled[place], seconds))
+                    unreleased += num_bytes
+                    if unreleased >= _RELEASED_BYTES:
+                        release_heap()
+                        unreleased = 0
                     phase.advance()
             except Exception as error:
                 failure = error
         check()
-        joined = trace.build()
         release_memory()  # of subgraphs as they were sampled, before as much is taken for the plan
+        joined = trace.build()
         return SampledSuperbatch(first, kept, joined, notes, failure, pinned)
 
     def close(self) -> None:
