@@ -6,7 +6,9 @@ What is to be done ahead and handed over in order is in `gnnstore.parallel`.
 from __future__ import annotations
 
 import atexit
+import gc
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -14,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
+from types import FrameType
 from typing import Generic, Self, TypeVar
 
 import numpy as np
@@ -35,9 +38,10 @@ class CancelledError(GnnstoreError):
 class Ending:
     """Ends what works for an object: when called, or when nobody has the object any more; once.
 
-    The garbage collector may find in any thread that nobody has it, even in one that works for it.
-    To wait there for what ends would be to wait for ever, so another thread does it then: before
-    generators among what was found are closed, which then find it ended.
+    The garbage collector may find in any thread that nobody has it, even in one that works for it,
+    or that has a lock which such a thread waits for. To wait there for what ends would be to wait
+    for ever, so another thread does it then: before generators among what was found are closed,
+    which then find it ended.
 
     Parameters
     ----------
@@ -67,12 +71,37 @@ def _end_here(pid: int, end: Callable[..., object], *args: object) -> None:
 
 
 def _end_found(end: Callable[[], None]) -> None:
-    if not threading.current_thread().name.startswith(_NAME_PREFIX):
+    is_ours = threading.current_thread().name.startswith(_NAME_PREFIX)
+    if not is_ours and not (_collecting == threading.get_ident() and _is_within_ours()):
         return end()
     try:
         threading.Thread(target=end, name=f"{_NAME_PREFIX}end").start()
     except RuntimeError:  # no more threads
         atexit.register(end)
+
+
+_collecting = 0  # the thread in which the garbage collector runs
+
+
+def _note_collecting(phase: str, _: object) -> None:
+    global _collecting  # noqa: PLW0603 - the interpreter has one collector
+    _collecting = threading.get_ident() if phase == "start" else 0
+
+
+gc.callbacks.append(_note_collecting)
+
+
+def _is_within_ours() -> bool:
+    """Whether a function of this package has been interrupted, which may have a lock."""
+    package = __name__.partition(".")[0]
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__") in (__name__, weakref.__name__):
+        frame = frame.f_back
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).partition(".")[0] == package:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class SharedLock:

@@ -25,6 +25,7 @@ import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.errors import NoSpaceError
 from gnnstore.features.packed import pack as packing
+from gnnstore.features.tiers.sequencer import Sequencer, Ticket
 from gnnstore.pipeline.lookahead import packer as rolling
 from gnnstore.pipeline.lookahead.driver import SampledSuperbatch
 from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs
@@ -435,6 +436,50 @@ def test_what_works_for_a_loader_may_find_it_forgotten(
     while threads() or any(tmp_path.iterdir()):
         assert time.monotonic() < deadline, (threads(), list(tmp_path.iterdir()))
         time.sleep(0.01)
+
+
+def test_whoever_has_the_cache_may_find_a_loader_forgotten(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The garbage collector interrupts the consumer of a loader that shares a cache with it.
+
+    What works for the forgotten one waits for that cache.
+    """
+    waits, is_held, collected = threading.Event(), threading.Event(), threading.Event()
+    begin, look, consumer = Sequencer.begin, Ticket.look, threading.current_thread()
+
+    def begin_and_collect(sequencer: Sequencer) -> Ticket:
+        with sequencer.lock:
+            if waits.is_set() and not is_held.is_set():
+                assert threading.current_thread() is consumer
+                is_held.set()
+                gc.collect()
+                collected.set()
+        return begin(sequencer)
+
+    def wait_and_look(ticket: Ticket, number: int) -> Any:
+        if number >= 2 and threading.current_thread() is not consumer and not is_held.is_set():
+            waits.set()
+            assert is_held.wait(20)
+        return look(ticket, number)
+
+    store = gnnstore.open(path)
+    loader = loader_of(store, strategy="belady", tmpdir=tmp_path, superbatch=4)
+    monkeypatch.setattr(Sequencer, "begin", begin_and_collect)
+    monkeypatch.setattr(Ticket, "look", wait_and_look)
+    gc.disable()
+    try:
+        batches = iter(loader)
+        next(batches)
+        assert waits.wait(20)
+        cycle: list[Any] = [loader, batches]
+        cycle.append(cycle)
+        del loader, batches, cycle
+        other = loader_of(store, strategy="belady", tmpdir=tmp_path, superbatch=4)
+        assert len(list(other)) == BATCHES
+    finally:
+        gc.enable()
+    assert collected.is_set()
 
 
 LEFT = """

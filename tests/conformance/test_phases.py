@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from gnnstore import NeighborLoader
+from gnnstore._core import release_heap
 from gnnstore.pipeline.lookahead import driver
 from gnnstore.pipeline.lookahead import packer as rolling
 from gnnstore.pipeline.lookahead.driver import Spools
@@ -170,10 +171,9 @@ def test_free_memory_is_released_as_batches_are_sampled(
     (num_bytes,) = sizes
     monkeypatch.setattr(driver, "_RELEASED_BYTES", 2 * num_bytes)
     seen: list[int] = []
-    release = driver.release_heap
 
     def released() -> None:
-        release()
+        release_heap()
         seen.append(len(sizes) - first)
 
     monkeypatch.setattr(driver, "release_heap", released)
