@@ -100,9 +100,18 @@ def existing_directory(path: PathLike, what: str) -> Path:
 
 
 def describe_files(paths: Iterable[PathLike]) -> list[dict[str, Any]]:
-    """Return the absolute path and the size in bytes of each input, for provenance."""
+    """Return the absolute path and the size in bytes of each input, for provenance.
+
+    Bytes of a path that are no UTF-8 are escaped: JSON cannot hold them.
+    """
     found = [Path(path).absolute() for path in paths]
-    return [{"path": str(path), "size_bytes": path.stat().st_size} for path in found]
+    return [
+        {
+            "path": os.fsencode(path).decode("utf-8", "backslashreplace"),
+            "size_bytes": path.stat().st_size,
+        }
+        for path in found
+    ]
 
 
 def choose_name(names: Sequence[str], wanted: str | None, kind: str, path: Path) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gnnstore
-from gnnstore.converters import ConvertOptions, GraphWriter, from_numpy, from_rmat, from_snap
+from gnnstore.converters import (
+    ConvertOptions,
+    GraphWriter,
+    from_kronecker,
+    from_numpy,
+    from_rmat,
+    from_snap,
+    partition,
+)
 from gnnstore.converters.arrays.derived import FloatLabels, JoinedArrays, RowTaker
 from gnnstore.converters.arrays.files import RawLayout
 from gnnstore.converters.arrays.npy import open_npy
@@ -530,3 +539,42 @@ def test_features_that_are_no_numbers_are_counted(
     from_numpy(tmp_path / "a.npz", tmp_path / "a.gnn")
     (said,) = caplog.messages
     assert "a.npz: x: of 200 values 2 are NaN and 4 infinite" in said
+
+
+def test_the_name_of_scales_is_taken_where_there_are_any(tmp_path: Path) -> None:
+    """Else a batch would show one of the two, and nobody would know which."""
+    edges = np.array([[0, 1], [1, 2]])
+    np.savez(tmp_path / "a.npz", edge_index=edges, x=ROWS[:3], x_scale=np.full((3, 4), 7.0))
+    with pytest.raises(InputError, match="'x_scale' is the name of the scales"):
+        from_numpy(
+            tmp_path / "a.npz",
+            tmp_path / "s.gnn",
+            options=ConvertOptions(feature_dtype="int8", feature_scale="column"),
+        )
+    stored = read_store(from_numpy(tmp_path / "a.npz", tmp_path / "s.gnn"))
+    assert stored.attributes["x_scale"].shape == (3, 4)
+
+
+def test_rows_that_hold_nothing(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", edge_index=[[0, 1], [1, 2]], x=np.zeros((3, 0), np.float32))
+    store = from_numpy(tmp_path / "a.npz", tmp_path / "s.gnn")
+    with pytest.raises(InputError, match="rows of the attribute 'x' hold nothing"):
+        partition(store, 2)
+    expanded = from_kronecker(store, tmp_path / "k.gnn", factor=2)
+    assert read_store(expanded).attributes["x"].shape == (6, 0)
+    assert verify(expanded, level="full").ok
+
+
+def test_a_path_that_is_no_utf8(tmp_path: Path) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.npz"))
+    np.savez(path, edge_index=[[0, 1], [1, 2]])
+    reader = StoreReader.open(from_numpy(path, tmp_path / "s.gnn"))
+    assert r"\xff.npz" in str(reader.manifest.provenance)
+
+
+def test_files_are_ordered_by_the_numbers_in_their_names(tmp_path: Path) -> None:
+    names = ["1²10.npy", "1²2.npy"]
+    for i, name in enumerate(names):
+        np.save(tmp_path / name, np.full((2, 2), i, np.float32))
+    found = open_features(str(tmp_path / "1²*.npy")).source
+    assert np.concatenate(list(found.rows(10)))[:, 0].tolist() == [1, 1, 0, 0]

@@ -353,3 +353,64 @@ def test_a_number_of_nodes_that_no_disk_holds(tmp_path: Path) -> None:
     with pytest.raises(NoSpaceError, match=r"1099511627776 nodes, whose pointers .* take 8\.8 TB"):
         from_snap(path, tmp_path / "a.gnn", num_nodes=2**40)
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("separators", [" \t", "  ", "\v ", "\f", "\t"])
+@pytest.mark.parametrize("more", ["", "x  y 1 9\n"])
+def test_any_white_space_separates_names(tmp_path: Path, separators: str, more: str) -> None:
+    """Whatever the lines beside it are like, since they may be in another block."""
+    text = f"a b 1 9\nc{separators}d{separators}3 4 5\n{more}"
+    options: dict[str, Any] = {"string_ids": True, "edge_weight": 3, "extra_columns": "ignore"}
+    out = from_snap(
+        edge_list(tmp_path, text), tmp_path / "o.gnn", options=ConvertOptions(), **options
+    )
+    names = gnnstore.open(out).original_names
+    assert names is not None
+    stored = read_store(out)
+    found = [(names[s], names[t]) for s, t in stored.pairs()]
+    assert sorted(found) == sorted([("a", "b"), ("c", "d"), *[("x", "y")] * bool(more)])
+    assert sorted(stored.edge_attributes["edge_weight"].tolist()) == [1.0] * (1 + bool(more)) + [3]
+
+
+def test_labels_are_exact_or_refused(tmp_path: Path) -> None:
+    edges = "0 1\n1 2\n2 3\n"
+    labels = tmp_path / "y.csv"
+
+    def stored(*texts: str) -> npt.NDArray[Any]:
+        paths = [tmp_path / f"y{i}.csv" for i in range(len(texts))]
+        for path, text in zip(paths, texts, strict=True):
+            path.write_text(text)
+        pattern = tmp_path / ("y?.csv" if len(paths) > 1 else "y0.csv")
+        y: npt.NDArray[Any] = convert(tmp_path, edges, labels=str(pattern)).attributes["y"]
+        return y
+
+    for texts in (["9007199254740993\n2\n3\n4\n"], ["9007199254740993\n2\n", "3\n4\n"]):
+        found = stored(*texts)
+        assert (found.dtype.name, found.tolist()) == ("int64", [9007199254740993, 2, 3, 4])
+    found = stored("1\n2\n", "0.5\n4\n")
+    assert (found.dtype.name, found.tolist()) == ("float32", [1, 2, 0.5, 4])
+    labels.write_text("1e39\n2.5\n3\n4\n")
+    with pytest.raises(InputError, match="line 1: column 1: '1e39' overflows float32"):
+        convert(tmp_path, edges, labels=labels)
+    with pytest.raises(InputError, match="label 16777217 is no float32"):
+        stored("16777217\n2\n", "0.5\n4\n")
+
+
+def test_ids_of_rows_are_compared_exactly(tmp_path: Path) -> None:
+    big = 2**53
+    edges = f"{big} {big + 1}\n{big + 1} {big + 2}\n{big + 2} {big + 3}\n"
+    x = saved(tmp_path, "x.npy", np.arange(8, dtype=np.float32).reshape(4, 2))
+    order = [3, 1, 2, 0]
+    for ids in (np.array(order, np.uint64) + big, np.array(order) + big):
+        place = saved(tmp_path, "ids.npy", ids)
+        convert(tmp_path, edges, features=x, features_ids=place)
+        found = gnnstore.open(tmp_path / "out.gnn").node_attribute("x")[:, 0].tolist()
+        assert found == [2.0 * order.index(i) for i in range(4)]
+    place = saved(tmp_path, "ids.npy", np.array([2**64 - 1, 1, 2, 3], np.uint64))
+    with pytest.raises(InputError, match="18446744073709551615 occurs in no edge"):
+        convert(tmp_path, edges, features=x, features_ids=place)
+
+
+def test_a_column_beyond_any_line_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="found 3 fields, expected 1000000000"):
+        convert(tmp_path, "1 2 .5\n", edge_weight=10**9)

@@ -287,3 +287,11 @@ def test_names_of_no_attribute_are_refused(tmp_path: Path, directory: Path) -> N
     object.__setattr__(schema.edge, "splits", {})
     with pytest.raises(CorruptStoreError, match=r"names of the values of 'edge_type', but no such"):
         schema.checked("a.gnn")
+
+
+def test_tabs_separate_names_with_commas(tmp_path: Path) -> None:
+    triples = [("Smith, John", "born in", "Paris, France"), ("Rome", "in", "Europe")]
+    for some in (triples, triples[::-1]):
+        path = write(tmp_path / "t.tsv", some)
+        out = from_triples(path, tmp_path / "o.gnn", options=ConvertOptions(overwrite=True))
+        assert sorted(triples_of(gnnstore.open(out))) == sorted(triples)

@@ -85,12 +85,24 @@ def _measure(table: TextTable, *, count: bool) -> tuple[int, int]:
 
 
 def read_numbers(path: Path, what: str) -> npt.NDArray[Any]:
-    """Return a table as int64, or as float32 if it has fractions; NaN is an error."""
-    table = TextTable(path, TableFormat("float64", delimiter=None, what=what, allow_nan=False))
-    values = table.read()
-    if np.all(values == np.rint(values)) and np.all(np.abs(values) < _EXACT_IN_FLOAT64):
+    """Return a table as int64, or as float32 if it has fractions.
+
+    Raises
+    ------
+    InputError
+        If a line is no row of numbers, a number is NaN, or the type cannot hold one.
+    """
+
+    def read(dtype: str) -> npt.NDArray[Any]:
+        lines = TableFormat(dtype, delimiter=None, what=what, allow_nan=False)
+        return TextTable(path, lines).read()
+
+    values = read("float64")
+    if not np.all(values == np.rint(values)) or not np.isfinite(values).all():
+        return read("float32")
+    if np.all(np.abs(values) < _EXACT_IN_FLOAT64):
         return values.astype(np.int64)
-    return values.astype(np.float32)
+    return read("int64")
 
 
 class TextEdges:

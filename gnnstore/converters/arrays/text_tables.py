@@ -35,6 +35,7 @@ _INTEGER = re.compile(rb"[+-]?[0-9]+")
 _DECIMAL = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?(nan|inf|infinity)")
 _INT64 = np.iinfo(np.int64)
 _KINDS = {"int64": "i", "float32": "f", "float64": "d"}  # as the core calls them
+_SPACES = re.compile(rb"[ \t\v\f]+")  # between fields, as `bytes.split` has it
 _SEPARATORS = {",": "commas", "\t": "tabs", " ": "spaces"}
 
 
@@ -290,7 +291,9 @@ class TextTable:
         if line is None:
             return
         if self._delimiter is None:
-            found = [mark for mark in (",", "\t") if mark.encode() in line.strip()]
+            # Names may have commas in them, or spaces, but no tabs.
+            marks = ("\t", ",") if self.format.dtype == "text" else (",", "\t")
+            found = [mark for mark in marks if mark.encode() in line.strip()]
             self._delimiter = found[0] if found else " "
         if self._num_columns is None:
             self._num_columns = len(self._fields(line))
@@ -319,18 +322,19 @@ class TextTable:
 
     def _parse_fast(self, data: bytes) -> npt.NDArray[Any] | NameBlock | None:
         """Return the rows of lines, or None if some are not clean or not allowed."""
+        if (self._num_columns or 0) > len(data):
+            return None  # no line has so many
         if self.format.dtype != "text":
             rows: Any = self._parse_numbers(data)
         else:
             stripped = self._strip(data)
             if not stripped:
                 return NameBlock([], np.empty((0, 2), np.int64), np.empty(0, np.int64))
+            if self._delimiter == " " and _has_more_than_single_spaces(stripped):
+                # Arrow would take what is between two spaces for a field, and a tab for a letter.
+                stripped = _SPACES.sub(b" ", stripped)
+                stripped = stripped.replace(b" \n", b"\n").replace(b"\n ", b"\n").strip(b" ")
             rows = self._parse_arrow(stripped)
-            if rows is None and self._delimiter == " ":
-                # Columns aligned with several spaces, or trailing ones.
-                single = re.sub(rb"[ \t]+", b" ", stripped)
-                single = single.replace(b" \n", b"\n").replace(b"\n ", b"\n")
-                rows = self._parse_arrow(single.strip(b" "))
         return rows if rows is not None and self._allowed(rows) else None
 
     def _parse_numbers(self, data: bytes) -> npt.NDArray[Any] | None:
@@ -529,6 +533,12 @@ class TextTable:
 
     def _fail(self, line: int, problem: str) -> NoReturn:
         raise InputError(f"{self.path}: line {line}: {problem}", path=self.path)
+
+
+def _has_more_than_single_spaces(data: bytes) -> bool:
+    """Whether fields may be separated by other white space than one space."""
+    marks = (b"\t", b"\v", b"\f", b"  ", b" \n", b"\n ")
+    return any(mark in data for mark in marks) or data.strip(b" ") != data
 
 
 def _show(field: bytes) -> str:

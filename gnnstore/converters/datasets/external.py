@@ -6,6 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from gnnstore.converters.arrays.derived import JoinedArrays
 from gnnstore.converters.arrays.files import RawLayout, open_raw
@@ -67,8 +71,7 @@ def open_features(
     UsageError
         If nobody said what a file is.
     """
-    given = [paths] if isinstance(paths, (str, Path)) or hasattr(paths, "__fspath__") else paths
-    found = [name for path in given for name in _expand(str(path), what)]
+    found = _names_of(paths, what)
     if not found:
         raise UsageError(f"{what}: no file was given")
     one = RawLayout(raw.dtype, (-1, *raw.shape[1:])) if raw is not None else None
@@ -85,19 +88,43 @@ def open_features(
 
 def open_labels(paths: Paths) -> ArrayFiles:
     """Open labels: as `open_features` does, but whole numbers in text are int64."""
-    if isinstance(paths, (str, Path)) and is_text(Path(paths)) and Path(paths).exists():
-        path = existing_file(paths, "the labels")
-        values = read_numbers(path, "label")
-        if values.shape[1] == 1:
-            values = values[:, 0]
-        return ArrayFiles(MemoryArray(str(path), values), None, (path,))
-    return open_features(paths, what="the labels")
+    what = "the labels"
+    names = _names_of(paths, what)
+    if not names or not all(is_text(Path(name)) for name in names):
+        return open_features(paths, what=what)
+    files = tuple(existing_file(name, what) for name in names)
+    tables = [read_numbers(path, "label") for path in files]
+    if len({table.dtype for table in tables}) > 1:  # some have fractions
+        tables = [_as_float32(table, path) for table, path in zip(tables, files, strict=True)]
+    parts: list[ArraySource] = [
+        MemoryArray(str(path), table[:, 0] if table.shape[1] == 1 else table)
+        for table, path in zip(tables, files, strict=True)
+    ]
+    return ArrayFiles(parts[0] if len(parts) == 1 else JoinedArrays(parts), None, files)
+
+
+def _as_float32(table: npt.NDArray[Any], path: Path) -> npt.NDArray[np.float32]:
+    """Return whole numbers as float32, for other files have fractions."""
+    found = table.astype(np.float32)
+    if (found != table).any():
+        number = table[found != table].flat[0]
+        raise InputError(
+            f"{path}: the label {number} is no float32, which labels with fractions are; the other "
+            "files have some",
+            path=path,
+        )
+    return found
 
 
 def is_text(path: Path) -> bool:
     """Whether a file's name says that it is a table of text, gzipped or not."""
     plain = path.with_suffix("") if path.suffix == ".gz" else path
     return plain.suffix.lower() in _TEXT_SUFFIXES
+
+
+def _names_of(paths: Paths, what: str) -> list[str]:
+    given = [paths] if isinstance(paths, (str, Path)) or hasattr(paths, "__fspath__") else paths
+    return [name for path in given for name in _expand(str(path), what)]
 
 
 def _expand(name: str, what: str) -> list[str]:
@@ -113,7 +140,8 @@ def _expand(name: str, what: str) -> list[str]:
 def _natural_order(path: Path) -> list[tuple[int, int | str]]:
     """Order part-2 before part-10."""
     pieces = re.split(r"([0-9]+)", path.name)
-    return [(0, int(piece)) if piece.isdigit() else (1, piece) for piece in pieces if piece]
+    is_number = re.compile(r"[0-9]+").fullmatch
+    return [(0, int(piece)) if is_number(piece) else (1, piece) for piece in pieces if piece]
 
 
 def _split_member(name: str) -> tuple[str, str | None]:

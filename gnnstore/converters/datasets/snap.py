@@ -197,10 +197,13 @@ class _NumberedIds(SequentialArray):
 
     def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
         for piece in self._source.rows(step, start):
-            numbers = np.searchsorted(self._known, piece)
+            # Compared with int64, unsigned numbers would be rounded; those beyond are no ids.
+            wanted = piece.astype(self._known.dtype)
+            numbers = np.searchsorted(self._known, wanted)
             found = self._known[np.minimum(numbers, len(self._known) - 1)]
-            if (found != piece).any():
-                unknown = piece[int(np.argmax(found != piece))]
+            is_unknown = (found != wanted) | ((wanted < 0) != (piece < 0))
+            if is_unknown.any():
+                unknown = piece[int(np.argmax(is_unknown))]
                 raise InputError(f"{self.label}: the id {unknown} occurs in no edge")
             yield numbers
 

@@ -110,6 +110,11 @@ class Partitioning:
                 f"{self.graph.reader.path} has no split {self.train_first!r}; its splits: {names}. "
                 "Name one of them, or spread nodes at random"
             )
+        if empty := [name for name, spec in self.attributes.items() if not spec.row_bytes]:
+            raise InputError(
+                f"{self.graph.reader.path}: rows of the attribute {empty[0]!r} hold nothing, which "
+                "partitions cannot have pages of; convert the graph without it"
+            )
         _ = self.rows
         need = Reservation("edges that are sorted at a time", _LEAST_TO_SORT)
         self.memory.add(need).check(None, "partition on a larger machine")

@@ -28,6 +28,8 @@ from gnnstore.formats.arrays.dtypes import (
 )
 from gnnstore.progress import Phase
 
+SCALES = "x_scale"  # the graph array that goes with features stored as multiples of it
+
 
 class Caster:
     """Casts pieces of one attribute from the type they come in to the type they are stored in.

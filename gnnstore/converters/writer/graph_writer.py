@@ -26,6 +26,7 @@ from gnnstore.converters.edges.split import SplitEdges, SplitRule, sorted_edges
 from gnnstore.converters.inputs import PathLike
 from gnnstore.converters.writer.adjacency import record_edges, take_up_edges, write_adjacency
 from gnnstore.converters.writer.carried_ids import CarriedIds
+from gnnstore.converters.writer.casting import SCALES
 from gnnstore.converters.writer.edge_splits import Rows, copy_array, write_edge_split
 from gnnstore.converters.writer.negatives import write_negatives
 from gnnstore.converters.writer.node_arrays import NodeArrays, RowSink
@@ -403,6 +404,7 @@ class GraphWriter:
         dtype : str
             Element type of the rows that will come.
         """
+        self._check_name(name)
         return self._nodes.rows(name, num_rows=num_rows, row_shape=row_shape, dtype=dtype)
 
     def set_node_attribute(
@@ -427,9 +429,10 @@ class GraphWriter:
         InputError
             If there are not N rows, or a store cannot hold the values.
         """
+        self._check_name(name)
         self._nodes.write(name, values, dtype=dtype, cat_dim=cat_dim)
         if name in self._nodes.scales:
-            self.set_graph_array(f"{name}_scale", self._nodes.scales[name])
+            self._add_graph_array(f"{name}_scale", self._nodes.scales[name])
 
     def set_split(
         self, name: str, values: npt.NDArray[Any] | ArraySource, *, where: str | None = None
@@ -580,7 +583,26 @@ class GraphWriter:
     def set_graph_array(
         self, name: str, array: npt.NDArray[Any], *, dtype: str | None = None
     ) -> None:
-        """Record an array of the whole graph."""
+        """Record an array of the whole graph.
+
+        Raises
+        ------
+        InputError
+            If it has the name of the features' scales.
+        """
+        self._check_name(name)
+        self._add_graph_array(name, array, dtype=dtype)
+
+    def _check_name(self, name: str) -> None:
+        if self.options.feature_scale is not None and name == SCALES:
+            raise InputError(
+                f"{name!r} is the name of the scales that feature_scale (--feature-scale) adds to "
+                "the graph, so that no batch would show it; rename it, or leave it out"
+            )
+
+    def _add_graph_array(
+        self, name: str, array: npt.NDArray[Any], *, dtype: str | None = None
+    ) -> None:
         path = store_names.graph_array(name)
         self._graph_arrays[name] = self._store.compressed(path, array, name=name, dtype=dtype)
 

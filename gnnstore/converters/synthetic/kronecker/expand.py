@@ -29,12 +29,9 @@ from gnnstore.converters.stores.copy import copy_graph_attributes, describe_edge
 from gnnstore.converters.stores.graph import EdgePiece, StoreInput
 from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.synthetic.kronecker.factor import check_factor, derive_factor
-from gnnstore.converters.synthetic.kronecker.nodes import (
-    SCALES,
-    check_noise,
-    write_nodes,
-)
+from gnnstore.converters.synthetic.kronecker.nodes import check_noise, write_nodes
 from gnnstore.converters.synthetic.kronecker.patterns import FactorGraph
+from gnnstore.converters.writer.casting import SCALES
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
 from gnnstore.converters.writer.workload import Workload

@@ -20,7 +20,6 @@ from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, from_bfloat16_bits, to_bfloat16_bits
 from gnnstore.formats.arrays.spec import AttributeSpec
 
-SCALES = "x_scale"  # the graph array that goes with features stored as multiples of it
 _NOISE = 0x6B726F6E6F697365  # "kronoise": not that of other generators
 _CHUNK_VALUES = 2**17  # intermediate results stay in a core's cache: twice as fast
 # Deviations are taken from so many rows at most, in blocks spread over all of them.
@@ -77,8 +76,10 @@ class Noise:
         # Multiples of a scale lie in -127, ..., 127, so that negating one never overflows.
         self._is_scaled = f"{spec.name}_scale" in graph.reader.schema.graph_arrays
         kind, size = STORAGE_DTYPES[spec.dtype].kind, STORAGE_DTYPES[spec.dtype].itemsize
-        self._is_exact = kind == "b" or (
-            kind in "iu" and size > _MAX_NOISY_INTEGER_BYTES and spec.dtype != "bfloat16"
+        self._is_exact = (
+            kind == "b"
+            or spec.row_bytes == 0
+            or (kind in "iu" and size > _MAX_NOISY_INTEGER_BYTES and spec.dtype != "bfloat16")
         )
         if not self._is_exact:
             wide = np.float64 if kind == "f" and size == 8 else np.float32
