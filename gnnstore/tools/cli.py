@@ -15,7 +15,7 @@ import click
 import gnnstore
 from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.interrupts import interrupts_wait, no_interrupt_lost
-from gnnstore.tools.ui.session import Session, start_logging
+from gnnstore.tools.ui.session import Session, open_streams, start_logging
 
 # Command -> (module that defines `command`, one line for --help), in the order of use.
 _COMMANDS = {
@@ -135,6 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments : sequence of str, optional
         The words after `gnnstore`; default the process's own.
     """
+    open_streams()
     words = sys.argv[1:] if arguments is None else list(arguments)
     session = Session()
     try:

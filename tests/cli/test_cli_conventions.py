@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -258,3 +259,34 @@ def test_it_runs_as_a_module() -> None:
         timeout=60,
     )
     assert json.loads(done.stdout)["command"] == "info"
+
+
+@pytest.mark.parametrize("command", ["verify {} --json", "inspect {} --json", "inspect {}"])
+def test_a_full_device_is_no_damage(example: Path, command: str) -> None:
+    words = [sys.executable, "-m", "gnnstore.tools", *command.format(example).split()]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (5, "gnnstore: error: No space left on device\n")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_lead_nowhere(example: Path, closed: str) -> None:
+    """And no file that is opened takes their numbers, and what is printed."""
+    command = f"{sys.executable} -m gnnstore.tools verify {example} --level full {closed}"
+    assert subprocess.run(["bash", "-c", command], check=False).returncode == 0
+    command = f"{sys.executable} -m gnnstore.tools verify {example.parent / 'none'} {closed}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, check=False)
+    assert done.returncode == 3
+
+
+def test_paths_that_cannot_be_shown_are_escaped(example: Path, tmp_path: Path) -> None:
+    for name, encoding in (("é.gnn", "ascii"), (os.fsdecode(b"\xfe.gnn"), "utf-8")):
+        (tmp_path / name).symlink_to(example)
+        done = subprocess.run(
+            [sys.executable, "-m", "gnnstore.tools", "inspect", tmp_path / name],
+            env=os.environ | {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"},
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert b"nodes" in done.stdout

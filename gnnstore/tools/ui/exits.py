@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import traceback
+from contextlib import suppress
 
 import click
 
@@ -31,27 +32,36 @@ def report(error: BaseException, session: Session) -> int:
     if isinstance(error, click.Abort | KeyboardInterrupt):
         message, status = "interrupted", INTERRUPTED
     elif isinstance(error, click.ClickException):
-        error.show()
         message, status = error.format_message(), USAGE
     else:
         message, status = _describe(error)
-        if session.debug or status == DEFECT:
-            click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
-    if not isinstance(error, click.ClickException):
-        click.echo(f"gnnstore: {click.style('error:', fg='red')} {message}", err=True)
+    # A stream that cannot be written, such as one to a full disk, may be what has failed.
+    with suppress(OSError):
+        _tell(error, message, with_traceback=session.debug or status == DEFECT)
     if session.as_json:
-        session.emit_json(
-            {
-                "error": {
-                    "kind": type(error).__name__,
-                    "message": message,
-                    "path": getattr(error, "path", None),
-                    "offset": getattr(error, "offset", None),
-                    "exit_status": status,
+        with suppress(OSError):
+            session.emit_json(
+                {
+                    "error": {
+                        "kind": type(error).__name__,
+                        "message": message,
+                        "path": getattr(error, "path", None),
+                        "offset": getattr(error, "offset", None),
+                        "exit_status": status,
+                    }
                 }
-            }
-        )
+            )
     return status
+
+
+def _tell(error: BaseException, message: str, *, with_traceback: bool) -> None:
+    """Print what went wrong on stderr."""
+    if isinstance(error, click.ClickException):
+        error.show()
+        return
+    if with_traceback and not isinstance(error, click.Abort | KeyboardInterrupt):
+        click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
+    click.echo(f"gnnstore: {click.style('error:', fg='red')} {message}", err=True)
 
 
 def _describe(error: BaseException) -> tuple[str, int]:

@@ -75,6 +75,25 @@ class Session:
             yield progress
 
 
+def open_streams() -> None:
+    """Have streams that anything can be printed on.
+
+    Those that whoever started this has closed lead nowhere: else files that are opened would take
+    their numbers, and get what is printed. What an encoding lacks, of a path, is escaped.
+    """
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+        if getattr(sys, name) is None:
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+
+
 class _StderrHandler(logging.Handler):
     """Prints messages of the library, such as what it removed after a crash."""
 
@@ -99,7 +118,8 @@ def render_to_stdout(render: Callable[[Console], None]) -> None:
         return
     # In memory first, to drop the spaces that rich fills lines with. The encoding matters:
     # by it rich chooses its characters.
-    text = io.TextIOWrapper(io.BytesIO(), encoding=sys.stdout.encoding or "utf-8")
+    encoding = sys.stdout.encoding or "utf-8"
+    text = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="backslashreplace")
     render(Console(file=text, width=_PIPE_WIDTH, **plain))
     text.seek(0)
     click.echo("\n".join(line.rstrip() for line in text))
