@@ -9,11 +9,12 @@ what to do next. Each class carries the exit status that the command line return
 from __future__ import annotations
 
 import errno
+import operator
 import os
 import resource
 from collections.abc import Collection, Iterator
 from contextlib import ContextDecorator, contextmanager
-from typing import Any
+from typing import Any, SupportsIndex
 
 
 class GnnstoreError(Exception):
@@ -212,6 +213,36 @@ class limits_named(ContextDecorator):  # noqa: N801 - used like a function
         found = None if error is None else resource_error(error, self._doing)
         if found is not None:
             raise found from error
+
+
+def whole_number(name: str, value: SupportsIndex) -> int:
+    """Return an option that is a whole number, of NumPy's or torch's too, as Python's own.
+
+    Raises
+    ------
+    UsageError
+        If it is none.
+    """
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except (TypeError, ValueError):
+        raise UsageError(f"{name}={value!r} is not a whole number") from None
+
+
+def truth(name: str, value: object) -> bool:
+    """Return an option that is True or False, or a number that equals one of them, as such.
+
+    Raises
+    ------
+    UsageError
+        If it is none.
+    """
+    found = value.item() if hasattr(value, "item") else value  # NumPy's and torch's too
+    if found not in (0, 1):
+        raise UsageError(f"{name}={value!r} is neither True nor False")
+    return bool(found)
 
 
 def check_choice(name: str, value: object, choices: Collection[str]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import re
+from typing import SupportsIndex
 
 from gnnstore.errors import UsageError
 
@@ -36,10 +38,10 @@ def parse_size(size: int | str, *, name: str = "size") -> int:
     UsageError
         If the text is not a size or the size is negative.
     """
-    if isinstance(size, int) and not isinstance(size, bool):
-        if size < 0:
+    if isinstance(size, SupportsIndex) and not isinstance(size, bool):
+        if (num_bytes := operator.index(size)) < 0:
             raise UsageError(f"{name}={size} is negative; give a number of bytes")
-        return size
+        return num_bytes
     match = _SIZE.fullmatch(size) if isinstance(size, str) else None
     if match is None or match[2].lower() not in _SUFFIXES:
         raise UsageError(

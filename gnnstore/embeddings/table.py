@@ -329,7 +329,7 @@ class EmbeddingTable(torch.nn.Module):
             resident = self._buffer.resident()
             self._buffer.dirty[resident[held[self._buffer.slots[resident]]]] = True
             self._steps += 1
-        self._forget()
+        self._refuse_more()
 
     def _forget(self) -> None:
         self._given.clear()
@@ -398,14 +398,19 @@ class EmbeddingTable(torch.nn.Module):
                 "memory: call step() before the next batch, or zero_grad() to drop them; "
                 "accumulate gradients within a state only"
             )
+        self._refuse_more()
+
+    def _refuse_more(self) -> None:
+        """Forget rows that were given out, and refuse gradients of them from now on."""
         for leaf in self.leaves:  # of which a loss may still be computed
             leaf.register_hook(self._refuse_late)
         self._forget()
 
     def _refuse_late(self, _: Tensor) -> NoReturn:
         raise UsageError(
-            f"{self.path}: backward() of rows whose partitions have left memory; compute gradients "
-            "of a batch before the next one is taken"
+            f"{self.path}: backward() of rows that a step was made with, or whose partitions have "
+            "left memory; compute all gradients of a batch before step() and the next batch, or "
+            "call the table again"
         )
 
     def expect(self, state: npt.NDArray[np.int64]) -> None:

@@ -16,13 +16,13 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from gnnstore.errors import UsageError
+from gnnstore.errors import UsageError, whole_number
 from gnnstore.loaders.assemble.homogeneous import BatchAssembler
 from gnnstore.parallel import Lookahead
 from gnnstore.pipeline.batch import (
@@ -41,6 +41,7 @@ from gnnstore.pipeline.order.state import LoaderState, Position
 from gnnstore.pipeline.seeds.base import ON_DEMAND_EPOCH, BatchKey, SeedLabels
 from gnnstore.pipeline.stats import LoaderStats, peak_rss_bytes
 from gnnstore.progress import Progress, WaitProgress
+from gnnstore.sampling.neighbor import check_word
 from gnnstore.timeline import MAX_EVENTS, OFF, Timeline, recorded
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ class BatchLoader(DataLoader[Any]):
         Preparing threads; None: `num_workers` if given, else one per usable core, and one
         more where they wait for a disk.
     prefetch_batches : int or None
-        The most batches prepared ahead; None: `prefetch_factor` (2) per thread.
+        The most batches prepared ahead; None: two per thread, or `prefetch_factor` with
+        `num_workers`.
     options : dict
         Keyword arguments of torch's `DataLoader`.
     shard : RankShard
@@ -108,7 +110,7 @@ class BatchLoader(DataLoader[Any]):
         positions: Any = range(num_seeds)
         # By name: the next class in line may be PyG's loader.
         DataLoader.__init__(self, positions, collate_fn=self.collate_fn, **options)
-        self.seed = seed
+        self.seed = None if seed is None else check_word("seed", seed)
         self.epoch = 0
         self.transform = transform
         self.transform_sampler_output = transform_sampler_output
@@ -197,8 +199,7 @@ class BatchLoader(DataLoader[Any]):
 
     def len_of(self, epoch: int) -> int:
         """Return the number of batches of an epoch: with `partitions=`, not all have as many."""
-        _check_epoch(epoch)
-        return self._order.num_left(Position(epoch), self._known_seed())
+        return self._order.num_left(Position(_checked_epoch(epoch)), self._known_seed())
 
     def _known_seed(self) -> int | None:
         """Return the seed, if it is known or if the number of batches depends on it."""
@@ -311,10 +312,9 @@ class BatchLoader(DataLoader[Any]):
 
     # --- state -------------------------------------------------------------------------------
 
-    def set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, epoch: SupportsIndex) -> None:
         """Set the number of the epoch that the next iteration will be."""
-        _check_epoch(epoch)
-        self.epoch = epoch
+        self.epoch = _checked_epoch(epoch)
         self._cursor.leave()
 
     def state_dict(self) -> dict[str, Any]:
@@ -498,11 +498,13 @@ def _displayed(wanted: bool | None, shard: RankShard) -> WaitProgress:
     return WaitProgress(show if wanted else None)
 
 
-def _check_epoch(epoch: int) -> None:
-    if epoch < 0:
+def _checked_epoch(epoch: SupportsIndex) -> int:
+    number = whole_number("epoch", epoch)
+    if number < 0:
         raise UsageError(f"epoch={epoch} is negative; epochs count from 0")
-    if epoch >= 2**63:
+    if number >= 2**63:
         raise UsageError(f"epoch={epoch} is not less than 2^63")
+    return number
 
 
 def _describe(order: EpochOrder, start: Position, k: int) -> str:
@@ -552,6 +554,7 @@ def _forget_records_of_bases(loader: DataLoader[Any]) -> None:
 def _threads_given(num_threads: int | None, num_workers: int) -> int | None:
     if num_threads is None:
         return num_workers or None
+    num_threads = whole_number("num_threads", num_threads)
     if num_threads < 0:
         raise UsageError(f"num_threads={num_threads} is negative; 0 prepares without threads")
     if num_workers and num_workers != num_threads:

@@ -7,10 +7,11 @@ What is its own is which edges batches start from, and which negatives are drawn
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace as replaced
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 import torch
@@ -18,7 +19,14 @@ from torch_geometric.data import Data
 from torch_geometric.loader import LinkNeighborLoader as PygLinkNeighborLoader
 from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling
 
-from gnnstore.errors import NotFoundError, UsageError, check_choice, limits_named
+from gnnstore.errors import (
+    InputError,
+    NotFoundError,
+    UsageError,
+    check_choice,
+    limits_named,
+    truth,
+)
 from gnnstore.loaders.options import LoaderOptions
 from gnnstore.loaders.pyg_sampler import StoreSampler
 from gnnstore.loaders.sampled import SampledLoader
@@ -337,6 +345,7 @@ def _negatives(
     ------
     UsageError, InputError
     """
+    strict = truth("strict_negatives", strict)
     given = {
         "strict_negatives": strict,
         "neg_side": side != "dst",
@@ -360,10 +369,13 @@ def _negatives(
             "torch_geometric.sampler.NegativeSampling of a positive amount"
         ) from None
     check_choice("neg_side", side, SIDES)
-    if num_chunks is not None and (not isinstance(num_chunks, int) or num_chunks < 1):
-        raise UsageError(
-            f"shared_negatives={num_chunks!r}: expected a number of chunks, at least 1 chunk"
-        )
+    if num_chunks is not None:
+        is_number = isinstance(num_chunks, SupportsIndex) and not isinstance(num_chunks, bool)
+        if not is_number or operator.index(num_chunks) < 1:
+            raise UsageError(
+                f"shared_negatives={num_chunks!r}: expected a number of chunks, at least 1 chunk"
+            )
+        num_chunks = operator.index(num_chunks)
     if not isinstance(degree_fraction, (int, float)) or not 0 <= degree_fraction <= 1:
         raise UsageError(f"degree_fraction={degree_fraction!r}: expected a share, 0 to 1")
     if degree_fraction and not cast.is_binary() and round(degree_fraction * cast.amount) == 0:
@@ -437,4 +449,11 @@ def _labels(edge_label: Any, num_edges: int, negatives: Negatives | None) -> tor
             "edge_label: triplets have no labels; leave it out, and tell positives from negatives "
             "by `src_index`, `dst_pos_index` and `dst_neg_index` of the batch"
         )
-    return labels + 1 if labels.min() == 0 else labels
+    if labels.min() != 0:
+        return labels
+    if not labels.is_floating_point() and labels.max() == torch.iinfo(labels.dtype).max:
+        raise InputError(
+            f"edge_label: with negatives, whose label is 0, labels are raised by one, and "
+            f"{int(labels.max())} is the largest of {labels.dtype}; give them as a wider type"
+        )
+    return labels + 1

@@ -83,7 +83,8 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         Preparing threads; by default `num_workers` if given, else one per usable core, and
         one more where they wait for a disk. 0 prepares in the consumer's thread.
     prefetch_batches : int, optional
-        The most batches prepared ahead; by default `prefetch_factor` (2) per thread.
+        The most batches prepared ahead; by default two per thread, or `prefetch_factor` with
+        `num_workers`.
     topology : "auto", "memory", "mmap" or "disk"
         Where the graph's topology lies: in memory; mapped; or on disk but for `indptr` and
         in-neighbours that are needed often. "auto": in memory where it fits, else as attributes.

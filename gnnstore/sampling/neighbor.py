@@ -18,7 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.errors import CorruptStoreError, InputError, UsageError, check_choice
+from gnnstore.errors import (
+    CorruptStoreError,
+    InputError,
+    UsageError,
+    check_choice,
+    truth,
+    whole_number,
+)
 from gnnstore.formats.store.csc import Csc
 
 SubgraphType = Literal["directional", "bidirectional", "induced"]
@@ -81,7 +88,9 @@ class SamplingConfig:
                 "disjoint=True and subgraph_type='induced' exclude each other: edges between "
                 "all sampled nodes would join the trees; choose one of the two"
             )
-        check_word("seed", self.seed)
+        for name in ("replace", "disjoint"):
+            object.__setattr__(self, name, truth(name, getattr(self, name)))
+        object.__setattr__(self, "seed", check_word("seed", self.seed))
 
     def with_seed(self, seed: int) -> Self:
         """Return the same options under another seed."""
@@ -300,10 +309,11 @@ def _checked_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:
     return checked
 
 
-def check_word(name: str, value: int) -> None:
-    """Raise unless a number is a word of the key of draws."""
-    if not 0 <= operator.index(value) < _WORD:
+def check_word(name: str, value: int) -> int:
+    """Return a number that is a word of the key of draws; raise if it is none."""
+    if not 0 <= (number := whole_number(name, value)) < _WORD:
         raise UsageError(f"{name} must be in [0, 2^64); got {value}")
+    return number
 
 
 def as_seeds(seeds: npt.ArrayLike) -> npt.NDArray[np.int64]:

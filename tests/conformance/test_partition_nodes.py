@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pickle
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -598,3 +600,23 @@ def test_bytes_are_those_of_the_formula_and_nothing_is_written(tmp_path: Path) -
     for directory in [path, *path.rglob("*")]:
         if directory.is_dir():
             directory.chmod(0o755)
+
+
+def test_a_loader_that_was_iterated_goes_with_its_buffer(
+    store: gnnstore.GraphStore,
+) -> None:
+    """With the last reference to it, and not when the garbage collector comes by."""
+    gc.collect()
+    gc.disable()
+    try:
+        for num_batches in (None, 3):
+            loader = NeighborLoader(
+                store, [2], batch_size=8, shuffle=True, seed=0, num_threads=2, partitions=DISPERSED
+            )
+            batches = iter(loader)
+            list(islice(batches, num_batches))
+            alive = [weakref.ref(part) for part in (loader, loader._source, loader._sources)]
+            del loader, batches
+            assert [part() for part in alive] == [None] * len(alive)
+    finally:
+        gc.enable()

@@ -291,6 +291,20 @@ def test_gradients_that_wait_are_not_forgotten(table_of: Open, store: Path) -> N
     table.leave()
 
 
+def test_a_step_ends_what_was_looked_up(table_of: Open) -> None:
+    """As places of rows may change with it: a gradient that comes later is refused, not lost."""
+    table = table_of()
+    optimizer = gnnstore.RowwiseAdagrad(table)
+    rows = table(torch.tensor([1]))
+    rows.sum().backward(retain_graph=True)
+    optimizer.step()
+    optimizer.zero_grad()
+    with pytest.raises(UsageError, match="a step was made with"):
+        (2 * rows.sum()).backward()
+    table(torch.tensor([1])).sum().backward()
+    optimizer.step()
+
+
 def test_rows_ask_for_an_optimizer_or_none(table_of: Open) -> None:
     table = table_of()
     with pytest.raises(UsageError, match="no optimizer would change"):

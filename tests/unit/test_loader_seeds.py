@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
 from itertools import islice
 from pathlib import Path
@@ -122,6 +123,96 @@ def test_input_id_can_be_given(store: gnnstore.GraphStore) -> None:
     assert (seeds.tolist(), ids.tolist()) == ([99, 3], [990, 30])
     with pytest.raises(InputError, match="input_id has 2 entries for 3 input nodes"):
         resolve_input_nodes(store, MASK, [1, 2])
+
+
+@pytest.mark.parametrize(
+    "input_id", [[0.5, 1.7], [float("nan"), 1], np.array([2**64 - 1, 1], np.uint64), ["7", "8"]]
+)
+def test_an_input_id_that_would_be_altered_is_refused(
+    store: gnnstore.GraphStore, input_id: Any
+) -> None:
+    with pytest.raises(InputError, match=r"input_id has values of .*give whole numbers"):
+        gnnstore.NeighborLoader(store, [2], [1, 2], input_id=input_id)
+
+
+@pytest.mark.parametrize(
+    "given", [torch.ones(3, dtype=torch.bfloat16), torch.eye(3).to_sparse(), [[1, 2], [3]]]
+)
+def test_what_numpy_does_not_know_is_named(store: gnnstore.GraphStore, given: Any) -> None:
+    with pytest.raises(InputError, match="where an array of numbers was expected"):
+        gnnstore.NeighborLoader(store, [2], given)
+    with pytest.raises(InputError, match="where an array of numbers was expected"):
+        gnnstore.LinkNeighborLoader(store, [2], given)
+
+
+NUMPYS: dict[str, Any] = {
+    "seed": np.int64(5),
+    "replace": np.bool_(True),
+    "disjoint": 1,
+    "num_threads": np.int32(1),
+    "memory": np.int64(10**8),
+    "superbatch": np.int64(2),
+    "cache_bytes": np.uint32(10**5),
+}
+
+
+def test_numbers_of_numpy_are_numbers(store: gnnstore.GraphStore) -> None:
+    """And what a loader says of itself is plain, for JSON and `torch.load(weights_only=True)`."""
+
+    def loader_of(**options: Any) -> gnnstore.NeighborLoader:
+        return gnnstore.NeighborLoader(
+            store, [2], "train", batch_size=16, shuffle=True, strategy="belady", **options
+        )
+
+    loader, plain = (
+        loader_of(**NUMPYS),
+        loader_of(**{k: v.item() if hasattr(v, "item") else v for k, v in NUMPYS.items()}),
+    )
+    for epoch in (np.int64(3), np.uint8(255), torch.tensor(4)):
+        loader.set_epoch(epoch)
+        next(iter(loader))
+        state = json.loads(json.dumps(loader.state_dict()))
+        assert (state["epoch"], state["seed"]) == (int(epoch), 5)
+        plain.load_state_dict(state)
+        loader.load_state_dict(state)
+        assert [b.n_id.tolist() for b in loader] == [b.n_id.tolist() for b in plain]
+        assert loader.epoch == int(epoch) + 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"seed": 1.5},
+        {"seed": True},
+        {"seed": "1"},
+        {"num_threads": 1.5},
+        {"replace": "yes"},
+        {"disjoint": 2},
+    ],
+)
+def test_what_is_no_number_is_named(store: gnnstore.GraphStore, options: dict[str, Any]) -> None:
+    ((name, value),) = options.items()
+    with pytest.raises(UsageError, match=f"^{name}={value!r} is "):
+        gnnstore.NeighborLoader(store, [2], "train", **options)
+    loader = gnnstore.NeighborLoader(store, [2], "train")
+    for epoch in (1.0, True, "1"):
+        with pytest.raises(UsageError, match=f"^epoch={epoch!r} is not a whole number"):
+            loader.set_epoch(epoch)  # type: ignore[arg-type]
+
+
+def test_labels_have_room_for_that_of_negatives(store: gnnstore.GraphStore) -> None:
+    edges = torch.tensor([[0, 1, 2], [3, 4, 5]])
+    labels = torch.tensor([0, 255, 7], dtype=torch.uint8)
+
+    def loader_of(edge_label: torch.Tensor) -> gnnstore.LinkNeighborLoader:
+        return gnnstore.LinkNeighborLoader(
+            store, [2], edges, edge_label, neg_sampling="binary", batch_size=8
+        )
+
+    with pytest.raises(InputError, match=r"255 is the largest of torch\.uint8"):
+        loader_of(labels)
+    (batch,) = loader_of(labels.to(torch.int16))
+    assert batch.edge_label[:3].tolist() == [1, 256, 8]
 
 
 def test_later_changes_of_the_users_array_do_not_matter(store: gnnstore.GraphStore) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, SupportsIndex
 
 from gnnstore.errors import UsageError
 from gnnstore.units import parse_size
@@ -72,12 +73,15 @@ class PlannedSettings:
             return None
         if superbatch == "auto":
             superbatch = None
-        if superbatch is not None and (
-            not isinstance(superbatch, int) or isinstance(superbatch, bool) or superbatch < 1
-        ):
-            raise UsageError(
-                f"superbatch={superbatch!r}: expected a number of batches, at least 1, or 'auto'"
-            )
+        if superbatch is not None:
+            is_number = isinstance(superbatch, SupportsIndex) and not isinstance(superbatch, bool)
+            num_batches = operator.index(superbatch) if is_number else 0  # type: ignore[arg-type]
+            if num_batches < 1:
+                raise UsageError(
+                    f"superbatch={superbatch!r}: expected a number of batches, at least 1, or "
+                    "'auto'"
+                )
+            superbatch = num_batches
         num_bytes = None if cache_bytes is None else parse_size(cache_bytes, name="cache_bytes")
         return cls(
             num_bytes,

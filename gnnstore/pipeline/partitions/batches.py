@@ -89,9 +89,14 @@ class PartitionBatches(BatchSource):
             states, in_thread=in_thread, following=following, prepare=prepare
         ) as ahead:
             tasks = _TasksOfStates(self, planned, run, ahead)
-            if run.lookahead is not None:
-                run.lookahead.must_wait = tasks.must_wait
-            yield iter(tasks)
+            if run.lookahead is None:
+                yield iter(tasks)
+                return
+            ready, run.lookahead.must_wait = run.lookahead.must_wait, tasks.must_wait
+            try:
+                yield iter(tasks)
+            finally:  # else tasks and their run, and with it the buffer, would hold each other
+                run.lookahead.must_wait = ready
 
 
 class _TasksOfStates:

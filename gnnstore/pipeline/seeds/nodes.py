@@ -198,7 +198,10 @@ def resolve_input_nodes(store: GraphStore, input_nodes: Any, input_id: Any = Non
 
 def resolve_input_ids(input_id: Any, num_seeds: int, what: str) -> Int64Array:
     """Return what `input_id` of batches is to show, for each seed: int64 [num_seeds], a copy."""
-    ids = np.array(to_numpy(input_id), dtype=np.int64).reshape(-1)
+    given = to_numpy(input_id)
+    if given.size and (given.dtype.kind not in "iu" or given.max() > np.iinfo(np.int64).max):
+        raise InputError(f"input_id has values of {given.dtype}; give whole numbers of 64 bits")
+    ids = np.array(given, dtype=np.int64).reshape(-1)
     if len(ids) != num_seeds:
         raise InputError(
             f"input_id has {len(ids)} entries for {num_seeds} {what}; "
@@ -254,12 +257,22 @@ def _crc_of_all(ids: Int64Array | None, num_seeds: int) -> int:
 
 
 def to_numpy(values: Any) -> npt.NDArray[Any]:
-    """Return a tensor, an array or a sequence as an array; the memory may be shared."""
-    if isinstance(values, torch.Tensor):
-        return values.detach().cpu().numpy()
-    if isinstance(values, range):  # which NumPy would walk
-        return np.arange(values.start, values.stop, values.step, dtype=np.int64)
-    return np.asarray(values)
+    """Return a tensor, an array or a sequence as an array; the memory may be shared.
+
+    Raises
+    ------
+    InputError
+        If it is none that NumPy knows: a tensor of bfloat16, say, or lists of several lengths.
+    """
+    try:
+        if isinstance(values, torch.Tensor):
+            return values.detach().cpu().numpy()
+        if isinstance(values, range):  # which NumPy would walk
+            return np.arange(values.start, values.stop, values.step, dtype=np.int64)
+        return np.asarray(values)
+    except (TypeError, ValueError) as error:
+        kind = getattr(values, "dtype", type(values).__name__)
+        raise InputError(f"found {kind} where an array of numbers was expected: {error}") from None
 
 
 def checked_positions(index: Any, num_positions: int, where: str) -> Int64Array:
