@@ -215,20 +215,27 @@ class limits_named(ContextDecorator):  # noqa: N801 - used like a function
             raise found from error
 
 
+def as_whole_number(value: object) -> int | None:
+    """Return a whole number, of NumPy's or torch's too, as Python's own; None if it is none."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        return None
+    try:
+        return operator.index(value)
+    except (TypeError, ValueError):  # arrays only look like one
+        return None
+
+
 def whole_number(name: str, value: SupportsIndex) -> int:
-    """Return an option that is a whole number, of NumPy's or torch's too, as Python's own.
+    """Return an option that is a whole number, as Python's own.
 
     Raises
     ------
     UsageError
         If it is none.
     """
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        return operator.index(value)
-    except (TypeError, ValueError):
-        raise UsageError(f"{name}={value!r} is not a whole number") from None
+    if (number := as_whole_number(value)) is None:
+        raise UsageError(f"{name}={value!r} is not a whole number")
+    return number
 
 
 def truth(name: str, value: object) -> bool:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 import re
-from typing import SupportsIndex
 
-from gnnstore.errors import UsageError
+from gnnstore.errors import UsageError, as_whole_number
 
 _SUFFIXES = {
     "": 1,
@@ -38,8 +36,8 @@ def parse_size(size: int | str, *, name: str = "size") -> int:
     UsageError
         If the text is not a size or the size is negative.
     """
-    if isinstance(size, SupportsIndex) and not isinstance(size, bool):
-        if (num_bytes := operator.index(size)) < 0:
+    if (num_bytes := as_whole_number(size)) is not None:
+        if num_bytes < 0:
             raise UsageError(f"{name}={size} is negative; give a number of bytes")
         return num_bytes
     match = _SIZE.fullmatch(size) if isinstance(size, str) else None

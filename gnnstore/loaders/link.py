@@ -7,11 +7,10 @@ What is its own is which edges batches start from, and which negatives are drawn
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace as replaced
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from gnnstore.errors import (
     InputError,
     NotFoundError,
     UsageError,
+    as_whole_number,
     check_choice,
     limits_named,
     truth,
@@ -370,12 +370,11 @@ def _negatives(
         ) from None
     check_choice("neg_side", side, SIDES)
     if num_chunks is not None:
-        is_number = isinstance(num_chunks, SupportsIndex) and not isinstance(num_chunks, bool)
-        if not is_number or operator.index(num_chunks) < 1:
+        given_chunks, num_chunks = num_chunks, as_whole_number(num_chunks)
+        if num_chunks is None or num_chunks < 1:
             raise UsageError(
-                f"shared_negatives={num_chunks!r}: expected a number of chunks, at least 1 chunk"
+                f"shared_negatives={given_chunks!r}: expected a number of chunks, at least 1 chunk"
             )
-        num_chunks = operator.index(num_chunks)
     if not isinstance(degree_fraction, (int, float)) or not 0 <= degree_fraction <= 1:
         raise UsageError(f"degree_fraction={degree_fraction!r}: expected a share, 0 to 1")
     if degree_fraction and not cast.is_binary() and round(degree_fraction * cast.amount) == 0:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
-from typing import Self, SupportsIndex
+from typing import Self
 
-from gnnstore.errors import UsageError
+from gnnstore.errors import UsageError, as_whole_number
 from gnnstore.units import parse_size
 
 
@@ -74,9 +73,8 @@ class PlannedSettings:
         if superbatch == "auto":
             superbatch = None
         if superbatch is not None:
-            is_number = isinstance(superbatch, SupportsIndex) and not isinstance(superbatch, bool)
-            num_batches = operator.index(superbatch) if is_number else 0  # type: ignore[arg-type]
-            if num_batches < 1:
+            num_batches = as_whole_number(superbatch)
+            if num_batches is None or num_batches < 1:
                 raise UsageError(
                     f"superbatch={superbatch!r}: expected a number of batches, at least 1, or "
                     "'auto'"
