@@ -83,9 +83,12 @@ def _end_found(end: Callable[[], None]) -> None:
 _collecting = 0  # the thread in which the garbage collector runs
 
 
-def _note_collecting(phase: str, _: object) -> None:
+def _note_collecting(
+    phase: str, _: object, get_ident: Callable[[], int] = threading.get_ident
+) -> None:
+    # Called until the interpreter is gone, when what modules have imported is gone already.
     global _collecting  # noqa: PLW0603 - the interpreter has one collector
-    _collecting = threading.get_ident() if phase == "start" else 0
+    _collecting = get_ident() if phase == "start" else 0
 
 
 gc.callbacks.append(_note_collecting)

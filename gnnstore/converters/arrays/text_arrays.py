@@ -99,7 +99,10 @@ def read_numbers(path: Path, what: str) -> npt.NDArray[Any]:
 
     values = read("float64")
     if not np.all(values == np.rint(values)) or not np.isfinite(values).all():
-        return read("float32")
+        with np.errstate(over="ignore"):
+            found = values.astype(np.float32)
+        overflows = np.isfinite(found) != np.isfinite(values)
+        return read("float32") if overflows.any() else found  # which names the line
     if np.all(np.abs(values) < _EXACT_IN_FLOAT64):
         return values.astype(np.int64)
     return read("int64")
