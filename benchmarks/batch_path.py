@@ -134,15 +134,19 @@ def main() -> None:
     options.add_argument(
         "--functions", action="store_true", help="print the functions of each module too"
     )
+    options.add_argument(
+        "--strategies", nargs="+", choices=STRATEGIES, default=[*STRATEGIES], help="(all)"
+    )
     arguments = options.parse_args()
     repeats = min(arguments.repeats, 2) if arguments.quick else arguments.repeats
     entered: dict[str, list[str]] = {}
     rows: list[tuple[str, str]] = []
     with tempfile.TemporaryDirectory(prefix="gnnstore-benchmark-") as temporary:
         store = from_rmat(Path(temporary) / "rmat.gnn", scale=12, feature_dim=64)
-        for name, given in STRATEGIES.items():
+        for name in arguments.strategies:
+            given = STRATEGIES[name]
             if name == "saved plan":
-                given = {**given, "plan": pack(store, Path(temporary) / "plan")}  # noqa: PLW2901
+                given = {"plan": pack(store, Path(temporary) / "plan")}
             found = [trace(store, **given) for _ in range(repeats)]
             functions = set().union(*found)
             entered[name] = sorted({module for module, _ in functions})

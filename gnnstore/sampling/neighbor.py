@@ -311,6 +311,8 @@ def _checked_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:
 
 def check_word(name: str, value: int) -> int:
     """Return a number that is a word of the key of draws; raise if it is none."""
+    if type(value) is int and 0 <= value < _WORD:  # as those of each batch are
+        return value
     if not 0 <= (number := whole_number(name, value)) < _WORD:
         raise UsageError(f"{name} must be in [0, 2^64); got {value}")
     return number

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -162,6 +164,23 @@ def test_files_that_the_architecture_names_exist() -> None:
     for name in re.findall(r"`([\w/]+\.(?:py|cpp))`", text):
         places = list((ROOT / "gnnstore").rglob(name.rsplit("/", 1)[-1]))
         assert any(str(place).endswith(name) for place in [*places, ROOT / name]), name
+
+
+def test_batches_enter_the_modules_that_the_architecture_names() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (.*) \|$", text, re.MULTILINE)
+    options = ["--repeats", "1", "--json", "--strategies", *(name for name, _, _ in rows)]
+    command = [sys.executable, "-m", "benchmarks.batch_path", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    entered = json.loads(done.stdout)["modules"]
+    named: set[str] = set()
+    for strategy, count, which in rows:
+        files = re.findall(r"`([\w/]+)\.py`", which)
+        named |= {f"gnnstore.{name.replace('/', '.')}" for name in files}
+        if strategy in {"memory", "static"}:
+            assert sorted(named) == entered[strategy]
+        # In one run threads may have done something earlier.
+        assert len(entered[strategy]) <= int(count), strategy
 
 
 def _commands() -> Iterator[tuple[str, click.Command]]:
