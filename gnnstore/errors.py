@@ -238,6 +238,14 @@ def whole_number(name: str, value: SupportsIndex) -> int:
     return number
 
 
+def as_plain(value: Any) -> Any:
+    """Return a number or truth value of NumPy's or torch's as Python's own; others as they are."""
+    try:
+        return value.item() if hasattr(value, "item") else value
+    except (TypeError, ValueError, RuntimeError):  # arrays of several
+        return value
+
+
 def truth(name: str, value: object) -> bool:
     """Return an option that is True or False, or a number that equals one of them, as such.
 
@@ -246,8 +254,8 @@ def truth(name: str, value: object) -> bool:
     UsageError
         If it is none.
     """
-    found = value.item() if hasattr(value, "item") else value  # NumPy's and torch's too
-    if found not in (0, 1):
+    found = as_plain(value)
+    if not isinstance(found, int | float) or found not in (0, 1):
         raise UsageError(f"{name}={value!r} is neither True nor False")
     return bool(found)
 

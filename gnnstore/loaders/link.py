@@ -22,6 +22,7 @@ from gnnstore.errors import (
     InputError,
     NotFoundError,
     UsageError,
+    as_plain,
     as_whole_number,
     check_choice,
     limits_named,
@@ -375,6 +376,7 @@ def _negatives(
             raise UsageError(
                 f"shared_negatives={given_chunks!r}: expected a number of chunks, at least 1 chunk"
             )
+    degree_fraction = as_plain(degree_fraction)
     if not isinstance(degree_fraction, (int, float)) or not 0 <= degree_fraction <= 1:
         raise UsageError(f"degree_fraction={degree_fraction!r}: expected a share, 0 to 1")
     if degree_fraction and not cast.is_binary() and round(degree_fraction * cast.amount) == 0:

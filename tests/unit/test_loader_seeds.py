@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tracemalloc
 from itertools import islice
 from pathlib import Path
@@ -179,6 +180,31 @@ def test_numbers_of_numpy_are_numbers(store: gnnstore.GraphStore) -> None:
         assert loader.epoch == int(epoch) + 1
 
 
+def test_numbers_of_numpy_are_numbers_of_links_and_partitions(store: gnnstore.GraphStore) -> None:
+    edges = store.edge_index.tensor()[:, :200]
+
+    def negatives_of(number: Any) -> list[list[int]]:
+        loader = gnnstore.LinkNeighborLoader(
+            store,
+            [2],
+            edges,
+            neg_sampling=("triplet", 4),
+            shared_negatives=2,
+            degree_fraction=number,
+            batch_size=64,
+            seed=5,
+        )
+        json.dumps(loader.state_dict())
+        return [batch.dst_neg_index.tolist() for batch in loader]
+
+    assert negatives_of(np.float32(0.5)) == negatives_of(0.5)
+    given = gnnstore.PartitionPolicy("two-level", capacity=np.int64(4), logical=torch.tensor(4))
+    assert given == gnnstore.PartitionPolicy("two-level", capacity=4, logical=4)
+    assert isinstance(given.capacity, int)
+    share = gnnstore.PartitionPolicy("dispersed", capacity=np.float32(0.5))
+    assert share == gnnstore.PartitionPolicy("dispersed", capacity=0.5)
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -188,11 +214,12 @@ def test_numbers_of_numpy_are_numbers(store: gnnstore.GraphStore) -> None:
         {"num_threads": 1.5},
         {"replace": "yes"},
         {"disjoint": 2},
+        {"replace": np.array([1, 0])},
     ],
 )
 def test_what_is_no_number_is_named(store: gnnstore.GraphStore, options: dict[str, Any]) -> None:
     ((name, value),) = options.items()
-    with pytest.raises(UsageError, match=f"^{name}={value!r} is "):
+    with pytest.raises(UsageError, match=f"^{name}={re.escape(repr(value))} is "):
         gnnstore.NeighborLoader(store, [2], "train", **options)
     loader = gnnstore.NeighborLoader(store, [2], "train")
     for epoch in (1.0, True, "1"):

@@ -16,7 +16,7 @@ from gnnstore.caching.partitions.orders import (
     two_level,
 )
 from gnnstore.caching.partitions.sizes import Contents, sizes_of_partitions
-from gnnstore.errors import UsageError, check_choice
+from gnnstore.errors import UsageError, as_plain, check_choice
 
 KINDS = ("two-level", "dispersed", "sequential")
 
@@ -141,6 +141,8 @@ class PartitionPolicy:
         check_choice("assignment", self.assignment, ASSIGNMENTS)
         if not isinstance(self.name, str | os.PathLike | None) or self.name == "":
             raise UsageError(f"name={self.name!r}: expected a name of partitions, or their path")
+        for option in ("capacity", "logical", "max_bias"):
+            object.__setattr__(self, option, as_plain(getattr(self, option)))
         bias = self.max_bias
         if bias is not None and (not isinstance(bias, int | float) or not 0 <= bias <= 1):
             raise UsageError(f"max_bias={bias!r}: expected a number from 0 to 1")
