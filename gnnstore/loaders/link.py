@@ -101,7 +101,7 @@ class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[
         undirected graphs): a model that finds them in `edge_index` learns nothing else. They are
         left out when neighbours are drawn, so that fan-outs stay full.
     strict_negatives : bool
-        Draw negatives again that are edges of the graph, loops or the positive itself, up to 16
+        Redraw negatives that are edges of the graph, self-loops or the positive itself, up to 16
         times; `stats().negatives_kept` counts those that still are.
     neg_side : "dst", "src" or "both"
         Which end of a positive the negatives of triplets replace; "src" and "both" give

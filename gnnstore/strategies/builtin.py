@@ -55,8 +55,8 @@ STATIC = Strategy(
     takes_cache=True,
     scores=("degree", "frequency"),
     summary=(
-        "attributes stay on disk; the rows that batches need most often are held in a cache, the "
-        "others are read by an engine, row by row and around the page cache"
+        "attributes stay on disk; a cache holds the rows that batches need most often, and the "
+        "others are read one by one, bypassing the page cache"
     ),
 )
 DIRECT = replace(
@@ -86,8 +86,8 @@ PACKED = Strategy(
     takes_cache=True,
     packed_before="plan",
     summary=(
-        'as `"belady"`, and the rows that it misses are collected ahead, in one pass over the '
-        "table, so that nothing is read row by row; takes disk space meanwhile"
+        'like `"belady"`, but the rows that the cache misses are gathered ahead, in one pass over '
+        "the table, so that none is read by itself; needs disk space while it runs"
     ),
 )
 

@@ -198,10 +198,10 @@ def test_numbers_of_numpy_are_numbers_of_links_and_partitions(store: gnnstore.Gr
         return [batch.dst_neg_index.tolist() for batch in loader]
 
     assert negatives_of(np.float32(0.5)) == negatives_of(0.5)
-    given = gnnstore.PartitionPolicy("two-level", capacity=np.int64(4), logical=torch.tensor(4))
+    given = gnnstore.PartitionPolicy("two-level", capacity=np.int64(4), logical=torch.tensor(4))  # type: ignore[arg-type]
     assert given == gnnstore.PartitionPolicy("two-level", capacity=4, logical=4)
     assert isinstance(given.capacity, int)
-    share = gnnstore.PartitionPolicy("dispersed", capacity=np.float32(0.5))
+    share = gnnstore.PartitionPolicy("dispersed", capacity=np.float32(0.5))  # type: ignore[arg-type]
     assert share == gnnstore.PartitionPolicy("dispersed", capacity=0.5)
 
 

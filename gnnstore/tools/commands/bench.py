@@ -94,9 +94,9 @@ _LOAD_HELP = """Time the strategies on STORE when its features do not fit in mem
 
 Each strategy runs in a process of its own, in a memory cgroup that also counts the page cache. The
 limit has room for the graph's topology and narrow attributes such as labels, and for --memory and
---slack in addition. Whole epochs are timed, the second one where it is sampled, planned and
-packed during the first. Strategies whose batches all cost the same (map, mmap, direct) are timed on
-24 batches.
+--slack in addition. Whole epochs are timed; for strategies that sample ahead, the second one, which
+is prepared during the first. Strategies whose batches all cost the same (map, mmap, direct) are
+timed on 24 batches.
 
 The baseline is map: the same sampler, and rows gathered by NumPy with 32 threads from a mapping of
 the features with MADV_RANDOM. memory runs without a limit, with everything in memory. The disk is

@@ -54,12 +54,12 @@ negative_options = together(
         type=click.IntRange(min=0),
         default=0,
         metavar="K",
-        help="Fixed negatives of each edge to predict: nodes that replace its target.",
+        help="Fixed negatives of each edge of valid and test: nodes that replace its target.",
     ),
     click.option(
         "--strict-negatives",
         is_flag=True,
-        help="Draw negatives again that are edges of the graph.",
+        help="Redraw negatives that are edges of the graph.",
     ),
 )
 
@@ -120,7 +120,8 @@ _common_options = together(
     click.option(
         "--edge-ids/--no-edge-ids",
         default=None,
-        help="Store the position of each edge in the input. Default: depends on the kind.",
+        help="Store the position of each edge in the input. Default: yes, but not for generated "
+        "and expanded graphs.",
     ),
     click.option(
         "--index-dtype",
@@ -131,7 +132,7 @@ _common_options = together(
         "--edge-split",
         type=SHARES,
         metavar="F,F,F",
-        help="Split edges into train (the graph), valid and test by these shares, such as "
+        help="Split edges into train (the graph), valid and test by these fractions, such as "
         "0.8,0.1,0.1. An undirected graph's valid and test hold one direction.",
     ),
     click.option(
@@ -142,7 +143,7 @@ _common_options = together(
         "--node-order",
         type=click.Choice(("none", "degree")),
         default="none",
-        help="degree: number nodes that many others have as in-neighbours first; ids change.",
+        help="degree: number nodes by descending out-degree; node ids change.",
     ),
     click.option(
         "--spill-dir",
@@ -268,7 +269,11 @@ Examples:
         callback=lambda _ctx, _param, value: "ignore" if value else "refuse",
         help="Read the first two columns and drop the rest.",
     ),
-    click.option("--skip-header", is_flag=True, help="Skip the first line: it names the columns."),
+    click.option(
+        "--skip-header",
+        is_flag=True,
+        help="Skip the first line that is not a comment: it names the columns.",
+    ),
     click.option(
         "--edge-weight",
         type=click.IntRange(min=3),
@@ -384,7 +389,7 @@ Examples:
     click.option(
         "--edge-factor",
         type=float,
-        help="Mean number of edges per edge, up to FACTOR^2. Default: FACTOR.",
+        help="Mean number of edges that an edge becomes, up to FACTOR^2. Default: FACTOR.",
     ),
     click.option(
         "--feature-noise",
@@ -494,11 +499,11 @@ Examples:
         "--communities",
         "num_communities",
         type=int,
-        help="Communities, whose heads each relation joins to their tails. Default: one for each "
-        "1024 entities.",
+        help="Number of communities; the triples of a relation join heads and tails of one of "
+        "them. Default: one for each 1024 entities.",
     ),
     click.option(
-        "--rank", type=int, default=3, help="Complex numbers of an entity in a community."
+        "--rank", type=int, default=3, help="Complex dimensions of the hidden ComplEx vectors."
     ),
     click.option(
         "--noise",

@@ -22,13 +22,12 @@ if TYPE_CHECKING:
 
 _HELP = """List the leftovers of interrupted conversions and training, and remove them with --yes.
 
-PATH is a directory of stores (default: the current one), or a store. A conversion builds its store
-next to the output, as .NAME.tmp-XXXXXXXX; packing and partitioning do so in the directories plans
-and partitions of their store. Other directories below PATH are not searched. Training keeps spill
-files in .gnnstore-run-XXXXXXXX, which this command or the next run removes if the process was
-killed.
-Directories in use are left alone, and a store that an interrupted --overwrite had set aside gets
-its name back.
+PATH is a directory of stores (default: the current one), or a store. A conversion of graph.gnn
+builds the store next to it, as .graph.gnn.tmp-XXXXXXXX; packing and partitioning do so in the
+directories plans and partitions of their store, and inference next to its output. Other directories
+below PATH are not searched. Training keeps temporary files in .gnnstore-run-XXXXXXXX, which this
+command or the next run removes if the process was killed. Directories in use are left alone, and a
+store that an interrupted --overwrite had set aside gets its name back.
 
 \b
 Examples:

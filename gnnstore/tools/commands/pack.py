@@ -28,10 +28,10 @@ _HELP = """Sample and pack epochs of STORE, so that training reads only large ch
 
 Samples every batch of the epochs, decides which rows to cache (Belady), and writes the rows that
 each batch misses contiguously, together with its subgraph and attributes. A loader with plan=NAME,
-or gnnstore.open_plan(PATH) on another machine, then reads the epoch in order. An estimate of space
-and time, and of the alternatives, is printed before anything is written. If that exceeds --disk,
-rows that several batches miss are stored once per segment of batches, and each batch reads the
-rows of its segment that it needs.
+or gnnstore.open_plan(PATH) on another machine, then reads the epoch sequentially. An estimate of
+space and time, and of the alternatives, is printed before anything is written. If that exceeds
+--disk, rows that several batches miss are stored once per segment of batches, and each batch reads
+the rows of its segment that it needs.
 
 Finished work survives a full disk, Ctrl-C or a crash; --resume continues it.
 
@@ -73,12 +73,14 @@ Examples:
     "--disk",
     "disk_bytes",
     type=SIZE,
-    help="Disk budget of the plan; batches share rows where it is too small.",
+    help="Disk budget of the plan; if it is too small, batches share rows. Default: free space, "
+    "and no sharing.",
 )
 @click.option(
     "--segment",
     type=click.IntRange(min=1),
-    help="Batches that share rows on disk. Default: as --disk needs, 1 without it.",
+    help="Batches that share rows on disk; 1: none do. Default: as few as --disk allows, 1 without "
+    "--disk.",
 )
 @click.option(
     "--compress",

@@ -24,16 +24,17 @@ from gnnstore.tools.ui.session import Session
 _HELP = """Predict strategies and compare caches for training on STORE.
 
 Predicts the epoch of each loader strategy within --memory and --disk: time, reads and bytes, memory
-and disk, and the slowest stage. Marks the choice of strategy="auto". The disk is measured first,
-for three seconds, unless it has been measured.
+and disk, and the slowest stage. Marks the choice of strategy="auto". A disk that has not been
+measured is measured first, for three seconds; an earlier measurement is checked.
 
-Then samples the first batches of an epoch, as a loader would, and simulates five cache policies
-on them: static ones by out-degree and by frequency in sampled batches, LRU and SIEVE, and
-Belady's, which knows the batches and has the fewest misses possible.
+Then samples the first batches of an epoch, as a loader would, and simulates five cache policies on
+them: static ones by out-degree and by frequency in sampled batches, which are filled beforehand,
+and LRU, SIEVE and Belady's, which start empty. Belady's knows the batches to come, and misses least
+of these three.
 
-With --partitions, compares orders of training by partitions of the graph instead (MariusGNN):
-how many partitions --memory allows in the buffer, how often an epoch reads all rows, and how far
-its order is from a shuffle of all edges. Loaders train so with partitions=.
+With --partitions, compares orders of training by partitions of the graph instead (MariusGNN): how
+many partitions --memory allows in the buffer, how often an epoch reads all rows, and how far its
+order is from a shuffle of all edges. Loaders do this with partitions=.
 
 \b
 Examples:

@@ -227,21 +227,23 @@ _link_options = together(
         "--neg-side",
         type=click.Choice(("dst", "src", "both")),
         metavar="SIDE",
-        help="Ends that negatives of triplets replace: dst (default), src or both.",
+        help="Endpoints that negatives of triplets replace: dst (default), src or both.",
     ),
     click.option(
         "--shared-negatives",
         type=click.IntRange(min=1),
         metavar="N",
-        help="Parts of a batch whose triplets share their negatives.",
+        help="Chunks of a batch; the triplets of a chunk share their negatives.",
     ),
     click.option(
         "--degree-fraction",
         type=click.FloatRange(0, 1),
         metavar="SHARE",
-        help="Share of the negatives that are ends of other edges of the batch.",
+        help="Fraction of the negatives that are endpoints of other edges of the batch.",
     ),
-    click.option("--strict-negatives", is_flag=True, help="Draw negatives that are edges again."),
+    click.option(
+        "--strict-negatives", is_flag=True, help="Redraw negatives that are edges of the graph."
+    ),
     click.option(
         "--exclude-edges",
         type=click.Choice(("self", "reverse")),

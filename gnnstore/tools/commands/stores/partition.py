@@ -9,14 +9,14 @@ import click
 from gnnstore.tools.ui.options import MEMORY, Parsed, seed_option, session_options
 from gnnstore.tools.ui.session import Session
 
-_HELP = """Write the nodes and edges of STORE once more, in partitions.
+_HELP = """Write a partitioned copy of the nodes and edges of STORE.
 
-A partition buffer trains on some partitions at a time, and reads them whole: their rows, and the
-buckets of edges between them. Nodes are spread over partitions at random; with --train-first, those
-of a split fill the first partitions, so that node classification reads few others. With --order
-none, partitions are ranges of the store's ids: of a store that `gnnstore reorder --by community`
-made, they hold many neighbours together. The result lies in the store, as partitions/NAME; the
-store itself stays as it is. It takes about as much space as the store, and some more for the edges.
+Loaders with partitions= train on some partitions at a time, and read each as a whole: its rows, and
+the buckets of edges between it and others. Nodes are assigned to partitions at random. With
+--train-first, the nodes of a split fill the first partitions, so that node classification reads few
+others. With --order none, partitions are ranges of node ids: if `gnnstore reorder --by community`
+made the store, they hold many neighbours together. The copy is partitions/NAME in the store, and
+takes somewhat more space than the node attributes and edges. The rest of the store stays as it is.
 
 Finished work survives a full disk, Ctrl-C or a crash; --resume continues it.
 

@@ -16,16 +16,16 @@ from gnnstore.tools.ui.session import Session
 if TYPE_CHECKING:
     from gnnstore.tools.ui.options import SeedOptions
 
-_HELP = """Number the nodes of a store anew, so that rows needed often lie together.
+_HELP = """Renumber the nodes of a store, so that rows needed often lie together.
 
-OUT is a store of its own with everything that STORE has. Node ids change, in edges, splits and
-batches; store.original_ids[node] is the id in the original data, and store.ids_of(original) the way
-back. Ids of edges stay as they are.
+OUT is another store with everything that STORE has. Node ids change, in edges, splits and
+batches: store.original_ids[node] is the id in the original data, and store.ids_of(original) maps
+back. Edges keep their ids.
 
---by degree puts nodes in front that many others have as in-neighbours, and isolated ones last;
---by frequency those that batches need most often, which are sampled first, with the options of
-`gnnstore plan`; --by community puts nodes together that share in-neighbours, such communities first
-whose nodes are needed most, and in each the nodes of high degree.
+--by degree sorts nodes by descending out-degree, so that nodes without out-edges come last.
+--by frequency samples batches, with the options of `gnnstore plan`, and puts the nodes first that
+most batches need. --by community groups nodes that share in-neighbours, the most needed communities
+first, and sorts each community by degree.
 
 \b
 Examples:
@@ -37,13 +37,11 @@ Examples:
 
 @click.command(name="reorder", help=_HELP)
 @click.argument("store", type=click.Path())
-@click.argument("output", metavar="OUT", type=click.Path(), required=False)
+@click.argument("output", metavar="[OUT]", type=click.Path(), required=False)
 @click.option(
-    "--by", type=click.Choice(ORDERS), default="degree", help="What the first nodes have most of."
+    "--by", type=click.Choice(ORDERS), default="degree", help="The order of nodes; see above."
 )
-@click.option(
-    "--estimate", is_flag=True, help="Say what it would save and take, and write nothing."
-)
+@click.option("--estimate", is_flag=True, help="Print savings and cost, and write nothing.")
 @click.option(
     "--edge-ids/--no-edge-ids",
     default=None,

@@ -13,14 +13,15 @@ from gnnstore.tools.ui.session import Session
 
 _HELP = """Split the edges of a store for link prediction.
 
-OUT has the nodes of STORE, with all that belongs to them. Its graph is the training edges, by which
-messages pass; those of valid and test lie beside it as edge splits, which
+OUT has the nodes of STORE with their attributes. Its graph consists of the training edges, along
+which messages pass. The edges of valid and test are stored beside it as edge splits, which
 gnnstore.LinkNeighborLoader(OUT, ..., edge_label_index="valid") takes by name.
 
-The split of an edge is a hash of its two ends: all copies of an edge, and its reverse, fall into
-the same one. A graph is undirected if each edge has its reverse, as often as itself. Then valid and
-test hold one direction of each edge, that with source <= target, and the graph both directions of
-the training edges; of other graphs, splits hold the edges as they are.
+The split of an edge follows from a hash of its unordered endpoints: all copies of an edge, and its
+reverse, are in the same split. A graph counts as undirected if every edge and its reverse occur
+equally often. Then valid and test hold one direction of each edge, with source <= target, and the
+graph has both directions of the training edges. For other graphs, splits hold the edges as they
+are.
 
 \b
 Examples:
@@ -38,9 +39,9 @@ Examples:
     type=SHARES,
     metavar="F,F,F",
     default="0.8,0.1,0.1",
-    help="Shares of train, valid and test; what is left of 1 is in none, and not in OUT.",
+    help="Fractions of train, valid and test; edges beyond their sum are not written to OUT.",
 )
-@seed_option("Which edges fall into which split.")
+@seed_option("Seed of the hash that assigns edges to splits.")
 @click.option(
     "--test-messages",
     type=click.Path(),
