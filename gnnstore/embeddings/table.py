@@ -33,18 +33,18 @@ _NAMED = 8
 
 
 class EmbeddingTable(torch.nn.Module):
-    """Embeddings of the nodes of a store, which are learned and lie on disk.
+        """Trainable embeddings of the nodes of a store, kept on disk.
 
-    `table(ids)` gives rows for the nodes of a batch. In training they collect gradients, and a step
-    of one of gnnstore's optimizers (`RowwiseAdagrad`, `Adagrad`, `SGD`, `SparseAdam`) changes the
-    rows; `commit` makes them durable. Rows that were never learned take neither disk nor time: they
-    are made when they are first asked for, of (seed, node, column).
+    `table(ids)` returns the rows of the nodes of a batch. In training they collect gradients, and a
+    step of one of gnnstore's optimizers (`RowwiseAdagrad`, `Adagrad`, `SGD`, `SparseAdam`) updates
+    the rows; `commit` makes them durable. Rows that were never trained take neither disk nor time:
+    they are computed from (seed, node, column) when they are needed.
 
-    A table of the partitions of a store has those rows in memory that the loader with
-    `tables=[table]` is at. One that was created without partitions is whole in memory, and
-    works with any loader.
+    A table that was created with partitions has the rows of those partitions in memory that the
+    loader with `tables=[table]` has. One without partitions is in memory as a whole, and works
+    with any loader.
 
-    Make one with `EmbeddingTable.create`, or open it again with `EmbeddingTable.open`.
+    Create a table with `EmbeddingTable.create`, and open it again with `EmbeddingTable.open`.
 
     Attributes
     ----------
@@ -53,9 +53,9 @@ class EmbeddingTable(torch.nn.Module):
     num_embeddings, embedding_dim : int
         Number of rows, one for each node, and their width.
     optimizer : str
-        The rule whose state lies beside the rows.
+                Name of the optimizer whose state is stored with the rows.
     leaves : list of Tensor
-        Rows that were given out since the last step: the parameters of the optimizer.
+        Rows that were returned since the last step: the parameters of the optimizer.
     """
 
     def __init__(self, files: TableFiles, memory: int | str | None = None) -> None:
@@ -115,25 +115,25 @@ class EmbeddingTable(torch.nn.Module):
         dim : int
             Width of a row.
         partitions : PartitionPolicy, str or None
-            The partitions of the store by which rows are cut: as the loader's, or their name.
-            None: the table is whole in memory.
+                        The partitions of the store by which the table is stored: the policy of the loader, or
+            their name. None: the table is in memory as a whole.
         optimizer : "rowwise_adagrad", "adagrad", "sgd" or "sparse_adam"
-            The rule that will change the rows: what it keeps of each lies beside it, which takes
-            1, `dim`, no or 2 `dim` floats.
+            The optimizer that will update the rows. Its state is stored with each row, and takes
+            1, `dim`, 0 or 2 `dim` floats.
         init : "xavier_uniform", "xavier_normal", "uniform", "normal" or "zeros"
-            How rows begin: as `torch.nn.init` fills a matrix of all of them; "uniform" in
-            [-scale, scale).
+            Distribution of the initial values, as `torch.nn.init` fills a matrix of all rows;
+            "uniform" in [-scale, scale).
         scale : float
-            What values are multiplied with.
+            Factor of the initial values.
         seed : int
-            Key of the values.
+            Seed of the initial values.
         keep : int
-            Commits that stay on disk. With two, the one before the last can still be opened: that
-            of a checkpoint that was not finished after its commit.
+            Number of commits that stay on disk. With two, the last commit but one can still be
+            opened, which a checkpoint needs that was not saved after its commit.
         overwrite : bool
-            Whether a table of this name is replaced.
+            Whether to replace a table of this name.
         memory : int or str, optional
-            Budget of a table that is whole in memory, as "4GB"; by default what is available.
+            Limit for a table that is in memory as a whole, as "4GB"; by default what is available.
 
         Raises
         ------
@@ -142,7 +142,7 @@ class EmbeddingTable(torch.nn.Module):
         StoreExistsError
             If there is a table, and `overwrite` is false.
         BudgetError
-            If a table that is to be whole in memory does not fit.
+                        If a table without partitions does not fit in memory.
         """
         files = create_files(
             path,

@@ -55,10 +55,10 @@ class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[
     """Mini-batches around seed edges, for link prediction, as `torch_geometric.data.Data`.
 
     A drop-in for `torch_geometric.loader.LinkNeighborLoader` on a homogeneous graph: the same
-    parameters in the same order, the same batches. A batch is the sampled neighbourhood of the ends
-    of some edges and of negatives that are drawn for them. Like everything else in it, negatives
-    depend on the store, the options, the seed, the epoch and the number of the batch alone: not on
-    threads, strategy or machine.
+        parameters in the same order, the same batches. A batch is the sampled neighbourhood of the
+    endpoints of some seed edges and of the negatives drawn for them. Negatives, like everything
+    else in a batch, depend only on the store, the options, the seed, the epoch and the number of
+    the batch, and not on threads, strategy or machine.
 
     Parameters
     ----------
@@ -66,14 +66,14 @@ class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[
         An open store, or the path of one. PyG's pair (feature store, graph store) is
         accepted where both are the same `GraphStore`.
     num_neighbors : list of int or NumNeighbors
-        Fan-out per hop; -1 takes all neighbours; [] gives the ends of the edges alone.
+                Fan-out per hop; -1 takes all neighbours; with [], a batch has only endpoints.
     edge_label_index : None, str, tensor, array or pair of vectors, optional
         Seed edges, sources and targets [2, L], which need not be edges of the graph. None: all
-        edges of the graph, in the order of the store (by target, then source); they are never
-        copied, and `input_id` shows their ids. A name: an edge split of the store, in its order;
-        "train" is all edges of the graph where the store was made by splitting.
+                edges of the graph, in the order of the store (by target, then source); they are not
+        copied, and `input_id` has their ids. A name: an edge split of the store, in its order;
+        if the store was made by splitting, "train" is all edges of its graph.
     edge_label : tensor or array [L, ...], optional
-        Labels by position in `edge_label_index`; of all edges, by edge id.
+        Labels by position in `edge_label_index`; without it, by edge id.
     edge_label_time, time_attr, temporal_strategy, weight_attr, neighbor_sampler
         PyG's; temporal and weighted sampling and other samplers are refused for now.
     replace : bool
@@ -81,13 +81,13 @@ class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[
     subgraph_type : str or SubgraphType
         "directional", "bidirectional" or "induced".
     disjoint : bool
-        One subgraph per end; `batch` tells to which positive each node belongs, negative j to
-        positive j mod P.
+                One subgraph per endpoint; `batch` has the positive to which each node belongs, negative j
+        to positive j mod P.
     neg_sampling : NegativeSampling, str or dict, optional
-        "binary": pairs of which both ends are drawn, `amount` per positive. "triplet": targets for
+        "binary": pairs of random nodes, `amount` per positive. "triplet": `amount` targets for
         each source. Drawn uniformly, or by `src_weight` and `dst_weight` [N].
     neg_sampling_ratio : float, optional
-        PyG's deprecated name of binary negatives of that amount.
+        PyG's deprecated name of the amount of binary negatives.
     transform, transform_sampler_output : callable, optional
         Called in the consumer's thread, in the order of the batches.
     is_sorted : bool
@@ -97,32 +97,32 @@ class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[
     directed : bool
         PyG's deprecated name of `subgraph_type="induced"` (when False).
     exclude_edges : "self" or "reverse", optional
-        Do not sample the seed edges of a batch for it ("self"), nor their reverses ("reverse", for
-        undirected graphs): a model that finds them in `edge_index` learns nothing else. They are
-        left out when neighbours are drawn, so that fan-outs stay full.
+                Exclude the seed edges of a batch from its `edge_index` ("self"), and their reverses as
+        well ("reverse", for undirected graphs), since they give the answer away. They are excluded
+        before neighbours are drawn, so that fan-outs stay full.
     strict_negatives : bool
         Redraw negatives that are edges of the graph, self-loops or the positive itself, up to 16
         times; `stats().negatives_kept` counts those that still are.
     neg_side : "dst", "src" or "both"
-        Which end of a positive the negatives of triplets replace; "src" and "both" give
-        `src_neg_index`.
+                The endpoint of a positive that negatives of triplets replace; with "src" and "both" a
+        batch has `src_neg_index`.
     shared_negatives : int, optional
-        Chunks of a batch whose triplets share `amount` negatives: of C chunks, a batch has at most
-        C x amount negative nodes for each side.
+        Number of chunks into which a batch is divided; the triplets of a chunk share `amount`
+        negatives, so that a batch of C chunks has at most C x amount negative nodes for each side.
     degree_fraction : float
-        Share of the negatives of triplets that are ends of other positives in the batch (of other
-        chunks), and therefore drawn by degree.
+        Fraction of the negatives of triplets that are endpoints of other positives in the batch (of
+        other chunks), and therefore drawn in proportion to degree.
     edge_label_attrs : sequence of str
-        Attributes of the graph's edges, or of those of the split, that the batch shows of its
-        seed edges, as `label_NAME`.
+        Attributes of the graph's edges, or of those of the split; the batch has them for its seed
+        edges as `label_NAME`.
     input_id : tensor of int64 [L], optional
-        What `batch.input_id` shows for each seed edge, by position; of all edges, by edge id.
+        The value of `batch.input_id` for each seed edge, by position; for all edges, by edge id.
     custom_cls : type, optional
         Class of the batches, derived from `Data`.
     partitions : PartitionPolicy, optional
         Hold some partitions of the store in memory at a time (`gnnstore partition`), which changes
-        batches: each edge is trained once an epoch while both ends are in memory, neighbours are
-        sampled and negatives drawn from the nodes in memory. Kind "two-level".
+                batches: each edge is trained once an epoch while both endpoints are in memory, and
+        neighbours and negatives are drawn from the nodes in memory. Kind "two-level".
     strategy, memory, seed, num_threads, prefetch_batches, topology, io_engine, cache, \
 cache_bytes, superbatch, tmpdir, disk, plan, rank, world_size, \
 tables, progress
@@ -136,12 +136,12 @@ tables, progress
     UsageError
         If options contradict one another or are not supported.
     InputError
-        If an end of an edge is not a node of the graph, labels or weights do not fit, or there are
+                If an endpoint is not a node of the graph, labels or weights do not fit, or there are
         no edges.
     NotFoundError
         If there is no such split (`NoSplitError`) or attribute.
     BudgetError
-        If `memory` is too small for what must be held; says by how much.
+                If `memory` is too small; the message has the missing bytes.
 
     Examples
     --------

@@ -67,66 +67,69 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
     directed : bool
         PyG's deprecated name of `subgraph_type="induced"` (when False).
     strategy : "auto", "memory", "mmap", "direct", "static", "belady" or "packed"
-        Whether attributes lie in memory, are mapped from disk, are read from disk row by
-        row, or are read but for those that a cache holds: the same always ("static"), or
-        those needed again soonest, known by sampling ahead ("belady"). "packed": as "belady",
-        and what is missed is collected ahead in one pass over the table. "direct" is "static"
-        without a cache. "auto" is "memory" where everything fits, else what is predicted
-        to be fastest within `memory` and `disk`; the disk is measured for it, once.
+                How attributes are read. "memory" loads everything into memory; "mmap" maps the files.
+        "static" reads rows from disk, except for a fixed set of cached rows; "direct" is the
+        same without a cache. "belady" samples ahead and caches the rows that are needed again
+        soonest; "packed" also gathers the rows that this cache misses ahead, in one pass over
+        the table. "auto" is "memory" if everything fits, else the strategy that is predicted
+        to be fastest within `memory` and `disk`, for which the disk is measured once.
     memory : int or str, optional
-        Budget for everything the loader holds, such as "8GB"; "auto": three quarters of what
-        the machine or its cgroup has free.
+                Limit for everything that the loader holds, such as "8GB". "auto": three quarters of
+        what the machine or its cgroup has free; by default all of it.
     seed : int, optional
         Key of sampling and shuffling. By default drawn at the first use from `generator`
         or torch's default generator, so that `torch.manual_seed` reproduces a run.
     num_threads : int, optional
-        Preparing threads; by default `num_workers` if given, else one per usable core, and
-        one more where they wait for a disk. 0 prepares in the consumer's thread.
+                Threads that prepare batches; by default `num_workers` if given, else one per usable
+        core, and one more if rows are read from disk. 0 prepares in the consumer's thread.
     prefetch_batches : int, optional
         The most batches prepared ahead; by default two per thread, or `prefetch_factor` with
         `num_workers`.
     topology : "auto", "memory", "mmap" or "disk"
-        Where the graph's topology lies: in memory; mapped; or on disk but for `indptr` and
-        in-neighbours that are needed often. "auto": in memory where it fits, else as attributes.
+                Where the graph's topology lies: in memory; mapped; or on disk, with `indptr` and a
+        cache of in-neighbours in memory. "auto": in memory if it fits, else mapped with
+        strategy "mmap" and on disk with the others.
     io_engine : "io_uring", "pread" or "mmap", optional
         The engine that reads rows from disk; by default that of the environment variable
         GNNSTORE_IO_ENGINE, else the first that works.
     cache : "degree" or "frequency", optional
-        Cache rows of the nodes with the highest out-degree, or (the default of "static") of
-        those that sampled batches need most often. With "direct" it means "static"; with
-        "packed", these stay cached, and all others are packed (as in DiskGNN).
+                Which rows a fixed cache holds: those of the nodes with the highest out-degree, or (the
+        default of "static") of the nodes that most sampled batches need. With "direct" it
+        means "static"; with "packed", these rows stay cached and all others are packed (as in
+        DiskGNN).
     cache_bytes : int or str, optional
         Memory for the cache; by default what `memory` leaves, or half of what is available.
     superbatch : int or "auto", optional
-        Batches that are sampled and planned at a time; by default an epoch of up to 1,024, two
-        or four epochs where rows are packed and the tables are large, or what memory or disk
-        have room for. Two superbatches are under way at once.
+        Number of batches that are sampled and planned together; by default an epoch of up to
+        1,024, two or four epochs if rows are packed and the tables are large, or as many as
+        memory or disk have room for. Two superbatches exist at a time.
     tmpdir : str or Path, optional
-        For subgraphs that the budget has no room for, and packed rows, while they are
-        needed; by default the store's directory.
+        Directory for packed rows, and for subgraphs that do not fit in memory, while they are
+        needed; by default that of the store.
     disk : int or str, optional
-        Budget for what "packed" and "belady" keep there; by default half of what is free.
+        Limit for what "packed" and "belady" keep in `tmpdir`; by default half of the free space.
     plan : str or Path, optional
-        Read a plan that `gnnstore pack` has made, by its name in the store or as a path.
+        A packed plan of `gnnstore pack` to read, by its name in the store or by its path.
     rank, world_size : int, optional
-        Of one of several processes that train together: it takes every `world_size`-th batch
-        of the epoch of a single process, from the batch number `rank` on. All take equally
-        many: where the last do not suffice for all, the first of the epoch come once more, or
-        the last are left out if `drop_last` is set. Needs `seed`, the same on all.
+        For one of several processes that train together: this one takes every `world_size`-th
+        batch of the epoch of a single process, beginning with batch number `rank`. All
+        processes take equally many: if batches do not suffice for all at the end, the first
+        ones of the epoch are repeated, or the last ones left out if `drop_last` is set. Needs
+        `seed`, the same in all processes.
     input_id : tensor of int64, optional
-        What `batch.input_id` shows for each input node.
+        The value of `batch.input_id` for each input node.
     custom_cls : type, optional
         Class of the batches, derived from `Data`.
     partitions : PartitionPolicy, optional
-        Hold some partitions of the store in memory at a time (`gnnstore partition`), and sample
+                Hold some partitions of the store in memory at a time (`gnnstore partition`), and sample
         from these alone, which changes batches; kind "dispersed" or "sequential". Each input node
-        is trained once an epoch. `len(loader)` is that of the epoch to come.
+        is trained once an epoch. `len(loader)` is the length of the next epoch.
     tables : sequence of EmbeddingTable
-        Tables that follow the loader: with `partitions`, rows of the partitions in memory are in
-        memory; `commit` of a table notes where the loader stands.
+        Tables whose partitions are swapped along with those of the loader; `commit` of a table
+        records the position of the loader.
     progress : bool, optional
-        Whether what the caller waits for longer than two seconds, such as sampling ahead of the
-        first batch, is displayed on stderr. None: on a terminal, and by the first of several
+        Whether to show a progress bar on stderr when the caller waits longer than two seconds,
+        as for sampling ahead of the first batch. None: on a terminal, by the first of several
         processes; never in worker processes.
     **kwargs
         Of `torch.utils.data.DataLoader`: `batch_size`, `shuffle`, `sampler`,
@@ -147,8 +150,8 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
     InputError
         If a seed is not a node of the graph.
     BudgetError
-        If `memory` is too small for what must be held; says by how much. Where rows are
-        read from disk that includes two batches, whose size is found by sampling a few.
+                If `memory` is too small; the message has the missing bytes. If rows are read from disk,
+        it must also hold two batches, whose size is estimated by sampling a few.
 
     Examples
     --------
