@@ -33,7 +33,7 @@ _NAMED = 8
 
 
 class EmbeddingTable(torch.nn.Module):
-        """Trainable embeddings of the nodes of a store, kept on disk.
+    """Trainable embeddings of the nodes of a store, kept on disk.
 
     `table(ids)` returns the rows of the nodes of a batch. In training they collect gradients, and a
     step of one of gnnstore's optimizers (`RowwiseAdagrad`, `Adagrad`, `SGD`, `SparseAdam`) updates
@@ -53,7 +53,7 @@ class EmbeddingTable(torch.nn.Module):
     num_embeddings, embedding_dim : int
         Number of rows, one for each node, and their width.
     optimizer : str
-                Name of the optimizer whose state is stored with the rows.
+        Name of the optimizer whose state is stored with the rows.
     leaves : list of Tensor
         Rows that were returned since the last step: the parameters of the optimizer.
     """
@@ -115,7 +115,7 @@ class EmbeddingTable(torch.nn.Module):
         dim : int
             Width of a row.
         partitions : PartitionPolicy, str or None
-                        The partitions of the store by which the table is stored: the policy of the loader, or
+            The partitions of the store by which the table is stored: the policy of the loader, or
             their name. None: the table is in memory as a whole.
         optimizer : "rowwise_adagrad", "adagrad", "sgd" or "sparse_adam"
             The optimizer that will update the rows. Its state is stored with each row, and takes
@@ -142,7 +142,7 @@ class EmbeddingTable(torch.nn.Module):
         StoreExistsError
             If there is a table, and `overwrite` is false.
         BudgetError
-                        If a table without partitions does not fit in memory.
+            If a table without partitions does not fit in memory.
         """
         files = create_files(
             path,

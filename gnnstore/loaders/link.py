@@ -55,7 +55,7 @@ class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[
     """Mini-batches around seed edges, for link prediction, as `torch_geometric.data.Data`.
 
     A drop-in for `torch_geometric.loader.LinkNeighborLoader` on a homogeneous graph: the same
-        parameters in the same order, the same batches. A batch is the sampled neighbourhood of the
+    parameters in the same order, the same batches. A batch is the sampled neighbourhood of the
     endpoints of some seed edges and of the negatives drawn for them. Negatives, like everything
     else in a batch, depend only on the store, the options, the seed, the epoch and the number of
     the batch, and not on threads, strategy or machine.
@@ -66,10 +66,10 @@ class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[
         An open store, or the path of one. PyG's pair (feature store, graph store) is
         accepted where both are the same `GraphStore`.
     num_neighbors : list of int or NumNeighbors
-                Fan-out per hop; -1 takes all neighbours; with [], a batch has only endpoints.
+        Fan-out per hop; -1 takes all neighbours; with [], a batch has only endpoints.
     edge_label_index : None, str, tensor, array or pair of vectors, optional
         Seed edges, sources and targets [2, L], which need not be edges of the graph. None: all
-                edges of the graph, in the order of the store (by target, then source); they are not
+        edges of the graph, in the order of the store (by target, then source); they are not
         copied, and `input_id` has their ids. A name: an edge split of the store, in its order;
         if the store was made by splitting, "train" is all edges of its graph.
     edge_label : tensor or array [L, ...], optional
@@ -81,7 +81,7 @@ class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[
     subgraph_type : str or SubgraphType
         "directional", "bidirectional" or "induced".
     disjoint : bool
-                One subgraph per endpoint; `batch` has the positive to which each node belongs, negative j
+        One subgraph per endpoint; `batch` has the positive to which each node belongs, negative j
         to positive j mod P.
     neg_sampling : NegativeSampling, str or dict, optional
         "binary": pairs of random nodes, `amount` per positive. "triplet": `amount` targets for
@@ -97,14 +97,14 @@ class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[
     directed : bool
         PyG's deprecated name of `subgraph_type="induced"` (when False).
     exclude_edges : "self" or "reverse", optional
-                Exclude the seed edges of a batch from its `edge_index` ("self"), and their reverses as
+        Exclude the seed edges of a batch from its `edge_index` ("self"), and their reverses as
         well ("reverse", for undirected graphs), since they give the answer away. They are excluded
         before neighbours are drawn, so that fan-outs stay full.
     strict_negatives : bool
         Redraw negatives that are edges of the graph, self-loops or the positive itself, up to 16
         times; `stats().negatives_kept` counts those that still are.
     neg_side : "dst", "src" or "both"
-                The endpoint of a positive that negatives of triplets replace; with "src" and "both" a
+        The endpoint of a positive that negatives of triplets replace; with "src" and "both" a
         batch has `src_neg_index`.
     shared_negatives : int, optional
         Number of chunks into which a batch is divided; the triplets of a chunk share `amount`
@@ -121,7 +121,7 @@ class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[
         Class of the batches, derived from `Data`.
     partitions : PartitionPolicy, optional
         Hold some partitions of the store in memory at a time (`gnnstore partition`), which changes
-                batches: each edge is trained once an epoch while both endpoints are in memory, and
+        batches: each edge is trained once an epoch while both endpoints are in memory, and
         neighbours and negatives are drawn from the nodes in memory. Kind "two-level".
     strategy, memory, seed, num_threads, prefetch_batches, topology, io_engine, cache, \
 cache_bytes, superbatch, tmpdir, disk, plan, rank, world_size, \
@@ -136,12 +136,12 @@ tables, progress
     UsageError
         If options contradict one another or are not supported.
     InputError
-                If an endpoint is not a node of the graph, labels or weights do not fit, or there are
+        If an endpoint is not a node of the graph, labels or weights do not fit, or there are
         no edges.
     NotFoundError
         If there is no such split (`NoSplitError`) or attribute.
     BudgetError
-                If `memory` is too small; the message has the missing bytes.
+        If `memory` is too small; the message has the missing bytes.
 
     Examples
     --------

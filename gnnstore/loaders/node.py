@@ -67,33 +67,33 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
     directed : bool
         PyG's deprecated name of `subgraph_type="induced"` (when False).
     strategy : "auto", "memory", "mmap", "direct", "static", "belady" or "packed"
-                How attributes are read. "memory" loads everything into memory; "mmap" maps the files.
+        How attributes are read. "memory" loads everything into memory; "mmap" maps the files.
         "static" reads rows from disk, except for a fixed set of cached rows; "direct" is the
         same without a cache. "belady" samples ahead and caches the rows that are needed again
         soonest; "packed" also gathers the rows that this cache misses ahead, in one pass over
         the table. "auto" is "memory" if everything fits, else the strategy that is predicted
         to be fastest within `memory` and `disk`, for which the disk is measured once.
     memory : int or str, optional
-                Limit for everything that the loader holds, such as "8GB". "auto": three quarters of
+        Limit for everything that the loader holds, such as "8GB". "auto": three quarters of
         what the machine or its cgroup has free; by default all of it.
     seed : int, optional
         Key of sampling and shuffling. By default drawn at the first use from `generator`
         or torch's default generator, so that `torch.manual_seed` reproduces a run.
     num_threads : int, optional
-                Threads that prepare batches; by default `num_workers` if given, else one per usable
+        Threads that prepare batches; by default `num_workers` if given, else one per usable
         core, and one more if rows are read from disk. 0 prepares in the consumer's thread.
     prefetch_batches : int, optional
         The most batches prepared ahead; by default two per thread, or `prefetch_factor` with
         `num_workers`.
     topology : "auto", "memory", "mmap" or "disk"
-                Where the graph's topology lies: in memory; mapped; or on disk, with `indptr` and a
+        Where the graph's topology lies: in memory; mapped; or on disk, with `indptr` and a
         cache of in-neighbours in memory. "auto": in memory if it fits, else mapped with
         strategy "mmap" and on disk with the others.
     io_engine : "io_uring", "pread" or "mmap", optional
         The engine that reads rows from disk; by default that of the environment variable
         GNNSTORE_IO_ENGINE, else the first that works.
     cache : "degree" or "frequency", optional
-                Which rows a fixed cache holds: those of the nodes with the highest out-degree, or (the
+        Which rows a fixed cache holds: those of the nodes with the highest out-degree, or (the
         default of "static") of the nodes that most sampled batches need. With "direct" it
         means "static"; with "packed", these rows stay cached and all others are packed (as in
         DiskGNN).
@@ -121,7 +121,7 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
     custom_cls : type, optional
         Class of the batches, derived from `Data`.
     partitions : PartitionPolicy, optional
-                Hold some partitions of the store in memory at a time (`gnnstore partition`), and sample
+        Hold some partitions of the store in memory at a time (`gnnstore partition`), and sample
         from these alone, which changes batches; kind "dispersed" or "sequential". Each input node
         is trained once an epoch. `len(loader)` is the length of the next epoch.
     tables : sequence of EmbeddingTable
@@ -150,7 +150,7 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
     InputError
         If a seed is not a node of the graph.
     BudgetError
-                If `memory` is too small; the message has the missing bytes. If rows are read from disk,
+        If `memory` is too small; the message has the missing bytes. If rows are read from disk,
         it must also hold two batches, whose size is estimated by sampling a few.
 
     Examples
