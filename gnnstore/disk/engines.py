@@ -43,7 +43,7 @@ class EngineProbe:
     remedy : str
         A way to make it work; empty if it does.
     is_direct : bool
-        Whether it reads around the page cache, if the file system allows that.
+        Whether it bypasses the page cache, if the file system allows that.
     """
 
     name: str

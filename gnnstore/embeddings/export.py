@@ -1,4 +1,4 @@
-"""Write learned rows as an ordinary attribute of nodes, which every loader and tool reads."""
+"""Write an embedding table as an ordinary node attribute, which every loader and tool reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizers of learned rows, which look like those of torch.
+"""Optimizers of embedding tables, with the interface of torch's.
 
 A step sums the gradients of each row over all calls of the table since the last one, and changes
 the rows that have gradients, and no other. Parameters of an optimizer are the rows that were given

@@ -289,7 +289,7 @@ class EmbeddingTable(torch.nn.Module):
         every = np.arange(self._manifest.num_partitions)
         if not self._num_slots:  # else they are part of a loader's budget
             budget = MemoryBudget.of(self._memory, len(self._buffer.memory) * FLOAT_BYTES)
-            rows = Reservation("learned rows", len(every) * self._manifest.slot_bytes)
+            rows = Reservation("embeddings", len(every) * self._manifest.slot_bytes)
             who = f"the table {self.path.name}"
             Ledger(budget.num_bytes, (rows,), who, budget.source).check(
                 None, "partition the store and train with partitions="
@@ -365,7 +365,7 @@ class EmbeddingTable(torch.nn.Module):
             num_slots, num_spare = self._manifest.num_partitions, 0
         self._num_slots, self._num_spare = num_slots, num_spare
         slots = (num_slots + num_spare) * self._manifest.slot_bytes
-        return Reservation(f"learned rows of {self.path.name}", slots + self._layout.place_bytes)
+        return Reservation(f"embeddings of {self.path.name}", slots + self._layout.place_bytes)
 
     def enter(self, state: npt.NDArray[np.int64]) -> None:
         """Have the partitions of a state in memory; see `ResidentTable`."""

@@ -1,4 +1,4 @@
-"""Rows that an engine reads from disk on request, around the page cache."""
+"""Rows that an engine reads from disk on request, bypassing the page cache."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ class _Reader:
     def __init__(self, path: Path, *, in_order: bool = True) -> None:
         self._path = path
         self._is_cached = True
-        self._direct: int | None = None  # a descriptor for reads around the page cache
+        self._direct: int | None = None  # a descriptor for reads that bypass the page cache
         with storage_errors("read the array", path):
             self._file = open_regular(path, error=InputError)
         advice = os.POSIX_FADV_SEQUENTIAL if in_order else os.POSIX_FADV_RANDOM
@@ -198,7 +198,7 @@ class _Reader:
         return self._is_cached
 
     def _read_direct(self, out: npt.NDArray[np.uint8], offset: int) -> int | None:
-        """Fill whole blocks around the page cache.
+        """Fill whole blocks, bypassing the page cache.
 
         Returns the bytes that the file has of them, or None if that is not possible.
         """

@@ -61,7 +61,7 @@ class DeviceProfile:
     engine : str
         The engine that read: "io_uring" or "pread".
     is_direct : bool
-        Whether reads went around the page cache. If not, the numbers are mostly memory's.
+        Whether reads bypassed the page cache. If not, the numbers are mostly memory's.
     measured_at : str
         ISO 8601, UTC.
     sequential_read_bytes_per_second, sequential_write_bytes_per_second : float

@@ -40,7 +40,7 @@ class ScratchFile:
     path : str
         Opens the same file again, as long as `descriptor` is open.
     is_direct : bool
-        Whether writes go around the page cache.
+        Whether writes bypass the page cache.
     """
 
     directory: Path

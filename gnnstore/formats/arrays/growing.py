@@ -28,7 +28,7 @@ from gnnstore.formats.container.regular_files import open_regular
 _READ_BYTES = 4 * 2**20
 # Such an array is one file, however large.
 ONE_SHARD_BYTES = 2**60
-# What is appended begins at multiples of this, so that it can be read around the page cache.
+# What is appended begins at multiples of this, so that reads can bypass the page cache.
 ALIGNMENT_BYTES = 4096
 
 

@@ -24,7 +24,7 @@ from gnnstore.formats.container.journal import Journal
 # Rows are gathered into runs of pages in two buffers, one of which is written while the other
 # is filled.
 _BUFFER_BYTES = 2 * 2**20
-# The place of buffers in memory, so that they can be written around the page cache.
+# The place of buffers in memory, so that writes can bypass the page cache.
 _ALIGNMENT = 4096
 
 

@@ -142,9 +142,9 @@ class ChecksummedFile:
     """A new file that is written once, from start to end, with a crc32c of each block.
 
     The file is created exclusively, with the mode that the umask allows. `close` makes it
-    durable; nothing is before. Large writes go on in a thread while the caller makes what comes
-    next, and around the page cache where the file system allows it and they are aligned: through
-    it a gigabyte costs five times the processor's time.
+    durable; nothing is before. A thread does large writes while the caller prepares the next ones.
+    They bypass the page cache if they are aligned and the file system allows it: through the cache
+    a gigabyte takes five times as much processor time.
     """
 
     def __init__(self, path: Path) -> None:
@@ -152,7 +152,7 @@ class ChecksummedFile:
         self._begun_bytes = 0
         self._checksums = BlockChecksums()
         self._writing: Background[None] | None = None
-        self._direct: int | None = None  # a descriptor for writes around the page cache
+        self._direct: int | None = None  # a descriptor for writes that bypass the page cache
         self._may_be_direct = True
         with storage_errors("create a file", path):
             self._file = path.open("xb", buffering=0)
@@ -195,7 +195,7 @@ class ChecksummedFile:
             self._begin_write_back(end)
 
     def _put_direct(self, data: npt.NDArray[np.uint8], offset: int) -> bool:
-        """Write around the page cache; return whether that was possible."""
+        """Write past the page cache; return whether that was possible."""
         if self._direct is None:
             if not self._may_be_direct:
                 return False

@@ -1,1 +1,1 @@
-"""Tables of learned rows: a directory of its own, whose commits never overwrite each other."""
+"""Embedding tables: each a directory of its own, whose commits never overwrite each other."""

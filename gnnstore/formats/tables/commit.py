@@ -1,4 +1,4 @@
-"""The manifest of a table of learned rows: what the table is, and its last commits.
+"""The manifest of an embedding table: its shape and options, and its last commits.
 
 A commit says where the bytes of each partition lie, with their checksum. It is there when the
 manifest that lists it has its name, and was durable before: whoever opens a table finds the last

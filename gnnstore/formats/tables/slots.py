@@ -21,7 +21,7 @@ _MIN_DIRECT_BYTES = 1 << 20
 
 
 class SlotFile:
-    """Slots that are read and written whole, around the page cache if they are large.
+    """Slots that are read and written as a whole, bypassing the page cache if they are large.
 
     Threads may read and write different slots at once.
 

@@ -15,7 +15,7 @@ from gnnstore.progress import Progress
 
 
 def is_table(path: Path) -> bool:
-    """Whether a directory looks to be a table of learned rows."""
+    """Whether a directory looks like an embedding table."""
     return (path / MANIFEST_FILE).exists()
 
 

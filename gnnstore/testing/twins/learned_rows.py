@@ -1,4 +1,4 @@
-"""NumPy twins of the kernels of learned rows: what they must compute."""
+"""NumPy twins of the kernels of embedding tables, which define what these must compute."""
 
 from __future__ import annotations
 

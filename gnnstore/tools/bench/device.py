@@ -38,7 +38,7 @@ class DeviceLimits:
     engine : str
         Engine that read.
     is_direct : bool
-        Whether reads went around the page cache.
+        Whether reads bypassed the page cache.
     seconds : float
         Duration of the measurement.
     """

@@ -252,7 +252,7 @@ def _remarks(devices: Sequence[DeviceLimits], *, is_limited: bool) -> list[str]:
     found = [] if is_limited else [NO_LIMIT]
     if not devices[0].is_direct:
         found.append(
-            "files cannot be read around the page cache here, so the numbers of the disk are "
+            "reads cannot bypass the page cache here, so the numbers of the disk are "
             "mostly those of memory"
         )
     return found

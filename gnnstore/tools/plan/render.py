@@ -12,16 +12,15 @@ from gnnstore.tools.ui.tables import print_facts, print_next, print_table, print
 from gnnstore.units import format_duration, format_size
 
 _REMARK = (
-    "Misses are shares of the rows that batches need. Static caches are filled once, by as many "
-    "reads more as stand under fill; the others start empty, and fill with what they miss."
+    "Misses are fractions of the rows that batches need. Static caches are filled once, with the "
+    "reads under 'fill'; the other caches start empty, and their first misses fill them."
 )
 _PREDICTED = (
-    "*: what strategy='auto' takes. Once: before the first epoch, or in it. Random: reads of rows "
-    "or pages; in order: bytes read and written in large pieces. Plan: what 'gnnstore pack' makes."
+    "*: the choice of strategy='auto'. Once: work before or during the first epoch. Random: reads "
+    "of rows or pages. In order: bytes read and written sequentially. Plan: what 'gnnstore pack' "
+    "makes."
 )
-_NARROW = (
-    "No strategy is predicted: rows are so narrow that loaders hold them in memory, and read none."
-)
+_NARROW = "No strategy is predicted: rows are so narrow that loaders hold them in memory."
 _ASSUMED = (
     "The disk could not be measured, so these times are those of a usual one: 80,000 reads and "
     "500 MB a second."
