@@ -349,7 +349,7 @@ class _Threads:
 
 
 class _Calls:
-    """What threads share: they must not keep alive whoever closes them.
+    """State shared by threads; it must not keep alive the object that closes them.
 
     Attributes
     ----------

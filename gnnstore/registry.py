@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Named(Protocol):
-    """What can be registered."""
+    """A value that can be registered."""
 
     @property
     def name(self) -> str:

@@ -105,7 +105,7 @@ class Ledger:
 
     @cached_property
     def _phases(self) -> list[Reservation]:
-        """What is there in each phase, and in none, together: asked for thousands of times."""
+        """Sums of the reservations of each phase; cached, since peaks are asked for often."""
         phases = dict.fromkeys([ALWAYS, *(r.phase for r in self.reservations)])
         return [
             _together([r for r in self.reservations if r.phase in (ALWAYS, phase)])

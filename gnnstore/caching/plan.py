@@ -18,7 +18,7 @@ from gnnstore.disk.spool import FileSpool
 
 @dataclass(frozen=True)
 class PlanPlace:
-    """Where a plan goes that is made in files.
+    """The files of a plan that is made on disk.
 
     Attributes
     ----------
@@ -76,7 +76,7 @@ class PlanFiles(NamedTuple):
 
 
 class PlannedStep(NamedTuple):
-    """What is planned for one batch of n rows.
+    """The plan of one batch of n rows.
 
     Attributes
     ----------
@@ -99,7 +99,7 @@ _NONE = np.empty(0, np.int32)
 
 @dataclass(frozen=True, eq=False)
 class CachePlan:
-    """What a cache of C slots does while S batches of n rows in all are assembled.
+    """The plan of a cache of C slots for S batches of n rows in all.
 
     Safe to use from many threads.
 

@@ -1,4 +1,4 @@
-"""Where the row of a node lies in a table, which nodes a partition holds, and how rows begin."""
+"""The place of each node's row in a table, the nodes of a partition, and initial values of rows."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class RowLayout:
 
 @dataclass(frozen=True)
 class InitialRows:
-    """How rows begin: a function of the seed, the node and the column.
+    """Initial values of rows: a function of the seed, the node and the column.
 
     Attributes
     ----------

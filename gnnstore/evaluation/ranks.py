@@ -164,7 +164,7 @@ def link_ranks(
 
 
 class _Plan(NamedTuple):
-    """How many of each are handled at once."""
+    """Sizes of the blocks that are handled at once."""
 
     queries: int
     rows: int

@@ -93,7 +93,7 @@ class IndexRows:
 
     @property
     def counts(self) -> ReadCounts:
-        """What all calls so far have read; a row is one id."""
+        """Reads of all calls so far; a row is one id."""
         return self._counts
 
     def fetch(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[Any]:

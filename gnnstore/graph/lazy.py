@@ -55,7 +55,7 @@ class LazyTensor:
 
     @property
     def device(self) -> torch.device:
-        """Where it is read to."""
+        """The device that tensors are read to."""
         return torch.device("cpu")
 
     def dim(self) -> int:

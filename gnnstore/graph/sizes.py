@@ -1,4 +1,4 @@
-"""What the parts of a store would take in memory, from its schema alone."""
+"""Memory that the tables and the topology of a store take, from its schema alone."""
 
 from __future__ import annotations
 

@@ -272,7 +272,7 @@ class BatchLoader(DataLoader[Any]):
 
     @property
     def collate_fn(self) -> Callable[[Any], Any]:
-        """What prepares a batch on demand, from positions in the input nodes."""
+        """The function that prepares a batch on demand, from positions in the input nodes."""
         return self._collate
 
     @collate_fn.setter

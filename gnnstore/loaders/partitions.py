@@ -47,7 +47,7 @@ _MOST_BUILDING = 8
 
 
 class PartitionSources(Sources):
-    """What a loader reads of the partitions of a store.
+    """The parts of a store's partitions that a loader reads.
 
     Raises
     ------

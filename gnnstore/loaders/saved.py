@@ -61,12 +61,12 @@ class PackedEpochs:
 
     @property
     def epochs(self) -> int:
-        """How many epochs were packed."""
+        """Number of packed epochs."""
         return self.reader.manifest.epochs
 
     @property
     def schema(self) -> Schema:
-        """What the store held that the plan was packed from."""
+        """Description of the store from which the plan was packed."""
         return self.reader.manifest.schema
 
     def graph_attributes(self) -> dict[str, Any]:

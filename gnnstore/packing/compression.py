@@ -28,7 +28,7 @@ _TIMES = 3
 
 @dataclass(frozen=True)
 class Trial:
-    """What one way made of some rows.
+    """Compressed size and decompression time of some rows with one codec.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class CompressionChoice:
-    """What came of trying.
+    """The result of compressing a sample with each codec.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What a plan will take on disk and in time, from its first batches, before anything is written.
+"""Estimates the disk space and time of a plan from its first batches, before anything is written.
 
 Where a budget of disk is too small for packing, this is also where the batches are found that have
 to share rows: as few as the budget allows.

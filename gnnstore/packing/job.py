@@ -123,7 +123,7 @@ class PlanPacker:
 
     @property
     def reason(self) -> str:
-        """Where the store's parts lie while it is packed, and why."""
+        """The placement of the store's tables and topology during packing, and its reason."""
         return self._sampler.tables.placement.reason
 
     def pack(

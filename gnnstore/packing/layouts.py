@@ -36,7 +36,7 @@ SHARED_BYTES = 4
 
 @dataclass(frozen=True)
 class Layout:
-    """What one way takes, about.
+    """Estimated disk space and reads of one layout.
 
     Attributes
     ----------
@@ -94,7 +94,7 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """What layouts are reckoned up from.
+    """The quantities from which layouts are estimated.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What a plan keeps of each batch besides packed rows, and how much that is."""
+"""The record of a batch in a plan: everything but its packed rows, and its size."""
 
 from __future__ import annotations
 

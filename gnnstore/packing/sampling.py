@@ -52,7 +52,7 @@ COMPRESS = ("none", *COMPRESSIONS, "auto")
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """What is to be packed.
+    """The epochs, seeds and sampling options that are packed.
 
     Attributes
     ----------
@@ -138,7 +138,7 @@ class PlannedSuperbatch:
 
     @property
     def id_bytes(self) -> int:
-        """Of a node id in the trace: 4 or 8."""
+        """Bytes of a node id in the trace: 4 or 8."""
         return self.trace.ids.itemsize
 
     def close(self) -> None:
@@ -261,7 +261,7 @@ class PlanSampler:
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """What the batches depend on besides the seed, as of a loader."""
+        """The options that the batches depend on besides the seed, as in a loader's state."""
         settings = self.settings
         return {
             **sampling_fingerprint(self.store, settings.config, self.seeds),

@@ -1,4 +1,4 @@
-"""How much of a budget a packed plan caches, and plans at a time: other than while training.
+"""Finds the cache size and the superbatch of a packed plan, which differ from those in training.
 
 A loader that samples, plans and trains at once divides its budget between all of these. With a
 plan they come one after the other: while it is packed no row is cached, and while it is trained on

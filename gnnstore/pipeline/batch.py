@@ -77,7 +77,7 @@ class Task(ABC):
 
 
 class Recorder:
-    """Where stages are recorded at present; a loader and its threads share one.
+    """Receives the stages of a loader and its threads; one recorder for all.
 
     Parameters
     ----------
@@ -174,7 +174,7 @@ class EpochRun:
 
 
 class BatchSource(ABC):
-    """Where the batches of a loader come from. Pickles without data."""
+    """A source of a loader's batches. Pickles without data."""
 
     @property
     @abstractmethod
@@ -349,7 +349,7 @@ class PreparedBatch:
 
 
 class Totals:
-    """What a loader has handed out so far.
+    """Counts of the batches that a loader has handed out.
 
     Attributes
     ----------
@@ -372,7 +372,7 @@ class Totals:
 
 @dataclass(frozen=True, eq=False)
 class Finisher:
-    """What happens to each batch after its seeds are known: the same for all sources.
+    """Finishes batches after their seeds are known, in the same way for all sources.
 
     Attributes
     ----------

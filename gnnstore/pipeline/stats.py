@@ -1,4 +1,4 @@
-"""What a loader has done so far and where its time went: the answer to "is it the loader?"."""
+"""Statistics of a loader: its batches, reads and times, and how long the consumer waited."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class LoaderStats:
 
     @property
     def waiting_epoch_seconds(self) -> float:
-        """How long an epoch stalls the consumer, by the batches so far; NaN before the first.
+        """Seconds that the consumer waits in an epoch, by the batches so far; NaN before the first.
 
         To be compared with what was predicted, if the consumer does nothing with the batches.
         """

@@ -1,1 +1,1 @@
-"""Where a loader's data should lie: decided from sizes and budgets, before it is read."""
+"""Predicts the rows, reads and seconds of an epoch."""

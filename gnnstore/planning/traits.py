@@ -10,7 +10,7 @@ Mode = Literal["memory", "mmap", "disk"]
 
 @dataclass(frozen=True)
 class StrategyTraits:
-    """What a strategy does, apart from what users see of it.
+    """Properties of a strategy that users do not see.
 
     Attributes
     ----------

@@ -1,1 +1,1 @@
-"""How attributes are reached: chosen, sized and opened."""
+"""Strategies: each reserves memory, predicts an epoch, and opens the data of a loader."""

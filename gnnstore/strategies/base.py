@@ -156,7 +156,7 @@ class Auto(StrategyTraits):
 
     @property
     def loadable(self) -> tuple[Candidate, ...]:
-        """Those among which a loader chooses by predictions.
+        """Return the candidates among which a loader chooses by predictions.
 
         Whether everything fits in memory is decided without, and nothing is packed beforehand on
         demand.

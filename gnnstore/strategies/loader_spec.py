@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How the user wants a store to be read; see `NeighborLoader`."""
+    """The user's options for reading a store; see `NeighborLoader`."""
 
     strategy: StrategyTraits
     topology: str = "auto"

@@ -64,7 +64,7 @@ class StrategyOptimizer:
 
     @property
     def total_bytes(self) -> int:
-        """What the store takes in memory."""
+        """Memory of the store's tables and topology."""
         return StoreSizes.of(self.loader.store.schema).total_bytes
 
     def ranked(self, candidates: Sequence[Candidate]) -> list[Prediction]:

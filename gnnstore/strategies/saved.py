@@ -28,7 +28,7 @@ _PACKED = StrategyTraits("packed", "disk", packs=True)
 
 
 class PackedSources(Sources):
-    """What a loader reads of a packed plan instead of a store.
+    """The parts of a packed plan that a loader reads instead of a store.
 
     Parameters
     ----------

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Sources:
-    """What a loader reads, opened within its budget.
+    """The tables, topology and caches of a loader, opened within its budget.
 
     Pickles as the call that makes it, not as data: a copy in another process opens files itself.
 

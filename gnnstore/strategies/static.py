@@ -50,7 +50,7 @@ _CACHE_SHARE = 2
 
 @dataclass(frozen=True, eq=False)
 class CacheMaker:
-    """What a cache of one loader is made from.
+    """The inputs from which the cache of a loader is made.
 
     Attributes
     ----------
@@ -87,7 +87,7 @@ class CacheMaker:
 
     @property
     def cost(self) -> CacheCost:
-        """What it takes in memory."""
+        """Memory that the cache takes, by its size."""
         row_bytes = sum(spec.row_bytes for spec in self.specs)
         return cache_cost(self.store.num_nodes, row_bytes, self.settings.score)
 

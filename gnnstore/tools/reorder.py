@@ -1,4 +1,4 @@
-"""What `gnnstore reorder` finds out before it writes: frequencies, and what an order saves."""
+"""Estimates of `gnnstore reorder`: frequencies of nodes, and the bytes that an order saves."""
 
 from __future__ import annotations
 

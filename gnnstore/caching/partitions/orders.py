@@ -29,7 +29,7 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class Purpose(IntEnum):
-    """What a stream of draws is for: streams of one seed and epoch are independent.
+    """The purpose of a stream of draws: streams of one seed and epoch are independent.
 
     The last word of the generator's counter is 2^64 - 1 less this; the number of a batch, which the
     sampler has there, never comes near, and 2^64 - 1 itself is the shuffle's.

@@ -1,4 +1,4 @@
-"""How a loader goes through a graph by partitions: what the user asks for, and what comes of it."""
+"""The policy by which a loader goes through partitions, and the buffer that follows from it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KINDS = ("two-level", "dispersed", "sequential")
 
 @dataclass(frozen=True)
 class BufferShape:
-    """How many partitions lie in memory, in what order: what batches depend on.
+    """Partitions in memory and their order, as far as batches depend on them.
 
     Attributes
     ----------
@@ -86,7 +86,7 @@ class BufferShape:
 
 @dataclass(frozen=True)
 class PartitionPolicy:
-    """How a loader goes through a store by partitions (MariusGNN); see `gnnstore partition`.
+    """Trains on some partitions of a store at a time (MariusGNN); see `gnnstore partition`.
 
     Some partitions of the graph lie in memory at a time, and batches are sampled from these alone:
     unlike a strategy, a policy changes batches. Which partitions are together, and in which state

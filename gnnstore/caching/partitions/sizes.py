@@ -1,4 +1,4 @@
-"""How many partitions a budget of memory allows, and what each choice costs.
+"""Finds how many partitions fit in a memory budget, and the cost of each choice.
 
 The rules of MariusGNN (section 6), with what they leave out: a partition that is read ahead, and
 one that is still being written, lie in memory beside the buffer. So the number of groups in the
@@ -27,7 +27,7 @@ _NEARLY_AS_LITTLE = 1.1
 
 @dataclass(frozen=True)
 class Contents:
-    """What a partition buffer holds.
+    """The contents of a partition buffer, by their bytes.
 
     Attributes
     ----------
@@ -91,7 +91,7 @@ class BufferSizes:
 
     @property
     def table_reads(self) -> float:
-        """How often an epoch reads the rows of all nodes."""
+        """Number of times that an epoch reads the rows of all nodes."""
         return _table_reads(self.num_groups, self.resident_groups, self.order)
 
     def bias(self) -> float:

@@ -202,7 +202,7 @@ class BeladyPlanner:
 
     @property
     def frequencies(self) -> npt.NDArray[np.int32]:
-        """How many batches have needed these rows so far, int32 [C]; 0 if there is none."""
+        """Number of batches that have needed these rows so far, int32 [C]; 0 if there is none."""
         return self._frequencies.copy()
 
     def plan(self, trace: Trace, place: PlanPlace | None = None) -> CachePlan:

@@ -1,4 +1,4 @@
-"""What a user asks of a strategy that samples and plans ahead."""
+"""The user's options of a strategy that samples and plans ahead."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gnnstore.units import parse_size
 
 @dataclass(frozen=True)
 class PlannedSettings:
-    """What the user asked for.
+    """The user's options.
 
     Attributes
     ----------

@@ -28,7 +28,7 @@ def policies() -> tuple[str, ...]:
 
 @dataclass(frozen=True, eq=False)
 class PolicyRun:
-    """What one cache did while S batches of n rows in all were assembled.
+    """Hits and misses of one cache while S batches of n rows in all were assembled.
 
     Attributes
     ----------

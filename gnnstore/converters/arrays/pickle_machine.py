@@ -41,7 +41,7 @@ class NotArraysError(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """Where bytes lie in a stream.
+    """The position of bytes in a stream.
 
     Attributes
     ----------

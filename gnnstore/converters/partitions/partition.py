@@ -121,7 +121,7 @@ class Partitioning:
 
     @property
     def order_kind(self) -> OrderKind:
-        """How nodes are spread."""
+        """The order by which nodes are assigned."""
         return self.order if self.train_first is None else "train-first"
 
     @property

@@ -123,7 +123,7 @@ def reorder(
 
 @dataclass(frozen=True, eq=False)
 class Scoring:
-    """What the order of nodes is by; see `reorder`."""
+    """The score that decides the order of nodes; see `reorder`."""
 
     by: Order
     scores: npt.NDArray[Any] | None = None

@@ -110,7 +110,7 @@ class DeviceProfile:
 
     @property
     def seconds_per_byte(self) -> float:
-        """What each byte of a read costs: the slope of t(n) = a + b n through 4 and 64 KiB.
+        """Seconds for each byte of a read: the slope of t(n) = a + b n through 4 and 64 KiB.
 
         Times are per read with the queue full, so this is what is lost to other reads. Where
         the larger read came out no slower, which is noise, the sequential bandwidth gives it.
@@ -122,7 +122,7 @@ class DeviceProfile:
 
     @property
     def seconds_per_read(self) -> float:
-        """What a read costs however short it is: the intercept of that line, at least 0."""
+        """Seconds of a read, however short: the intercept of that line, at least 0."""
         seconds = 1 / self.best_rate(_SMALL_BYTES)
         return max(0.0, seconds - _SMALL_BYTES * self.seconds_per_byte)
 

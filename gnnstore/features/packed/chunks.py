@@ -156,7 +156,7 @@ def chunk_bytes(num_rows: npt.NDArray[np.int64], row_bytes: int) -> npt.NDArray[
 
 @dataclass(frozen=True, eq=False)
 class MissIndex:
-    """Where the packed rows of each batch go.
+    """Destinations of the packed rows of each batch.
 
     Attributes
     ----------
@@ -208,7 +208,7 @@ class MissIndex:
 
 @dataclass(frozen=True, eq=False)
 class PackedChunks:
-    """Where the chunks of a table lie in memory and its file, and their checksums.
+    """Positions of the chunks of a table, in memory and in its file, and their checksums.
 
     Attributes
     ----------
@@ -278,7 +278,7 @@ class PackedTable:
 
 @dataclass(frozen=True)
 class PackCounts:
-    """What packing has read and written.
+    """Counts of the bytes and rows that packing has read and written.
 
     Attributes
     ----------

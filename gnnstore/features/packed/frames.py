@@ -80,7 +80,7 @@ def decompress(frame: npt.NDArray[np.uint8], out: npt.NDArray[np.uint8]) -> None
 
 @dataclass(frozen=True, eq=False)
 class Frames:
-    """Where chunks and parts lie after compressing.
+    """Positions of chunks and parts after compression.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""How packing shares out its memory, and the least that it needs.
+"""Divides the memory of packing among its buffers, and computes the least that it needs.
 
 It holds the missed rows of each batch, sorted: ids and positions; or, where these are in files, the
 ids of a range of the table. While they are sorted, it holds a batch for each thread that sorts; and

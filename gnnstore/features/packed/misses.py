@@ -115,7 +115,7 @@ class MissCollector:
 
     @property
     def id_bytes(self) -> int:
-        """Of an id: 4 or 8."""
+        """Bytes of an id: 4 or 8."""
         return self.trace.ids.itemsize
 
     def collect(

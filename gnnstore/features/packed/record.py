@@ -34,7 +34,7 @@ _SHARED_ARRAYS = 2
 
 @dataclass(frozen=True, eq=False)
 class SavedRecord:
-    """What a plan holds of one batch of n nodes and m edges, but for packed rows.
+    """The contents of a batch of n nodes and m edges in a plan, without its packed rows.
 
     Attributes
     ----------
@@ -75,7 +75,7 @@ class SavedRecord:
 
     @property
     def step(self) -> PlanStep:
-        """What the plan says of the batch."""
+        """The cache plan of the batch."""
         changes = (self.change_positions, self.change_slots)
         return PlanStep(self.subgraph.n_id, self.slots, *changes)
 

@@ -47,7 +47,7 @@ _LOOKING_BYTES = 24 << 20
 
 @dataclass(frozen=True)
 class SegmentPlace:
-    """Where the shared rows of one segment lie.
+    """Positions of the shared rows of one segment.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class SegmentPlace:
 
 @dataclass(frozen=True, eq=False)
 class DividedChunks:
-    """Where the chunks and parts of a table lie in its file, and the checksums of their rows.
+    """Positions of the chunks and parts of a table in its file, and the checksums of their rows.
 
     Attributes
     ----------
@@ -142,7 +142,7 @@ class DividedMisses:
 
 @dataclass(frozen=True, eq=False)
 class BatchMisses:
-    """Where the missed rows of one batch go; int32 all of them.
+    """Destinations of the missed rows of one batch, all int32.
 
     Attributes
     ----------

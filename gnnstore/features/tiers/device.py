@@ -112,7 +112,7 @@ class DeviceRows:
 
     @property
     def device(self) -> torch.device:
-        """Where the rows are."""
+        """The device that holds the rows."""
         return self.words.device
 
     @property

@@ -72,7 +72,7 @@ class PageGeometry:
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """How the runs of an array are cut into shard files and inner chunks.
+    """The division of an array's runs into shard files and inner chunks.
 
     Attributes
     ----------

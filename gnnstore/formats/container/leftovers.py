@@ -1,4 +1,4 @@
-"""What interrupted writers leave behind: finding it, telling it from work in progress.
+"""Finds leftovers of interrupted writers, and tells them from work in progress.
 
 A directory is built under `.NAME.tmp-XXXXXXXX`, beside the name it will have. The writer holds a
 lock on that directory, which the kernel drops with the process; so what can be locked was

@@ -36,7 +36,7 @@ _LINK = "a symbolic link, which no reader follows; remove it, or put there what 
 
 @dataclass
 class Report:
-    """What `verify` found.
+    """The result of `verify`.
 
     Attributes
     ----------

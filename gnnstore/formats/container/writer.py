@@ -153,7 +153,7 @@ class SealedWriter:
 
     @property
     def temporary_path(self) -> Path:
-        """Where the directory is being built."""
+        """The temporary path under which the directory is being built."""
         return self._transaction.path
 
     @property

@@ -1,4 +1,4 @@
-"""Where the rows lie that batches of a plan share: a table of segments, checked when it is opened.
+"""Positions of the rows that batches of a plan share: a table of segments, checked when opened.
 
 The shared rows of a segment are in the file of packed chunks, in parts of `part_rows` rows. Each
 part begins at a multiple of 4096, one behind the other; the last one of a segment may be shorter.
@@ -28,7 +28,7 @@ _MAX_ROWS = 2**31
 
 @dataclass(frozen=True)
 class SegmentLayout:
-    """Where the shared rows of one segment are, of one attribute.
+    """Positions of the shared rows of one segment, of one attribute.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What the numbers of partitions mean: a permutation of the nodes, and each edge once."""
+"""Checks the values of partitions: a permutation of the nodes, and each edge once."""
 
 from __future__ import annotations
 

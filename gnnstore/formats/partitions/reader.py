@@ -142,7 +142,7 @@ class PartitionsReader(SealedReader[PartitionsManifest]):
 
     @property
     def order_kind(self) -> str:
-        """How nodes were spread: "random", "train-first" or "none"."""
+        """The order by which nodes were assigned: "random", "train-first" or "none"."""
         return self.manifest.order_kind
 
     @property
@@ -176,27 +176,27 @@ class PartitionsReader(SealedReader[PartitionsManifest]):
 
     @property
     def order_spec(self) -> AttributeSpec:
-        """Of the store's id of each node, by new id."""
+        """The array of the store's id of each node, by new id."""
         return self.manifest.spec(ORDER_ARRAY)
 
     @property
     def place_spec(self) -> AttributeSpec:
-        """Of the new id of each node, by the store's."""
+        """The array of the new id of each node, by the store's id."""
         return self.manifest.spec(PLACE_ARRAY)
 
     @property
     def source_spec(self) -> AttributeSpec:
-        """Of the row of each edge's source in its partition."""
+        """The array of the row of each edge's source in its partition."""
         return self.manifest.spec(SOURCE_ARRAY)
 
     @property
     def target_spec(self) -> AttributeSpec:
-        """Of the row of each edge's target in its partition."""
+        """The array of the row of each edge's target in its partition."""
         return self.manifest.spec(TARGET_ARRAY)
 
     @property
     def position_spec(self) -> AttributeSpec:
-        """Of the position of each edge in the store's `indices`."""
+        """The array of the position of each edge in the store's `indices`."""
         return self.manifest.spec(POSITION_ARRAY)
 
     @property

@@ -1,4 +1,4 @@
-"""What the numbers of a store mean: column pointers ascend, neighbours exist, splits name nodes."""
+"""Checks the values of a store: column pointers ascend, neighbours exist, splits name nodes."""
 
 from __future__ import annotations
 

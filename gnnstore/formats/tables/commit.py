@@ -112,7 +112,7 @@ class Commit:
 
 @dataclass(frozen=True, kw_only=True)
 class TableManifest:
-    """What a table is, and its last commits, the newest last.
+    """Shape and options of a table, and its last commits, the newest last.
 
     Attributes
     ----------

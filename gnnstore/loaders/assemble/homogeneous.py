@@ -32,7 +32,7 @@ _NOTHING: Mapping[str, Any] = {}
 
 
 class Described(Protocol):
-    """What batches show of a graph besides rows: a store, or what was packed of one."""
+    """The parts of a graph that batches show besides rows: of a store, or of a packed plan."""
 
     @property
     def schema(self) -> Schema:

@@ -166,7 +166,7 @@ class Coming(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SamplingJob:
-    """What samples batches, and the run that does so.
+    """The sampler and the seeds of a superbatch, and the run that samples it.
 
     Attributes
     ----------

@@ -26,7 +26,7 @@ Made = Superbatch | SampledSuperbatch
 
 @dataclass(frozen=True)
 class Share:
-    """What an iteration has of a superbatch that was made before it began.
+    """The batches that an iteration has of a superbatch that was made before it began.
 
     Attributes
     ----------
@@ -150,7 +150,7 @@ class NextSuperbatch:
 
 
 class _Making:
-    """What the thread does."""
+    """The work of the thread that makes a superbatch."""
 
     def __init__(self, producer: LookaheadProducer, chunk: list[Coming], plans: bool) -> None:
         self.producer = producer

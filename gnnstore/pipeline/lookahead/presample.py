@@ -57,7 +57,7 @@ _MAX_SHUFFLED = 2**20
 
 @dataclass(frozen=True)
 class Presampled:
-    """What the batches showed.
+    """Sizes of the sampled batches, and the rows that they need.
 
     Attributes
     ----------
@@ -94,7 +94,7 @@ class Presampled:
 
 @dataclass(frozen=True, eq=False)
 class Presampler:
-    """How a loader samples, as far as it is known before the run.
+    """Sampling options of a loader, as far as they are known before an epoch.
 
     Attributes
     ----------

@@ -11,7 +11,7 @@ from gnnstore.pipeline.order.state import Position
 
 
 class EpochCursor:
-    """Where the next batch is, and where a state that was loaded wants it.
+    """The position of the next batch, and the position that a loaded state asks for.
 
     Parameters
     ----------

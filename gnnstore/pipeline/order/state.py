@@ -1,4 +1,4 @@
-"""Where a loader stands, as plain values that a checkpoint can hold.
+"""The position of a loader, as plain values that a checkpoint can hold.
 
 Batches are keyed by (seed, epoch, batch), so three numbers are all that is needed to go on,
 whatever prepares them: there is no random stream to store, and nothing that was prepared ahead
@@ -46,7 +46,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True)
 class LoaderState:
-    """What `state_dict` of a loader says.
+    """The contents of a loader's `state_dict`.
 
     Attributes
     ----------

@@ -37,7 +37,7 @@ class Partitioned(Protocol):
 
     @property
     def seeds(self) -> SeedsByState:
-        """What batches start from."""
+        """The source of seeds."""
 
     @property
     def paths(self) -> Mapping[str, str]:

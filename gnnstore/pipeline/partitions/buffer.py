@@ -32,7 +32,7 @@ EdgesRead = Literal["graph", "trained", "none"]
 
 @dataclass
 class BufferTotals:
-    """What has been read so far.
+    """Counts of the reads so far.
 
     Attributes
     ----------

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class SeedsByState(Assigner):
-    """What batches start from, where it lies among the partitions in memory."""
+    """Seeds, grouped by the partitions that must be in memory for them."""
 
     @abstractmethod
     def positions(self, assigned: Any, state: int, resident: ResidentState) -> npt.NDArray[Any]:

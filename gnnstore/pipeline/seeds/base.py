@@ -1,4 +1,4 @@
-"""What batches start from, as the pipeline sees it: positions in, seeds and their labels out.
+"""Seeds as the pipeline sees them: positions in, seeds and their labels out.
 
 A loader of another kind is another `SeedSource`. Strategies, saved plans and resuming know nothing
 else of it: they pass on start nodes to sample from, and labels to be written on the batch.
@@ -39,7 +39,7 @@ class BatchKey(NamedTuple):
 
 
 class SeedLabels(ABC):
-    """What a batch shows of its seeds.
+    """Attributes of a batch that describe its seeds.
 
     Attributes
     ----------
@@ -85,7 +85,7 @@ class Seeds(Protocol):
 
     @property
     def labels(self) -> SeedLabels:
-        """What the batch shows of them; kept until it is assembled."""
+        """The attributes that describe the seeds; kept until the batch is assembled."""
 
     def start_nodes(self) -> Mapping[str | None, Int64Array]:
         """Return the nodes to sample from by node type; None is that of a homogeneous graph."""
@@ -103,7 +103,7 @@ class SeedSource(Protocol):
 
     @property
     def name(self) -> str | None:
-        """What `gnnstore pack` calls all of them, such as a split; None: they have no name."""
+        """The name of all seeds in `gnnstore pack`, such as a split; None: they have no name."""
 
     @property
     def num_bytes(self) -> int:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class LinkLabels(SeedLabels):
-    """What a batch shows of its seed edges, as PyG's `LinkLoader` writes it.
+    """Attributes of a batch that describe its seed edges, as PyG's `LinkLoader` writes them.
 
     Attributes
     ----------

@@ -33,7 +33,7 @@ _STREAMS = {name: 2**64 - 1 - k for k, name in enumerate(("src", "dst", "src end
 
 @dataclass(frozen=True, eq=False)
 class Negatives:
-    """How the negatives of a batch are drawn.
+    """Options of the negatives of a batch.
 
     Attributes
     ----------

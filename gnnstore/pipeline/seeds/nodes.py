@@ -31,7 +31,7 @@ _CRC_CHUNK = 2**20  # 8 MB at a time of what is not there as an array
 
 @dataclass(frozen=True, eq=False)
 class NodeLabels(SeedLabels):
-    """What a batch shows of its seed nodes, as PyG's `NodeLoader` writes it.
+    """Attributes of a batch that describe its seed nodes, as PyG's `NodeLoader` writes them.
 
     Attributes
     ----------

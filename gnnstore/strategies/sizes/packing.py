@@ -1,4 +1,4 @@
-"""How much memory packed rows have beside a cache, so that they need not go to disk.
+"""Finds how much memory packed rows get beside the cache, so that they are not written.
 
 A superbatch reads the tables once. Its packed rows are written and read back, unless memory holds
 them: then the next superbatch, which is made meanwhile, needs as much. Each row that is kept so

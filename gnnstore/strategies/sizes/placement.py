@@ -1,4 +1,4 @@
-"""Where a loader's data should lie, decided from sizes and a budget before any of it is read.
+"""Decides where a loader's data lie, from sizes and a budget, before any of it is read.
 
 The choice changes how fast batches come, never what is in them. It is made once, with a
 reason in words, so that nobody has to guess which way a run went.

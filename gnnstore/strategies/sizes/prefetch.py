@@ -1,4 +1,4 @@
-"""How much of a budget batches in flight get, where a cache is to have the rest."""
+"""Finds how much of a budget batches in flight get, if a cache gets the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many batches to plan at a time, and how many rows to cache: both out of one budget.
+"""Finds the length of a superbatch and the size of the cache, both within one budget.
 
 The further a plan looks ahead, the fewer rows are missed. In memory it would take more and more of
 what rows could have, so where the traces and plans of a whole epoch are not small beside the cache,

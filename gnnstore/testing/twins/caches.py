@@ -23,7 +23,7 @@ _END = -1
 
 @dataclass
 class TwinPlan:
-    """What `_core.plan_belady` returns, as lists."""
+    """The result of `_core.plan_belady`, as lists."""
 
     slots: list[int]
     misses: list[int]

@@ -1,4 +1,4 @@
-"""What reads must do, in plain Python: which are made for the rows of a batch, and tables to try.
+"""Reference of the read planner in plain Python, and tables to try it on.
 
 The planning twin defines what the compiled readers must ask the disk for; a test that holds
 `reads` and `bytes_read` of a gather against it notices any read too many.

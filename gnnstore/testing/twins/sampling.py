@@ -1,4 +1,4 @@
-"""What the sampling kernels must compute, in plain Python and slow.
+"""Reference of the sampling kernels, in plain Python and slow.
 
 Every draw comes from `numpy.random.Philox`, so that the kernel's generator is held against
 an independent one. The kernels' tests compare element by element.

@@ -1,4 +1,4 @@
-"""What another order of nodes would save: estimated from which rows batches need at all."""
+"""Estimates how much another order of nodes would save, from the rows that batches need."""
 
 from __future__ import annotations
 

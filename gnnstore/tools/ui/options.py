@@ -136,7 +136,7 @@ def plot_option(help_text: str) -> Decorator:
 
 @dataclass(frozen=True)
 class SeedOptions:
-    """What batches start from, as the command line tells it.
+    """The seeds of batches, as given on the command line.
 
     Attributes
     ----------
@@ -165,7 +165,7 @@ class SeedOptions:
 
     @property
     def names(self) -> dict[str, str | None]:
-        """What was given as nodes or as edges, for documents in JSON."""
+        """The given nodes or edges, for JSON documents."""
         return {"input_nodes": self.input_nodes, "links": self.links}
 
 

@@ -23,7 +23,7 @@ WINDOW_RECORDS = 2**12
 
 @dataclass(frozen=True)
 class Boundary:
-    """Where a range begins.
+    """The first record of a range.
 
     Attributes
     ----------
