@@ -11,7 +11,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.errors import UsageError, check_choice
 from gnnstore.formats.partitions.reader import PartitionsReader
-from gnnstore.formats.tables.commit import MAX_PARTITIONS, TableManifest
+from gnnstore.formats.tables.commit import INITIAL, MAX_PARTITIONS, TableManifest
 
 # Partitions of a table in the order of nodes: what a commit writes of a row that has changed.
 _PARTITION_BYTES = 64 << 20
@@ -99,13 +99,3 @@ class InitialRows:
             seed=self.seed,
             num_threads=num_threads,
         )
-
-
-# The distribution, and what its spread is of: the root of so much by the sum of both sizes.
-INITIAL: dict[str, tuple[str | None, float]] = {
-    "xavier_uniform": ("uniform", 6.0),
-    "xavier_normal": ("normal", 2.0),
-    "uniform": ("uniform", 0.0),
-    "normal": ("normal", 0.0),
-    "zeros": (None, 0.0),
-}

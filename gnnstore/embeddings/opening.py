@@ -13,7 +13,13 @@ from gnnstore.caching.partitions.policy import PartitionPolicy
 from gnnstore.embeddings.layout import FLOAT_BYTES, InitialRows, rows_in_order
 from gnnstore.errors import UsageError, check_choice
 from gnnstore.formats.partitions.reader import PartitionsReader, open_partitions
-from gnnstore.formats.tables.commit import MAX_KEPT, MAX_PARTITIONS, STATE_FLOATS, TableManifest
+from gnnstore.formats.tables.commit import (
+    MAX_DIM,
+    MAX_KEPT,
+    MAX_PARTITIONS,
+    STATE_FLOATS,
+    TableManifest,
+)
 from gnnstore.formats.tables.directory import TableDirectory
 from gnnstore.graph.store import GraphStore
 
@@ -54,6 +60,8 @@ def create_files(
     graph = _opened(store)
     _check_alone()
     _check_positive("dim", dim, "")
+    if dim > MAX_DIM:
+        raise UsageError(f"dim={dim}: a row has at most {MAX_DIM} columns")
     _check_positive("keep", keep, "; the last commit stays")
     check_choice("optimizer", optimizer, STATE_FLOATS)
     if not graph.num_nodes:
@@ -120,7 +128,8 @@ def _partitions_of(directory: TableDirectory, graph: GraphStore) -> PartitionsRe
     if manifest.partitions is None:
         return None
     unit = open_partitions(graph.path, manifest.partitions, store_uuid=manifest.store_uuid)
-    if unit.uuid != manifest.partitions_uuid:
+    expected = unit.uuid, unit.rows_per_partition
+    if (manifest.partitions_uuid, manifest.rows_per_partition) != expected:
         raise UsageError(
             f"{directory.path}: the rows are cut by partitions {manifest.partitions!r} "
             f"({manifest.partitions_uuid}), and those of that name are {unit.uuid} now: the store "

@@ -681,8 +681,10 @@ class EmbeddingTable(torch.nn.Module):
 
 def _as_json(position: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        plain: dict[str, Any] = json.loads(json.dumps(position))
-    except (TypeError, ValueError) as error:
+        if not isinstance(position, Mapping):
+            raise TypeError(f"a {type(position).__name__} is no state of a loader")
+        plain: dict[str, Any] = json.loads(json.dumps(position, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(
             f"position: {error}; give what loader.state_dict() returns: values that JSON knows"
         ) from None

@@ -192,6 +192,41 @@ def test_a_loader_at_another_place_is_refused(table_of: Open) -> None:
         table.check_position({"epoch": 0, "batches": 3, "fingerprint": [1, 2]})
 
 
+@pytest.mark.parametrize(
+    "position",
+    [
+        {"epoch": 1, "best": float("inf")},
+        {"best": float("nan")},
+        {"text": "\ud800"},
+        {"text": "," * 2**21},
+        json.loads("[" * 40 + "]" * 40),
+        {"a": json.loads("[" * 40 + "]" * 40)},
+        [1],
+        "abc",
+        3,
+        True,
+    ],
+)
+def test_a_position_that_readers_would_refuse_is_not_committed(
+    table_of: Open, position: Any
+) -> None:
+    """And the commits that there are stay as they are."""
+    table = table_of()
+    learn(table, [1, 2])
+    first = table.commit({"epoch": 0})
+    learn(table, [1, 2])
+    with pytest.raises(UsageError, match=r"a loader|loader\.state_dict"):
+        table.commit(position)
+    rows, before = table[:3].clone(), table_of(commit=first)[:3]
+    assert not torch.equal(rows, before)
+    again = table_of()
+    assert again.commit_id == first
+    assert again.position() == {"epoch": 0}
+    learn(again, [1, 2])
+    again.commit({"epoch": 1})
+    assert torch.equal(table_of()[:3], rows)
+
+
 def test_partitions_come_and_go_with_their_changes_and_state(table_of: Open, store: Path) -> None:
     """Rows on disk after an epoch of states are those of a run in memory, bit by bit."""
     whole = table_of(seed=1)
@@ -426,6 +461,15 @@ def resealed(document: dict[str, Any]) -> str:
     [
         (lambda t: t.update(format="x"), CorruptStoreError, "format: expected gnnstore-table"),
         (lambda t: t.update(version=99), UnsupportedVersionError, "of version 99, but this gnnsto"),
+        (lambda t: t.update(version=0), CorruptStoreError, "version"),
+        (lambda t: t.update(init="foo"), CorruptStoreError, "init"),
+        (lambda t: t.update(rows_per_partition=2**60), CorruptStoreError, "rows_per_partition"),
+        (lambda t: t.update(rows_per_partition=13), UsageError, "cut by partitions 'five'"),
+        (
+            lambda t: t["commits"][-1].update(slots=[2**60, -1, -1, -1, -1]),
+            CorruptStoreError,
+            "slots",
+        ),
         (lambda t: t.update(scale=1), CorruptStoreError, "scale: expected a number"),
         (lambda t: t.update(commits=[]), CorruptStoreError, "commits: expected at least one comm"),
         (
@@ -458,6 +502,12 @@ def test_manifests_that_make_no_sense(
     manifest.write_text(resealed(document))
     with pytest.raises(error, match=message):
         table_of()
+
+
+def test_rows_of_a_million_columns_are_refused(table_of: Open, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="at most 1048576 columns"):
+        table_of(dim=2**21)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_creation_that_fails_leaves_nothing(

@@ -42,6 +42,19 @@ _MAX_VALUES = 2**21  # of a commit of 4,096 partitions 8,200, and of its positio
 MAX_PARTITIONS = 2**16
 # Partitions of all commits that are kept, with the one that is being made.
 MAX_KEPT = 2**19
+# Slots hold these, and what a failed commit has written.
+_MAX_SLOTS = 2**20
+MAX_DIM = 2**20
+
+# How rows begin: the distribution, and the factor of its spread, which is the root of so much by
+# the sum of both sizes of a matrix of all rows.
+INITIAL: dict[str, tuple[str | None, float]] = {
+    "xavier_uniform": ("uniform", 6.0),
+    "xavier_normal": ("normal", 2.0),
+    "uniform": ("uniform", 0.0),
+    "normal": ("normal", 0.0),
+    "zeros": (None, 0.0),
+}
 
 # What optimizers keep of each row: so many floats, and so many for each column.
 STATE_FLOATS = {
@@ -93,7 +106,7 @@ class Commit:
     @classmethod
     def parse(cls, own: Fields, num_partitions: int) -> Self:
         """Check and take over what `fields` returned."""
-        slots = own.integers("slots", -1)
+        slots = own.integers("slots", -1, _MAX_SLOTS - 1)
         crcs = own.integers("crcs", 0, 2**32 - 1)
         held = [slot for slot in slots if slot >= 0]
         if len(slots) != num_partitions or len(set(held)) < len(held):
@@ -199,6 +212,8 @@ class TableManifest:
 
         Raises
         ------
+        UsageError
+            If readers would refuse it, as for a position of a loader that is too large.
         StorageError
             If the operating system refuses; either manifest is there then.
         """
@@ -207,12 +222,22 @@ class TableManifest:
         table = {"format": FORMAT, "version": VERSION, "created_by": f"gnnstore {__version__}"}
         table |= {**own, "commits": commits}
         body = {"crc32c": crc32c_of(_canonical(table)), "table": table}
+        text, path = json.dumps(body).encode(), directory / MANIFEST_FILE
+        try:
+            if len(text) > _MAX_BYTES:
+                raise CorruptStoreError(f"{path}: more than {_MAX_BYTES} bytes", path=path)
+            self._of_text(text, path)
+        except CorruptStoreError as error:
+            raise UsageError(
+                f"{error.message}: readers would refuse this, so that nothing was committed; give "
+                "commit() the state of a loader, and keep other values in the checkpoint"
+            ) from None
         new = directory / f"{MANIFEST_FILE}.tmp"
         with storage_errors("commit the table", directory):
             with suppress(FileNotFoundError):
                 new.unlink()
-            write_new(new, json.dumps(body).encode())
-            os.replace(new, directory / MANIFEST_FILE)  # noqa: PTH105 - what audit hooks see
+            write_new(new, text)
+            os.replace(new, path)  # noqa: PTH105 - what audit hooks see
             fsync_directory(directory)
 
     @classmethod
@@ -230,18 +255,20 @@ class TableManifest:
                 "gnnstore.EmbeddingTable.create",
                 path=directory,
             )
-        document = parse_object(
-            read_small(path, _MAX_BYTES), path=str(path), max_values=_MAX_VALUES
-        )
+        return cls._of_text(read_small(path, _MAX_BYTES), path)
+
+    @classmethod
+    def _of_text(cls, text: bytes, path: Path) -> Self:
+        document = parse_object(text, path=str(path), max_values=_MAX_VALUES)
         whole = Fields(document, str(path))
         own = whole.fields("table")
         if own.text("format") != FORMAT:
             raise own.fail("format", FORMAT)
-        if own.integer("version") > VERSION:
+        if own.integer("version", 1) > VERSION:
             raise UnsupportedVersionError(
-                f"{directory}: a table of version {own.integer('version')}, but this gnnstore "
+                f"{path.parent}: a table of version {own.integer('version')}, but this gnnstore "
                 f"reads up to {VERSION}; install a newer one",
-                path=directory,
+                path=path.parent,
             )
         if crc32c_of(_canonical(own.document)) != whole.integer("crc32c"):
             raise CorruptStoreError(
@@ -262,10 +289,10 @@ class TableManifest:
             partitions=own.text("partitions") if own.has("partitions") else None,
             partitions_uuid=own.text("partitions_uuid") if own.has("partitions_uuid") else None,
             num_nodes=own.integer("num_nodes", 1),
-            dim=own.integer("dim", 1, 2**20),
-            rows_per_partition=own.integer("rows_per_partition", 1),
+            dim=own.integer("dim", 1, MAX_DIM),
+            rows_per_partition=own.integer("rows_per_partition", 1, own.integer("num_nodes", 1)),
             optimizer=own.choice("optimizer", tuple(STATE_FLOATS)),
-            init=own.text("init"),
+            init=own.choice("init", tuple(INITIAL)),
             scale=scale,
             seed=own.integer("seed", 0, 2**64 - 1),
             keep=own.integer("keep", 1),
