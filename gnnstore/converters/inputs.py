@@ -108,7 +108,7 @@ def describe_files(paths: Iterable[PathLike]) -> list[dict[str, Any]]:
     return [
         {
             "path": os.fsencode(path).decode("utf-8", "backslashreplace"),
-            "size_bytes": path.stat().st_size,
+            "size_bytes": existing_path(path, "an input").stat().st_size,
         }
         for path in found
     ]

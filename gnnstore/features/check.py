@@ -38,7 +38,7 @@ def verify(
     num_threads: int | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Check a store and the packed plans in it, or a plan, or a table of learned embeddings.
+    """Check a store and the packed plans in it, a plan, partitions or an embedding table.
 
     Parameters
     ----------
@@ -71,6 +71,13 @@ def verify(
         return Report(level, [Problem(error.path or str(path), str(error))])
     report = Report(level, problems, sum(len(reader.files) + 1 for reader in readers))
     found = {reader: list(stray_files(reader)) for reader in readers}
+    for unit in readers[1:]:
+        if unit.manifest.store_uuid != readers[0].uuid:
+            foreign = (
+                f"it belongs to the store {unit.manifest.store_uuid}, but lies in "
+                f"{readers[0].uuid}; remove it with 'gnnstore rm', and make it again"
+            )
+            found[unit].append(Problem(str(unit.path), foreign))
     if level != "header":
         total = sum(reader.total_bytes for reader in readers)
         with progress.phase("compare checksums", total, "bytes") as phase:

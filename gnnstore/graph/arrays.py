@@ -126,6 +126,7 @@ class Attribute:
                 values[rows.start : rows.stop].copy() if isinstance(rows, range) else values[rows]
             )
         array = self._reader.paged(self.spec)
+        array.check_mapped_files()
         if not isinstance(rows, range) or len(rows) <= 1:
             return array.gather(rows)
         found = array.read_slice(rows.start, rows.stop)

@@ -239,7 +239,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
             if not name.startswith("_") and name != "reader":
                 if name in self.schema.node.attributes:
                     return self._lazy_rows(self.node_attribute(name))
-                if self.num_edges and name in self.schema.edge.attributes:
+                if name in self.schema.edge.attributes:
                     return self._lazy_edges(name)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -259,7 +259,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
     @property
     def num_edge_features(self) -> int:
         """Width of `edge_attr`; 0 where there is none."""
-        return _width(self.schema.edge.attributes.get("edge_attr")) if self.num_edges else 0
+        return _width(self.schema.edge.attributes.get("edge_attr"))
 
     @property
     def num_classes(self) -> int:
@@ -286,8 +286,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         BudgetError
             If it does not fit available memory.
         """
-        specs = [*self.schema.node.attributes.values()]
-        specs += [*self.schema.edge.attributes.values()] if self.num_edges else []
+        specs = [*self.schema.node.attributes.values(), *self.schema.edge.attributes.values()]
         needed = sum(spec.num_bytes for spec in specs) + 3 * 8 * self.num_edges
         memory = Ledger(available_bytes(), (), f"{self.path}: a Data", OF_FREE_MEMORY, "")
         memory.add(Reservation("attributes and edges", needed)).check(
@@ -298,10 +297,9 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         data = Data()
         for name in self.schema.node.attributes:
             data[name] = getattr(self, name).tensor()
-        if self.num_edges:
-            data.edge_index = self._read_edge_index()
-            for name in self.schema.edge.attributes:
-                data[name] = getattr(self, name).tensor()
+        data.edge_index = self._read_edge_index()
+        for name in self.schema.edge.attributes:
+            data[name] = getattr(self, name).tensor()
         for split, ids in self.splits.items():
             mask = _MASKS.get(split, f"{split}_mask")
             if mask not in data:

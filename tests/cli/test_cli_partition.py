@@ -243,7 +243,7 @@ def test_partitions_of_another_store_are_found(run: Any, store: Path, tmp_path: 
     shutil.copytree(store / "partitions", other / "partitions")
     done = run("verify", other, "--level", "full")
     assert done.status == 1
-    assert "these are partitions of the store" in done.stdout
+    assert "it belongs to the store" in done.stdout
     (other / "zarr.json").write_text('{"attributes": {"gnnstore": {}}}')
     (problem,) = PartitionsReader.open(other / "partitions" / "a").problems()
     assert problem.path == str(other / "zarr.json")

@@ -17,6 +17,8 @@ import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.converters import ConvertOptions
 from gnnstore.errors import BudgetError, NotFoundError, UsageError
+from gnnstore.features.check import verify
+from gnnstore.formats.container.verify import LEVELS
 from gnnstore.strategies.sizes import placement
 from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.graphs import GraphArrays, random_graph
@@ -326,6 +328,16 @@ def test_a_plan_of_another_loader(path: Path, options: dict[str, Any], message: 
 def test_every_difference_is_named(path: Path) -> None:
     with pytest.raises(UsageError, match=r"num_neighbors: .*batch_size: .*seed: .*gnnstore pack "):
         loader_of(path, num_neighbors=[1], batch_size=7, seed=8)
+
+
+def test_a_plan_that_was_copied_from_another_store_is_found(path: Path, tmp_path: Path) -> None:
+    other = make_graph(h=np.zeros((N, 30), np.float32)).write(tmp_path / "other.gnn")
+    (other / "plans").mkdir()
+    plan = shutil.copytree(path / "plans" / "base", other / "plans" / "copied")
+    for level in LEVELS:
+        (problem,) = verify(other, level).problems
+        assert problem.path == str(plan)
+        assert "it belongs to the store" in problem.message
 
 
 def test_a_plan_of_another_store(path: Path, tmp_path: Path) -> None:

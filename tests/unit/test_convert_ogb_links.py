@@ -163,13 +163,15 @@ def test_attributes_of_splits_in_a_column(tmp_path: Path) -> None:
     check(store, data, names=("valid", "test"))
 
 
-@pytest.mark.parametrize("why", ["inverse", "undirected", "subset", "other"])
+@pytest.mark.parametrize("why", ["inverse", "undirected", "subset", "other", "weight"])
 def test_edges_to_train_on_that_are_not_the_graph(tmp_path: Path, why: str) -> None:
     data = DataSet("collab")
     if why == "subset":
         data.splits["train"] = {key: value[:-5] for key, value in data.splits["train"].items()}
     if why == "other":
         data.splits["train"]["edge"][0] = (data.splits["train"]["edge"][0] + 1) % N
+    if why == "weight":
+        data.splits["train"]["weight"][0] += 1
     root = data.write(tmp_path / "data")
     options = ConvertOptions(undirected=why == "undirected")
     output = from_ogb(root, tmp_path / "a.gnn", add_inverse_edge=why == "inverse", options=options)
@@ -184,6 +186,17 @@ def test_edges_to_train_on_that_are_not_the_graph(tmp_path: Path, why: str) -> N
     found = batch.n_id[batch.edge_label_index].T.numpy()
     np.testing.assert_array_equal(found, train["edge"][:8])
     np.testing.assert_array_equal(batch.label_edge_year[:, 0], train["year"][:8])
+
+
+def test_edges_to_train_on_with_an_attribute_of_their_own(tmp_path: Path) -> None:
+    data = DataSet("collab")
+    del data.attributes["edge_weight"]  # the graph has none
+    store = gnnstore.open(from_ogb(data.write(tmp_path / "data"), tmp_path / "a.gnn"))
+    assert tuple(store.edge_splits) == ("train", "valid", "test")
+    for name, split in store.edge_splits.items():
+        np.testing.assert_array_equal(
+            split.attributes["weight"].read(), data.splits[name]["weight"]
+        )
 
 
 def test_an_interrupted_conversion_is_resumed(

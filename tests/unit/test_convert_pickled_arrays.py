@@ -151,6 +151,7 @@ def test_nothing_in_a_pickle_runs(tmp_path: Path) -> None:
         (Counter("ab"), "a call of collections.Counter"),
         ({str(i): 0 for i in range(100)}, "a dict of something else"),
         ({"train": {str(i): 0 for i in range(100)}}, "a dict of something else"),
+        ({"train": np.arange(3), 0: np.arange(3)}, "a dict whose keys are no names"),
     ],
 )
 def test_what_is_no_dict_of_arrays_is_named(tmp_path: Path, content: Any, found: str) -> None:

@@ -185,6 +185,17 @@ def test_igb(tmp_path: Path, graph: GraphArrays, raw: bool, classes: Any) -> Non
     check_edges(again, graph)
 
 
+def test_igb_without_labels(
+    tmp_path: Path, graph: GraphArrays, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = published.write_igb(tmp_path / "igb" / "small", graph)
+    for file in (root / "processed" / "paper").glob("node_label_*.npy"):
+        file.unlink()
+    stored = read_store(from_igb(root, tmp_path / "out.gnn"))
+    assert (stored.attributes.keys(), stored.splits) == ({"x"}, {})
+    assert "neither labels nor splits" in caplog.text
+
+
 def test_igb_with_an_error_is_refused(tmp_path: Path, graph: GraphArrays) -> None:
     root = published.write_igb(tmp_path / "igb" / "small", graph)
     papers = root / "processed" / "paper"
@@ -210,6 +221,8 @@ def test_igb_with_an_error_is_refused(tmp_path: Path, graph: GraphArrays) -> Non
     (papers / "node_feat.npy").unlink()
     assert "node_label_19.npy: has shape [50, 1], expected [N]" in refused()
     (papers / "node_label_19.npy").unlink()
+    assert "take it with --classes 2K" in refused(NotFoundError)
+    (papers / "node_label_2K.npy").unlink()
     assert "so that nothing says how many papers there are" in refused(NotFoundError)
 
 
@@ -264,6 +277,9 @@ def test_graphbolt(tmp_path: Path, graph: GraphArrays, edge_format: str) -> None
         ("set/train-labels.npy", "set/test-seeds.npy", "has labels of shape [6] int64 for 30"),
         ("set/train-labels.npy", "set/one-label.npy", "has labels of shape [] int64 for 30 seeds"),
         ("set/train-labels.npy", "set/floats.npy", "has labels of shape [] int64, unlike those of"),
+        ("set/train-labels.npy", "set/large.npy", "18446744073709551615"),
+        ("set/train-seeds.npy", "set/mask.npy", "seeds are node ids, found a mask of 50 truth val"),
+        ("set/valid-seeds.npy", "set/again.npy", "has another label here than in a set befo"),
     ],
 )
 def test_graphbolt_with_an_error_is_refused(
@@ -271,7 +287,12 @@ def test_graphbolt_with_an_error_is_refused(
 ) -> None:
     root = published.write_graphbolt(tmp_path / "set", graph)
     np.save(root / "set" / "one-label.npy", np.array(3))
-    np.save(root / "set" / "floats.npy", np.zeros(len(graph.splits["train"])))
+    num_train = len(graph.splits["train"])
+    np.save(root / "set" / "floats.npy", np.zeros(num_train))
+    np.save(root / "set" / "large.npy", np.full(num_train, 2**64 - 1, np.uint64))
+    np.save(root / "set" / "mask.npy", np.ones(50, np.bool_))
+    num_valid = len(graph.splits["valid"])
+    np.save(root / "set" / "again.npy", graph.splits["train"][:num_valid])
     path = root / "metadata.yaml"
     text = path.read_text()
     assert old in text

@@ -136,6 +136,12 @@ def test_unknown_splits_are_named(tmp_path: Path) -> None:
         convert(tmp_path, "0 1\n", splits=tmp_path / "s.npz")
 
 
+def test_a_split_that_is_given_twice_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "s.npz", train=[0], train_idx=[1])
+    with pytest.raises(InputError, match="train_idx is the split 'train', which was given already"):
+        convert(tmp_path, "0 1\n", splits=tmp_path / "s.npz")
+
+
 def test_collected_ids_equal_unique(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     pieces = [rng.integers(0, 2 ** rng.integers(1, 40), 50) for _ in range(100)]

@@ -408,9 +408,10 @@ def test_a_damaged_gzip_stream_is_named(tmp_path: Path) -> None:
 
 def test_a_file_that_is_only_named_gz_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "edge.csv.gz"
-    path.write_bytes(b"1,2\n")
-    with pytest.raises(InputError, match=r"edge.csv.gz: not a gzip file, though it is named"):
-        read(path, PAIRS)
+    for content in (b"1,2\n", b""):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=r"edge.csv.gz: not a gzip file, though it is named"):
+            read(path, PAIRS)
 
 
 @pytest.mark.parametrize("comments", [b"#", b""])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch_geometric.data import Dataset, FeatureStore
+from torch_geometric.data import Data, Dataset, FeatureStore
 from torch_geometric.data import GraphStore as PygGraphStore
 from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
 
 import gnnstore
-from gnnstore.errors import BudgetError, InputError, NotFoundError, UsageError
+from gnnstore.converters import from_pyg
+from gnnstore.errors import BudgetError, InputError, NotFoundError, StorageError, UsageError
 from gnnstore.formats import PagedArray
 from gnnstore.graph import arrays as store_arrays
 from gnnstore.testing.forks import ForkServer
@@ -77,6 +79,29 @@ def test_classes_and_widths_are_counted_as_by_pyg(tmp_path: Path, y: Any, num_cl
         assert Dataset._infer_num_classes(None, data.y) == num_classes
     assert (found.num_node_features, data.num_node_features) == (0, 0)
     assert found.num_edge_features == data.num_edge_features == len(attributes) // 2
+
+
+def test_a_graph_without_edges_has_empty_ones(tmp_path: Path) -> None:
+    data = Data(
+        x=torch.ones(2, 3),
+        edge_index=torch.zeros(2, 0, dtype=torch.long),
+        edge_attr=torch.zeros(0, 4),
+    )
+    store = gnnstore.open(from_pyg(data, tmp_path / "a.gnn"))
+    found = store.to_pyg()
+    assert (found.edge_index.shape, found.edge_attr.shape) == ((2, 0), (0, 4))
+    assert (store.num_edge_features, store.edge_attr.shape) == (4, (0, 4))
+
+
+def test_slices_of_a_truncated_file_are_an_error(tmp_path: Path) -> None:
+    """And no SIGBUS."""
+    store = gnnstore.open(write_store(tmp_path / "a.gnn", [[0], [1]], x=np.ones((5000, 16))))
+    assert store.features[:2].sum() == 32
+    (file,) = (store.path / "nodes/node/x").glob("c.0*")
+    os.truncate(file, 4096)
+    for index in (slice(4000, 4010), [4000, 4500], 4000, slice(0, 5000, 2)):
+        with pytest.raises(StorageError, match="truncated"):
+            store.features[index]
 
 
 def test_features_by_id(example: ExampleStore, store: gnnstore.GraphStore) -> None:

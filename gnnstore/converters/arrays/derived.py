@@ -87,7 +87,7 @@ class MappedRows(SequentialArray):
 
 
 class FloatLabels(SequentialArray):
-    """Labels as int64, or as float32 if some are fractions or NaN.
+    """Labels as int64, or as float32 if some are fractions, NaN or beyond int64.
 
     Public data sets keep class numbers as float32 to have NaN for nodes without one. Where every
     node has one they are integers, which is what a loss expects.
@@ -103,16 +103,32 @@ class FloatLabels(SequentialArray):
     def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
         """Yield the array along its first axis from row `start` on, `step` rows at a time."""
         for piece in self._source.rows(step, start):
-            yield piece.astype(self.dtype, copy=False)
+            yield self._cast(piece, start)
+            start += len(piece)
 
     def read(self) -> npt.NDArray[Any]:
         """Return the whole array."""
-        return self._source.read().astype(self.dtype, copy=False)
+        return self._cast(self._source.read(), 0)
+
+    def _cast(self, values: npt.NDArray[Any], first: int) -> npt.NDArray[Any]:
+        with np.errstate(over="ignore"):
+            found = values.astype(self.dtype, copy=False)
+        if values.dtype.kind == "u":
+            lost = values > np.iinfo(np.int64).max
+        else:
+            lost = np.isfinite(values) & ~np.isfinite(found)
+        if lost.any():
+            at = np.argwhere(lost)[0]
+            raise InputError(
+                f"{self.label}: row {first + int(at[0])}: {values[tuple(at)]} overflows "
+                f"{self.dtype}; labels are stored as int64 or float32"
+            )
+        return found
 
 
 def _is_whole(values: npt.NDArray[Any]) -> bool:
     # NaN is unequal to itself; an infinity is not a class, and would not fit int64.
-    return bool(np.all((values == np.rint(values)) & np.isfinite(values)))
+    return bool(np.all((values == np.rint(values)) & (np.abs(values) < 2.0**63)))
 
 
 class RowTaker:

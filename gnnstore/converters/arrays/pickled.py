@@ -124,7 +124,9 @@ class _Pickled:
             stream.read(1)  # reaching the end makes zipfile compare the checksum
         if not isinstance(found, dict) or len(found) > _MAX_ARRAYS:
             raise NotArraysError(f"a {type(found).__name__} of something else")
-        return {name: self._value(str(name), value) for name, value in found.items()}
+        if not all(isinstance(name, str) for name in found):
+            raise NotArraysError("a dict whose keys are no names")
+        return {name: self._value(name, value) for name, value in found.items()}
 
     def _look_at_members(self) -> None:
         with open_zip(self.path) as archive:

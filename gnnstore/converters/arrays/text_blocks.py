@@ -89,7 +89,7 @@ def read_blocks(
         with open_input(path) as raw:
             zipped = raw.read(2) == _GZIP_MAGIC
             raw.seek(0)
-            if path.suffix == ".gz" and not zipped and path.stat().st_size:
+            if path.suffix == ".gz" and not zipped:
                 raise InputError(
                     f"{path}: not a gzip file, though it is named .gz; "
                     "decompress or rename it, or download it again",

@@ -23,6 +23,7 @@ from gnnstore.converters.inputs import (
     existing_file,
 )
 from gnnstore.converters.stores.ordered import converter
+from gnnstore.converters.writer.casting import Caster
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.workload import Workload, inspect_inputs, node_workload
@@ -153,6 +154,7 @@ class _Labels:
     def __init__(self, num_nodes: int) -> None:
         self.values: npt.NDArray[Any] | None = None
         self._num_nodes = num_nodes
+        self._has_label = np.zeros(num_nodes, np.bool_)
 
     def set(self, nodes: npt.NDArray[Any], labels: npt.NDArray[Any], where: str) -> None:
         if labels.shape[:1] != nodes.shape or labels.dtype.kind not in "biuf":
@@ -170,7 +172,15 @@ class _Labels:
                 f"{where}: has labels of shape {list(labels.shape[1:])} {labels.dtype}, unlike "
                 "those of the sets before"
             )
-        self.values[nodes] = labels
+        given = Caster("y", str(labels.dtype), np.dtype(dtype).name)(labels)
+        known = np.flatnonzero(self._has_label[nodes])
+        same = np.isclose(self.values[nodes[known]], given[known], 0, 0, equal_nan=True)
+        other = known[~same.all(axis=tuple(range(1, same.ndim)))]
+        if len(other):
+            raise InputError(
+                f"{where}: node {int(nodes[other[0]])} has another label here than in a set before"
+            )
+        self.values[nodes], self._has_label[nodes] = given, True
 
 
 def _read_set(
@@ -184,6 +194,12 @@ def _read_set(
     nodes = _open(seeds).read()
     if nodes.ndim == 2 and nodes.shape[1] == 1:
         nodes = nodes[:, 0]
+    if nodes.dtype == np.bool_:
+        raise InputError(
+            f"{seeds.path}: seeds are node ids, found a mask of {len(nodes)} truth values; store "
+            "numpy.flatnonzero of it",
+            path=seeds.path,
+        )
     if nodes.ndim != 1:
         raise InputError(
             f"{seeds.path}: has shape {list(nodes.shape)}: these are seeds of a link task; only "

@@ -9,6 +9,7 @@ takes the first 60 % of the nodes for training, 20 % for validation and the rest
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, get_args
@@ -26,6 +27,8 @@ from gnnstore.converters.writer.splits import split_ranges
 from gnnstore.converters.writer.workload import Workload, node_workload
 from gnnstore.errors import InputError, NotFoundError, check_choice
 from gnnstore.progress import Progress
+
+_LOG = logging.getLogger(__name__)
 
 Classes = Literal["19", "2K"]
 
@@ -72,6 +75,7 @@ def from_igb(
     check_choice("classes", classes, get_args(Classes))
     root = _find(existing_directory(input, "the IGB data set"))
     labels = root / "paper" / f"node_label_{classes}.npy"
+    _check_labels(labels, classes)
     files = [path for path in (root / _EDGES, root / _FEATURES, labels) if path.exists()]
     source = {"inputs": describe_files(files), "classes": classes}
     edges, by_row = _open_edges(root / _EDGES)
@@ -89,6 +93,22 @@ def from_igb(
         _set_nodes(writer, arrays, classes)
         writer.read_edges(edge_pairs(edges, by_row=by_row), num_edges, where=edges.label)
         return writer.commit()
+
+
+def _check_labels(labels: Path, classes: str) -> None:
+    """Refuse the labels of a number of classes if there are only others; warn if there are none."""
+    if labels.exists():
+        return
+    others = [name for name in get_args(Classes) if name != classes]
+    for name in others:
+        other = labels.with_name(f"node_label_{name}.npy")
+        if other.exists():
+            raise NotFoundError(
+                f"{labels} is not there, but {other.name} is: take it with --classes {name} "
+                f"(classes={name!r}), or download the other",
+                path=labels,
+            )
+    _LOG.warning("%s is not there: the store has neither labels nor splits", labels)
 
 
 def _find(directory: Path) -> Path:

@@ -273,4 +273,11 @@ def _open_splits(path: PathLike) -> dict[str, ArraySource]:
             f"{', '.join(sorted(arrays)) or 'none'}",
             path=found,
         )
-    return {SPLIT_KEYS[name]: source for name, source in arrays.items()}
+    splits: dict[str, ArraySource] = {}
+    for name, source in arrays.items():
+        if (split := SPLIT_KEYS[name]) in splits:
+            raise InputError(
+                f"{found}: {name} is the split {split!r}, which was given already", path=found
+            )
+        splits[split] = source
+    return splits

@@ -99,6 +99,7 @@ def split_ids(values: npt.NDArray[Any], num_nodes: int, where: str) -> npt.NDArr
         raise InputError(
             f"{where}: {len(repeated)} node ids are repeated, the first is {int(repeated[0])}; "
             "a split names each node once"
+            + ("; a mask must be of the type bool" if len(ids) == num_nodes else "")
         )
     return ids
 

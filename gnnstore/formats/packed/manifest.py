@@ -123,6 +123,11 @@ class PackedManifest(Manifest):
     paged_arrays: tuple[AttributeSpec, ...] = ()
 
     @property
+    def store_uuid(self) -> str | None:
+        """Identity of the store that was packed; None if the fingerprint does not say."""
+        return self.fingerprint.get("store")
+
+    @property
     def num_batches(self) -> int:
         """Batches of all epochs."""
         return self.epochs * self.batches_per_epoch

@@ -26,7 +26,7 @@ def describe_plan(reader: PackedReader) -> dict[str, Any]:
         "name": reader.path.name,
         "path": str(reader.path),
         "problem": None,
-        "store_uuid": found.get("store"),
+        "store_uuid": reader.manifest.store_uuid,
         "seeds": found.get(KIND, "nodes"),
         "num_seeds": found.get(NUM_POSITIONS),
         "neg_sampling": found.get("neg_sampling"),

@@ -30,7 +30,6 @@ def convert_binary(writer: GraphWriter, raw: Path, *, add_inverse_edge: bool) ->
     num_nodes = _read_count(members, path, "num_nodes_list")
     num_edges = _read_count(members, path, "num_edges_list")
     writer.set_num_nodes(num_nodes)
-    writer.expect_edges(num_edges * (2 if add_inverse_edge else 1))
     edge_index = _member(members, path, "edge_index")
     if edge_index.shape != (2, num_edges):
         raise InputError(
@@ -38,6 +37,7 @@ def convert_binary(writer: GraphWriter, raw: Path, *, add_inverse_edge: bool) ->
             f"[2, {num_edges}]",
             path=path,
         )
+    writer.expect_edges(num_edges * (2 if add_inverse_edge else 1))
     attributes = {}
     for name, source in members.items():
         if name in ("edge_index", *_LISTS):

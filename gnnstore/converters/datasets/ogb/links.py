@@ -9,14 +9,15 @@ A directory of `split/` holds `train.pt`, `valid.pt` and `test.pt`, each a dict 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.arrays.derived import MappedRows
+from gnnstore.converters.arrays.derived import MappedRows, RowTaker
 from gnnstore.converters.arrays.source import ArraySource
 from gnnstore.converters.datasets.ogb.splits import SPLITS, open_split_file, split_file
 from gnnstore.converters.keyed_random import hash_pairs
@@ -107,7 +108,8 @@ def set_link_splits(
     Parameters
     ----------
     edges : RawEdges
-        The edges of the graph. Where those to train on are the same, they are not stored twice.
+        The edges of the graph. If those to train on are the same, with the same attributes, they
+        are not stored twice.
     edges_are_as_given : bool
         Whether the store's edges are exactly these: none is added or dropped.
 
@@ -121,7 +123,7 @@ def set_link_splits(
             continue
         attributes = {}
         for key, values in split.attributes.items():
-            attribute = f"edge_{_WORDS.get(key, key)}"
+            attribute = _of_graph(key)
             own = edges.attributes.get(attribute)
             attributes[key if own is None else attribute] = (
                 values if own is None else _like(values, own)
@@ -180,6 +182,11 @@ def _columns(pairs: ArraySource, path: Path) -> tuple[ArraySource, ArraySource]:
     )
 
 
+def _of_graph(key: str) -> str:
+    """Return the name that an attribute of a split has among those of the graph's edges."""
+    return f"edge_{_WORDS.get(key, key)}"
+
+
 def _like(values: ArraySource, own: ArraySource) -> ArraySource:
     """Return an attribute [L] of a split in the row shape of the graph's [E, 1]."""
     row_shape = own.shape[1:]
@@ -189,12 +196,21 @@ def _like(values: ArraySource, own: ArraySource) -> ArraySource:
 
 
 def _is_graph(split: LinkSplit, edges: RawEdges) -> bool:
-    """Whether a split is the edges of the graph, in whatever order, and nothing more."""
+    """Whether a split is the edges of the graph, in whatever order, with the same attributes."""
     has_negatives = split.source_negatives or split.target_negatives or split.negative_edges
     lengths = (split.source.shape, split.target.shape)
     if lengths != ((edges.num_edges,), (edges.num_edges,)) or has_negatives:
         return False
-    return _sum_of_hashes(_pairs(split)) == _sum_of_hashes(edges.pairs())
+    if any(_of_graph(key) not in edges.attributes for key in split.attributes):
+        return False
+    own = {key: edges.attributes[_of_graph(key)] for key in split.attributes}
+    theirs = {key: _like(values, own[key]) for key, values in split.attributes.items()}
+    if any(values.shape != own[key].shape for key, values in theirs.items()):
+        return False
+    dtypes = [values.dtype for values in own.values()]
+    return _sum_of_hashes(_pairs(split), theirs.values(), dtypes) == _sum_of_hashes(
+        edges.pairs(), own.values(), dtypes
+    )
 
 
 def _pairs(split: LinkSplit) -> Iterator[Pair]:
@@ -202,5 +218,18 @@ def _pairs(split: LinkSplit) -> Iterator[Pair]:
     yield from zip(split.source.rows(step), split.target.rows(step), strict=True)
 
 
-def _sum_of_hashes(pairs: Iterable[Pair]) -> int:
-    return sum(int(hash_pairs(0, *pair, None).sum()) for pair in pairs) % 2**64
+def _sum_of_hashes(
+    pairs: Iterable[Pair], attributes: Iterable[ArraySource], dtypes: Sequence[np.dtype[Any]]
+) -> int:
+    """Return a number that is equal for equal edges with equal attributes, in whatever order."""
+    takers = [RowTaker(source) for source in attributes]
+    total = 0
+    for sources, targets in pairs:
+        words = hash_pairs(0, sources, targets, None)
+        for taker, dtype in zip(takers, dtypes, strict=True):
+            rows = taker.take(len(words)).astype(dtype).reshape(len(words), -1)
+            # Equal numbers have equal bits, but for zeros.
+            for column in (rows.astype(np.float64) + 0.0).view(np.uint64).T:
+                words = hash_pairs(0, words, column, None)
+        total += int(words.sum())
+    return total % 2**64
