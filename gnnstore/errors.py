@@ -155,7 +155,7 @@ def resource_error(
     error : BaseException
         As the interpreter, NumPy, torch or the operating system raised it.
     doing : str
-        What was being done, as in "read the array 'x'".
+        The action that failed, as in "read the array 'x'".
     path : path-like, optional
         The file or directory it was done to.
     """
@@ -200,7 +200,7 @@ class limits_named(ContextDecorator):  # noqa: N801 - used like a function
     Parameters
     ----------
     doing : str
-        What is being done, as in "prepare a batch".
+        The action that is under way, as in "prepare a batch".
     """
 
     def __init__(self, doing: str) -> None:
@@ -272,9 +272,9 @@ def storage_error(error: OSError, doing: str, path: str | os.PathLike[str]) -> S
     Parameters
     ----------
     error : OSError
-        What the operating system said.
+        The error of the operating system.
     doing : str
-        What was being done, as in "write the array 'x'".
+        The action that failed, as in "write the array 'x'".
     path : path-like
         The file or directory it was done to.
     """

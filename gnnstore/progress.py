@@ -87,7 +87,7 @@ class WaitProgress:
     show : callable, optional
         Returns the display, as a context; None: nothing is ever displayed.
     after_seconds : float
-        How long a wait is not worth a display.
+        Length of a wait that needs no display.
     """
 
     def __init__(

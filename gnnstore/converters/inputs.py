@@ -120,7 +120,7 @@ def choose_name(names: Sequence[str], wanted: str | None, kind: str, path: Path)
     Parameters
     ----------
     names : sequence of str
-        Those that are there.
+        The names that exist.
     wanted : str, optional
         The name that the user gives; may be left out where there is only one.
     kind : str

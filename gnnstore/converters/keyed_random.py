@@ -31,7 +31,7 @@ def draw_words(seed: int, purpose: int, first_block: int, num_words: int) -> npt
     first_block : int
         The counter to begin at.
     num_words : int
-        How many words to draw.
+        Number of words to draw.
     """
     return keyed((seed, purpose), (first_block, 0, 0, 0)).random_raw(num_words)
 

@@ -73,7 +73,7 @@ class RunDirectory:
         parent : Path
             An existing directory that can be written.
         purpose : str
-            What it is for, as in "sampled subgraphs"; for messages, and the owner file.
+            Contents, as in "sampled subgraphs"; for messages, and the owner file.
 
         Raises
         ------

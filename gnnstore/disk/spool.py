@@ -118,7 +118,7 @@ class FileSpool:
     num_arrays : int
         The most that a batch has.
     what : str
-        What is kept, for messages.
+        Name of the contents, for messages.
 
     Attributes
     ----------
@@ -241,7 +241,7 @@ def guarded(call: Callable[[], _Result], doing: str, path: Path) -> _Result:
     call : callable
         Something that files of a run are needed for.
     doing : str
-        What that is, as in "write the trace of batch 3".
+        The action, as in "write the trace of batch 3".
     path : Path
         Of the file; an error may name another one.
 

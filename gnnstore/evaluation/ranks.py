@@ -240,7 +240,7 @@ class _Side:
         The rows of the ends "src" and "dst".
     replaced : "src" or "dst"
     answers : sequence of Answers
-        What is not compared.
+        Candidates that are not compared.
     """
 
     def __init__(

@@ -157,7 +157,7 @@ class SharedTables:
         pinned : ndarray of int32 or int64 [H], optional
             The nodes whose rows are pinned in the last of the slots, if they are to be made.
         slot_bytes : int
-            What the loader has reserved for each planned slot.
+            Memory that the loader has reserved for each planned slot.
         """
         key = (engine.name, tuple(spec.path for spec in specs))
         row_bytes, num_nodes = sum(spec.row_bytes for spec in specs), store.num_nodes

@@ -43,9 +43,9 @@ class LoaderOptions:
         By parameter, as the user gave them.
     store : GraphStore
     config : SamplingConfig
-        How neighbourhoods are sampled.
+        Sampling options.
     read : ReadOptions
-        How the store is read, or which plan in its place.
+        Options of reading the store, or the plan that is read instead.
     torch : dict
         Keyword arguments of torch's `DataLoader`.
     """

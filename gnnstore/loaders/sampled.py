@@ -46,7 +46,7 @@ class SampledLoader(BatchLoader):
     options : LoaderOptions
         Of the loader.
     seeds : SeedSource
-        What batches start from.
+        The source of seeds.
     **kept
         Options that are kept in place of what the user gave, such as the copies that `seeds` made:
         given again, they make the same loader. Users' own arrays are let go of.

@@ -37,7 +37,7 @@ class Trial:
     decode_seconds : float
         Of one thread.
     saved_seconds : float
-        What the disk takes less, decoding counted.
+        Seconds of reading that compression saves, less those of decoding.
     """
 
     compression: Compression
@@ -60,7 +60,7 @@ class CompressionChoice:
     Attributes
     ----------
     compression : str or None
-        What pays; None: nothing does.
+        The codec that saves time; None: none does.
     """
 
     compression: Compression | None

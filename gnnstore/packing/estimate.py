@@ -53,7 +53,7 @@ class PlanEstimate:
     rows_bytes, records_bytes : int
         Packed rows, and everything else that is kept of the batches.
     read_bytes : int
-        What is read of the store, at most: its tables once for each superbatch.
+        Bytes that are read of the store at most: its tables once for each superbatch.
     table_bytes : int
         Of the attributes whose rows are packed.
     superbatch, num_slots, cache_bytes : int

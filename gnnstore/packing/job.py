@@ -68,7 +68,7 @@ class PlanPacker:
     segment : int
         Batches that share rows on disk; 1: each has its own. May be set before `pack`.
     compression : str or None
-        How chunks are kept: "lz4", "zstd", or None. May be set before `pack`.
+        Codec of chunks: "lz4", "zstd", or None. May be set before `pack`.
 
     Raises
     ------

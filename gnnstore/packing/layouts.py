@@ -105,7 +105,7 @@ class Costs:
     records_bytes : int
         Of one batch, in a plan.
     tuning : ReadTuning or None
-        How shared rows are read; None without tables.
+        Settings of the reads of shared rows; None without tables.
     profile : DeviceProfile or None
         None if the disk was not measured.
     """

@@ -57,11 +57,11 @@ class PlanSettings:
     Attributes
     ----------
     config : SamplingConfig
-        How to sample, the seed included.
+        Sampling options, with the seed.
     input_nodes : None, str, tensor, array or sequence
         A split, or as of `NeighborLoader`; None: all nodes.
     seeds : SeedSource or None
-        What batches start from; None: from `input_nodes`.
+        The source of seeds; None: `input_nodes`.
     cache : str or None
         By what rows are cached: "degree" or "frequency", as of `NeighborLoader`, or "belady";
         None: the last.
@@ -155,7 +155,7 @@ class PlanSampler:
     tables : DataSources
         The store's parts, opened within the budget of memory.
     size : PlanSize
-        What that leaves for superbatches, and for the cache of training.
+        Memory that is left for superbatches, and for the cache of training.
 
     Raises
     ------

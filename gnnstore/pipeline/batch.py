@@ -107,7 +107,7 @@ class Stage:
     args : dict
         Shown with it.
     seconds : float
-        How long it took, once it is over.
+        Seconds that the stage took, once it is over.
     """
 
     __slots__ = ("_name", "_recorder", "_start_ns", "args", "seconds")
@@ -149,11 +149,11 @@ class EpochRun:
     timeout_seconds : float or None
         The longest wait for a batch.
     describe : callable
-        What the k-th batch of the run is, to be noted on errors.
+        Describes the k-th batch of the run, to be noted on errors.
     following : callable
         Returns the run that is expected next and its batches; None if that is not known.
     lookahead : Lookahead or None
-        How many batches may be prepared ahead.
+        Number of batches that may be prepared ahead.
     """
 
     seed: int
@@ -230,7 +230,7 @@ class SamplingSource(BatchSource):
     Parameters
     ----------
     config : SamplingConfig
-        How to sample; the seed of the keys included.
+        Sampling options, with the seed of the keys.
     """
 
     def __init__(self, graph: Samplers, seeds: SeedSource, config: SamplingConfig) -> None:
@@ -314,7 +314,7 @@ class PreparedBatch:
     num_bytes, sample_bytes : int
         Bytes of the sample, and of the attributes once they are there; of the sample alone.
     counts : ReadCounts
-        What reading the attributes took.
+        Counts of the reads of attributes.
     """
 
     __slots__ = (
@@ -500,7 +500,7 @@ def load_batches(
     iteration : Iteration
         Moved on with each batch that is handed out.
     lookahead : Lookahead
-        How many batches may be prepared ahead.
+        Number of batches that may be prepared ahead.
     initializer : callable or None
         Called once in each preparing thread.
     """

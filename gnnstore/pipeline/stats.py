@@ -48,7 +48,7 @@ class LoaderStats:
     seconds_transforming : float
         In the consumer's thread: `transform`, `transform_sampler_output`, pinning.
     seconds_waiting : float
-        How long the consumer was stalled because no batch was ready.
+        Seconds that the consumer waited because no batch was ready.
     bytes_gathered : int
         Attribute values copied into batches.
     peak_rss_bytes : int
@@ -58,7 +58,7 @@ class LoaderStats:
     num_threads, prefetch_batches : int
         Preparing threads, and the most batches prepared ahead.
     io_engine : str
-        What reads rows from disk; empty if nothing does.
+        The engine that reads rows from disk; empty if there is none.
     cache : str
         By what rows are cached: the score of a static cache, or the strategy that plans one; empty
         without a cache.
@@ -72,7 +72,7 @@ class LoaderStats:
     predicted_first_epoch_seconds : float or None
         What the first one was, in which a cache is filled, or nothing was sampled ahead.
     predicted_epoch_bytes : int or None
-        What an epoch was predicted to read and write; see `moved_epoch_bytes`.
+        Bytes that an epoch was predicted to read and write; see `moved_epoch_bytes`.
     reads, bytes_read : int
         Reads of attribute values, and their bytes, with what is read along.
     bytes_useful : int
@@ -80,7 +80,7 @@ class LoaderStats:
     rows_read, rows_cached : int
         Distinct rows that were read, and rows that came from the cache.
     seconds_reading : float
-        How long threads waited for the disk; part of `seconds_gathering`.
+        Seconds that threads waited for the disk; part of `seconds_gathering`.
     depth_sum, waits : int
         Reads in flight at each such wait, summed, and the number of waits.
     topology_reads, topology_bytes_read : int
@@ -96,7 +96,7 @@ class LoaderStats:
     partitions_read, states : int
         With `partitions=`: partitions that were read, and states that have been in memory.
     seconds_swapping : float
-        How long the consumer waited for a state; part of `seconds_waiting`.
+        Seconds that the consumer waited for a state; part of `seconds_waiting`.
     """
 
     strategy: str

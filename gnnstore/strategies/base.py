@@ -48,7 +48,7 @@ class Strategy(StrategyTraits):
     kind : callable
         Returns the functions that do the work; imports what reads stores no sooner.
     summary : str
-        What it does, in a line: for --help and the docs.
+        Description in one line, for --help and the docs.
     alias_of : str
         The strategy that it is, but for some options; empty if it stands for itself.
     takes_cache : bool

@@ -48,7 +48,7 @@ class LoaderSpec:
     presampler : Presampler
         Samples some of its batches beforehand.
     seeds_bytes : int
-        What the loader holds besides: its seed nodes and their order.
+        Other memory of the loader: its seed nodes and their order.
     num_threads : int
         Threads that will read, each with staging memory of its own.
     may_use_fewer : bool

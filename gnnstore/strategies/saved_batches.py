@@ -82,7 +82,7 @@ class SavedBatches(BatchSource):
         Parameters
         ----------
         fingerprint : Mapping
-            What the loader's batches depend on besides the seed.
+            The options that the loader's batches depend on besides the seed.
         seed : int or None
             The loader's, if the user gave it one.
         world_size : int

@@ -36,7 +36,7 @@ class Sources:
     placement : Placement
         Where everything lies, and why.
     engine : Engine or None
-        What reads rows from disk, if anything does.
+        The engine that reads rows from disk, if any are read.
     num_threads : int
         Threads that may read at once, by the memory that there is for them.
     nodes, edges : Mapping of str to RowSource

@@ -224,7 +224,7 @@ class ForkServer:
         Parameters
         ----------
         text : str
-            What it reads from its input.
+            Text on its standard input.
         **options
             As of `start`.
         """

@@ -61,7 +61,7 @@ def convert(
     converter : str
         Its name in `gnnstore.converters`.
     style : str
-        How to show progress; "auto" with `--json` is JSON too, except on a terminal.
+        Style of the progress; "auto" with `--json` is JSON too, except on a terminal.
     plot_file : Path, optional
         Where to plot the degrees before and after an expansion.
     **arguments

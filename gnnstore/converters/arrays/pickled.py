@@ -216,7 +216,7 @@ class PickledArray(SequentialArray):
     label : str
         Its name for messages.
     shape, dtype
-        Those of the array as it is stored.
+        Shape and type of the array as it is stored.
     fortran_order : bool
         Whether the first axis varies fastest.
     """

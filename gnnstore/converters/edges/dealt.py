@@ -46,7 +46,7 @@ def begin_dealing(
     Parameters
     ----------
     targets : iterable of ndarray of integers
-        Those of some of the edges, from all over the input.
+        Targets of some of the edges, from all over the input.
 
     Returns
     -------

@@ -142,7 +142,7 @@ class SplitEdges:
     Attributes
     ----------
     sizes : dict of str to int
-        How many edges to predict each split has.
+        Number of edges of each split.
     is_undirected : bool
         Whether each edge has its reverse, as often as itself. Then edges to predict are those with
         source <= target, as their reverses are the same.

@@ -86,7 +86,7 @@ class BucketedEdges:
     directory : Path
         Where files go; made if they are needed.
     memory : Ledger
-        What is left of it is for sorting.
+        Memory budget; the rest of it is for sorting.
 
     Attributes
     ----------

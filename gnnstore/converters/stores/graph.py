@@ -58,7 +58,7 @@ class ColumnBlock:
     sources, targets : ndarray of int64, shape [k]
         The edges that were taken.
     weights : ndarray of float64, shape [k]
-        How many edges of its column each of them stands for.
+        Number of edges of its column that each of them stands for.
     """
 
     first: int

@@ -86,7 +86,7 @@ def reorder(
         nodes that are equal by that, those of splits come first, "train" before others, and
         isolated ones last; then the lower id.
     scores : ndarray of unsigned integers [N], optional
-        How often each node is needed, as `gnnstore reorder --by frequency` samples it.
+        Number of batches that need each node, as `gnnstore reorder --by frequency` samples it.
     seed : int
         With "community": which of communities that are equally good a node joins.
     output, options, progress

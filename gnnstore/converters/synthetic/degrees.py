@@ -28,7 +28,7 @@ class DegreeDistribution:
     Attributes
     ----------
     degrees : ndarray of int64, shape [d]
-        Those that occur, ascending.
+        Degrees that occur, ascending.
     counts : ndarray of int64, shape [d]
         Nodes that have them; at least 1.
     """

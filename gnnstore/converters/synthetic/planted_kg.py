@@ -146,7 +146,7 @@ class PlantedVectors:
     heads, tails : ndarray of float64 [N, 2, rank]
         Real and imaginary parts of the vectors there.
     relations : ndarray of float64 [R, 2, rank]
-        Those of the relations.
+        Vectors of the relations.
     """
 
     num_communities: int

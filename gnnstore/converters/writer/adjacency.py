@@ -56,7 +56,7 @@ def write_adjacency(
     on_degrees : callable, optional
         Told the in-degrees of the next nodes, piece by piece.
     split_sizes : Mapping of str to int, optional
-        How many edges to predict come with the chunks.
+        Number of edges to predict that come with the chunks.
 
     Returns
     -------

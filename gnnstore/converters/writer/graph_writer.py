@@ -248,7 +248,7 @@ class GraphWriter:
         pairs : iterable of (ndarray of integers [k], ndarray of integers [k])
             Sources and targets, chunk by chunk.
         num_edges : int, optional
-            How many edges will come, if that is known.
+            Number of edges that will come, if that is known.
         attributes : Mapping of str to ArraySource [E, ...], optional
             A row for each edge.
         where : str
@@ -561,7 +561,7 @@ class GraphWriter:
         names : iterable of list of bytes
             All names in the order of nodes, as UTF-8, some at a time.
         num_names, num_bytes : int
-            How many there are, and how many bytes they have together.
+            Number of the names, and of their bytes together.
         """
         check_count("the original names", num_names, self.num_nodes)
         directory = store_names.original_name_directory(NODE_TYPE)

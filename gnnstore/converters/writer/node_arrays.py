@@ -63,7 +63,7 @@ class RowSink:
         Parameters
         ----------
         num_rows : int
-            How many rows come next.
+            Number of rows that come next.
 
         Returns
         -------

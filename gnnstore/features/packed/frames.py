@@ -163,7 +163,7 @@ class FrameReader:
     Parameters
     ----------
     reader : _core.Reader
-        What reads chunks.
+        The reader of chunks.
     index : ndarray of int64 [num_batches, ...]
         Of the plan.
     begins, num_bytes, crcs : slice

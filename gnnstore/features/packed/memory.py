@@ -30,9 +30,9 @@ class PackingBuffers:
     num_windows : int
         Parts of the table that are being read or copied.
     extra_window_bytes : int
-        What a window holds above the least.
+        Bytes of a window beyond the least.
     buffer_bytes : int
-        What is collected of a batch before it is written.
+        Bytes that are collected of a batch before it is written.
     num_spare_buffers : int
         Buffers that are being written, by a thread each up to 16.
     """
@@ -234,7 +234,7 @@ def choose_buffers(table: FileRows, num_batches: int, memory_bytes: int) -> Pack
     Parameters
     ----------
     memory_bytes : int
-        What there is beside the sorted rows.
+        Memory beside the sorted rows.
 
     Raises
     ------
@@ -260,13 +260,13 @@ def share_with_rows(
     id_bytes : int
         Of one of these.
     memory_bytes : int
-        What there is beside what is known of them.
+        Memory beside the checksums and positions of chunks.
 
     Returns
     -------
     PackingBuffers
     int
-        How many rows are in memory at a time.
+        Number of rows that are in memory at a time.
 
     Raises
     ------

@@ -252,7 +252,7 @@ class MissCollector:
         Returns
         -------
         int
-            How many rows they are.
+            Number of rows.
         repeat_targets, repeat_sources : ndarray of int32
             Where rows come again, and where the same row comes first.
         """

@@ -246,7 +246,7 @@ def pack(
         For chunks of the first batches, which stay in memory until the result is closed; apart from
         `memory_bytes`. They have no checksums.
     disk_bytes : int, optional
-        What may be written.
+        Bytes that may be written.
     stop : threading.Event, optional
         Once it is set, packing ends within milliseconds.
     advance : callable, optional

@@ -39,7 +39,7 @@ class SavedRecord:
     Attributes
     ----------
     seeds : tuple of ndarray
-        What the batch shows of its seeds: `input_id`, int64 [B], where these are nodes.
+        Attributes that describe the seeds: `input_id`, int64 [B], where these are nodes.
     slots : ndarray of int32 [n]
     change_positions, change_slots : ndarray of int32 [c]
         As in `PlanStep`.
@@ -146,9 +146,9 @@ class SavedRecord:
         Parameters
         ----------
         crc_arrays : pair of int
-            How many there are with checksums, as the manifest says.
+            Number of arrays with checksums, as the manifest says.
         num_seeds : int
-            How many there are of its seeds.
+            Number of seeds.
 
         Raises
         ------

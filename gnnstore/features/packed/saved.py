@@ -64,7 +64,7 @@ class SavedPlan:
     Parameters
     ----------
     engine : Engine
-        What reads rows.
+        The engine that reads rows.
 
     Attributes
     ----------

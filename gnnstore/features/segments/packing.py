@@ -93,7 +93,7 @@ class DividedMisses:
     Attributes
     ----------
     missed : MissTable
-        What is packed: a chunk for each batch, and then one for each part.
+        The packed chunks: one for each batch, and then one for each part.
     index : MissIndex
         Of all misses. The positions of a batch are those of its own rows, in the order of the
         table, and then those of shared rows, by rank.

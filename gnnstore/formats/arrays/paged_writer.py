@@ -115,7 +115,7 @@ class PagedArrayWriter:
         Parameters
         ----------
         num_rows : int
-            How many rows come next.
+            Number of rows that come next.
 
         Returns
         -------

@@ -44,7 +44,7 @@ class Problem:
     path : str
         File or directory.
     message : str
-        What was expected and what was found.
+        The expected and the found value.
     first_byte, end_byte : int or None
         The damaged range of the file, half-open, where one is known.
     """
@@ -352,9 +352,9 @@ def require_space(place: Path, num_bytes: int, doing: str, *remedies: str) -> No
     num_bytes : int
         That it will take, about.
     doing : str
-        What is about to be done, as in "sort edges on disk".
+        The action that is about to begin, as in "sort edges on disk".
     *remedies : str
-        What can be done, besides freeing space.
+        Advice, besides freeing space.
 
     Raises
     ------

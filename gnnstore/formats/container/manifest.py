@@ -295,7 +295,7 @@ def check_seal(text: bytes, path: str, verb: str) -> None:
     Parameters
     ----------
     verb : str
-        How such a directory is made anew.
+        The verb for making such a directory again, as in "pack".
 
     Raises
     ------

@@ -57,7 +57,7 @@ class DirectoryTransaction:
         Told each directory that a dead writer left; returns whether to go on in it, instead
         of sweeping it. It may raise, and then that directory stays.
     noun, attempt : str
-        What the directory is to be and what leftovers are of, in messages.
+        Names of the directory and of its leftovers, for messages.
 
     Attributes
     ----------

@@ -88,7 +88,7 @@ class SealedWriter:
     Attributes
     ----------
     journal : Journal
-        What is finished, and where sorted runs of edges may be put meanwhile.
+        The finished parts, and where sorted runs of edges may be put meanwhile.
 
     Raises
     ------

@@ -76,13 +76,13 @@ class PackedManifest(Manifest):
     segment : int
         Batches that share rows on disk; 1: each has its own.
     compression : str or None
-        How chunks are kept: "lz4" or "zstd"; None: as they are.
+        Codec of chunks: "lz4" or "zstd"; None: not compressed.
     piece_bytes : int
         Bytes of rows that one checksum in a record covers.
     num_slots : int
         Rows of each cached attribute that are held while the batches are assembled.
     cached_by : str
-        What decided which: "belady", "degree" or "frequency".
+        The policy that chose the cached rows: "belady", "degree" or "frequency".
     largest_batch_bytes : int
         Of a batch with its attributes.
     cached : tuple of str

@@ -43,7 +43,7 @@ class PartitionsWriter(SealedWriter):
         Parameters
         ----------
         **fields
-            Those of `PartitionsManifest`, but for the arrays.
+            Fields of `PartitionsManifest`, but for the arrays.
         """
         specs = [writer.spec for writer in self._writers.values()]
         nodes = {s.name: s for s in specs if s.path.startswith(f"{NODES_GROUP}/")}

@@ -68,7 +68,7 @@ class StoreWriter(SealedWriter):
         texts : iterable of list of bytes
             Some at a time, as UTF-8.
         num_texts, num_bytes : int
-            How many there are, and how many bytes they have together.
+            Number of the texts, and of their bytes together.
         """
         letters, offsets = (
             self.paged(
@@ -96,7 +96,7 @@ class StoreWriter(SealedWriter):
         Parameters
         ----------
         schema : Schema
-            What the arrays are; every one of them must have been written.
+            Descriptions of the arrays; every one of them must have been written.
         provenance : Mapping
             Where the data came from; JSON values.
 

@@ -71,18 +71,18 @@ def sample_in_order(
     Parameters
     ----------
     items : iterable
-        What batches are sampled for; consumed in the calling thread.
+        The batches to sample; consumed in the calling thread.
     request : callable
         Returns what to sample for the k-th item; in the thread that samples it.
     then : callable
         What to do with the k-th subgraph, and the seconds that sampling it has taken; in that
         thread too.
     lookahead : callable
-        How many batches may be sampled ahead, where they are sampled one by one.
+        Number of batches that may be sampled ahead, if they are sampled one by one.
     bulk_bytes : int or None
-        What those that are sampled together may take.
+        Memory of batches that are sampled together.
     describe : callable
-        What the k-th batch is; noted on an exception.
+        Describes the k-th batch; noted on an exception.
     one_by_one : bool
         Whether batches are never sampled together, as those of a loader that plans nothing.
     initializer : callable, optional
@@ -312,7 +312,7 @@ class Spools:
     table_bytes : int
         Memory for planning from files; 0: traces and plans stay in memory.
     purpose : str
-        What the directory is for, for people who find it.
+        Purpose of the directory, for people who find it.
     """
 
     def __init__(

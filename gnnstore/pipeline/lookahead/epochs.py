@@ -44,7 +44,7 @@ class NextEpoch:
     items : iterable
         Its batches in order.
     sampling : SamplingJob
-        How they are sampled. It lives as long as that takes, so it should not hold the loader.
+        The sampling of a superbatch. It lives as long as that, so it should not hold the loader.
     following : callable
         Returns the iteration after it; None if that is not known.
     """
@@ -102,7 +102,7 @@ class LookaheadEpochs:
         sampling : SamplingJob
             Without threads in it, the consumer's samples and plans.
         key : object
-            What this iteration is, as one before may have told with `following`.
+            Identity of this iteration, as one before may have told with `following`.
         following : callable, optional
             Returns the next iteration, if it is known. Its first superbatch is made once the
             last of this one is, if disk has room for both; it may go on to iterations after that.

@@ -31,7 +31,7 @@ class Share:
     Attributes
     ----------
     key : object
-        What the iteration must be.
+        Identity of the iteration.
     num_batches : int
         Batches of it, from its first on.
     """

@@ -62,7 +62,7 @@ class Presampled:
     Attributes
     ----------
     num_batches : int
-        How many were sampled.
+        Number of sampled batches.
     largest_bytes : int
         Bytes of the largest, its attributes included; 0 if there were none.
     largest_nodes, largest_ids_bytes : int

@@ -87,7 +87,7 @@ class LookaheadJob:
     index_dtype : "int64" or "int32"
         Of `n_id` and `edge_index` in a batch.
     fixed : FixedNodes or None
-        What the cache holds always; None: the policy decides.
+        The rows that the cache always holds; None: the policy decides.
     degrees : callable
         Returns the nodes' out-degrees, new ones each time; None if there is no memory for them.
     """

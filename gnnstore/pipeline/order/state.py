@@ -36,7 +36,7 @@ class Position(NamedTuple):
     batches : int
         Batches of it that were handed out.
     sampler : dict or None
-        What the user's own sampler needs to go on from here; None without one.
+        State from which the user's own sampler resumes; None without one.
     """
 
     epoch: int
@@ -55,7 +55,7 @@ class LoaderState:
     seed : int
         Key of sampling and shuffling, given or drawn.
     fingerprint : dict
-        What batches depend on besides, by the name that the user knows it by; plain values.
+        Other options that batches depend on, by the names that users know; plain values.
     """
 
     position: Position

@@ -39,7 +39,7 @@ class BufferTotals:
     partitions, states : int
         Partitions read, and states that have been in memory.
     seconds_waiting : float
-        How long the consumer waited for a state.
+        Seconds that the consumer waited for a state.
     """
 
     partitions: int = 0

@@ -158,7 +158,7 @@ class LookaheadSizer:
     num_rows, row_bytes : int
         Of the tables whose rows are cached together.
     horizon : Horizon or None
-        What is known of later epochs.
+        Reuse of rows in later epochs.
     num_threads : int
         Preparing threads, of which fewer will be started where staging memory is for fewer.
     may_use_fewer : bool

@@ -58,7 +58,7 @@ class Placement:
     Attributes
     ----------
     strategy : StrategyTraits
-        How the rows of paged attributes are reached.
+        The mode in which rows of paged attributes are read.
     topology : "memory", "mmap" or "disk"
         Where the graph's topology lies. On disk, in-neighbours are read by an engine.
     modes : Mapping of str to "memory", "mmap" or "disk"
@@ -76,7 +76,7 @@ class Placement:
     cache : StaticCacheInfo, optional
         Rows that are held besides; set by `with_cache`.
     superbatch : SuperbatchSize, optional
-        What a planned strategy holds besides; set by `with_superbatch`.
+        Other memory of a planned strategy; set by `with_superbatch`.
     predicted : Prediction or None
         Of an epoch; None where nothing was predicted.
     """
@@ -179,7 +179,7 @@ def place(
     Parameters
     ----------
     sizes : StoreSizes
-        What there is to place.
+        The tables and the topology to place.
     strategy : StrategyTraits or mapping of str to StrategyTraits
         The strategy; or, for "auto", those to take by where rows lie: in memory where everything
         fits the budget, else on disk.
@@ -187,7 +187,7 @@ def place(
         "auto": in memory where it fits the budget beside the rest; else on disk where rows are
         read from disk too, and mapped where they are mapped.
     seeds_bytes : int
-        What the loader holds besides: its seed nodes and their order.
+        Other memory of the loader: its seed nodes and their order.
     cached_bytes : int
         What caches of other loaders on the same store hold: memory that a loader with such a cache
         shares, and one of another strategy does not have.

@@ -80,7 +80,7 @@ class Pins:
     Attributes
     ----------
     num_rows : int
-        How many.
+        Number of batches.
     planned_share : float
         Rows of a batch that are others, at most, among all of the largest.
     nodes : ndarray of int32 or int64 [num_rows], or None

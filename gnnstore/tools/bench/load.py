@@ -54,7 +54,7 @@ def bench_load(
     Parameters
     ----------
     seeds_asked : SeedOptions
-        What batches start from.
+        The seeds of batches.
     memory : float or int
         Share of the features, or bytes.
 

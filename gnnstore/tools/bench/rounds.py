@@ -163,7 +163,7 @@ def describe(
     Parameters
     ----------
     names : Mapping of str to str
-        What batches start from, as "input_nodes" or as "links".
+        The seeds of batches, as "input_nodes" or as "links".
     cgroup_version : int
         Version of the cgroup that kept the limit; 0 if there was none.
     """

@@ -68,7 +68,7 @@ class Run:
     Attributes
     ----------
     features : list of PagedArray
-        What is read from disk.
+        The tables that are read from disk.
     held : dict of str to RowSource
         Narrow attributes, in memory, by path.
     seeds : ndarray of int64 or None

@@ -74,7 +74,7 @@ class Degrees:
     num_isolated : int
         Nodes without any edge.
     saving : OrderSaving or None
-        What the order of degrees would save.
+        Bytes that the order by degree would save.
     """
 
     inward: DegreeDistribution

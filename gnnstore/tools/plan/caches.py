@@ -95,7 +95,7 @@ def plan_caches(
     Parameters
     ----------
     seeds_asked : SeedOptions
-        What batches start from.
+        The seeds of batches.
     caches : tuple of float or int, optional
         Sizes of caches: shares of the rows (float) or bytes (int).
     memory_bytes, disk_bytes : int, optional

@@ -55,7 +55,7 @@ def pack_plan(
     Parameters
     ----------
     seeds_asked : SeedOptions
-        What batches start from.
+        The seeds of batches.
     of_links : Mapping
         Options of links that batches show: files of weights and labels, and names of attributes.
     **settings

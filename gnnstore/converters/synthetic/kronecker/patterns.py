@@ -146,7 +146,7 @@ class _Splitter:
         codes : ndarray of int64, shape [k]
             Edges: row * size + column; ascending.
         counts : ndarray of int64, shape [k]
-            How often each is there.
+            Number of times that each occurs.
 
         Returns
         -------
