@@ -80,7 +80,7 @@ class Pins:
     Attributes
     ----------
     num_rows : int
-        Number of batches.
+        Number of these rows.
     planned_share : float
         Rows of a batch that are others, at most, among all of the largest.
     nodes : ndarray of int32 or int64 [num_rows], or None
