@@ -8,22 +8,21 @@ stage, Ctrl-C or the end of the interpreter leaves neither a thread nor a hang b
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
-from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from itertools import count, islice, repeat
 from queue import Empty, SimpleQueue
-from typing import Any, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import numpy.typing as npt
 
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.errors import UsageError
-from gnnstore.threads import THREAD_NAME, CancelledError, Ending
+from gnnstore.interrupts import CancelledError, Condition, Pending, Thread
+from gnnstore.threads import THREAD_NAME, Ending
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -129,7 +128,7 @@ class Admission:
     def __init__(self, most: Callable[[], int]) -> None:
         self._most = most
         # Reentrant: the garbage collector may free arrays in the middle of anything.
-        self._changed = threading.Condition(threading.RLock())
+        self._changed = Condition()
         self._coming: deque[Hashable] = deque()
         self._num_admitted = self._num_wanted = self._num_living = 0
         self._is_closed = False
@@ -152,15 +151,19 @@ class Admission:
         CancelledError
             If nobody waits for batches any more.
         """
-        with self._changed:
-            while not (self._is_closed or (self._coming[0] == batch and self._has_room)):
-                self._changed.wait()
+
+        def look() -> bool | None:
             if self._is_closed:
                 raise CancelledError(f"batch {batch} is not wanted any more")
+            if self._coming[0] != batch or not self._has_room:
+                return None
             self._coming.popleft()
             self._num_admitted += 1
             self._num_living += 1
             self._changed.notify_all()
+            return True
+
+        self._changed.wait_until(look)
         return Admitted(self)
 
     def close(self) -> None:
@@ -273,7 +276,7 @@ def ordered_map(
     process = os.getpid()
     threads = _Threads(num_threads, initializer, stop)
     try:
-        queue: deque[Future[R]] = deque()
+        queue: deque[Pending[R]] = deque()
         source = iter(items)
         is_ready = source.is_ready if isinstance(source, Paced) else lambda: True
         failure: Exception | None = None
@@ -286,7 +289,7 @@ def ordered_map(
                     "does not have; begin a new one after the fork, with iter()"
                 )
             # Paced items may take long to come even where the next result is there.
-            is_there = bool(queue) and queue[0].done() and not isinstance(source, Paced)
+            is_there = bool(queue) and queue[0].is_done and not isinstance(source, Paced)
             found: list[R] = []
             with nullcontext() if is_there else waiting(index):
                 while not is_over and len(queue) < lookahead() and (not queue or is_ready()):
@@ -328,14 +331,14 @@ class _Threads:
         self._calls.owner = weakref.ref(self, self._calls.queue.put)
         self.close = Ending(self, _end_threads, self._calls, stop)
 
-    def submit(self, function: Callable[[T], R], item: T) -> Future[R]:
+    def submit(self, function: Callable[[T], R], item: T) -> Pending[R]:
         """Have a call made, by a new thread if none is idle and there may be one more."""
-        future: Future[R] = Future()
+        pending: Pending[R] = Pending()
         calls = self._calls
-        calls.queue.put((future, function, item))
-        if not calls.idle.acquire(blocking=False) and len(calls.threads) < self._num_threads:
+        calls.queue.put((pending, function, item))
+        if not calls.take_idle() and len(calls.threads) < self._num_threads:
             name = f"{THREAD_NAME}_{len(calls.threads)}"
-            thread = threading.Thread(target=calls.make, name=name, daemon=True)
+            thread = Thread(target=calls.make, name=name, daemon=True)
             calls.threads.append(thread)
             try:
                 thread.start()
@@ -345,7 +348,7 @@ class _Threads:
                     raise
         if calls.is_over:  # the interpreter ends, and this is one of its daemons
             calls.refuse()
-        return future
+        return pending
 
 
 class _Calls:
@@ -354,17 +357,25 @@ class _Calls:
     Attributes
     ----------
     queue : SimpleQueue
-        Calls as (future, function, argument); anything else ends the threads.
+        Calls as (pending, function, argument); anything else ends the threads.
     """
 
     owner: weakref.ref[_Threads]
 
     def __init__(self, initializer: Callable[[], None]) -> None:
         self.queue: SimpleQueue[Any] = SimpleQueue()
-        self.idle = threading.Semaphore(0)
-        self.threads: list[threading.Thread] = []
+        self.threads: list[Thread] = []
         self.is_over = False
         self._initializer = initializer
+        self._idle: SimpleQueue[None] = SimpleQueue()  # as many as threads that wait for a call
+
+    def take_idle(self) -> bool:
+        """Whether a thread waits for a call; it counts for one call only."""
+        try:
+            self._idle.get_nowait()
+        except Empty:
+            return False
+        return True
 
     def make(self) -> None:
         """Make calls until there are no more."""
@@ -374,18 +385,16 @@ class _Calls:
         except BaseException as error:
             failure = error
         while isinstance(call := self.queue.get(), tuple):
-            future, function, item = call
-            try:
-                if self.is_over:
-                    raise CancelledError("it was ended before this began")
-                if failure is not None:
-                    raise failure
-                future.set_result(function(item))
-            except BaseException as error:
-                future.set_exception(error)
+            pending, function, item = call
+            if self.is_over:
+                pending.cancel()
+            elif failure is not None:
+                pending.make(_raise, failure)
+            else:
+                pending.make(function, item)
             # What they hold is free before the next one comes.
-            del call, future, function, item
-            self.idle.release()
+            del call, pending, function, item
+            self._idle.put(None)
         self.queue.put(call)  # for the others
 
     def refuse(self) -> None:
@@ -394,8 +403,12 @@ class _Calls:
             while True:
                 call = self.queue.get_nowait()
                 if isinstance(call, tuple):
-                    call[0].set_exception(CancelledError("it was ended before this began"))
+                    call[0].cancel()
         self.queue.put(None)
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
 
 
 def _end_threads(calls: _Calls, stop: Callable[[], None]) -> None:
@@ -432,7 +445,7 @@ def _in_turn(
 
 
 def _result_of(
-    future: Future[R],
+    pending: Pending[R],
     index: int,
     timeout_seconds: float | None,
     is_held_up: Callable[[], bool],
@@ -440,19 +453,15 @@ def _result_of(
 ) -> R:
     while timeout_seconds is not None:
         held_up = is_held_up()  # now, or at the end of that time
-        wait([future], timeout_seconds)
-        if future.done() or not (held_up or is_held_up()):
+        if pending.wait(timeout_seconds):
             break
-    try:
-        return future.result(None if timeout_seconds is None else 0)
-    except TimeoutError as error:
-        if not future.done():
+        if not (held_up or is_held_up()):
             raise TimeoutError(
                 f"nothing came for {timeout_seconds:g} seconds {describe(index)}; "
                 "raise timeout=, or look for what blocks the disk"
-            ) from None
-        error.add_note(describe(index))
-        raise
+            )
+    try:
+        return pending.result()
     except Exception as error:
         error.add_note(describe(index))
         raise

@@ -12,27 +12,23 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
+from queue import SimpleQueue
 from types import FrameType
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.errors import GnnstoreError
+from gnnstore.interrupts import CancelledError, Condition, Flag, Pending, Thread
 
 R = TypeVar("R")
 
 _NAME_PREFIX = "gnnstore-"  # of all threads that gnnstore starts
 THREAD_NAME = f"{_NAME_PREFIX}loader"
 _POLL_SECONDS = 0.05
-
-
-class CancelledError(GnnstoreError):
-    """Work was cancelled because its result is no longer wanted; files it wrote are removed."""
 
 
 class Ending:
@@ -114,7 +110,7 @@ class SharedLock:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._num_sharing = 0
         self._is_alone = False
 
@@ -132,53 +128,68 @@ class SharedLock:
         check : callable
             Called while it waits; raises to end that.
         """
-        with self._changed:
-            self._wait(lambda: not self._is_alone, check)
+        is_held: list[bool] = []  # an interrupt may come as soon as it is
+
+        def look() -> bool | None:
+            if self._is_alone:
+                return None
             self._num_sharing += 1
+            is_held.append(True)
+            return True
+
         try:
+            self._changed.wait_until(look, check)
             yield
         finally:
             with self._changed:
-                self._num_sharing -= 1
+                self._num_sharing -= len(is_held)
                 self._changed.notify_all()
 
     @contextmanager
     def alone(self, check: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Hold it alone, once those that share it are done; see `shared`."""
-        with self._changed:
-            self._wait(lambda: not self._is_alone, check)
+        is_mine: list[bool] = []
+
+        def look() -> bool | None:
+            if self._is_alone:
+                return None
             self._is_alone = True
-        with self._had(check):
+            is_mine.append(True)
+            return True
+
+        with self._had(is_mine):
+            self._changed.wait_until(look, check)
+            self._wait_for_others(check)
             yield
 
     @contextmanager
     def alone_unless_taken(self) -> Iterator[bool]:
         """Hold it alone, unless somebody has it so; gives whether it is held."""
-        with self._changed:
-            is_taken, self._is_alone = self._is_alone, True
-        if is_taken:
-            yield False
-            return
-        with self._had(lambda: None):
-            yield True
+        is_mine: list[bool] = []
+        with self._had(is_mine):
+            with self._changed:
+                if not self._is_alone:
+                    self._is_alone = True
+                    is_mine.append(True)
+            if is_mine:
+                self._wait_for_others(lambda: None)
+            yield bool(is_mine)
 
     @contextmanager
-    def _had(self, check: Callable[[], None]) -> Iterator[None]:
+    def _had(self, is_mine: list[bool]) -> Iterator[None]:
         try:
-            with self._changed:
-                self._wait(lambda: self._num_sharing == 0, check)
             yield
         finally:
-            with self._changed:
-                self._is_alone = False
-                self._changed.notify_all()
+            if is_mine:
+                with self._changed:
+                    self._is_alone = False
+                    self._changed.notify_all()
 
-    def _wait(self, until: Callable[[], bool], check: Callable[[], None]) -> None:
-        while not self._changed.wait_for(until, _POLL_SECONDS):
-            check()
+    def _wait_for_others(self, check: Callable[[], None]) -> None:
+        self._changed.wait_until(lambda: True if self._num_sharing == 0 else None, check)
 
 
-class Background(threading.Thread, Generic[R]):
+class Background(Generic[R]):
     """One call in a thread of its own; made at once where no thread can be started.
 
     Parameters
@@ -190,43 +201,31 @@ class Background(threading.Thread, Generic[R]):
     """
 
     def __init__(self, function: Callable[[], R], name: str) -> None:
-        super().__init__(name=name)
-        self._function = function
-        self._value: R
-        self._error: BaseException | None = None
-        self._has_thread = True
+        self._call: Pending[R] = Pending()
+        self._thread: Thread | None = Thread(target=self._call.make, args=(function,), name=name)
         try:
-            self.start()
+            self._thread.start()
         except RuntimeError:  # no more threads: less overlap changes the time, not the result
-            self._has_thread = False
-            self.run()
-
-    def run(self) -> None:
-        """Call the function."""
-        try:
-            self._value = self._function()
-        except BaseException as error:  # raised where the result is asked for
-            self._error = error
+            self._thread = None
+            self._call.make(function)
+        except BaseException:
+            if not self._call.cancel():
+                self._call.wait()
+            raise
 
     def result(self) -> R:
         """Wait, and return the value or raise the error."""
         self.finish()
-        if self._error is not None:
-            try:
-                raise self._error
-            finally:
-                self._error = None  # else call, error, traceback and frame hold each other
-        return self._value
+        return self._call.result()
 
     def finish(self) -> None:
         """Wait, whatever comes of it."""
-        if self._has_thread:
-            self.join()
+        self._call.wait()  # not for the thread alone: an interrupted `join` takes it for ended
+        if self._thread is not None:
+            self._thread.join()
 
 
-def run_beside(
-    owner: object, work: Callable[[threading.Event], None], name: str
-) -> Callable[[], object]:
+def run_beside(owner: object, work: Callable[[Flag], None], name: str) -> Callable[[], object]:
     """Work in a thread of its own for as long as an object lives.
 
     Parameters
@@ -234,7 +233,7 @@ def run_beside(
     owner : object
         Weakly referenced; what `work` holds must not hold it.
     work : callable
-        Called with an event, once, and ends soon after it is set. It is called at once where no
+        Called with a flag, once, and ends soon after it is set. It is called at once where no
         thread can be started.
     name : str
         Name of the thread.
@@ -244,8 +243,8 @@ def run_beside(
     callable
         Ends the work and waits for its end, as the end of the owner does.
     """
-    stop = threading.Event()
-    thread = threading.Thread(target=work, args=(stop,), name=name, daemon=True)
+    stop = Flag()
+    thread = Thread(target=work, args=(stop,), name=name, daemon=True)
     try:
         thread.start()
     except RuntimeError:  # no more threads: less overlap changes the time, not the result
@@ -254,7 +253,7 @@ def run_beside(
     return Ending(owner, _end_beside, stop, thread)
 
 
-def _end_beside(stop: threading.Event, thread: threading.Thread) -> None:
+def _end_beside(stop: Flag, thread: Thread) -> None:
     stop.set()
     thread.join()
 
@@ -272,8 +271,7 @@ def for_each(num_tasks: int, num_threads: int, work: Callable[[int], None]) -> N
             failures.append(error)
 
     helpers = [
-        threading.Thread(target=run, name="gnnstore-sort")
-        for _ in range(min(num_threads, num_tasks) - 1)
+        Thread(target=run, name="gnnstore-sort") for _ in range(min(num_threads, num_tasks) - 1)
     ]
     started = []
     for helper in helpers:
@@ -290,7 +288,7 @@ def for_each(num_tasks: int, num_threads: int, work: Callable[[int], None]) -> N
 def interruptible(
     work: Callable[[], R],
     progress: npt.NDArray[np.int64],
-    stop: threading.Event | None = None,
+    stop: Flag | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> R:
     """Run a kernel on a thread of its own, so that it can be interrupted.
@@ -300,7 +298,7 @@ def interruptible(
     work : callable
     progress : ndarray of int64 [2]
         The first counts up; the second is made 1 for `work` to end early.
-    stop : threading.Event, optional
+    stop : Flag, optional
         Once it is set, so is that.
     advance : callable, optional
         Called now and then with the progress since the last call.
@@ -324,7 +322,7 @@ def interruptible(
             failure.append(error)
         running.release()
 
-    thread = threading.Thread(target=run, name="gnnstore-pack")
+    thread = Thread(target=run, name="gnnstore-pack")
     thread.start()
     done = 0
 
@@ -356,10 +354,37 @@ def interruptible(
 
 
 class Workers:
-    """Threads that run parts of a task side by side; a context manager that joins them."""
+    """Threads that make calls, in the order in which they are submitted.
 
-    def __init__(self, num_threads: int) -> None:
-        self._pool = ThreadPoolExecutor(num_threads, "gnnstore-worker")
+    A context manager that waits for the calls, and joins the threads.
+    """
+
+    def __init__(self, num_threads: int, name: str = f"{_NAME_PREFIX}worker") -> None:
+        self._num_threads, self._name = num_threads, name
+        self._calls: SimpleQueue[tuple[Callable[..., None], Any] | None] = SimpleQueue()
+        self._threads: list[Thread] = []
+
+    def submit(self, task: Callable[[], R]) -> Pending[R]:
+        """Have a call made; the first calls start the threads.
+
+        Raises
+        ------
+        RuntimeError
+            If no thread can be started.
+        """
+        call: Pending[R] = Pending()
+        self._calls.put((call.make, task))
+        if len(self._threads) < self._num_threads:
+            thread = Thread(target=self._make, name=f"{self._name}_{len(self._threads)}")
+            self._threads.append(thread)
+            try:
+                thread.start()
+            except RuntimeError:  # fewer threads change the time, not the result
+                self._threads.remove(thread)
+                if not self._threads:
+                    call.cancel()
+                    raise
+        return call
 
     def run(self, tasks: Iterable[Callable[[], R]]) -> list[R]:
         """Return the results of tasks, in their order, once all of them have ended.
@@ -369,13 +394,24 @@ class Workers:
         Exception
             That of the first task that failed.
         """
-        futures = [self._pool.submit(task) for task in tasks]
+        calls = [self.submit(task) for task in tasks]
         # All of them, also if one fails: what they fill must not be taken from them.
-        wait(futures)
-        return [future.result() for future in futures]
+        for call in calls:
+            call.wait()
+        return [call.result() for call in calls]
+
+    def _make(self) -> None:
+        while (call := self._calls.get()) is not None:
+            make, task = call
+            make(task)
+            del call, make, task
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pool.shutdown()
+        for _thread in self._threads:
+            self._calls.put(None)
+        for thread in self._threads:
+            if thread.ident is not None:  # else an interrupt came before it was started
+                thread.join()

@@ -11,23 +11,39 @@ import mmap
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from gnnstore.errors import limits_named
+from gnnstore.interrupts import uninterrupted
 
 # A disk does more where the next request waits while the last is answered.
 _NUM_THREADS = 2
 THREAD_NAME = "gnnstore-table"
 
 Slot = npt.NDArray[np.float32]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _whole(method: Callable[P, R]) -> Callable[P, R]:
+    """Have a method do all of its work, whatever signal comes: half of it would mix up slots."""
+
+    @wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        return uninterrupted(lambda: method(*args, **kwargs))
+
+    return call
 
 
 class PartitionBuffer:
     """Slots of memory, each with a partition.
 
-    Its methods are called from one thread.
+    Its methods are called from one thread, and are not interrupted in the middle: each is made in a
+    thread of its own, which gets no signals.
 
     Parameters
     ----------
@@ -74,6 +90,7 @@ class PartitionBuffer:
         """Return the resident partitions, ascending."""
         return np.flatnonzero(self.slots >= 0)
 
+    @_whole
     @limits_named("hold embeddings in memory")
     def resize(self, num_slots: int) -> None:
         """Have so many slots; all are empty afterwards, and what had changed is written."""
@@ -94,6 +111,7 @@ class PartitionBuffer:
         begin = self._held[partition] * self._slot_floats
         return self.memory[begin : begin + self._slot_floats]
 
+    @_whole
     def enter(self, state: npt.NDArray[np.int64]) -> None:
         """Have exactly these partitions resident.
 
@@ -123,6 +141,7 @@ class PartitionBuffer:
             self._finish_read(partition)
             self.slots[partition] = self._held[partition]
 
+    @_whole
     def expect(self, state: npt.NDArray[np.int64]) -> None:
         """Begin to read partitions of the next state, where slots are free or being written."""
         self._finish_writes()
@@ -136,6 +155,7 @@ class PartitionBuffer:
                 self._heirs[before] = partition
                 self._begin_read(partition, self._held[before], self._writes[before])
 
+    @_whole
     def find(self, partition: int) -> Slot | None:
         """Return a partition as it is now, resident or not; None if that is on disk."""
         # What is written may give its slot to another at any moment; what could not be does not.
@@ -143,6 +163,7 @@ class PartitionBuffer:
         is_here = partition in self._held and partition not in self._reads and not is_given_away
         return self.slot(partition) if is_here else None
 
+    @_whole
     def flush(self) -> None:
         """Write all that has changed."""
         is_idle = self._pool is None
@@ -155,6 +176,7 @@ class PartitionBuffer:
             if is_idle:
                 self.leave()
 
+    @_whole
     def leave(self) -> None:
         """Let go of all that is not resident, and of the threads."""
         try:

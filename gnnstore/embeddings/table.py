@@ -6,6 +6,7 @@ import json
 import os
 import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -25,6 +26,7 @@ from gnnstore.embeddings.opening import StorePath, TableFiles, create_files, ope
 from gnnstore.embeddings.rows import StoredRows, num_threads
 from gnnstore.errors import BadIndexError, UsageError, limits_named
 from gnnstore.graph.indexing import select
+from gnnstore.interrupts import uninterrupted
 
 # Rows are handed on in pieces of this size where they are in memory; and what a row's place takes.
 _PIECE_BYTES, _SORTING_BYTES = 64 << 20, 64
@@ -312,23 +314,34 @@ class EmbeddingTable(torch.nn.Module):
             gradients = [grad.reshape(-1).to("cpu", torch.float32) for _, grad in given]
             flat = gradients[0].contiguous() if len(given) == 1 else torch.cat(gradients)
             rows = np.concatenate([rows for rows, _ in given])
-            manifest = self._manifest
-            _core.update_rows(
-                self._buffer.memory,
-                rows,
-                flat.numpy(),
-                dim=manifest.dim,
-                rows_per_slot=manifest.rows_per_partition,
-                slot_floats=manifest.slot_floats,
-                rule=manifest.optimizer,
-                num_threads=num_threads(),
-                **scalars(self._steps + 1),
-            )
-            held = np.zeros(self._buffer.num_slots, np.bool_)
-            held[rows // manifest.rows_per_partition] = True
-            resident = self._buffer.resident()
-            self._buffer.dirty[resident[held[self._buffer.slots[resident]]]] = True
-            self._steps += 1
+            # Whole: half of a step would be written, or a step be made twice.
+            uninterrupted(partial(self._update, rows, flat.numpy(), scalars(self._steps + 1)))
+        else:
+            self._refuse_more()
+
+    def _update(
+        self,
+        rows: npt.NDArray[np.int64],
+        gradients: npt.NDArray[np.float32],
+        scalars: dict[str, float],
+    ) -> None:
+        manifest = self._manifest
+        held = np.zeros(self._buffer.num_slots, np.bool_)
+        held[rows // manifest.rows_per_partition] = True
+        resident = self._buffer.resident()
+        self._buffer.dirty[resident[held[self._buffer.slots[resident]]]] = True
+        _core.update_rows(
+            self._buffer.memory,
+            rows,
+            gradients,
+            dim=manifest.dim,
+            rows_per_slot=manifest.rows_per_partition,
+            slot_floats=manifest.slot_floats,
+            rule=manifest.optimizer,
+            num_threads=num_threads(),
+            **scalars,
+        )
+        self._steps += 1
         self._refuse_more()
 
     def _forget(self) -> None:

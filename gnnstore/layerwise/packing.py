@@ -8,7 +8,6 @@ writes the rows of each to a chunk of its own, and each block then reads its chu
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,8 @@ from gnnstore.features.packed.chunks import (
 )
 from gnnstore.features.packed.pack import pack
 from gnnstore.formats.arrays.dtypes import id_dtype
+from gnnstore.interrupts import CancelledError, Flag
 from gnnstore.planning.reads import count_reads
-from gnnstore.threads import CancelledError
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +72,7 @@ class BlockPacker:
         Of packed rows.
     counts : ReadCounts
         Of packing.
-    stop : threading.Event
+    stop : Flag
         Once it is set, packing ends within milliseconds, and `find` fails.
     """
 
@@ -97,7 +96,7 @@ class BlockPacker:
         self._is_wanted = True
         self.bytes_written = 0
         self.counts = ReadCounts()
-        self.stop = threading.Event()
+        self.stop = Flag()
 
     def find(self, first: int, num_nodes: int, outline: Outline) -> tuple[int, int] | None:
         """Return the end of a block, and its place in the group; None: it is not packed.

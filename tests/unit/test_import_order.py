@@ -22,6 +22,7 @@ LAYERS = (
     ("units", "random_words"),
     ("progress", "timeline", "registry"),
     ("budget", "_core"),
+    ("interrupts",),
     ("threads",),
     ("parallel",),
     ("formats",),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from gnnstore.features.files import FileRows
 from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.pack import pack, packed_bytes
+from gnnstore.interrupts import Flag
 from gnnstore.pipeline.lookahead.packer import DiskQuota, SuperbatchPacker
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.reads import write_array
@@ -128,7 +128,7 @@ def packer_of(case: Case, chunk_memory_bytes: int, *, may_wait: bool = False) ->
         chunk_memory_bytes=chunk_memory_bytes,
         num_threads=1,
         may_wait=may_wait,
-        stop=threading.Event(),
+        stop=Flag(),
     )
 
 

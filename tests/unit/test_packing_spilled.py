@@ -24,10 +24,11 @@ from gnnstore.features.packed.chunks import BLOCK_BYTES
 from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.misses import collect_misses
 from gnnstore.features.packed.pack import append_missed, pack
+from gnnstore.interrupts import CancelledError, Flag
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.packing import packed_file, piece_crcs
 from gnnstore.testing.twins.reads import write_array
-from gnnstore.threads import CancelledError, for_each
+from gnnstore.threads import for_each
 
 NUM_ROWS, ROW_BYTES = 4000, 300
 MEMORY_BYTES = 1 << 25
@@ -224,7 +225,7 @@ def test_sorting_can_be_stopped(case: Case) -> None:
                 waited.wait(0.2)  # for whoever packs to notice
             return super().batch(i)
 
-    stop, waited = threading.Event(), threading.Event()
+    stop, waited = Flag(), threading.Event()
     before = left(case)
     with pytest.raises(CancelledError):
         pack(
@@ -241,11 +242,10 @@ def test_sorting_can_be_stopped(case: Case) -> None:
 
 
 def test_threads_that_cannot_be_started_are_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Thread(threading.Thread):
-        def start(self) -> None:
-            raise RuntimeError("can't start new thread")
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threading, "Thread", Thread)
+    monkeypatch.setattr(threading.Thread, "start", refused)
     done: list[int] = []
     for_each(5, 8, done.append)
     assert done == list(range(5))

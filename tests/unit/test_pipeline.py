@@ -19,8 +19,9 @@ import pytest
 from numpy.typing import NDArray
 
 from gnnstore.errors import BudgetError
+from gnnstore.interrupts import CancelledError
 from gnnstore.parallel import Admission, Lookahead, Paced, ordered_map, prefetch
-from gnnstore.threads import THREAD_NAME, CancelledError, Workers
+from gnnstore.threads import THREAD_NAME, Workers
 
 
 def depth(n: int) -> Callable[[], int]:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from gnnstore.threads import CancelledError, SharedLock
+from gnnstore.interrupts import CancelledError
+from gnnstore.threads import SharedLock
 
 
 class Held(threading.Thread):

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from gnnstore.features.packed.chunks import PACK_ELSEWHERE
 from gnnstore.formats.container.files import read_part, write_part
 from gnnstore.formats.container.regular_files import open_regular
 from gnnstore.formats.packed.manifest import Compression
+from gnnstore.threads import Workers
 
 if TYPE_CHECKING:
     from gnnstore.features.files import FileRows
@@ -139,11 +140,13 @@ def compress_chunks(
                 frame = compress(raw, name, item_bytes)
                 return raw if frame is None else np.frombuffer(frame, np.uint8)
 
-            with ThreadPoolExecutor(num_threads, "gnnstore-compress") as pool:
+            with Workers(num_threads, "gnnstore-compress") as workers:
                 for first in range(0, num_chunks, num_threads):
                     some = range(first, min(first + num_threads, num_chunks))
                     # No frame is longer than its chunk, so none reaches into one that is unread.
-                    for i, frame in zip(some, pool.map(frame_of, some), strict=True):
+                    for i, frame in zip(
+                        some, workers.run([partial(frame_of, i) for i in some]), strict=True
+                    ):
                         found.offsets[i] = place
                         found.num_bytes[i], found.crcs[i] = len(frame), _core.crc32c(frame)
                         place = _write(descriptor, frame, place)

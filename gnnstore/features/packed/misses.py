@@ -8,7 +8,6 @@ positions, which are read when the batch is.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +30,8 @@ from gnnstore.features.packed.memory import (
     spilled_bytes,
     too_little_memory,
 )
-from gnnstore.threads import CancelledError, for_each, interruptible
+from gnnstore.interrupts import CancelledError, Flag
+from gnnstore.threads import for_each, interruptible
 
 # A plan; or beside the trace's ids int32 (negative: missed) or bool (false: missed).
 Slots = CachePlan | npt.NDArray[Any]
@@ -124,7 +124,7 @@ class MissCollector:
         *,
         memory_bytes: int,
         num_threads: int = 1,
-        stop: threading.Event | None = None,
+        stop: Flag | None = None,
     ) -> MissTable:
         """Find and sort the rows that each batch misses, with as many threads as memory allows.
 
@@ -134,7 +134,7 @@ class MissCollector:
         ----------
         directory : Path, optional
             Where files are made, "missed" and "positions"; by default all is in memory.
-        stop : threading.Event, optional
+        stop : Flag, optional
             Once it is set, sorting ends.
 
         Raises

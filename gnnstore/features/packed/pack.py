@@ -14,7 +14,6 @@ import errno
 import mmap
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -51,7 +50,8 @@ from gnnstore.features.packed.memory import (
 from gnnstore.features.packed.misses import MissCollector, MissTable, Slots
 from gnnstore.features.source import RowSpec
 from gnnstore.formats.container.files import require_space
-from gnnstore.threads import CancelledError, interruptible
+from gnnstore.interrupts import CancelledError, Flag
+from gnnstore.threads import interruptible
 from gnnstore.units import format_size
 
 _IN_MEMORY = -1  # where the core has the number of a file
@@ -87,7 +87,7 @@ class TableJob:
         self,
         memory_bytes: int,
         num_threads: int,
-        stop: threading.Event | None,
+        stop: Flag | None,
         advance: Callable[[int], None] | None,
     ) -> tuple[PackedChunks, PackCounts]:
         """Write the table's file; return where the chunks of batches are in it."""
@@ -220,7 +220,7 @@ def pack(
     num_threads: int = 1,
     chunk_memory_bytes: int = 0,
     disk_bytes: int | None = None,
-    stop: threading.Event | None = None,
+    stop: Flag | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> PackedSuperbatch:
     """Write the missed rows of each batch of a superbatch to files, reading each table once.
@@ -247,7 +247,7 @@ def pack(
         `memory_bytes`. They have no checksums.
     disk_bytes : int, optional
         Bytes that may be written.
-    stop : threading.Event, optional
+    stop : Flag, optional
         Once it is set, packing ends within milliseconds.
     advance : callable, optional
         Called now and then with the bytes that were read and written since the last call.

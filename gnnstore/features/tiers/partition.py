@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +23,8 @@ from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.files import BLOCK_BYTES
 from gnnstore.formats.partitions.reader import PartitionsReader
-from gnnstore.threads import THREAD_NAME
+from gnnstore.interrupts import Pending
+from gnnstore.threads import THREAD_NAME, Workers
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -71,8 +72,8 @@ class PartitionFiles:
         entries = (entry.path for entry in unit.manifest.files)
         self._first_block = dict(zip(entries, unit.manifest.first_blocks(), strict=False))
         self._checksums = unit.block_checksums()
-        self._checking: ThreadPoolExecutor | None = None
-        self._checks: list[Future[None]] = []
+        self._checking: Workers | None = None
+        self._checks: list[Pending[None]] = []
 
     @contextmanager
     def checking_beside(self) -> Iterator[None]:
@@ -83,8 +84,8 @@ class PartitionFiles:
         CorruptStoreError
             At the end, if a block is not what was written, whatever else was raised meanwhile.
         """
-        with ThreadPoolExecutor(1, f"{THREAD_NAME}-checksums") as pool:
-            self._checking = pool
+        with Workers(1, f"{THREAD_NAME}-checksums") as workers:
+            self._checking = workers
             try:
                 yield
             finally:
@@ -153,7 +154,7 @@ class PartitionFiles:
         if self._checking is None:
             self._verify(array, first, rows)
         else:
-            self._checks.append(self._checking.submit(self._verify, array, first, rows))
+            self._checks.append(self._checking.submit(partial(self._verify, array, first, rows)))
 
     def _verify(self, array: PagedArray, first: int, rows: npt.NDArray[Any]) -> None:
         for path, block, data in _whole_blocks(array, first, rows):

@@ -8,10 +8,13 @@ condition variable, an interrupted wait leaves nothing locked.
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Literal
+from weakref import WeakSet
 
 from gnnstore.errors import GnnstoreError, UsageError
+from gnnstore.interrupts import locked
 
 Turn = Literal["now", "later", "never"]
 
@@ -19,16 +22,21 @@ Turn = Literal["now", "later", "never"]
 class Sequencer:
     """Hands one shared thing to the batches of an iteration, in order.
 
-    Several iterations may hold a ticket for it; the one that began last gets the turns.
+    Several iterations may hold a ticket for it; the one that began last gets the turns. A forked
+    process has none of the threads that take turns, and begins anew.
     """
 
     def __init__(self) -> None:
+        self._is_retired = False
+        self._begin_anew()
+        _sequencers.add(self)
+
+    def _begin_anew(self) -> None:
         # Reentrant: the garbage collector may close a ticket in the middle of anything.
         self.lock = threading.RLock()
         self.latest: Ticket | None = None
         self.in_use: tuple[Ticket, int] | None = None
         self._beginning: list[threading.Lock] = []
-        self._is_retired = False
 
     @property
     def is_free(self) -> bool:
@@ -66,7 +74,7 @@ class Sequencer:
                     self._beginning.remove(waiter)
                 if self.in_use is None:
                     return
-                waiter = _locked()
+                waiter = locked()
                 self._beginning.append(waiter)
             waiter.acquire()
 
@@ -152,7 +160,7 @@ class Ticket:
                     self._waiting.pop(number, None)
                 if (turn := self.look(number)) != "later":
                     return turn == "now"
-                waiter = self._waiting[number] = _locked()
+                waiter = self._waiting[number] = locked()
             waiter.acquire()
 
     def done(self, number: int) -> None:
@@ -201,10 +209,15 @@ class Ticket:
             raise UsageError(f"batch {number} comes twice; batches take one turn each")
 
 
-def _locked() -> threading.Lock:
-    lock = threading.Lock()
-    lock.acquire()
-    return lock
+_sequencers: WeakSet[Sequencer] = WeakSet()
+
+
+def _begin_anew_after_a_fork() -> None:
+    for sequencer in _sequencers:
+        sequencer._begin_anew()
+
+
+os.register_at_fork(after_in_child=_begin_anew_after_a_fork)
 
 
 def _open(waiter: threading.Lock) -> None:

@@ -21,6 +21,7 @@ from gnnstore import _core
 from gnnstore._core import ReadCounts, empty, pool_trim
 from gnnstore.caching.scores import SCORE_DTYPES, CacheCost, Score, select_nodes
 from gnnstore.features.source import RowRequest, RowSource, Tier
+from gnnstore.interrupts import Flag
 from gnnstore.parallel import LONG_READ_BYTES
 from gnnstore.threads import run_beside
 
@@ -184,7 +185,7 @@ class StaticCache:
         sizes = ((rows.num_rows, rows.row_bytes, len(nodes)) for rows in tables)
         is_long = sum(bytes_to_read(*each) for each in sizes) >= LONG_READ_BYTES
         if not is_long:
-            filling.fill(WARM_UP_BYTES, threading.Event())
+            filling.fill(WARM_UP_BYTES, Flag())
         self._index, self._scores = index, scores
         for rows, (_, held) in zip(tables, filling.tables, strict=True):
             rows.held = held
@@ -220,15 +221,15 @@ class _Held:
     ----------
     num_filled : int
         Slots, from the first on, whose rows are there.
-    reading, has_read : Event
+    reading, has_read : Flag
         Whether the first batch has begun to read beside the filling, and has ended.
     """
 
     index: SlotIndex
     table: npt.NDArray[np.uint8]
     num_filled: int = 0
-    reading: threading.Event = field(default_factory=threading.Event)
-    has_read: threading.Event = field(default_factory=threading.Event)
+    reading: Flag = field(default_factory=Flag)
+    has_read: Flag = field(default_factory=Flag)
 
     @classmethod
     def empty(cls, index: SlotIndex, row_bytes: int) -> Self:
@@ -249,7 +250,7 @@ class _Filling:
     def __init__(self, tables: list[tuple[RowSource, _Held]]) -> None:
         self.tables = tables
 
-    def fill(self, piece_bytes: int, stop: threading.Event) -> None:
+    def fill(self, piece_bytes: int, stop: Flag) -> None:
         """Read all rows, until `stop` is set.
 
         Raises
@@ -267,7 +268,7 @@ class _Filling:
                 if stop.is_set():
                     return
 
-    def fill_beside(self, stop: threading.Event) -> None:
+    def fill_beside(self, stop: Flag) -> None:
         """Read all rows beside batches, until `stop` is set."""
         try:
             self.fill(_BESIDE_BYTES, stop)

@@ -8,7 +8,6 @@ fetching go on alone, but no longer than the piece took, so that it comes to an 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
@@ -17,6 +16,7 @@ from gnnstore.errors import GnnstoreError
 from gnnstore.formats.store.csc import Csc
 from gnnstore.graph.indices import SCAN_IDS, IndexRows
 from gnnstore.graph.neighbor_cache.cache import bytes_for_all, bytes_to_choose, open_neighbor_cache
+from gnnstore.interrupts import Flag
 from gnnstore.parallel import LONG_READ_BYTES
 from gnnstore.sampling.staged import CachedNeighbors
 from gnnstore.threads import run_beside
@@ -90,7 +90,7 @@ def _fill(
     open_from: Callable[[IndexRows], CachedNeighbors | None],
     rows: IndexRows,
     filled: list[CachedNeighbors | None],
-    stop: threading.Event,
+    stop: Flag,
 ) -> None:
     """Choose the lists, and read them; without them batches are the same, and later."""
 

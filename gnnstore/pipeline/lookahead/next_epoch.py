@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from gnnstore.interrupts import Thread
 from gnnstore.pipeline.lookahead.driver import Coming, SampledSuperbatch, SamplingJob
 from gnnstore.pipeline.lookahead.producer import LookaheadProducer
 from gnnstore.pipeline.lookahead.superbatch import Portion, Superbatch
@@ -122,7 +122,7 @@ class NextSuperbatch:
         self.producer = producer
         self._making = _Making(producer, chunk, plans)
         # Of none of these does the thread know: it shall not keep the loader alive.
-        self._thread = threading.Thread(target=self._making.work, name=THREAD_NAME, daemon=True)
+        self._thread = Thread(target=self._making.work, name=THREAD_NAME, daemon=True)
         self._pid = os.getpid()
         self.abandon = Ending(self, _abandon, self._making, self._thread)
         producer.waits_for_others = True
@@ -177,11 +177,12 @@ class _Making:
             self.producer.close()
 
 
-def _abandon(making: _Making, thread: threading.Thread) -> None:
+def _abandon(making: _Making, thread: Thread) -> None:
     making.producer.stop()
     making.is_abandoned = True
     try:
-        thread.join()
+        if thread.ident is not None:  # else an interrupt came before it was started
+            thread.join()
     finally:  # after an interrupt the thread does it, which may be over by now
         if not thread.is_alive():
             making.producer.close()

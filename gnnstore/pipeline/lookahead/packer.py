@@ -21,8 +21,8 @@ import numpy as np
 
 from gnnstore.features.packed.pack import pack, packed_bytes
 from gnnstore.formats.container.files import free_bytes
+from gnnstore.interrupts import CancelledError, Flag
 from gnnstore.progress import NullProgress, Progress
-from gnnstore.threads import CancelledError
 
 if TYPE_CHECKING:
     from gnnstore.caching.plan import CachePlan
@@ -64,7 +64,7 @@ class SuperbatchPacker:
     may_wait : bool
         Whether batches are assembled by other threads than the one that asks for more, so that
         packing may wait until an earlier superbatch is done with.
-    stop : Event
+    stop : Flag
         Set to end what is being packed.
     turn : callable
         Returns a context in which there is the memory for packing.
@@ -83,7 +83,7 @@ class SuperbatchPacker:
         chunk_memory_bytes: int,
         num_threads: int,
         may_wait: bool,
-        stop: threading.Event,
+        stop: Flag,
         turn: Callable[[], AbstractContextManager[object]] = nullcontext,
         waits_for_others: Callable[[], bool] = lambda: False,
         progress: Progress | None = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,11 +13,12 @@ from typing import TYPE_CHECKING
 
 from gnnstore._core import ReadCounts, release_memory
 from gnnstore.features.source import files_of
+from gnnstore.interrupts import CancelledError, Flag
 from gnnstore.pipeline.lookahead.driver import Coming, SampledSuperbatch, SamplingJob, Spools
 from gnnstore.pipeline.lookahead.packer import DiskQuota, PackedBatches, SuperbatchPacker
 from gnnstore.pipeline.lookahead.session import CacheSession, FixedNodes, warms_up
 from gnnstore.pipeline.lookahead.superbatch import PlannedPart, Superbatch
-from gnnstore.threads import CancelledError, SharedLock
+from gnnstore.threads import SharedLock
 
 if TYPE_CHECKING:
     import numpy as np
@@ -172,9 +172,9 @@ class LookaheadProducer:
         )
         self._closing.callback(self._spools.close)
         self._packer: SuperbatchPacker | None = None
-        self._is_stopped = threading.Event()
+        self._is_stopped = Flag()
         self._num_again = 0
-        self._reading = threading.Event()  # batches that the disk is left to, if it is not set
+        self._reading = Flag()  # batches that the disk is left to, if it is not set
         self._reading.set()
         # Whether packing waits for room on disk that another iteration has: for ever, if whoever
         # drives that one waits for this.

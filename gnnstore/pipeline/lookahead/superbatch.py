@@ -13,6 +13,7 @@ import numpy.typing as npt
 from gnnstore._core import empty
 from gnnstore.features.source import Rows
 from gnnstore.features.tiers.planned import PlanStep
+from gnnstore.interrupts import Flag
 from gnnstore.pipeline.batch import Sampled, Task
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class Superbatch:
     ----------
     part : PlannedPart or None
         How batches that are handed out from now on are planned; None: they read all of their rows.
-    read : Event
+    read : Flag
         Set once all of its batches have their rows, or failed.
     """
 
@@ -109,7 +110,7 @@ class Superbatch:
     part: PlannedPart | None
     seconds_planning: float
     bytes_spilled: int
-    read: threading.Event = field(default_factory=threading.Event)
+    read: Flag = field(default_factory=Flag)
 
     def __post_init__(self) -> None:
         self._num_waiting = self._num_unread = len(self)

@@ -9,7 +9,6 @@ for.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,9 +21,9 @@ import numpy.typing as npt
 from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.features.source import Rows
 from gnnstore.features.tiers.partition import PartitionFiles, PartitionSlots, Ranges
+from gnnstore.interrupts import CancelledError, Condition
 from gnnstore.parallel import prefetch
 from gnnstore.sampling.resident import Buckets, Members, ResidentGraph
-from gnnstore.threads import CancelledError
 
 Int64Array = npt.NDArray[np.int64]
 EdgesRead = Literal["graph", "trained", "none"]
@@ -86,7 +85,7 @@ class ResidentState:
         members: Members,
         edges: ResidentGraph | Buckets | None,
         slots: PartitionSlots,
-        changed: threading.Condition,
+        changed: Condition,
     ) -> None:
         self.number, self.members = number, members
         self.graph = edges if isinstance(edges, ResidentGraph) else None
@@ -120,9 +119,8 @@ class ResidentState:
 
     def take_away(self) -> None:
         """Take the slots from batches that still want rows; wait for those that read just now."""
-        with self._changed:
-            self._is_taken = True
-            self._changed.wait_for(lambda: not self._num_reading)
+        self._is_taken = True
+        self._changed.wait_until(lambda: None if self._num_reading else True)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -169,7 +167,7 @@ class StateBuffer:
         self, files: PartitionFiles, num_slots: int, *, edges: EdgesRead, num_threads: int
     ) -> None:
         self.files, self.totals = files, BufferTotals()
-        self.changed = threading.Condition()
+        self.changed = Condition()
         self._num_slots, self._edges, self._num_threads = num_slots, edges, num_threads
         self._slots: PartitionSlots | None = None
         self._graph: ResidentGraph | None = None
@@ -412,10 +410,12 @@ class StatesAhead:
         return self._states[min(k, len(self._states) - 1)].number
 
     def _wait(self, condition: Callable[[], bool]) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_stopped or condition())
+        def look() -> bool | None:
             if self._is_stopped:
                 raise CancelledError("the iteration ended while partitions were read")
+            return True if condition() else None
+
+        self._changed.wait_until(look)
 
     def _loaded(self) -> Generator[ResidentState, None, None]:
         before: ResidentState | None = None
