@@ -1,0 +1,326 @@
+"""Ctrl-C in the middle of anything: nothing stays locked, nobody waits for ever."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import gnnstore
+from gnnstore import _core
+from gnnstore.converters import partition
+from gnnstore.embeddings.buffer import PartitionBuffer
+from gnnstore.interrupts import CancelledError, Condition, Flag, Pending, Thread, uninterrupted
+from gnnstore.strategies.builtin import STRATEGIES
+from gnnstore.testing.effort import is_long
+from gnnstore.testing.graphs import random_graph
+from gnnstore.threads import Background, SharedLock, Workers
+
+PACKAGE = str(Path(gnnstore.__file__).parent)
+SMALL: dict[str, Any] = {"cache_bytes": "20kB", "superbatch": 3}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = random_graph(2000, 12_000, seed=3, feature_dim=9).write(
+        tmp_path_factory.mktemp("interrupts") / "s.gnn"
+    )
+    partition(path, 8, name="eight")
+    return path
+
+
+@pytest.fixture
+def interrupt_soon() -> Iterator[Callable[[float], object]]:
+    """Return a function that has Ctrl-C come after some seconds; 0: not any more."""
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def loader_of(store: Path, **options: Any) -> gnnstore.NeighborLoader:
+    if options.get("strategy") in {"belady", "packed"}:
+        options = SMALL | options
+    return gnnstore.NeighborLoader(
+        store, [3, 3], batch_size=100, shuffle=True, seed=1, num_threads=2, **options
+    )
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    **{each.name: {"strategy": each.name} for each in STRATEGIES},
+    "topology on disk": {"strategy": "belady", "topology": "disk"},
+    "a budget": {"strategy": "memory", "memory": "50MB"},
+    "partitions": {"partitions": gnnstore.PartitionPolicy("dispersed", capacity=4)},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_consumers_thread_takes_no_lock_in_python_code(
+    store: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interrupt right after that would leave it locked: `threading.Condition` does so."""
+    taken: list[str] = []
+    enter = threading.Condition.__enter__
+
+    def watched(condition: threading.Condition) -> bool:
+        if threading.current_thread() is threading.main_thread():
+            frame: Any = sys._getframe(1)
+            while frame is not None and not frame.f_code.co_filename.startswith(PACKAGE):
+                frame = frame.f_back
+            if frame is not None and "/threading.py" in sys._getframe(1).f_code.co_filename:
+                taken.append(frame.f_code.co_qualname)
+        return enter(condition)
+
+    monkeypatch.setattr(threading.Condition, "__enter__", watched)
+    loader = loader_of(store, **WAYS[way])
+    for number, _ in enumerate(loader):
+        if number == 4:
+            break
+    assert len(list(loader)) == len(loader)
+    del loader
+    assert taken == []
+
+
+@pytest.mark.parametrize("way", ["memory", "belady", "packed", "partitions"])
+def test_loops_that_are_interrupted_anywhere(
+    store: Path, way: str, interrupt_soon: Callable[[float], object]
+) -> None:
+    loader, rng = loader_of(store, **WAYS[way]), random.Random(4)
+    began = time.perf_counter()
+    expected = [batch.n_id.tolist() for batch in loader]
+    epoch_seconds = time.perf_counter() - began
+    ends = time.monotonic() + (60 if is_long() else 1.5)
+    while time.monotonic() < ends:
+        try:
+            interrupt_soon(1e-5 + rng.random() * epoch_seconds)
+            for _ in loader:
+                pass
+            interrupt_soon(0)
+        except KeyboardInterrupt:
+            pass
+    interrupt_soon(0)
+    loader.set_epoch(0)
+    assert [batch.n_id.tolist() for batch in loader] == expected
+
+
+@pytest.mark.parametrize("strategy", ["belady", "packed", "memory", "static"])
+def test_a_new_iteration_in_a_forked_process(store: Path, strategy: str) -> None:
+    """While a thread of the parent is gathering a batch, which the child does not have."""
+    loader = loader_of(store, strategy=strategy)
+    for _ in range(3):
+        batches = iter(loader)
+        next(batches)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)  # it would hang
+            os._exit(len(list(loader)) != len(loader))
+        assert os.waitpid(child, 0)[1] == 0
+        assert len(list(batches)) == len(loader) - 1
+
+
+# --- embeddings -------------------------------------------------------------------------------
+
+
+def learner(
+    store: Path, path: Path, lr: float
+) -> tuple[gnnstore.EmbeddingTable, gnnstore.SGD, gnnstore.LinkNeighborLoader]:
+    policy = gnnstore.PartitionPolicy("two-level", capacity=4, name="eight")
+    table = gnnstore.EmbeddingTable.create(
+        path, store, dim=3, partitions=policy, optimizer="sgd", seed=1
+    )
+    loader = gnnstore.LinkNeighborLoader(
+        store,
+        [],
+        neg_sampling="binary",
+        batch_size=500,
+        seed=0,
+        partitions=policy,
+        tables=[table],
+    )
+    return table, gnnstore.SGD(table, lr=lr), loader
+
+
+def test_a_step_is_made_whole(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it changed is what a commit writes."""
+    table, optimizer, loader = learner(store, tmp_path / "a.emb", lr=1.0)
+    update = _core.update_rows
+
+    def interrupted(*args: Any, **options: Any) -> None:
+        update(*args, **options)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(_core, "update_rows", interrupted)
+    batch = next(iter(loader))
+    before = table[batch.n_id].clone()
+    table(batch.n_id).sum().backward()
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    assert table.leaves == []  # it is not made twice
+    torch.testing.assert_close(table[batch.n_id], before - 1)
+    table.commit()
+    table.close()
+    again = gnnstore.EmbeddingTable.open(tmp_path / "a.emb", store)
+    torch.testing.assert_close(again[batch.n_id], before - 1)
+    again.close()
+
+
+def test_partitions_are_swapped_whole(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, optimizer, loader = learner(store, tmp_path / "a.emb", lr=0.0)
+    before, threads, numbers = table[:].clone(), PartitionBuffer._threads, count()
+
+    def interrupted(buffer: PartitionBuffer) -> Any:
+        if next(numbers) in {6, 9, 14}:  # a slot is taken, and nothing is read to it yet
+            signal.raise_signal(signal.SIGINT)
+        return threads(buffer)
+
+    monkeypatch.setattr(PartitionBuffer, "_threads", interrupted)
+    num_interrupts = 0
+    for _ in range(5):
+        try:
+            for batch in loader:
+                table(batch.n_id).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        except KeyboardInterrupt:
+            num_interrupts += 1
+            optimizer.zero_grad()
+    assert num_interrupts == 3
+    assert torch.equal(table[:], before)
+    table.commit()
+    table.close()
+    again = gnnstore.EmbeddingTable.open(tmp_path / "a.emb", store)
+    assert torch.equal(again[:], before)
+    again.close()
+
+
+# --- what threads wait for --------------------------------------------------------------------
+
+
+def test_work_is_done_whole_and_then_interrupted(interrupt_soon: Callable[[float], object]) -> None:
+    done: list[int] = []
+
+    def work() -> None:
+        time.sleep(0.05)
+        done.append(1)
+
+    interrupt_soon(0.01)
+    with pytest.raises(KeyboardInterrupt):
+        uninterrupted(work)
+    assert done == [1]
+    assert uninterrupted(lambda: 3) == 3
+    with pytest.raises(ValueError, match="no"):
+        uninterrupted(lambda: int("no"))
+
+
+def test_work_is_done_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    assert uninterrupted(lambda: 3) == 3
+    assert Background(lambda: 4, "a").result() == 4
+    with pytest.raises(RuntimeError, match="start"), Workers(2) as workers:
+        workers.run([lambda: 1])
+
+
+def test_a_start_that_is_interrupted_ends_or_never_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the interrupt comes before the thread is there, or after."""
+    start = threading.Thread.start
+
+    def before(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    def after(thread: threading.Thread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    for interrupted, most in ((before, 0), (after, 1)):
+        monkeypatch.setattr(threading.Thread, "start", interrupted)
+        begins: list[Callable[[Callable[[], None]], object]] = [
+            uninterrupted,
+            lambda work: Background(work, "a"),
+        ]
+        for begin in begins:
+            calls: list[int] = []
+            with pytest.raises(KeyboardInterrupt):
+                begin(partial(calls.append, 1))
+            time.sleep(0.05)
+            assert len(calls) <= most
+
+
+def test_a_flag() -> None:
+    flag = Flag()
+    assert not flag.wait(0.01)
+    threading.Timer(0.05, flag.set).start()
+    assert flag.wait(10)
+    assert flag.is_set()
+    flag.clear()
+    assert not flag.wait(0)
+
+
+def test_a_condition_is_looked_at_after_each_change() -> None:
+    condition, values = Condition(), [0]
+
+    def add() -> None:
+        for _ in range(3):
+            with condition:
+                values[0] += 1
+                condition.notify_all()
+
+    thread = Thread(target=add)
+    thread.start()
+    assert condition.wait_until(lambda: values[0] if values[0] == 3 else None) == 3
+    thread.join()
+
+    def over() -> None:
+        raise CancelledError("over")
+
+    with pytest.raises(CancelledError):
+        condition.wait_until(lambda: None, over)
+
+
+def test_a_result_is_there_once() -> None:
+    call: Pending[int] = Pending()
+    assert not call.wait(0.01)
+    call.make(int, "3")
+    call.make(int, "4")
+    assert (call.result(), call.cancel()) == (3, False)
+    cancelled: Pending[int] = Pending()
+    assert cancelled.cancel()
+    cancelled.make(int, "3")
+    with pytest.raises(CancelledError):
+        cancelled.result()
+
+
+def test_a_shared_lock_that_is_not_got_is_not_given_back() -> None:
+    lock = SharedLock()
+
+    def over() -> None:
+        raise CancelledError("over")
+
+    with lock.shared():
+        with pytest.raises(CancelledError), lock.alone(over):
+            raise AssertionError
+        assert not lock.is_alone
+        with lock.shared():
+            pass
+    with lock.alone():
+        with pytest.raises(CancelledError), lock.shared(over):
+            raise AssertionError
+        assert lock.is_alone
+    with lock.alone_unless_taken() as is_mine, lock.alone_unless_taken() as is_taken:
+        assert (is_mine, is_taken) == (True, False)
+    assert not lock.is_alone
