@@ -67,7 +67,7 @@ class Registry(Generic[T]):
 
     def __contains__(self, name: str) -> bool:
         """Whether there is a value of that name."""
-        return name in self._values
+        return isinstance(name, str) and name in self._values
 
     def __getitem__(self, name: str) -> T:
         """Return the value of that name."""

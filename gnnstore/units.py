@@ -22,6 +22,7 @@ _SUFFIXES = {
     "tb": 10**12,
     "tib": 2**40,
 }
+_MAX_BYTES = 2**62  # sums of a few still fit 64 bits
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
@@ -39,7 +40,7 @@ def parse_size(size: int | str, *, name: str = "size") -> int:
     if (num_bytes := as_whole_number(size)) is not None:
         if num_bytes < 0:
             raise UsageError(f"{name}={size} is negative; give a number of bytes")
-        return num_bytes
+        return _checked(num_bytes, size, name)
     match = _SIZE.fullmatch(size) if isinstance(size, str) else None
     if match is None or match[2].lower() not in _SUFFIXES:
         raise UsageError(
@@ -48,7 +49,14 @@ def parse_size(size: int | str, *, name: str = "size") -> int:
         )
     # Decimal text times an integer: through a float only where the text has a fraction.
     factor = _SUFFIXES[match[2].lower()]
-    return int(match[1]) * factor if "." not in match[1] else int(float(match[1]) * factor)
+    number = int(match[1]) if "." not in match[1] else float(match[1])
+    return _checked(number * factor, size, name)
+
+
+def _checked(num_bytes: float, size: int | str, name: str) -> int:
+    if num_bytes >= _MAX_BYTES:
+        raise UsageError(f"{name}={str(size)[:40]} is more bytes than any machine has")
+    return int(num_bytes)
 
 
 def format_count(number: int, noun: str) -> str:

@@ -11,7 +11,14 @@ import torch
 
 from gnnstore.caching.partitions.policy import PartitionPolicy
 from gnnstore.embeddings.layout import FLOAT_BYTES, InitialRows, rows_in_order
-from gnnstore.errors import UsageError, check_choice
+from gnnstore.errors import (
+    UsageError,
+    as_plain,
+    as_whole_number,
+    check_choice,
+    truth,
+    whole_number,
+)
 from gnnstore.formats.partitions.reader import PartitionsReader, open_partitions
 from gnnstore.formats.tables.commit import (
     MAX_DIM,
@@ -59,13 +66,16 @@ def create_files(
     """Create the files of a table; see `EmbeddingTable.create`."""
     graph = _opened(store)
     _check_alone()
-    _check_positive("dim", dim, "")
+    dim, keep = _positive("dim", dim), _positive("keep", keep, "; the last commit stays")
     if dim > MAX_DIM:
         raise UsageError(f"dim={dim}: a row has at most {MAX_DIM} columns")
-    _check_positive("keep", keep, "; the last commit stays")
     check_choice("optimizer", optimizer, STATE_FLOATS)
     if not graph.num_nodes:
         raise UsageError(f"{graph.path} has no nodes, so that there is nothing to learn")
+    found = as_plain(scale)
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        raise UsageError(f"scale={scale!r}: expected a number of at least 0")
+    seed, overwrite = whole_number("seed", seed), truth("overwrite", overwrite)
     InitialRows(init, float(scale), seed, graph.num_nodes, dim)  # checks them
     unit = None
     if partitions is not None:
@@ -142,9 +152,10 @@ def _opened(store: StorePath) -> GraphStore:
     return store if isinstance(store, GraphStore) else GraphStore(store)
 
 
-def _check_positive(name: str, value: object, note: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+def _positive(name: str, value: object, note: str = "") -> int:
+    if (number := as_whole_number(value)) is None or number < 1:
         raise UsageError(f"{name}={value!r}: expected an integer of at least 1{note}")
+    return number
 
 
 def _check_alone() -> None:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 
 from gnnstore.embeddings.table import EmbeddingTable
-from gnnstore.errors import UsageError
+from gnnstore.errors import UsageError, as_plain
 
 Tables = EmbeddingTable | Iterable[EmbeddingTable] | Iterable[Mapping[str, Any]]
 
@@ -38,8 +38,10 @@ class _RowOptimizer(torch.optim.Optimizer, ABC):
         _check_options(defaults)
         self._tables: list[EmbeddingTable] = []
         groups: list[dict[str, Any]] = []
-        for given in [tables] if isinstance(tables, EmbeddingTable) else tables:
+        for given in tables if isinstance(tables, Iterable) else [tables]:
             options = dict(given) if isinstance(given, Mapping) else {"params": given}
+            if "params" not in options:
+                raise UsageError(f"{type(self).__name__}: a group without 'params', its tables")
             some = options.pop("params")
             for table in some if isinstance(some, (list, tuple)) else [some]:
                 self._check_table(table)
@@ -115,12 +117,14 @@ class _RowOptimizer(torch.optim.Optimizer, ABC):
         UsageError
             If they are of another number of tables.
         """
-        groups = state_dict["param_groups"]
+        groups = state_dict.get("param_groups", ())
         if len(groups) != len(self.param_groups):
             raise UsageError(
                 f"the state is of {len(groups)} tables, and this {type(self).__name__} has "
                 f"{len(self.param_groups)}; load the state of an optimizer of the same tables"
             )
+        for saved in groups:
+            _check_options(saved)
         for group, saved in zip(self.param_groups, groups, strict=True):
             group.update({name: value for name, value in saved.items() if name != "params"})
 
@@ -214,7 +218,10 @@ class SparseAdam(_RowOptimizer):
 
 def _check_options(options: Mapping[str, Any]) -> None:
     for name in ("lr", "lr_decay", "eps"):
-        if name in options and not options[name] >= 0:
-            raise UsageError(f"{name}={options[name]}: expected a number of at least 0")
-    if not all(0 <= beta < 1 for beta in options.get("betas", ())):
-        raise UsageError(f"betas={options['betas']}: expected numbers in [0, 1)")
+        value = as_plain(options.get(name, 0))
+        if not isinstance(value, int | float) or not value >= 0:
+            raise UsageError(f"{name}={options[name]!r}: expected a number of at least 0")
+    betas = options.get("betas", ())
+    is_pair = isinstance(betas, list | tuple) and all(isinstance(b, int | float) for b in betas)
+    if not is_pair or not all(0 <= beta < 1 for beta in betas):
+        raise UsageError(f"betas={betas!r}: expected numbers in [0, 1)")

@@ -213,7 +213,10 @@ class EmbeddingTable(torch.nn.Module):
             If an id is no node.
         """
         self._check_usable()
-        ids = torch.as_tensor(ids)
+        try:
+            ids = torch.as_tensor(ids)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise BadIndexError(f"{self.path}: expected ids of nodes, integers; {error}") from None
         if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
             raise BadIndexError(
                 f"{self.path}: expected ids of nodes, integers; found a tensor of {ids.dtype}"
@@ -507,7 +510,7 @@ class EmbeddingTable(torch.nn.Module):
                 f"{self.path}: {self._steps - self._committed_steps} steps were made since the "
                 "commit, so that the rows are beyond any state of a loader; open the table again"
             )
-        if position == _as_json(state_dict):
+        if position == (state_dict := _as_json(state_dict)):
             return
         ours, theirs = (
             f"batch {state.get('batches')} of epoch {state.get('epoch')}"

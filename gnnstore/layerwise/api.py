@@ -148,7 +148,7 @@ def inference(
             if attribute is not None
         },
         dtype=check_dtype(dtype),
-        device=_device_of(found) if device is None else torch.device(device),
+        device=_device_of(found) if device is None else _as_device(device),
         memory_bytes=MemoryBudget.of("auto" if memory is None else memory).num_bytes,
         num_threads=_threads(num_threads),
         io_engine=io_engine,
@@ -165,6 +165,10 @@ def inference(
         if tmpdir is not None:
             raise UsageError("tmpdir= has no use beside output=: rows lie beside the output")
         path = Path(output)
+        if not path.name:
+            raise UsageError(
+                f"output={os.fspath(output)!r}: expected the name of a file or directory"
+            )
         if path.suffix == ".npy":
             return _to_npy(run, request, asked, path, overwrite=overwrite, resume=resume)
         return _to_directory(run, request, asked, path, overwrite=overwrite, resume=resume)
@@ -280,6 +284,16 @@ def _device_of(layers: tuple[Layer, ...]) -> torch.device:
         for tensor in module.parameters():
             return tensor.device
     return torch.device("cpu")
+
+
+def _as_device(device: Any) -> torch.device:
+    """Return a device that tensors can be made on."""
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, TypeError, ValueError) as error:
+        raise UsageError(f"device={device!r}: {error}") from None
+    return found
 
 
 def _threads(num_threads: int | None) -> int:

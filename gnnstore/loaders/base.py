@@ -125,8 +125,10 @@ class BatchLoader(DataLoader[Any]):
         self._recorder = Recorder(_displayed(progress, shard))
         self._num_iterations = self._num_calls = 0
         self._num_threads_given = _threads_given(num_threads, self.num_workers)
-        if prefetch_batches is not None and prefetch_batches < 1:
-            raise UsageError(f"prefetch_batches={prefetch_batches}: at least 1 is needed")
+        if prefetch_batches is not None:
+            prefetch_batches = whole_number("prefetch_batches", prefetch_batches)
+            if prefetch_batches < 1:
+                raise UsageError(f"prefetch_batches={prefetch_batches}: at least 1 is needed")
         self._prefetch_given = prefetch_batches
         self._loader_cores: list[Any] | None = None
         self._warn_of_what_is_idle()

@@ -452,7 +452,8 @@ def _labels(edge_label: Any, num_edges: int, negatives: Negatives | None) -> tor
         )
     if labels.min() != 0:
         return labels
-    if not labels.is_floating_point() and labels.max() == torch.iinfo(labels.dtype).max:
+    is_whole = not labels.is_floating_point() and labels.dtype != torch.bool  # which becomes int64
+    if is_whole and labels.max() == torch.iinfo(labels.dtype).max:
         raise InputError(
             f"edge_label: with negatives, whose label is 0, labels are raised by one, and "
             f"{int(labels.max())} is the largest of {labels.dtype}; give them as a wider type"

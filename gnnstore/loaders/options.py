@@ -173,6 +173,8 @@ def read_options(
             "rows; choose strategy='direct' or 'static', or leave the option out"
         )
     if plan is not None:
+        if not isinstance(plan, str | os.PathLike):
+            raise UsageError(f"plan={plan!r}: expected the name of a plan, or its path")
         _refuse_beside_plan(
             strategy=None if isinstance(chosen, Auto) or chosen.packs else strategy,
             topology=None if topology == "auto" else topology,

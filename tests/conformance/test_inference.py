@@ -390,6 +390,8 @@ def test_options_that_are_refused(path: Path, tmp_path: Path) -> None:
         ({"dtype": "int8"}, UsageError, "written as one of float16"),
         ({"memory": "much"}, UsageError, "not a size"),
         ({"num_threads": 0}, UsageError, "one thread is the least"),
+        ({"device": "nope"}, UsageError, "device='nope'"),
+        ({"output": ""}, UsageError, "expected the name of a file or directory"),
         ({"io_engine": "fast"}, UsageError, "is unknown"),
         ({"resume": True}, UsageError, "need an output="),
         ({"output": tmp_path / "a", "tmpdir": tmp_path}, UsageError, "no use beside output="),
@@ -399,6 +401,8 @@ def test_options_that_are_refused(path: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(error, match=message):
             gnnstore.inference(layers, path, **options)
+    with pytest.raises(UsageError, match=r"gives \[\d+, 0\] instead of rows"):
+        gnnstore.inference([lambda x: x[:, :0]], path)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -169,6 +169,19 @@ def test_wrong_tables_and_options_are_refused(make: Make) -> None:
         gnnstore.Adagrad([table, table])
     with pytest.raises(UsageError, match="lr=-1"):
         gnnstore.Adagrad(table, lr=-1.0)
+    for tables, message in ((None, "got a NoneType"), ([{"lr": 0.1}], "a group without 'params'")):
+        with pytest.raises(UsageError, match=message):
+            gnnstore.Adagrad(tables)  # type: ignore[arg-type]
+    for options, message in (({"lr": "a"}, "lr='a'"), ({"eps": None}, "eps=None")):
+        with pytest.raises(UsageError, match=message):
+            gnnstore.Adagrad(table, **options)  # type: ignore[arg-type]
+    optimizer = gnnstore.Adagrad(table)
+    with pytest.raises(UsageError, match="is of 0 tables"):
+        optimizer.load_state_dict({})
+    state = optimizer.state_dict()
+    state["param_groups"][0]["lr"] = -1.0
+    with pytest.raises(UsageError, match="lr=-1"):
+        optimizer.load_state_dict(state)
     with pytest.raises(UsageError, match="lr=nan"):
         gnnstore.Adagrad([{"params": table, "lr": float("nan")}])
     optimizer = gnnstore.Adagrad(table)

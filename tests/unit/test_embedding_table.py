@@ -504,10 +504,35 @@ def test_manifests_that_make_no_sense(
         table_of()
 
 
-def test_rows_of_a_million_columns_are_refused(table_of: Open, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="at most 1048576 columns"):
-        table_of(dim=2**21)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dim": 2**21}, "at most 1048576 columns"),
+        ({"dim": True}, "dim=True"),
+        ({"seed": True}, "seed=True is not a whole number"),
+        ({"scale": "a"}, "scale='a'"),
+        ({"scale": None}, "scale=None"),
+        ({"overwrite": "no"}, "overwrite='no'"),
+    ],
+)
+def test_options_that_make_no_table_are_refused_before_it_is_made(
+    table_of: Open, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        table_of(**options)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_numbers_of_numpy_are_numbers_of_a_table(table_of: Open) -> None:
+    table = table_of(dim=np.int64(DIM), keep=np.int32(3), seed=np.uint8(2), scale=np.float32(0.5))
+    assert table[:].shape == (N, DIM)
+    for ids in ("a", None, [[1], [2, 3]]):
+        with pytest.raises(BadIndexError, match="expected ids of nodes"):
+            table(ids)
+    learn(table, [1])
+    table.commit({"epoch": 1})
+    with pytest.raises(UsageError, match="state of a loader"):
+        table.check_position(5)  # type: ignore[arg-type]
 
 
 def test_a_creation_that_fails_leaves_nothing(

@@ -227,6 +227,25 @@ def test_what_is_no_number_is_named(store: gnnstore.GraphStore, options: dict[st
             loader.set_epoch(epoch)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prefetch_batches": 1.5}, "prefetch_batches=1.5 is not a whole number"),
+        ({"prefetch_batches": True}, "prefetch_batches=True is not a whole number"),
+        ({"prefetch_batches": 0}, "at least 1"),
+        ({"strategy": ["a"]}, r"strategy=\['a'\]"),
+        ({"plan": 5}, "plan=5"),
+        ({"memory": 10**30}, "more bytes than any machine has"),
+        ({"memory": "9" * 400 + ".5GB"}, "more bytes than any machine has"),
+    ],
+)
+def test_options_of_another_kind_are_named(
+    store: gnnstore.GraphStore, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        gnnstore.NeighborLoader(store, [2], "train", **options)
+
+
 def test_labels_have_room_for_that_of_negatives(store: gnnstore.GraphStore) -> None:
     edges = torch.tensor([[0, 1, 2], [3, 4, 5]])
     labels = torch.tensor([0, 255, 7], dtype=torch.uint8)
@@ -240,6 +259,8 @@ def test_labels_have_room_for_that_of_negatives(store: gnnstore.GraphStore) -> N
         loader_of(labels)
     (batch,) = loader_of(labels.to(torch.int16))
     assert batch.edge_label[:3].tolist() == [1, 256, 8]
+    (batch,) = loader_of(torch.tensor([True, False, True]))  # as PyG has them
+    assert batch.edge_label[:3].tolist() == [2, 1, 2]
 
 
 def test_later_changes_of_the_users_array_do_not_matter(store: gnnstore.GraphStore) -> None:

@@ -119,7 +119,7 @@ def _matrix(block: Block, weights: Tensor | None) -> Tensor:
 
 
 def _rows_of_targets(out: Any, block: Block) -> Tensor:
-    if not isinstance(out, Tensor) or out.dim() != 2:
+    if not isinstance(out, Tensor) or out.dim() != 2 or not out.shape[1]:
         found = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise ValueError(f"it gives {found} instead of rows [n, width]")
     if len(out) not in (block.num_targets, len(block.x)):

@@ -8,6 +8,7 @@ group: to what it holds, a share of the features and some slack. Feature rows co
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -216,7 +217,7 @@ class _Mapped:
                 np.take(self._exact, ids[which], axis=0, out=out[which], mode="clip")
                 return
             pages, places = np.divmod(ids[which], self._per_page)
-            flat = out[which].reshape(len(pages), -1)
+            flat = out[which].reshape(len(pages), math.prod(self._row_shape))
             flat[:] = self._pages[pages, places].view(self._dtype)
 
         list(pool.map(take, range(MAP_THREADS)))

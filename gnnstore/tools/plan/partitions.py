@@ -89,10 +89,10 @@ def _contents(store: GraphStore, embedding_dim: int | None) -> Contents:
     learned = 0 if embedding_dim is None else 4 * embedding_dim + _STATE_BYTES
     node_bytes = row_bytes + learned * store.num_nodes
     if not node_bytes or not store.num_edges:
+        remedy = "; give --embedding-dim for a table of embeddings" if store.num_edges else ""
         raise UsageError(
             f"{store.path}: {store.num_nodes} nodes with {format_size(node_bytes)} of rows and "
-            f"{store.num_edges} edges: nothing to divide into partitions; give --embedding-dim for "
-            "rows that are learned"
+            f"{store.num_edges} edges: nothing to divide into partitions{remedy}"
         )
     per_edge = _ENDS_BYTES + id_dtype(store.num_edges).itemsize  # and a position
     return Contents(
