@@ -54,7 +54,7 @@ def parse_size(size: int | str, *, name: str = "size") -> int:
 
 
 def _checked(num_bytes: float, size: int | str, name: str) -> int:
-    if num_bytes >= _MAX_BYTES:
+    if num_bytes > _MAX_BYTES:
         raise UsageError(f"{name}={str(size)[:40]} is more bytes than any machine has")
     return int(num_bytes)
 

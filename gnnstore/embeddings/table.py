@@ -39,8 +39,8 @@ class EmbeddingTable(torch.nn.Module):
 
     `table(ids)` returns the rows of the nodes of a batch. In training they collect gradients, and a
     step of one of gnnstore's optimizers (`RowwiseAdagrad`, `Adagrad`, `SGD`, `SparseAdam`) updates
-    the rows; `commit` makes them durable. Rows that were never trained take neither disk nor time:
-    they are computed from (seed, node, column) when they are needed.
+    the rows; `commit` makes them durable. Initial rows are computed from (seed, node, column) when
+    they are needed; partitions none of whose rows has changed take no disk.
 
     A table that was created with partitions has the rows of those partitions in memory that the
     loader with `tables=[table]` has. One without partitions is in memory as a whole, and works
@@ -136,6 +136,7 @@ class EmbeddingTable(torch.nn.Module):
             Whether to replace a table of this name.
         memory : int or str, optional
             Limit for a table that is in memory as a whole, as "4GB"; by default what is available.
+            It is compared when rows are first asked for.
 
         Raises
         ------
@@ -143,8 +144,6 @@ class EmbeddingTable(torch.nn.Module):
             If options make no sense, or the store has no such partitions.
         StoreExistsError
             If there is a table, and `overwrite` is false.
-        BudgetError
-            If a table without partitions does not fit in memory.
         """
         files = create_files(
             path,
@@ -209,6 +208,8 @@ class EmbeddingTable(torch.nn.Module):
         ------
         UsageError
             If the partition of a node is not in memory, or no optimizer was made for the table.
+        BudgetError
+            If a table without partitions does not fit in memory.
         BadIndexError
             If an id is no node.
         """

@@ -181,20 +181,24 @@ def _plan(
     BudgetError
         If none does.
     """
-    part = memory.num_bytes // _SHARE
-    block_rows = max(1, min(rows.num_rows, _BLOCK_BYTES // rows.row_bytes, part // rows.row_bytes))
-    scores = max(1, min(_SCORES, part // _BYTES_PER_SCORE))
     listed = sum(len(edges) for edges in known if isinstance(edges, Queries))
-    fixed = (
-        Reservation("rows of the table", 2 * block_rows * rows.row_bytes),  # compared, read ahead
-        Reservation("scores", scores * _BYTES_PER_SCORE),
-        Reservation("edges to filter by", PIECE_BYTES * bool(known)),
-        Reservation("lists of edges to filter by", listed * BYTES_PER_LISTED_EDGE),
-    )
     # The rows of both ends, and as much again for the score function.
     each = 3 * rows.row_bytes + _LEAST_CANDIDATES * _BYTES_PER_SCORE + _BYTES_PER_QUERY
-    query = Reservation("queries", per={_QUERIES: each})
-    ledger = Ledger(memory.num_bytes, fixed, "ranking one query", memory.source).add(query)
+    part = memory.num_bytes // _SHARE
+    while True:
+        most_rows = min(rows.num_rows, _BLOCK_BYTES // rows.row_bytes, part // rows.row_bytes)
+        block_rows, scores = max(1, most_rows), max(1, min(_SCORES, part // _BYTES_PER_SCORE))
+        fixed = (
+            Reservation("rows of the table", 2 * block_rows * rows.row_bytes),  # and read ahead
+            Reservation("scores", scores * _BYTES_PER_SCORE),
+            Reservation("edges to filter by", PIECE_BYTES * bool(known)),
+            Reservation("lists of edges to filter by", listed * BYTES_PER_LISTED_EDGE),
+            Reservation("queries", per={_QUERIES: each}),
+        )
+        ledger = Ledger(memory.num_bytes, fixed, "ranking one query", memory.source)
+        if not part or ledger.left({_QUERIES: 1}) >= 0:
+            break
+        part //= 2  # smaller blocks; the smallest say what is missing
     ledger.check({_QUERIES: 1}, "rank among given negatives (gnnstore.evaluation.ranks_among)")
     most = ledger.largest(_QUERIES, most=num_queries)
     blocks = -(-num_queries // most)

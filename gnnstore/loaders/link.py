@@ -141,7 +141,7 @@ tables, progress
     NotFoundError
         If there is no such split (`NoSplitError`) or attribute.
     BudgetError
-        If `memory` is too small; the message has the missing bytes.
+        If `memory` is too small; says by how much at least to raise it.
 
     Examples
     --------

@@ -88,7 +88,7 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
     topology : "auto", "memory", "mmap" or "disk"
         Where the graph's topology lies: in memory; mapped; or on disk, with `indptr` and a
         cache of in-neighbours in memory. "auto": in memory if it fits, else mapped with
-        strategy "mmap" and on disk with the others.
+        strategy "mmap" and on disk with the others, or mapped if `indptr` does not fit either.
     io_engine : "io_uring", "pread" or "mmap", optional
         The engine that reads rows from disk; by default that of the environment variable
         GNNSTORE_IO_ENGINE, else the first that works.
@@ -122,8 +122,9 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         Class of the batches, derived from `Data`.
     partitions : PartitionPolicy, optional
         Hold some partitions of the store in memory at a time (`gnnstore partition`), and sample
-        from these alone, which changes batches; kind "dispersed" or "sequential". Each input node
-        is trained once an epoch. `len(loader)` is the length of the next epoch.
+        from these alone, which changes batches; kind "dispersed" or "sequential", though
+        "two-level" works too. Each input node is trained once an epoch. `len(loader)` is the
+        length of the next epoch.
     tables : sequence of EmbeddingTable
         Tables whose partitions are swapped along with those of the loader; `commit` of a table
         records the position of the loader.
@@ -135,7 +136,8 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         Of `torch.utils.data.DataLoader`: `batch_size`, `shuffle`, `sampler`,
         `batch_sampler`, `drop_last`, `num_workers` (threads here), `pin_memory`,
         `generator`, `timeout` and others. Samplers give positions in `input_nodes` and run
-        in the consumer's thread. `persistent_workers` and `in_order` change nothing.
+        in the consumer's thread. `persistent_workers`, which torch takes with `num_workers`
+        only, and `in_order` change nothing.
 
     Attributes
     ----------
@@ -150,8 +152,8 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
     InputError
         If a seed is not a node of the graph.
     BudgetError
-        If `memory` is too small; the message has the missing bytes. If rows are read from disk,
-        it must also hold two batches, whose size is estimated by sampling a few.
+        If `memory` is too small; says by how much at least to raise it. If rows are read from
+        disk, it must also hold two batches, whose size is estimated by sampling a few.
 
     Examples
     --------

@@ -11,7 +11,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gnnstore.converters import ConvertOptions, GraphWriter, from_kronecker
+import gnnstore
+from gnnstore.converters import (
+    ConvertOptions,
+    GraphWriter,
+    from_kronecker,
+    from_triples,
+    split_edges,
+)
 from gnnstore.converters.edges.columns import estimate_peak_bytes
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.stores import graph as store_input
@@ -120,6 +127,18 @@ def test_each_edge_has_each_block_at_most_once(
     for node in loops:  # a self-loop stays one, at every copy
         blocks = {key[2:]: n for key, n in found.items() if key[:2] == (node, node)}
         assert blocks == {(i, i): multiplicity[node, node] for i in range(4)}
+
+
+def test_names_of_relations_are_kept_and_edge_splits_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("a likes b\nb hates c\nc likes a\n")
+    small = from_triples(tmp_path / "train.txt", tmp_path / "kg.gnn")
+    larger = gnnstore.open(from_kronecker(small, tmp_path / "larger.gnn", factor=2))
+    assert larger.relation_names is not None
+    assert list(larger.relation_names) == ["likes", "hates"]
+    many = random_graph(50, 400, seed=1).write(tmp_path / "many.gnn")
+    split = split_edges(many, tmp_path / "split.gnn", (0.4, 0.3, 0.3))
+    with pytest.raises(UsageError, match="has edge splits, valid, test, whose copies could be"):
+        from_kronecker(split, tmp_path / "none.gnn", factor=2)
 
 
 def test_as_many_edges_as_asked_for(seed: Path, tmp_path: Path) -> None:

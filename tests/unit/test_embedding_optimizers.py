@@ -174,7 +174,7 @@ def test_wrong_tables_and_options_are_refused(make: Make) -> None:
             gnnstore.Adagrad(tables)  # type: ignore[arg-type]
     for options, message in (({"lr": "a"}, "lr='a'"), ({"eps": None}, "eps=None")):
         with pytest.raises(UsageError, match=message):
-            gnnstore.Adagrad(table, **options)  # type: ignore[arg-type]
+            gnnstore.Adagrad(table, **options)
     optimizer = gnnstore.Adagrad(table)
     with pytest.raises(UsageError, match="is of 0 tables"):
         optimizer.load_state_dict({})

@@ -102,7 +102,8 @@ class PartitionPolicy:
     capacity : int, float or None
         Partitions in memory, or their share of all; None: as many as `memory` has room for.
     logical : int or "auto"
-        Logical groups, of which one is replaced at a time; "auto": as few as `order` allows.
+        Logical groups, of which one is replaced at a time; "auto": with `capacity`, so that as few
+        are in memory as `kind` allows, else as suits the memory.
     order : "beta" or "even"
         Of "two-level": Marius' BETA, or paths on which all groups are in memory equally often.
     assignment : "random" or "greedy"

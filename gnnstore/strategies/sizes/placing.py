@@ -59,18 +59,20 @@ def first_that_fits(
     UsageError, BudgetError
         As `place` and `divide`: the refusal that asks for the least.
     """
-    tried, refusals = [], []
+    refusals: list[BudgetError] = []
     for placed in _placers(loader, strategy, **reasons):
+        is_placed = False
         try:
             placement = placed(0)
-            if (way := (placement.topology, placement.resident_bytes)) not in tried:
-                tried.append(way)
-                return divide(placed)
+            is_placed = True
+            # Also where a frugal one has placed it so before: with more memory it would go on to do
+            # so, and a refusal says how much more.
+            return divide(placed)
         except DiskBudgetError:
             raise
         except BudgetError as error:
             refusals.append(error)
-            if tried and placement.strategy.mode == "memory":
+            if is_placed and placement.strategy.mode == "memory":
                 break
     raise min(refusals, key=lambda error: error.missing_bytes or math.inf) from None
 

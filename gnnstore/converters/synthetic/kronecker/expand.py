@@ -25,7 +25,7 @@ import numpy.typing as npt
 from gnnstore.converters.edges.node_ids import MAX_NODES
 from gnnstore.converters.inputs import PathLike
 from gnnstore.converters.keyed_random import hash_pairs
-from gnnstore.converters.stores.copy import copy_graph_attributes, describe_edges
+from gnnstore.converters.stores.copy import copy_graph_attributes, describe_edges, texts_of
 from gnnstore.converters.stores.graph import EdgePiece, StoreInput
 from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.synthetic.kronecker.factor import check_factor, derive_factor
@@ -90,7 +90,7 @@ def from_kronecker(
     Raises
     ------
     UsageError
-        If a parameter is out of range, or the graph is heterogeneous.
+        If a parameter is out of range, the store has edge splits, or the graph is heterogeneous.
     NotFoundError, CorruptStoreError, StorageError
         If the seed store cannot be read.
 
@@ -137,6 +137,8 @@ def from_kronecker(
         write_nodes(writer, graph, factor, feature_noise if features else None, seed)
         left_out = frozenset() if features else frozenset({SCALES})
         copy_graph_attributes(writer, graph, without=left_out)
+        for name, text in graph.edges.value_names.items():
+            writer.set_value_names(name, [one for some in texts_of(graph, text) for one in some])
         return writer.commit()
 
 
@@ -161,6 +163,11 @@ def _check(graph: StoreInput, output: PathLike, factor: int, edge_factor: float,
             f"{num_nodes}; a graph has at most 2^48"
         )
     check_factor(factor, edge_factor)
+    if graph.edges.splits:
+        raise UsageError(
+            f"{graph.reader.path} has edge splits, {', '.join(graph.edges.splits)}, whose copies "
+            "could be edges of the graph; expand the store that was split, and split the result"
+        )
     if not 0 <= seed < 2**64:
         raise UsageError(f"seed={seed} is not in [0, 2**64)")
     if Path(output).resolve() == graph.reader.path.resolve():
