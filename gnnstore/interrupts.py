@@ -9,7 +9,9 @@ step (`with lock:` of a lock in C), and whoever waits looks again now and then.
 
 from __future__ import annotations
 
+import operator
 import threading
+from collections import deque
 from collections.abc import Callable
 from itertools import count
 from time import monotonic
@@ -202,6 +204,14 @@ def uninterrupted(work: Callable[[], R]) -> R:
     if interrupt is not None:
         raise interrupt
     return call.result()
+
+
+def in_one_step(*calls: Callable[[], object]) -> None:
+    """Make calls such that a signal is handled before all of them or after.
+
+    None of them may run Python code: they are kernels and methods of built-in types.
+    """
+    deque(map(operator.call, calls), maxlen=0)
 
 
 def locked() -> threading.Lock:

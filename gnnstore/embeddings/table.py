@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -26,7 +26,7 @@ from gnnstore.embeddings.opening import StorePath, TableFiles, create_files, ope
 from gnnstore.embeddings.rows import StoredRows, num_threads
 from gnnstore.errors import BadIndexError, UsageError, limits_named
 from gnnstore.graph.indexing import select
-from gnnstore.interrupts import uninterrupted
+from gnnstore.interrupts import in_one_step
 
 # Rows are handed on in pieces of this size where they are in memory; and what a row's place takes.
 _PIECE_BYTES, _SORTING_BYTES = 64 << 20, 64
@@ -318,8 +318,7 @@ class EmbeddingTable(torch.nn.Module):
             gradients = [grad.reshape(-1).to("cpu", torch.float32) for _, grad in given]
             flat = gradients[0].contiguous() if len(given) == 1 else torch.cat(gradients)
             rows = np.concatenate([rows for rows, _ in given])
-            # Whole: half of a step would be written, or a step be made twice.
-            uninterrupted(partial(self._update, rows, flat.numpy(), scalars(self._steps + 1)))
+            self._update(rows, flat.numpy(), scalars(self._steps + 1))
         else:
             self._refuse_more()
 
@@ -329,12 +328,13 @@ class EmbeddingTable(torch.nn.Module):
         gradients: npt.NDArray[np.float32],
         scalars: dict[str, float],
     ) -> None:
-        manifest = self._manifest
+        manifest, leaves = self._manifest, list(self.leaves)
         held = np.zeros(self._buffer.num_slots, np.bool_)
         held[rows // manifest.rows_per_partition] = True
         resident = self._buffer.resident()
         self._buffer.dirty[resident[held[self._buffer.slots[resident]]]] = True
-        _core.update_rows(
+        update = partial(
+            _core.update_rows,
             self._buffer.memory,
             rows,
             gradients,
@@ -345,8 +345,10 @@ class EmbeddingTable(torch.nn.Module):
             num_threads=num_threads(),
             **scalars,
         )
-        self._steps += 1
-        self._refuse_more()
+        # Else half of it might be written, or a step be made twice.
+        count = partial(object.__setattr__, self, "_steps", self._steps + 1)
+        in_one_step(update, count, self._given.clear, self.leaves.clear)
+        self._refuse(leaves)
 
     def _forget(self) -> None:
         self._given.clear()
@@ -419,9 +421,12 @@ class EmbeddingTable(torch.nn.Module):
 
     def _refuse_more(self) -> None:
         """Forget rows that were given out, and refuse gradients of them from now on."""
-        for leaf in self.leaves:  # of which a loss may still be computed
-            leaf.register_hook(self._refuse_late)
+        self._refuse(self.leaves)
         self._forget()
+
+    def _refuse(self, leaves: Iterable[Tensor]) -> None:
+        for leaf in leaves:  # of which a loss may still be computed
+            leaf.register_hook(self._refuse_late)
 
     def _refuse_late(self, _: Tensor) -> NoReturn:
         raise UsageError(
