@@ -58,8 +58,6 @@ def check_picture(file: Path) -> None:
             f"--plot draws with matplotlib, which cannot be imported ({error}); install it with: "
             "pip install 'gnnstore[plot]'"
         ) from error
-    if file.suffix not in {".png", ".svg"}:
-        raise UsageError(f"{file}: pictures are written as .png or .svg; name it so")
     if not file.absolute().parent.is_dir():
         raise NotFoundError(
             f"{file}: the directory to draw into does not exist; create it first", path=file
