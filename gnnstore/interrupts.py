@@ -113,6 +113,9 @@ class Flag:
                 waiter = None
         return self._is_set
 
+    def _at_fork_reinit(self) -> None:  # asked for by `threading` of what a thread has
+        self._changed = Condition()
+
 
 class Pending(Generic[R]):
     """The result of a call that a thread makes, once."""

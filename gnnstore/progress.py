@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from time import monotonic
 from typing import Any, Protocol
 
+from gnnstore.interrupts import Flag, Thread
+
 
 class Phase(Protocol):
     """A step of the work, while it runs."""
@@ -138,19 +140,22 @@ class WaitProgress:
             yield
             return
         self._since = monotonic()
-        timer = self._start_timer() if k == 0 else None
+        is_over = Flag()
+        timer = self._start_timer(is_over) if k == 0 else None
         try:
             yield
         finally:
-            if timer is not None:
-                timer.cancel()
+            is_over.set()
             self._end()
             if timer is not None:
                 timer.join()
 
-    def _start_timer(self) -> threading.Timer | None:
-        timer = threading.Timer(self._after_seconds, self.look)
-        timer.daemon = True
+    def _start_timer(self, is_over: Flag) -> Thread | None:
+        def look() -> None:
+            if not is_over.wait(self._after_seconds):
+                self.look()
+
+        timer = Thread(target=look, daemon=True)
         try:
             timer.start()
         except RuntimeError:  # no more threads: displayed once a phase counts

@@ -20,9 +20,9 @@ PACKAGE = Path(__file__).parents[2] / "gnnstore"
 LAYERS = (
     ("_version", "errors"),
     ("units", "random_words"),
+    ("interrupts",),
     ("progress", "timeline", "registry"),
     ("budget", "_core"),
-    ("interrupts",),
     ("threads",),
     ("parallel",),
     ("formats",),
@@ -51,6 +51,7 @@ TORCH_FREE = (
     "errors",
     "units",
     "random_words",
+    "interrupts",
     "progress",
     "registry",
     "budget",

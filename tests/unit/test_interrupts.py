@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import os
 import random
+import re
 import signal
 import sys
 import threading
@@ -99,6 +100,18 @@ def test_the_consumers_thread_takes_no_lock_in_python_code(
     assert len(list(loader)) == len(loader)
     del loader
     assert taken == []
+
+
+def test_modules_use_what_an_interrupt_cannot_leave_locked() -> None:
+    """Commands measure and show with others; loaders and converters do not wait for these."""
+    unsafe = re.compile(
+        r"threading\.(Condition|Event|Semaphore|Barrier|Timer)\(|ThreadPoolExecutor"
+    )
+    for path in Path(PACKAGE).rglob("*.py"):
+        name = path.relative_to(PACKAGE).as_posix()
+        # The methods of the second run in threads that get no signals.
+        if not name.startswith(("tools/", "testing/", "embeddings/buffer.py")):
+            assert not unsafe.search(path.read_text()), path
 
 
 # The interpreter drops an interrupt that comes in the callback of a weak reference.
@@ -268,6 +281,22 @@ def test_a_start_that_is_interrupted_ends_or_never_begins(monkeypatch: pytest.Mo
                 begin(partial(calls.append, 1))
             time.sleep(0.05)
             assert len(calls) <= most
+
+
+def test_a_fork_beside_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child knows that it has no thread but its own."""
+    ignored: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    release = Flag()
+    thread = Thread(target=release.wait)
+    thread.start()
+    child = os.fork()
+    if child == 0:
+        others = [each for each in threading.enumerate() if each is not threading.current_thread()]
+        os._exit(bool(ignored or others or thread.is_alive()))
+    release.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_flag() -> None:
