@@ -13,6 +13,7 @@ import operator
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -21,7 +22,7 @@ from gnnstore.errors import GnnstoreError
 
 R = TypeVar("R")
 
-_POLL_SECONDS = 0.25  # a change that was not told of is found out after this
+_POLL_SECONDS = 0.05  # a change that was not told of is found out after this
 
 if TYPE_CHECKING:
 
@@ -41,17 +42,21 @@ class Condition(_RLock):
     """A reentrant lock, with threads that wait for a change of what it protects."""
 
     def __init__(self) -> None:
-        self._waiting: list[threading.Lock] = []
+        self._waiting: deque[threading.Lock] = deque()
 
     def notify_all(self) -> None:
         """Have all that wait look again; to be called with the lock held."""
-        waiting, self._waiting = self._waiting, []
-        for waiter in waiting:
-            waiter.release()
+        # One by one: the garbage collector may come in between, and free what notifies too.
+        with suppress(IndexError):
+            while True:
+                self._waiting.pop().release()
 
     def wait_until(
-        self, look: Callable[[], R | None], check: Callable[[], None] = lambda: None
-    ) -> R:
+        self,
+        look: Callable[[], R | None],
+        check: Callable[[], None] = lambda: None,
+        timeout: float | None = None,
+    ) -> R | None:
         """Call a function with the lock held, until it returns something, and return that.
 
         Parameters
@@ -60,18 +65,29 @@ class Condition(_RLock):
             Returns None to wait for the next change.
         check : callable
             Called now and then without the lock; raises to end the wait.
+        timeout : float, optional
+            Seconds, after which None is returned.
         """
-        waiter: threading.Lock | None = None
-        while True:
-            with self:
-                if (found := look()) is not None:
-                    return found
-                if waiter is None:
-                    waiter = locked()
-                    self._waiting.append(waiter)
-            if waiter.acquire(timeout=_POLL_SECONDS):
-                waiter = None
-            check()
+        ends = None if timeout is None else monotonic() + timeout
+        waiter = locked()
+        is_listed = False
+        try:
+            while True:
+                with self:
+                    if (found := look()) is not None:
+                        return found
+                    if not is_listed:
+                        self._waiting.append(waiter)
+                        is_listed = True
+                left = _POLL_SECONDS if ends is None else min(_POLL_SECONDS, ends - monotonic())
+                if left <= 0:
+                    return None
+                if waiter.acquire(timeout=left):
+                    is_listed = False
+                check()
+        finally:
+            with self, suppress(ValueError):
+                self._waiting.remove(waiter)
 
 
 class Flag:
@@ -97,20 +113,8 @@ class Flag:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it is set, or for so many seconds; return whether it is."""
-        ends = None if timeout is None else monotonic() + timeout
-        waiter: threading.Lock | None = None
-        while not self._is_set:
-            with self._changed:
-                if self._is_set:
-                    break
-                if waiter is None:
-                    waiter = locked()
-                    self._changed._waiting.append(waiter)
-            left = _POLL_SECONDS if ends is None else min(_POLL_SECONDS, ends - monotonic())
-            if left <= 0:
-                break
-            if waiter.acquire(timeout=left):
-                waiter = None
+        if not self._is_set:
+            self._changed.wait_until(lambda: self._is_set or None, timeout=timeout)
         return self._is_set
 
     def _at_fork_reinit(self) -> None:  # asked for by `threading` of what a thread has
@@ -183,7 +187,7 @@ class Thread(threading.Thread):
 def uninterrupted(work: Callable[[], R]) -> R:
     """Do some work whole, whatever signal comes: in a thread of its own, which gets none.
 
-    What the signal's handler raises is raised afterwards. The work should be short.
+    What the signal's handler raises is raised afterwards, so that the work should not take long.
     """
     if threading.current_thread() is not threading.main_thread():
         return work()
@@ -205,7 +209,11 @@ def uninterrupted(work: Callable[[], R]) -> R:
         except BaseException as error:
             interrupt = error
     if interrupt is not None:
-        raise interrupt
+        failure = call._error
+        try:
+            raise interrupt from failure
+        finally:
+            del interrupt, failure, call, work  # else error, traceback and frame hold each other
     return call.result()
 
 

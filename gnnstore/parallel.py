@@ -323,9 +323,13 @@ class _Threads:
     """
 
     def __init__(
-        self, num_threads: int, initializer: Callable[[], None] | None, stop: Callable[[], None]
+        self,
+        num_threads: int,
+        initializer: Callable[[], None] | None = None,
+        stop: Callable[[], None] = lambda: None,
+        name: str = THREAD_NAME,
     ) -> None:
-        self._num_threads = num_threads
+        self._num_threads, self._name = num_threads, name
         self._calls = _Calls(initializer or (lambda: None))
         # Whatever an interrupt does to `close`, they end with this: nothing interrupts this call.
         self._calls.owner = weakref.ref(self, self._calls.queue.put)
@@ -337,7 +341,7 @@ class _Threads:
         calls = self._calls
         calls.queue.put((pending, function, item))
         if not calls.take_idle() and len(calls.threads) < self._num_threads:
-            name = f"{THREAD_NAME}_{len(calls.threads)}"
+            name = f"{self._name}_{len(calls.threads)}"
             thread = Thread(target=calls.make, name=name, daemon=True)
             calls.threads.append(thread)
             try:
@@ -421,6 +425,47 @@ def _end_threads(calls: _Calls, stop: Callable[[], None]) -> None:
         if thread.is_alive():  # not where an interrupt came before it was started
             thread.join()
     calls.refuse()
+
+
+class Workers:
+    """Threads that make calls side by side; a context manager that ends and joins them."""
+
+    def __init__(self, num_threads: int, name: str = "gnnstore-worker") -> None:
+        self._threads = _Threads(num_threads, name=name)
+
+    def submit(self, task: Callable[[], R]) -> Pending[R]:
+        """Have a call made.
+
+        Raises
+        ------
+        RuntimeError
+            If no thread can be started.
+        """
+        return self._threads.submit(_call, task)
+
+    def run(self, tasks: Iterable[Callable[[], R]]) -> list[R]:
+        """Return the results of tasks, in their order, once all of them have ended.
+
+        Raises
+        ------
+        Exception
+            That of the first task that failed.
+        """
+        calls = [self.submit(task) for task in tasks]
+        # All of them, also if one fails: what they fill must not be taken from them.
+        for call in calls:
+            call.wait()
+        return [call.result() for call in calls]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.close()
+
+
+def _call(task: Callable[[], R]) -> R:
+    return task()
 
 
 def _in_turn(

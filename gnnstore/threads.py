@@ -11,13 +11,12 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
-from queue import SimpleQueue
 from types import FrameType
-from typing import Any, Generic, Self, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -351,67 +350,3 @@ def interruptible(
         raise failure[0]
     report()
     return result[0]
-
-
-class Workers:
-    """Threads that make calls, in the order in which they are submitted.
-
-    A context manager that waits for the calls, and joins the threads.
-    """
-
-    def __init__(self, num_threads: int, name: str = f"{_NAME_PREFIX}worker") -> None:
-        self._num_threads, self._name = num_threads, name
-        self._calls: SimpleQueue[tuple[Callable[..., None], Any] | None] = SimpleQueue()
-        self._threads: list[Thread] = []
-
-    def submit(self, task: Callable[[], R]) -> Pending[R]:
-        """Have a call made; the first calls start the threads.
-
-        Raises
-        ------
-        RuntimeError
-            If no thread can be started.
-        """
-        call: Pending[R] = Pending()
-        self._calls.put((call.make, task))
-        if len(self._threads) < self._num_threads:
-            thread = Thread(target=self._make, name=f"{self._name}_{len(self._threads)}")
-            self._threads.append(thread)
-            try:
-                thread.start()
-            except RuntimeError:  # fewer threads change the time, not the result
-                self._threads.remove(thread)
-                if not self._threads:
-                    call.cancel()
-                    raise
-        return call
-
-    def run(self, tasks: Iterable[Callable[[], R]]) -> list[R]:
-        """Return the results of tasks, in their order, once all of them have ended.
-
-        Raises
-        ------
-        Exception
-            That of the first task that failed.
-        """
-        calls = [self.submit(task) for task in tasks]
-        # All of them, also if one fails: what they fill must not be taken from them.
-        for call in calls:
-            call.wait()
-        return [call.result() for call in calls]
-
-    def _make(self) -> None:
-        while (call := self._calls.get()) is not None:
-            make, task = call
-            make(task)
-            del call, make, task
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for _thread in self._threads:
-            self._calls.put(None)
-        for thread in self._threads:
-            if thread.ident is not None:  # else an interrupt came before it was started
-                thread.join()

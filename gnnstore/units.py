@@ -40,7 +40,7 @@ def parse_size(size: int | str, *, name: str = "size") -> int:
     if (num_bytes := as_whole_number(size)) is not None:
         if num_bytes < 0:
             raise UsageError(f"{name}={size} is negative; give a number of bytes")
-        return _checked(num_bytes, size, name)
+        return _checked(num_bytes, name)
     match = _SIZE.fullmatch(size) if isinstance(size, str) else None
     if match is None or match[2].lower() not in _SUFFIXES:
         raise UsageError(
@@ -50,13 +50,13 @@ def parse_size(size: int | str, *, name: str = "size") -> int:
     # Decimal text times an integer: through a float only where the text has a fraction.
     factor = _SUFFIXES[match[2].lower()]
     number = int(match[1]) if "." not in match[1] else float(match[1])
-    return _checked(number * factor, size, name)
+    return _checked(number * factor, name)
 
 
-def _checked(num_bytes: float, size: int | str, name: str) -> int:
-    if num_bytes > _MAX_BYTES:
-        raise UsageError(f"{name}={str(size)[:40]} is more bytes than any machine has")
-    return int(num_bytes)
+def _checked(num_bytes: float, name: str) -> int:
+    if num_bytes >= 2**63:
+        raise UsageError(f"{name} is more bytes than any machine has, and than 64 bits count")
+    return min(int(num_bytes), _MAX_BYTES)
 
 
 def format_count(number: int, noun: str) -> str:

@@ -72,7 +72,7 @@ def verify(
     report = Report(level, problems, sum(len(reader.files) + 1 for reader in readers))
     found = {reader: list(stray_files(reader)) for reader in readers}
     for unit in readers[1:]:
-        if unit.manifest.store_uuid != readers[0].uuid:
+        if unit.manifest.store_uuid not in {readers[0].uuid, None}:
             foreign = (
                 f"it belongs to the store {unit.manifest.store_uuid}, but lies in "
                 f"{readers[0].uuid}; remove it with 'gnnstore rm', and make it again"

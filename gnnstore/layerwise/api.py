@@ -291,7 +291,7 @@ def _as_device(device: Any) -> torch.device:
     try:
         found = torch.device(device)
         torch.empty(0, device=found)
-    except (RuntimeError, AssertionError, TypeError, ValueError) as error:
+    except (RuntimeError, AssertionError, ImportError, TypeError, ValueError) as error:
         raise UsageError(f"device={device!r}: {error}") from None
     return found
 

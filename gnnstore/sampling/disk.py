@@ -22,6 +22,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.errors import UsageError
 from gnnstore.formats.store.csc import Csc
+from gnnstore.parallel import Workers
 from gnnstore.sampling.neighbor import (
     Excluded,
     IndexDtype,
@@ -36,7 +37,6 @@ from gnnstore.sampling.staged import (
     NeighborCounts,
     StagedBatch,
 )
-from gnnstore.threads import Workers
 
 # Positions, drawn and joined, the keys that they are sorted by, twice, and the ids.
 _BYTES_PER_COLUMN_POSITION = 48

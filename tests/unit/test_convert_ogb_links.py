@@ -188,6 +188,16 @@ def test_edges_to_train_on_that_are_not_the_graph(tmp_path: Path, why: str) -> N
     np.testing.assert_array_equal(batch.label_edge_year[:, 0], train["year"][:8])
 
 
+def test_weights_to_train_on_that_are_no_whole_numbers(tmp_path: Path) -> None:
+    data = DataSet("collab")
+    weights = data.splits["train"]["weight"].astype(np.float64)
+    weights[0] += 0.7  # the whole number of the graph, were it rounded down
+    data.splits["train"]["weight"] = weights
+    store = gnnstore.open(from_ogb(data.write(tmp_path / "data"), tmp_path / "a.gnn"))
+    split = store.edge_splits["train"]
+    np.testing.assert_array_equal(split.attributes["edge_weight"].read()[:, 0], weights)
+
+
 def test_edges_to_train_on_with_an_attribute_of_their_own(tmp_path: Path) -> None:
     data = DataSet("collab")
     del data.attributes["edge_weight"]  # the graph has none

@@ -304,6 +304,16 @@ def test_graphbolt_with_an_error_is_refused(
     assert list((tmp_path / "out").iterdir()) == []
 
 
+def test_graphbolt_with_labels_of_half_precision(tmp_path: Path, graph: GraphArrays) -> None:
+    root = published.write_graphbolt(tmp_path / "set", graph)
+    for path in (root / "set").glob("*-labels.npy"):
+        np.save(path, (np.load(path) / 8).astype(np.float16))
+    stored = read_store(from_graphbolt(root, tmp_path / "out.gnn"))
+    known = np.concatenate(list(graph.splits.values()))
+    expected = (graph.attributes["y"][known] / 8).astype(np.float16)
+    np.testing.assert_array_equal(stored.attributes["y"][known], expected)
+
+
 def test_graphbolt_of_older_versions(tmp_path: Path, graph: GraphArrays) -> None:
     """Seeds in a column, data of sets without names, and a feature of another name."""
     root = published.write_graphbolt(tmp_path / "set", graph)

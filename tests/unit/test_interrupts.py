@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import gc
 import os
 import random
 import re
@@ -10,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
@@ -32,10 +34,11 @@ from gnnstore.interrupts import (
     in_one_step,
     uninterrupted,
 )
+from gnnstore.parallel import Workers
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.effort import is_long
 from gnnstore.testing.graphs import random_graph
-from gnnstore.threads import Background, SharedLock, Workers
+from gnnstore.threads import Background, SharedLock
 
 PACKAGE = str(Path(gnnstore.__file__).parent)
 SMALL: dict[str, Any] = {"cache_bytes": "20kB", "superbatch": 3}
@@ -247,6 +250,31 @@ def test_work_is_done_whole_and_then_interrupted(interrupt_soon: Callable[[float
         uninterrupted(lambda: int("no"))
 
 
+def test_an_interrupt_of_work_is_told_of_with_what_failed_in_it(
+    interrupt_soon: Callable[[float], object],
+) -> None:
+    class Held:
+        pass
+
+    held = Held()
+    is_held = weakref.ref(held)
+
+    def work(_: object = held) -> None:
+        time.sleep(0.05)
+        raise OSError("full")
+
+    interrupt_soon(0.01)
+    gc.disable()
+    try:
+        with pytest.raises(KeyboardInterrupt) as raised:
+            uninterrupted(work)
+        assert isinstance(raised.value.__cause__, OSError)
+        del held, work, raised
+        assert is_held() is None  # without the garbage collector: no frame and error hold it
+    finally:
+        gc.enable()
+
+
 def test_work_is_done_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -328,6 +356,29 @@ def test_a_condition_is_looked_at_after_each_change() -> None:
 
     with pytest.raises(CancelledError):
         condition.wait_until(lambda: None, over)
+    assert condition.wait_until(lambda: None, timeout=0.01) is None
+    assert not condition._waiting  # none is kept of those that no longer wait
+
+
+def test_a_condition_is_told_of_changes_while_it_tells_of_one() -> None:
+    condition = Condition()
+
+    class Finalized:
+        """Notifies where the garbage collector would: while waiters are released."""
+
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+            self.lock.acquire()
+
+        def release(self) -> None:
+            self.lock.release()
+            condition.notify_all()
+
+    waiters = [Finalized() for _ in range(3)]
+    condition._waiting.extend(waiters)  # type: ignore[arg-type]
+    with condition:
+        condition.notify_all()
+    assert not any(waiter.lock.locked() for waiter in waiters)
 
 
 def test_a_result_is_there_once() -> None:

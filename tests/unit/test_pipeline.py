@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from gnnstore.errors import BudgetError
 from gnnstore.interrupts import CancelledError
-from gnnstore.parallel import Admission, Lookahead, Paced, ordered_map, prefetch
-from gnnstore.threads import THREAD_NAME, Workers
+from gnnstore.parallel import Admission, Lookahead, Paced, Workers, ordered_map, prefetch
+from gnnstore.threads import THREAD_NAME
 
 
 def depth(n: int) -> Callable[[], int]:

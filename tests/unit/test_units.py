@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,6 +44,19 @@ def test_parse_size_refuses_what_is_no_size(text: object) -> None:
 def test_parse_size_refuses_a_negative_number() -> None:
     with pytest.raises(UsageError, match="memory=-5 is negative"):
         parse_size(-5, name="memory")
+
+
+@pytest.mark.parametrize(
+    "size",
+    [2**63, pytest.param(10**5000, id="too long to be written"), "9" * 30, "10000000TiB"],
+)
+def test_parse_size_refuses_more_than_64_bits_count(size: int | str) -> None:
+    with pytest.raises(UsageError, match=r"memory is more bytes than .* 64 bits count"):
+        parse_size(size, name="memory")
+
+
+def test_a_size_without_a_bound() -> None:
+    assert 2**60 < parse_size(sys.maxsize) < 2**63
 
 
 def test_true_is_no_size() -> None:

@@ -128,7 +128,7 @@ class FloatLabels(SequentialArray):
 
 def _is_whole(values: npt.NDArray[Any]) -> bool:
     # NaN is unequal to itself; an infinity is not a class, and would not fit int64.
-    return bool(np.all((values == np.rint(values)) & (np.abs(values) < 2.0**63)))
+    return bool(np.all((values == np.rint(values)) & (np.abs(values) < np.float64(2**63))))
 
 
 class RowTaker:

@@ -172,9 +172,10 @@ class _Labels:
                 f"{where}: has labels of shape {list(labels.shape[1:])} {labels.dtype}, unlike "
                 "those of the sets before"
             )
-        given = Caster("y", str(labels.dtype), np.dtype(dtype).name)(labels)
+        given = Caster("y", labels.dtype.name, np.dtype(dtype).name)(labels)
         known = np.flatnonzero(self._has_label[nodes])
-        same = np.isclose(self.values[nodes[known]], given[known], 0, 0, equal_nan=True)
+        before, now = self.values[nodes[known]], given[known]
+        same = (before == now) | ((before != before) & (now != now))  # noqa: PLR0124 - NaN
         other = known[~same.all(axis=tuple(range(1, same.ndim)))]
         if len(other):
             raise InputError(

@@ -24,7 +24,8 @@ from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.files import BLOCK_BYTES
 from gnnstore.formats.partitions.reader import PartitionsReader
 from gnnstore.interrupts import Pending
-from gnnstore.threads import THREAD_NAME, Workers
+from gnnstore.parallel import Workers
+from gnnstore.threads import THREAD_NAME
 
 Int64Array = npt.NDArray[np.int64]
 

@@ -181,7 +181,7 @@ def _abandon(making: _Making, thread: Thread) -> None:
     making.producer.stop()
     making.is_abandoned = True
     try:
-        if thread.ident is not None:  # else an interrupt came before it was started
+        if thread.is_alive():  # not where an interrupt came before it was started
             thread.join()
     finally:  # after an interrupt the thread does it, which may be over by now
         if not thread.is_alive():

@@ -207,7 +207,15 @@ def _is_graph(split: LinkSplit, edges: RawEdges) -> bool:
     theirs = {key: _like(values, own[key]) for key, values in split.attributes.items()}
     if any(values.shape != own[key].shape for key, values in theirs.items()):
         return False
-    dtypes = [values.dtype for values in own.values()]
+    # A number of the split is rounded as that of the graph was, and never made whole.
+    dtypes = [
+        np.dtype(np.int64)
+        if own[key].dtype.kind in "biu" and values.dtype.kind in "biu"
+        else own[key].dtype
+        if own[key].dtype.kind == values.dtype.kind
+        else np.dtype(np.float64)
+        for key, values in theirs.items()
+    ]
     return _sum_of_hashes(_pairs(split), theirs.values(), dtypes) == _sum_of_hashes(
         edges.pairs(), own.values(), dtypes
     )
@@ -228,8 +236,9 @@ def _sum_of_hashes(
         words = hash_pairs(0, sources, targets, None)
         for taker, dtype in zip(takers, dtypes, strict=True):
             rows = taker.take(len(words)).astype(dtype).reshape(len(words), -1)
-            # Equal numbers have equal bits, but for zeros.
-            for column in (rows.astype(np.float64) + 0.0).view(np.uint64).T:
+            if dtype != np.int64:
+                rows = rows.astype(np.float64) + 0.0  # equal numbers have equal bits, but for zeros
+            for column in rows.view(np.uint64).T:
                 words = hash_pairs(0, words, column, None)
         total += int(words.sum())
     return total % 2**64
