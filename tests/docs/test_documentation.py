@@ -193,6 +193,58 @@ def _commands() -> Iterator[tuple[str, click.Command]]:
             yield from ((f"{name} {kind}", sub) for kind, sub in command.commands.items())
 
 
+# Fields whose contents are named by the user's data, or of one kind of conversion each.
+_OPEN_FIELDS = {"packages", "huge_pages", "splits", "stages", "seconds_by_stage"}
+_OPEN_FIELDS |= {"inputs", "parameters", "options", "degrees"}
+_SAMPLED = "--num-neighbors 2,2 --batch-size 32"
+
+
+@pytest.mark.parametrize(
+    ("command", "also"),
+    [
+        ("info", ""),
+        ("inspect graph.gnn", ""),
+        ("inspect graph.gnn --array x", ""),
+        ("verify graph.gnn", ""),
+        ("gc .", ""),
+        ("convert rmat rmat.gnn --scale 8", "inspect"),
+        ("reorder graph.gnn ordered.gnn", "inspect"),
+        ("reorder graph.gnn --estimate", ""),
+        (f"plan graph.gnn {_SAMPLED}", ""),
+        (f"pack graph.gnn --name fixed {_SAMPLED}", "inspect"),
+        ("partition graph.gnn", "inspect"),
+        (f"bench load graph.gnn --strategies map --batches 2 --no-limit {_SAMPLED}", ""),
+    ],
+)
+def test_every_field_of_a_json_document_stands_in_the_manual(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    also: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cli.main(["convert", "rmat", "graph.gnn", "--scale", "9", "--quiet"])
+    capsys.readouterr()
+    sections = re.split(r"^## gnnstore ", (ROOT / "docs" / "cli.md").read_text(), flags=re.M)
+    name = " ".join(command.split()[: 1 + command.startswith("bench")])
+    described = [text for text in sections if text.startswith((name, also or name))]
+    known = set(re.findall(r"\w+", " ".join(described))) | {"schema_version", "command"}
+    assert cli.main([*command.split(), "--json"]) == 0
+    assert set(_fields(json.loads(capsys.readouterr().out))) <= known
+
+
+def _fields(document: Any) -> Iterator[str]:
+    if isinstance(document, list):
+        for entry in document:
+            yield from _fields(entry)
+    if isinstance(document, dict):
+        for name, value in document.items():
+            yield name
+            if name not in _OPEN_FIELDS:
+                yield from _fields(value)
+
+
 def test_every_option_stands_in_the_manual_and_none_is_made_up() -> None:
     text = (ROOT / "docs" / "cli.md").read_text()
     known = {"--help", "--version"}

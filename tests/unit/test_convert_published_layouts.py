@@ -260,12 +260,21 @@ def test_graphbolt(tmp_path: Path, graph: GraphArrays, edge_format: str) -> None
         ("domain: node", "domain: nod", "feature_data[0].domain: 'nod' is not 'node' or 'edge'"),
         ("path: data/node", "path: ../data/node", "leaves the directory of the data set"),
         ("path: data/node", "path: /data/node", "leaves the directory of the data set"),
-        ("name: seeds", "name: pairs", "the train set has no 'seeds', which name its nodes: "),
+        (
+            "name: seeds",
+            "name: pairs",
+            "metadata.yaml: tasks[0].train_set[0].data[0]: the train set has no 'seeds', ",
+        ),
+        ("- data:", "- data: []\n        more:", "metadata.yaml: the train set has no data"),
         ("data/node-feat.npy", "data/edge-feat.npy", "edge-feat.npy: has 300 rows, but the graph"),
         ("data/edge-feat.npy", "data/node-feat.npy", "node-feat.npy: has 50 rows, but the graph"),
         ("dataset_name: small", "dataset_name: [", "metadata.yaml: is not valid YAML"),
         ("dataset_name: small", "x: !!python/object:os.system {}", "is not valid YAML"),
-        ("domain: edge\n    name: feat", "domain: node\n    name: x", "'x', which is there alr"),
+        (
+            "domain: edge\n    name: feat",
+            "domain: node\n    name: x",
+            "metadata.yaml: feature_data[1]: 'x' b",
+        ),
         ("tasks:", "tasks: 3\nmore:", "tasks: expected a list, found int"),
         (
             "    train_set:\n",

@@ -86,7 +86,7 @@ def from_graphbolt(
     ) as writer:
         writer.set_num_nodes(metadata.num_nodes)
         if chosen is not None:
-            _read_task(writer, chosen, metadata.num_nodes)
+            _read_task(writer, chosen, metadata)
         for name, array in nodes.items():
             writer.set_node_attribute(name, array)
         _read_edges(writer, metadata, edges)
@@ -130,7 +130,7 @@ def _open(file: DataFile) -> ArraySource:
     if file.format != "numpy":
         hint = "a pickle, which is never loaded; " if file.format == "torch" else ""
         raise InputError(
-            f"{file.path}: {file.place} has the format {file.format!r}, {hint}save it with "
+            f"{file.place}: has the format {file.format!r}, {hint}save {file.path} with "
             "numpy.save and the format numpy",
             path=file.path,
         )
@@ -140,9 +140,11 @@ def _open(file: DataFile) -> ArraySource:
 # ---- tasks
 
 
-def _read_task(writer: GraphWriter, task: Task, num_nodes: int) -> None:
-    labels = _Labels(num_nodes)
+def _read_task(writer: GraphWriter, task: Task, metadata: Metadata) -> None:
+    labels = _Labels(metadata.num_nodes)
     for split, files in task.splits.items():
+        if not files:
+            raise InputError(f"{metadata.path}: the {split} set has no data", path=metadata.path)
         _read_set(writer, split, files, labels)
     if labels.values is not None:
         writer.set_node_attribute("y", labels.values)
@@ -189,9 +191,10 @@ def _read_set(
 ) -> None:
     seeds = next((file for name in _SEEDS for file in files if file.name == name), None)
     if seeds is None:
-        found = ", ".join(repr(file.name) for file in files) or "nothing"
-        place = files[0].place if files else split
-        raise InputError(f"{place}: the {split} set has no 'seeds', which name its nodes: {found}")
+        found = ", ".join(repr(file.name) for file in files)
+        raise InputError(
+            f"{files[0].place}: the {split} set has no 'seeds', which name its nodes: {found}"
+        )
     nodes = _open(seeds).read()
     if nodes.ndim == 2 and nodes.shape[1] == 1:
         nodes = nodes[:, 0]

@@ -31,7 +31,7 @@ class DataFile:
     Attributes
     ----------
     place : str
-        Where in the metadata, for messages: "feature_data[2]".
+        Where it is described, for messages: "/data/metadata.yaml: feature_data[2]".
     name : str
         Name of its contents: "feat", "seeds", "labels".
     format : str
@@ -175,7 +175,10 @@ class _Reader:
         if relative.is_absolute() or ".." in relative.parts:
             self._fail(f"{place}.path", f"{str(relative)!r} leaves the directory of the data set")
         return DataFile(
-            place, str(texts["name"]), str(texts["format"]), self.path.parent / relative
+            f"{self.path}: {place}",
+            str(texts["name"]),
+            str(texts["format"]),
+            self.path.parent / relative,
         )
 
     def _only(self, value: Any, place: str) -> Mapping[str, Any]:
