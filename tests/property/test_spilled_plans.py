@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from gnnstore import _core
 from gnnstore.caching.plan import CachePlan, PlanPlace
+from gnnstore.caching.policies import belady
 from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.caching.trace import Trace, TraceBuilder
 
@@ -112,12 +113,27 @@ def test_longer_traces(num_slots: int, num_rounds: int) -> None:
 
 @pytest.mark.parametrize("num_rounds", [1, 3])
 @pytest.mark.parametrize("num_slots", [0, 7000, 60_000])
-def test_batches_that_threads_share_out(num_slots: int, num_rounds: int) -> None:
+@pytest.mark.parametrize(("num_threads", "dtype"), [(1, None), (2, None), (4, None), (4, np.int64)])
+# With room for one batch in the forward pass, and for two of them.
+@pytest.mark.parametrize("num_nodes", [50_000, 1_700_000])
+def test_batches_that_threads_share_out(
+    *,
+    num_nodes: int,
+    num_threads: int,
+    dtype: type | None,
+    num_slots: int,
+    num_rounds: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(belady, "planning_threads", lambda: num_threads)
     rng = np.random.default_rng(num_slots)
     sizes = rng.integers(0, 40_000, (2, 8))
     sizes[:, 3] = 40_000
-    parts = [[(50_000 * rng.random(size) ** 2).astype(np.int64) for size in of] for of in sizes]
-    check(parts, num_slots, 50_000, num_rounds)
+    scale = num_nodes // 50_000
+    parts = [
+        [scale * (50_000 * rng.random(size) ** 2).astype(np.int64) for size in of] for of in sizes
+    ]
+    check(parts, num_slots, num_nodes, num_rounds, dtype=dtype)
 
 
 def test_ids_of_more_than_32_bits(tmp_path: Path) -> None:
@@ -130,8 +146,9 @@ def test_ids_of_more_than_32_bits(tmp_path: Path) -> None:
 
 def test_more_batches_than_marks() -> None:
     """A batch whose mark in the table was that of another one does not count as repeating it."""
-    batches = [np.array([], np.int64)] * (2 * 65535 + 10)
-    for i in (0, 65534, 65535, 65536, 2 * 65535, 2 * 65535 + 1):
+    num_marks = 2**15 - 1
+    batches = [np.array([], np.int64)] * (2 * num_marks + 10)
+    for i in (0, num_marks - 1, num_marks, num_marks + 1, 2 * num_marks, 2 * num_marks + 1):
         batches[i] = np.array([3, 3, i % 5])
     with tempfile.TemporaryDirectory() as name:
         path = Path(name)

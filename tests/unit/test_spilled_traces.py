@@ -9,6 +9,7 @@ import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,26 @@ from gnnstore.testing.faults import inject
 
 NUM_BATCHES, NUM_NODES, NUM_SLOTS = 12, 500, 60
 TABLE_BYTES = 4 * NUM_NODES // 2  # two rounds
-# Rows of batches, at least. Of large ones, several threads look for next uses.
-SMALL, LARGE = 80, 1 << 15
+SMALL = 80  # rows of batches, at least
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Rows of batches, at least, and nodes of the graph, of which they need the first few."""
+
+    least: int = SMALL
+    num_nodes: int = NUM_NODES
+
+    @property
+    def table_bytes(self) -> int:
+        """Memory for next uses, of two rounds."""
+        return 4 * self.num_nodes // 2
+
+
+# Several threads look for next uses of large batches; and where the table of them leaves room for
+# two, one is read and another written while a third is planned.
+LARGE, ROOMY = Shape(1 << 15), Shape(1 << 15, 1 << 20)
+SHAPES = pytest.mark.parametrize("shape", [Shape(), LARGE, ROOMY])
 
 
 def batch(i: int, least: int = SMALL) -> npt.NDArray[np.int32]:
@@ -36,10 +55,15 @@ def batch(i: int, least: int = SMALL) -> npt.NDArray[np.int32]:
 
 
 @pytest.fixture
-def trace(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Trace]:
-    file = TraceBuilder(NUM_BATCHES, NUM_NODES, tmp_path / "trace")
+def shape() -> Shape:
+    return Shape()
+
+
+@pytest.fixture
+def trace(tmp_path: Path, shape: Shape) -> Iterator[Trace]:
+    file = TraceBuilder(NUM_BATCHES, shape.num_nodes, tmp_path / "trace")
     for i in reversed(range(NUM_BATCHES)):
-        file.put(i, batch(i, getattr(request, "param", SMALL)))
+        file.put(i, batch(i, shape.least))
     yield file.build()
     file.close()
 
@@ -218,7 +242,7 @@ def test_a_write_that_never_writes_ends(tmp_path: Path) -> None:
     file.close()
 
 
-@pytest.mark.parametrize("trace", [SMALL, LARGE], indirect=True)
+@SHAPES
 @pytest.mark.parametrize(
     ("fault", "error", "text"),
     [
@@ -229,19 +253,26 @@ def test_a_write_that_never_writes_ends(tmp_path: Path) -> None:
     ],
 )
 def test_planning_on_a_disk_that_fails(
-    trace: Trace, tmp_path: Path, fault: tuple[Any, int], error: type[Exception], text: str
+    *,
+    trace: Trace,
+    shape: Shape,
+    tmp_path: Path,
+    fault: tuple[Any, int],
+    error: type[Exception],
+    text: str,
 ) -> None:
     """At any of its calls: no file is left, and the planner goes on."""
     call, code = fault
+    table_bytes = shape.table_bytes
     skips = itertools.count(0, 1 if call == "fallocate" else 7)
     for skip in skips:
         planner = BeladyPlanner(NUM_SLOTS)
-        planner.plan(trace, PlanPlace(tmp_path / "before", TABLE_BYTES)).close()
+        planner.plan(trace, PlanPlace(tmp_path / "before", table_bytes)).close()
         before = planner.nodes
         raised: list[str] = []
         with inject(call, errno=code, skip=skip) as injection:
             try:
-                planner.plan(trace, PlanPlace(tmp_path / "plan", TABLE_BYTES)).close()
+                planner.plan(trace, PlanPlace(tmp_path / "plan", table_bytes)).close()
             except error as found:
                 raised.append(str(found))
         assert names(tmp_path) == ["trace"]
@@ -252,20 +283,21 @@ def test_planning_on_a_disk_that_fails(
         # What was not reached leaves the cache as it is; from then on it counts as empty.
         held = planner.nodes
         assert (held == before).all() or (held == -1).all()
-        again = planner.plan(trace, PlanPlace(tmp_path / "again", TABLE_BYTES))
+        again = planner.plan(trace, PlanPlace(tmp_path / "again", table_bytes))
         assert again.misses[0] == len(np.setdiff1d(batch(0, len(trace.batch(0))), held))
         again.close()
     assert skip > 0
 
 
-@pytest.mark.parametrize("trace", [LARGE], indirect=True)
+@pytest.mark.parametrize("shape", [LARGE, ROOMY])
 def test_a_plan_without_more_threads(
-    trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trace: Trace, shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(belady, "planning_threads", lambda: 2)
-    expected = BeladyPlanner(NUM_SLOTS).plan(trace, PlanPlace(tmp_path / "beside", TABLE_BYTES))
+    beside, place = (PlanPlace(tmp_path / name, shape.table_bytes) for name in ("beside", "plan"))
+    expected = BeladyPlanner(NUM_SLOTS).plan(trace, beside)
     with inject("thread", errno=errno.EAGAIN) as fault:
-        found = BeladyPlanner(NUM_SLOTS).plan(trace, PlanPlace(tmp_path / "plan", TABLE_BYTES))
+        found = BeladyPlanner(NUM_SLOTS).plan(trace, place)
     assert fault.count > 0
     for i in range(NUM_BATCHES):
         assert found.batch_slots(i).tolist() == expected.batch_slots(i).tolist()
@@ -286,8 +318,8 @@ def test_where_room_cannot_be_set_aside(trace: Trace, tmp_path: Path) -> None:
 # --- files that change ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("trace", [SMALL, LARGE], indirect=True)
-def test_a_bit_of_the_trace(trace: Trace, tmp_path: Path) -> None:
+@SHAPES
+def test_a_bit_of_the_trace(trace: Trace, shape: Shape, tmp_path: Path) -> None:
     flip(tmp_path / "trace", int(spool_of(trace).begins[4, 0]) + 13)
     text = r"trace: batch 4 is not what was written: \d+ bytes at offset \d+ have the crc32c"
     with pytest.raises(CorruptStoreError, match=text) as raised:
@@ -295,7 +327,7 @@ def test_a_bit_of_the_trace(trace: Trace, tmp_path: Path) -> None:
     assert raised.value.path == str(tmp_path / "trace")
     assert trace.batch(3).tolist() == batch(3, len(trace.batch(0))).tolist()
     with pytest.raises(CorruptStoreError, match=text):
-        BeladyPlanner(NUM_SLOTS).plan(trace, PlanPlace(tmp_path / "plan", TABLE_BYTES))
+        BeladyPlanner(NUM_SLOTS).plan(trace, PlanPlace(tmp_path / "plan", shape.table_bytes))
     assert names(tmp_path) == ["trace"]
 
 
@@ -311,13 +343,15 @@ def test_a_bit_of_a_plan(plan: CachePlan, tmp_path: Path) -> None:
     assert len(plan.batch_changes(3)[0]) >= 0
 
 
-@pytest.mark.parametrize("trace", [SMALL, LARGE], indirect=True)
-def test_a_file_that_ends_early_between_the_passes(trace: Trace, tmp_path: Path) -> None:
+@SHAPES
+def test_a_file_that_ends_early_between_the_passes(
+    trace: Trace, shape: Shape, tmp_path: Path
+) -> None:
     with (
         inject("pread", short_bytes=0, skip=3 * NUM_BATCHES, times=1),
         pytest.raises(StorageError, match="the file ends at byte"),
     ):
-        BeladyPlanner(NUM_SLOTS).plan(trace, PlanPlace(tmp_path / "plan", TABLE_BYTES))
+        BeladyPlanner(NUM_SLOTS).plan(trace, PlanPlace(tmp_path / "plan", shape.table_bytes))
 
 
 def test_a_batch_that_lies_where_another_should(trace: Trace) -> None:

@@ -51,10 +51,11 @@ public:
     }
     void finish_next() { next_uses_.take_carried(carried_next()); }
 
-    const int32_t *next(int64_t batch, int64_t) const { return next_ + trace_.offsets[batch]; }
-    const Id *ids(int64_t batch) const { return trace_.ids + trace_.offsets[batch]; }
+    const int32_t *next(int64_t batch, int64_t) const { return open(batch); }
     void *slots_bytes() const { return memory_.data(); }
 
+    const int32_t *open(int64_t batch) const { return next_ + trace_.offsets[batch]; }
+    const Id *ids(int64_t batch) const { return trace_.ids + trace_.offsets[batch]; }
     int32_t *slots() const { return memory_.data() + slots_begin(); }
     int32_t *positions() const { return memory_.data() + positions_begin(); }
     int32_t *entered() const { return memory_.data() + entered_begin(); }
@@ -67,6 +68,7 @@ public:
         changes_.slots.insert(changes_.slots.end(), entered(), entered() + num_entering);
         changes_.offsets.push_back(static_cast<int64_t>(changes_.slots.size()));
     }
+    void finish() const {}
 
     CacheChanges take_changes() { return std::move(changes_); }
 

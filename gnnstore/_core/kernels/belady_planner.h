@@ -49,11 +49,13 @@ inline int64_t planner_slots_bytes(int64_t num_batches, int64_t num_slots) {
 //   finish_next(): fills carried_next.
 //   next(batch, following): the next uses again, in any order of batches; `following` is asked for
 //       after them.
-//   ids(batch): of the batch whose next uses were asked for latest.
 //   slots_bytes(): memory of planner_slots_bytes, after the backward pass.
-//   slots(), positions(), entered(): int32_t of a batch's rows, and one more of positions, to be
-//       filled for put(batch, number that enter): what a batch reads from, which rows enter after
-//       it, and where. The next uses of the batch are not needed any more then.
+//   open(batch): once more, from the first batch to the last, each closed by put.
+//   ids(batch): of the batch that is open.
+//   slots(), positions(), entered(): int32_t of its rows, and one more of positions, to be filled
+//       for put(batch, number that enter): what a batch reads from, which rows enter after it, and
+//       where.
+//   finish(): after the last batch.
 template <class Accesses>
 class Planner {
 public:
@@ -203,7 +205,7 @@ private:
                              static_cast<WaitingSlots::Entry *>(accesses_.slots_bytes()));
         start_slots(waiting);
         for (int64_t batch = 0; batch < num_batches_; ++batch) {
-            const int32_t *const next = accesses_.next(batch, batch + 1);
+            const int32_t *const next = accesses_.open(batch);
             // Only rows that stay are asked who they are.
             const bool has_staying = thresholds_[static_cast<size_t>(batch)].num_rows > 0;
             const Id *const ids = has_staying ? accesses_.ids(batch) : nullptr;
@@ -228,6 +230,7 @@ private:
             }
             accesses_.put(batch, num_entering);
         }
+        accesses_.finish();
     }
 
     // Hands on the slots of a batch's hits, frees those of rows that are not kept, and lists the

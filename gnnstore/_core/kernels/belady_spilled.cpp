@@ -1,9 +1,11 @@
 #include "kernels/belady_spilled.h"
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/belady_planner.h"
@@ -54,16 +56,29 @@ public:
           shared_(parts_.add(std::max(
               4 * table_nodes_, planner_slots_bytes(trace.num_batches, num_slots)))),
           ids_(parts_.add(longest_batch * int64_t{sizeof(Id)})),
-          next_(parts_.add(4 * longest_batch)),
-          slots_(parts_.add(4 * longest_batch)),
-          positions_here_(parts_.add(4 * (longest_batch + 1))),
-          entered_(parts_.add(4 * longest_batch)),
+          place_(parts_.add(4 * Place::size(longest_batch))),
           // One piece, since each piece of the pool ends within a huge page.
           memory_(parts_.size()),
-          num_tables_(longest_batch < least_shared_batch ? 1 : std::min(num_threads, max_tables)) {
+          longest_batch_(longest_batch),
+          places_{Place(part(place_), longest_batch), Place(part(place_), longest_batch)},
+          open_(places_[0]),
+          linked_{{ids(), open_.next}, {reinterpret_cast<Id *>(open_.slots), open_.entered}},
+          num_tables_(longest_batch < least_shared_batch ? 1 : std::min(num_threads, max_tables)),
+          team_(num_tables_) {
+        const int64_t other = planner_slots_bytes(trace.num_batches, num_slots) / 4 + 1;
+        if (other + Place::size(longest_batch) <= table_nodes_) {
+            places_[1] = Place(part(shared_) + other, longest_batch);
+            has_two_places_ = true;
+        }
         plan.change_offsets[0] = 0;
         plan.slots.reserve(4 * trace.offsets[trace.num_batches]);
         std::fill_n(carried_next(), num_slots, positions.end());
+        const auto num_batches = static_cast<size_t>(trace.num_batches);
+        // With few and long batches only: for each batch, the counts of all are looked at.
+        if (table_nodes_ >= trace.num_nodes &&
+            trace.num_batches * trace.num_batches <= trace.offsets[trace.num_batches] / 4)
+            counts_.assign(static_cast<size_t>(num_tables_),
+                           std::vector<UsesInBatch>(num_batches + 1));
         start_round(0);
         for (int64_t first = table_nodes_; first < trace.num_nodes; first += table_nodes_) {
             for (int64_t batch = trace.num_batches - 1; batch >= 0; --batch) link(batch);
@@ -77,40 +92,54 @@ public:
     int32_t *carried_next() const { return part(carried_); }
 
     // In the last round, so that all next uses are there.
-    const int32_t *take_next(int64_t batch) {
-        link(batch);
-        return part(next_);
-    }
+    const int32_t *take_next(int64_t batch) { return link(batch); }
 
-    bool add_uses(int64_t, UsesInBatch *) const { return false; }
+    bool add_uses(int64_t, UsesInBatch *uses) {
+        for (std::vector<UsesInBatch> &counts : counts_) {
+            for (size_t i = 0; i < counts.size(); ++i) uses[i].even += counts[i].even;
+            std::ranges::fill(counts, UsesInBatch{});
+        }
+        return !counts_.empty();
+    }
     void finish_next() {
-        for_tables([&](UseTable &table, int64_t) {
-            table.finish(nodes_, num_slots_, carried_next());
+        if (trace_.num_batches > 0) write_slots(0, linked_[1].next);
+        team_.run(num_tables_, [&](int64_t i) {
+            table(i).finish(nodes_, num_slots_, carried_next());
         });
     }
 
-    const int32_t *next(int64_t batch, int64_t following) {
-        read_next(batch, following);
-        return part(next_);
-    }
-    const Id *ids(int64_t batch) {
-        read_ids(batch, batch + 1);
-        return ids();
+    const int32_t *next(int64_t batch, int64_t following) const {
+        read_next(batch, following, open_.next);
+        return open_.next;
     }
     void *slots_bytes() const { return part(shared_); }
 
-    int32_t *slots() const { return part(slots_); }
-    int32_t *positions() const { return part(positions_here_); }
-    int32_t *entered() const { return part(entered_); }
+    // Where there is memory for two, the batch before is written and the one behind it read while
+    // this one is planned.
+    const int32_t *open(int64_t batch) {
+        team_.finish();
+        if (batch == 0 || !has_two_places_) replace(batch - 1, batch);
+        if (has_two_places_)
+            team_.start(1, [this, batch](int64_t) { replace(batch - 1, batch + 1); });
+        open_ = places_[batch % 2];
+        return open_.next;
+    }
+    const Id *ids(int64_t batch) const {
+        read_ids(batch, batch + 1, ids());
+        return ids();
+    }
+    int32_t *slots() const { return open_.slots; }
+    int32_t *positions() const { return open_.positions; }
+    int32_t *entered() const { return open_.entered; }
 
     void put(int64_t batch, int64_t num_entering) {
-        write_slots(batch, slots());
         // One behind the other.
         std::copy_n(entered(), num_entering, positions() + num_entering);
-        const int64_t num_bytes = 8 * num_entering, begin = plan_.change_offsets[batch];
-        plan_.changes.write(positions(), num_bytes, 8 * begin);
-        plan_.change_crcs[batch] = SpillFile::checksum(positions(), num_bytes, batch);
-        plan_.change_offsets[batch + 1] = begin + num_entering;
+        plan_.change_offsets[batch + 1] = plan_.change_offsets[batch] + num_entering;
+    }
+    void finish() {
+        team_.finish();
+        replace(trace_.num_batches - 1, trace_.num_batches);
     }
 
 private:
@@ -122,63 +151,121 @@ private:
 
     // Below, starting threads would take longer than what they do.
     static constexpr int64_t least_shared_batch = 1 << 15;
-    // Each looks at all ids of a batch.
-    static constexpr int max_tables = 4;
+    // Each looks at all ids of a batch; while they count, each has them once more, where there are 16
+    // bytes a row beside the ids of the first.
+    static constexpr int max_tables = std::min<int>(4, 1 + 16 / sizeof(Id));
+
+    // What the backward pass has of a batch.
+    struct Linked {
+        Id *ids;
+        int32_t *next;
+    };
+
+    // What the forward pass has of a batch, in a piece of memory.
+    struct Place {
+        Place(int32_t *begin, int64_t longest_batch)
+            : next(begin),
+              slots(begin + even(longest_batch)),
+              positions(begin + 2 * even(longest_batch)),
+              entered(positions + even(longest_batch + 1)) {}
+
+        static int64_t size(int64_t longest_batch) {
+            return 3 * even(longest_batch) + even(longest_batch + 1);
+        }
+        static int64_t even(int64_t size) { return (size + 1) / 2 * 2; }
+
+        int32_t *next, *slots, *positions, *entered;
+    };
 
     // Each table serves a range of the round's nodes, so that they can be used at once: threads wait
     // for memory, which is what most of this takes.
-    template <class Use>
-    void for_tables(const Use &use) {
-        run_workers(num_tables_, num_tables_, [&](TaskQueue &queue) {
-            for (int64_t i; queue.take(i);) use(tables_[static_cast<size_t>(i)], i);
-        });
-    }
+    UseTable &table(int64_t i) { return tables_[static_cast<size_t>(i)]; }
 
     void start_round(int64_t first) {
         first_node_ = first;
-        const int64_t count = std::min(table_nodes_, trace_.num_nodes - first);
+        const int64_t num_nodes = std::min(table_nodes_, trace_.num_nodes - first);
         tables_.clear();
         for (int64_t i = 0; i < num_tables_; ++i) {
-            const int64_t begin = count * i / num_tables_, end = count * (i + 1) / num_tables_;
-            tables_.emplace_back(part(shared_) + begin, first + begin, end - begin);
+            const int64_t begin = num_nodes * i / num_tables_;
+            const int64_t end = num_nodes * (i + 1) / num_tables_;
+            tables_.emplace_back(reinterpret_cast<uint32_t *>(part(shared_)) + begin,
+                                 first + begin, end - begin);
         }
-        for_tables([&](UseTable &table, int64_t) { table.start(nodes_, frequencies_, num_slots_); });
-        for (int64_t batch = 0; batch < trace_.num_batches; ++batch) {
-            read_ids(batch, batch + 1);
-            if (first == 0) check_ids(ids(), size_of(batch), trace_.num_nodes);
-            int64_t num_repeated[max_tables] = {};
-            for_tables([&](UseTable &table, int64_t i) {
-                num_repeated[i] = table.count(batch, ids(), size_of(batch));
-            });
-            for (const int64_t num : num_repeated) plan_.misses[batch] -= num;
-        }
-        for_tables([](UseTable &table, int64_t) { table.turn_back(); });
+        team_.run(num_tables_, [&](int64_t i) { count(i); });
     }
 
-    // Completes the next uses of a batch by those of the nodes that this round is for.
-    void link(int64_t batch) {
-        read_ids(batch, batch - 1);
-        if (first_node_ > 0) {
-            read_next(batch, batch - 1);
+    // Every thread reads all batches on its own: to wait for each other would take longer.
+    void count(int64_t i) {
+        // The first where ids lie, the others behind them, where nothing is yet.
+        Id *const behind = reinterpret_cast<Id *>(part(place_));
+        Id *const ids = i == 0 ? this->ids() : behind + (i - 1) * longest_batch_;
+        table(i).start(nodes_, frequencies_, num_slots_);
+        for (int64_t batch = 0; batch < trace_.num_batches; ++batch) {
+            read_ids(batch, batch + 1, ids);
+            if (first_node_ == 0) check_ids(ids, size_of(batch), trace_.num_nodes);
+            const int64_t num_repeated = table(i).count(batch, ids, size_of(batch));
+            if (num_repeated > 0)
+                std::atomic_ref(plan_.misses[batch])
+                    .fetch_sub(num_repeated, std::memory_order_relaxed);
         }
-        for_tables([&](UseTable &table, int64_t) {
-            table.link(ids(), size_of(batch), positions_.begin(batch), part(next_));
+    }
+
+    // Completes the next uses of a batch by those of the nodes that this round is for; from the
+    // last batch to the first. Meanwhile those of the batch behind it are written, and in their
+    // place the batch before it is read.
+    const int32_t *link(int64_t batch) {
+        const auto read = [&](int64_t wanted, const Linked &into) {
+            if (wanted < 0) return;
+            read_ids(wanted, wanted - 1, into.ids);
+            if (first_node_ > 0) read_next(wanted, wanted - 1, into.next);
+        };
+        const bool is_last = batch == trace_.num_batches - 1;
+        if (is_last) read(batch, linked_[0]);
+        const auto [ids, next] = linked_[0];
+        const TracePositions::Batches batches = positions_.batches();
+        const int32_t first = positions_.begin(batch), end = positions_.end();
+        team_.run(num_tables_ + 1, [&](int64_t i) {
+            if (i == num_tables_) {
+                if (!is_last) write_slots(batch + 1, linked_[1].next);
+                read(batch - 1, linked_[1]);
+            } else if (counts_.empty()) {
+                table(i).link(ids, size_of(batch), first, next, [](int32_t) {});
+            } else {
+                UsesInBatch *const uses = counts_[static_cast<size_t>(i)].data();
+                table(i).link(ids, size_of(batch), first, next, [&](int32_t use) {
+                    ++uses[batches.of(use < 0 ? end : use)].even;
+                });
+            }
         });
-        write_slots(batch, part(next_));
+        std::swap(linked_[0], linked_[1]);
+        return next;
+    }
+
+    // Writes what was put for one batch, then reads the next uses of another.
+    void replace(int64_t done, int64_t following) {
+        if (has(done)) {
+            const Place &place = places_[done % 2];
+            write_slots(done, place.slots);
+            const int64_t begin = plan_.change_offsets[done];
+            const int64_t num_bytes = 8 * (plan_.change_offsets[done + 1] - begin);
+            plan_.changes.write(place.positions, num_bytes, 8 * begin);
+            plan_.change_crcs[done] = SpillFile::checksum(place.positions, num_bytes, done);
+        }
+        if (has(following)) read_next(following, following + 1, places_[following % 2].next);
     }
 
     bool has(int64_t batch) const { return batch >= 0 && batch < trace_.num_batches; }
 
     // following: the batch that is read next.
-    void read_ids(int64_t batch, int64_t following) {
+    void read_ids(int64_t batch, int64_t following, Id *ids) const {
         constexpr int64_t size = sizeof(Id);
-        trace_.file.read(ids(), size * size_of(batch), trace_.begins[batch], trace_.crcs[batch],
+        trace_.file.read(ids, size * size_of(batch), trace_.begins[batch], trace_.crcs[batch],
                          batch);
         if (has(following))
             trace_.file.will_need(size * size_of(following), trace_.begins[following]);
     }
-    void read_next(int64_t batch, int64_t following) {
-        plan_.slots.read(part(next_), 4 * size_of(batch), 4 * trace_.offsets[batch],
+    void read_next(int64_t batch, int64_t following, int32_t *next) const {
+        plan_.slots.read(next, 4 * size_of(batch), 4 * trace_.offsets[batch],
                          plan_.slot_crcs[batch], batch);
         if (has(following))
             plan_.slots.will_need(4 * size_of(following), 4 * trace_.offsets[following]);
@@ -197,11 +284,20 @@ private:
     const SpilledPlan plan_;
     const int64_t table_nodes_;  // of one round
     Parts parts_;
-    const int64_t carried_, shared_, ids_, next_, slots_, positions_here_, entered_;
+    const int64_t carried_, shared_, ids_, place_;
     const PooledArray<int32_t> memory_;
+    const int64_t longest_batch_;
+    // Of even and odd batches: the second where the table was, behind what goes with slots, if there
+    // is room for it; otherwise the first again.
+    Place places_[2];
+    bool has_two_places_ = false;
+    Place open_;
+    Linked linked_[2];  // of the batch that is linked next, and of the other
     const int num_tables_;
     std::vector<UseTable> tables_;
+    std::vector<std::vector<UsesInBatch>> counts_;  // of the batch linked latest, by table
     int64_t first_node_ = 0;
+    Team team_;
 };
 
 }  // namespace

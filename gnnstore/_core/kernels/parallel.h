@@ -5,11 +5,14 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <mutex>
 #include <stdexcept>
+#include <stop_token>
 #include <string>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "kernels/system.h"
@@ -75,5 +78,85 @@ void run_workers(int num_threads, int64_t num_tasks, const Worker &worker) {
     }
     if (failure) std::rethrow_exception(failure);
 }
+
+// Threads that stay for the many short steps of one call, the calling thread among them: starting
+// some for each step would take about as long as a step does. Where the system refuses another
+// thread, there are fewer.
+class Team {
+public:
+    explicit Team(int num_threads) {
+        helpers_.reserve(static_cast<size_t>(num_threads - 1));
+        try {
+            for (int i = 1; i < num_threads; ++i) {
+                sys::check_thread_start();
+                helpers_.emplace_back([this](const std::stop_token &stop) { help(stop); });
+            }
+        } catch (const std::system_error &) {
+            // Fewer threads than asked for change the time, not the result.
+        }
+    }
+    ~Team() {
+        for (std::jthread &helper : helpers_) helper.request_stop();
+        step_.fetch_add(1);
+        step_.notify_all();
+    }
+    Team(const Team &) = delete;
+    Team &operator=(const Team &) = delete;
+
+    // Calls task(0), ... task(num_tasks - 1), each on whichever thread is free, and returns when
+    // all are done. The first exception is thrown again here. Not to be called by a task.
+    template <class Task>
+    void run(int64_t num_tasks, const Task &task) {
+        start(num_tasks, std::cref(task));
+        finish();
+    }
+
+    // The two halves of it: whoever starts tasks may do something else until it finishes them.
+    void start(int64_t num_tasks, std::function<void(int64_t)> task) {
+        task_ = std::move(task);
+        num_tasks_ = num_tasks;
+        unfinished_.store(num_tasks, std::memory_order_relaxed);
+        untaken_.store(num_tasks, std::memory_order_release);
+        step_.fetch_add(1, std::memory_order_release);
+        step_.notify_all();
+    }
+    void finish() {
+        take_tasks();
+        for (int64_t left; (left = unfinished_.load(std::memory_order_acquire)) > 0;)
+            unfinished_.wait(left, std::memory_order_acquire);
+        if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+    }
+
+private:
+    void help(const std::stop_token &stop) {
+        for (uint32_t seen = 0; !stop.stop_requested();) {
+            step_.wait(seen, std::memory_order_acquire);
+            seen = step_.load(std::memory_order_acquire);
+            take_tasks();
+        }
+    }
+
+    // What the step is may be looked at by whoever has taken a task, since it lasts until that is
+    // done: a thread that comes late takes one of the next step, or none.
+    void take_tasks() {
+        for (int64_t left; (left = untaken_.fetch_sub(1, std::memory_order_acq_rel)) > 0;) {
+            try {
+                task_(num_tasks_ - left);
+            } catch (...) {
+                const std::lock_guard lock(mutex_);
+                if (!failure_) failure_ = std::current_exception();
+            }
+            if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) unfinished_.notify_one();
+        }
+    }
+
+    std::function<void(int64_t)> task_;
+    int64_t num_tasks_ = 0;
+    std::atomic<int64_t> untaken_{0}, unfinished_{0};
+    std::atomic<uint32_t> step_{0};
+    std::mutex mutex_;
+    std::exception_ptr failure_;
+    std::vector<std::jthread> helpers_;  // the last member: they end before the others do
+};
 
 }  // namespace gnnstore

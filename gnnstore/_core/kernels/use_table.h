@@ -20,13 +20,13 @@ namespace gnnstore {
 class UseTable {
 public:
     // Serves nodes from `first` on; values [count] is memory whose contents do not matter.
-    UseTable(int32_t *values, int64_t first, int64_t count)
+    UseTable(uint32_t *values, int64_t first, int64_t count)
         : values_(values), first_(first), count_(count) {}
 
     // First: the rows in slots, and how many batches needed them.
     void start(const int64_t *nodes, const int32_t *frequencies, int64_t num_slots) {
         std::fill_n(values_, count_, 0);
-        for_served<false>(nodes, num_slots, [&](int64_t slot, int32_t &value) {
+        for_served<false>(nodes, num_slots, [&](int64_t slot, uint32_t &value) {
             if (value != 0)
                 throw std::invalid_argument("nodes must be distinct, but " +
                                             std::to_string(nodes[slot]) +
@@ -41,47 +41,54 @@ public:
     int64_t count(int64_t batch, const Id *ids, int64_t size) {
         // Which batch counted a node last is kept in few bits: they are wiped before they begin
         // anew.
-        if (batch > 0 && batch % num_marks == 0)
-            for (int64_t i = 0; i < count_; ++i) values_[i] &= ~int32_t{0xFFFF};
-        const auto mark = static_cast<uint32_t>(batch % num_marks + 1);
+        if (batch > 0 && batch % max_mark == 0)
+            for (int64_t i = 0; i < count_; ++i) values_[i] &= ~max_mark;
+        const auto mark = static_cast<uint32_t>(batch % max_mark + 1);
         int64_t num_repeated = 0;
-        for_served<false>(ids, size, [&](int64_t, int32_t &value) {
-            const auto before = static_cast<uint32_t>(value);
-            const uint32_t is_repeated = (before & 0xFFFF) == mark;
+        for_served<false>(ids, size, [&](int64_t, uint32_t &value) {
+            const uint32_t is_repeated = (value & max_mark) == mark;
             num_repeated += is_repeated;
-            const uint32_t frequency = (before >> 16) + 1 - is_repeated;
+            const uint32_t frequency = (value >> mark_bits) + 1 - is_repeated;
             value = counted(std::min<uint32_t>(frequency, max_frequency), mark);
         });
         return num_repeated;
     }
 
-    // Then, once: from now on a value is a next use, or the negative frequency where there is none.
-    void turn_back() {
-        for (int64_t i = 0; i < count_; ++i)
-            values_[i] = -static_cast<int32_t>(static_cast<uint32_t>(values_[i]) >> 16);
-    }
-
     // Then the batches from the last to the first: puts the next uses of those accesses that are
-    // served into next [size]. first_position: of the batch.
-    template <class Id>
-    void link(const Id *ids, int64_t size, int32_t first_position, int32_t *next) {
-        for_served<true>(ids, size, [&](int64_t i, int32_t &value) {
-            next[i] = value;
-            value = first_position + static_cast<int32_t>(i);
+    // served into next [size], the negative frequency where there is none, and calls see(it) for
+    // each. first_position: of the batch.
+    template <class Id, class See>
+    void link(const Id *ids, int64_t size, int32_t first_position, int32_t *next, const See &see) {
+        for_served<true>(ids, size, [&](int64_t i, uint32_t &value) {
+            const int32_t use = next_use(value);
+            next[i] = use;
+            see(use);
+            value = is_linked | static_cast<uint32_t>(first_position + static_cast<int32_t>(i));
         });
     }
 
     // At last the first uses of the rows in slots.
     void finish(const int64_t *nodes, int64_t num_slots, int32_t *first_uses) {
-        for_served<false>(nodes, num_slots,
-                          [&](int64_t slot, int32_t &value) { first_uses[slot] = value; });
+        for_served<false>(nodes, num_slots, [&](int64_t slot, uint32_t &value) {
+            first_uses[slot] = next_use(value);
+        });
     }
 
 private:
-    static constexpr int64_t num_marks = 0xFFFF;
+    // A value is a frequency, and which batch counted it last, until an access is linked to the
+    // one behind it: then it is the position of this.
+    static constexpr int mark_bits = 15;
+    static constexpr uint32_t max_mark = (uint32_t{1} << mark_bits) - 1;
+    static constexpr uint32_t is_linked = uint32_t{1} << 31;
+    static_assert((static_cast<uint64_t>(max_frequency) << mark_bits | max_mark) < is_linked);
 
-    static int32_t counted(uint32_t frequency, uint32_t mark) {
-        return static_cast<int32_t>(frequency << 16 | mark);
+    static uint32_t counted(uint32_t frequency, uint32_t mark) {
+        return frequency << mark_bits | mark;
+    }
+
+    static int32_t next_use(uint32_t value) {
+        return (value & is_linked) != 0 ? static_cast<int32_t>(value & ~is_linked)
+                                        : -static_cast<int32_t>(value >> mark_bits);
     }
 
     // Calls use(i, value of ids[i]) for those that are served. The table is much larger than the
@@ -170,7 +177,7 @@ private:
         return num_found;
     }
 
-    int32_t *values_;
+    uint32_t *values_;
     int64_t first_, count_;
 };
 
