@@ -256,7 +256,7 @@ def test_a_result_that_cannot_be_kept_is_shown(run: Any, place: Path, cache: Pat
 def test_an_interrupt_leaves_nothing(place: Path, cache: Path) -> None:
     words = ["bench", "disk", str(place), "--size", "16MiB", "--seconds", "60"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "gnnstore.tools", *words],
+        [sys.executable, "-m", "gnnstore", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -252,7 +252,7 @@ def test_an_interrupt_leaves_nothing(store: Path, tmp_path: Path) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     process = subprocess.Popen(
-        [sys.executable, "-m", "gnnstore.tools", *words],
+        [sys.executable, "-m", "gnnstore", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

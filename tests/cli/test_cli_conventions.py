@@ -252,7 +252,7 @@ def test_a_message_with_brackets_is_printed_as_it_is(run: Any) -> None:
 
 def test_it_runs_as_a_module() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "gnnstore.tools", "info", "--json"],
+        [sys.executable, "-m", "gnnstore", "info", "--json"],
         check=True,
         capture_output=True,
         text=True,
@@ -263,7 +263,7 @@ def test_it_runs_as_a_module() -> None:
 
 @pytest.mark.parametrize("command", ["verify {} --json", "inspect {} --json", "inspect {}"])
 def test_a_full_device_is_no_damage(example: Path, command: str) -> None:
-    words = [sys.executable, "-m", "gnnstore.tools", *command.format(example).split()]
+    words = [sys.executable, "-m", "gnnstore", *command.format(example).split()]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (5, "gnnstore: error: No space left on device\n")
@@ -272,9 +272,9 @@ def test_a_full_device_is_no_damage(example: Path, command: str) -> None:
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_streams_lead_nowhere(example: Path, closed: str) -> None:
     """And no file that is opened takes their numbers, and what is printed."""
-    command = f"{sys.executable} -m gnnstore.tools verify {example} --level full {closed}"
+    command = f"{sys.executable} -m gnnstore verify {example} --level full {closed}"
     assert subprocess.run(["bash", "-c", command], check=False).returncode == 0
-    command = f"{sys.executable} -m gnnstore.tools verify {example.parent / 'none'} {closed}"
+    command = f"{sys.executable} -m gnnstore verify {example.parent / 'none'} {closed}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, check=False)
     assert done.returncode == 3
 
@@ -283,7 +283,7 @@ def test_paths_that_cannot_be_shown_are_escaped(example: Path, tmp_path: Path) -
     for name, encoding in (("é.gnn", "ascii"), (os.fsdecode(b"\xfe.gnn"), "utf-8")):
         (tmp_path / name).symlink_to(example)
         done = subprocess.run(
-            [sys.executable, "-m", "gnnstore.tools", "inspect", tmp_path / name],
+            [sys.executable, "-m", "gnnstore", "inspect", tmp_path / name],
             env=os.environ | {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"},
             capture_output=True,
             check=False,

@@ -463,7 +463,7 @@ def test_sigint_to_the_process_leaves_nothing(tmp_path: Path) -> None:
     output = tmp_path / "large.gnn"
     words = ["convert", "rmat", str(output), "--scale", "22"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "gnnstore.tools", *words], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "gnnstore", *words], stderr=subprocess.PIPE, text=True
     )
     # The directory is there, and somebody knows that it is to be removed. (For some instructions
     # between the two nobody does; then the next conversion sweeps it.)
@@ -483,7 +483,7 @@ def test_an_ignored_sigint_stops_nothing(run: Any, tmp_path: Path) -> None:
     words = [
         sys.executable,
         "-m",
-        "gnnstore.tools",
+        "gnnstore",
         "convert",
         "rmat",
         str(output),

@@ -196,7 +196,7 @@ def test_a_terminal_gets_bars_on_stderr_and_text_on_stdout(example: Path) -> Non
     ours, theirs = pty.openpty()
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "gnnstore.tools", "inspect", str(example), "--stats"],
+            [sys.executable, "-m", "gnnstore", "inspect", str(example), "--stats"],
             check=True,
             stdout=subprocess.PIPE,
             stderr=theirs,

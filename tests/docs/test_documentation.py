@@ -122,7 +122,7 @@ def _put_gnnstore_on_the_path(work_dir: Path, monkeypatch: pytest.MonkeyPatch) -
     scripts = work_dir / ".bin"
     scripts.mkdir()
     script = scripts / "gnnstore"
-    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m gnnstore.tools "$@"\n')
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m gnnstore "$@"\n')
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(scripts), prepend=":")
 

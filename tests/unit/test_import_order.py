@@ -45,6 +45,7 @@ ALLOWED: dict[str, set[str]] = {
 ALLOWED["converters"] = ALLOWED["disk"]
 ALLOWED["testing"] = {*set().union(*LAYERS), "converters"}
 ALLOWED["tools"] = {*ALLOWED["testing"], ""}  # "": `import gnnstore`, the public API
+ALLOWED["__main__"] = {"tools"}
 
 # Rooms that work without torch: converting and checking a store must not cost its import.
 TORCH_FREE = (

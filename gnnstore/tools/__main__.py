@@ -1,7 +1,0 @@
-"""`python -m gnnstore.tools`: the command line where no script was installed on the PATH."""
-
-import sys
-
-from gnnstore.tools.cli import main
-
-sys.exit(main())
