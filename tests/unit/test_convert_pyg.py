@@ -275,6 +275,7 @@ class Odd:
             "data.x: elements of type float8_e5m2 cannot be stored; convert them",
         ),
         ("x", torch.ones(30, 2).to_sparse(), "data.x: a sparse tensor cannot be stored"),
+        ("x", torch.ones(30, 2, device="meta"), "data.x: a tensor of the meta device has no"),
         ("adj_t", torch.ones(30, 30), "data.adj_t: adjacency matrices cannot be converted"),
         ("edge_index", torch.ones(3, 5).long(), "data.edge_index: has shape [3, 5], expected"),
         ("edge_index", torch.ones(2, 5), "data.edge_index: source node id: has the element type"),

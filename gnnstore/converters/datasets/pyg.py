@@ -202,6 +202,10 @@ def _to_numpy(value: Any, name: str) -> tuple[npt.NDArray[Any], str]:
         raise InputError(
             f"data.{name}: a sparse tensor cannot be stored; make it dense, or remove it"
         )
+    if value.is_meta:
+        raise InputError(
+            f"data.{name}: a tensor of the meta device has no values to store; load or remove it"
+        )
     tensor = value.detach().cpu().resolve_neg().as_subclass(torch.Tensor)
     dtype = str(tensor.dtype).removeprefix("torch.")
     if dtype == "bfloat16":  # NumPy has no such type: a store takes the bits
