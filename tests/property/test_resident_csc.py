@@ -127,6 +127,17 @@ def test_buckets_of_another_size_are_an_error() -> None:
             _core.resident_buckets(
                 *columns, np.arange(2), rows=2, starts=np.array(starts), new_count=2, **out
             )
+    for kept in ([0, 0], [1, 0]):
+        out = {name: np.zeros_like(given[name]) for name in names}
+        with pytest.raises(ValueError, match="must ascend"):
+            _core.resident_buckets(
+                *columns,
+                np.array(kept),
+                rows=2,
+                starts=np.array([0, 2, 3, 3, 3]),
+                new_count=2,
+                **out,
+            )
     with pytest.raises(ValueError, match="2\\^31"):
         _core.resident_csc(
             **{**given, "count": 2, "rows": 2**31 - 1, "num_nodes": 2**32 - 2}, num_positions=3

@@ -89,3 +89,10 @@ def test_what_is_repeated_names_an_access_behind_it(use: int) -> None:
     slots = np.zeros(3, np.int32)
     with pytest.raises(ValueError, match=f"must name an access behind it, got {use} at position 1"):
         _core.access_lists(next_uses, slots, here=HERE, later=LATER, kept_end=END, stay_end=-1)
+
+
+@pytest.mark.parametrize(("here", "later"), [(-1, 3), (0, -1), (3, 2), (-(2**31), 10)])
+def test_a_batch_that_ends_before_it_begins(here: int, later: int) -> None:
+    next_uses, slots = (np.full(1, 2, np.int32) for _ in range(2))
+    with pytest.raises(ValueError, match="a batch begins at position 0 or behind it"):
+        _core.access_lists(next_uses, slots, here=here, later=later, kept_end=9, stay_end=-1)

@@ -342,6 +342,14 @@ def test_the_fast_parser_agrees_with_the_letter(
             assert str(found) == expected
 
 
+@pytest.mark.parametrize("others", ["", "1\v\n"])
+def test_float32_is_rounded_once(tmp_path: Path, others: str) -> None:
+    """Whatever the other lines of a block are: this one has no clean form."""
+    text = "1.00000005960464477540\n" + others  # to a double first, it would be 1
+    rows = read(write(tmp_path / "t", text), TableFormat("float32", delimiter=","))
+    assert rows[0] == np.nextafter(np.float32(1), np.float32(2))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -133,6 +133,7 @@ def buckets_for(num_edges: int) -> _core.EdgeBuckets:
         (lambda: buckets_for(2).add(IDS, IDS + 5, 0), IndexError, r"outside \[0, 5\)"),
         (lambda: buckets_for(2).add(IDS - 1, IDS, 0), IndexError, r"outside \[0, 5\)"),
         (lambda: buckets_for(2).give(ANY_FLOATS), TypeError, "ids must be int32, got float64"),
+        (lambda: _core.EdgeBuckets(5).give(IDS), ValueError, "when the buckets are planned"),
         (lambda: buckets_for(2).finish(), ValueError, "fewer edges than the buckets were"),
         (lambda: buckets_for(2).plan(2), ValueError, "the buckets are planned already"),
         (lambda: buckets_for(2).sample(IDS), ValueError, "the buckets are planned already"),
@@ -185,6 +186,52 @@ def test_gather_refuses_overlap_and_read_only_output() -> None:
     gather(table=memory[:40])  # inputs may be read-only
     with pytest.raises(TypeError, match="incompatible function arguments"):
         gather(out=memory[:8])
+
+
+def test_output_must_not_overlap_what_says_where_it_comes_from() -> None:
+    memory = np.zeros(64, dtype=U8)
+    with pytest.raises(ValueError, match="out overlaps the ids"):
+        gather(ids=memory[:16].view(np.int64), out=memory[8:16])
+    with pytest.raises(ValueError, match="out overlaps the slots"):
+        _core.copy_from_slots(np.ones(8, U8), memory[:8].view(np.int32), memory[4:12], row_bytes=4)
+
+
+ZERO_DIMENSIONS = np.array(0)
+NO_INTS = np.zeros(0, np.int32)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: _core.sort_misses(
+            np.zeros(1, np.int64), -np.ones(1, np.int32), ZERO_DIMENSIONS, NO_INTS, num_rows=1
+        ),
+        lambda: _core.add_pinned(
+            ZERO_DIMENSIONS.astype(np.uint64), NO_INTS, NO_INTS, NO_INTS, NO_INTS, first_slot=0
+        ),
+        lambda: _core.initial_rows(
+            ZERO_DIMENSIONS,
+            np.zeros(1, np.float32),
+            dim=1,
+            distribution="normal",
+            scale=1.0,
+            seed=0,
+        ),
+        lambda: _core.sample_neighbors(
+            np.array([0, 0]),
+            np.zeros(0, np.int64),
+            np.array([0]),
+            [1],
+            seed=0,
+            epoch=0,
+            batch=0,
+            excluded=(ZERO_DIMENSIONS,) * 3,
+        ),
+    ],
+)
+def test_an_array_without_dimensions_is_refused(call: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match="one dimension"):
+        call()
 
 
 def test_csc_of_sources_beyond_32_bits() -> None:

@@ -39,7 +39,7 @@ from gnnstore.features.source import RowRequest
 from gnnstore.interrupts import CancelledError
 from gnnstore.testing.faults import Fault, SystemCall, inject, inject_all
 from gnnstore.testing.twins.packing import packed_file, piece_crcs
-from gnnstore.testing.twins.reads import write_array
+from gnnstore.testing.twins.reads import why_unavailable, write_array
 
 ROW_BYTES, NUM_ROWS = 1200, 3000
 LIMIT_SECONDS = 5.0
@@ -670,6 +670,7 @@ def test_runs_in_several_files(case: Case, arguments: Arguments) -> None:
         ({"num_rows": 10**9}, ValueError, "the bodies add up to"),
         ({"row_bytes": 0}, ValueError, "row_bytes"),
         ({"gap_bytes": -1}, ValueError, "gap_bytes"),
+        ({"gap_bytes": 2**63 - 1}, ValueError, "the least window is too large"),
         ({"num_windows": 0}, ValueError, "num_windows"),
         ({"window_bytes": 4096}, ValueError, "window_bytes"),
         ({"window_bytes": (1 << 20) + 1}, ValueError, "window_bytes"),
@@ -685,6 +686,42 @@ def test_wrong_arguments(
 ) -> None:
     with pytest.raises(error, match=message):
         arguments.call(**wrong)
+
+
+@pytest.mark.parametrize("engine", ["io_uring", "pread", "mmap"])
+@pytest.mark.parametrize("gap_bytes", [0, 8192])
+def test_tables_in_files_that_end_within_a_block(
+    arguments: Arguments, engine: str, gap_bytes: int, tmp_path: Path
+) -> None:
+    """What is read ends with a block, which may lie behind where the next file begins."""
+    if reason := why_unavailable(engine, tmp_path):
+        pytest.skip(f"{engine}: {reason}")
+    rows = np.random.default_rng(0).integers(1, 256, (40, 512), dtype=np.uint8)
+    ends = [0, 9, 10, 27, 40]
+    paths = [tmp_path / f"part-{i}" for i in range(4)]
+    for path, begin, end in zip(paths, ends, ends[1:], strict=False):
+        path.write_bytes(rows[begin:end].tobytes() + b"\xff" * 100)
+    files = _core.FileSet(paths, (512 * np.diff(ends)).tolist(), direct=False)
+    needed = np.array([0, 8, 9, 10, 11, 26, 27, 39])
+    packed = tmp_path / "packed"
+    arguments.call(
+        files=files,
+        rows=needed,
+        begins=np.zeros(1, np.int64),
+        num_rows_of=np.array([len(needed)]),
+        paths=[packed],
+        file_bytes=[4096],
+        chunk_files=np.zeros(1, np.int64),
+        chunk_offsets=np.zeros(1, np.int64),
+        chunk_crcs=np.zeros(1, np.uint32),
+        engine=engine,
+        num_rows=40,
+        row_bytes=512,
+        rows_per_page=1,
+        page_stride_bytes=512,
+        gap_bytes=gap_bytes,
+    )
+    assert packed.read_bytes() == rows[needed].tobytes()
 
 
 def test_an_existing_file_is_not_overwritten(case: Case, arguments: Arguments) -> None:

@@ -6,6 +6,7 @@ import errno
 import itertools
 import os
 import re
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -159,6 +160,32 @@ def test_a_forked_process_removes_nothing(trace: Trace, tmp_path: Path) -> None:
     assert os.waitpid(child, 0)[1] == 0
     assert names(tmp_path) == ["trace"]
     assert trace.batch(2).tolist() == batch(2).tolist()
+
+
+def test_a_process_forked_while_a_thread_reads(trace: Trace, tmp_path: Path) -> None:
+    """There the file is never read to the end, and closing it waits for nobody."""
+    file, ids = spool_of(trace), np.zeros(1 << 22, np.int32)
+    begin, crc = file.file.append(ids, 0)
+    is_done = threading.Event()
+
+    def read() -> None:
+        while not is_done.is_set():
+            file.file.read_int32(begin, len(ids), crc, 0)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        for _ in range(10):
+            child = os.fork()
+            if child == 0:
+                signal.alarm(20)
+                file.file.close()
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+    finally:
+        is_done.set()
+        thread.join()
+    assert names(tmp_path) == ["trace"]
 
 
 def test_closing_waits_for_those_that_read(trace: Trace) -> None:

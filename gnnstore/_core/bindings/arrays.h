@@ -54,8 +54,12 @@ T *output_data(const OutputArray &array, const char *name, const char *expected)
     return static_cast<T *>(array.data());
 }
 
+// May be asked for before the elements are, which names the array.
 template <class Array>
 int64_t length(const Array &array) {
+    if (array.ndim() != 1)
+        throw std::invalid_argument("an array must have one dimension, got " +
+                                    std::to_string(array.ndim()));
     return static_cast<int64_t>(array.shape(0));
 }
 

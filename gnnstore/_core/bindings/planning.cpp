@@ -99,8 +99,12 @@ nb::tuple lists_of(const InputArray &next_uses, const OutputArray &slots, int32_
     if (length(next_uses) != length(slots))
         throw std::invalid_argument("next_uses and slots must have the same length");
     const int32_t size = check_listed(length(next_uses));
+    if (here < 0 || later < here)
+        throw std::invalid_argument("a batch begins at position 0 or behind it, and ends there or "
+                                    "behind that, got " +
+                                    std::to_string(here) + " and " + std::to_string(later));
     for (int32_t i = 0; i < size; ++i)
-        if (uses[i] >= 0 && uses[i] < later && (uses[i] <= here + i || uses[i] - here >= size))
+        if (uses[i] >= 0 && uses[i] < later && (uses[i] - here <= i || uses[i] - here >= size))
             throw std::invalid_argument("what is repeated must name an access behind it, got " +
                                         std::to_string(uses[i]) + " at position " +
                                         std::to_string(i));

@@ -59,6 +59,8 @@ int64_t copy_from_slots(const CachedRows &cache, int64_t num_ids, int64_t row_by
                                     std::to_string(wanted) + " bytes, got " +
                                     std::to_string(out_bytes));
     check_slots(cache, num_ids);
+    if (overlap(out, out_bytes, cache.slots, num_ids))
+        throw std::invalid_argument("out overlaps the slots");
     // A multiple of 64 rows, so that every task's output begins on a line if the first one does.
     const int64_t rows_per_task = std::max<int64_t>(1, bytes_per_task / row_bytes / 64) * 64;
     const int64_t num_tasks = num_ids / rows_per_task + (num_ids % rows_per_task != 0);

@@ -1,4 +1,4 @@
-// The bounds check that every kernel makes before it writes anything.
+// The checks that every kernel makes before it writes anything.
 #pragma once
 
 #include <algorithm>
@@ -28,6 +28,14 @@ void check_ids(const Id *ids, int64_t num_ids, int64_t num_rows) {
                                         std::to_string(k) + " is outside [0, " +
                                         std::to_string(num_rows) + ")");
     }
+}
+
+// Whether `size` values that are read lie where something is written.
+template <class T>
+bool overlap(const uint8_t *out, int64_t out_bytes, const T *values, int64_t size) {
+    const auto *const begin = reinterpret_cast<const uint8_t *>(values);
+    const auto *const end = reinterpret_cast<const uint8_t *>(values + size);
+    return out_bytes > 0 && size > 0 && out < end && begin < out + out_bytes;
 }
 
 }  // namespace gnnstore

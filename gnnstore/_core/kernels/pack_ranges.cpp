@@ -102,9 +102,11 @@ bool MissedOnDisk<Id>::next(int64_t num_rows_in_table, int num_threads, SortedRo
     int64_t num_rows = 0;
     for (size_t batch = 0; batch < size; ++batch) {
         range.begins[batch] = num_rows;
-        num_rows += count_below(batch, end) - num_done_[batch];
+        num_rows += std::max<int64_t>(0, count_below(batch, end) - num_done_[batch]);
         range.ends[batch] = num_rows;
     }
+    if (num_rows > from_.max_rows)
+        throw std::invalid_argument("samples must be ascending rows of the table");
     end_ = end;
     run_workers(num_threads, this->num_batches(), [&](TaskQueue &queue) {
         for (int64_t i; queue.take(i);) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "kernels/errors.h"
+
 namespace gnnstore {
 namespace {
 
@@ -24,7 +26,8 @@ int64_t chunk_bytes_of(const RowLayout &layout) {
 
 int64_t min_window_bytes(const FileSet &files, const RowLayout &layout, int64_t gap_bytes) {
     // A chunk begins and ends within a unit, and may be joined to the one before.
-    return chunk_bytes_of(layout) + 2 * unit_of(files) + gap_bytes;
+    const int64_t least = chunk_bytes_of(layout) + 2 * unit_of(files);
+    return checked_add(least, gap_bytes, "the least window");
 }
 
 template <class Id>

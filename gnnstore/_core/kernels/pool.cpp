@@ -129,6 +129,8 @@ void BufferPool::release(void *buffer) noexcept {
         stats_.bytes_free += static_cast<int64_t>(capacity);
     } catch (const std::bad_alloc &) {
         give_to_system(buffer, capacity);
+        if (const auto at = free_.find(capacity); at != free_.end() && at->second.empty())
+            free_.erase(at);
     }
     trim_locked(limit_bytes_);
 }

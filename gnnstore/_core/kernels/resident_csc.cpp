@@ -113,6 +113,11 @@ void resident_buckets(const ResidentShape &shape, const int64_t *indptr, const i
     check_starts(out.starts, new_count * new_count);
     for (int64_t k = 0; k < shape.count; ++k)
         if (kept[k] >= new_count) refuse("partition " + std::to_string(k) + " stays nowhere");
+    for (int64_t k = 0, next = 0; k < shape.count; ++k) {
+        if (kept[k] < 0) continue;
+        if (kept[k] < next) refuse("those that stay must ascend");
+        next = kept[k] + 1;
+    }
     run_workers(num_threads, shape.count, [&](TaskQueue &queue) {
         std::vector<int64_t> next(static_cast<size_t>(new_count));
         for (int64_t to; queue.take(to);) {

@@ -183,11 +183,12 @@ void check_gather(const FileSet &files, const RowLayout &layout, int64_t num_ids
                                     " bytes, but the last row ends at byte " +
                                     std::to_string(layout.end_offset()));
     for (size_t i = 0; i < files.size(); ++i)
-        if (files.begin(i) % layout.page_stride_bytes != 0 &&
+        if (const int64_t before = files.begin(i) - layout.begin_bytes;
+            before > 0 && before % layout.page_stride_bytes != 0 &&
             files.begin(i) < layout.end_offset())
-            throw std::invalid_argument("the bodies before " + files.file(i).path() +
-                                        " add up to " + std::to_string(files.begin(i)) +
-                                        " bytes, not to whole pages of " +
+            throw std::invalid_argument("the bodies before " + files.file(i).path() + " hold " +
+                                        std::to_string(before) +
+                                        " bytes of the table, not whole pages of " +
                                         std::to_string(layout.page_stride_bytes));
     const int64_t wanted = checked_multiply(num_ids, layout.row_bytes, "the output");
     if (out_bytes != wanted)

@@ -206,8 +206,10 @@ void gather_rows(const uint8_t *table, int64_t table_bytes, const RowLayout &lay
                                     std::to_string(layout.row_bytes) + " bytes = " +
                                     std::to_string(wanted) + " bytes, got " +
                                     std::to_string(out_bytes));
-    if (wanted > 0 && table_bytes > 0 && out < table + table_bytes && table < out + out_bytes)
+    if (overlap(out, out_bytes, table, table_bytes))
         throw std::invalid_argument("out overlaps the table");
+    if (overlap(out, out_bytes, ids, num_ids))
+        throw std::invalid_argument("out overlaps the ids");
     check_ids(ids, num_ids, layout.num_rows);
 
     // About 1 MiB a task: enough to pay for taking it, little enough to share out evenly.

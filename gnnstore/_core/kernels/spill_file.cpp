@@ -47,7 +47,13 @@ SpillFile::SpillFile(std::string path) : path_(std::move(path)), made_by_(::getp
 }
 
 void SpillFile::close() noexcept {
-    const std::lock_guard alone(mutex_);
+    std::unique_lock alone(mutex_, std::defer_lock);
+    // A thread that was reading when this process was forked holds it for ever here, and the file
+    // stays open until the process ends.
+    if (::getpid() == made_by_)
+        alone.lock();
+    else if (!alone.try_lock())
+        return;
     if (reader_ == nullptr) return;
     reader_.reset();
     ::close(descriptor_);
