@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -234,14 +234,42 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
 
     if not TYPE_CHECKING:  # so that misspelt names are still found
 
-        def __getattr__(self, name: str) -> LazyTensor:
-            """Return an attribute of nodes or edges under its name, as of PyG's `Data`."""
+        def __getattr__(self, name: str) -> Any:
+            """Return an attribute of nodes, edges or the graph under its name, as PyG's `Data`."""
             if not name.startswith("_") and name != "reader":
-                if name in self.schema.node.attributes:
+                schema = self.schema
+                if name in schema.node.attributes:
                     return self._lazy_rows(self.node_attribute(name))
-                if name in self.schema.edge.attributes:
+                if name in schema.edge.attributes:
                     return self._lazy_edges(name)
+                if name in schema.graph_attributes or name in schema.graph_arrays:
+                    return self.graph_attributes()[name]
+                if name in self._split_masks:
+                    read = partial(self._read_mask, self._split_masks[name])
+                    return LazyTensor(name, (self.num_nodes,), torch.bool, read)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse new values of what is on disk, which no loader would see."""
+        reader = self.__dict__.get("reader")
+        if reader is not None:
+            schema = reader.schema
+            names = {*schema.graph_attributes, *schema.graph_arrays, "edge_index"}
+            for each in (*schema.node_types, *schema.edge_types):
+                names |= each.attributes.keys()
+            if name in names:
+                raise _immutable(self.path, f"{name!r} cannot be assigned to")
+        super().__setattr__(name, value)
+
+    @property
+    def _split_masks(self) -> dict[str, str]:
+        """The splits by the names that PyG's data sets give to masks of them."""
+        return {_MASKS.get(split, f"{split}_mask"): split for split in self.splits}
+
+    def _read_mask(self, split: str) -> Tensor:
+        mask = torch.zeros(self.num_nodes, dtype=torch.bool)
+        mask[torch.from_numpy(self.splits[split])] = True
+        return mask
 
     @property
     def edge_index(self) -> LazyTensor:
@@ -296,15 +324,13 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         )
         data = Data()
         for name in self.schema.node.attributes:
-            data[name] = getattr(self, name).tensor()
+            data[name] = self._lazy_rows(self.node_attribute(name)).tensor()
         data.edge_index = self._read_edge_index()
         for name in self.schema.edge.attributes:
-            data[name] = getattr(self, name).tensor()
-        for split, ids in self.splits.items():
-            mask = _MASKS.get(split, f"{split}_mask")
-            if mask not in data:
-                data[mask] = torch.zeros(self.num_nodes, dtype=torch.bool)
-                data[mask][torch.from_numpy(ids)] = True
+            data[name] = self._lazy_edges(name).tensor()
+        for name, split in self._split_masks.items():
+            if name not in data:
+                data[name] = self._read_mask(split)
         for name, value in self.graph_attributes().items():
             data[name] = value
         if self.schema.explicit_num_nodes or not self.schema.node.attributes:
@@ -318,7 +344,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
             _moved(spec),
             getattr(torch, spec.dtype),
             lambda: attribute.tensor().movedim(0, spec.cat_dim),
-            attribute.tensor if spec.cat_dim == 0 else None,
+            (lambda key: as_tensor(attribute[key], spec.dtype)) if spec.cat_dim == 0 else None,
         )
 
     def _lazy_edges(self, name: str) -> LazyTensor:
@@ -445,10 +471,10 @@ def _moved(spec: AttributeSpec) -> list[int]:
     return [*shape[:place], spec.shape[0], *shape[place:]]
 
 
-def _immutable(path: Path) -> UsageError:
+def _immutable(path: Path, problem: str = "a store is immutable") -> UsageError:
     return UsageError(
-        f"{path}: a store is immutable; convert the changed data into a new store "
-        "('gnnstore convert', or gnnstore.converters.from_pyg)"
+        f"{path}: {problem}; change batches with transform= of a loader, or convert the changed "
+        "data into a new store ('gnnstore convert', or gnnstore.converters.from_pyg)"
     )
 
 

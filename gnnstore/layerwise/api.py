@@ -85,7 +85,8 @@ def inference(
         returned in memory.
     input : str
         Node attribute that the first layer takes: [N, F], of any type; it is converted to the type
-        of the layer's weights.
+        of the layer's weights. Features that were stored with a scale per column are multiplied by
+        it.
     edge_weight, edge_attr : str, optional
         Edge attributes for the layers that take an argument of that name.
     memory : int or str, optional

@@ -55,6 +55,8 @@ class RowReader:
         Read parts of a block's rows side by side.
     packer : BlockPacker, optional
         Packs the rows of many blocks.
+    factors : Tensor of float32 [F], optional
+        Multiply the columns of rows that are stored as integers.
     """
 
     def __init__(
@@ -64,6 +66,8 @@ class RowReader:
         part_bytes: int,
         workers: Workers,
         packer: BlockPacker | None,
+        *,
+        factors: Tensor | None = None,
     ) -> None:
         self._source = source
         self._kind = kind
@@ -71,6 +75,7 @@ class RowReader:
         self._part_rows = part_rows(kind, part_bytes)
         self._workers = workers
         self._packer = packer
+        self._factors = factors
         self.counts = ReadCounts()
 
     def memory_bytes(self, num_rows: int) -> int:
@@ -115,7 +120,7 @@ class RowReader:
             self.counts += ReadCounts(rows_read=len(chunk))
         self.counts = sum(self._workers.run(tasks), self.counts)
         if chunk is not None and not self._kind.is_as_stored:
-            x[num_targets:].copy_(as_tensor(chunk, self._kind.stored))
+            self._convert(chunk, x[num_targets:])
         return x
 
     def _read_part(
@@ -124,9 +129,13 @@ class RowReader:
         if self._kind.is_as_stored:
             return self._source.read_rows(ids, bits)
         rows, counts = self._source.gather(ids)
-        values = as_tensor(np.require(rows, requirements="W"), self._kind.stored)
-        x.copy_(values.view(len(ids), self._kind.width))
+        self._convert(np.require(rows, requirements="W"), x)
         return counts
+
+    def _convert(self, rows: npt.NDArray[Any], x: Tensor) -> None:
+        x.copy_(as_tensor(rows, self._kind.stored).view(x.shape))
+        if self._factors is not None:
+            x.mul_(self._factors)
 
     def _chunk_tasks(
         self, packer: BlockPacker, place: int, chunk: npt.NDArray[np.uint8]

@@ -22,6 +22,7 @@ from gnnstore.formats import NODE_TYPE, AttributeSpec, PagedArray, PagedArrayWri
 from gnnstore.formats.arrays.zarr_metadata import shard_name
 from gnnstore.formats.container.files import directory_bytes, free_bytes, require_space
 from gnnstore.formats.container.names import node_array
+from gnnstore.graph.arrays import as_tensor
 from gnnstore.graph.indices import IndexRows
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.store import GraphStore
@@ -172,7 +173,7 @@ class InferenceRun:
         with Workers(self._num_readers) as workers:
             graph = self._open_graph(workers)
             self.limits = self._limit(graph)
-            first, source = self._find_start(writer)
+            first, source, factors = self._find_start(writer)
             scale: Tensor | None = None
             norm: DegreeNorm | None = None
             for number, plan in enumerate(self.plans[first:], first):
@@ -189,7 +190,14 @@ class InferenceRun:
                     ) as phase,
                     self._begin(writer, number) as rows,
                 ):
-                    reader = RowReader(source, plan.kind, self._pieces.part_bytes, workers, packer)
+                    reader = RowReader(
+                        source,
+                        plan.kind,
+                        self._pieces.part_bytes,
+                        workers,
+                        packer,
+                        factors=factors if number == 0 else None,
+                    )
                     done = run_pass(
                         plan.call,
                         BlockMaker(
@@ -329,14 +337,17 @@ class InferenceRun:
             writer.journal,
         )
 
-    def _find_start(self, writer: StoreWriter) -> tuple[int, RowSource]:
-        """Return the first layer that is not finished, and its input."""
+    def _find_start(self, writer: StoreWriter) -> tuple[int, RowSource, Tensor | None]:
+        """Return the first layer that is not finished, its input, and factors of its columns."""
         for number in reversed(range(len(self.plans))):
             rows = self._writer(writer, number)
             if self._num_nodes and rows.num_committed_rows == self._num_nodes:
                 directory = self._directory(writer, number)
-                return number + 1, _opened(rows, directory, self._request.io_engine)
-        return 0, self._rows_of(self._request.input_spec)
+                return number + 1, _opened(rows, directory, self._request.io_engine), None
+        spec, store = self._request.input_spec, self._request.store
+        scales = store.schema.scales_of(spec)
+        factors = None if scales is None else as_tensor(store.reader.read(scales), scales.dtype)
+        return 0, self._rows_of(spec), factors
 
 
 def _opened(rows: PagedArrayWriter, directory: Path, io_engine: str | None) -> RowSource:

@@ -201,13 +201,15 @@ def choices_for(loader: LoaderSpec, auto: Auto) -> Iterator[Chosen]:
     options = loader.options
     simple = Chosen(replace(options, strategy=auto, planned=None))
     mapped = replace(simple, instead_of_static="strategy 'static' would need more")
+    # A mapping has no cache, and maps the topology.
+    may_map = options.cache is None and options.topology != "disk"
     try:
         # Before an engine is opened, which reads as the disk's measurements say.
         if is_worth_it(loader, place_for(loader, auto, staging=False)):
             disk_profile(loader.store.path, loader.progress)
         placement = place_for(loader, auto)
     except BudgetError:
-        if options.cache is not None:
+        if not may_map:
             raise
         # A mapping works in the least memory: its pages can be taken back at any time.
         yield mapped
@@ -220,7 +222,7 @@ def choices_for(loader: LoaderSpec, auto: Auto) -> Iterator[Chosen]:
         if placement.strategy.mode == "memory":
             # All of it fits, but not beside two batches: what reads it may.
             yield from choices_for(loader, auto.on_disk)
-        elif options.cache is None:
+        elif may_map:
             yield mapped
         return
     predicted = optimizer.ranked(auto.loadable)
@@ -233,7 +235,8 @@ def choices_for(loader: LoaderSpec, auto: Auto) -> Iterator[Chosen]:
         why = f"it is predicted to take {each} an epoch{more}{others}"
         chosen = with_candidate(options, prediction.candidate)
         yield Chosen(chosen, why, predicted=prediction)
-    yield mapped
+    if may_map:
+        yield mapped
 
 
 def _others(chosen: Prediction, slower: list[Prediction]) -> str:

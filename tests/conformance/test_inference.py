@@ -33,7 +33,7 @@ from torch_geometric.nn import (
 from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 
 import gnnstore
-from gnnstore.converters import from_numpy, from_ogb
+from gnnstore.converters import ConvertOptions, from_numpy, from_ogb
 from gnnstore.errors import (
     BudgetError,
     CorruptStoreError,
@@ -245,6 +245,26 @@ def test_packed_rows_are_the_same(
     torch.testing.assert_close(found.tensor(), expected, atol=1e-5, rtol=1e-5)
     assert all(stats["bytes_packed"] > 10**6 for stats in notes.stats)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "p.gnn"]
+
+
+@pytest.mark.parametrize("packs", [False, True])
+def test_features_stored_with_a_scale_per_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packs: bool
+) -> None:
+    """Layers get the features, and not the integers that were stored."""
+    graph = random_graph(20_000, 60_000, feature_dim=512, seed=3)
+    graph.attributes["x"] *= np.linspace(1, 50, 512, dtype=np.float32)
+    options = ConvertOptions(feature_dtype="int8", feature_scale="column")
+    store = gnnstore.open(graph.write(tmp_path / "i.gnn", options=options))
+    if packs:
+        monkeypatch.setattr(inference_packing, "CHUNK_STAGING_BYTES", 1 << 10)
+        monkeypatch.setattr(inference_packing, "_WORTHWHILE", 100.0)
+    layers, notes = [SAGEConv(512, 8), torch.relu, GCNConv(8, 4)], Notes()
+    found = gnnstore.inference(layers, store, memory="12MB", progress=notes)
+    assert (notes.stats[0]["bytes_packed"] > 0) == packs
+    x = torch.from_numpy(store.features[:]) * store.graph_attributes()["x_scale"]
+    expected = on_whole_graph(layers, x, torch.from_numpy(graph.edge_index))
+    torch.testing.assert_close(torch.as_tensor(found), expected, atol=1e-3, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", torch.float64, None])

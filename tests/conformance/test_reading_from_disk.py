@@ -530,8 +530,10 @@ def test_auto_reads_with_a_cache_what_does_not_fit(
     loader = NeighborLoader(path, [4], memory="8MB", num_threads=1, batch_size=100, seed=0)
     assert loader.stats().strategy == "mmap"
     assert "and strategy 'static' would need more" in loader.stats().reason
-    with pytest.raises(BudgetError):
-        NeighborLoader(path, [4], memory="8MB", num_threads=1, cache="degree")
+    asked: list[dict[str, Any]] = [{"cache": "degree"}, {"topology": "disk"}]
+    for own in asked:  # which a mapping could not have
+        with pytest.raises(BudgetError):
+            NeighborLoader(path, [4], memory="8MB", num_threads=1, **own)
 
 
 def test_scores_must_fit_as_well(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

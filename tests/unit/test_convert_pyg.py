@@ -276,7 +276,14 @@ class Odd:
         ),
         ("x", torch.ones(30, 2).to_sparse(), "data.x: a sparse tensor cannot be stored"),
         ("x", torch.ones(30, 2, device="meta"), "data.x: a tensor of the meta device has no"),
+        (
+            "thing",
+            torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+            "data.thing: a nested tensor cannot be stored",
+        ),
+        ("num_edges", torch.tensor([1, 2]), "PyG cannot tell whether it belongs to nodes or edges"),
         ("adj_t", torch.ones(30, 30), "data.adj_t: adjacency matrices cannot be converted"),
+        ("edge_index", [[0, 1], [1, 0]], "data.edge_index: expected a tensor of shape [2, E]"),
         ("edge_index", torch.ones(3, 5).long(), "data.edge_index: has shape [3, 5], expected"),
         ("edge_index", torch.ones(2, 5), "data.edge_index: source node id: has the element type"),
         (

@@ -58,6 +58,40 @@ def test_a_tensor_that_is_read_when_it_is_used(store: gnnstore.GraphStore) -> No
         lazy.__array__(copy=False)
 
 
+def test_attributes_as_of_pyg_data(tmp_path: Path) -> None:
+    """Those of the graph, masks of splits, and names that the store itself has."""
+    data = Data(
+        x=torch.arange(12.0).reshape(4, 3),
+        edge_index=torch.tensor([[0, 1], [1, 2]]),
+        features=torch.arange(4),
+        labels=torch.arange(8).reshape(4, 2),
+        name="small",
+        centre=torch.tensor([1.0, 2.0]),
+        train_mask=torch.tensor([True, False, False, True]),
+    )
+    store: Any = gnnstore.open(from_pyg(data, tmp_path / "a.gnn"))
+    assert store.name == "small"
+    assert torch.equal(store.centre, data.centre)
+    again = store.to_pyg()
+    for key in data.keys():  # noqa: SIM118 - a method of PyG's
+        assert (
+            torch.equal(again[key], data[key])
+            if torch.is_tensor(data[key])
+            else (again[key] == data[key])
+        ), key
+    assert store.x[None].shape == (1, 4, 3)
+    assert torch.equal(store.x[None, 1], data.x[None, 1])
+
+
+def test_masks_of_splits(store: gnnstore.GraphStore) -> None:
+    lazy: Any = store
+    assert lazy.val_mask.shape == (300,)
+    assert torch.equal(lazy.val_mask.tensor(), store.to_pyg().val_mask)
+    assert lazy.val_mask.sum() == len(store.splits["valid"])
+    with pytest.raises(AttributeError, match="has no attribute 'test_mask'"):
+        lazy.test_mask  # noqa: B018
+
+
 @pytest.mark.filterwarnings("ignore:Found floating-point labels")
 @pytest.mark.parametrize(
     ("y", "num_classes"),
@@ -313,7 +347,7 @@ def test_pyg_graph_store(example: ExampleStore, store: gnnstore.GraphStore) -> N
 
 
 def test_pyg_cannot_write(store: gnnstore.GraphStore) -> None:
-    with pytest.raises(UsageError, match="a store is immutable; convert the changed data"):
+    with pytest.raises(UsageError, match="a store is immutable; change batches with transform="):
         store.put_tensor(torch.zeros(300, 1), group_name="node", attr_name="z", index=None)
     with pytest.raises(UsageError, match="a store is immutable"):
         store.remove_tensor(group_name="node", attr_name="x", index=None)
@@ -322,6 +356,18 @@ def test_pyg_cannot_write(store: gnnstore.GraphStore) -> None:
         store.put_edge_index(store.get_edge_index(attr), attr)
     with pytest.raises(UsageError, match="a store is immutable"):
         store.remove_edge_index(attr)
+
+
+def test_what_is_on_disk_cannot_be_assigned_to(store: gnnstore.GraphStore) -> None:
+    """No loader would see it."""
+    anything: Any = store
+    for name in ("x", "y", "edge_index"):
+        with pytest.raises(
+            UsageError, match=f"'{name}' cannot be assigned to; change batches with"
+        ):
+            setattr(anything, name, torch.zeros(300))
+    anything.note = "mine"
+    assert anything.note == "mine"
 
 
 # Processes --------------------------------------------------------------------------------

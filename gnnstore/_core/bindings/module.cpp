@@ -2,6 +2,9 @@
 #include "bindings/bindings.h"
 
 NB_MODULE(_kernels, m) {
+    // An object may outlive the interpreter, as a loader does that a spawned worker of another loader
+    // was given: 25 lines on stderr about it help nobody.
+    nanobind::set_leak_warnings(false);
     m.doc() = "Compiled kernels of gnnstore. Import them from gnnstore._core.";
     bind_storage(m);
     bind_sampling(m);

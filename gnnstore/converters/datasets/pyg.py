@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,7 @@ def from_pyg(
         writer.explicit_num_nodes = "num_nodes" in data
         edge_attributes = {}
         for name in sorted(set(data.keys()) - {"edge_index", "num_nodes"}):
-            if _is_array(data[name]) and data.is_edge_attr(name):
+            if _is_array(data[name]) and _belongs_to(data.is_edge_attr, name):
                 rows, dtype, cat_dim = _rows(data, name)
                 writer.describe_edge_attribute(name, dtype=dtype, cat_dim=cat_dim)
                 edge_attributes[name] = MemoryArray(name, rows)
@@ -176,6 +177,10 @@ def _edge_index(data: Data) -> npt.NDArray[Any]:
     value = data.edge_index
     if value is None:
         return np.empty((2, 0), np.int64)
+    if not _is_array(value):
+        raise InputError(
+            f"data.edge_index: expected a tensor of shape [2, E], got a {type(value).__name__}"
+        )
     array, _ = _to_numpy(value, "edge_index")
     if array.ndim != 2 or array.shape[0] != 2:
         raise InputError(f"data.edge_index: has shape {list(array.shape)}, expected [2, E]")
@@ -188,6 +193,17 @@ def _is_array(value: object) -> bool:
     return isinstance(value, (torch.Tensor, np.ndarray))
 
 
+def _belongs_to(is_of: Callable[[str], bool], name: str) -> bool:
+    """Return what PyG says of an attribute: it looks at shapes, and at the number of edges."""
+    try:
+        return is_of(name)
+    except (NotImplementedError, RuntimeError, TypeError) as error:
+        raise InputError(
+            f"data.{name}: PyG cannot tell whether it belongs to nodes or edges ({error}): an "
+            "attribute called num_edges, or this one; rename or remove it"
+        ) from error
+
+
 def _to_numpy(value: Any, name: str) -> tuple[npt.NDArray[Any], str]:
     """Return a tensor or array without a copy, where it is on the CPU, and its type's name."""
     import torch  # noqa: PLC0415
@@ -198,15 +214,16 @@ def _to_numpy(value: Any, name: str) -> tuple[npt.NDArray[Any], str]:
                 f"data.{name}: an array of {value.dtype} cannot be stored; use numbers"
             )
         return value, value.dtype.newbyteorder("=").name
-    if value.layout != torch.strided:
+    if value.layout != torch.strided or value.is_nested:
+        kind = "nested" if value.is_nested else "sparse"
         raise InputError(
-            f"data.{name}: a sparse tensor cannot be stored; make it dense, or remove it"
+            f"data.{name}: a {kind} tensor cannot be stored; make it dense, or remove it"
         )
     if value.is_meta:
         raise InputError(
             f"data.{name}: a tensor of the meta device has no values to store; load or remove it"
         )
-    tensor = value.detach().cpu().resolve_neg().as_subclass(torch.Tensor)
+    tensor = value.detach().cpu().resolve_conj().resolve_neg().as_subclass(torch.Tensor)
     dtype = str(tensor.dtype).removeprefix("torch.")
     if dtype == "bfloat16":  # NumPy has no such type: a store takes the bits
         return tensor.view(torch.int16).numpy().view(np.uint16), dtype
@@ -230,7 +247,7 @@ def _copy_attribute(writer: GraphWriter, data: Data, name: str) -> None:
     if not _is_array(value):
         writer.set_graph_attribute(name, _json_value(value, name))
         return
-    if not data.is_node_attr(name):
+    if not _belongs_to(data.is_node_attr, name):
         array, dtype = _to_numpy(value, name)
         writer.set_graph_array(name, array, dtype=dtype)
         return

@@ -83,11 +83,9 @@ def _check_range(
 
 def _check_scales(reader: Reader, node: NodeTypeSpec) -> Iterator[Problem]:
     for name, spec in node.attributes.items():
-        scale = reader.manifest.schema.graph_arrays.get(f"{name}_scale")
-        if scale is None or (spec.dtype, scale.dtype) != ("int8", "float32"):
+        scale = reader.manifest.schema.scales_of(spec)
+        if scale is None:
             continue
-        if scale.shape != spec.shape[1:]:
-            continue  # of somebody else's making: a scale has the shape of a row
         values = reader.read(scale)
         bad = np.argwhere(~(np.isfinite(values) & (values > 0)))
         if len(bad):

@@ -199,6 +199,16 @@ class Schema:
             raise UsageError(self._heterogeneous("edge", [str(t.type) for t in self.edge_types]))
         return self.edge_types[0]
 
+    def scales_of(self, attribute: AttributeSpec) -> AttributeSpec | None:
+        """Return the graph-level array that a node attribute's values are multiples of, if any.
+
+        Somebody else's array of that name has another type, or not the shape of a row.
+        """
+        scales = self.graph_arrays.get(f"{attribute.name}_scale")
+        if scales is None or (attribute.dtype, scales.dtype) != ("int8", "float32"):
+            return None
+        return scales if scales.shape == attribute.shape[1:] else None
+
     @staticmethod
     def _heterogeneous(kind: str, types: list[str]) -> str:
         return (

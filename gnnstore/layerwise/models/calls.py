@@ -114,7 +114,11 @@ def _matrix(block: Block, weights: Tensor | None) -> Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
         return torch.sparse_csr_tensor(
-            block.begins, block.sources, weights, (block.num_targets, len(block.x))
+            block.begins,
+            block.sources,
+            weights,
+            (block.num_targets, len(block.x)),
+            check_invariants=False,  # without it torch warns that it does not check them
         )
 
 

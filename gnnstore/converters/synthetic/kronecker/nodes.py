@@ -74,7 +74,7 @@ class Noise:
         self._dtype = spec.dtype
         self._seed = seed
         # Multiples of a scale lie in -127, ..., 127, so that negating one never overflows.
-        self._is_scaled = f"{spec.name}_scale" in graph.reader.schema.graph_arrays
+        self._is_scaled = graph.reader.schema.scales_of(spec) is not None
         kind, size = STORAGE_DTYPES[spec.dtype].kind, STORAGE_DTYPES[spec.dtype].itemsize
         self._is_exact = (
             kind == "b"
