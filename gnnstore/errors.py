@@ -177,6 +177,15 @@ def resource_error(
     return found
 
 
+# Errors that say it in words only: of Python; of torch; of a library that is to be mapped.
+_TEXTS = (
+    (RuntimeError, "can't start new thread", errno.EAGAIN),
+    (RuntimeError, "can't allocate memory", errno.ENOMEM),
+    (ImportError, "failed to map segment", errno.ENOMEM),
+    (ImportError, "Cannot allocate memory", errno.ENOMEM),
+)
+
+
 def _code_of(error: BaseException) -> int | None:
     """Return the errno that an error stands for, if it is about a resource."""
     if isinstance(error, GnnstoreError):
@@ -186,12 +195,10 @@ def _code_of(error: BaseException) -> int | None:
     if isinstance(error, OSError):
         is_thread = error.errno == errno.EAGAIN and "thread" in str(error)
         return error.errno if error.errno != errno.EAGAIN or is_thread else None
-    if isinstance(error, RuntimeError):
-        if "can't start new thread" in str(error):
-            return errno.EAGAIN
-        if "can't allocate memory" in str(error):  # torch
-            return errno.ENOMEM
-    return None
+    return next(
+        (code for kind, text, code in _TEXTS if isinstance(error, kind) and text in str(error)),
+        None,
+    )
 
 
 class limits_named(ContextDecorator):  # noqa: N801 - used like a function

@@ -250,6 +250,7 @@ class Splits(Mapping[str, npt.NDArray[np.int64]]):
     def __init__(self, reader: StoreReader, node: NodeTypeSpec) -> None:
         self._reader = reader
         self._specs = node.splits
+        self._attributes = node.attributes
         self._num_nodes = node.num_nodes
 
     def __getitem__(self, name: str) -> npt.NDArray[np.int64]:
@@ -265,11 +266,12 @@ class Splits(Mapping[str, npt.NDArray[np.int64]]):
         """
         spec = self._specs.get(name) or self._specs.get(SPLIT_ALIASES.get(name, name))
         if spec is None:
-            known = ", ".join(self._specs) or "none"
-            raise NoSplitError(
-                f"{self._reader.path}: there is no split {name!r}; the store's splits: {known}",
-                path=self._reader.path,
-            )
+            problem = f"there is no split {name!r}; the store's splits: "
+            problem += ", ".join(self._specs) or "none"
+            mask = self._attributes.get(f"{name}_mask")
+            if mask is not None and len(mask.shape) == 2:
+                problem += f"; choose one of several: input_nodes=store.{mask.name}[:, 0]"
+            raise NoSplitError(f"{self._reader.path}: {problem}", path=self._reader.path)
         ids = self._reader.read(spec)
         is_list = ids.ndim == 1 and ids.dtype.kind in "iu"
         if not is_list or (ids.size and not 0 <= ids.min() <= ids.max() < self._num_nodes):

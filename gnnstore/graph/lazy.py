@@ -29,8 +29,9 @@ class LazyTensor:
 
     Parameters
     ----------
+    store : object
+        Has it as an attribute called `name`; pickles in its place.
     name : str
-        For people.
     read : callable
         Returns the whole tensor. Raises a BudgetError if it does not fit available memory.
     select : callable, optional
@@ -39,14 +40,20 @@ class LazyTensor:
 
     def __init__(
         self,
+        store: object,
         name: str,
         shape: Sequence[int],
         dtype: torch.dtype,
         read: Callable[[], Tensor],
+        *,
         select: Callable[[Any], Tensor] | None = None,
     ) -> None:
-        self._name, self._read, self._select = name, read, select
+        self._store, self._name = store, name
+        self._read, self._select = read, select
         self.shape, self.dtype = torch.Size(shape), dtype
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self._store, self._name)
 
     @property
     def ndim(self) -> int:

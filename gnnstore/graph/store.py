@@ -246,7 +246,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
                     return self.graph_attributes()[name]
                 if name in self._split_masks:
                     read = partial(self._read_mask, self._split_masks[name])
-                    return LazyTensor(name, (self.num_nodes,), torch.bool, read)
+                    return LazyTensor(self, name, (self.num_nodes,), torch.bool, read)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -275,7 +275,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
     def edge_index(self) -> LazyTensor:
         """Source and target of each edge, [2, E], in the order of the edges' ids."""
         dtype: torch.dtype = getattr(torch, self.schema.index_dtype)
-        return LazyTensor("edge_index", (2, self.num_edges), dtype, self._read_edge_index)
+        return LazyTensor(self, "edge_index", (2, self.num_edges), dtype, self._read_edge_index)
 
     @property
     def num_node_features(self) -> int:
@@ -340,11 +340,12 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
     def _lazy_rows(self, attribute: Attribute) -> LazyTensor:
         spec = attribute.spec
         return LazyTensor(
+            self,
             spec.name,
             _moved(spec),
             getattr(torch, spec.dtype),
             lambda: attribute.tensor().movedim(0, spec.cat_dim),
-            (lambda key: as_tensor(attribute[key], spec.dtype)) if spec.cat_dim == 0 else None,
+            select=None if spec.cat_dim else lambda key: as_tensor(attribute[key], spec.dtype),
         )
 
     def _lazy_edges(self, name: str) -> LazyTensor:
@@ -356,7 +357,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
             rows = rows if order is None else rows[order]
             return rows.movedim(0, spec.cat_dim)
 
-        return LazyTensor(name, _moved(spec), getattr(torch, spec.dtype), read)
+        return LazyTensor(self, name, _moved(spec), getattr(torch, spec.dtype), read)
 
     def _read_edge_index(self) -> Tensor:
         csc = self.topology("mmap")

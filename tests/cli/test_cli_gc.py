@@ -77,6 +77,12 @@ def test_what_is_not_there(run: Any, tmp_path: Path, name: str) -> None:
     assert (done.status, f"{name}: there is no such directory or store" in done.stderr) == (3, True)
 
 
+def test_a_file_is_no_place_for_leftovers(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.npz").write_text("")
+    done = run("gc", tmp_path / "a.npz")
+    assert (done.status, "is a file; name a store" in done.stderr) == (2, True)
+
+
 def test_what_cannot_be_removed_is_named(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

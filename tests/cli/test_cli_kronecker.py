@@ -118,7 +118,7 @@ def test_what_cannot_be_drawn_is_said_before_the_work(
     words = ["convert", "kronecker", seed, tmp_path / "a.gnn", "--factor", 3, "--plot"]
     done = run(*words, tmp_path / "none" / "a.png")
     assert done.status == 3
-    assert "the directory to draw into does not exist" in done.stderr
+    assert "the directory to write into does not exist" in done.stderr
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     done = run(*words, tmp_path / "a.png")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,18 @@ def test_a_plan_from_end_to_end(run: Any, store: Path, original: Path) -> None:
     assert "Packed plans" in run("inspect", store).stdout
     assert run("verify", store).status == 0
     assert run("verify", plan, "--json").document["ok"]
+    group = store / "plans" / "zarr.json"
+    text = group.read_text()
+    for damaged, said in (("garbage", "expected a group"), (None, "is missing; expected a group")):
+        group.unlink()
+        if damaged is not None:
+            group.write_text(damaged)
+        done = run("verify", store, "--level", "header")
+        assert (done.status, f"{group}: {said}" in done.stdout) == (1, True)
+    os.mkfifo(group)
+    assert f"{group}: not a regular file but a FIFO" in run("verify", store).stdout
+    group.unlink()
+    group.write_text(text)
 
     removed = run("rm", store, "--plan", "base", "--json")
     assert removed.status == 0

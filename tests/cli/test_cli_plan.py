@@ -443,11 +443,14 @@ def test_partitions_that_do_not_fit_are_refused(run: Any, store: Path) -> None:
         (("--cache", "nan%"), "neither a share from 0% to 100% nor a size"),
         (("--batch-size", "0"), "0 is not in the range"),
         (("--strategies", "fast,belady"), "'fast' is no strategy that is predicted"),
+        (("--strategies", ""), "'' is no strategy that is predicted"),
+        (("--partitions", "nodes", "--links", "all"), "--links: says how batches are sampled"),
+        (("--batches", "3", "--partitions", "edges"), "--batches: says how batches are sampled"),
         (("--memory", "much"), "is not a size"),
     ],
 )
 def test_options_that_mean_nothing(
-    run: Any, store: Path, words: tuple[str, str], message: str
+    run: Any, store: Path, words: tuple[str, ...], message: str
 ) -> None:
     done = run("plan", store, *words)
     assert done.status == 2

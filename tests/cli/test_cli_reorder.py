@@ -53,6 +53,35 @@ def test_by_frequency_rows_that_batches_need_come_first(
     assert done.status == 3
 
 
+def test_options_that_nothing_would_read(run: Any, store: Path, tmp_path: Path) -> None:
+    for words, text in (
+        (("--seed", "5"), "--seed: only with --by community"),
+        (("--by", "frequency", "--seed", "5"), "--seed: only with --by community"),
+        (("--num-neighbors", "3"), "--num-neighbors: only with --by frequency"),
+        (("--by", "community", "--links", "all"), "--links: only with --by frequency"),
+    ):
+        done = run("reorder", store, tmp_path / "b.gnn", *words)
+        assert (done.status, text in done.stderr) == (2, True), words
+    assert not (tmp_path / "b.gnn").exists()
+
+
+def test_no_store_lies_in_another(run: Any, store: Path, tmp_path: Path) -> None:
+    """To verify the outer one would find files that do not belong there."""
+    (store / "empty").mkdir()
+    for words in (
+        ("reorder", store, store / "in.gnn"),
+        ("reorder", store, store / "empty" / "in.gnn"),
+        ("reorder", store, store / "plans.gnn" / ".." / "in.gnn"),
+        ("partition", store, "-p", 2, "--output", store / "nodes" / "pp"),
+        ("pack", store, "--num-neighbors", 2, "--output", store / "nodes" / "plan"),
+    ):
+        done = run(*words, "-q")
+        assert done.status in {2, 3}, words
+        assert done.status == 3 or "lies inside" in done.stderr, words
+    (store / "empty").rmdir()
+    assert run("verify", store, "--level", "full").status == 0
+
+
 def test_sampling_keeps_to_the_budget(
     run: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

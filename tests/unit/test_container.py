@@ -176,7 +176,9 @@ def test_a_full_disk_and_going_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     path = tmp_path / "a.parts"
     with monkeypatch.context() as patch:
         patch.setattr("gnnstore.formats.container.writer.write_compressed_files", _no_space)
-        with pytest.raises(NoSpaceError, match=r"is kept in .*\.a\.parts\.tmp-"):
+        with pytest.raises(
+            NoSpaceError, match=r"\. What was finished .*is kept in .*\.a\.parts\.tmp-"
+        ):
             write(path)
     (left,) = find_leftovers(tmp_path)
     assert (left.final, left.state) == (path, "resumable")

@@ -84,8 +84,34 @@ def test_undirected(tmp_path: Path) -> None:
 
 
 def test_no_edges(tmp_path: Path) -> None:
-    assert convert(tmp_path, HEADER).num_nodes == 0
+    """That may be what is left of a download."""
+    for options in ({}, {"string_ids": True}):
+        with pytest.raises(InputError, match=r"edges\.txt: has no edges; .* or give num_nodes"):
+            convert(tmp_path, HEADER, **options)
     assert convert(tmp_path, HEADER, num_nodes=4).num_nodes == 4
+
+
+@pytest.mark.parametrize(
+    ("stored", "number", "expected"),
+    [
+        ("float64", "0.1", 0.1),
+        ("float64", "16777217", 16777217.0),
+        ("int32", "16777217", 16777217),
+        ("uint32", "4294967295.0", 4294967295),
+        ("int64", "9007199254740993", 9007199254740993),
+        ("uint64", "9007199254740993", 9007199254740993),
+        (None, "0.1", np.float32(0.1)),
+    ],
+)
+def test_features_in_text_lose_nothing_that_their_type_holds(
+    tmp_path: Path, stored: str | None, number: str, expected: float
+) -> None:
+    features = tmp_path / "x.csv"
+    features.write_text(f"{number},1\n2,3\n")
+    options = ConvertOptions(feature_dtype=stored)
+    found = convert(tmp_path, "0 1\n", features=features, options=options).attributes["x"]
+    assert found.dtype == (stored or "float32")
+    assert found[0, 0] == expected
 
 
 def test_features_labels_and_splits_go_by_the_new_numbers(tmp_path: Path) -> None:

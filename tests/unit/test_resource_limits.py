@@ -155,6 +155,7 @@ def test_a_conversion_goes_on_without_threads(
         (MemoryError("Unable to allocate 9 TiB"), "not enough memory .Unable to allocate 9 TiB"),
         (RuntimeError("can't start new thread"), "not enough threads"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "not enough memory"),
+        (ImportError("a.so: failed to map segment from shared object"), "not enough memory"),
     ],
 )
 def test_what_an_error_says_of_a_limit(error: Exception, said: str) -> None:

@@ -83,11 +83,24 @@ def test_attributes_as_of_pyg_data(tmp_path: Path) -> None:
     assert torch.equal(store.x[None, 1], data.x[None, 1])
 
 
+def test_a_mask_for_each_of_several_splits(tmp_path: Path) -> None:
+    edges, masks = torch.tensor([[0], [1]]), torch.eye(4).bool()
+    data = Data(edge_index=edges, train_mask=masks, num_nodes=4)
+    store: Any = gnnstore.open(from_pyg(data, tmp_path / "a.gnn"))
+    with pytest.raises(NotFoundError, match=r"none; choose one of .*=store\.train_mask\[:, 0\]"):
+        store.splits["train"]
+    loader = gnnstore.NeighborLoader(store, [1], store.train_mask[:, 2])
+    assert [batch.n_id.tolist() for batch in loader] == [[2]]
+
+
 def test_masks_of_splits(store: gnnstore.GraphStore) -> None:
     lazy: Any = store
     assert lazy.val_mask.shape == (300,)
     assert torch.equal(lazy.val_mask.tensor(), store.to_pyg().val_mask)
     assert lazy.val_mask.sum() == len(store.splits["valid"])
+    for each in (lazy.val_mask, lazy.x, lazy.edge_index):
+        again = pickle.loads(pickle.dumps(each))  # noqa: S301
+        assert torch.equal(again.tensor(), each.tensor())
     with pytest.raises(AttributeError, match="has no attribute 'test_mask'"):
         lazy.test_mask  # noqa: B018
 

@@ -111,6 +111,20 @@ def test_overwrite_without_an_atomic_exchange(
     assert entries(tmp_path) == ["a.gnn"]
 
 
+def test_what_was_replaced_and_cannot_be_removed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = write_example_store(tmp_path / "a.gnn").path
+    events: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr("gnnstore.formats.container.transaction.shutil.rmtree", lambda *_, **__: None)
+        with StoreWriter(store, overwrite=True, on_event=events.append) as writer:
+            writer.commit(EMPTY, {})
+    (left,) = (path for path in tmp_path.iterdir() if path != store)
+    (event,) = events
+    assert f"could not be removed from {left}; 'gnnstore gc {tmp_path}' removes it" in event
+
+
 def test_store_set_aside_by_an_interrupted_overwrite_comes_back(tmp_path: Path) -> None:
     store = write_example_store(tmp_path / "a.gnn").path
     store.rename(tmp_path / ".a.gnn.old-00000000")
@@ -232,6 +246,9 @@ def test_a_sweeper_that_takes_the_new_directory_away(
 def test_missing_parent_directory(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="the directory to write into does not exist"):
         StoreWriter(tmp_path / "no" / "a.gnn")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="file: is no directory, so nothing can be written into"):
+        StoreWriter(tmp_path / "file" / "a.gnn")
 
 
 def test_leftovers_of_a_dead_writer_are_swept_and_reported(tmp_path: Path) -> None:

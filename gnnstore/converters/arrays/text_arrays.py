@@ -72,6 +72,16 @@ class TextArray(SequentialArray):
         check_count(self.label, rows_read, num_rows, self._unit)
 
 
+def text_type(stored: str | None) -> str:
+    """Return the type to read text as where an array is stored as another: one that loses nothing.
+
+    By default, and for types that float32 holds exactly, float32.
+    """
+    if stored in {"int64", "uint64"}:
+        return "int64"
+    return "float64" if stored in {"float64", "int32", "uint32"} else "float32"
+
+
 def _measure(table: TextTable, *, count: bool) -> tuple[int, int]:
     """Return the number of columns, and of lines if they are to be counted."""
     num_columns = lines = 0

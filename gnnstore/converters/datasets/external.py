@@ -17,9 +17,10 @@ from gnnstore.converters.arrays.npy import open_npy
 from gnnstore.converters.arrays.npz import open_npz
 from gnnstore.converters.arrays.scattered import ScatteredRows
 from gnnstore.converters.arrays.source import ArraySource, MemoryArray
-from gnnstore.converters.arrays.text_arrays import TextArray, read_numbers
+from gnnstore.converters.arrays.text_arrays import TextArray, read_numbers, text_type
 from gnnstore.converters.inputs import PathLike, existing_file
 from gnnstore.converters.writer.graph_writer import GraphWriter
+from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import InputError, NotFoundError, UsageError
 
 _TEXT_SUFFIXES = (".csv", ".tsv", ".txt")
@@ -48,7 +49,11 @@ class ArrayFiles:
 
 
 def open_features(
-    paths: Paths, *, raw: RawLayout | None = None, what: str = "the features"
+    paths: Paths,
+    *,
+    raw: RawLayout | None = None,
+    what: str = "the features",
+    stored: str | None = None,
 ) -> ArrayFiles:
     """Open an array in one or several files.
 
@@ -63,6 +68,8 @@ def open_features(
         The files are raw binary, like this; the rows it says are those of all files.
     what : str
         Name of the array, for messages.
+    stored : str, optional
+        The type that it will be stored as: text is read accordingly.
 
     Raises
     ------
@@ -75,7 +82,7 @@ def open_features(
     if not found:
         raise UsageError(f"{what}: no file was given")
     one = RawLayout(raw.dtype, (-1, *raw.shape[1:])) if raw is not None else None
-    parts = [_open(name, one, what) for name in found]
+    parts = [_open(name, one, what, stored) for name in found]
     source = parts[0] if len(parts) == 1 else JoinedArrays(parts)
     if raw is not None and raw.shape[0] not in (-1, source.shape[0]):
         raise InputError(
@@ -149,7 +156,7 @@ def _split_member(name: str) -> tuple[str, str | None]:
     return (f"{path}.npz", member) if mark else (name, None)
 
 
-def _open(name: str, raw: RawLayout | None, what: str) -> ArraySource:
+def _open(name: str, raw: RawLayout | None, what: str, stored: str | None) -> ArraySource:
     if raw is not None:
         return open_raw(Path(name), raw)
     file, member = _split_member(name)
@@ -160,7 +167,7 @@ def _open(name: str, raw: RawLayout | None, what: str) -> ArraySource:
         return _open_member(path, member)
     existing_file(path, what)
     if is_text(path):
-        return TextArray(path, what="feature")
+        return TextArray(path, text_type(stored), what="feature")
     raise UsageError(
         f"{what}: {path} is neither .npy, .npz nor .csv; if it is raw binary, say its type and "
         "shape (features_raw, --features-raw), as in float32,-1,128"
@@ -217,7 +224,10 @@ class ExternalFeatures(ArrayFiles):
 
 
 def open_external(
-    features: Paths | None, raw: RawLayout | None, ids: PathLike | None
+    features: Paths | None,
+    raw: RawLayout | None,
+    ids: PathLike | None,
+    options: ConvertOptions | None,
 ) -> ExternalFeatures | None:
     """Open the features and the ids of their rows; None if there are none.
 
@@ -235,7 +245,8 @@ def open_external(
                 "features are like; give the features as well"
             )
         return None
-    found = open_features(features, raw=raw)
+    stored = None if options is None else options.feature_dtype
+    found = open_features(features, raw=raw, stored=stored)
     if ids is None:
         return ExternalFeatures(found.source, found.dtype, found.files)
     rows = open_labels(ids)

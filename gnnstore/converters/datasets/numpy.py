@@ -90,7 +90,7 @@ def from_numpy(
     files = sorted(path.glob("*.npy")) if path.is_dir() else [path]
     if not files:
         raise NotFoundError(f"{path}: there is no .npy file in this directory", path=path)
-    x = open_external(features, features_raw, features_ids)
+    x = open_external(features, features_raw, features_ids, options)
     source: dict[str, Any] = {
         "inputs": describe_files([*files, *(() if x is None else x.files)]),
         "layout": layout,

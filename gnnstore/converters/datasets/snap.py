@@ -105,12 +105,12 @@ def from_snap(
     NotFoundError
         If an input is not there.
     InputError
-        If a line is no edge (the message has its number), the gzip stream is damaged, or
-        counts disagree.
+        If a line is no edge (the message has its number), the gzip stream is damaged, counts
+        disagree, or there are no edges and `num_nodes` is not given.
     """
     _check_ids(num_nodes, edge_weight, string_ids, features_ids)
     path = existing_file(input, "the edge list")
-    x = open_external(features, features_raw, features_ids)
+    x = open_external(features, features_raw, features_ids, options)
     y = None if labels is None else open_labels(labels)
     split_arrays = {} if splits is None else _open_splits(splits)
     beside = [file for array in (x, y) if array is not None for file in array.files]
@@ -146,6 +146,12 @@ def from_snap(
         ids = None
         if num_nodes is None and names is None:
             ids = number_ids(writer, _read_ids(writer, table))
+        if num_nodes is None and not writer.num_nodes:
+            raise InputError(
+                f"{path}: has no edges; download or copy it again, or give num_nodes "
+                "(--num-nodes) if that is right",
+                path=path,
+            )
         max_id = None if ids is None else ids.max_id
         if x is not None:
             _check_rows(x.source, writer.num_nodes or 0, None if x.row_ids is not None else max_id)

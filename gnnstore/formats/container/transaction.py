@@ -28,6 +28,7 @@ from gnnstore.errors import (
 )
 from gnnstore.formats.container.files import fsync_directory
 from gnnstore.formats.container.leftovers import is_resumable, leftover_bytes, leftovers, remove
+from gnnstore.formats.container.manifest import kind_of
 from gnnstore.formats.container.regular_files import check_tree
 from gnnstore.units import format_size
 
@@ -58,6 +59,8 @@ class DirectoryTransaction:
         of sweeping it. It may raise, and then that directory stays.
     noun, attempt : str
         Names of the directory and of its leftovers, for messages.
+    directory : str
+        Where in a store it may lie; "": nowhere.
 
     Attributes
     ----------
@@ -86,6 +89,7 @@ class DirectoryTransaction:
         adopt: Callable[[Path], bool] | None = None,
         noun: str = "a gnnstore store",
         attempt: str = "conversion",
+        directory: str = "",
     ) -> None:
         # Absolute, so that a later chdir changes nothing; not resolved, so that messages
         # show what the user typed as far as possible.
@@ -94,11 +98,9 @@ class DirectoryTransaction:
             # Whoever links to another disk wants the new store there too.
             self.final = self.final.resolve()
         self.overwrite = overwrite
-        if not self.final.parent.is_dir():
-            raise NotFoundError(
-                f"{self.final.parent}: the directory to write into does not exist; create it first",
-                path=self.final.parent,
-            )
+        self._on_event = on_event
+        check_parent(self.final)
+        _check_outside(self.final, directory)
         found = _sweep(self.final, on_event, adopt, attempt)
         self.adopted = found is not None
         if found is None:
@@ -173,6 +175,11 @@ class DirectoryTransaction:
                 self.path = old
             # The old store, under the temporary name now.
             shutil.rmtree(self.path, ignore_errors=True)
+            if self.path.exists():
+                self._on_event(
+                    f"what was replaced could not be removed from {self.path}; "
+                    f"'gnnstore gc {self.final.parent}' removes it"
+                )
             return
         try:
             try:
@@ -204,6 +211,40 @@ class DirectoryTransaction:
         lock, self._lock = self._lock, -1
         if lock >= 0:
             os.close(lock)
+
+
+def check_parent(path: Path) -> None:
+    """Raise unless there is a directory to write into.
+
+    Raises
+    ------
+    NotFoundError, UsageError
+        If there is nothing, or something else.
+    """
+    parent = path.parent
+    if parent.is_dir():
+        return
+    if os.path.lexists(parent):
+        raise UsageError(
+            f"{parent}: is no directory, so nothing can be written into it; choose another output",
+            path=parent,
+        )
+    raise NotFoundError(
+        f"{parent}: the directory to write into does not exist; create it first", path=parent
+    )
+
+
+def _check_outside(final: Path, directory: str) -> None:
+    """Raise if the output lies in another sealed directory, which would be damaged by that."""
+    own_parent = final.parent.resolve()
+    for parent in (own_parent, *own_parent.parents):
+        kind = kind_of(parent)
+        if kind is None or (directory and own_parent == parent / directory):
+            continue
+        raise UsageError(
+            f"{final}: lies inside {parent}, which is {kind.manifest.NOUN}; choose a place outside",
+            path=final,
+        )
 
 
 def check_final(
@@ -254,10 +295,14 @@ def _sweep(
             elif found is None and adopt is not None and _may_adopt(path, adopt):
                 found, is_kept = (path, lock), True
             else:
-                size = format_size(leftover_bytes(path))
+                num_bytes = leftover_bytes(path)
                 hint = "; --resume would have gone on with it" if is_resumable(path) else ""
                 remove(path)
-                on_event(f"removed {size} that an interrupted {attempt} had left in {path}{hint}")
+                if num_bytes:  # else another writer may just have made it, and will see that
+                    on_event(
+                        f"removed {format_size(num_bytes)} that an interrupted {attempt} had left "
+                        f"in {path}{hint}"
+                    )
         except BaseException:
             if found is not None and not is_kept:
                 os.close(found[1])

@@ -6,6 +6,7 @@ Three levels, each including the one before: `header` (metadata, sizes, stray fi
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,15 +23,17 @@ from gnnstore.errors import (
     UnsupportedVersionError,
     storage_errors,
 )
-from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE
+from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE, group_metadata
 from gnnstore.formats.container.files import BLOCK_BYTES, Problem
 from gnnstore.formats.container.manifest import KINDS, FileEntry, kind_of
 from gnnstore.formats.container.reader import SealedReader
+from gnnstore.formats.container.regular_files import open_binary
 
 Level = Literal["header", "checksums", "full"]
 LEVELS: tuple[Level, ...] = ("header", "checksums", "full")
 
 _MAX_RANGES_PER_FILE = 20
+_MAX_GROUP_BYTES = 4096
 _LINK = "a symbolic link, which no reader follows; remove it, or put there what it leads to"
 
 
@@ -82,6 +85,7 @@ def open_units(directory: Path) -> tuple[list[SealedReader[Any]], list[Problem]]
         place = directory / inner.directory
         if not inner.directory or not place.is_dir() or place.is_symlink():
             continue  # links are found among stray files
+        problems += _check_group(place / METADATA_FILE)
         for unit in sorted(place.iterdir()):
             if unit.name.startswith(".") or unit.name == METADATA_FILE:
                 continue  # of a writer; of the group
@@ -93,6 +97,22 @@ def open_units(directory: Path) -> tuple[list[SealedReader[Any]], list[Problem]]
             except (CorruptStoreError, UnsupportedVersionError, NotFoundError) as error:
                 problems.append(Problem(error.path or str(unit), str(error)))
     return readers, problems
+
+
+def _check_group(path: Path) -> list[Problem]:
+    """Return problems with the metadata of a directory of units: a group without attributes."""
+    expected = f"expected a group, {json.dumps(group_metadata())}"
+    try:
+        with open_binary(path, error=CorruptStoreError) as file:
+            found = file.read(_MAX_GROUP_BYTES)
+        is_right = json.loads(found) == group_metadata()
+    except FileNotFoundError:
+        return [Problem(str(path), f"is missing; {expected}")]
+    except (CorruptStoreError, OSError) as error:
+        return [Problem(str(path), str(error))]
+    except ValueError:
+        is_right = False
+    return [] if is_right else [Problem(str(path), expected)]
 
 
 def stray_files(reader: SealedReader[Any]) -> Iterator[Problem]:

@@ -44,6 +44,7 @@ from gnnstore.formats.container.journal import Journal
 from gnnstore.formats.container.journal_file import JOURNAL_FILE, read_records
 from gnnstore.formats.container.manifest import (
     CHECKSUMS_ARRAY,
+    KINDS,
     MAX_MANIFEST_BYTES,
     FileEntry,
     Manifest,
@@ -132,6 +133,7 @@ class SealedWriter:
             adopt=partial(_can_continue, manifest, fingerprint or {}) if resume else None,
             noun=manifest.NOUN,
             attempt=manifest.ATTEMPT,
+            directory=next(kind.directory for kind in KINDS if kind.manifest is manifest),
         )
         try:
             self.journal = self._open_journal(fingerprint or {}, decided)
@@ -440,8 +442,9 @@ class SealedWriter:
         if keeps:
             kept = self.describe_kept() if self.temporary_path.exists() else ""
             advice = " ".join(filter(None, [missing, kept]))
-            if isinstance(error, GnnstoreError):
-                error.message = f"{error.message} {advice}".rstrip()
+            if isinstance(error, GnnstoreError) and advice:
+                end = "" if error.message.endswith((".", "!", "?")) else "."
+                error.message = f"{error.message}{end} {advice}"
             elif advice:
                 self._on_event(advice)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gnnstore.disk.scratch import find_runs, remove_run
-from gnnstore.errors import NotFoundError, StorageError, storage_errors
+from gnnstore.errors import NotFoundError, StorageError, UsageError, storage_errors
 from gnnstore.formats.container.leftovers import Leftover, find_leftovers, remove
 from gnnstore.formats.container.manifest import KINDS
 from gnnstore.formats.store.schema import StoreManifest
@@ -73,6 +73,8 @@ def _find(path: Path) -> Iterator[Leftover]:
         return
     beside = find_leftovers(path.parent) if path.parent.is_dir() else ()
     of_store = [item for item in beside if item.final == path]
+    if path.is_file():
+        raise UsageError(f"{path}: is a file; name a store, or a directory of stores")
     if not of_store and not path.exists():
         raise NotFoundError(f"{path}: there is no such directory or store", path=path)
     yield from of_store

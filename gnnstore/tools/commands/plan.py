@@ -15,6 +15,7 @@ from gnnstore.tools.ui.options import (
     batch_options,
     parse_share_or_size,
     plot_option,
+    refuse_given,
     seed_option,
     session_options,
     threads_option,
@@ -45,6 +46,9 @@ Examples:
 """
 
 
+_OF_PARTITIONS = {"store", "partitions", "embedding_dim", "memory_bytes", "plot_file"}
+
+
 def _parse_candidates(text: str, _: str) -> tuple[str, ...]:
     """Return the names of candidates in their usual order; a strategy stands for all its scores."""
     named = {part.strip() for part in text.split(",")}
@@ -52,9 +56,9 @@ def _parse_candidates(text: str, _: str) -> tuple[str, ...]:
     scored = {found.name: found.strategy.name for found in candidates if found.score}
     named |= {name for name, strategy in scored.items() if strategy in named}
     names = [found.name for found in candidates]
-    if unknown := ", ".join(sorted(named - {*names, *scored.values()})):
+    if unknown := sorted(named - {*names, *scored.values()}):
         raise UsageError(
-            f"{unknown!r} is no strategy that is predicted; choose some of "
+            f"{', '.join(unknown)!r} is no strategy that is predicted; choose some of "
             f"{', '.join(dict.fromkeys((*scored.values(), *names)))}"
         )
     return tuple(name for name in names if name in named)
@@ -129,6 +133,11 @@ def command(
     if partitions is not None:
         from gnnstore.tools.plan.partitions import plan_partitions  # noqa: PLC0415
 
+        refuse_given(
+            lambda name: name not in _OF_PARTITIONS,
+            "says how batches are sampled, or from what, and a buffer of partitions is planned "
+            "without that; leave it out, or --partitions",
+        )
         return plan_partitions(
             session,
             store,

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnnstore.errors import NotFoundError, StorageError, UsageError, storage_errors
+from gnnstore.errors import StorageError, UsageError, storage_errors
+from gnnstore.formats.container.transaction import check_parent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,8 +49,8 @@ def check_picture(file: Path) -> None:
     ------
     UsageError
         If matplotlib is not installed.
-    NotFoundError
-        If the directory does not exist.
+    NotFoundError, UsageError
+        If there is no directory to write into.
     """
     try:
         import matplotlib.figure  # noqa: F401, PLC0415 - optional, and slow to import
@@ -58,10 +59,7 @@ def check_picture(file: Path) -> None:
             f"--plot draws with matplotlib, which cannot be imported ({error}); install it with: "
             "pip install 'gnnstore[plot]'"
         ) from error
-    if not file.absolute().parent.is_dir():
-        raise NotFoundError(
-            f"{file}: the directory to draw into does not exist; create it first", path=file
-        )
+    check_parent(file.absolute())
 
 
 def new_axes(

@@ -209,6 +209,24 @@ def _seeds_together(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_seeds
 
 
+def refuse_given(is_refused: Callable[[str], bool], problem: str) -> None:
+    """Refuse options of the running command that somebody has given and nothing would read.
+
+    Parameters
+    ----------
+    is_refused : callable
+        Says so of an option, by the name of its parameter.
+    problem : str
+        Said after the option's name.
+    """
+    context = click.get_current_context()
+    for param in context.command.params:
+        name = str(param.name)
+        given = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        if given and param.expose_value and is_refused(name):
+            raise UsageError(f"{param.opts[-1]}: {problem}")
+
+
 # What a link loader starts from; each option is a parameter of `LinkNeighborLoader`.
 _link_options = together(
     click.option(
@@ -271,6 +289,10 @@ batch_options = together(
     ),
     _link_options,
     _seeds_together,
+)
+
+BATCH_PARAMETERS = frozenset(
+    str(param.name) for param in click.command()(batch_options(lambda: None)).params
 )
 
 # (flags, field of Session, help)

@@ -10,7 +10,13 @@ from gnnstore.converters.stores.reorder import ORDERS
 from gnnstore.errors import UsageError
 from gnnstore.tools.commands.convert import output_options
 from gnnstore.tools.convert import convert
-from gnnstore.tools.ui.options import batch_options, seed_option, session_options
+from gnnstore.tools.ui.options import (
+    BATCH_PARAMETERS,
+    batch_options,
+    refuse_given,
+    seed_option,
+    session_options,
+)
 from gnnstore.tools.ui.session import Session
 
 if TYPE_CHECKING:
@@ -70,6 +76,13 @@ def command(
     """Reorder a store; users see `_HELP`."""
     if not estimate and arguments["output"] is None:
         raise UsageError("OUT is missing: where the new store is to be; or give --estimate")
+    by = arguments["by"]
+    if by != "frequency":
+        refuse_given(
+            BATCH_PARAMETERS.__contains__, "only with --by frequency, which samples batches"
+        )
+    if by != "community":
+        refuse_given("seed".__eq__, "only with --by community")
     scores = None
     if arguments["by"] == "frequency":
         # On demand: torch and the kernels take longer to load than --help may.
