@@ -361,7 +361,7 @@ def _halved(path: Path) -> Path:
         ("numpy", lambda d: _text(d / "t.npz", "not a zip"), 1, "t.npz"),
         ("numpy", lambda d: _bomb(d / "b.npz"), 1, "b.npz: edge_index: says that"),
         ("numpy", lambda d: _parts(d / "in"), 1, "x.npy: shape [2, 3] of float64 needs 176 bytes"),
-        ("snap", lambda d: _text(d / "e.txt", "0 1\n1,2\n"), 1, "line 2: found 1 fields, expected"),
+        ("snap", lambda d: _text(d / "e.txt", "0 1\n1,2\n"), 1, "line 2: found 1 field, expected"),
         ("snap", lambda d: _text(d / "e.txt", "0 1\n-1 2\n"), 1, "node id -1 is outside [0, 2^63)"),
         ("snap", lambda d: _text(d / "e.txt", "0 1\n1,2\n"), 1, "commas instead of spaces"),
         ("snap", lambda d: _text(d / "e.txt.gz", "0 1\n"), 1, "not a gzip file, though it is na"),

@@ -333,6 +333,7 @@ def test_every_difference_is_named(path: Path) -> None:
 def test_a_plan_that_was_copied_from_another_store_is_found(path: Path, tmp_path: Path) -> None:
     other = make_graph(h=np.zeros((N, 30), np.float32)).write(tmp_path / "other.gnn")
     (other / "plans").mkdir()
+    shutil.copy(path / "plans" / "zarr.json", other / "plans")
     plan = shutil.copytree(path / "plans" / "base", other / "plans" / "copied")
     for level in LEVELS:
         (problem,) = verify(other, level).problems

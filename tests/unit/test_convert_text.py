@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import lzma
 import threading
 import time
 from dataclasses import replace
@@ -144,9 +146,9 @@ def test_floats(tmp_path: Path) -> None:
         ("1,2\n3,\n", "line 2: column 2 is empty: a value is missing"),
         ("1,2\n\n3,4\n", "line 2: the line is blank where a row was expected"),
         ("\n1,2\n", "line 1: the line is blank where a row was expected"),
-        ("1,2\n3\n", "line 2: found 1 fields, expected 2"),
+        ("1,2\n3\n", "line 2: found 1 field, expected 2"),
         ("1,2\n3,4,5\n", "line 2: found 3 fields, expected 2"),
-        ("1,2\n3 4\n", "line 2: found 1 fields, expected 2, in '3 4'"),
+        ("1,2\n3 4\n", "line 2: found 1 field, expected 2, in '3 4'"),
         ("1,2\n3\t4\n", "it is separated in another way than the lines before it, by spaces inst"),
         ('1,2\n"3",4\n', "line 2: column 1: '\"3\"' is not an integer"),
         ("1,2\n3,4\r5,6\n", "line 2: found 3 fields, expected 2"),
@@ -342,6 +344,24 @@ def test_the_fast_parser_agrees_with_the_letter(
             assert str(found) == expected
 
 
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (bz2.compress(b"0 1\n"), "is compressed with bzip2; decompress it"),
+        (lzma.compress(b"0 1\n"), "is compressed with xz; decompress it"),
+        (b"\x28\xb5\x2f\xfd\x04\x00\x21\x00", "is compressed with zstd; decompress it"),
+        (b"PK\x03\x04\x14\x00", "is a zip archive; extract the file that is in it"),
+        ("0 1\n".encode("utf-16"), "is text in UTF-16; convert it to UTF-8"),
+        ("\ufeff0 1\n".encode("utf-16-be"), "is text in UTF-16; convert it to UTF-8"),
+    ],
+)
+def test_what_is_no_text_is_named(tmp_path: Path, data: bytes, said: str) -> None:
+    path = tmp_path / "edges.txt"
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=f"edges.txt: {said}"):
+        read(path, SNAP)
+
+
 @pytest.mark.parametrize("others", ["", "1\v\n"])
 def test_float32_is_rounded_once(tmp_path: Path, others: str) -> None:
     """Whatever the other lines of a block are: this one has no clean form."""
@@ -353,10 +373,10 @@ def test_float32_is_rounded_once(tmp_path: Path, others: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("1 2\n3,4\n", "line 2: found 1 fields, expected 2, in '3,4'; it is separated in another"),
+        ("1 2\n3,4\n", "line 2: found 1 field, expected 2, in '3,4'; it is separated in another"),
         ("1\t2\n3,4\n", "by commas instead of tabs"),
         ("1,2\n3 4\n", "by spaces instead of commas"),
-        ("# a b\n1,2\n3;4\n", "line 3: found 1 fields, expected 2, in '3;4'"),
+        ("# a b\n1,2\n3;4\n", "line 3: found 1 field, expected 2, in '3;4'"),
     ],
 )
 @pytest.mark.parametrize("block_bytes", [4, 2**20])

@@ -23,6 +23,7 @@ from gnnstore.formats import (
     Schema,
     StoreWriter,
 )
+from gnnstore.formats.arrays.zarr_metadata import group_metadata
 from gnnstore.formats.container.verify import LEVELS
 from gnnstore.testing.stores import write_example_store
 
@@ -100,7 +101,7 @@ def test_a_plan_whose_root_cannot_be_read(tmp_path: Path, content: bytes | None)
     store = write_example_store(tmp_path / "a.gnn").path
     plan = store / "plans" / "base"
     plan.mkdir(parents=True)
-    (plan.parent / "zarr.json").write_text("{}")
+    (plan.parent / "zarr.json").write_text(json.dumps(group_metadata()))
     if content is not None:
         (plan / "zarr.json").write_bytes(content)
     (problem,) = verify(store, "header").problems

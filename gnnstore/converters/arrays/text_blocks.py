@@ -28,6 +28,15 @@ _BYTES_PER_BYTE = 12
 # Longer than any row of numbers: the file is not text, or a bomb of a gigabyte without a line end.
 MAX_LINE_BYTES = 2**26
 _GZIP_MAGIC = b"\x1f\x8b"
+# How files begin that are no text, what they are, and what to do.
+_NO_TEXT = (
+    (b"BZh", "compressed with bzip2", "decompress it"),
+    (b"\xfd7zXZ\x00", "compressed with xz", "decompress it"),
+    (b"\x28\xb5\x2f\xfd", "compressed with zstd", "decompress it"),
+    (b"PK\x03\x04", "a zip archive", "extract the file that is in it"),
+    (codecs.BOM_UTF16_LE, "text in UTF-16", "convert it to UTF-8"),
+    (codecs.BOM_UTF16_BE, "text in UTF-16", "convert it to UTF-8"),
+)
 
 
 @dataclass(frozen=True)
@@ -87,8 +96,12 @@ def read_blocks(
     num_blank = 0  # lines before `rest`, which count only if something follows them
     try:
         with open_input(path) as raw:
-            zipped = raw.read(2) == _GZIP_MAGIC
+            head = raw.read(8)
             raw.seek(0)
+            zipped = head.startswith(_GZIP_MAGIC)
+            for magic, what, advice in _NO_TEXT:
+                if head.startswith(magic):
+                    raise InputError(f"{path}: is {what}; {advice}", path=path)
             if path.suffix == ".gz" and not zipped:
                 raise InputError(
                     f"{path}: not a gzip file, though it is named .gz; "

@@ -496,7 +496,8 @@ class TextTable:
                 f"{self.format.type_hint}",
             )
         # A number of more digits is out of range in any case, and slow to convert.
-        value = int(field) if len(field) < 25 else int(_INT64.max) + 1
+        digits = field.lstrip(b"+-").lstrip(b"0")
+        value = int(field) if len(digits) < 25 else int(_INT64.max) + 1
         if not _INT64.min <= value <= _INT64.max:
             self._fail(line, f"{where}: {what} {_show(field)} does not fit in 64 bits")
         low, limit = self.format.minimum, self.format.limit
@@ -525,7 +526,8 @@ class TextTable:
         return value
 
     def _fail_fields(self, line: int, text: bytes, found: int) -> NoReturn:
-        problem = f"found {found} fields, expected {self._num_columns}, in {_show(text)}"
+        fields = "field" if found == 1 else "fields"
+        problem = f"found {found} {fields}, expected {self._num_columns}, in {_show(text)}"
         others = len(text.split(b",") if self._delimiter != "," else text.split())
         if self._num_columns == others and self._num_columns != 1:
             problem += (

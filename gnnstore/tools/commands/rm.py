@@ -38,7 +38,7 @@ def command(session: Session, store: str, plan: str | None, partitions: str | No
     elif plan is None and partitions is not None:
         kind, option, name = PARTITIONS, "partitions", partitions
     else:
-        raise UsageError("name what to remove: a --plan, or --partitions")
+        raise UsageError("name one thing to remove: a --plan, or --partitions")
     path = StoreReader.open(store).path
     size = directory_bytes(unit_path(kind, path, name))
     remove_unit(kind, path, name)
