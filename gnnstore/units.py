@@ -26,8 +26,8 @@ _MAX_BYTES = 2**62  # sums of a few still fit 64 bits
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
-def parse_size(size: int | str, *, name: str = "size") -> int:
-    """Return a number of bytes from an integer or from text such as "8GB" or "512MiB".
+def parse_size(size: float | str, *, name: str = "size") -> int:
+    """Return a number of bytes from a whole number, or from text such as "8GB" or "512MiB".
 
     Decimal suffixes (kB, MB, GB, TB) are powers of 1000, binary ones (KiB, MiB, GiB, TiB)
     powers of 1024. `name` is the argument's name for the message.
@@ -37,6 +37,8 @@ def parse_size(size: int | str, *, name: str = "size") -> int:
     UsageError
         If the text is not a size or the size is negative.
     """
+    if isinstance(size, float) and size.is_integer():  # as 8e9
+        size = int(size)
     if (num_bytes := as_whole_number(size)) is not None:
         if num_bytes < 0:
             raise UsageError(f"{name}={size} is negative; give a number of bytes")

@@ -249,6 +249,12 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
                     return LazyTensor(self, name, (self.num_nodes,), torch.bool, read)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
+    def __contains__(self, name: object) -> bool:
+        """Whether there is such an attribute of nodes, edges or the graph, as of PyG's `Data`."""
+        schema = self.schema
+        names = {*schema.graph_attributes, *schema.graph_arrays, *self._split_masks, "edge_index"}
+        return name in names | schema.node.attributes.keys() | schema.edge.attributes.keys()
+
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse new values of what is on disk, which no loader would see."""
         reader = self.__dict__.get("reader")

@@ -112,6 +112,12 @@ class BatchLoader(DataLoader[Any]):
         DataLoader.__init__(self, positions, collate_fn=self.collate_fn, **options)
         self.seed = None if seed is None else check_word("seed", seed)
         self.epoch = 0
+        for name, given in (
+            ("transform", transform),
+            ("transform_sampler_output", transform_sampler_output),
+        ):
+            if given is not None and not callable(given):
+                raise UsageError(f"{name}={given!r} cannot be called; give a function, or None")
         self.transform = transform
         self.transform_sampler_output = transform_sampler_output
         self._labels = labels

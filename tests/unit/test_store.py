@@ -71,6 +71,8 @@ def test_attributes_as_of_pyg_data(tmp_path: Path) -> None:
     )
     store: Any = gnnstore.open(from_pyg(data, tmp_path / "a.gnn"))
     assert store.name == "small"
+    assert all(name in store for name in data.keys())  # noqa: SIM118
+    assert "z" not in store
     assert torch.equal(store.centre, data.centre)
     again = store.to_pyg()
     for key in data.keys():  # noqa: SIM118 - a method of PyG's

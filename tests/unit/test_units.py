@@ -18,6 +18,7 @@ from gnnstore.units import format_at_least, format_size, parse_size
         (0, 0),
         (4096, 4096),
         ("4096", 4096),
+        (8e9, 8 * 10**9),
         ("4096B", 4096),
         ("8GB", 8 * 10**9),
         ("8 gb", 8 * 10**9),
@@ -29,12 +30,12 @@ from gnnstore.units import format_at_least, format_size, parse_size
         ("9007199254740993", 2**53 + 1),  # one that a float cannot hold
     ],
 )
-def test_parse_size(text: int | str, num_bytes: int) -> None:
+def test_parse_size(text: float | str, num_bytes: int) -> None:
     assert parse_size(text) == num_bytes
 
 
 @pytest.mark.parametrize(
-    "text", ["", "eight", "8XB", "-1", "1e9", "8 G B", "0x10", "1.", "∞", None, 1.5]
+    "text", ["", "eight", "8XB", "-1", "1e9", "8 G B", "0x10", "1.", "∞", None, 1.5, float("inf")]
 )
 def test_parse_size_refuses_what_is_no_size(text: object) -> None:
     with pytest.raises(UsageError, match=r"memory=.* is not a size; write .* such as '8GB'"):

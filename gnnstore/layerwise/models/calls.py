@@ -193,9 +193,11 @@ def _choose_call(layer: Layer, kind: RowKind) -> LayerCall:
             expected = layer.finish(graph.convolve(layer.conv, takes))
         expected = _rows_of_targets(expected, graph.block(0, graph.num_nodes))
     except Exception as error:
+        missing = [name for name in _edge_data_of(layer.conv) if name not in takes]
+        hint = f"; for what it takes of edges, name an attribute: {missing[0]}=" if missing else ""
         raise UsageError(
             f"{layer.name} fails on rows of {kind.width} {_short(kind.dtype)} with edges between "
-            f"{graph.num_nodes} nodes: {type(error).__name__}: {error}"
+            f"{graph.num_nodes} nodes: {type(error).__name__}: {error}{hint}"
         ) from error
     failures: list[str] = []
     for call in _candidates(layer, takes):
