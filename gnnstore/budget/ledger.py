@@ -202,10 +202,12 @@ class Ledger:
             The type of the error.
         """
         missing, parts = max(-self.left(sizes), self.raise_by), self.explain(sizes)
+        if parts and (others := missing + self.left(sizes)):
+            parts += f" + {format_size(others)} of other parts"
         more = [f"raise {self.option} by at least {format_at_least(missing)}"] * bool(self.option)
         some = f"free at least {format_at_least(missing)}, or take a larger machine"
-        *others, last = (*more, *remedies) or (some,)
-        todo = f"{', '.join(others)}, or {last}" if others else last
+        *first, last = (*more, *remedies) or (some,)
+        todo = f"{', '.join(first)}, or {last}" if first else last
         found = error(
             f"{self.who} needs {format_count(self.limit + missing, 'byte')}"
             f"{f' ({parts})' if parts else ''}, but has {format_count(self.limit, 'byte')} "

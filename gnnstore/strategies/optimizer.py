@@ -235,8 +235,7 @@ def choices_for(loader: LoaderSpec, auto: Auto) -> Iterator[Chosen]:
         why = f"it is predicted to take {each} an epoch{more}{others}"
         chosen = with_candidate(options, prediction.candidate)
         yield Chosen(chosen, why, predicted=prediction)
-    if may_map:
-        yield mapped
+    yield mapped if may_map else simple
 
 
 def _others(chosen: Prediction, slower: list[Prediction]) -> str:

@@ -242,6 +242,7 @@ def place(
             mode, why = "memory", f"all {total} of the store fit {have}"
         if mode == "mmap":
             why += f", and {instead_of_static}"
+            topology = "mmap" if topology == "disk" else topology
         strategy = strategy[mode]
 
     mode = strategy.mode
