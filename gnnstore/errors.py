@@ -195,10 +195,16 @@ def _code_of(error: BaseException) -> int | None:
     if isinstance(error, OSError):
         is_thread = error.errno == errno.EAGAIN and "thread" in str(error)
         return error.errno if error.errno != errno.EAGAIN or is_thread else None
+    if isinstance(error, ImportError) and _is_unlimited(resource.RLIMIT_AS):
+        return None  # as of a library on a file system that is mounted noexec
     return next(
         (code for kind, text, code in _TEXTS if isinstance(error, kind) and text in str(error)),
         None,
     )
+
+
+def _is_unlimited(kind: int) -> bool:
+    return resource.getrlimit(kind)[0] == resource.RLIM_INFINITY
 
 
 class limits_named(ContextDecorator):  # noqa: N801 - used like a function

@@ -24,6 +24,7 @@ from gnnstore.formats import AttributeSpec, StoreReader
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.store.schema import NodeTypeSpec, TextSpec
 from gnnstore.graph.indexing import Selection, select
+from gnnstore.units import format_count
 
 SPLIT_ALIASES = {"val": "valid", "validation": "valid", "training": "train", "testing": "test"}
 
@@ -270,7 +271,10 @@ class Splits(Mapping[str, npt.NDArray[np.int64]]):
             problem += ", ".join(self._specs) or "none"
             mask = self._attributes.get(f"{name}_mask")
             if mask is not None and len(mask.shape) == 2:
-                problem += f"; choose one of several: input_nodes=store.{mask.name}[:, 0]"
+                problem += (
+                    f"; {mask.name} has {format_count(mask.shape[1], 'column')}: choose one, as in "
+                    f"input_nodes=store.{mask.name}[:, 0]"
+                )
             raise NoSplitError(f"{self._reader.path}: {problem}", path=self._reader.path)
         ids = self._reader.read(spec)
         is_list = ids.ndim == 1 and ids.dtype.kind in "iu"

@@ -30,8 +30,9 @@ class LazyTensor:
     Parameters
     ----------
     store : object
-        Has it as an attribute called `name`; pickles in its place.
+        What has this tensor as an attribute. The two are what is pickled of it.
     name : str
+        Of the attribute.
     read : callable
         Returns the whole tensor. Raises a BudgetError if it does not fit available memory.
     select : callable, optional

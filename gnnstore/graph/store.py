@@ -6,9 +6,10 @@ as its path), and it reads only what is asked of it.
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -193,11 +194,12 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
 
     def graph_attributes(self) -> dict[str, Any]:
         """Return the graph-level attributes: JSON values, and tensors."""
-        arrays = {
-            name: as_tensor(self.reader.read(spec), spec.dtype)
-            for name, spec in self.schema.graph_arrays.items()
-        }
-        return {**self.schema.graph_attributes, **arrays}
+        arrays = {name: self._graph_array(name) for name in self.schema.graph_arrays}
+        return {**copy.deepcopy(dict(self.schema.graph_attributes)), **arrays}
+
+    def _graph_array(self, name: str) -> Tensor:
+        spec = self.schema.graph_arrays[name]
+        return as_tensor(self.reader.read(spec), spec.dtype)
 
     def topology(self, mode: TopologyMode = "memory", num_threads: int = 1) -> Csc:
         """Return the adjacency, in RAM or mapped; made once per mode and shared.
@@ -242,8 +244,10 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
                     return self._lazy_rows(self.node_attribute(name))
                 if name in schema.edge.attributes:
                     return self._lazy_edges(name)
-                if name in schema.graph_attributes or name in schema.graph_arrays:
-                    return self.graph_attributes()[name]
+                if name in schema.graph_attributes:
+                    return copy.deepcopy(schema.graph_attributes[name])
+                if name in schema.graph_arrays:
+                    return self._graph_array(name)
                 if name in self._split_masks:
                     read = partial(self._read_mask, self._split_masks[name])
                     return LazyTensor(self, name, (self.num_nodes,), torch.bool, read)
@@ -251,26 +255,36 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
 
     def __contains__(self, name: object) -> bool:
         """Whether there is such an attribute of nodes, edges or the graph, as of PyG's `Data`."""
+        if not isinstance(name, str) or name.startswith("_"):
+            return False
         schema = self.schema
-        names = {*schema.graph_attributes, *schema.graph_arrays, *self._split_masks, "edge_index"}
-        return name in names | schema.node.attributes.keys() | schema.edge.attributes.keys()
+        places: tuple[Container[str], ...] = (
+            {"edge_index"},
+            schema.graph_attributes,
+            schema.graph_arrays,
+            self._split_masks,
+            *(node.attributes for node in schema.node_types),
+            *(edge.attributes for edge in schema.edge_types),
+        )
+        return any(name in place for place in places)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse new values of what is on disk, which no loader would see."""
-        reader = self.__dict__.get("reader")
-        if reader is not None:
-            schema = reader.schema
-            names = {*schema.graph_attributes, *schema.graph_arrays, "edge_index"}
-            for each in (*schema.node_types, *schema.edge_types):
-                names |= each.attributes.keys()
-            if name in names:
-                raise _immutable(self.path, f"{name!r} cannot be assigned to")
+        if "reader" in self.__dict__ and name in self:
+            raise _immutable(self.path, f"{name!r} cannot be assigned to")
         super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """Refuse to forget what is on disk."""
+        if name in self:
+            raise _immutable(self.path, f"{name!r} cannot be deleted")
+        super().__delattr__(name)
 
     @property
     def _split_masks(self) -> dict[str, str]:
         """The splits by the names that PyG's data sets give to masks of them."""
-        return {_MASKS.get(split, f"{split}_mask"): split for split in self.splits}
+        splits = self.schema.node.splits if len(self.schema.node_types) == 1 else ()
+        return {_MASKS.get(split, f"{split}_mask"): split for split in splits}
 
     def _read_mask(self, split: str) -> Tensor:
         mask = torch.zeros(self.num_nodes, dtype=torch.bool)

@@ -269,7 +269,10 @@ def _to_memory(
 
 def _fingerprint(request: InferenceRequest, run: InferenceRun) -> dict[str, Any]:
     """Return all that the result depends on, as JSON values."""
+    # An attempt of earlier versions did not multiply by them.
+    scales = request.store.schema.scales_of(request.input_spec)
     return {
+        **({} if scales is None else {"scales": scales.name}),
         "kind": "inference",
         "store": request.store.reader.uuid,
         "input": request.input_spec.name,

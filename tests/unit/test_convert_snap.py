@@ -85,9 +85,10 @@ def test_undirected(tmp_path: Path) -> None:
 
 def test_no_edges(tmp_path: Path) -> None:
     """That may be what is left of a download."""
-    for options in ({}, {"string_ids": True}):
-        with pytest.raises(InputError, match=r"edges\.txt: has no edges; .* or give num_nodes"):
-            convert(tmp_path, HEADER, **options)
+    with pytest.raises(InputError, match=r"edges\.txt: has no edges; .* or give num_nodes"):
+        convert(tmp_path, HEADER)
+    with pytest.raises(InputError, match=r"edges\.txt: has no edges; download or copy it again$"):
+        convert(tmp_path, HEADER, string_ids=True)
     assert convert(tmp_path, HEADER, num_nodes=4).num_nodes == 4
 
 
@@ -100,6 +101,8 @@ def test_no_edges(tmp_path: Path) -> None:
         ("uint32", "4294967295.0", 4294967295),
         ("int64", "9007199254740993", 9007199254740993),
         ("uint64", "9007199254740993", 9007199254740993),
+        ("int64", "1.0", 1),
+        ("float16", "1.000488281251", np.float16(1.001)),  # by way of float32 it would be 1
         (None, "0.1", np.float32(0.1)),
     ],
 )

@@ -362,6 +362,17 @@ def test_what_is_no_text_is_named(tmp_path: Path, data: bytes, said: str) -> Non
         read(path, SNAP)
 
 
+def test_names_that_begin_as_a_compressed_file_does(tmp_path: Path) -> None:
+    path = write(tmp_path / "edges.txt", "BZhang Bob\n")
+    (block,) = TextTable(path, TableFormat("text", num_columns=2, delimiter=None)).blocks()
+    assert len(block) == 1
+
+
+def test_leading_zeros_do_not_count(tmp_path: Path) -> None:
+    path = write(tmp_path / "t", 5000 * "0" + "2 -" + 30 * "0" + "7\n")
+    assert TextTable(path, TableFormat("int64", delimiter=None)).read().tolist() == [[2, -7]]
+
+
 @pytest.mark.parametrize("others", ["", "1\v\n"])
 def test_float32_is_rounded_once(tmp_path: Path, others: str) -> None:
     """Whatever the other lines of a block are: this one has no clean form."""

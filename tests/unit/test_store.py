@@ -66,6 +66,7 @@ def test_attributes_as_of_pyg_data(tmp_path: Path) -> None:
         features=torch.arange(4),
         labels=torch.arange(8).reshape(4, 2),
         name="small",
+        names=["a", "b"],
         centre=torch.tensor([1.0, 2.0]),
         train_mask=torch.tensor([True, False, False, True]),
     )
@@ -73,6 +74,10 @@ def test_attributes_as_of_pyg_data(tmp_path: Path) -> None:
     assert store.name == "small"
     assert all(name in store for name in data.keys())  # noqa: SIM118
     assert "z" not in store
+    store.names.append("c")
+    assert store.names == ["a", "b"]
+    hidden = Data(edge_index=data.edge_index, _lock="text", num_nodes=3)
+    assert gnnstore.open(from_pyg(hidden, tmp_path / "b.gnn")).num_nodes == 3
     assert torch.equal(store.centre, data.centre)
     again = store.to_pyg()
     for key in data.keys():  # noqa: SIM118 - a method of PyG's
@@ -89,7 +94,10 @@ def test_a_mask_for_each_of_several_splits(tmp_path: Path) -> None:
     edges, masks = torch.tensor([[0], [1]]), torch.eye(4).bool()
     data = Data(edge_index=edges, train_mask=masks, num_nodes=4)
     store: Any = gnnstore.open(from_pyg(data, tmp_path / "a.gnn"))
-    with pytest.raises(NotFoundError, match=r"none; choose one of .*=store\.train_mask\[:, 0\]"):
+    with pytest.raises(
+        NotFoundError,
+        match=r"train_mask has 4 columns: choose one, as in .*store\.train_mask\[:, 0\]",
+    ):
         store.splits["train"]
     loader = gnnstore.NeighborLoader(store, [1], store.train_mask[:, 2])
     assert [batch.n_id.tolist() for batch in loader] == [[2]]
@@ -381,6 +389,11 @@ def test_what_is_on_disk_cannot_be_assigned_to(store: gnnstore.GraphStore) -> No
             UsageError, match=f"'{name}' cannot be assigned to; change batches with"
         ):
             setattr(anything, name, torch.zeros(300))
+    with pytest.raises(UsageError, match="'val_mask' cannot be assigned to"):
+        anything.val_mask = torch.zeros(300)
+    with pytest.raises(UsageError, match="'x' cannot be deleted"):
+        del anything.x
+    assert [] not in anything
     anything.note = "mine"
     assert anything.note == "mine"
 

@@ -247,7 +247,9 @@ def test_missing_parent_directory(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="the directory to write into does not exist"):
         StoreWriter(tmp_path / "no" / "a.gnn")
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="file: is no directory, so nothing can be written into"):
+    with pytest.raises(
+        UsageError, match="file: is not a directory, so nothing can be written there"
+    ):
         StoreWriter(tmp_path / "file" / "a.gnn")
 
 

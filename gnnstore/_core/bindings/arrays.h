@@ -54,7 +54,7 @@ T *output_data(const OutputArray &array, const char *name, const char *expected)
     return static_cast<T *>(array.data());
 }
 
-// May be asked for before the elements are, which names the array.
+// May be called before the elements are asked for; only that call can name the array.
 template <class Array>
 int64_t length(const Array &array) {
     if (array.ndim() != 1)

@@ -50,7 +50,7 @@ inline int64_t planner_slots_bytes(int64_t num_batches, int64_t num_slots) {
 //   next(batch, following): the next uses again, in any order of batches; `following` is asked for
 //       after them.
 //   slots_bytes(): memory of planner_slots_bytes, after the backward pass.
-//   open(batch): once more, from the first batch to the last, each closed by put.
+//   open(batch): the next uses a last time, from the first batch to the last, each closed by put.
 //   ids(batch): of the batch that is open.
 //   slots(), positions(), entered(): int32_t of its rows, and one more of positions, to be filled
 //       for put(batch, number that enter): what a batch reads from, which rows enter after it, and

@@ -327,14 +327,14 @@ void Packer<Id>::copy_window(const Slot &slot, int64_t first_batch, int64_t end_
     for (int64_t batch = first_batch; batch < end_batch; ++batch) {
         const auto i = static_cast<size_t>(batch);
         const PackExtent *extent = window.extents.data();
-        const PackExtent *const last = extent + window.extents.size() - 1;
+        const PackExtent *const end_extent = extent + window.extents.size();
         int64_t k = copied_[i];
         for (const int64_t end = range_.ends[i]; k < end; ++k) {
             const int64_t row = range_.rows[k];
             if (row >= window.end_row) break;
             const int64_t offset = layout_.offset(row);
             // Not by where it ends: the last of a file ends with a unit, perhaps behind the body.
-            while (extent != last && extent[1].begin <= offset) ++extent;
+            while (extent + 1 != end_extent && extent[1].begin <= offset) ++extent;
             const uint8_t *const source = bytes + extent->place + (offset - extent->begin);
             prefetch_row(source, row_bytes);
             if (num_found - num_copied == ahead) copy_next();

@@ -93,13 +93,12 @@ public:
             }
         } catch (const std::system_error &) {
             // Fewer threads than asked for change the time, not the result.
+        } catch (...) {
+            stop();
+            throw;
         }
     }
-    ~Team() {
-        for (std::jthread &helper : helpers_) helper.request_stop();
-        step_.fetch_add(1);
-        step_.notify_all();
-    }
+    ~Team() { stop(); }
     Team(const Team &) = delete;
     Team &operator=(const Team &) = delete;
 
@@ -128,6 +127,13 @@ public:
     }
 
 private:
+    // Helpers that wait would else be waited for, and wait for ever.
+    void stop() {
+        for (std::jthread &helper : helpers_) helper.request_stop();
+        step_.fetch_add(1);
+        step_.notify_all();
+    }
+
     void help(const std::stop_token &stop) {
         for (uint32_t seen = 0; !stop.stop_requested();) {
             step_.wait(seen, std::memory_order_acquire);

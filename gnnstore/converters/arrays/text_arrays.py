@@ -17,6 +17,10 @@ from gnnstore.errors import InputError
 _EXACT_IN_FLOAT64 = 2**53
 
 
+# Types whose values float32 holds exactly.
+_IN_FLOAT32 = ("bool", "int8", "uint8", "int16", "uint16")
+
+
 class TextArray(SequentialArray):
     """The lines of a text file as rows [N, F].
 
@@ -72,14 +76,17 @@ class TextArray(SequentialArray):
         check_count(self.label, rows_read, num_rows, self._unit)
 
 
-def text_type(stored: str | None) -> str:
-    """Return the type to read text as where an array is stored as another: one that loses nothing.
+def text_type(stored: str | None, path: Path) -> str:
+    """Return the type to read a table as, whose numbers are stored as another type.
 
-    By default, and for types that float32 holds exactly, float32.
+    float32 by default, and for integers that it holds exactly. Integers of 64 bits are read as
+    such, unless the first lines have a point or an exponent, as 1.0 has.
     """
     if stored in {"int64", "uint64"}:
-        return "int64"
-    return "float64" if stored in {"float64", "int32", "uint32"} else "float32"
+        first = next(read_blocks(path), None)
+        has_points = first is not None and any(mark in first.data for mark in b".eE")
+        return "float64" if has_points else "int64"
+    return "float32" if stored in {None, "float32", *_IN_FLOAT32} else "float64"
 
 
 def _measure(table: TextTable, *, count: bool) -> tuple[int, int]:

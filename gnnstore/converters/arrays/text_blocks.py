@@ -30,7 +30,7 @@ MAX_LINE_BYTES = 2**26
 _GZIP_MAGIC = b"\x1f\x8b"
 # How files begin that are no text, what they are, and what to do.
 _NO_TEXT = (
-    (b"BZh", "compressed with bzip2", "decompress it"),
+    (b"BZh91AY&SY", "compressed with bzip2", "decompress it"),
     (b"\xfd7zXZ\x00", "compressed with xz", "decompress it"),
     (b"\x28\xb5\x2f\xfd", "compressed with zstd", "decompress it"),
     (b"PK\x03\x04", "a zip archive", "extract the file that is in it"),
@@ -96,7 +96,7 @@ def read_blocks(
     num_blank = 0  # lines before `rest`, which count only if something follows them
     try:
         with open_input(path) as raw:
-            head = raw.read(8)
+            head = raw.read(10)
             raw.seek(0)
             zipped = head.startswith(_GZIP_MAGIC)
             for magic, what, advice in _NO_TEXT:

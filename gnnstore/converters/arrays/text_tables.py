@@ -496,8 +496,9 @@ class TextTable:
                 f"{self.format.type_hint}",
             )
         # A number of more digits is out of range in any case, and slow to convert.
-        digits = field.lstrip(b"+-").lstrip(b"0")
-        value = int(field) if len(digits) < 25 else int(_INT64.max) + 1
+        digits = field.lstrip(b"+-").lstrip(b"0") or b"0"
+        value = int(digits) if len(digits) < 25 else int(_INT64.max) + 2
+        value = -value if field.startswith(b"-") else value
         if not _INT64.min <= value <= _INT64.max:
             self._fail(line, f"{where}: {what} {_show(field)} does not fit in 64 bits")
         low, limit = self.format.minimum, self.format.limit

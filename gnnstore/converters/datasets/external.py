@@ -69,7 +69,7 @@ def open_features(
     what : str
         Name of the array, for messages.
     stored : str, optional
-        The type that it will be stored as: text is read accordingly.
+        The type that it will be stored as: text is read as one that holds its values.
 
     Raises
     ------
@@ -167,7 +167,7 @@ def _open(name: str, raw: RawLayout | None, what: str, stored: str | None) -> Ar
         return _open_member(path, member)
     existing_file(path, what)
     if is_text(path):
-        return TextArray(path, text_type(stored), what="feature")
+        return TextArray(path, text_type(stored, path), what="feature")
     raise UsageError(
         f"{what}: {path} is neither .npy, .npz nor .csv; if it is raw binary, say its type and "
         "shape (features_raw, --features-raw), as in float32,-1,128"

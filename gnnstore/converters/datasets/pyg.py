@@ -199,8 +199,8 @@ def _belongs_to(is_of: Callable[[str], bool], name: str) -> bool:
         return is_of(name)
     except (NotImplementedError, RuntimeError, TypeError) as error:
         raise InputError(
-            f"data.{name}: PyG cannot tell whether it belongs to nodes or edges ({error}): an "
-            "attribute called num_edges, or this one; rename or remove it"
+            f"data.{name}: PyG cannot tell whether it belongs to nodes or edges ({error}); rename "
+            "or remove the attribute num_edges, if there is one, or this one"
         ) from error
 
 

@@ -147,11 +147,8 @@ def from_snap(
         if num_nodes is None and names is None:
             ids = number_ids(writer, _read_ids(writer, table))
         if num_nodes is None and not writer.num_nodes:
-            raise InputError(
-                f"{path}: has no edges; download or copy it again, or give num_nodes "
-                "(--num-nodes) if that is right",
-                path=path,
-            )
+            right = "" if string_ids else ", or give num_nodes (--num-nodes) if that is right"
+            raise InputError(f"{path}: has no edges; download or copy it again{right}", path=path)
         max_id = None if ids is None else ids.max_id
         if x is not None:
             _check_rows(x.source, writer.num_nodes or 0, None if x.row_ids is not None else max_id)

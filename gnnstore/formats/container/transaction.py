@@ -226,7 +226,7 @@ def check_parent(path: Path) -> None:
         return
     if os.path.lexists(parent):
         raise UsageError(
-            f"{parent}: is no directory, so nothing can be written into it; choose another output",
+            f"{parent}: is not a directory, so nothing can be written there; choose another output",
             path=parent,
         )
     raise NotFoundError(
@@ -238,9 +238,13 @@ def _check_outside(final: Path, directory: str) -> None:
     """Raise if the output lies in another sealed directory, which would be damaged by that."""
     own_parent = final.parent.resolve()
     for parent in (own_parent, *own_parent.parents):
+        if parent.name.startswith(".gnnstore-"):
+            return  # of a run, and goes away with it
         kind = kind_of(parent)
-        if kind is None or (directory and own_parent == parent / directory):
+        if kind is None:
             continue
+        if directory and own_parent == parent / directory:
+            return
         raise UsageError(
             f"{final}: lies inside {parent}, which is {kind.manifest.NOUN}; choose a place outside",
             path=final,

@@ -101,7 +101,7 @@ def open_units(directory: Path) -> tuple[list[SealedReader[Any]], list[Problem]]
 
 def _check_group(path: Path) -> list[Problem]:
     """Return problems with the metadata of a directory of units: a group without attributes."""
-    expected = f"expected a group, {json.dumps(group_metadata())}"
+    expected = f"expected a group; write this into the file: {json.dumps(group_metadata())}"
     try:
         with open_binary(path, error=CorruptStoreError) as file:
             found = file.read(_MAX_GROUP_BYTES)
@@ -110,7 +110,7 @@ def _check_group(path: Path) -> list[Problem]:
         return [Problem(str(path), f"is missing; {expected}")]
     except (CorruptStoreError, OSError) as error:
         return [Problem(str(path), str(error))]
-    except ValueError:
+    except (ValueError, RecursionError):
         is_right = False
     return [] if is_right else [Problem(str(path), expected)]
 

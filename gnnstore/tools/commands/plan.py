@@ -135,8 +135,8 @@ def command(
 
         refuse_given(
             lambda name: name not in _OF_PARTITIONS,
-            "says how batches are sampled, or from what, and a buffer of partitions is planned "
-            "without that; leave it out, or --partitions",
+            "has no meaning with --partitions, which plans a buffer of partitions; leave out one "
+            "of the two",
         )
         return plan_partitions(
             session,

@@ -71,7 +71,7 @@ def _read_node_attribute(writer: GraphWriter, path: Path, num_nodes: int) -> Non
 
 
 def _copy_features(writer: GraphWriter, path: Path, num_nodes: int) -> None:
-    features = TextArray(path, text_type(writer.options.feature_dtype), num_rows=num_nodes)
+    features = TextArray(path, text_type(writer.options.feature_dtype, path), num_rows=num_nodes)
     if features.shape[1]:
         writer.set_node_attribute("x", features)
     else:  # the file is empty
