@@ -30,7 +30,7 @@ class LazyTensor:
     Parameters
     ----------
     store : object
-        What has this tensor as an attribute. The two are what is pickled of it.
+        The object whose attribute this is. Pickling keeps it and the name, and no values.
     name : str
         Of the attribute.
     read : callable

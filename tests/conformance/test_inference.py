@@ -268,6 +268,25 @@ def test_features_stored_with_a_scale_per_column(
     torch.testing.assert_close(torch.as_tensor(found), expected, atol=1e-3, rtol=1e-4)
 
 
+def test_an_attempt_that_did_not_multiply_by_scales_is_not_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ConvertOptions(feature_dtype="int8", feature_scale="column")
+    store = random_graph(300, 900, feature_dim=8).write(tmp_path / "i.gnn", options=options)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    layers = [SAGEConv(8, 4), SAGEConv(4, 3)]
+    with monkeypatch.context() as patch:
+        patch.setattr(Schema, "scales_of", lambda *_: None)
+        patch.setattr("gnnstore.layerwise.api.StoreWriter.commit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            gnnstore.inference(layers, store, tmp_path / "e")
+    with pytest.raises(UsageError, match="scales"):
+        gnnstore.inference(layers, store, tmp_path / "e", resume=True)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", torch.float64, None])
 @pytest.mark.parametrize("stored", ["float16", "float64", "uint8"])
 def test_types(tmp_path: Path, dtype: Any, stored: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -558,3 +560,16 @@ def test_renames(tmp_path: Path) -> None:
     assert (a.exists(), c.read_text()) == (False, "b")
     assert isinstance(raised(lambda: _core.rename_exchange(a, c)), FileNotFoundError)
     assert c.read_text() == "b"
+
+
+def test_objects_that_outlive_the_interpreter_are_not_reported() -> None:
+    """A loader does that was passed to a spawned worker of another loader."""
+    script = (
+        "import ctypes\n"
+        "from gnnstore import _core\n"
+        "ctypes.pythonapi.Py_IncRef(ctypes.py_object(_core.ReadCounts()))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("", "")

@@ -177,7 +177,7 @@ class DirectoryTransaction:
             shutil.rmtree(self.path, ignore_errors=True)
             if self.path.exists():
                 self._on_event(
-                    f"what was replaced could not be removed from {self.path}; "
+                    f"the replaced directory could not be removed from {self.path}; "
                     f"'gnnstore gc {self.final.parent}' removes it"
                 )
             return

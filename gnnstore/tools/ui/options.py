@@ -291,9 +291,12 @@ batch_options = together(
     _seeds_together,
 )
 
-BATCH_PARAMETERS = frozenset(
-    str(param.name) for param in click.command()(batch_options(lambda: None)).params
-)
+
+def is_batch_option(name: str) -> bool:
+    """Whether a parameter of a command is one of `batch_options`."""
+    command = click.command()(batch_options(lambda: None))
+    return any(param.name == name for param in command.params)
+
 
 # (flags, field of Session, help)
 _SESSION_FLAGS = (

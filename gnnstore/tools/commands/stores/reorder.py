@@ -11,8 +11,8 @@ from gnnstore.errors import UsageError
 from gnnstore.tools.commands.convert import output_options
 from gnnstore.tools.convert import convert
 from gnnstore.tools.ui.options import (
-    BATCH_PARAMETERS,
     batch_options,
+    is_batch_option,
     refuse_given,
     seed_option,
     session_options,
@@ -78,9 +78,7 @@ def command(
         raise UsageError("OUT is missing: where the new store is to be; or give --estimate")
     by = arguments["by"]
     if by != "frequency":
-        refuse_given(
-            BATCH_PARAMETERS.__contains__, "only with --by frequency, which samples batches"
-        )
+        refuse_given(is_batch_option, "only with --by frequency, which samples batches")
     if by != "community":
         refuse_given("seed".__eq__, "only with --by community")
     scores = None
