@@ -134,12 +134,12 @@ _LIMITS = {
     errno.EAGAIN: (
         "threads",
         resource.RLIMIT_NPROC,
-        "raise the limit (ulimit -u, or the container's), or use fewer (num_threads=, --threads)",
+        "raise the limit (ulimit -u, or the container's), or use fewer (num_threads=)",
     ),
     errno.ENOMEM: (
         "memory",
         resource.RLIMIT_AS,
-        "raise the limit (ulimit -v, or the container's), or use less (memory=, --memory)",
+        "raise the limit (ulimit -v, or the container's), or use less (memory=)",
     ),
     errno.ENFILE: ("open files", None, "the whole system has no more; raise fs.file-max"),
 }
@@ -184,6 +184,11 @@ _TEXTS = (
     (ImportError, "failed to map segment", errno.ENOMEM),
     (ImportError, "Cannot allocate memory", errno.ENOMEM),
 )
+
+
+def described(error: BaseException) -> str:
+    """Return the kind of an error of any library, and what it says if it says something."""
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
 def _code_of(error: BaseException) -> int | None:

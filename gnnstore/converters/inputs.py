@@ -36,7 +36,7 @@ def existing_path(path: PathLike, what: str) -> Path:
     with storage_errors(f"look for {what}", found):
         exists = found.exists()
     if not exists:
-        raise NotFoundError(f"{what} does not exist: {found}; check the path", path=found)
+        raise NotFoundError(f"{what}: {found} does not exist; check the path", path=found)
     return found
 
 

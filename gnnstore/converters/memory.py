@@ -19,6 +19,4 @@ def memory_ledger(who: str, memory_bytes: int | None) -> Ledger:
     """
     if memory_bytes is None:
         return Ledger(available_bytes(), (), who, OF_FREE_MEMORY, "")
-    return Ledger(
-        memory_bytes, (), who, "of the memory_bytes (--memory) budget", "memory_bytes (--memory)"
-    )
+    return Ledger(memory_bytes, (), who, "of the memory_bytes= budget", "memory_bytes=")

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gnnstore.budget.ledger import Reservation
-from gnnstore.errors import UsageError
+from gnnstore.errors import UsageError, described
 from gnnstore.layerwise.limits import EDGES, NODES, TARGETS
 from gnnstore.layerwise.models.block import Block
 from gnnstore.layerwise.models.calls import LayerCall, RowKind
@@ -119,7 +119,7 @@ def measure_call(
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             raise UsageError(
                 f"{call.layer.name} fails on {shape[1]} rows of zeros with {shape[0]} edges, "
-                f"though not on fewer: {type(error).__name__}: {error}"
+                f"though not on fewer: {described(error)}"
             ) from error
         peaks.append(_SLACK * meter.peak_bytes / many)
     per_edge, per_node, per_target = [0.0] * (3 - len(peaks)) + peaks

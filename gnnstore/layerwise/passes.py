@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gnnstore._core import release_heap, release_memory
-from gnnstore.errors import UsageError
+from gnnstore.errors import UsageError, described
 from gnnstore.formats import PagedArrayWriter
 from gnnstore.layerwise.blocks import BlockMaker, MadeBlock
 from gnnstore.layerwise.graph import GraphReader
@@ -169,8 +169,7 @@ def _run(call: LayerCall, made: MadeBlock, device: torch.device, out_dtype: torc
         return call(made.block.to(device)).to(out_dtype).cpu().contiguous()
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise UsageError(
-            f"{call.layer.name} fails on nodes {made.first} to {made.last - 1}: "
-            f"{type(error).__name__}: {error}"
+            f"{call.layer.name} fails on nodes {made.first} to {made.last - 1}: {described(error)}"
         ) from error
 
 

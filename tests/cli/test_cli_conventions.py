@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -290,3 +291,17 @@ def test_paths_that_cannot_be_shown_are_escaped(example: Path, tmp_path: Path) -
         )
         assert done.returncode == 0, done.stderr
         assert b"nodes" in done.stdout
+
+
+def test_messages_name_options_as_they_are_typed(run: Any, tmp_path: Path) -> None:
+    """The library's messages have Python's names; the command line's those of its options."""
+    edges = tmp_path / "edges.txt"
+    edges.write_text("source target\n1 2\n")
+    asked = run("convert", "snap", edges, tmp_path / "g.gnn")
+    assert "skip it (--skip-header)" in asked.stderr  # a flag, without the value
+    words = ("--skip-header", "--feature-dtype", "float16")
+    unused = run("convert", "snap", edges, tmp_path / "g.gnn", *words)
+    assert "--feature-dtype 'float16' is that of features; give --features, or" in unused.stderr
+    budget = run("convert", "rmat", tmp_path / "g.gnn", "--scale", "12", "--memory", "1kB")
+    assert re.search(r"of the --memory budget.*raise --memory by at least", budget.stderr)
+    assert unused.status == budget.status == 2

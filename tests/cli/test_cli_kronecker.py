@@ -130,10 +130,10 @@ def test_what_cannot_be_drawn_is_said_before_the_work(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--factor", "0"], "factor=0 is not from 1 to 256"),
+        (["--factor", "0"], "--factor 0 is not from 1 to 256"),
         ([], "--factor"),
         (["--factor", "1.5"], "'1.5' is not a valid integer"),
-        (["--factor", "4", "--edge-factor", "17"], "edge_factor=17 cannot be had"),
+        (["--factor", "4", "--edge-factor", "17"], "--edge-factor 17 cannot be had"),
         (["--factor", "4", "--feature-noise", "-1"], "is not a standard deviation"),
         (["--factor", str(2**44)], "a graph has at most 2^48"),
     ],

@@ -95,7 +95,7 @@ def test_what_is_refused(run: Any, store: Path, tmp_path: Path) -> None:
         (["--name", "a", "--output", tmp_path / "b"], 2, "--name in the store, or an --output"),
         (["--name", "../a"], 2, "'../a' is no name of a plan"),
         (["--name", "a", "--disk", "10kB"], 2, "raise --disk by at least"),
-        (["--name", "a", "--memory", "1MB"], 2, "raise memory= by at least"),
+        (["--name", "a", "--memory", "1MB"], 2, "raise --memory by at least"),
         (["--name", "a", "--input-nodes", "nothing"], 3, "no split 'nothing'"),
         (["--name", "a", "--batch-size", "700", "--drop-last"], 2, "there is nothing to pack"),
         (["--name", "a", "--num-neighbors", "x"], 2, "not a list of fan-outs"),

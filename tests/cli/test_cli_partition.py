@@ -129,9 +129,9 @@ def test_what_is_refused(run: Any, store: Path, tmp_path: Path) -> None:
         (["-p", "4", "--name", "../a"], 2, "'../a' is no name of a partitioning"),
         (["-p", "4", "--name", ""], 2, "'' is no name of a partitioning"),
         (["-p", "4", "--name", "a", "--output", tmp_path / "b"], 2, "a --name in the store, or"),
-        (["-p", "4", "--memory", "1MB"], 2, "raise memory_bytes (--memory) by at least"),
+        (["-p", "4", "--memory", "1MB"], 2, "raise --memory by at least"),
         (["-p", "4", "--output", tmp_path / "no" / "where"], 3, "does not exist"),
-        (["-p", "4", "--seed", str(2**64)], 2, "seed="),
+        (["-p", "4", "--seed", str(2**64)], 2, "--seed "),
     ):
         done = run("partition", store, *arguments)
         assert (done.status, message in done.stderr) == (status, True), (arguments, done.stderr)

@@ -418,7 +418,7 @@ def test_partitions_that_fit_are_compared(run: Any, store: Path, tmp_path: Path)
 def test_partitions_that_do_not_fit_are_refused(run: Any, store: Path) -> None:
     done = run("plan", store, *PARTITIONS, "--memory", "4kB")
     assert done.status == 2
-    assert "raise memory= by at least" in done.stderr
+    assert "raise --memory by at least" in done.stderr
     done = run("plan", store, "--embedding-dim", "8", "-q")
     assert done.status == 2
     assert "--partitions" in done.stderr

@@ -164,8 +164,8 @@ def test_truncated_and_damaged_gzip_streams_are_named(ogb: Path, output: Path, f
     ("file", "message"),
     [
         ("raw/edge.csv.gz", "neither raw/edge.csv.gz nor raw/data.npz is there"),
-        ("raw/num-node-list.csv.gz", "the number of nodes does not exist: "),
-        ("raw/num-edge-list.csv.gz", "the number of edges does not exist: "),
+        ("raw/num-node-list.csv.gz", "the number of nodes: "),
+        ("raw/num-edge-list.csv.gz", "the number of edges: "),
     ],
 )
 def test_a_missing_file_is_named(ogb: Path, output: Path, file: str, message: str) -> None:
@@ -234,7 +234,7 @@ def test_labels_of_an_archive_are_counted(tmp_path: Path, output: Path) -> None:
 @pytest.mark.parametrize("convert", [from_ogb, from_snap, from_numpy])
 def test_a_missing_input_is_named(tmp_path: Path, output: Path, convert: Any) -> None:
     said = refused(NotFoundError, output, lambda: convert(tmp_path / "nothing", output))
-    assert f"does not exist: {tmp_path / 'nothing'}; check the path" in said
+    assert f"{tmp_path / 'nothing'} does not exist; check the path" in said
 
 
 def test_an_input_of_the_wrong_kind_is_named(tmp_path: Path, output: Path) -> None:
@@ -286,7 +286,7 @@ def test_arrays_beside_an_edge_list_are_checked(tmp_path: Path, output: Path) ->
     said = refused(
         NotFoundError, output, lambda: from_snap(edges, output, features=tmp_path / "none.npy")
     )
-    assert f"does not exist: {tmp_path / 'none.npy'}" in said
+    assert f"{tmp_path / 'none.npy'} does not exist" in said
 
 
 def test_a_bomb_in_what_is_read_whole_is_refused(

@@ -343,7 +343,7 @@ def test_expecting_what_fits_nowhere_fails_at_once(
     with pytest.raises(
         NoSpaceError,
         match=r"cannot sort 1000000000 edges on disk: no space left for .*/s: about 24 GB are "
-        r"needed, and 1 GB are free\. Free 23 GB, or choose a directory on another disk \(--spill",
+        r"needed, and 1 GB are free\. Free 23 GB, or choose a directory on another disk",
     ):
         builder.expect(10**9)
     assert not (tmp_path / "s").exists()
@@ -361,7 +361,7 @@ def test_space_is_checked_before_a_run_is_written(
 
 def test_a_budget_too_small_for_either(tmp_path: Path) -> None:
     builder = EdgeBuilder(EdgeRules(), tmp_path / "s", memory_bytes=100_000)
-    message = r"needs 16777216 bytes \(.* to sort edges on disk\).*\(--memory\) by at least 16.7 MB"
+    message = r"needs 16777216 bytes \(.* on disk\).*raise memory_bytes= by at least 16.7 MB"
     with pytest.raises(BudgetError, match=message):
         builder.expect(1_000_000)
     with pytest.raises(BudgetError, match=r"needs 1\d{5} bytes \(1\d\d kB of ids.* of \d+ edges\)"):
@@ -535,7 +535,7 @@ def test_an_input_that_lost_edges_since(tmp_path: Path) -> None:
     feed(begin(), edges)
     builder = begin()
     feed(builder, edges[:, :100])
-    with pytest.raises(InputError, match=r"has 100 edges, but had at least .* without --resume"):
+    with pytest.raises(InputError, match=r"has 100 edges, but had at least .* without resume=True"):
         builder.finish(200)
 
 
@@ -561,7 +561,7 @@ def test_runs_that_were_damaged(tmp_path: Path, damage: str) -> None:
         path.unlink()
     error = StorageError if damage == "gone" else CorruptStoreError
     message = {
-        "swapped": "a sorted run of edges is damaged .*without --resume",
+        "swapped": "a sorted run of edges is damaged .*without resume=True",
         "short": "ends at byte 17988: it was truncated; .* or convert again",
         "gone": "cannot read a sorted run of edges: .*: No such file",
     }[damage]

@@ -74,9 +74,6 @@ const uint8_t *OpenFile::mapped() const {
     if (const uint8_t *place = mapped_.load(std::memory_order_acquire); place != nullptr)
         return place;
     if (mapped_bytes_ == 0) return nullptr;
-    const std::lock_guard lock(mapping_mutex_);
-    if (const uint8_t *place = mapped_.load(std::memory_order_relaxed); place != nullptr)
-        return place;
     const auto num_bytes = static_cast<size_t>(mapped_bytes_);
     void *place = sys::mmap(nullptr, num_bytes, PROT_READ, MAP_SHARED, descriptor(), 0);
     if (place == MAP_FAILED) {
@@ -85,8 +82,11 @@ const uint8_t *OpenFile::mapped() const {
     }
     // Only a hint: without it the system reads tens of pages around each page touched.
     (void)sys::madvise(place, num_bytes, MADV_RANDOM);
-    mapped_.store(static_cast<const uint8_t *>(place), std::memory_order_release);
-    return static_cast<const uint8_t *>(place);
+    const uint8_t *earlier = nullptr;
+    if (mapped_.compare_exchange_strong(earlier, static_cast<const uint8_t *>(place)))
+        return static_cast<const uint8_t *>(place);
+    ::munmap(place, num_bytes);  // another thread was first
+    return earlier;
 }
 
 }  // namespace gnnstore

@@ -5,7 +5,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include "kernels/files.h"
@@ -49,8 +48,7 @@ private:
     int64_t memory_alignment_ = 1;
     std::string buffered_because_;
     const int64_t mapped_bytes_;
-    // Not std::call_once: with musl it hangs for ever once the call has thrown.
-    mutable std::mutex mapping_mutex_;
+    // Without a lock: a child forked while another thread has it could never map the file.
     mutable std::atomic<const uint8_t *> mapped_{nullptr};
 };
 

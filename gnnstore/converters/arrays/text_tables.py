@@ -499,12 +499,12 @@ class TextTable:
         digits = field.lstrip(b"+-").lstrip(b"0") or b"0"
         value = int(digits) if len(digits) < 25 else int(_INT64.max) + 2
         value = -value if field.startswith(b"-") else value
-        if not _INT64.min <= value <= _INT64.max:
-            self._fail(line, f"{where}: {what} {_show(field)} does not fit in 64 bits")
         low, limit = self.format.minimum, self.format.limit
-        if (low is not None and value < low) or (limit is not None and value >= limit):
+        least = int(_INT64.min) if low is None else low
+        if not least <= value <= (int(_INT64.max) if limit is None else limit - 1):
             allowed = f"[{'-2^63' if low is None else low}, {'2^63' if limit is None else limit})"
-            self._fail(line, f"{where}: {what} {value} is outside {allowed}")
+            shown = value if len(digits) < 25 else _show(field)
+            self._fail(line, f"{where}: {what} {shown} is outside {allowed}")
         return value
 
     def _decimal(self, line: int, where: str, field: bytes, what: str, dtype: str) -> float:

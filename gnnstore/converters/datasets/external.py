@@ -170,7 +170,7 @@ def _open(name: str, raw: RawLayout | None, what: str, stored: str | None) -> Ar
         return TextArray(path, text_type(stored, path), what="feature")
     raise UsageError(
         f"{what}: {path} is neither .npy, .npz nor .csv; if it is raw binary, say its type and "
-        "shape (features_raw, --features-raw), as in float32,-1,128"
+        "shape (features_raw=), as in float32,-1,128"
     )
 
 
@@ -241,8 +241,8 @@ def open_external(
     if features is None:
         if raw is not None or ids is not None:
             raise UsageError(
-                "features_raw and features_ids (--features-raw, --features-ids) say what the "
-                "features are like; give the features as well"
+                "features_raw= and features_ids= say what the features are like; give the features "
+                "as well"
             )
         return None
     stored = None if options is None else options.feature_dtype

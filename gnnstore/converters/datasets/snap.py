@@ -30,11 +30,11 @@ _COMMENTS = b"#%"
 _NUM_ENDS = 2
 _EXTRA_HINT = (
     ". Drop the columns after the first two (--ignore-extra-columns, extra_columns='ignore'), "
-    "or keep one as edge_weight (--edge-weight COLUMN, edge_weight=)"
+    "or keep one as edge_weight (edge_weight=COLUMN)"
 )
 _TYPE_HINT = (
-    ". If the line names the columns, skip it (--skip-header, skip_header=True); if nodes go by "
-    "names, number them (--string-ids, string_ids=True)"
+    ". If the line names the columns, skip it (skip_header=True); if nodes go by "
+    "names, number them (string_ids=True)"
 )
 
 
@@ -107,10 +107,17 @@ def from_snap(
     InputError
         If a line is no edge (the message has its number), the gzip stream is damaged, counts
         disagree, or there are no edges and `num_nodes` is not given.
+    UsageError
+        If something is said about features that are not given.
     """
     _check_ids(num_nodes, edge_weight, string_ids, features_ids)
     path = existing_file(input, "the edge list")
     x = open_external(features, features_raw, features_ids, options)
+    if x is None and options is not None and options.feature_dtype is not None:
+        raise UsageError(
+            f"feature_dtype={options.feature_dtype!r} is that of features; give features=, or "
+            "leave it out"
+        )
     y = None if labels is None else open_labels(labels)
     split_arrays = {} if splits is None else _open_splits(splits)
     beside = [file for array in (x, y) if array is not None for file in array.files]
@@ -147,7 +154,7 @@ def from_snap(
         if num_nodes is None and names is None:
             ids = number_ids(writer, _read_ids(writer, table))
         if num_nodes is None and not writer.num_nodes:
-            right = "" if string_ids else ", or give num_nodes (--num-nodes) if that is right"
+            right = "" if string_ids else ", or give num_nodes= if that is right"
             raise InputError(f"{path}: has no edges; download or copy it again{right}", path=path)
         max_id = None if ids is None else ids.max_id
         if x is not None:
@@ -184,7 +191,7 @@ def _check_ids(
     if string_ids and (num_nodes is not None or features_ids is not None):
         raise UsageError(
             "string_ids numbers nodes in order of appearance; leave out num_nodes and features_ids "
-            "(--num-nodes, --features-ids), which go by ids that are numbers"
+            "(num_nodes=, features_ids=), which go by ids that are numbers"
         )
 
 

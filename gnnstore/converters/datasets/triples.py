@@ -32,7 +32,7 @@ _ENTRY_BYTES = 160  # of a relation in a dictionary, besides its text
 _FIELD_HINT = (
     "; a line is head, relation and tail, separated by tabs or, if no name has one, by spaces"
 )
-_TYPE_HINT = ". If entities and relations go by names, leave out integer_ids (--integer-ids)"
+_TYPE_HINT = ". If entities and relations go by names, leave out integer_ids=True"
 
 Triples = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.int64]]
 
@@ -137,7 +137,7 @@ def _find(train: PathLike, valid: PathLike | None, test: PathLike | None) -> dic
     if valid is not None or test is not None:
         raise UsageError(
             f"{found} is a directory, whose files are told by their names; to name the files of "
-            "splits yourself (valid=, test=, --valid, --test), give the file of the training "
+            "splits yourself (valid=, test=), give the file of the training "
             "triples, too"
         )
     files = {}
@@ -218,9 +218,7 @@ class _Names:
                 self._relations[name] = len(self._relations)
                 self._name_bytes += len(name) + _ENTRY_BYTES
         names = Reservation(f"{len(self._relations)} names or more", self._name_bytes)
-        self._memory.add(names).check(
-            None, "check the order of head, relation and tail (columns=, --columns)"
-        )
+        self._memory.add(names).check(None, "check the order of head, relation and tail (columns=)")
         return block
 
     def triples(self, block: NameBlock) -> Triples:

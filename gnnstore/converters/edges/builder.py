@@ -247,8 +247,8 @@ class EdgeBuilder:
             self._spill_directory,
             needed,
             f"sort {num_edges} edges on disk",
-            "choose a directory on another disk (--spill-dir, spill_directory=)",
-            "allow more memory (--memory, memory_bytes=)",
+            "choose a directory on another disk (spill_directory=)",
+            "allow more memory (memory_bytes=)",
         )
 
     # ---- on disk
@@ -316,7 +316,7 @@ class EdgeBuilder:
             raise InputError(
                 f"the input has {buffer.num_seen} edges, but had at least "
                 f"{buffer.num_seen + self._skip} when this conversion was interrupted; convert "
-                "again without --resume (resume=True)"
+                "again without resume=True"
             )
         self._spill()
         return SpilledEdges(

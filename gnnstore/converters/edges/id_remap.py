@@ -110,9 +110,7 @@ class IdCollector:
             memory = memory_ledger("numbering nodes by ids that vary widely", self._memory_bytes)
             ids = Reservation(f"{num_ids} distinct ids", _MERGE_BYTES * num_ids)
             edges = Reservation("edges to sort beside them", int(ids.fixed * (1 / _SHARE - 1)))
-            memory.add(ids, edges).check(
-                None, "number the nodes from 0 and pass num_nodes (--num-nodes)"
-            )
+            memory.add(ids, edges).check(None, "number the nodes from 0 and pass num_nodes=")
 
     def _merge(self) -> None:
         self._merged = np.unique(np.concatenate([self._merged, *self._runs]))

@@ -127,7 +127,7 @@ class BucketedEdges:
                 self._directory,
                 WIDE_BYTES * num_edges,
                 f"sort {num_edges} edges on disk",
-                "allow more memory (--memory)",
+                "allow more memory (memory_bytes=)",
             )
             self._files = SpillDirectory(self._directory, "edges to sort")
         bounds = [0, *(int(key) >> int(self._kept_bits) for key in self._splitters)]

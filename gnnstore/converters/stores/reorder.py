@@ -198,7 +198,7 @@ def _check_space(writer: GraphWriter, graph: StoreInput) -> None:
         writer.spill_directory,
         widest + 8 * graph.num_nodes,
         "put the widest array in order, beside the result",
-        "choose another place with spill_directory (--spill-dir)",
+        "choose another place with spill_directory=",
     )
 
 

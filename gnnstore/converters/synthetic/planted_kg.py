@@ -112,7 +112,7 @@ def from_planted_kg(
         memory_ledger("drawing the triples", writer.options.memory_bytes).add(
             Reservation("scores of a community", pairs * _PAIR_BYTES)
         ).add(Reservation("triples", sum(num_triples) * _TRIPLE_BYTES)).check(
-            None, "ask for fewer triples, or smaller communities (num_communities, --communities)"
+            None, "ask for fewer triples, or smaller communities (num_communities=)"
         )
         heads, relations, tails = _triples(writer, planted, sum(num_triples), noise, seed)
         first = num_triples[0]
@@ -208,7 +208,7 @@ class PlantedVectors:
             raise UsageError(
                 f"num_triples: relation {wrong[0]} would have {counts[wrong[0]]} triples, and the "
                 f"heads and tails of its community make {pairs[wrong[0]]} pairs; ask for fewer, or "
-                "for more entities, or for fewer communities (num_communities)"
+                "for more entities, or for fewer communities (num_communities=)"
             )
         return counts
 

@@ -515,8 +515,8 @@ class GraphWriter:
             raise InputError(f"{where}: the edge split {name!r} was given already")
         if self.options.edge_split is not None:
             raise UsageError(
-                f"{where}: the input has edge splits of its own; leave out edge_split "
-                "(--edge-split), or remove them from the input"
+                f"{where}: the input has edge splits of its own; leave out edge_split=, "
+                "or remove them from the input"
             )
         if self.num_nodes is None:
             raise UsageError(f"{where}: say how many nodes there are before the edge splits")
@@ -596,7 +596,7 @@ class GraphWriter:
     def _check_name(self, name: str) -> None:
         if self.options.feature_scale is not None and name == SCALES:
             raise InputError(
-                f"{name!r} is the name of the scales that feature_scale (--feature-scale) adds to "
+                f"{name!r} is the name of the scales that feature_scale= adds to "
                 "the graph, so that no batch would show it; rename it, or leave it out"
             )
 

@@ -141,7 +141,7 @@ def open_store(
     if known is None and options.resume:
         raise UsageError(
             f"a conversion by {provenance['kind']!r} cannot be resumed: nothing tells whether data "
-            "in memory are those of the run that was interrupted; leave out resume=True (--resume)"
+            "in memory are those of the run that was interrupted; leave out resume=True"
         )
     if options.resume and is_unordered(Path(output)) and _is_converted(Path(output), provenance):
         raise AlreadyConverted

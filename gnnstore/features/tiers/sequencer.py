@@ -13,7 +13,7 @@ import threading
 from typing import Literal
 from weakref import WeakSet
 
-from gnnstore.errors import GnnstoreError, UsageError
+from gnnstore.errors import GnnstoreError, UsageError, described
 from gnnstore.interrupts import locked
 
 Turn = Literal["now", "later", "never"]
@@ -177,7 +177,7 @@ class Ticket:
             is_first = self._failure is None or number < self._failure[0]
             if is_first and not self._is_closed:
                 # Not the error itself, whose traceback would keep the buffers of the batch.
-                self._failure = (number, f"{type(error).__name__}: {error}")
+                self._failure = (number, described(error))
             self._sequencer.release(self, number)
             self.wake()
             self._waiting.pop(number, None)  # there still if its wait was interrupted

@@ -245,5 +245,5 @@ class PackedWriter(SealedWriter):
         return (
             f"The {self.num_superbatches} superbatches that are finished "
             f"({format_size(directory_bytes(directory))}) are kept in {directory}: repeat the "
-            "command with --resume (resume=True) to go on; 'gnnstore gc' removes them."
+            "command with resume=True to go on; 'gnnstore gc' removes them."
         )

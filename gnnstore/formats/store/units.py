@@ -5,7 +5,6 @@ Those of one kind lie in a directory of the store, each under a name of its own.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import uuid
@@ -14,7 +13,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gnnstore.errors import (
-    CorruptStoreError,
     NotFoundError,
     StorageError,
     StoreExistsError,
@@ -23,10 +21,10 @@ from gnnstore.errors import (
     storage_errors,
 )
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE, group_metadata
-from gnnstore.formats.container.files import fsync_directory
+from gnnstore.formats.container.files import fsync_directory, write_json
 from gnnstore.formats.container.leftovers import locked, remove
 from gnnstore.formats.container.manifest import Kind
-from gnnstore.formats.container.regular_files import check_directories, open_regular
+from gnnstore.formats.container.regular_files import check_directories
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
@@ -127,10 +125,9 @@ def make_units_directory(kind: Kind, store: Path) -> None:
         directory.mkdir(exist_ok=True)
         metadata = directory / METADATA_FILE
         if not os.path.lexists(metadata):
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-            descriptor = open_regular(metadata, flags, error=CorruptStoreError, root=store)
-            with open(descriptor, "w", encoding="ascii") as file:  # noqa: PTH123 - a descriptor
-                json.dump(group_metadata(), file, indent=1)
+            whole = directory / f".{METADATA_FILE}.{uuid.uuid4().hex[:8]}"
+            write_json(whole, group_metadata())
+            whole.replace(metadata)
     except OSError as error:
         found = storage_error(error, f"make a directory for {kind.directory}", directory)
         found.message += f"; give --output to write the {kind.name} elsewhere"

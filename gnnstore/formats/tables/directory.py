@@ -8,6 +8,7 @@ disk of its kept commits and of what has changed since, and a kill leaves the la
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import threading
 import uuid
@@ -72,7 +73,7 @@ class TableDirectory:
             path,
             overwrite=overwrite,
             is_replaceable=lambda found: (found / MANIFEST_FILE).exists(),
-            on_event=lambda _: None,
+            on_event=logging.getLogger(__name__).warning,
             noun="a table of embeddings",
             attempt="creation of a table",
         )

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
-from gnnstore.errors import UsageError
+from gnnstore.errors import UsageError, described
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.layerwise.models.block import Block
 from gnnstore.layerwise.models.gcn import DegreeNorm, not_normalizing
@@ -197,14 +197,14 @@ def _choose_call(layer: Layer, kind: RowKind) -> LayerCall:
         hint = f"; for what it takes of edges, name an attribute: {missing[0]}=" if missing else ""
         raise UsageError(
             f"{layer.name} fails on rows of {kind.width} {_short(kind.dtype)} with edges between "
-            f"{graph.num_nodes} nodes: {type(error).__name__}: {error}{hint}"
+            f"{graph.num_nodes} nodes: {described(error)}{hint}"
         ) from error
     failures: list[str] = []
     for call in _candidates(layer, takes):
         try:
             found = graph.in_blocks(call)
         except Exception as error:  # of whatever type: this form is not for the layer
-            failures.append(f"called with {call.form}: {type(error).__name__}: {error}")
+            failures.append(f"called with {call.form}: {described(error)}")
             continue
         if found.shape == expected.shape and torch.allclose(
             found, expected, _TOLERANCE, _atol(expected), equal_nan=True

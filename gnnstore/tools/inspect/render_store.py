@@ -261,8 +261,8 @@ def _geometry(pages: Mapping[str, Any]) -> str:
 
 
 def _percent(pages: Mapping[str, Any], array: Mapping[str, Any]) -> str:
-    values = array["value_bytes"]
-    return f" ({pages['padding_bytes'] / values:.1%})" if values else ""
+    padding = pages["padding_bytes"]
+    return f" ({padding / (array['value_bytes'] + padding):.1%})" if padding else ""
 
 
 def _count(count: int, total: int) -> str:

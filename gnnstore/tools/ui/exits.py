@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import traceback
+from collections.abc import Mapping
 from contextlib import suppress
 
 import click
 
-from gnnstore.errors import GnnstoreError, resource_error
+from gnnstore.errors import GnnstoreError, described, resource_error
 from gnnstore.tools.ui.session import Session
 
 OK = 0
@@ -35,6 +37,7 @@ def report(error: BaseException, session: Session) -> int:
         message, status = error.format_message(), USAGE
     else:
         message, status = _describe(error)
+        message = _with_flags(message, session.options)
     # A stream that cannot be written, such as one to a full disk, may be what has failed.
     with suppress(OSError):
         _tell(error, message, with_traceback=session.debug or status == DEFECT)
@@ -52,6 +55,18 @@ def report(error: BaseException, session: Session) -> int:
                 }
             )
     return status
+
+
+def _with_flags(message: str, options: Mapping[str, str]) -> str:
+    """Return a message with `--memory 1GB` for `memory=1GB`, as its reader has typed it."""
+
+    def flag(found: re.Match[str]) -> str:
+        name, value = found.groups()
+        if name not in options:
+            return found[0]
+        return options[name] + ("" if value == "True" else value and f" {value}")
+
+    return re.sub(r"\b([a-z_]+)=(True|[^\s,.:;)]?)", flag, message)
 
 
 def _tell(error: BaseException, message: str, *, with_traceback: bool) -> None:
@@ -73,7 +88,7 @@ def _describe(error: BaseException) -> tuple[str, int]:
         status = NOT_FOUND if error.errno == errno.ENOENT else STORAGE
         return f"{error.strerror or error}{where}", status
     defect = (
-        f"gnnstore met an error it did not foresee: {type(error).__name__}: {error}\n"
+        f"gnnstore met an error it did not foresee: {described(error)}\n"
         "This is a defect. Please report it with the traceback above and what "
         "`gnnstore info` prints."
     )

@@ -319,7 +319,19 @@ def session_options(command: Callable[..., Any]) -> Callable[..., Any]:
         )
         for names, field, text in _SESSION_FLAGS
     )
-    return together(*flags)(click.pass_obj(command))
+
+    @click.pass_obj
+    @wraps(command)
+    def with_session(session: Session, /, *args: Any, **kwargs: Any) -> Any:
+        session.options = {
+            name: flag
+            for param in click.get_current_context().command.params
+            for flag in param.opts[-1:]
+            for name in (param.name or "", flag.lstrip("-").replace("-", "_"))
+        }
+        return command(session, *args, **kwargs)
+
+    return together(*flags)(with_session)
 
 
 def _setter(field: str) -> Callable[[click.Context, click.Parameter, bool], None]:

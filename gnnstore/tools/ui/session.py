@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -43,6 +43,7 @@ class Session:
     as_json: bool = False
     quiet: bool = False
     debug: bool = False
+    options: Mapping[str, str] = field(default_factory=dict)  # Python's names, and the flags
 
     def __post_init__(self) -> None:
         """Let the environment turn tracebacks on where the option cannot be added."""

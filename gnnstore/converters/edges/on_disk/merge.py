@@ -275,7 +275,7 @@ class SpilledEdges:
         except ValueError as error:
             raise CorruptStoreError(
                 f"{self._directory}: a sorted run of edges is damaged ({error}). Convert again "
-                "without --resume (resume=True)",
+                "without resume=True",
                 path=self._directory,
             ) from error
 
