@@ -133,7 +133,7 @@ def leave_unfinished(store: Path, output: Path, **options: Any) -> None:
     """Leave a plan of which some superbatches are finished, the disk being full."""
     with (
         inject("fallocate", errno=errno.ENOSPC, skip=3, times=-1),
-        pytest.raises(NoSpaceError, match=r"no space left.*3 superbatches that are finished.*--re"),
+        pytest.raises(NoSpaceError, match=r"no space left.*3 superbatches that are finished.*res"),
     ):
         pack(store, [4, 4], output=output, superbatch=2, **options)
 
@@ -180,7 +180,7 @@ def test_a_budget_of_disk_that_runs_out(tmp_path: Path, store: Path) -> None:
     size = gnnstore.open_plan(whole).reader.total_bytes
     folder = tmp_path / "out"
     folder.mkdir()
-    with pytest.raises(NoSpaceError, match=r"of 24 batches take .* raise --disk.*--resume"):
+    with pytest.raises(NoSpaceError, match=r"of 24 batches take .* raise --disk.*resume=True"):
         pack(store, [4, 4], output=folder / "plan", superbatch=2, disk_bytes=size // 2)
     options: dict[str, Any] = {"output": folder / "plan", "superbatch": 2, "resume": True}
     assert_same_files(pack(store, [4, 4], disk_bytes=2 * size, **options), whole)

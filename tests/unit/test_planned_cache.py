@@ -118,7 +118,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def wait_until_waiting(lease: Lease, *numbers: int) -> None:
     """Return when batches have read what they miss, and wait for their turns."""
-    wait_for(lambda: set(numbers) <= lease._ticket._waiting.keys())
+    wait_for(lambda: set(numbers) <= lease._ticket._waiting)
 
 
 def assert_is(lease: Lease, number: int, step: PlanStep, rows: NDArray[np.uint8]) -> None:
@@ -448,7 +448,7 @@ def test_a_lease_begins_when_the_slots_are_not_in_use(
     batch = pool.submit(lease.gather, 0, steps[0], {"x": gate})
     assert gate.reached.wait(LIMIT_SECONDS)
     beginning = [pool.submit(cache.begin) for _ in range(2)]
-    wait_for(lambda: len(cache._sequencer._beginning) == 2)
+    wait_for(lambda: len(cache._sequencer.lock._waiting) == 2)
     assert not any(future.done() for future in beginning)
     gate.opened.set()
     leases = [future.result(LIMIT_SECONDS) for future in beginning]
@@ -527,7 +527,7 @@ def test_an_interrupted_wait_leaves_nothing_locked(
 
     def interrupt() -> None:
         wait_until_waiting(lease, 1, 2)
-        time.sleep(0.02)  # from the dictionary to the lock
+        time.sleep(0.02)  # from there to the lock
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     interrupting = pool.submit(interrupt)
@@ -628,7 +628,7 @@ def test_an_interrupt_with_another_lease_waiting(
     class Source(Gate):
         def read_rows(self, ids: NDArray[Any], out: NDArray[Any]) -> ReadCounts:
             beginning.append(pool.submit(cache.begin))
-            wait_for(lambda: len(cache._sequencer._beginning) == 1)
+            wait_for(lambda: len(cache._sequencer.lock._waiting) == 1)
             return super().read_rows(ids, out)
 
     first = replace(steps[0], slots=np.full_like(steps[0].slots, -1))

@@ -1,20 +1,18 @@
 """Hands one shared thing to the batches of an iteration, in order.
 
 What makes that more than a lock is the other end: a batch that fails, an iteration that is left or
-overtaken by another, and an interrupt at any point must not leave a thread waiting. Each waiting
-thread therefore has a lock of its own that is released whenever it should look again; unlike a
-condition variable, an interrupted wait leaves nothing locked.
+overtaken by another, and an interrupt at any point must not leave a thread waiting. All that wait
+look again whenever anything changes.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 from typing import Literal
 from weakref import WeakSet
 
 from gnnstore.errors import GnnstoreError, UsageError, described
-from gnnstore.interrupts import locked
+from gnnstore.interrupts import Condition
 
 Turn = Literal["now", "later", "never"]
 
@@ -32,11 +30,9 @@ class Sequencer:
         _sequencers.add(self)
 
     def _begin_anew(self) -> None:
-        # Reentrant: the garbage collector may close a ticket in the middle of anything.
-        self.lock = threading.RLock()
+        self.lock = Condition()
         self.latest: Ticket | None = None
         self.in_use: tuple[Ticket, int] | None = None
-        self._beginning: list[threading.Lock] = []
 
     @property
     def is_free(self) -> bool:
@@ -64,28 +60,16 @@ class Sequencer:
 
     def _hand_over(self, ticket: Ticket | None) -> None:
         with self.lock:
-            former, self.latest = self.latest, None if self._is_retired else ticket
-            if former is not None:
-                former.wake()
-        waiter = None
-        while True:
-            with self.lock:
-                if waiter is not None:
-                    self._beginning.remove(waiter)
-                if self.in_use is None:
-                    return
-                waiter = locked()
-                self._beginning.append(waiter)
-            waiter.acquire()
+            self.latest = None if self._is_retired else ticket
+            self.lock.notify_all()
+        self.lock.wait_until(lambda: self.in_use is None or None)
 
     def release(self, ticket: Ticket, number: int) -> None:
         """End the turn of a batch, if it has it."""
         with self.lock:
             if self.in_use == (ticket, number):
                 self.in_use = None
-            if self.in_use is None:  # even if an interrupt came between these lines before
-                for waiter in list(self._beginning):
-                    _open(waiter)
+            self.lock.notify_all()
 
 
 class Ticket:
@@ -97,7 +81,7 @@ class Ticket:
     def __init__(self, sequencer: Sequencer) -> None:
         self._sequencer = sequencer
         self._next = 0
-        self._waiting: dict[int, threading.Lock] = {}
+        self._waiting: set[int] = set()
         self._failure: tuple[int, str] | None = None
         self._is_closed = False
         self.is_resting = False
@@ -153,23 +137,25 @@ class Ticket:
         GnnstoreError, UsageError
             As `look`, at once when it happens.
         """
-        waiter = None
-        while True:
-            with self._sequencer.lock:
-                if waiter is not None:
-                    self._waiting.pop(number, None)
-                if (turn := self.look(number)) != "later":
-                    return turn == "now"
-                waiter = self._waiting[number] = locked()
-            waiter.acquire()
+        is_waiting = False
+
+        def look() -> bool | None:
+            nonlocal is_waiting
+            if is_waiting:
+                self._waiting.discard(number)
+            turn = self.look(number)
+            if is_waiting := turn == "later":
+                self._waiting.add(number)
+                return None
+            return turn == "now"
+
+        return bool(self._sequencer.lock.wait_until(look))
 
     def done(self, number: int) -> None:
         """End the turn of a batch; the next one's begins."""
         with self._sequencer.lock:
             self._next = number + 1
             self._sequencer.release(self, number)
-            if number + 1 in self._waiting:
-                _open(self._waiting[number + 1])
 
     def fail(self, number: int, error: BaseException) -> None:
         """Give up a batch: those after it fail when they look, or now if they wait."""
@@ -178,21 +164,14 @@ class Ticket:
             if is_first and not self._is_closed:
                 # Not the error itself, whose traceback would keep the buffers of the batch.
                 self._failure = (number, described(error))
+            self._waiting.discard(number)  # there still if its wait was interrupted
             self._sequencer.release(self, number)
-            self.wake()
-            self._waiting.pop(number, None)  # there still if its wait was interrupted
 
     def close(self) -> None:
         """End the ticket; batches that wait fail. May be called again."""
         with self._sequencer.lock:
             self._is_closed = True
-            self.wake()
-
-    def wake(self) -> None:
-        """Let all that wait look again."""
-        with self._sequencer.lock:
-            for waiter in list(self._waiting.values()):
-                _open(waiter)
+            self._sequencer.lock.notify_all()
 
     def _check(self, number: int) -> None:
         if self._failure is not None and number > self._failure[0]:
@@ -218,9 +197,3 @@ def _begin_anew_after_a_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_begin_anew_after_a_fork)
-
-
-def _open(waiter: threading.Lock) -> None:
-    """Let a thread go on that waits for a lock, or will; it removes the lock from where it is."""
-    if waiter.locked():
-        waiter.release()
