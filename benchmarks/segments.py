@@ -77,7 +77,7 @@ def count_reads(missed: Missed, num_rows: int, segment: int, order: Order) -> tu
     totals = ReadTotals()
     for part in segments_of(len(missed), segment):
         batches = [missed[i] for i in part]
-        shared = order(SharedRows.of(batches, num_rows, "minhash"))
+        shared = order(SharedRows.of(batches, num_rows))
         for rows in batches:
             ranks = np.sort(shared.find(rows))
             own = int(np.searchsorted(ranks, 0)) * ROW_BYTES

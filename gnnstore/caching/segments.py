@@ -12,17 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from gnnstore.errors import UsageError
 from gnnstore.random_words import mix
-
-# "minhash"; "rows": by their number in the table.
-Order = Literal["minhash", "rows"]
-ORDERS: tuple[Order, ...] = get_args(Order)
 
 # Rows that are compared together: 2 bytes in each of three tables, 24 MB in all. Any number gives
 # the same result.
@@ -50,14 +46,13 @@ class SharedRows:
     ranks: npt.NDArray[np.int32]
 
     @classmethod
-    def of(cls, missed: Sequence[npt.NDArray[Any]], num_rows: int, order: Order) -> Self:
+    def of(cls, missed: Sequence[npt.NDArray[Any]], num_rows: int) -> Self:
         """Find and order the shared rows of a segment.
 
         Parameters
         ----------
         missed : sequence of ndarray of int32 or int64
             The distinct rows that each batch of the segment misses, ascending.
-        order : "minhash" or "rows"
 
         Raises
         ------
@@ -80,10 +75,11 @@ class SharedRows:
                 f"{len(missed)} batches share {len(ids)} rows, but a segment has room for 2^31; "
                 "make segments shorter"
             )
-        ranks = np.arange(len(ids), dtype=np.int32)
-        if order == "minhash" and len(ids):
+        ranks = np.empty(len(ids), np.int32)
+        if len(ids):
             # Stable: rows of one key stay in the order of the table.
-            ranks[np.argsort(np.concatenate(keys), kind="stable")] = ranks.copy()
+            order = np.argsort(np.concatenate(keys), kind="stable")
+            ranks[order] = np.arange(len(ids), dtype=np.int32)
         return cls(ids, ranks)
 
     @property

@@ -201,7 +201,7 @@ def segmented_layout(
     apart = ReadTotals()
     for part in segments_of(len(missed), segment):
         batches = [missed[i] for i in part]
-        shared = SharedRows.of(batches, num_table_rows, "minhash")
+        shared = SharedRows.of(batches, num_table_rows)
         stored += sum(shared.num_rows * width for width in costs.row_bytes)
         for rows in batches:
             ranks = shared.find(rows)

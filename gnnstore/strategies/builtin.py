@@ -74,7 +74,7 @@ BELADY = Strategy(
     policy="belady",
     summary=(
         "batches are sampled ahead, hundreds at a time; the cache holds the rows that are needed "
-        "again soonest, and no other cache of its size reads less"
+        "again soonest, and no cache of the same size has fewer misses"
     ),
 )
 PACKED = Strategy(
@@ -86,8 +86,8 @@ PACKED = Strategy(
     takes_cache=True,
     packed_before="plan",
     summary=(
-        'like `"belady"`, but the rows that the cache misses are gathered ahead, in one pass over '
-        "the table, so that none is read by itself; needs disk space while it runs"
+        'like `"belady"`, but the missed rows are gathered ahead of time, in one pass over the '
+        "table, instead of one by one; needs disk space while it runs"
     ),
 )
 

@@ -27,7 +27,7 @@ _COMMANDS = {
     ),
     "reorder": (
         "gnnstore.tools.commands.stores.reorder",
-        "Number a store's nodes so that rows needed often lie together.",
+        "Renumber a store's nodes so that rows needed often lie together.",
     ),
     "gc": ("gnnstore.tools.commands.gc", "List and remove the leftovers of interrupted runs."),
     "inspect": (
@@ -38,11 +38,11 @@ _COMMANDS = {
     "pack": ("gnnstore.tools.commands.pack", "Sample and pack epochs ahead of training."),
     "partition": (
         "gnnstore.tools.commands.stores.partition",
-        "Write a store's nodes and edges in partitions.",
+        "Write a partitioned copy of a store's nodes and edges.",
     ),
     "rm": ("gnnstore.tools.commands.rm", "Remove a packed plan or partitions of a store."),
-    "plan": ("gnnstore.tools.commands.plan", "Predict strategies and caches for a store."),
-    "bench": ("gnnstore.tools.commands.bench", "Measure this disk, or strategies on a store."),
+    "plan": ("gnnstore.tools.commands.plan", "Predict epoch times and cache misses."),
+    "bench": ("gnnstore.tools.commands.bench", "Measure a disk, or strategies on a store."),
     "info": ("gnnstore.tools.commands.info", "Show versions, build and machine, for bug reports."),
 }
 
@@ -62,7 +62,7 @@ Examples:
 Exit status:
   0  success                         4  the store needs a newer gnnstore
   1  invalid or damaged data         5  I/O error, no space, no memory
-  2  wrong usage                    70  a defect of gnnstore
+  2  wrong usage                    70  internal error (a bug in gnnstore)
   3  not found                     130  interrupted
 """
 

@@ -73,7 +73,7 @@ def test_the_table(run: Any, place: Path, cache: Path) -> None:
             for _, rates in sorted(profile.random_reads_per_second.items())
         ]
         assert [str(depth), *cells] in lines
-    for text in (f"Disk below {place}", "read in sequence", "4 KiB", "queue depth", str(saved)):
+    for text in (f"Disk below {place}", "sequential read", "4 KiB", "queue depth", str(saved)):
         assert text in done.stdout
     assert "\x1b" not in done.stdout
 

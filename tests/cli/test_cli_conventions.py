@@ -301,7 +301,9 @@ def test_messages_name_options_as_they_are_typed(run: Any, tmp_path: Path) -> No
     assert "skip it (--skip-header)" in asked.stderr  # a flag, without the value
     words = ("--skip-header", "--feature-dtype", "float16")
     unused = run("convert", "snap", edges, tmp_path / "g.gnn", *words)
-    assert "--feature-dtype 'float16' is that of features; give --features, or" in unused.stderr
+    assert "--feature-dtype 'float16': there are no features to store; name" in unused.stderr
+    none = run("convert", "planted-kg", tmp_path / "g.gnn", "--feature-dtype", "float16")
+    assert "--feature-dtype 'float16': there are no features to store" in none.stderr
     budget = run("convert", "rmat", tmp_path / "g.gnn", "--scale", "12", "--memory", "1kB")
     assert re.search(r"of the --memory budget.*raise --memory by at least", budget.stderr)
-    assert unused.status == budget.status == 2
+    assert unused.status == none.status == budget.status == 2

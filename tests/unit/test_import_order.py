@@ -1,4 +1,4 @@
-"""The rooms of the package import from the rooms below them, never from above, and in no circle."""
+"""Packages import from the packages below them, never from above, and in no cycle."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "gnnstore"
 
-# From the bottom to the top: a room imports from itself and from the rooms before it. Imports for
-# type checking count, so that no circle hides behind them.
+# From the bottom to the top: a package imports from itself and from those before it. Imports for
+# type checking count, so that no cycle hides behind them.
 LAYERS = (
     ("_version", "errors"),
     ("units", "random_words"),
@@ -40,14 +40,14 @@ LAYERS = (
 )
 # These stand beside the path of a batch: converters write what it reads.
 ALLOWED: dict[str, set[str]] = {
-    room: set().union(*LAYERS[:i]) for i, layer in enumerate(LAYERS) for room in layer
+    package: set().union(*LAYERS[:i]) for i, layer in enumerate(LAYERS) for package in layer
 }
 ALLOWED["converters"] = ALLOWED["disk"]
 ALLOWED["testing"] = {*set().union(*LAYERS), "converters"}
 ALLOWED["tools"] = {*ALLOWED["testing"], ""}  # "": `import gnnstore`, the public API
 ALLOWED["__main__"] = {"tools"}
 
-# Rooms that work without torch: converting and checking a store must not cost its import.
+# Packages that work without torch: converting and checking a store must not cost its import.
 TORCH_FREE = (
     "errors",
     "units",
@@ -67,7 +67,7 @@ MODULES = sorted(
 )
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
@@ -96,19 +96,19 @@ def imported_names(path: Path, top_level: bool = False) -> frozenset[str]:
     return frozenset(found)
 
 
-def imported_rooms(path: Path) -> set[str]:
-    """Return the rooms that a file imports from; "" for the package itself."""
-    rooms = set()
+def imported_packages(path: Path) -> set[str]:
+    """Return the packages that a file imports from; "" for `gnnstore` itself."""
+    packages = set()
     for name in imported_names(path):
         first, _, rest = name.partition(".")
-        room = rest.split(".")[0]
+        package = rest.split(".")[0]
         if first == "gnnstore":
-            rooms.add(room if room in ALLOWED else "")
-    return rooms
+            packages.add(package if package in ALLOWED else "")
+    return packages
 
 
-def test_every_room_has_a_rule() -> None:
-    assert {room_of(path) for path in MODULES} <= ALLOWED.keys()
+def test_every_package_has_a_rule() -> None:
+    assert {package_of(path) for path in MODULES} <= ALLOWED.keys()
 
 
 def test_no_folder_has_more_than_twelve_modules() -> None:
@@ -116,7 +116,7 @@ def test_no_folder_has_more_than_twelve_modules() -> None:
     assert {str(folder): n for folder, n in folders.items() if n > 12} == {}
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_no_modules_import_each_other_in_a_cycle() -> None:
     """Imports under TYPE_CHECKING and inside functions count."""
     by_name = {module_name(path): path for path in MODULES}
     graph = {
@@ -128,22 +128,24 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         ]
         for name, path in by_name.items()
     }
-    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the cycle
 
 
-@pytest.mark.parametrize("room", sorted(ALLOWED))
-def test_imports_only_from_rooms_before_it(room: str) -> None:
+@pytest.mark.parametrize("package", sorted(ALLOWED))
+def test_imports_only_from_packages_before_it(package: str) -> None:
     found = {
-        str(path.relative_to(PACKAGE)): sorted(imported_rooms(path) - {room} - ALLOWED[room])
+        str(path.relative_to(PACKAGE)): sorted(
+            imported_packages(path) - {package} - ALLOWED[package]
+        )
         for path in MODULES
-        if room_of(path) == room
+        if package_of(path) == package
     }
-    assert {path: rooms for path, rooms in found.items() if rooms} == {}
+    assert {path: packages for path, packages in found.items() if packages} == {}
 
 
-@pytest.mark.parametrize("room", TORCH_FREE)
-def test_torch_is_imported_on_demand_only(room: str) -> None:
-    for path in (path for path in MODULES if room_of(path) == room):
+@pytest.mark.parametrize("package", TORCH_FREE)
+def test_torch_is_imported_on_demand_only(package: str) -> None:
+    for path in (path for path in MODULES if package_of(path) == package):
         names = {name.split(".")[0] for name in imported_names(path, top_level=True)}
         assert not names & {"torch", "torch_geometric"}, path
 
@@ -171,7 +173,7 @@ def test_files_are_opened_in_one_place() -> None:
     found = [
         f"{path}: {line.strip()}"
         for path in MODULES
-        if room_of(path) not in ("testing", "tools")
+        if package_of(path) not in ("testing", "tools")
         and str(path.relative_to(PACKAGE)) not in OPENERS
         for line in path.read_text().splitlines()
         if RAW_CALLS.search(line)

@@ -32,13 +32,15 @@ def draw(num_batches: int, size: int, seed: int = 0, *, drift: int = 0) -> Misse
 
 
 def reads_of(
-    missed: Missed, segment: int, order: Any = "minhash", num_rows: int = NUM_ROWS
+    missed: Missed, segment: int, num_rows: int = NUM_ROWS, *, is_ordered: bool = True
 ) -> tuple[int, int]:
     """Return the reads and the bytes of all batches, as a plan with segments makes them."""
     totals = ReadTotals()
     for part in segments_of(len(missed), segment):
         batches = [missed[i] for i in part]
-        shared = SharedRows.of(batches, num_rows, order)
+        shared = SharedRows.of(batches, num_rows)
+        if not is_ordered:
+            shared = SharedRows(shared.rows, np.arange(shared.num_rows, dtype=np.int32))
         for rows in batches:
             ranks = shared.find(rows)
             begins = np.sort(ranks[ranks >= 0]).astype(np.int64) * ROW_BYTES
@@ -55,7 +57,7 @@ def test_shared_rows_and_their_keys(
 ) -> None:
     monkeypatch.setattr(segments, "RANGE_ROWS", range_rows)
     missed = [rows.astype(dtype) for rows in draw(9, 300)]
-    shared = SharedRows.of(missed, NUM_ROWS, "minhash")
+    shared = SharedRows.of(missed, NUM_ROWS)
     batches: dict[int, list[int]] = {}
     for batch, rows in enumerate(missed):
         for row in rows.tolist():
@@ -77,14 +79,9 @@ def test_shared_rows_and_their_keys(
             assert in_order[rank] == row if rank >= 0 else len(batches[row]) == 1
 
 
-def test_rows_in_the_order_of_the_table() -> None:
-    shared = SharedRows.of(draw(5, 300), NUM_ROWS, "rows")
-    assert (np.diff(shared.in_order()) > 0).all()
-
-
 @pytest.mark.parametrize("missed", [[], [[]], [[], []], [[3, 5]], [[1, 2], [3]]])
 def test_nothing_is_shared(missed: list[list[int]]) -> None:
-    shared = SharedRows.of([np.array(rows, np.int32) for rows in missed], 10, "minhash")
+    shared = SharedRows.of([np.array(rows, np.int32) for rows in missed], 10)
     assert (shared.num_rows, len(shared.in_order())) == (0, 0)
     assert shared.find(np.array([3, 5], np.int32)).tolist() == [-1, -1]
 
@@ -104,7 +101,7 @@ def test_permutations_are_those_of_every_version() -> None:
 
 def test_too_many_batches() -> None:
     with pytest.raises(UsageError, match="superbatch="):
-        SharedRows.of([np.empty(0, np.int32)] * 2**16, 10, "minhash")
+        SharedRows.of([np.empty(0, np.int32)] * 2**16, 10)
 
 
 @pytest.mark.parametrize("range_rows", [100, 1 << 22])
@@ -160,7 +157,8 @@ def test_rows_in_minhash_order_are_read_with_fewer_reads() -> None:
     missed = [np.unique(places[(num_rows * rng.random(6000) ** 2).astype(int)]) for _ in range(32)]
     for segment in (8, 16, 32):
         ordered, not_ordered = (
-            reads_of(missed, segment, order, num_rows) for order in ("minhash", "rows")
+            reads_of(missed, segment, num_rows, is_ordered=is_ordered)
+            for is_ordered in (True, False)
         )
         assert ordered[0] < 0.9 * not_ordered[0]
         assert ordered[1] < 0.8 * not_ordered[1]

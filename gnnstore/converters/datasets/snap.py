@@ -21,7 +21,7 @@ from gnnstore.converters.edges.name_ids import NameNumbering
 from gnnstore.converters.inputs import PathLike, describe_files, existing_file, existing_path
 from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.writer.graph_writer import GraphWriter
-from gnnstore.converters.writer.options import ConvertOptions
+from gnnstore.converters.writer.options import ConvertOptions, check_features
 from gnnstore.converters.writer.splits import SPLIT_KEYS
 from gnnstore.errors import InputError, UsageError
 from gnnstore.progress import Progress
@@ -113,11 +113,7 @@ def from_snap(
     _check_ids(num_nodes, edge_weight, string_ids, features_ids)
     path = existing_file(input, "the edge list")
     x = open_external(features, features_raw, features_ids, options)
-    if x is None and options is not None and options.feature_dtype is not None:
-        raise UsageError(
-            f"feature_dtype={options.feature_dtype!r} is that of features; give features=, or "
-            "leave it out"
-        )
+    check_features(options, has_features=x is not None, remedy="name their files with features=")
     y = None if labels is None else open_labels(labels)
     split_arrays = {} if splits is None else _open_splits(splits)
     beside = [file for array in (x, y) if array is not None for file in array.files]

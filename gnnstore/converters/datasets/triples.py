@@ -19,7 +19,7 @@ from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.spill_files import SpillDirectory
 from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.writer.graph_writer import GraphWriter
-from gnnstore.converters.writer.options import ConvertOptions
+from gnnstore.converters.writer.options import ConvertOptions, check_features
 from gnnstore.converters.writer.workload import Workload, inspect_inputs
 from gnnstore.errors import InputError, NotFoundError, UsageError
 from gnnstore.progress import Progress
@@ -88,6 +88,7 @@ def from_triples(
         raise UsageError(
             f"columns={columns!r} is no order of head, relation and tail; write 'hrt', 'htr', ..."
         )
+    check_features(options, has_features=False, remedy="leave it out")
     files = _find(input, valid, test)
     source: dict[str, Any] = {
         "inputs": describe_files(files.values()),

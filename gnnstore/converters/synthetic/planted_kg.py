@@ -25,7 +25,7 @@ from gnnstore.converters.inputs import PathLike
 from gnnstore.converters.keyed_random import draw_words
 from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.writer.graph_writer import GraphWriter
-from gnnstore.converters.writer.options import ConvertOptions
+from gnnstore.converters.writer.options import ConvertOptions, check_features
 from gnnstore.converters.writer.workload import Workload
 from gnnstore.errors import UsageError, limits_named
 from gnnstore.progress import Phase, Progress
@@ -97,6 +97,7 @@ def from_planted_kg(
         "seed": seed,
     }
     _check(parameters)
+    check_features(options, has_features=False, remedy="leave it out")
     planted = PlantedVectors.draw(num_entities, num_relations, num_communities, rank, seed)
     with GraphWriter(
         output,

@@ -19,7 +19,7 @@ from gnnstore.converters.read_ahead import num_threads
 from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.synthetic.synthetic_nodes import SyntheticNodes
 from gnnstore.converters.writer.graph_writer import GraphWriter
-from gnnstore.converters.writer.options import ConvertOptions
+from gnnstore.converters.writer.options import ConvertOptions, check_features
 from gnnstore.converters.writer.workload import Workload
 from gnnstore.errors import UsageError
 from gnnstore.progress import Progress
@@ -88,6 +88,8 @@ def from_rmat(
     _check_size(scale, edge_factor, feature_dim, seed)
     _check_communities(num_communities, 1 << scale, homophily, feature_noise)
     _check_shares(split_fractions, probabilities)
+    remedy = "leave it out, or set feature_dim="
+    check_features(options, has_features=feature_dim > 0, remedy=remedy)
     nodes = SyntheticNodes(scale, num_communities, feature_dim, feature_noise, seed)
     parameters = {
         "scale": scale,

@@ -144,6 +144,20 @@ class ConvertOptions:
         return document
 
 
+def check_features(options: ConvertOptions | None, *, has_features: bool, remedy: str) -> None:
+    """Refuse the type of features where there are none.
+
+    Raises
+    ------
+    UsageError
+        Whose message ends with `remedy`.
+    """
+    if options is not None and options.feature_dtype is not None and not has_features:
+        raise UsageError(
+            f"feature_dtype={options.feature_dtype!r}: there are no features to store; {remedy}"
+        )
+
+
 def refuse_rules(options: ConvertOptions, doing: str) -> None:
     """Refuse the rules for edges and features where a store is made of a store.
 

@@ -213,7 +213,8 @@ class PackedChunks:
     Attributes
     ----------
     offsets : ndarray of int64 [S + 1]
-        Where each begins; the end of the last one.
+        Where the chunk of each batch begins, counted through `kept` and the file; the end of the
+        last one.
     kept : ndarray of uint8
         The first ones, which are in memory; the file begins where it ends.
     """
@@ -229,32 +230,23 @@ class PackedTable:
 
     Attributes
     ----------
-    chunk_offsets : ndarray of int64 [S + 1]
-        Where the chunk of each batch begins, counted through `kept` and the file; the end of the
-        last one.
-    checksums : ChunkChecksums
-        Of the chunks.
     files : _core.FileSet
         The file, open: it is read to the end even if it has been removed.
-    kept : ndarray of uint8
-        The first chunks, which are in memory; the file has the others.
     """
 
     file_path: Path
-    chunk_offsets: npt.NDArray[np.int64]
-    checksums: ChunkChecksums
+    chunks: PackedChunks
     spec: RowSpec
     files: _core.FileSet
-    kept: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8), repr=False)
 
     @property
     def num_disk_bytes(self) -> int:
         """Bytes of the file."""
-        return int(self.chunk_offsets[-1]) - len(self.kept)
+        return int(self.chunks.offsets[-1]) - len(self.chunks.kept)
 
     def file_offset(self, i: int) -> int:
         """Return where the chunk of batch i begins in the file; negative if it is in memory."""
-        return int(self.chunk_offsets[i]) - len(self.kept)
+        return int(self.chunks.offsets[i]) - len(self.chunks.kept)
 
     def copy_kept(
         self,
@@ -266,8 +258,8 @@ class PackedTable:
     ) -> ReadCounts:
         """Copy the rows of a chunk in memory to their places; those named as in `MissIndex`."""
         row_bytes, num_rows = self.spec.row_bytes, len(positions)
-        begin = int(self.chunk_offsets[i])
-        chunk = self.kept[begin : begin + num_rows * row_bytes]
+        begin = int(self.chunks.offsets[i])
+        chunk = self.chunks.kept[begin : begin + num_rows * row_bytes]
         order = np.arange(num_rows, dtype=np.int32)
         _core.copy_to_slots(chunk, order, out, positions, row_bytes=row_bytes)
         if len(targets):
@@ -438,7 +430,7 @@ class PackedSuperbatch:
                 sources,
                 out,
                 row_bytes=table.spec.row_bytes,
-                crcs=table.checksums.of_chunk(i),
+                crcs=table.chunks.checksums.of_chunk(i),
                 piece_bytes=BLOCK_BYTES,
             )
         except OSError as error:
@@ -483,7 +475,7 @@ class PackedSuperbatch:
             counts = (reader or self._reader).read_ranges(
                 table.files, file, offsets, sizes, places, out
             )
-            table.checksums.compare(i, out, offset, begin)
+            table.chunks.checksums.compare(i, out, offset, begin)
         except OSError as error:
             where = error.filename or table.file_path
             what = f"batch {i} of the array {path!r}"

@@ -151,9 +151,7 @@ class TableJob:
         except OSError as error:
             raise self._error(error, file_bytes) from error
         spec = RowSpec.of(self.table.array.spec)
-        return PackedTable(
-            self.file_path, chunks.offsets, chunks.checksums, spec, files, chunks.kept
-        )
+        return PackedTable(self.file_path, chunks, spec, files)
 
     def _error(self, error: OSError, file_bytes: int) -> Exception:
         where = error.filename or self.table.array.file_paths[0]

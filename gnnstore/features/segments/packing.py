@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.caching.segments import Order, SharedRows, segments_of
+from gnnstore.caching.segments import SharedRows, segments_of
 from gnnstore.disk.spool import MemorySpool
 from gnnstore.errors import CorruptStoreError, storage_errors
 from gnnstore.features.files import FileRows
@@ -167,7 +167,6 @@ def divide_misses(
     *,
     num_table_rows: int,
     row_bytes: int,
-    order: Order = "minhash",
 ) -> DividedMisses:
     """Find what the batches of each segment share. Takes `missed` over: it is changed.
 
@@ -187,7 +186,7 @@ def divide_misses(
     ordered: list[npt.NDArray[Any]] = []
     for batches in segments_of(num_batches, segment):
         found_rows = [missed.batch(i) for i in batches]
-        shared = SharedRows.of(found_rows, num_table_rows, order)
+        shared = SharedRows.of(found_rows, num_table_rows)
         ordered.append(shared.in_order())
         found.append((batches, shared.num_rows))
         for i, of_batch in zip(batches, found_rows, strict=True):

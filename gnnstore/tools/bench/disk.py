@@ -103,8 +103,8 @@ def _render(console: Console, outcome: _Outcome) -> None:
         console,
         {
             "mounted at": f"{profile.mount_point} ({profile.filesystem_type}, {profile.device})",
-            "read in sequence": speed(profile.sequential_read_bytes_per_second),
-            "written in sequence": speed(profile.sequential_write_bytes_per_second),
+            "sequential read": speed(profile.sequential_read_bytes_per_second),
+            "sequential write": speed(profile.sequential_write_bytes_per_second),
             "engine": measured.engine_reason,
             "page cache": "avoided" if profile.is_direct else "not avoided",
             "measured with": f"a file of {format_size(measured.file_bytes)}, in "

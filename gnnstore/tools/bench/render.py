@@ -51,7 +51,7 @@ def _facts(document: Mapping[str, Any]) -> dict[str, object]:
         f"({describe_seeds(document)}); fan-out {fanouts}",
         "memory": text + (f", kept by a cgroup (version {kept})" if kept else ", not kept"),
         "disk": f"{_spread(reads, '.1f')} k random reads of 4 KiB a second, "
-        f"{_spread(rates, '.2f')} GB/s in order ({device['engine']})",
+        f"{_spread(rates, '.2f')} GB/s sequentially ({device['engine']})",
         "took": format_duration(document["seconds"]),
         "drawn in": document.get("drawn_to"),
     }
@@ -60,9 +60,8 @@ def _facts(document: Mapping[str, Any]) -> dict[str, object]:
 def _render_times(
     console: Console, document: Mapping[str, Any], found: list[Mapping[str, Any]]
 ) -> None:
-    times = f"times {document['baseline']}" if document["baseline"] else "times map"
-    columns = ["strategy", "a batch", "an epoch", times, "from disk", "reads", "cached"]
-    columns += ["memory", "before it"]
+    columns = ["strategy", "a batch", "an epoch", "speed-up", "from disk", "reads", "cached"]
+    columns += ["memory", "setup"]
     rows = []
     for item in found:
         rounds = item["rounds"]
@@ -84,9 +83,10 @@ def _render_times(
     print_title(console, f"Batches of {Path(document['store']).name}")
     print_table(console, columns, rows, right=columns[1:])
     console.print(
-        "\nFrom disk, and reads: of a batch (-: none, or not counted). Cached: of its rows. "
-        "Memory: the most that the process held, page cache included (*: without a limit). "
-        "Before it: what comes once, before the first epoch or in it.",
+        f"\nSpeed-up: over {document['baseline'] or 'map'}. From disk, and reads: of a batch (-: "
+        "none, or not counted). Cached: of its rows. Memory: the most that the process held, page "
+        "cache included (*: without a limit). Setup: one-time work, before or during the first "
+        "epoch.",
         soft_wrap=True,
     )
 

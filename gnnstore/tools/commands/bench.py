@@ -21,7 +21,7 @@ from gnnstore.tools.ui.options import (
 )
 from gnnstore.tools.ui.session import Session
 
-_HELP = """Measure this machine.
+_HELP = """Measure a disk, or the strategies on a store.
 
 \b
 Examples:
@@ -35,12 +35,12 @@ def command() -> None:
     """Hold the benchmarks; users see `_HELP`."""
 
 
-_DISK_HELP = """Measure the disk below a directory, and save the result for loaders.
+_DISK_HELP = """Measure the disk that holds a directory, and save the result for loaders.
 
 PATH is a directory (or a file in one) on the file system of your stores. A file of random bytes is
-written there, read in sequence, and read at random in blocks of 512 bytes, 4 KiB and 64 KiB with 1
-to 256 reads in flight. It takes at most a tenth of the free space and is removed afterwards.
-Loaders on that file system then merge reads and fill queues as suits the disk.
+written there, read sequentially, and read at random in blocks of 512 bytes, 4 KiB and 64 KiB with
+1 to 256 reads in flight. It takes at most a tenth of the free space and is removed afterwards.
+Loaders on that file system then adapt merged reads and queue depths to the disk.
 
 Run it while nothing else uses the disk.
 
@@ -65,7 +65,7 @@ Examples:
 @click.option(
     "--engine",
     type=click.Choice(("io_uring", "pread")),
-    help="Engine that reads. Default: the choice of loaders here.",
+    help="Engine that reads. Default: the one that loaders choose here.",
 )
 @click.option("--no-save", is_flag=True, help="Do not save the result for loaders.")
 @session_options
@@ -146,10 +146,10 @@ Examples:
     "--batches",
     "num_batches",
     type=click.IntRange(min=1),
-    help="Shorten the epoch to this many batches; costs that come once then weigh more.",
+    help="Shorten the epoch to this many batches; one-time costs then weigh more.",
 )
 @click.option(
-    "--epoch", "whole_epochs", is_flag=True, help="Time whole epochs of map, mmap and direct, too."
+    "--epoch", "whole_epochs", is_flag=True, help="Time whole epochs also of map, mmap, direct."
 )
 @click.option(
     "--repeats", type=click.IntRange(min=1), default=1, help="Rounds that time each strategy once."

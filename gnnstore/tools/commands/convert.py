@@ -254,7 +254,7 @@ Examples:
 """,
     _feature_options,
     click.option(
-        "--labels", type=click.Path(), metavar="FILE", help="Node labels [N]: .npy or csv."
+        "--labels", type=click.Path(), metavar="FILE", help="Node labels [N]: .npy or .csv."
     ),
     click.option(
         "--splits", type=click.Path(), metavar="FILE.npz", help="Arrays train, valid and test."
@@ -347,7 +347,9 @@ Examples:
   gnnstore convert graphbolt datasets/ogbn-products-seeds products.gnn
 """,
     click.option(
-        "--task", metavar="NAME", help="Task whose splits and labels are taken. Default: the only."
+        "--task",
+        metavar="NAME",
+        help="Task whose splits and labels are taken. Default: the only one.",
     ),
 )
 
@@ -376,8 +378,8 @@ _add_kind(
     """Expand a store: FACTOR times the nodes, and any number of times the edges.
 
 Every node of SEED_STORE becomes FACTOR nodes with its labels, splits and features (plus noise),
-and every edge becomes edges between copies of its ends. Which copies are joined is drawn from a
-small graph derived from the communities of SEED_STORE (Belletti et al. 2019). The degree
+and every edge becomes edges between copies of its endpoints. Which copies are joined is drawn from
+a small graph derived from the communities of SEED_STORE (Belletti et al. 2019). The degree
 distribution keeps its shape; a comparison is printed. The same options give the same store.
 
 \b
@@ -473,12 +475,12 @@ Examples:
 
 _add_kind(
     "planted-kg",
-    """Generate a knowledge graph whose triples embeddings can learn.
+    """Generate a knowledge graph that embeddings can learn.
 
-The triples of a relation are the pairs that score highest by ComplEx vectors that are drawn for
-entities and relations, and some noise; by default they are as many as those of FB15k-237. The
-relation of an edge is its attribute edge_type; triples for valid and test are edge splits. The same
-options give the same graph on every machine.
+The triples of a relation are the pairs with the highest scores by random ComplEx vectors of
+entities and relations, plus some noise; by default there are as many as in FB15k-237. The relation
+of an edge is its attribute edge_type; triples for valid and test are edge splits. The same options
+give the same graph on every machine.
 
 \b
 Examples:
@@ -509,14 +511,14 @@ Examples:
         "--noise",
         type=float,
         default=0.05,
-        help="Share of triples with random ends; an MRR of 1 - NOISE can be reached.",
+        help="Share of triples with random entities; an MRR of 1 - NOISE can be reached.",
     ),
     click.option("--seed", type=int, default=0, help="Seed of the graph."),
     source=None,
 )
 
 
-_PYG_HELP = """Explain how to convert a torch_geometric.data.Data object, which takes Python.
+_PYG_HELP = """Explain how to convert a torch_geometric.data.Data object, which requires Python.
 
 torch.save writes a pickle, and loading a pickle runs the code in it, so this command takes no
 file.

@@ -36,8 +36,8 @@ _HELP = """Show the contents of a store and how they will be read.
 Reads metadata only, so it is fast on a store of any size. --stats also reads the arrays, once and
 in bounded memory: degrees, isolated nodes, range and NaN of every attribute, and a histogram of
 the labels. Packed plans and partitions are listed; STORE may also be the directory of one, or of
-learned embeddings. --plot draws the degrees of the graph; or of a plan, the rows of its batches and
-how soon rows are reused.
+trainable embeddings. --plot draws the degrees of the graph; or of a plan, the rows of its batches
+and how soon rows are reused.
 
 \b
 Examples:

@@ -100,10 +100,16 @@ Examples:
 )
 @click.option("--disjoint", is_flag=True, help="One subgraph per seed.")
 @click.option(
-    "--src-weight", type=click.Path(), metavar="FILE.npy", help="Weights of drawn sources, [N]."
+    "--src-weight",
+    type=click.Path(),
+    metavar="FILE.npy",
+    help="Weights [N] by which sources of negatives are drawn.",
 )
 @click.option(
-    "--dst-weight", type=click.Path(), metavar="FILE.npy", help="Weights of drawn targets, [N]."
+    "--dst-weight",
+    type=click.Path(),
+    metavar="FILE.npy",
+    help="Weights [N] by which targets of negatives are drawn.",
 )
 @click.option(
     "--edge-label",
@@ -115,7 +121,7 @@ Examples:
     "--edge-label-attrs",
     type=Parsed("names", lambda text, _: tuple(name.strip() for name in text.split(","))),
     metavar="NAME,NAME,...",
-    help="Attributes of the links that batches show.",
+    help="Attributes of the links to add to each batch.",
 )
 @click.option(
     "--superbatch",

@@ -22,7 +22,7 @@ from gnnstore.tools.ui.options import (
 )
 from gnnstore.tools.ui.session import Session
 
-_HELP = """Predict strategies and compare caches for training on STORE.
+_HELP = """Predict epoch times and cache misses for training on STORE.
 
 Predicts the epoch of each loader strategy within --memory and --disk: time, reads and bytes, memory
 and disk, and the slowest stage. Marks the choice of strategy="auto". A disk that has not been
@@ -30,8 +30,8 @@ measured is measured first, for three seconds; an earlier measurement is checked
 
 Then samples the first batches of an epoch, as a loader would, and simulates five cache policies on
 them: static ones by out-degree and by frequency in sampled batches, which are filled beforehand,
-and LRU, SIEVE and Belady's, which start empty. Belady's knows the batches to come, and misses least
-of these three.
+and LRU, SIEVE and Belady's, which start empty. Belady's policy knows future batches and has the
+fewest misses of these three.
 
 With --partitions, compares orders of training by partitions of the graph instead (MariusGNN): how
 many partitions --memory allows in the buffer, how often an epoch reads all rows, and how far its
@@ -110,12 +110,12 @@ def _parse_caches(text: str, name: str) -> tuple[float | int, ...]:
 @click.option(
     "--partitions",
     type=click.Choice(["nodes", "edges"]),
-    help="Plan a buffer of partitions, to train on nodes or on edges, instead of strategies.",
+    help="Compare buffers of partitions, to train on nodes or on edges, instead of strategies.",
 )
 @click.option(
     "--embedding-dim",
     type=click.IntRange(min=1),
-    help="With --partitions: columns of float32 embeddings that are learned, row-wise Adagrad's.",
+    help="With --partitions: columns of trainable float32 embeddings, with row-wise Adagrad.",
 )
 @seed_option("Seed of the batches.")
 @threads_option("Threads that sample. Default: all processors.")

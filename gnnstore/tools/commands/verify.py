@@ -18,7 +18,7 @@ from gnnstore.units import format_size
 
 _HELP = """Check files, checksums and contents of a store, and of its packed plans and partitions.
 
-STORE may also be the directory of one of those, or of learned embeddings. For plans, "full" also
+STORE may also be the directory of one of those, or of trainable embeddings. For plans, "full" also
 reads each batch as training does.
 
 \b

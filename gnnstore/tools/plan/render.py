@@ -16,8 +16,8 @@ _REMARK = (
     "reads under 'fill'; the other caches start empty, and their first misses fill them."
 )
 _PREDICTED = (
-    "*: the choice of strategy='auto'. Once: work before or during the first epoch. Random: reads "
-    "of rows or pages. In order: bytes read and written sequentially. Plan: what 'gnnstore pack' "
+    "*: the choice of strategy='auto'. Setup: work before or during the first epoch. Random: reads "
+    "of rows or pages. Sequential: bytes read and written sequentially. Plan: what 'gnnstore pack' "
     "makes."
 )
 _NARROW = "No strategy is predicted: rows are so narrow that loaders hold them in memory."
@@ -26,8 +26,8 @@ _ASSUMED = (
     "500 MB a second."
 )
 _PARTLY = (
-    "Not all of the epoch was sampled, so misses of caches that start empty are overrated; "
-    "raise --batches for better ones."
+    "Not all of the epoch was sampled, so misses of caches that start empty are overestimated; "
+    "raise --batches for better estimates."
 )
 
 
@@ -89,7 +89,7 @@ def _render_strategies(console: Console, predictions: Mapping[str, Any]) -> None
         return
     memory, disk = (format_size(predictions[f"{name}_bytes"]) for name in ("memory", "disk"))
     print_title(console, f"An epoch, predicted, with {memory} of memory and {disk} of disk")
-    columns = ["strategy", "epoch", "once", "longest", "random", "in order", "memory", "disk"]
+    columns = ["strategy", "epoch", "setup", "bottleneck", "random", "sequential", "memory", "disk"]
     columns += ["cached"]
     rows = []
     for one in found:
@@ -108,7 +108,7 @@ def _render_strategies(console: Console, predictions: Mapping[str, Any]) -> None
                 _bytes(one["cached_bytes"]),
             ]
         )
-    print_table(console, columns, rows, right=[c for c in columns if c != "longest"][1:])
+    print_table(console, columns, rows, right=[c for c in columns if c != "bottleneck"][1:])
     for one in found:
         if one["problem"] is not None:
             console.print(f"\n{one['strategy']}: {one['problem']}", soft_wrap=True)

@@ -266,7 +266,7 @@ _link_options = together(
         "--exclude-edges",
         type=click.Choice(("self", "reverse")),
         metavar="WHICH",
-        help="Do not sample a batch's own edges (self), or their reverses either (reverse).",
+        help="Do not sample a batch's own edges (self), or also their reverses (reverse).",
     ),
 )
 

@@ -45,7 +45,7 @@ def _parse_partitions(text: str, _: str) -> int | None:
     "-p",
     "--num-partitions",
     type=Parsed("auto|N", _parse_partitions),
-    help="Number of partitions. Default: auto, the most that the disk reads at its full rate.",
+    help="Number of partitions. Default: auto, the most that the disk can read at its full rate.",
 )
 @click.option(
     "--train-first",
@@ -68,7 +68,7 @@ def _parse_partitions(text: str, _: str) -> int | None:
     "memory_bytes",
     type=MEMORY,
     metavar="SIZE",
-    help="Budget of memory. Default: what is available.",
+    help="Memory budget. Default: what is available.",
 )
 @seed_option("Seed of the order of nodes.")
 @click.option("--estimate", is_flag=True, help="Print sizes, disk and time, and write nothing.")

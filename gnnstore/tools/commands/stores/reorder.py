@@ -29,9 +29,9 @@ batches: store.original_ids[node] is the id in the original data, and store.ids_
 back. Edges keep their ids.
 
 --by degree sorts nodes by descending out-degree, so that nodes without out-edges come last.
---by frequency samples batches, with the options of `gnnstore plan`, and puts the nodes first that
-most batches need. --by community groups nodes that share in-neighbours, the most needed communities
-first, and sorts each community by degree.
+--by frequency samples batches, with the options of `gnnstore plan`, and puts the nodes that most
+batches need first. --by community groups nodes that share in-neighbours, the most needed
+communities first, and sorts each community by degree.
 
 \b
 Examples:
@@ -60,7 +60,7 @@ Examples:
     "spill_directory",
     type=click.Path(),
     metavar="DIR",
-    help="Directory for what is sorted on disk. Default: that of OUT.",
+    help="Directory for data that is sorted on disk. Default: that of OUT.",
 )
 @output_options
 @session_options
