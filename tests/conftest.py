@@ -29,6 +29,9 @@ from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.strategies.sizes import placement
 from gnnstore.testing.forks import ForkServer, fork_server
 
+# Asserts of what tests share explain themselves as those of tests do.
+pytest.register_assert_rewrite("tests.support")
+
 # An example that waits for a busy disk is no failure; what hangs has the time limit of its test.
 settings.register_profile("gnnstore", deadline=None)
 settings.load_profile("gnnstore")
@@ -177,6 +180,14 @@ def no_device_profiles(
     """Keep those of other tests out too; what loaders remember of a store goes the same way."""
     own = hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16]
     monkeypatch.setenv("XDG_CACHE_HOME", str(_no_cache_of_the_user / own))
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the name of an engine; parametrised over all, skipped for one that does not work."""
+    from tests.support.engines import available  # noqa: PLC0415
+
+    return available(request.param, tmp_path_factory.mktemp("probe"))
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.formats import PartitionsReader, StoreReader
 from gnnstore.testing.disks import keep_usual_profile
 from gnnstore.testing.forks import ForkServer
-from gnnstore.testing.twins.reads import why_unavailable
+from tests.support.engines import available
 
 ALLOWANCE_BYTES = 48 * 10**6
 
@@ -244,8 +244,7 @@ def test_reads_from_disk(
     forks: ForkServer, store: Path, limited: tuple[Path, Path], options: dict[str, Any]
 ) -> None:
     """Page cache or not: the engines' buffers, the batches and the cache are all counted."""
-    if reason := why_unavailable(options.get("io_engine", "pread"), store.parent):
-        pytest.skip(f"{options['io_engine']}: {reason}")
+    available(options.get("io_engine", "pread"), store.parent)
     group, limit = limited
     memory = options["memory"]
     limit.write_text(str(memory + ALLOWANCE_BYTES))

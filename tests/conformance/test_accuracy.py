@@ -7,9 +7,7 @@ short form of the tests stops at the first hundredths below.
 
 from __future__ import annotations
 
-import importlib.util
 import stat
-import sys
 from pathlib import Path
 from statistics import mean
 from types import ModuleType
@@ -21,19 +19,14 @@ import gnnstore
 from gnnstore.converters import ConvertOptions, from_numpy, from_ogb, from_rmat
 from gnnstore.testing.effort import choose, is_long
 from gnnstore.testing.forks import RUN_SCRIPT, ForkServer
+from tests.support.modules import import_file
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 EXAMPLE = EXAMPLES / "train_sage.py"
 
 
 def module_of(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return import_file(EXAMPLES / f"{name}.py")
 
 
 @pytest.fixture(scope="module")

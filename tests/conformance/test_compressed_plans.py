@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import gnnstore
-from gnnstore import NeighborLoader
 from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.packing.compression import try_out
@@ -22,10 +21,8 @@ from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from gnnstore.testing.plans import pack
-
-N, E = 1000, 12_000
-OPTIONS: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 3}
-BATCHES, EPOCHS = 12, 2
+from tests.support.graphs import E, N
+from tests.support.references import BATCHES, EPOCHS, batches_in_memory, loader_of_plan
 
 
 def make_graph(dtype: str = "float32") -> GraphArrays:
@@ -40,16 +37,6 @@ def make_graph(dtype: str = "float32") -> GraphArrays:
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_graph().write(tmp_path_factory.mktemp("frames") / "s.gnn")
-
-
-@pytest.fixture(scope="module")
-def expected(path: Path) -> list[dict[str, Any]]:
-    plain = NeighborLoader(path, [4, 4], "train", strategy="memory", **OPTIONS)
-    return batches_of(plain, EPOCHS)
-
-
-def loader_of(path: Path, plan: Path, **options: Any) -> NeighborLoader:
-    return NeighborLoader(path, [4, 4], "train", plan=plan, **(OPTIONS | options))
 
 
 @pytest.mark.parametrize("segment", [1, 4])
@@ -67,7 +54,7 @@ def test_batches_are_the_same(
     )
     assert sizes[0] < 0.5 * raw[0], "small whole numbers"
     assert reader.rows["nodes/node/x"].num_rows < plain.rows["nodes/node/x"].num_rows
-    assert_same_batches(batches_of(loader_of(path, plan), EPOCHS), expected)
+    assert_same_batches(batches_of(loader_of_plan(path, plan), EPOCHS), expected)
     loader = gnnstore.open_plan(plan).loader(num_threads=2)
     assert_same_batches(batches_of(loader, EPOCHS), expected)
     stats = loader.stats()
@@ -80,15 +67,14 @@ def test_batches_are_the_same(
 def test_element_types(tmp_path: Path, dtype: str) -> None:
     path = make_graph(dtype).write(tmp_path / "s.gnn")
     plan = pack(path, [4, 4], output=tmp_path / "plan", compress="lz4")
-    plain = NeighborLoader(path, [4, 4], "train", strategy="memory", **OPTIONS)
-    assert_same_batches(batches_of(loader_of(path, plan), 2), batches_of(plain, 2))
+    assert_same_batches(batches_of(loader_of_plan(path, plan), 2), batches_in_memory(path))
 
 
 @pytest.mark.parametrize("engine", ["io_uring", "pread", "mmap"])
 def test_engines(path: Path, tmp_path: Path, expected: list[dict[str, Any]], engine: str) -> None:
     plan = pack(path, [4, 4], output=tmp_path / "plan", compress="lz4", epochs=1)
     try:
-        loader = loader_of(path, plan, io_engine=engine)
+        loader = loader_of_plan(path, plan, io_engine=engine)
     except UsageError as error:
         pytest.skip(str(error))
     assert_same_batches(batches_of(loader), expected[:BATCHES])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import multiprocessing
 import pickle
 from collections.abc import Callable, Iterator
@@ -11,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.converters import from_rmat
 from gnnstore.testing.forks import ForkServer
+from tests.support.batches import digest_of, digests
 
 pytestmark = pytest.mark.usefixtures("way_of_reading")
 
@@ -29,27 +28,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return from_rmat(directory / "s.gnn", scale=11, feature_dim=20, seed=3)
 
 
-def digest_of(batch: Any) -> str:
-    """Hash every value of a batch, with its name and type."""
-    digest = hashlib.sha256()
-    for name in sorted(batch.keys()):
-        value = batch[name]
-        digest.update(f"{name} ".encode())
-        if isinstance(value, Tensor):
-            digest.update(f"{value.dtype} {list(value.shape)} ".encode())
-            digest.update(value.numpy().tobytes())
-        else:
-            digest.update(repr(value).encode())
-    return digest.hexdigest()
-
-
-def digests(loader: NeighborLoader, num_epochs: int = 2) -> list[str]:
-    return [digest_of(batch) for _ in range(num_epochs) for batch in loader]
-
-
 @pytest.fixture(scope="module")
 def expected(path: Path) -> list[str]:
-    found = digests(NeighborLoader(path, [5, 5], "train", num_threads=0, **OPTIONS))
+    found = digests(NeighborLoader(path, [5, 5], "train", num_threads=0, **OPTIONS), 2)
     assert len(set(found)) == len(found) > 10
     return found
 
@@ -73,12 +54,12 @@ def test_threads_and_strategy(
         topology=topology,
         **OPTIONS,
     )
-    assert digests(loader) == expected
+    assert digests(loader, 2) == expected
 
 
 def test_a_budget_changes_nothing(path: Path, expected: list[str], way_of_reading: Any) -> None:
     memory = "40MB" if way_of_reading.reads_disk else "2MB"  # each thread takes 8 MB for reads
-    assert digests(NeighborLoader(path, [5, 5], "train", memory=memory, **OPTIONS)) == expected
+    assert digests(NeighborLoader(path, [5, 5], "train", memory=memory, **OPTIONS), 2) == expected
 
 
 def test_two_iterators_at_once(path: Path, expected: list[str]) -> None:
@@ -92,7 +73,7 @@ def test_two_iterators_at_once(path: Path, expected: list[str]) -> None:
 def test_an_epoch_that_was_left_early(path: Path, expected: list[str]) -> None:
     loader = NeighborLoader(path, [5, 5], "train", num_threads=2, **OPTIONS)
     next(iter(loader))
-    assert digests(loader, 1) == expected[len(expected) // 2 :]
+    assert digests(loader) == expected[len(expected) // 2 :]
 
 
 def test_other_loaders_at_the_same_time(path: Path, expected: list[str]) -> None:
@@ -113,9 +94,9 @@ def test_other_loaders_at_the_same_time(path: Path, expected: list[str]) -> None
 def test_the_options_matter(path: Path, expected: list[str]) -> None:
     changes: list[dict[str, Any]] = [{"seed": 18}, {"shuffle": False}, {"batch_size": 63}]
     for change in changes:
-        found = digests(NeighborLoader(path, [5, 5], "train", **{**OPTIONS, **change}))
+        found = digests(NeighborLoader(path, [5, 5], "train", **{**OPTIONS, **change}), 2)
         assert not set(found) & set(expected)
-    found = digests(NeighborLoader(path, [5, 4], "train", **OPTIONS))
+    found = digests(NeighborLoader(path, [5, 4], "train", **OPTIONS), 2)
     assert not set(found) & set(expected)
 
 
@@ -124,7 +105,7 @@ def test_the_options_matter(path: Path, expected: list[str]) -> None:
 
 def _in_child(make: Callable[[], NeighborLoader], queue: Any) -> None:
     torch.set_num_threads(1)  # torch's own threads do not survive a fork
-    queue.put(digests(make()))
+    queue.put(digests(make(), 2))
 
 
 class MakeLoader:
@@ -192,7 +173,7 @@ module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 made = isinstance(given, module.NeighborLoader)
 loader = given if made else module.MakeLoader(given, sys.argv[2])()
-print("\\n".join(module.digests(loader)))
+print("\\n".join(module.digests(loader, 2)))
 """
 
 
@@ -218,4 +199,4 @@ def test_a_pickled_loader_is_small(path: Path, expected: list[str]) -> None:
     loader = NeighborLoader(path, [5, 5], "train", num_threads=2, **OPTIONS)
     pickled = pickle.dumps(loader)
     assert len(pickled) < 20_000 + 16 * len(loader.dataset), "seeds, but no features and no graph"  # type: ignore[arg-type]
-    assert digests(pickle.loads(pickled)) == expected  # noqa: S301 - our own
+    assert digests(pickle.loads(pickled), 2) == expected  # noqa: S301 - our own

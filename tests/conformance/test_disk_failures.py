@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch_geometric.sampler import SamplerOutput
 
 import gnnstore
@@ -24,40 +23,14 @@ from gnnstore import NeighborLoader
 from gnnstore.disk.engines import ENGINES, probe_engines
 from gnnstore.errors import InputError, StorageError
 from gnnstore.graph.shared import shared_tables
+from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.faults import inject
-from gnnstore.testing.graphs import random_graph
+from tests.support.graphs import N
+from tests.support.references import OPTIONS
 
-N, E, WIDTH = 1000, 12_000, 100  # 400 bytes a row: ten rows a page
 LIMIT_SECONDS = 5.0
-OPTIONS: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 3}
 
 UNAVAILABLE = {p.name: p.detail for p in probe_engines(Path(__file__)) if not p.is_available}
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    graph = random_graph(N, E, seed=5, feature_dim=WIDTH, num_classes=7, skew=2.0)
-    return graph.write(tmp_path_factory.mktemp("failures") / "s.gnn")
-
-
-@pytest.fixture(scope="module")
-def expected(path: Path) -> list[Any]:
-    found = batches(NeighborLoader(path, [4, 4], "train", strategy="memory", **OPTIONS), 2)
-    assert len(found) == 24
-    return found
-
-
-def batches(loader: NeighborLoader, num_epochs: int = 1) -> list[Any]:
-    return [batch for _ in range(num_epochs) for batch in loader]
-
-
-def same(found: list[Any], expected: list[Any]) -> bool:
-    names = ("n_id", "e_id", "edge_index", "x", "y")
-    return len(found) == len(expected) and all(
-        torch.equal(a[name], b[name])
-        for a, b in zip(found, expected, strict=True)
-        for name in names
-    )
 
 
 @pytest.fixture
@@ -73,7 +46,7 @@ def test_a_read_only_store(own: Path, expected: list[Any], strategy: str) -> Non
         place.chmod(0o555 if place.is_dir() else 0o444)
     try:
         loader = NeighborLoader(own, [4, 4], "train", strategy=strategy, **OPTIONS)
-        assert same(batches(loader, 2), expected)
+        assert_same_batches(batches_of(loader, 2), expected)
         assert [place.stat().st_mode & 0o222 for place in places] == [0] * len(places)
     finally:
         for place in places:
@@ -110,10 +83,10 @@ def test_files_that_are_removed_while_training(
         **options,
     )
     running = iter(loader)
-    found = [next(running)]
+    found = [next(running).to_dict()]
     shutil.rmtree(own)
-    found += list(running)
-    assert same(found + batches(loader), expected), "open files are read to the end"
+    found += batches_of(running)
+    assert_same_batches(found + batches_of(loader), expected)  # open files are read to the end
 
 
 def data_files(store: Path, attribute: str) -> list[Path]:
@@ -140,14 +113,14 @@ def test_files_that_are_truncated_while_training(
         num_threads=num_threads,
         **OPTIONS,
     )
-    batches(loader)
+    batches_of(loader)
     before = threads_and_descriptors()
     (file,) = data_files(own, "x")
     os.truncate(file, 60 * 4096)  # of 100 pages
     start = time.monotonic()
     for _ in range(2):  # the second epoch fails as the first did
         with pytest.raises(StorageError) as caught:
-            batches(loader)
+            batches_of(loader)
         assert caught.value.path == str(file)
         assert str(file) in str(caught.value)
         assert "the array 'nodes/node/x'" in str(caught.value)
@@ -213,12 +186,12 @@ def test_a_disk_that_fails_while_training(  # noqa: PLR0917
         num_threads=num_threads,
         **OPTIONS,
     )
-    batches(loader)
+    batches_of(loader)
     loader.set_epoch(0)
     before = threads_and_descriptors()
     start = time.monotonic()
     with inject(call, errno=errno.EIO, skip=40) as faults, pytest.raises(StorageError) as caught:
-        batches(loader)
+        batches_of(loader)
     assert faults.count == 1
     assert time.monotonic() - start < LIMIT_SECONDS
     assert os.strerror(errno.EIO) in str(caught.value)
@@ -227,7 +200,7 @@ def test_a_disk_that_fails_while_training(  # noqa: PLR0917
     assert any("while preparing batch" in note for note in caught.value.__notes__)
     check_that_nothing_is_left(before)
     loader.set_epoch(0)
-    assert same(batches(loader, 2), expected), "and then it goes on"
+    assert_same_batches(batches_of(loader, 2), expected)  # and then it goes on
 
 
 @pytest.mark.parametrize(("engine", "call"), READ_CALLS)
@@ -241,9 +214,9 @@ def test_a_disk_that_hesitates(
         pytest.skip(UNAVAILABLE[engine])
     loader = NeighborLoader(path, [4, 4], "train", strategy="direct", io_engine=engine, **OPTIONS)
     with inject(call, skip=5, times=20, **fault) as faults:
-        found = batches(loader, 2)
+        found = batches_of(loader, 2)
     assert faults.count == 20
-    assert same(found, expected)
+    assert_same_batches(found, expected)
 
 
 @pytest.mark.parametrize(("engine", "call"), READ_CALLS)
@@ -261,7 +234,7 @@ def test_a_disk_that_fails_while_the_cache_is_filled(path: Path, engine: str, ca
     assert shared_tables(store).resident_bytes < 400 * N, "no half cache is kept"
     loader = NeighborLoader(store, [4], "train", cache="degree", **options)
     assert loader.stats().cache_rows > 0
-    assert len(batches(loader)) == 12
+    assert len(batches_of(loader)) == 12
 
 
 @pytest.mark.parametrize(
@@ -279,5 +252,5 @@ def test_a_ring_that_cannot_be_made_says_what_helps(
         inject("io_uring_setup", errno=code, times=-1),
         pytest.raises(StorageError, match=rf"engine 'io_uring' failed: io_uring_setup.*{remedy}"),
     ):
-        batches(loader)
-    assert len(batches(loader)) == N // 50
+        batches_of(loader)
+    assert len(batches_of(loader)) == N // 50

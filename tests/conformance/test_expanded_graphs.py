@@ -7,8 +7,6 @@ edges lead to random sources: the same features, labels and in-degrees, but no s
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -21,6 +19,7 @@ from gnnstore.converters import ConvertOptions, from_kronecker, from_numpy, from
 from gnnstore.converters.synthetic.degrees import compare_degrees
 from gnnstore.testing.effort import choose
 from gnnstore.testing.graphs import read_store, write_store
+from tests.support.modules import import_file
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_sage.py"
 NUM_NODES = 1000  # to train on, and to test on: enough to tell 3 % from nothing
@@ -30,13 +29,7 @@ MAX_DISTANCE = 0.05
 
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("train_sage", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["train_sage"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return import_file(EXAMPLE)
 
 
 def shuffled(store: Path, output: Path) -> Path:

@@ -9,7 +9,6 @@ the start or from the recorded state of a loader. `record_frozen.py` records wha
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,6 +26,8 @@ from torch_geometric.data import Data
 from gnnstore import NeighborLoader
 from gnnstore.converters import from_pyg
 from gnnstore.testing.plans import pack
+from tests.support.batches import digests
+from tests.support.loaders import override_sizes
 
 FROZEN = Path(__file__).parents[1] / "data" / "frozen" / "batches.json"
 SEED, EPOCHS = 11, 2
@@ -237,39 +238,9 @@ def test_ways_cover_every_pair_of_settings() -> None:
 # --- digests ---------------------------------------------------------------------------------
 
 
-def digest_of(batch: Any) -> str:
-    """Return a digest of all that a batch holds, in its order, with types and shapes."""
-    digest = hashlib.blake2b(digest_size=8)
-    for name, value in batch.to_dict().items():
-        digest.update(f"{name}\0".encode())
-        if isinstance(value, Tensor):
-            digest.update(f"{value.dtype}{tuple(value.shape)}\0".encode())
-            # NumPy has no bfloat16.
-            bits = value.view(torch.int16) if value.dtype is torch.bfloat16 else value
-            digest.update(bits.numpy().tobytes())
-        else:
-            digest.update(f"{value!r}\0".encode())
-    return digest.hexdigest()
-
-
-def digests_of(loader: NeighborLoader, num_epochs: int) -> list[list[str]]:
-    """Return the digests of some epochs, the first of which may have begun."""
-    return [[digest_of(batch) for batch in loader] for _ in range(num_epochs)]
-
-
 def loader_of(store: Path, sampling: Sampling, **options: Any) -> NeighborLoader:
     """Return a loader, with the key that all of them have."""
     return NeighborLoader(store, list(sampling.fanouts), seed=SEED, **sampling.options, **options)
-
-
-def have_spill(loader: NeighborLoader) -> None:
-    """Have subgraphs and plans wait on disk, whatever the budget has room for.
-
-    The one place here that knows what a loader is made of.
-    """
-    superbatches = loader._sources.superbatches
-    assert superbatches is not None
-    superbatches.job.size = replace(superbatches.job.size, in_memory=False, table_bytes=256)
 
 
 def pack_plan(store: Path, sampling: Sampling, output: Path) -> Path:
@@ -296,7 +267,7 @@ def record(directory: Path) -> dict[str, Any]:
     for sampling in SAMPLINGS:
         options = {"strategy": "memory", "num_threads": 0}
         loader = loader_of(stores[sampling.graph], sampling, **options)
-        epochs = digests_of(loader, EPOCHS)
+        epochs = [digests(loader) for _ in range(EPOCHS)]
         loader.set_epoch(0)
         recorded[str(sampling)] = {"epochs": epochs, "state": state_of(loader)}
     return recorded
@@ -347,14 +318,14 @@ def test_batches_are_as_recorded(stores: Stores, frozen: dict[str, Any], way: Wa
         store, way.sampling, num_threads=way.threads, topology=way.topology, **options
     )
     if way.spills:
-        have_spill(loader)
+        override_sizes(loader, in_memory=False, table_bytes=256)
     expected: list[list[str]] = recorded["epochs"]
     if way.is_resumed:
         identity = {"store": loader.state_dict()["fingerprint"]["store"]}
         fingerprint = {**recorded["state"]["fingerprint"], **identity}
         loader.load_state_dict({**recorded["state"], "fingerprint": fingerprint})
         expected = [expected[0][TAKEN:], *expected[1:]]
-    assert digests_of(loader, EPOCHS) == expected
+    assert [digests(loader) for _ in range(EPOCHS)] == expected
     stats = loader.stats()
     assert stats.strategy == options.get("strategy", "packed")
     assert way.topology in {"auto", stats.topology}

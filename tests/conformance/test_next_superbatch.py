@@ -35,19 +35,11 @@ from gnnstore.sampling.compact import CompactSample
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.forks import ForkServer
-from gnnstore.testing.graphs import random_graph
 
 pytestmark = pytest.mark.timeout(120)
 
-N, E = 1000, 12_000
 BATCHES = 8
 OPTIONS: dict[str, Any] = {"batch_size": 25, "shuffle": True, "seed": 3}
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    graph = random_graph(N, E, seed=5, feature_dim=100, num_classes=7, skew=2.0)
-    return graph.write(tmp_path_factory.mktemp("next") / "s.gnn")
 
 
 @pytest.fixture(scope="module")

@@ -23,41 +23,16 @@ from gnnstore.strategies.sizes import placement
 from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from gnnstore.testing.plans import pack
-
-N, E, WIDTH = 1000, 12_000, 100
-OPTIONS: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 3}
-BATCHES, EPOCHS = 12, 2
-
-
-def make_graph(**attributes: Any) -> GraphArrays:
-    graph = random_graph(N, E, seed=5, feature_dim=WIDTH, num_classes=7, skew=2.0)
-    rng = np.random.default_rng(9)
-    graph.attributes["h"] = rng.random((N, 30), dtype=np.float32)
-    graph.attributes["edge_attr"] = rng.random((E, 20), dtype=np.float32)
-    graph.attributes.update(attributes)
-    return graph
+from tests.support.graphs import E, N, graph_of_three_tables
+from tests.support.references import BATCHES, EPOCHS, OPTIONS, batches_in_memory, loader_of_plan
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a store with a plan named "base"."""
-    path = make_graph().write(tmp_path_factory.mktemp("plans") / "s.gnn")
+    path = graph_of_three_tables().write(tmp_path_factory.mktemp("plans") / "s.gnn")
     pack(path, [4, 4])
     return path
-
-
-@pytest.fixture(scope="module")
-def expected(path: Path) -> list[dict[str, Any]]:
-    plain = NeighborLoader(path, [4, 4], "train", strategy="memory", **OPTIONS)
-    found = batches_of(plain, EPOCHS)
-    assert len(found) == EPOCHS * BATCHES
-    return found
-
-
-def loader_of(path: Any, **options: Any) -> NeighborLoader:
-    fanouts = options.pop("num_neighbors", [4, 4])
-    nodes = options.pop("input_nodes", "train")
-    return NeighborLoader(path, fanouts, nodes, **({"plan": "base"} | OPTIONS | options))
 
 
 # --- equal batches -------------------------------------------------------------------------
@@ -65,7 +40,7 @@ def loader_of(path: Any, **options: Any) -> NeighborLoader:
 
 @pytest.mark.parametrize("num_threads", [0, 1, 3])
 def test_batches_are_the_same(path: Path, expected: list[dict[str, Any]], num_threads: int) -> None:
-    loader = loader_of(path, num_threads=num_threads)
+    loader = loader_of_plan(path, num_threads=num_threads)
     assert_same_batches(batches_of(loader, EPOCHS), expected)
     stats = loader.stats()
     assert (stats.strategy, stats.cache, stats.topology_reads) == ("packed", "belady", 0)
@@ -80,7 +55,7 @@ def test_batches_are_the_same(path: Path, expected: list[dict[str, Any]], num_th
 @pytest.mark.parametrize("engine", ["io_uring", "pread", "mmap"])
 def test_engines(path: Path, expected: list[dict[str, Any]], engine: str) -> None:
     try:
-        loader = loader_of(path, io_engine=engine)
+        loader = loader_of_plan(path, io_engine=engine)
     except UsageError as error:
         pytest.skip(str(error))
     assert loader.stats().io_engine == engine
@@ -121,12 +96,12 @@ def test_element_types_and_widths(tmp_path: Path, width: int, dtype: str) -> Non
     options = ConvertOptions(
         feature_dtype=dtype, feature_scale="column" if dtype == "int8" else None
     )
-    path = make_graph(x=rows).write(tmp_path / "s.gnn", options=options)
+    path = graph_of_three_tables(x=rows).write(tmp_path / "s.gnn", options=options)
     plan = pack(path, [4, 4])
-    plain = batches_of(NeighborLoader(path, [4, 4], "train", strategy="memory", **OPTIONS), 2)
+    plain = batches_in_memory(path)
     assert str(plain[0]["x"].dtype) == f"torch.{dtype}"
     assert ("x_scale" in plain[0]) == (dtype == "int8")
-    assert_same_batches(batches_of(loader_of(path), 2), plain)
+    assert_same_batches(batches_of(loader_of_plan(path), 2), plain)
     moved = plan.rename(tmp_path / "moved")
     shutil.rmtree(path)
     assert_same_batches(batches_of(gnnstore.open_plan(moved).loader(), 2), plain)
@@ -152,7 +127,7 @@ def test_graphs_with_little(tmp_path: Path, graph: GraphArrays) -> None:
 def test_attributes_of_every_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Narrow rows are packed or held, compressed ones stand in the records; ids may be int32."""
     rng = np.random.default_rng(2)
-    graph = make_graph(
+    graph = graph_of_three_tables(
         year=rng.integers(1990, 2020, (N, 2)),
         flag=rng.random(N) < 0.5,
         edge_weight=rng.random(E),
@@ -160,13 +135,13 @@ def test_attributes_of_every_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     )
     options = ConvertOptions(index_dtype="int32")
     path = graph.write(tmp_path / "s.gnn", options=options)
-    plain = batches_of(NeighborLoader(path, [4, 4], "train", strategy="memory", **OPTIONS), 2)
+    plain = batches_in_memory(path)
     for held_bytes in (placement.HELD_ROW_BYTES, 0):
         monkeypatch.setattr(placement, "HELD_ROW_BYTES", held_bytes)
         plan = pack(path, [4, 4], output=tmp_path / f"plan-{held_bytes}")
         manifest = gnnstore.open_plan(plan).reader.manifest
         assert ("nodes/node/year" in manifest.cached) == (held_bytes == 0)
-        assert_same_batches(batches_of(loader_of(path, plan=plan), 2), plain)
+        assert_same_batches(batches_of(loader_of_plan(path, plan=plan), 2), plain)
 
 
 @pytest.mark.parametrize("superbatch", [1, BATCHES, 100])
@@ -178,7 +153,7 @@ def test_sizes(
     manifest = gnnstore.open_plan(plan).reader.manifest
     assert manifest.superbatch == min(superbatch, BATCHES)
     assert (manifest.num_slots == 0) == (cache_bytes == 0)
-    loader = loader_of(path, plan=plan)
+    loader = loader_of_plan(path, plan=plan)
     assert_same_batches(batches_of(loader, EPOCHS), expected)
     loader.set_epoch(1)
     assert_same_batches(batches_of(loader), expected[BATCHES:])
@@ -197,7 +172,7 @@ def test_topology_on_disk(
         memory="90MB",
         num_threads=num_threads,
     )
-    assert_same_batches(batches_of(loader_of(path, plan=plan), EPOCHS), expected)
+    assert_same_batches(batches_of(loader_of_plan(path, plan=plan), EPOCHS), expected)
 
 
 def test_the_number_of_files_is_bounded(path: Path, tmp_path: Path) -> None:
@@ -215,7 +190,7 @@ def test_the_number_of_files_is_bounded(path: Path, tmp_path: Path) -> None:
 def test_states(path: Path, expected: list[dict[str, Any]], num_taken: int) -> None:
     """A state of any loader is one of any other, and an iteration may begin in the middle."""
     makers: list[Any] = [
-        lambda: loader_of(path, num_threads=0),
+        lambda: loader_of_plan(path, num_threads=0),
         lambda: gnnstore.open_plan(path / "plans" / "base").loader(num_threads=2),
         lambda: NeighborLoader(path, [4, 4], "train", strategy="mmap", **OPTIONS),
     ]
@@ -236,7 +211,7 @@ def test_states(path: Path, expected: list[dict[str, Any]], num_taken: int) -> N
 def test_iterations_side_by_side_and_left(
     path: Path, expected: list[dict[str, Any]], num_threads: int
 ) -> None:
-    loader = loader_of(path, num_threads=num_threads)
+    loader = loader_of_plan(path, num_threads=num_threads)
     pairs = [(a.to_dict(), b.to_dict()) for a, b in zip(loader, loader, strict=True)]
     assert_same_batches([a for a, _ in pairs], expected[:BATCHES])
     assert_same_batches([b for _, b in pairs], expected[BATCHES:])
@@ -247,7 +222,7 @@ def test_iterations_side_by_side_and_left(
 
 
 def test_epochs_that_are_not_packed(path: Path, expected: list[dict[str, Any]]) -> None:
-    loader = loader_of(path)
+    loader = loader_of_plan(path)
     batches_of(loader, EPOCHS)
     with pytest.raises(UsageError, match=r"2 epochs, 0 to 1, and this is epoch 2.*set_epoch\(0\)"):
         next(iter(loader))
@@ -256,7 +231,7 @@ def test_epochs_that_are_not_packed(path: Path, expected: list[dict[str, Any]]) 
 
 
 def test_a_loader_crosses_into_a_process(path: Path, expected: list[dict[str, Any]]) -> None:
-    copied = pickle.loads(pickle.dumps(loader_of(path)))  # noqa: S301 - our own bytes
+    copied = pickle.loads(pickle.dumps(loader_of_plan(path)))  # noqa: S301 - our own bytes
     assert_same_batches(batches_of(copied), expected[:BATCHES])
     plan = pickle.loads(pickle.dumps(gnnstore.open_plan(path / "plans" / "base")))  # noqa: S301
     assert_same_batches(batches_of(plan.loader(memory="40MB", num_threads=1)), expected[:BATCHES])
@@ -264,14 +239,14 @@ def test_a_loader_crosses_into_a_process(path: Path, expected: list[dict[str, An
 
 def test_a_state_of_another_seed_is_refused(path: Path) -> None:
     """The batches that follow would not be those of the run."""
-    other = loader_of(path, seed=4, plan=None)
+    other = loader_of_plan(path, seed=4, plan=None)
     with pytest.raises(UsageError, match="seed: expected 3, found 4"):
-        loader_of(path, seed=None).load_state_dict(other.state_dict())
+        loader_of_plan(path, seed=None).load_state_dict(other.state_dict())
 
 
 def test_the_seed_is_that_of_the_plan(path: Path, expected: list[dict[str, Any]]) -> None:
     torch.manual_seed(99)
-    loader = loader_of(path, seed=None)
+    loader = loader_of_plan(path, seed=None)
     assert loader.seed == 3
     assert_same_batches(batches_of(loader), expected[:BATCHES])
 
@@ -294,9 +269,9 @@ def test_transforms(path: Path) -> None:
 
     options: dict[str, Any] = {"transform_sampler_output": keep_half, "transform": note}
     plain = NeighborLoader(path, [4, 4], "train", strategy="memory", **OPTIONS, **options)
-    assert_same_batches(batches_of(loader_of(path, **options), 2), batches_of(plain, 2))
+    assert_same_batches(batches_of(loader_of_plan(path, **options), 2), batches_of(plain, 2))
     with pytest.raises(UsageError, match="no nodes for transform_sampler_output to add"):
-        next(iter(loader_of(path, transform_sampler_output=add_one)))
+        next(iter(loader_of_plan(path, transform_sampler_output=add_one)))
 
 
 # --- what is refused -----------------------------------------------------------------------
@@ -322,16 +297,16 @@ def test_transforms(path: Path) -> None:
 )
 def test_a_plan_of_another_loader(path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
-        loader_of(path, **options)
+        loader_of_plan(path, **options)
 
 
 def test_every_difference_is_named(path: Path) -> None:
     with pytest.raises(UsageError, match=r"num_neighbors: .*batch_size: .*seed: .*gnnstore pack "):
-        loader_of(path, num_neighbors=[1], batch_size=7, seed=8)
+        loader_of_plan(path, num_neighbors=[1], batch_size=7, seed=8)
 
 
 def test_a_plan_that_was_copied_from_another_store_is_found(path: Path, tmp_path: Path) -> None:
-    other = make_graph(h=np.zeros((N, 30), np.float32)).write(tmp_path / "other.gnn")
+    other = graph_of_three_tables(h=np.zeros((N, 30), np.float32)).write(tmp_path / "other.gnn")
     (other / "plans").mkdir()
     shutil.copy(path / "plans" / "zarr.json", other / "plans")
     plan = shutil.copytree(path / "plans" / "base", other / "plans" / "copied")
@@ -342,9 +317,9 @@ def test_a_plan_that_was_copied_from_another_store_is_found(path: Path, tmp_path
 
 
 def test_a_plan_of_another_store(path: Path, tmp_path: Path) -> None:
-    other = make_graph(h=np.zeros((N, 30), np.float32)).write(tmp_path / "other.gnn")
+    other = graph_of_three_tables(h=np.zeros((N, 30), np.float32)).write(tmp_path / "other.gnn")
     with pytest.raises(UsageError, match=r"store: expected '.*', found '"):
-        loader_of(other, plan=path / "plans" / "base")
+        loader_of_plan(other, plan=path / "plans" / "base")
 
 
 @pytest.mark.parametrize(
@@ -363,12 +338,12 @@ def test_a_plan_of_another_store(path: Path, tmp_path: Path) -> None:
 def test_options_that_a_plan_has_decided(path: Path, options: dict[str, Any]) -> None:
     (name,) = options
     with pytest.raises(UsageError, match=f"plan= has no use for {name}="):
-        loader_of(path, **options)
+        loader_of_plan(path, **options)
 
 
 def test_plans_that_are_not_there(path: Path, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match=r"no plan 'other'.*'base'.*gnnstore pack"):
-        loader_of(path, plan="other")
+        loader_of_plan(path, plan="other")
     with pytest.raises(NotFoundError, match="no such plan"):
         gnnstore.open_plan(tmp_path / "none")
     with pytest.raises(NotFoundError, match="not a packed plan"):
@@ -378,7 +353,7 @@ def test_plans_that_are_not_there(path: Path, tmp_path: Path) -> None:
 
 
 def test_what_a_plan_does_not_hold(path: Path) -> None:
-    loader = loader_of(path)
+    loader = loader_of_plan(path)
     with pytest.raises(UsageError, match="holds its batches and nothing else"):
         loader([0, 1])
     sampled: Any = NeighborLoader(path, [4, 4], "train", filter_per_worker=False, **OPTIONS)
@@ -396,16 +371,16 @@ def test_one_budget_for_packing_and_training(
     sizes: dict[str, Any] = {"memory": memory, "cache_bytes": None, "superbatch": None}
     plan = pack(path, [4, 4], output=tmp_path / "plan", num_threads=1, **sizes)
     assert gnnstore.open_plan(plan).reader.manifest.num_slots > 0
-    loader = loader_of(path, plan=plan, memory=memory)
+    loader = loader_of_plan(path, plan=plan, memory=memory)
     assert_same_batches(batches_of(loader, EPOCHS), expected)
 
 
 def test_budgets(path: Path, expected: list[dict[str, Any]]) -> None:
-    loader = loader_of(path, memory="30MB")
+    loader = loader_of_plan(path, memory="30MB")
     assert_same_batches(batches_of(loader, 2), expected)
     assert loader._spare_bytes is not None
     with pytest.raises(BudgetError, match=r"of cached rows.*raise memory= by at least"):
-        loader_of(path, memory="8.6MB", num_threads=1)
+        loader_of_plan(path, memory="8.6MB", num_threads=1)
     with pytest.raises(BudgetError, match=r"of cached rows.*raise memory= by at least"):
         gnnstore.open_plan(path / "plans" / "base").loader(memory="1MB")
 
@@ -421,7 +396,7 @@ def test_the_order_is_reserved_with_the_store_and_without(
         parts = loader._sources.placement.ledger.reservations
         return next(int(part.fixed) for part in parts if part.what == "seeds and their order")
 
-    beside = loader_of(path)
+    beside = loader_of_plan(path)
     num_seeds = len(beside._seeds)
     # Two epochs' orders and the keys of one, unless each position is computed when it is needed.
     found = reserved(gnnstore.open_plan(path / "plans" / "base").loader())

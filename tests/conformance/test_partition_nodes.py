@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import signal
-import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -32,14 +31,13 @@ from gnnstore.errors import (
     UsageError,
 )
 from gnnstore.formats.partitions.reader import PartitionsReader
-from gnnstore.pipeline.order.partition import PartitionOrder
 from gnnstore.pipeline.partitions.buffer import ResidentState, StateToRead
 from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.effort import choose
 from gnnstore.testing.faults import inject
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from gnnstore.testing.twins.partitions import partitions_loaded
-from gnnstore.threads import THREAD_NAME
+from tests.support.loaders import partition_order_of, threads_of_loaders
 
 N, E, SEED = 300, 3_000, 5
 
@@ -79,14 +77,9 @@ def make(store: Any, policy: PartitionPolicy, **options: Any) -> NeighborLoader:
     )
 
 
-def order_of(loader: NeighborLoader) -> PartitionOrder:
-    assert isinstance(loader._order, PartitionOrder)
-    return loader._order
-
-
 def states_of(loader: NeighborLoader, num_epochs: int = 1) -> list[ResidentState]:
     """Go through the states of epochs as the loader's batches do, keeping each to look at."""
-    buffer, order = loader._sources.buffer, order_of(loader)
+    buffer, order = loader._sources.buffer, partition_order_of(loader)
     assert loader.seed is not None
     found = []
     for epoch in range(num_epochs):
@@ -153,7 +146,7 @@ def test_states_are_induced_subgraphs(
     num_epochs = 2
     states = states_of(loader, num_epochs)
     shape = loader._sources.shape
-    schedule = order_of(loader).of(seed, 0).schedule
+    schedule = partition_order_of(loader).of(seed, 0).schedule
     for state in states:
         assert len(set(state.members.partitions.tolist())) == capacity
     for before, after in pairwise(states[: len(states) // 2]):
@@ -179,7 +172,7 @@ def test_every_node_is_trained_once_beside_nodes_of_its_state(
     assert ids is not None
     train = graph.splits["train"]
     for epoch in range(3):
-        known, seen = order_of(loader).of(SEED, epoch), []
+        known, seen = partition_order_of(loader).of(SEED, epoch), []
         assert len(loader) == loader.batches_left == loader.len_of(epoch) == known.total
         for number, batch in enumerate(loader):
             inside = known.schedule.partitions(known.state_of(number))
@@ -205,7 +198,7 @@ def test_all_neighbours_are_those_in_memory(store: gnnstore.GraphStore, graph: G
     loader = make(store, DISPERSED, num_neighbors=[-1])
     unit = loader._sources.unit
     place = unit.read(unit.place_spec) // unit.rows_per_partition
-    known = order_of(loader).of(SEED, 0)
+    known = partition_order_of(loader).of(SEED, 0)
     for number, batch in enumerate(loader):
         inside = np.isin(place, known.schedule.partitions(known.state_of(number)))
         seeds = batch.n_id[: batch.batch_size].numpy()
@@ -300,7 +293,7 @@ def test_the_next_epoch_is_begun_while_the_last_state_trains(
     expected = batches_of(make(store, policy, num_threads=0), 2)
     loader = make(store, policy)
     buffer, shape = loader._sources.buffer, loader._sources.shape
-    epochs = [order_of(loader).of(SEED, epoch).schedule for epoch in (0, 1)]
+    epochs = [partition_order_of(loader).of(SEED, epoch).schedule for epoch in (0, 1)]
     last, first = epochs[0].partitions(len(epochs[0].states) - 1), epochs[1].partitions(0)
     batches = iter(loader)
     found = [next(batches).to_dict() for _ in range(len(loader))]
@@ -330,7 +323,7 @@ def test_resuming_anywhere_gives_the_same_batches(store: gnnstore.GraphStore, po
         end = next(end for end in ends if place + 1 <= end)
         assert again.batches_left == end - place - 1
         assert_same_batches(batches_of(again), expected[place + 1 : end])
-        known = order_of(again).of(SEED, again.epoch - 1)
+        known = partition_order_of(again).of(SEED, again.epoch - 1)
         assert again.stats().states == len(known.left(state["batches"]))
 
 
@@ -345,7 +338,7 @@ def test_a_state_of_another_policy_is_refused(store: gnnstore.GraphStore) -> Non
 def test_epochs_and_seeds_differ(store: gnnstore.GraphStore) -> None:
     loader = make(store, DISPERSED, input_nodes=None)
     groups = {
-        str(order_of(loader).of(seed, epoch).schedule.groups)
+        str(partition_order_of(loader).of(seed, epoch).schedule.groups)
         for seed in range(3)
         for epoch in (0, 1)
     }
@@ -355,10 +348,6 @@ def test_epochs_and_seeds_differ(store: gnnstore.GraphStore) -> None:
     torch.manual_seed(2)
     loader.set_epoch(0)
     assert_same_batches(batches_of(loader), expected)
-
-
-def threads_of_loaders() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith(THREAD_NAME)]
 
 
 def test_leaving_early_and_coming_back(store: gnnstore.GraphStore) -> None:
@@ -584,7 +573,7 @@ def test_bytes_are_those_of_the_formula_and_nothing_is_written(tmp_path: Path) -
     options: dict[str, Any] = {"batch_size": 8192, "num_neighbors": [2], "input_nodes": None}
     loader = make(path, policy, num_threads=0, **options)
     batches_of(loader)
-    known = order_of(loader).of(SEED, 0)
+    known = partition_order_of(loader).of(SEED, 0)
     sizes = np.diff(unit.bucket_ptr).reshape(8, 8)
     inside = [known.schedule.partitions(i) for i in range(len(known.schedule.states))]
     num_edges = int(sizes[np.ix_(inside[0], inside[0])].sum())

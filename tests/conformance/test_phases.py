@@ -23,18 +23,11 @@ from gnnstore.pipeline.lookahead.producer import LookaheadProducer
 from gnnstore.pipeline.lookahead.session import CacheSession
 from gnnstore.sampling.neighbor import NeighborSampler
 from gnnstore.testing.batches import assert_same_batches, batches_of
-from gnnstore.testing.graphs import random_graph
 
 pytestmark = pytest.mark.timeout(60)
 
 BATCHES = 16
 OPTIONS: dict[str, Any] = {"batch_size": 25, "shuffle": True, "seed": 3, "num_threads": 2}
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    graph = random_graph(1000, 12_000, seed=5, feature_dim=100, num_classes=7, skew=2.0)
-    return graph.write(tmp_path_factory.mktemp("phases") / "s.gnn")
 
 
 def loader_of(store: Any, **options: Any) -> NeighborLoader:

@@ -16,7 +16,7 @@ import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.pipeline.lookahead.producer import LookaheadJob, LookaheadProducer
 from gnnstore.strategies.sizes.lookahead import _Division
-from gnnstore.testing.batches import assert_same_batches
+from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.graphs import random_graph
 
 N = 4000
@@ -30,10 +30,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     graph = random_graph(N, 60_000, seed=5, feature_dim=128, num_classes=7, skew=3.0)
     graph.attributes["h"] = np.random.default_rng(9).random((N, 30), dtype=np.float32)
     return graph.write(tmp_path_factory.mktemp("pinned") / "s.gnn")
-
-
-def batches(loader: Any, num_epochs: int = 1) -> list[dict[str, Any]]:
-    return [batch.to_dict() for _ in range(num_epochs) for batch in loader]
 
 
 def loader_of(store: Any, **options: Any) -> NeighborLoader:
@@ -57,7 +53,7 @@ def job_of(loader: NeighborLoader) -> LookaheadJob:
 def expected(path: Path) -> list[dict[str, Any]]:
     """Two epochs."""
     options = {"strategy": "memory", "cache_bytes": None, "superbatch": None}
-    return batches(loader_of(path, **options), 2)
+    return batches_of(loader_of(path, **options), 2)
 
 
 BUDGET = {"memory": "25MB", "cache_bytes": None, "superbatch": BATCHES, "num_threads": 2}
@@ -79,7 +75,7 @@ def test_batches_and_misses_are_the_same(
     assert size.planned_share < 0.9
     assert f"({size.num_pinned} of them pinned)" in loader.stats().reason
     assert loader.stats().cache_rows == size.num_slots
-    assert_same_batches(batches(loader, 2), expected)
+    assert_same_batches(batches_of(loader, 2), expected)
     cache = job_of(loader).cache()
     assert cache.holds_pinned
     assert cache.num_slots == size.num_slots
@@ -87,7 +83,7 @@ def test_batches_and_misses_are_the_same(
     without_pins(monkeypatch)
     others = loader_of(path, **options)
     assert job_of(others).size.num_pinned == 0
-    assert_same_batches(batches(others, 2), expected)
+    assert_same_batches(batches_of(others, 2), expected)
     assert loader.stats().rows_read <= 1.05 * others.stats().rows_read
 
 
@@ -112,14 +108,14 @@ def test_resumed(path: Path, expected: list[dict[str, Any]]) -> None:
     state = loader.state_dict()
     other = loader_of(path, num_threads=1)
     other.load_state_dict(state)
-    assert_same_batches(batches(other), expected[13:BATCHES])
+    assert_same_batches(batches_of(other), expected[13:BATCHES])
 
 
 def test_a_pickled_loader_pins_the_same_rows(path: Path, expected: list[dict[str, Any]]) -> None:
     loader = loader_of(path)
     other = pickle.loads(pickle.dumps(loader))  # noqa: S301
     np.testing.assert_array_equal(job_of(other).size.pinned, job_of(loader).size.pinned)
-    assert_same_batches(batches(other), expected[:BATCHES])
+    assert_same_batches(batches_of(other), expected[:BATCHES])
 
 
 @pytest.mark.parametrize("num_threads", [0, 2])
@@ -145,7 +141,7 @@ def test_evaluation_in_the_middle_goes_with_the_same_pinned_rows(
     plain = loader_of(
         path, strategy="memory", cache_bytes=None, superbatch=None, batch_size=90, shuffle=False
     )
-    assert_same_batches(batches(evaluation), batches(plain))
+    assert_same_batches(batches_of(evaluation), batches_of(plain))
     assert job_of(evaluation).cache() is cache
     assert evaluation.stats().rows_cached > 0
     found += [batch.to_dict() for batch in taken]
@@ -185,7 +181,7 @@ def test_a_cache_that_is_replaced(
     assert_same_batches(found, expected[:BATCHES])
 
     before = loader.stats()
-    assert_same_batches(batches(loader), expected[BATCHES:])
+    assert_same_batches(batches_of(loader), expected[BATCHES:])
     assert loader.stats().since(before).rows_cached > 0
     most = job_of(loader).most_planned(other.pinned)
     assert most == size.most_planned(pins_as_sized=False)
@@ -199,11 +195,11 @@ def test_packed_rows_go_without_pinned_ones(path: Path, expected: list[dict[str,
     assert job_of(packed).size.num_pinned == 0
     taken = iter(belady)
     found = [batch.to_dict() for batch in islice(taken, 5)]
-    assert_same_batches(batches(packed), expected[:BATCHES])
+    assert_same_batches(batches_of(packed), expected[:BATCHES])
     assert job_of(packed).cache() is job_of(belady).cache()
     found += [batch.to_dict() for batch in taken]
     assert_same_batches(found, expected[:BATCHES])
-    assert_same_batches(batches(packed), expected[BATCHES:])
+    assert_same_batches(batches_of(packed), expected[BATCHES:])
 
 
 def test_a_cache_that_nobody_has_warmed_up(path: Path, expected: list[dict[str, Any]]) -> None:
@@ -212,17 +208,17 @@ def test_a_cache_that_nobody_has_warmed_up(path: Path, expected: list[dict[str, 
     belady = loader_of(store, num_threads=0)
     cache = job_of(belady).cache()
     packed = loader_of(store, strategy="packed", num_threads=0)
-    assert_same_batches(batches(packed), expected[:BATCHES])
+    assert_same_batches(batches_of(packed), expected[:BATCHES])
     assert job_of(packed).cache() is cache
     assert not cache.holds_pinned
-    assert_same_batches(batches(belady), expected[:BATCHES])
+    assert_same_batches(batches_of(belady), expected[:BATCHES])
     assert cache.holds_pinned
 
 
 def test_a_fork(path: Path, expected: list[dict[str, Any]]) -> None:
     """The child has the pinned rows of its parent."""
     loader = loader_of(path, num_threads=0)
-    assert_same_batches(batches(loader), expected[:BATCHES])
+    assert_same_batches(batches_of(loader), expected[:BATCHES])
     nodes = [batch["n_id"].numpy() for batch in expected[BATCHES:]]
     features = [batch["x"].numpy() for batch in expected[BATCHES:]]
     child = os.fork()
@@ -239,4 +235,4 @@ def test_a_fork(path: Path, expected: list[dict[str, Any]]) -> None:
             os._exit(status)
     _, ended = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(ended) == 0
-    assert_same_batches(batches(loader), expected[BATCHES:])
+    assert_same_batches(batches_of(loader), expected[BATCHES:])

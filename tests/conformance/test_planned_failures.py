@@ -32,17 +32,11 @@ from gnnstore.testing.faults import inject
 from gnnstore.testing.forks import ForkServer
 from gnnstore.testing.graphs import random_graph
 from gnnstore.threads import interruptible
+from tests.support.loaders import override_sizes
 
 pytestmark = pytest.mark.timeout(120)
 
-N, E = 1000, 12_000
 OPTIONS: dict[str, Any] = {"batch_size": 25, "shuffle": True, "seed": 3}
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    graph = random_graph(N, E, seed=5, feature_dim=100, num_classes=7, skew=2.0)
-    return graph.write(tmp_path_factory.mktemp("planned") / "s.gnn")
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +47,6 @@ def expected(path: Path) -> list[dict[str, Any]]:
 def loader_of(path: Any, **options: Any) -> NeighborLoader:
     defaults: dict[str, Any] = {"strategy": "belady", "cache_bytes": "20kB", "superbatch": 5}
     return NeighborLoader(path, [4, 4], "train", **(defaults | OPTIONS | options))
-
-
-def spill(loader: NeighborLoader) -> NeighborLoader:
-    """Have a loader keep subgraphs on disk, whatever its budget says."""
-    superbatches = loader._sources.superbatches
-    assert superbatches is not None
-    superbatches.job.size = replace(superbatches.job.size, in_memory=False)
-    return loader
 
 
 def threads(wait_seconds: float = 10) -> list[str]:
@@ -109,11 +95,12 @@ def test_packed_rows_that_cannot_be_read(
 def test_spilled_subgraphs_that_cannot_be_read(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, superbatch: int
 ) -> None:
-    loader = spill(
+    loader = override_sizes(
         loader_of(
             path, strategy="packed", superbatch=superbatch, num_threads=4, prefetch_batches=16,
             tmpdir=tmp_path,
-        )
+        ),
+        in_memory=False,
     )  # fmt: skip
     read, calls = FileSpool.read, iter(range(10**6))
 
@@ -239,7 +226,7 @@ def test_a_disk_that_is_full(
     loader = loader_of(
         path, strategy=strategy, superbatch=20, tmpdir=tmp_path, num_threads=num_threads
     )
-    spill(loader)
+    override_sizes(loader, in_memory=False)
     superbatches = loader._sources.superbatches
     assert superbatches is not None
     superbatches.job.tmpdir = tiny_disk
@@ -325,7 +312,7 @@ def test_interrupts_at_any_time(
     loader = loader_of(
         path, strategy=strategy, superbatch=2, num_threads=num_threads, tmpdir=tmp_path
     )
-    spill(loader)
+    override_sizes(loader, in_memory=False)
     gc.collect()  # what tests before have left would be closed in the middle of an interrupt
     for delay_seconds in (0.002, 0.01, 0.03, 0.06):
         timer = threading.Timer(delay_seconds, os.kill, (os.getpid(), signal.SIGINT))
@@ -377,7 +364,8 @@ def test_a_batch_that_takes_too_long_to_sample(
 
 def test_a_fork_in_the_middle(path: Path, tmp_path: Path, expected: list[dict[str, Any]]) -> None:
     """A child that lets go of an iterator takes nothing from its parent."""
-    loader = spill(loader_of(path, strategy="packed", num_threads=2, tmpdir=tmp_path))
+    loader = loader_of(path, strategy="packed", num_threads=2, tmpdir=tmp_path)
+    override_sizes(loader, in_memory=False)
     running: Any = iter(loader)
     found = batches_of(islice(running, 2))
     child = os.fork()

@@ -11,7 +11,6 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,46 +28,23 @@ from gnnstore.pipeline.lookahead.driver import SampledSuperbatch
 from gnnstore.pipeline.lookahead.producer import LookaheadProducer
 from gnnstore.pipeline.lookahead.superbatch import Superbatch
 from gnnstore.strategies.builtin import STRATEGIES
-from gnnstore.testing.batches import assert_same_batches
+from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.faults import inject
-from gnnstore.testing.graphs import GraphArrays, random_graph
+from tests.support.graphs import WIDTH, N, graph_of_three_tables
+from tests.support.loaders import override_sizes
+from tests.support.references import BATCHES, OPTIONS
 
 PLANNED = [strategy.name for strategy in STRATEGIES if strategy.plans]
-N, E, WIDTH = 1000, 12_000, 100
-OPTIONS: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 3}
-BATCHES = 12  # of an epoch
 
 
 @pytest.fixture(scope="module")
-def graph() -> GraphArrays:
-    graph = random_graph(N, E, seed=5, feature_dim=WIDTH, num_classes=7, skew=2.0)
-    rng = np.random.default_rng(9)
-    graph.attributes["h"] = rng.random((N, 30), dtype=np.float32)
-    graph.attributes["edge_attr"] = rng.random((E, 20), dtype=np.float32)
-    return graph
-
-
-@pytest.fixture(scope="module")
-def path(graph: GraphArrays, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return graph.write(tmp_path_factory.mktemp("planned") / "s.gnn")
-
-
-def batches(loader: Any, num_epochs: int = 1) -> list[dict[str, Any]]:
-    return [batch.to_dict() for _ in range(num_epochs) for batch in loader]
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return graph_of_three_tables().write(tmp_path_factory.mktemp("planned") / "s.gnn")
 
 
 def loader_of(path: Any, **options: Any) -> NeighborLoader:
     defaults: dict[str, Any] = {"strategy": "belady", "cache_bytes": "100kB", "superbatch": 5}
     return NeighborLoader(path, [4, 4], "train", **(defaults | OPTIONS | options))
-
-
-@pytest.fixture(scope="module")
-def expected(path: Path) -> list[dict[str, Any]]:
-    """Two epochs."""
-    plain = NeighborLoader(path, [4, 4], "train", strategy="memory", **OPTIONS)
-    found = batches(plain, 2)
-    assert len(found) == 2 * BATCHES
-    return found
 
 
 # --- equal batches -------------------------------------------------------------------------
@@ -82,10 +58,10 @@ def test_batches_are_the_same(
 ) -> None:
     path, expected = request.getfixturevalue("path"), request.getfixturevalue("expected")
     loader = loader_of(path, strategy=strategy, num_threads=num_threads, tmpdir=tmp_path)
-    _keep_subgraphs(loader, in_memory=on_disk != "subgraphs")
+    override_sizes(loader, in_memory=on_disk != "subgraphs")
     if on_disk == "plans":
-        planned_on_disk(loader)
-    assert_same_batches(batches(loader, 2), expected)
+        override_sizes(loader, table_bytes=256)
+    assert_same_batches(batches_of(loader, 2), expected)
     stats = loader.stats()
     assert (stats.strategy, stats.cache, stats.superbatch) == (strategy, strategy, 5)
     assert stats.rows_read > 0
@@ -106,12 +82,12 @@ def test_packed_beside_a_cache_that_stays(
     """What DiskGNN does."""
     loader = loader_of(path, strategy="packed", cache=score, num_threads=num_threads)
     if on_disk:
-        planned_on_disk(loader)
-    assert_same_batches(batches(loader, 2), expected)
+        override_sizes(loader, table_bytes=256)
+    assert_same_batches(batches_of(loader, 2), expected)
     first = loader.stats()
     assert first.rows_cached > 0
     loader.set_epoch(0)
-    assert_same_batches(batches(loader), expected[:BATCHES])
+    assert_same_batches(batches_of(loader), expected[:BATCHES])
     superbatches = loader._sources.superbatches
     assert superbatches is not None
     assert superbatches.job.fixed is not None
@@ -135,7 +111,7 @@ def test_topology_on_disk(
     loader = loader_of(
         path, strategy=strategy, topology="disk", memory="80MB", num_threads=num_threads, **options
     )
-    assert_same_batches(batches(loader, 2), expected)
+    assert_same_batches(batches_of(loader, 2), expected)
     stats = loader.stats()
     assert stats.topology == "disk"
     assert stats.topology_bytes_read > 0
@@ -150,7 +126,7 @@ def test_sizes(
     path: Path, expected: list[dict[str, Any]], superbatch: Any, cache_bytes: Any
 ) -> None:
     loader = loader_of(path, superbatch=superbatch, cache_bytes=cache_bytes)
-    assert_same_batches(batches(loader, 2), expected)
+    assert_same_batches(batches_of(loader, 2), expected)
     stats = loader.stats()
     assert 1 <= stats.superbatch <= BATCHES
     assert stats.cache_rows <= N
@@ -163,7 +139,7 @@ def test_sizes(
 
 def test_under_a_budget(path: Path, expected: list[dict[str, Any]]) -> None:
     loader = loader_of(path, memory="40MB", cache_bytes=None, superbatch=None, num_threads=2)
-    assert_same_batches(batches(loader, 2), expected)
+    assert_same_batches(batches_of(loader, 2), expected)
     assert "batches planned at a time" in loader.stats().reason
 
 
@@ -175,14 +151,14 @@ def test_a_budget_of_disk(path: Path, expected: list[dict[str, Any]], disk: str)
     superbatches = loader._sources.superbatches
     assert superbatches is not None
     assert superbatches.job.size.plans_in_memory or disk == "100MB"
-    assert_same_batches(batches(loader), expected[:BATCHES])
+    assert_same_batches(batches_of(loader), expected[:BATCHES])
     with pytest.raises(UsageError, match="has no use for disk="):
         loader_of(path, strategy="static", superbatch=None, disk=disk)
 
 
 def test_memory_auto(path: Path, expected: list[dict[str, Any]]) -> None:
     loader = loader_of(path, memory="auto")
-    assert_same_batches(batches(loader), expected[:BATCHES])
+    assert_same_batches(batches_of(loader), expected[:BATCHES])
     assert loader._spare_bytes is not None, "it is a promise"
 
 
@@ -194,7 +170,7 @@ def node_rows(loader: NeighborLoader) -> int:
 def test_no_cache_misses_less(path: Path) -> None:
     def rows_read(**options: Any) -> int:
         loader = loader_of(path, **options)
-        batches(loader)
+        batches_of(loader)
         return node_rows(loader)
 
     all_rows = rows_read(strategy="direct", superbatch=None, cache_bytes=None)
@@ -205,7 +181,7 @@ def test_no_cache_misses_less(path: Path) -> None:
     static = NeighborLoader(
         path, [4, 4], "train", strategy="static", cache_bytes="100kB", **OPTIONS
     )
-    batches(static)
+    batches_of(static)
     assert few < node_rows(static) + 2 * static.stats().cache_rows
 
 
@@ -221,18 +197,18 @@ def test_an_iteration_that_is_left(
     taken = [batch.to_dict() for batch in islice(loader, num_taken)]
     assert_same_batches(taken, expected[:num_taken])
     loader.set_epoch(1)
-    assert_same_batches(batches(loader), expected[BATCHES:])
+    assert_same_batches(batches_of(loader), expected[BATCHES:])
 
 
 def test_the_cache_is_kept_between_epochs(path: Path) -> None:
     loader = loader_of(path, cache_bytes="1GB", superbatch=BATCHES)
-    batches(loader)
+    batches_of(loader)
     assert node_rows(loader) > 0
     loader.set_epoch(0)
-    batches(loader)
+    batches_of(loader)
     first = node_rows(loader)
     loader.set_epoch(0)
-    batches(loader)
+    batches_of(loader)
     assert node_rows(loader) == first, "every row that the epoch needs is there"
 
 
@@ -254,16 +230,16 @@ def test_validation_in_the_middle(path: Path, expected: list[dict[str, Any]]) ->
         store, [4], "valid", batch_size=40, seed=1, strategy="belady", cache_bytes="100kB"
     )
     assert shared_tables(store).cached_bytes <= 100_000
-    reference = batches(NeighborLoader(path, [4], "valid", batch_size=40, seed=1))
+    reference = batches_of(NeighborLoader(path, [4], "valid", batch_size=40, seed=1))
     found = []
     for i, batch in enumerate(train):
         found.append(batch.to_dict())
         if i % 4 == 3:
             valid.set_epoch(0)
-            assert_same_batches(batches(valid), reference)
+            assert_same_batches(batches_of(valid), reference)
     assert_same_batches(found, expected[:BATCHES])
     train.set_epoch(1)
-    assert_same_batches(batches(train), expected[BATCHES:])
+    assert_same_batches(batches_of(train), expected[BATCHES:])
 
 
 @pytest.mark.parametrize("taken_back", [False, True])
@@ -299,7 +275,7 @@ def test_validation_while_the_next_epoch_waits(
             if taken_back:
                 validation.close()
     assert_same_batches(found, expected[:BATCHES])
-    assert_same_batches(batches(train), expected[BATCHES:])
+    assert_same_batches(batches_of(train), expected[BATCHES:])
     validation.close()
 
 
@@ -314,7 +290,7 @@ def test_the_rest_is_planned_again_after_validation(
     options["superbatch"] = BATCHES
     train, alone = loader_of(store, **options), loader_of(path, **options)
     if on_disk:
-        train, alone = planned_on_disk(train), planned_on_disk(alone)
+        train, alone = (override_sizes(loader, table_bytes=256) for loader in (train, alone))
     valid = NeighborLoader(store, [4], "valid", batch_size=40, seed=1, **options)
     found = []
     for i, batch in enumerate(train):
@@ -324,7 +300,7 @@ def test_the_rest_is_planned_again_after_validation(
             assert len(list(islice(valid, len(valid) if is_left else None))) == len(valid)
             before = train.stats()
     assert_same_batches(found, expected[:BATCHES])
-    assert_same_batches(batches(alone), expected[:BATCHES])
+    assert_same_batches(batches_of(alone), expected[:BATCHES])
     rest, undisturbed = train.stats().since(before), alone.stats()
     assert rest.rows_cached / rest.rows_read > 0.8 * undisturbed.rows_cached / undisturbed.rows_read
 
@@ -346,22 +322,22 @@ def test_a_trace_goes_once_it_is_planned(path: Path, monkeypatch: pytest.MonkeyP
 def test_a_smaller_budget_takes_memory_back(path: Path, expected: list[dict[str, Any]]) -> None:
     store = gnnstore.open(path)
     large, small = loader_of(store, cache_bytes="100kB"), loader_of(store, cache_bytes="10kB")
-    assert_same_batches(batches(large), expected[:BATCHES])
+    assert_same_batches(batches_of(large), expected[:BATCHES])
     former = shared_tables(store).cached_bytes
     assert 50_000 < former <= 100_000
     assert large._sources.superbatches is not None
     idle = large._sources.superbatches._idle
     assert idle is not None
-    assert_same_batches(batches(small), expected[:BATCHES])
+    assert_same_batches(batches_of(small), expected[:BATCHES])
     assert shared_tables(store).cached_bytes <= 10_000
     held = idle.lease._cache.num_bytes
     assert held < former / 50, "though the larger loader still knows what it had"
     large.set_epoch(0)
     small.set_epoch(0)
-    assert_same_batches(batches(large), expected[:BATCHES])
-    assert_same_batches(batches(small, 2), expected)
+    assert_same_batches(batches_of(large), expected[:BATCHES])
+    assert_same_batches(batches_of(small, 2), expected)
     large.set_epoch(1)
-    assert_same_batches(batches(large), expected[BATCHES:])
+    assert_same_batches(batches_of(large), expected[BATCHES:])
 
 
 def test_resumed_with_another_strategy(path: Path, expected: list[dict[str, Any]]) -> None:
@@ -372,10 +348,10 @@ def test_resumed_with_another_strategy(path: Path, expected: list[dict[str, Any]
     for options in ({"strategy": "packed", "superbatch": 2}, {"strategy": "belady"}):
         other = loader_of(path, **options)
         other.load_state_dict(state)
-        assert_same_batches(batches(other, 2), expected[7:])
+        assert_same_batches(batches_of(other, 2), expected[7:])
     plain = NeighborLoader(path, [4, 4], "train", strategy="mmap", **OPTIONS)
     plain.load_state_dict(state)
-    assert_same_batches(batches(plain), expected[7:BATCHES])
+    assert_same_batches(batches_of(plain), expected[7:BATCHES])
 
 
 def test_sampler_output_that_is_changed(path: Path) -> None:
@@ -393,11 +369,11 @@ def test_sampler_output_that_is_changed(path: Path) -> None:
         return out
 
     for change in (keep_half, add_one):
-        found = batches(loader_of(path, transform_sampler_output=change), 2)
+        found = batches_of(loader_of(path, transform_sampler_output=change), 2)
         plain = NeighborLoader(
             path, [4, 4], "train", strategy="memory", transform_sampler_output=change, **OPTIONS
         )
-        assert_same_batches(found, batches(plain, 2))
+        assert_same_batches(found, batches_of(plain, 2))
 
 
 def test_batches_on_demand(path: Path) -> None:
@@ -458,7 +434,7 @@ def test_a_batch_that_cannot_be_sampled(
     assert any("batch 7 of epoch 0" in note for note in caught.value.__notes__)
     monkeypatch.undo()
     loader.set_epoch(0)
-    assert len(batches(loader)) == BATCHES, "the loader can be used again"
+    assert len(batches_of(loader)) == BATCHES, "the loader can be used again"
 
 
 @pytest.mark.parametrize("num_threads", [0, 1, 4])
@@ -470,12 +446,12 @@ def test_a_read_that_fails(path: Path, expected: list[dict[str, Any]], num_threa
         done.extend(loader)
     assert len(done) < BATCHES
     loader.set_epoch(0)
-    assert_same_batches(batches(loader), expected[:BATCHES])
+    assert_same_batches(batches_of(loader), expected[:BATCHES])
 
 
 def test_a_damaged_spill(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     loader = loader_of(path, tmpdir=tmp_path, num_threads=3)
-    _keep_subgraphs(loader, in_memory=False)
+    override_sizes(loader, in_memory=False)
     with pytest.raises(gnnstore.errors.CorruptStoreError):  # noqa: PT012 - one that comes late
         for _ in loader:
             # Again and again: a file may still be written, over what was damaged.
@@ -489,7 +465,7 @@ def test_a_damaged_spill(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 def test_a_forgotten_iterator_leaves_nothing(path: Path, tmp_path: Path) -> None:
     loader = loader_of(path, tmpdir=tmp_path)
-    _keep_subgraphs(loader, in_memory=False)
+    override_sizes(loader, in_memory=False)
     running = iter(loader)
     next(running)
     assert list(tmp_path.iterdir())
@@ -501,7 +477,7 @@ def test_a_forgotten_iterator_leaves_nothing(path: Path, tmp_path: Path) -> None
 
 def test_a_directory_that_is_not_there(path: Path, tmp_path: Path) -> None:
     loader = loader_of(path, tmpdir=tmp_path / "absent" / "deeper")
-    _keep_subgraphs(loader, in_memory=False)
+    override_sizes(loader, in_memory=False)
     with pytest.raises(NotFoundError, match="absent"):
         next(iter(loader))
 
@@ -533,18 +509,3 @@ def test_a_budget_too_small(path: Path) -> None:
         loader_of(path, memory="9MB", num_threads=1, cache_bytes="50MB")
     with pytest.raises(BudgetError, match="raise memory= by at least"):
         loader_of(path, memory="8.5MB", num_threads=1, cache_bytes=None)
-
-
-def planned_on_disk(loader: NeighborLoader) -> NeighborLoader:
-    """Have a loader keep traces and plans in files, whatever its budget says."""
-    superbatches = loader._sources.superbatches
-    assert superbatches is not None
-    superbatches.job.size = replace(superbatches.job.size, table_bytes=256)
-    return loader
-
-
-def _keep_subgraphs(loader: NeighborLoader, *, in_memory: bool) -> None:
-    """Have a loader keep subgraphs in memory or on disk, whatever its budget says."""
-    superbatches = loader._sources.superbatches
-    assert superbatches is not None
-    superbatches.job.size = replace(superbatches.job.size, in_memory=in_memory)

@@ -22,12 +22,11 @@ from gnnstore.caching.policies.base import CachePolicy, PlanningBytes
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.trace import Trace
 from gnnstore.strategies.builtin import BELADY, STRATEGIES
-from gnnstore.testing.batches import assert_same_batches
-from gnnstore.testing.graphs import random_graph
+from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.tools.bench.ways import ways
 from gnnstore.tools.cli import main
+from tests.support.references import OPTIONS, batches_in_memory
 
-OPTIONS: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 3}
 CACHE = {"strategy": "hashed", "cache_bytes": "100kB"}
 
 
@@ -93,18 +92,8 @@ def _registered() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    graph = random_graph(1000, 12_000, seed=5, feature_dim=100, num_classes=7, skew=2.0)
-    return graph.write(tmp_path_factory.mktemp("plug-in") / "s.gnn")
-
-
 def loader_of(path: Path, **options: Any) -> NeighborLoader:
     return NeighborLoader(path, [4, 4], "train", **(OPTIONS | options))
-
-
-def batches(loader: NeighborLoader) -> list[dict[str, Any]]:
-    return [batch.to_dict() for _ in range(2) for batch in loader]
 
 
 def test_a_name_is_taken_once() -> None:
@@ -116,7 +105,7 @@ def test_a_name_is_taken_once() -> None:
 @pytest.mark.parametrize("superbatch", [1, 5, None])
 def test_it_loads_the_same_batches(path: Path, num_threads: int, superbatch: int | None) -> None:
     loader = loader_of(path, **CACHE, num_threads=num_threads, superbatch=superbatch)
-    assert_same_batches(batches(loader), batches(loader_of(path, strategy="memory")))
+    assert_same_batches(batches_of(loader, 2), batches_in_memory(path))
     stats = loader.stats()
     assert (stats.strategy, stats.cache) == ("hashed", "hashed")
     assert stats.rows_cached > 0
@@ -124,14 +113,14 @@ def test_it_loads_the_same_batches(path: Path, num_threads: int, superbatch: int
 
 
 def test_it_goes_on_where_another_stopped(path: Path) -> None:
-    expected = batches(loader_of(path, strategy="memory"))
+    expected = batches_in_memory(path)
     first = loader_of(path, strategy="static")
     running = iter(first)
     for _ in range(3):
         next(running)
     loader = loader_of(path, **CACHE)
     loader.load_state_dict(first.state_dict())
-    assert_same_batches(batches(loader)[: len(expected) - 3], expected[3:])
+    assert_same_batches(batches_of(loader, 2)[: len(expected) - 3], expected[3:])
 
 
 def test_it_is_predicted_and_compared(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

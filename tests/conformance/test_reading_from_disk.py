@@ -23,13 +23,13 @@ from gnnstore.features.tiers.static import cache_cost
 from gnnstore.graph.shared import shared_tables
 from gnnstore.pipeline.lookahead import presample as presampling
 from gnnstore.strategies.sizes.placement import Placement
-from gnnstore.testing.batches import assert_same_batches
+from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from gnnstore.testing.twins.reads import plan_reads
+from tests.support.graphs import WIDTH, N, graph_of_three_tables
+from tests.support.references import OPTIONS
 
-N, E, WIDTH = 1000, 12_000, 100
-ROW_BYTES = 4 * WIDTH  # ten rows a page, and 96 bytes of padding
-OPTIONS: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 3}
+ROW_BYTES = 4 * WIDTH
 
 UNAVAILABLE = {p.name: p.detail for p in probe_engines(Path(__file__)) if not p.is_available}
 AVAILABLE = [name for name in ENGINES if name not in UNAVAILABLE]
@@ -37,11 +37,7 @@ AVAILABLE = [name for name in ENGINES if name not in UNAVAILABLE]
 
 @pytest.fixture(scope="module")
 def graph() -> GraphArrays:
-    graph = random_graph(N, E, seed=5, feature_dim=WIDTH, num_classes=7, skew=2.0)
-    rng = np.random.default_rng(9)
-    graph.attributes["h"] = rng.random((N, 30), dtype=np.float32)
-    graph.attributes["edge_attr"] = rng.random((E, 20), dtype=np.float32)
-    return graph
+    return graph_of_three_tables()
 
 
 @pytest.fixture(scope="module")
@@ -52,17 +48,6 @@ def path(graph: GraphArrays, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def store(path: Path) -> gnnstore.GraphStore:
     return gnnstore.open(path)
-
-
-def batches(loader: NeighborLoader, num_epochs: int = 1) -> list[dict[str, Any]]:
-    return [batch.to_dict() for _ in range(num_epochs) for batch in loader]
-
-
-@pytest.fixture(scope="module")
-def expected(store: gnnstore.GraphStore) -> list[dict[str, Any]]:
-    found = batches(NeighborLoader(store, [4, 4], "train", strategy="memory", **OPTIONS), 2)
-    assert len(found) == 24
-    return found
 
 
 # --- equal batches -------------------------------------------------------------------------
@@ -88,7 +73,7 @@ def test_batches_are_the_same(
         num_threads=num_threads,
         **OPTIONS,
     )
-    assert_same_batches(batches(loader, 2), expected)
+    assert_same_batches(batches_of(loader, 2), expected)
     stats = loader.stats()
     assert stats.strategy == ("direct" if cache is None else "static")
     assert (stats.io_engine, stats.cache) == (engine, cache or "")
@@ -131,7 +116,7 @@ def test_caches_of_any_size(
     loader = NeighborLoader(
         store, [4, 4], "train", strategy="static", cache=score, cache_bytes=num_bytes, **OPTIONS
     )
-    assert_same_batches(batches(loader, 2), expected)
+    assert_same_batches(batches_of(loader, 2), expected)
     stats = loader.stats()
     assert stats.cache_rows == min(num_rows, N)
     if num_rows >= N:
@@ -304,7 +289,7 @@ def test_frequency_knows_where_the_seeds_are(path: Path) -> None:
             cache_bytes=cost(store, score).bytes_of(100),
             seed=0,
         )
-        batches(loader, 5)
+        batches_of(loader, 5)
         hits[score] = loader.stats().hit_rate
     assert hits["frequency"] > 1.2 * hits["degree"] > 0
 
@@ -343,7 +328,7 @@ def test_a_loader_chooses_the_same_rows_each_time(path: Path) -> None:
             num_threads=num_threads,
             **OPTIONS,
         )
-        batches(loader)
+        batches_of(loader)
         stats = loader.stats()
         counts.append((stats.cache_rows, stats.reads, stats.bytes_read, stats.rows_cached))
     assert counts[0] == counts[1] == counts[2]
@@ -362,7 +347,7 @@ def test_loaders_share_a_cache(path: Path, expected: list[dict[str, Any]]) -> No
     assert train._sources.cache is valid._sources.cache
     other = NeighborLoader(store, [4, 4], "train", **{**options, "cache": "degree"})
     assert other._sources.cache is not train._sources.cache
-    assert_same_batches(batches(train, 2), expected)
+    assert_same_batches(batches_of(train, 2), expected)
 
 
 def test_memory_that_a_cache_holds_is_not_given_twice(
@@ -404,7 +389,7 @@ def test_a_cache_makes_room_for_larger_batches(path: Path) -> None:
     with pytest.raises(BudgetError) as caught:
         large(17_000_000)
     memory = needed_by(caught.value) + 400_000
-    expected = batches(small(strategy="memory"), 2)
+    expected = batches_of(small(strategy="memory"), 2)
     train = small(memory=memory, **options)
     assert train.stats().cache_rows == N
     running = iter(train)
@@ -414,7 +399,7 @@ def test_a_cache_makes_room_for_larger_batches(path: Path) -> None:
     assert 300 < kept < 700, "400 kB less a batch, at 529 bytes a node"
     assert later.stats().cache_rows == kept
     found += [batch.to_dict() for batch in running]
-    assert_same_batches(found + batches(train), expected)
+    assert_same_batches(found + batches_of(train), expected)
     for batch in later:
         np.testing.assert_array_equal(batch.x, store.features[batch.n_id])
     assert later.stats().rows_cached > 0
@@ -434,8 +419,8 @@ def test_a_pickled_loader_caches_the_same_rows(path: Path, expected: list[dict[s
     pickled = pickle.dumps(loader)
     assert len(pickled) < 20_000 + 16 * N
     copy = pickle.loads(pickled)  # noqa: S301 - our own
-    assert_same_batches(batches(copy, 2), expected)
-    batches(loader, 2)
+    assert_same_batches(batches_of(copy, 2), expected)
+    batches_of(loader, 2)
     for name in ("cache_rows", "rows_cached", "rows_read", "reads", "reason"):
         assert getattr(copy.stats(), name) == getattr(loader.stats(), name)
 
@@ -480,7 +465,7 @@ def test_too_small_for_two_batches_says_what_is_needed(path: Path, strategy: str
     with pytest.raises(BudgetError):
         loader(needed - 1)
     enough = loader(needed)
-    assert len(batches(enough)) == 12
+    assert len(batches_of(enough)) == 12
     assert enough.stats().cache_rows == 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import shutil
@@ -14,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     RandomSampler,
@@ -28,6 +26,7 @@ import gnnstore
 from gnnstore import GraphStore, NeighborLoader, UsageError
 from gnnstore.converters import from_rmat
 from gnnstore.testing.forks import ForkServer
+from tests.support.batches import digest_of, digests
 
 NUM_SEEDS = 150
 BATCH_SIZE = 32
@@ -57,19 +56,6 @@ def make(store: Any, num_neighbors: Any = (4, 4), **options: Any) -> NeighborLoa
     if "batch_sampler" in options:
         del defaults["batch_size"]
     return NeighborLoader(store, list(num_neighbors), **{**defaults, **options})
-
-
-def digest_of(batch: Any) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(batch.keys()):
-        value = batch[name]
-        shown = value.numpy().tobytes() if isinstance(value, Tensor) else repr(value).encode()
-        digest.update(name.encode() + shown)
-    return digest.hexdigest()
-
-
-def digests(loader: NeighborLoader, num_epochs: int = 1) -> list[str]:
-    return [digest_of(batch) for _ in range(num_epochs) for batch in loader]
 
 
 def as_stored(state: dict[str, Any]) -> dict[str, Any]:

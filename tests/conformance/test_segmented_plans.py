@@ -18,43 +18,21 @@ from gnnstore.features.segments import packing as segment_packing
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.packing.size import size_plan
 from gnnstore.testing.batches import assert_same_batches, batches_of
-from gnnstore.testing.graphs import GraphArrays, random_graph
+from gnnstore.testing.graphs import random_graph
 from gnnstore.testing.plans import pack
 from gnnstore.testing.stores import assert_same_files
-
-N, E, WIDTH = 1000, 12_000, 100
-OPTIONS: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 3}
-BATCHES, EPOCHS = 12, 2
-
-
-def make_graph(**attributes: Any) -> GraphArrays:
-    graph = random_graph(N, E, seed=5, feature_dim=WIDTH, num_classes=7, skew=2.0)
-    rng = np.random.default_rng(9)
-    graph.attributes["h"] = rng.random((N, 30), dtype=np.float32)
-    graph.attributes["edge_attr"] = rng.random((E, 20), dtype=np.float32)
-    graph.attributes.update(attributes)
-    return graph
+from tests.support.graphs import E, N, graph_of_three_tables
+from tests.support.references import BATCHES, EPOCHS, OPTIONS, batches_in_memory, loader_of_plan
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_graph().write(tmp_path_factory.mktemp("segments") / "s.gnn")
-
-
-@pytest.fixture(scope="module")
-def expected(path: Path) -> list[dict[str, Any]]:
-    plain = NeighborLoader(path, [4, 4], "train", strategy="memory", **OPTIONS)
-    return batches_of(plain, EPOCHS)
+    return graph_of_three_tables().write(tmp_path_factory.mktemp("segments") / "s.gnn")
 
 
 @pytest.fixture(scope="module")
 def base(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pack(path, [4, 4], output=tmp_path_factory.mktemp("plan") / "base", segment=3)
-
-
-def loader_of(path: Path, plan: Path, **options: Any) -> NeighborLoader:
-    fanouts = options.pop("num_neighbors", [4, 4])
-    return NeighborLoader(path, fanouts, "train", plan=plan, **(OPTIONS | options))
 
 
 def stored_bytes(plan: Path) -> int:
@@ -66,7 +44,7 @@ def stored_bytes(plan: Path) -> int:
 def test_batches_are_the_same(
     path: Path, base: Path, expected: list[dict[str, Any]], num_threads: int
 ) -> None:
-    loader = loader_of(path, base, num_threads=num_threads)
+    loader = loader_of_plan(path, base, num_threads=num_threads)
     assert_same_batches(batches_of(loader, EPOCHS), expected)
     alone = gnnstore.open_plan(base).loader(num_threads=num_threads)
     assert_same_batches(batches_of(alone, EPOCHS), expected)
@@ -85,7 +63,7 @@ def test_segments_of_every_length(
     options: dict[str, Any] = {"superbatch": superbatch, "cache_bytes": cache_bytes}
     plan = pack(path, [4, 4], output=tmp_path / "plan", segment=segment, **options)
     plain = pack(path, [4, 4], output=tmp_path / "plain", **options)
-    assert_same_batches(batches_of(loader_of(path, plan), EPOCHS), expected)
+    assert_same_batches(batches_of(loader_of_plan(path, plan), EPOCHS), expected)
     reader = PackedReader.open(plan)
     assert reader.manifest.segment == min(segment, superbatch)
     assert reader.segments is not None
@@ -107,13 +85,13 @@ def test_chunks_of_segments(
     assert reader.segments is not None
     assert set(reader.segments[:, 3].tolist()) == {10}
     assert reader.segments[:, 2].min() > 30
-    assert_same_batches(batches_of(loader_of(path, plan), EPOCHS), expected)
+    assert_same_batches(batches_of(loader_of_plan(path, plan), EPOCHS), expected)
 
 
 @pytest.mark.parametrize("engine", ["io_uring", "pread", "mmap"])
 def test_engines(path: Path, base: Path, expected: list[dict[str, Any]], engine: str) -> None:
     try:
-        loader = loader_of(path, base, io_engine=engine)
+        loader = loader_of_plan(path, base, io_engine=engine)
     except UsageError as error:
         pytest.skip(str(error))
     assert_same_batches(batches_of(loader), expected[:BATCHES])
@@ -151,10 +129,10 @@ def test_element_types_and_widths(tmp_path: Path, width: int, dtype: str) -> Non
     options = ConvertOptions(
         feature_dtype=dtype, feature_scale="column" if dtype == "int8" else None
     )
-    path = make_graph(x=rows).write(tmp_path / "s.gnn", options=options)
+    path = graph_of_three_tables(x=rows).write(tmp_path / "s.gnn", options=options)
     plan = pack(path, [4, 4], output=tmp_path / "plan", segment=4)
-    plain = batches_of(NeighborLoader(path, [4, 4], "train", strategy="memory", **OPTIONS), 2)
-    assert_same_batches(batches_of(loader_of(path, plan), 2), plain)
+    plain = batches_in_memory(path)
+    assert_same_batches(batches_of(loader_of_plan(path, plan), 2), plain)
 
 
 @pytest.mark.parametrize("taken", [1, 5, 11])
@@ -167,7 +145,7 @@ def test_going_on_in_the_middle(
         next(iterator)
     state = loader.state_dict()
     del iterator
-    other = loader_of(path, base)
+    other = loader_of_plan(path, base)
     other.load_state_dict(state)
     assert_same_batches(batches_of(other), expected[taken:BATCHES])
 
@@ -177,8 +155,7 @@ def test_topology_alone_has_nothing_to_share(tmp_path: Path) -> None:
     path = graph.write(tmp_path / "s.gnn")
     plan = pack(path, [4, 4], output=tmp_path / "plan", segment=4)
     assert not PackedReader.open(plan).manifest.has_segments
-    plain = NeighborLoader(path, [4, 4], "train", strategy="memory", **OPTIONS)
-    assert_same_batches(batches_of(loader_of(path, plan), 2), batches_of(plain, 2))
+    assert_same_batches(batches_of(loader_of_plan(path, plan), 2), batches_in_memory(path))
 
 
 @pytest.mark.parametrize("segment", [1, 4])
@@ -198,7 +175,7 @@ def test_traces_and_plans_on_disk(
     plan = pack(path, [4, 4], output=tmp_path / "spilled", tmpdir=tmp_path, **options)
     assert_same_files(plan, whole)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in-memory", "spilled"]
-    assert_same_batches(batches_of(loader_of(path, plan), EPOCHS), expected)
+    assert_same_batches(batches_of(loader_of_plan(path, plan), EPOCHS), expected)
 
 
 @pytest.mark.parametrize("cache", ["degree", "frequency"])
@@ -207,7 +184,7 @@ def test_caches_that_stay_the_same(
     path: Path, tmp_path: Path, expected: list[dict[str, Any]], cache: str, segment: int
 ) -> None:
     plan = pack(path, [4, 4], output=tmp_path / "plan", cache=cache, segment=segment)
-    loader = loader_of(path, plan)
+    loader = loader_of_plan(path, plan)
     assert_same_batches(batches_of(loader, EPOCHS), expected)
     assert loader.stats().cache == cache
     assert loader.stats().rows_cached > 0

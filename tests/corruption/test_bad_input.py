@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gzip
-import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +34,7 @@ from gnnstore.errors import (
 from gnnstore.formats import StoreReader
 from gnnstore.formats.container.leftovers import find_leftovers
 from gnnstore.testing.graphs import random_graph, read_store, write_store
+from tests.support.files import unprivileged
 
 NUM_NODES, NUM_EDGES = 20, 100
 
@@ -381,19 +380,6 @@ def test_what_is_no_store_is_never_overwritten(tmp_path: Path) -> None:
 def test_an_output_nowhere_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match=r"none: the directory to write into does not exist"):
         from_rmat(tmp_path / "none" / "r.gnn", scale=3)
-
-
-@contextmanager
-def unprivileged() -> Iterator[None]:
-    """Drop root's privileges, which ignore permissions, for a while."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
 
 
 def test_an_output_that_may_not_be_written_is_named() -> None:

@@ -21,6 +21,7 @@ from gnnstore.pipeline.lookahead import packer as rolling
 from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.graphs import random_graph
 from gnnstore.testing.plans import pack
+from tests.support.files import flip
 
 BATCHES = 12
 OPTIONS: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 3}
@@ -35,14 +36,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def expected(store: Path) -> list[dict[str, Any]]:
     return batches_of(NeighborLoader(store, [4, 4], "train", strategy="memory", **OPTIONS), 2)
-
-
-def flip(path: Path, offset: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)
-        file.seek(offset)
-        file.write(bytes([byte[0] ^ 0x10]))
 
 
 def altering(monkeypatch: pytest.MonkeyPatch, home: Any, name: str, alter: Any) -> None:
@@ -72,7 +65,7 @@ def test_rows_that_change_while_training_packs_ahead(
         made.append(packed)
         if len(made) == 2:
             table = packed.tables["nodes/node/x"]
-            flip(table.file_path, int(table.chunk_offsets[3]) + 17)
+            flip(table.file_path, int(table.chunks.offsets[3]) + 17)
 
     altering(monkeypatch, rolling, "pack", damage)
     loader = NeighborLoader(

@@ -24,6 +24,7 @@ from gnnstore.testing.graphs import random_graph
 from gnnstore.testing.hostile import rewrite
 from gnnstore.testing.plans import pack
 from gnnstore.tools.cli import main
+from tests.support.files import flip
 
 BATCHES = 12
 
@@ -41,14 +42,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plan(store: Path, tmp_path: Path) -> Path:
     """Return a plan that a test may break."""
     return shutil.copytree(store / "plans" / "base", tmp_path / "plan")
-
-
-def flip(path: Path, offset: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)
-        file.seek(offset)
-        file.write(bytes([byte[0] ^ 0x40]))
 
 
 @pytest.mark.parametrize("level", ["header", "checksums", "full"])

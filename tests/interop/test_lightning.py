@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import torch
 import gnnstore
 from gnnstore.converters import from_rmat
 from gnnstore.converters.partitions.partition import partition
+from tests.support.modules import import_file
 
 pytest.importorskip("lightning")
 
@@ -46,12 +46,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
     path = Path(__file__).parents[2] / "examples" / "train_lightning.py"
-    spec = importlib.util.spec_from_file_location("train_lightning", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return import_file(path)
 
 
 def run(

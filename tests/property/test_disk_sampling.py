@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnstore import _core
-from gnnstore.disk.engines import ENGINES, Engine, open_engine
+from gnnstore.disk.engines import Engine, open_engine
 from gnnstore.errors import CorruptStoreError, InputError, StorageError, UsageError
 from gnnstore.formats.store.csc import Csc
 from gnnstore.graph.indices import IndexRows
@@ -33,7 +33,7 @@ from gnnstore.sampling.disk import BatchRequest
 from gnnstore.sampling.staged import CachedNeighbors, StagedBatch
 from gnnstore.testing.effort import examples
 from gnnstore.testing.faults import inject
-from gnnstore.testing.twins.reads import why_unavailable, write_array
+from gnnstore.testing.twins.reads import write_array
 
 UUID = "7a1e66a8-0000-8000-8000-000000000001"
 FANOUTS = st.lists(st.one_of(st.just(-1), st.integers(0, 12), st.integers(30, 50)), max_size=3).map(
@@ -168,23 +168,20 @@ def test_equal_to_sampling_in_memory(
     assert_same(staged.result(), want[0])
 
 
-@pytest.fixture(scope="module", params=ENGINES)
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    name = str(request.param)
-    directory = tmp_path_factory.mktemp("probe")
-    if reason := why_unavailable(name, directory):
-        pytest.skip(f"{name}: {reason}")
-    (directory / "file").write_bytes(bytes(4096))
-    return open_engine(directory / "file", name)
+@pytest.fixture(scope="module")
+def opened(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    file = tmp_path_factory.mktemp("opened") / "file"
+    file.write_bytes(bytes(4096))
+    return open_engine(file, engine)
 
 
 @pytest.fixture(params=[np.int32, np.int64])
-def stored(request: pytest.FixtureRequest, tmp_path: Path, engine: Engine) -> tuple[Csc, IndexRows]:
+def stored(request: pytest.FixtureRequest, tmp_path: Path, opened: Engine) -> tuple[Csc, IndexRows]:
     """Return a graph in memory, and its indices on disk: several shards of them."""
     csc = random_csc(3000, 60, request.param, 5)
     array = write_array(tmp_path / "indices", csc.indices, shard_bytes=1 << 16)
     assert array.layout.num_shards > 2
-    return csc, IndexRows.open(array, engine)
+    return csc, IndexRows.open(array, opened)
 
 
 CONFIGS = [
@@ -382,14 +379,14 @@ def test_the_choice_is_kept(
 @pytest.mark.parametrize("neighbor", [-1, 3000, 2**31 - 1])
 @pytest.mark.parametrize("config", CONFIGS)
 def test_corrupt_indices(
-    tmp_path: Path, engine: Engine, config: SamplingConfig, neighbor: int
+    tmp_path: Path, opened: Engine, config: SamplingConfig, neighbor: int
 ) -> None:
     csc = random_csc(3000, 60, np.int32, 5)
     damaged = csc.indices.copy()
     node = int(np.argmax(np.diff(csc.indptr) == 2))
     position = int(csc.indptr[node])
     damaged[position : position + 2] = neighbor
-    rows = IndexRows.open(write_array(tmp_path / "indices", damaged), engine)
+    rows = IndexRows.open(write_array(tmp_path / "indices", damaged), opened)
     message = rf"cannot sample from the/store: indices: the node id {neighbor} at position "
     message += rf"({position}|{position + 1}) is outside \[0, 3000\). Its topology is damaged"
     cached = cached_lists(replace(csc, indices=damaged), np.arange(3000))
@@ -409,14 +406,14 @@ def test_corrupt_indices(
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_a_truncated_file(tmp_path: Path, engine: Engine, config: SamplingConfig) -> None:
+def test_a_truncated_file(tmp_path: Path, opened: Engine, config: SamplingConfig) -> None:
     csc = random_csc(3000, 60, np.int32, 5)
     array = write_array(tmp_path / "indices", csc.indices)
-    rows = IndexRows.open(array, engine)
+    rows = IndexRows.open(array, opened)
     disk = DiskNeighborSampler(csc, config, "int64", rows.fetch)
     (file,) = array.file_paths
-    with file.open("r+b") as opened:
-        opened.truncate(4096)
+    with file.open("r+b") as cut_off:
+        cut_off.truncate(4096)
     seeds = np.arange(2000, 2100)
     for attempt in (
         lambda: disk.sample(seeds, epoch=0, batch=0),
@@ -427,7 +424,7 @@ def test_a_truncated_file(tmp_path: Path, engine: Engine, config: SamplingConfig
         with pytest.raises(StorageError, match=str(file)):
             attempt()
     with pytest.raises(StorageError, match=str(file)):
-        IndexRows.open(array, engine)
+        IndexRows.open(array, opened)
 
 
 def test_a_read_that_fails_once(tmp_path: Path) -> None:
@@ -444,9 +441,9 @@ def test_a_read_that_fails_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("indptr", [[0, 2, 1, 3], [1, 2, 2, 3], [0, 1, 2, 4], [0, 1, 2, 2]])
-def test_corrupt_indptr(tmp_path: Path, engine: Engine, indptr: list[int]) -> None:
+def test_corrupt_indptr(tmp_path: Path, opened: Engine, indptr: list[int]) -> None:
     csc = Csc(np.array(indptr), np.array([1, 2, 0]), None, 3, source="the/store")
-    rows = IndexRows.open(write_array(tmp_path / "indices", csc.indices), engine)
+    rows = IndexRows.open(write_array(tmp_path / "indices", csc.indices), opened)
     for num_bytes in (index_bytes(3) + 16, 10**6):
         with pytest.raises(CorruptStoreError, match="indptr does not ascend from 0 to 3"):
             open_neighbor_cache(csc, rows, num_bytes, UUID)
@@ -549,8 +546,8 @@ def test_ranges_are_read_in_order(stored: tuple[Csc, IndexRows]) -> None:
         rows.fetch(np.array([csc.num_edges]))
 
 
-def test_a_table_of_rows_is_no_vector_of_ids(engine: Engine) -> None:
+def test_a_table_of_rows_is_no_vector_of_ids(opened: Engine) -> None:
     with tempfile.TemporaryDirectory() as directory:
         array = write_array(Path(directory) / "x", np.zeros((10, 3), np.int32))
         with pytest.raises(CorruptStoreError, match=r"no vector of node ids: found rows of shape"):
-            IndexRows.open(array, engine)
+            IndexRows.open(array, opened)

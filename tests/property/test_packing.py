@@ -22,7 +22,7 @@ from gnnstore import _core
 from gnnstore.caching.plan import CachePlan
 from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.caching.trace import Trace
-from gnnstore.disk.engines import ENGINES, open_engine
+from gnnstore.disk.engines import open_engine
 from gnnstore.features.direct import DirectRows
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.chunks import BLOCK_BYTES, PackedSuperbatch
@@ -34,23 +34,11 @@ from gnnstore.formats import PageGeometry, plan_shards
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.testing.effort import examples
 from gnnstore.testing.twins.packing import needed_pages, packed_file, piece_crcs, sort_misses
-from gnnstore.testing.twins.reads import why_unavailable, write_array
+from gnnstore.testing.twins.reads import write_array
+from tests.support.engines import some_rows
 
 # The widths at which published systems compute the wrong page.
 ROW_BYTES = (1, 2, 100, 400, 511, 512, 513, 1200, 4095, 4096, 4097, 12288)
-
-
-@pytest.fixture(scope="module", params=ENGINES)
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    name = str(request.param)
-    if reason := why_unavailable(name, tmp_path_factory.mktemp("probe")):
-        pytest.skip(f"{name}: {reason}")
-    return name
-
-
-def some_rows(num_rows: int, row_bytes: int) -> NDArray[np.uint8]:
-    rng = np.random.default_rng(num_rows * row_bytes)
-    return rng.integers(0, 256, (num_rows, row_bytes), dtype=np.uint8)
 
 
 def open_rows(
@@ -75,8 +63,8 @@ def check(
     content = packed.tables[path].file_path.read_bytes()
     assert content == packed_file(raw, trace.ids, trace.offsets, slots)
     chunk_bytes = packed.index.num_rows * raw.shape[1]
-    offsets = packed.tables[path].chunk_offsets[:-1].tolist()
-    assert packed.tables[path].checksums.crcs.tolist() == piece_crcs(
+    offsets = packed.tables[path].chunks.offsets[:-1].tolist()
+    assert packed.tables[path].chunks.checksums.crcs.tolist() == piece_crcs(
         content, offsets, chunk_bytes.tolist(), BLOCK_BYTES
     )
     for i in range(trace.num_batches):

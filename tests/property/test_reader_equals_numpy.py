@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from gnnstore import _core
-from gnnstore.disk.engines import ENGINES, open_engine
+from gnnstore.disk.engines import open_engine
 from gnnstore.features.direct import DirectRows
 from gnnstore.formats import PageGeometry, plan_shards
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
@@ -27,9 +27,9 @@ from gnnstore.testing.effort import examples
 from gnnstore.testing.twins.reads import (
     files_of,
     plan_reads,
-    why_unavailable,
     write_array,
 )
+from tests.support.engines import some_rows
 
 # The widths at which published systems compute the wrong page.
 ROW_BYTES = (1, 2, 100, 400, 511, 512, 513, 1200, 4095, 4096, 4097, 12288)
@@ -38,25 +38,12 @@ OPTIONS = ((1, 1, 4096), (3, 2, 8192), (128, 4, 65536), (7, 3, 1 << 20))
 GAPS = (0, 511, 5000, 1 << 20)
 
 
-@pytest.fixture(scope="module", params=ENGINES)
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    name = str(request.param)
-    if reason := why_unavailable(name, tmp_path_factory.mktemp("probe")):
-        pytest.skip(f"{name}: {reason}")
-    return name
-
-
 @cache
 def reader(engine: str, options: tuple[int, int, int]) -> _core.Reader:
     depth, num_threads, max_read_bytes = options
     return _core.Reader(
         engine, queue_depth=depth, num_threads=num_threads, max_read_bytes=max_read_bytes
     )
-
-
-def some_rows(num_rows: int, row_bytes: int) -> NDArray[np.uint8]:
-    rng = np.random.default_rng(num_rows * row_bytes)
-    return rng.integers(0, 256, (num_rows, row_bytes), dtype=np.uint8)
 
 
 @pytest.mark.parametrize("page_bytes", [512, 4096, 65536])

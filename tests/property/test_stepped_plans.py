@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from gnnstore.caching.plan import CachePlan, PlanPlace
 from gnnstore.caching.policies.base import SpillingPlanner
 from gnnstore.caching.policies.fixed import FixedPlanner
-from gnnstore.caching.trace import Trace, TraceBuilder
+from gnnstore.caching.trace import Trace
 from gnnstore.testing.effort import examples
 from gnnstore.testing.twins.caches import TwinPlan, batches_of, plan_fixed
+from tests.support.traces import spill_trace
 
 
 @st.composite
@@ -30,10 +31,7 @@ def traces(draw: st.DrawFn, num_nodes: int) -> Trace:
 
 def spilled(planner: SpillingPlanner, trace: Trace, num_nodes: int, directory: Path) -> CachePlan:
     """Plan in files, and read all of it."""
-    file = TraceBuilder(trace.num_batches, num_nodes, directory / "trace")
-    for i in reversed(range(trace.num_batches)):
-        file.put(i, trace.batch(i))
-    built = file.build()
+    built = spill_trace(trace, num_nodes, directory / "trace")
     plan = planner.plan(built, PlanPlace(directory / "plan", 1 << 20))
     built.close()
     whole = in_memory(plan)

@@ -9,32 +9,28 @@ import numpy as np
 import pytest
 
 from gnnstore.caching.trace import Trace
-from gnnstore.disk.engines import open_engine
 from gnnstore.errors import NoSpaceError, StorageError
-from gnnstore.features.files import FileRows
 from gnnstore.features.packed.misses import collect_misses
 from gnnstore.features.packed.pack import append_missed, packed_bytes
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.packing import packed_file
-from gnnstore.testing.twins.reads import write_array
+from tests.support.packing import MEMORY_BYTES, PackingCase
 
-ROW_BYTES, NUM_ROWS = 1200, 3000
-MEMORY_BYTES = 1 << 25
+NUM_ROWS = 3000
 
 
-class Case:
+class Case(PackingCase):
     """A table, an empty file, and superbatches that miss half of their rows."""
 
     def __init__(self, directory: Path) -> None:
-        rng = np.random.default_rng(0)
-        self.rows = rng.integers(0, 256, (NUM_ROWS, ROW_BYTES), dtype=np.uint8)
-        array = write_array(directory / "x", self.rows)
-        self.tables = {"x": FileRows.open(array, open_engine(array.file_paths[0]))}
+        super().__init__(directory, NUM_ROWS, {"x": 1200}, engine=None)
         self.traces = [
-            Trace.of([rng.permutation(NUM_ROWS)[:n] for n in sizes])
+            Trace.of([self.rng.permutation(NUM_ROWS)[:n] for n in sizes])
             for sizes in ([700, 300], [0], [1, 500, 20])
         ]
-        self.slots = [rng.integers(-1, 1, t.num_accesses).astype(np.int32) for t in self.traces]
+        self.slots = [
+            self.rng.integers(-1, 1, t.num_accesses).astype(np.int32) for t in self.traces
+        ]
         self.file = directory / "packed"
         self.file.touch()
 
@@ -52,7 +48,7 @@ class Case:
 
     def expected(self, number: int) -> bytes:
         trace = self.traces[number]
-        return packed_file(self.rows, trace.ids, trace.offsets, self.slots[number])
+        return packed_file(self.rows["x"], trace.ids, trace.offsets, self.slots[number])
 
 
 @pytest.fixture

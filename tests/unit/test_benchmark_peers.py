@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import subprocess
@@ -13,18 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.modules import import_file
+
 PARTS = Path(__file__).parents[2] / "benchmarks" / "parts"
 Found = dict[str, dict[str, str]]
 
 
 @pytest.fixture(scope="module")
 def peers() -> Any:
-    spec = importlib.util.spec_from_file_location("peers", PARTS / "peers.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return import_file(PARTS / "peers.py")
 
 
 def _of(graphbolt: dict[str, str]) -> Found:

@@ -23,6 +23,7 @@ from gnnstore.features.check import verify
 from gnnstore.formats import PagedArray, StoreReader
 from gnnstore.testing.faults import Fault, Injection, SystemCall, inject, inject_all
 from gnnstore.testing.stores import write_example_store
+from tests.support.files import raised
 
 BODY_BYTES = 3 << 20  # three pieces of read_pages
 PLACE = {
@@ -69,12 +70,6 @@ def read(path: Path, num_threads: int = 1) -> npt.NDArray[np.uint8]:
     out = np.zeros(BODY_BYTES, np.uint8)
     _core.read_pages([path], [BODY_BYTES], out, num_threads=num_threads, **PLACE)
     return out
-
-
-def raised(call: Callable[[], object]) -> OSError:
-    with pytest.raises(OSError) as info:  # noqa: PT011  the callers check errno and text
-        call()
-    return info.value
 
 
 # --- opening and mapping -------------------------------------------------------------------

@@ -17,6 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 from gnnstore import _core
+from tests.support.files import raised
 
 U8 = np.uint8
 IDS = np.zeros(2, np.int32)
@@ -424,12 +425,6 @@ def test_rows_beyond_32_and_40_bits(tmp_path: Path) -> None:
         table, ids, out, num_rows=num_rows, row_bytes=512, rows_per_page=8, page_stride_bytes=4096
     )
     assert out.reshape(len(ids), row_bytes).T.tolist() == [list(range(1, len(ids) + 1))] * row_bytes
-
-
-def raised(call: Callable[[], object]) -> OSError:
-    with pytest.raises(OSError) as info:  # noqa: PT011  the callers check errno and text
-        call()
-    return info.value
 
 
 def test_system_errors_name_the_file(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from gnnstore.disk.profile.device_profile import filesystem_id, save_profile
 from gnnstore.errors import StorageError, UsageError
 from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.faults import Fault, SystemCall, inject, inject_all
-from gnnstore.testing.twins.reads import why_unavailable
+from tests.support.engines import available
 
 T = TypeVar("T")
 
@@ -64,16 +64,7 @@ def file(tmp_path: Path, values: NDArray[np.uint8]) -> Path:
 
 @pytest.fixture
 def uring(tmp_path: Path) -> None:
-    if reason := why_unavailable("io_uring", tmp_path):
-        pytest.skip(f"io_uring: {reason}")
-
-
-@pytest.fixture(params=ENGINES)
-def engine(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    name = str(request.param)
-    if reason := why_unavailable(name, tmp_path):
-        pytest.skip(f"{name}: {reason}")
-    return name
+    available("io_uring", tmp_path)
 
 
 def read_pieces(

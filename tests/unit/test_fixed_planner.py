@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gnnstore.caching.plan import PlanPlace
 from gnnstore.caching.policies.fixed import FixedPlanner
-from gnnstore.caching.trace import Trace, TraceBuilder
+from gnnstore.caching.trace import Trace
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import CorruptStoreError, NoSpaceError, UsageError
 from gnnstore.features.direct import DirectRows
@@ -20,15 +20,9 @@ from gnnstore.features.source import RowSource, files_of
 from gnnstore.features.tiers.planned import PlannedCache, PlanStep
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.reads import write_array
+from tests.support.traces import spill_trace
 
 NUM_NODES = 5000
-
-
-def spill(trace: Trace, path: Path) -> Trace:
-    file = TraceBuilder(trace.num_batches, NUM_NODES, path)
-    for i in range(trace.num_batches):
-        file.put(i, trace.batch(i))
-    return file.build()
 
 
 def some_trace(seed: int, num_batches: int = 6) -> Trace:
@@ -55,7 +49,7 @@ def test_following_it_behind_packed_rows(tmp_path: Path, is_filled: bool, is_spi
     for seed in range(3):
         trace = some_trace(seed)
         if is_spilled:
-            on_disk = spill(trace, tmp_path / "trace")
+            on_disk = spill_trace(trace, NUM_NODES, tmp_path / "trace")
             plan = planner.plan(on_disk, PlanPlace(tmp_path / "plan"))
             packed = pack(files_of(tables), on_disk, plan, tmp_path, memory_bytes=1 << 26)
             on_disk.close()
@@ -105,7 +99,7 @@ def test_what_cannot_be_planned(tmp_path: Path) -> None:
         planner.plan(wrong)
     with pytest.raises(UsageError, match="100 slots"):
         planner.restart(nodes[:-1])
-    trace = spill(some_trace(0), tmp_path / "trace")
+    trace = spill_trace(some_trace(0), NUM_NODES, tmp_path / "trace")
     with (
         inject("pwrite", errno=errno.ENOSPC, skip=3, times=-1) as fault,
         pytest.raises(NoSpaceError, match="no space left"),
@@ -121,7 +115,7 @@ def test_what_cannot_be_planned(tmp_path: Path) -> None:
 
 
 def test_a_plan_that_was_damaged(tmp_path: Path) -> None:
-    trace = spill(some_trace(0), tmp_path / "trace")
+    trace = spill_trace(some_trace(0), NUM_NODES, tmp_path / "trace")
     planner = FixedPlanner(np.arange(1000), NUM_NODES)
     with (tmp_path / "plan.slots").open("wb") as file:  # of somebody else
         file.write(b"mine")

@@ -214,7 +214,7 @@ def test_packed_rows_that_were_damaged(tmp_path: Path, monkeypatch: pytest.Monke
         packed = pack(*args, **options)
         table = packed.tables["rows"]
         with table.file_path.open("r+b") as file:
-            file.seek(int(table.chunk_offsets[1]) + 300_000)
+            file.seek(int(table.chunks.offsets[1]) + 300_000)
             byte = file.read(1)
             file.seek(-1, 1)
             file.write(bytes([byte[0] ^ 1]))

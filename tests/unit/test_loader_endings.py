@@ -14,7 +14,7 @@ import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.testing.forks import ForkServer
 from gnnstore.testing.stores import write_example_store
-from gnnstore.threads import THREAD_NAME
+from tests.support.loaders import threads_of_loaders
 
 pytestmark = pytest.mark.usefixtures("way_of_reading")
 
@@ -25,13 +25,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_example_store(directory / "s.gnn", num_nodes=2000, num_edges=20_000).path
 
 
-def our_threads() -> list[str]:
-    # Python goes on to list a thread whose start was interrupted before it began.
-    return [
-        t.name for t in threading.enumerate() if t.name.startswith(THREAD_NAME) and t.is_alive()
-    ]
-
-
 @pytest.fixture
 def loader(path: Path) -> NeighborLoader:
     return NeighborLoader(path, [5, 5], batch_size=10, num_threads=3, seed=0)
@@ -39,9 +32,9 @@ def loader(path: Path) -> NeighborLoader:
 
 def test_break(loader: NeighborLoader) -> None:
     for _ in loader:
-        assert our_threads()
+        assert threads_of_loaders()
         break
-    assert our_threads() == []
+    assert threads_of_loaders() == []
     assert sum(1 for _ in loader) == 200
 
 
@@ -52,7 +45,7 @@ def test_an_error_in_the_loops_body(loader: NeighborLoader) -> None:
 
     with pytest.raises(KeyError, match="body"):
         body()
-    assert our_threads() == []
+    assert threads_of_loaders() == []
 
 
 @pytest.mark.parametrize("stage", ["transform", "transform_sampler_output"])
@@ -64,7 +57,7 @@ def test_an_error_in_a_transform(path: Path, stage: str) -> None:
     loader = NeighborLoader(path, [5], batch_size=10, num_threads=2, **stages)
     with pytest.raises(KeyError, match="transform"):
         next(iter(loader))
-    assert our_threads() == []
+    assert threads_of_loaders() == []
 
 
 def test_an_error_in_the_sampling_kernel(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +75,7 @@ def test_an_error_in_the_sampling_kernel(path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(gnnstore.CorruptStoreError, match="damaged") as caught:
         next(batches)
     assert caught.value.__notes__ == ["while preparing batch 3 of epoch 0"]
-    assert our_threads() == []
+    assert threads_of_loaders() == []
 
 
 def test_an_error_in_the_users_sampler(path: Path) -> None:
@@ -97,19 +90,19 @@ def test_an_error_in_the_users_sampler(path: Path) -> None:
     assert [next(batches).batch_size for _ in range(2)] == [10, 10]
     with pytest.raises(KeyError, match="sampler"):
         next(batches)
-    assert our_threads() == []
+    assert threads_of_loaders() == []
 
 
 def test_threads_start_with_the_first_batch_and_end_with_the_last(
     loader: NeighborLoader, way_of_reading: Any
 ) -> None:
     batches = iter(loader)
-    assert our_threads() == []
+    assert threads_of_loaders() == []
     # As many sample ahead, and one plans.
     most = 7 if way_of_reading.strategy == "belady" else 3
     for _ in batches:
-        assert 1 <= len(our_threads()) <= most
-    assert our_threads() == []
+        assert 1 <= len(threads_of_loaders()) <= most
+    assert threads_of_loaders() == []
 
 
 def test_a_thread_that_takes_too_long(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +117,7 @@ def test_a_thread_that_takes_too_long(path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(loader._source.sampler, "sample", dawdle)
     with pytest.raises(TimeoutError, match=r"0\.05 seconds while preparing batch 0 of epoch 0"):
         next(iter(loader))
-    assert our_threads() == []
+    assert threads_of_loaders() == []
 
 
 # --- the end of the process ----------------------------------------------------------------

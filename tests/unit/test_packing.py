@@ -23,7 +23,6 @@ from gnnstore import _core, threads
 from gnnstore.caching.plan import CachePlan
 from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.caching.trace import Trace
-from gnnstore.disk.engines import open_engine
 from gnnstore.errors import (
     BudgetError,
     CorruptStoreError,
@@ -39,34 +38,31 @@ from gnnstore.features.source import RowRequest
 from gnnstore.interrupts import CancelledError
 from gnnstore.testing.faults import Fault, SystemCall, inject, inject_all
 from gnnstore.testing.twins.packing import packed_file, piece_crcs
-from gnnstore.testing.twins.reads import why_unavailable, write_array
+from gnnstore.testing.twins.reads import write_array
+from tests.support.engines import available
+from tests.support.files import flip
+from tests.support.packing import MEMORY_BYTES, PackingCase, watched_memory
 
 ROW_BYTES, NUM_ROWS = 1200, 3000
 LIMIT_SECONDS = 5.0
-MEMORY_BYTES = 1 << 25
 
 
-class Case:
+class Case(PackingCase):
     """A table, and a superbatch that misses all of its rows."""
 
-    def __init__(self, directory: Path, engine: str) -> None:
-        rng = np.random.default_rng(0)
-        self.directory = directory / "run"
-        self.directory.mkdir()
-        self.rows = rng.integers(0, 256, (NUM_ROWS, ROW_BYTES), dtype=np.uint8)
-        array = write_array(directory / "x", self.rows, shard_bytes=2**20)
-        assert array.layout.num_shards >= 2
-        self.path = array.file_paths[0]
-        self.table = FileRows.open(array, open_engine(self.path, engine))
-        self.trace = Trace.of([rng.permutation(NUM_ROWS)[:700] for _ in range(6)])
+    def __init__(self, directory: Path, engine: str = "pread") -> None:
+        super().__init__(directory, NUM_ROWS, {"x": ROW_BYTES}, engine=engine, shard_bytes=2**20)
+        self.table = self.tables["x"]
+        assert self.table.array.layout.num_shards >= 2
+        self.path = self.table.array.file_paths[0]
+        self.trace = Trace.of([self.rng.permutation(NUM_ROWS)[:700] for _ in range(6)])
         self.slots: NDArray[np.int32] = np.full(self.trace.num_accesses, -1, np.int32)
         self.misses = np.full(6, 700)
 
     def pack(self, **options: Any) -> PackedSuperbatch:
-        arguments: dict[str, Any] = {"memory_bytes": MEMORY_BYTES, "num_threads": 2} | options
         start = time.monotonic()
         try:
-            return pack({"x": self.table}, self.trace, self.slots, self.directory, **arguments)
+            return self.packed(self.trace, self.slots, **options)
         finally:
             assert time.monotonic() - start < LIMIT_SECONDS
 
@@ -79,11 +75,11 @@ class Case:
     def compare(self, packed: PackedSuperbatch) -> None:
         trace = self.trace
         assert packed.tables["x"].file_path.read_bytes() == packed_file(
-            self.rows, trace.ids, trace.offsets, self.slots
+            self.rows["x"], trace.ids, trace.offsets, self.slots
         )
 
     def nothing_is_left(self) -> None:
-        assert list(self.directory.iterdir()) == []
+        assert self.left() == []
 
     def read(self, packed: PackedSuperbatch, i: int) -> NDArray[np.uint8]:
         out = np.full((len(self.trace.batch(i)), ROW_BYTES), 7, np.uint8)
@@ -101,18 +97,12 @@ def in_use() -> dict[str, int]:
 
 @pytest.fixture
 def case(tmp_path: Path) -> Case:
-    return Case(tmp_path, "pread")
+    return Case(tmp_path)
 
 
 @pytest.fixture
 def ring(tmp_path: Path) -> Case:
-    case = Case(tmp_path, "pread")
-    try:
-        _core.probe_engine("io_uring", case.path)
-    except OSError as error:
-        pytest.skip(f"io_uring: {error.strerror}")
-    case.table = FileRows.open(case.table.array, open_engine(case.path, "io_uring"))
-    return case
+    return Case(tmp_path, available("io_uring", tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -286,19 +276,11 @@ def test_reading_back_fails(request: pytest.FixtureRequest, tmp_path: Path, engi
         assert fault.count == 1
         assert caught.value.path == str(path)
         with inject(call, short_bytes=4096, times=3):
-            np.testing.assert_array_equal(case.read(packed, 2), case.rows[case.trace.batch(2)])
-        os.truncate(path, int(packed.tables["x"].chunk_offsets[3]) + 4096)
+            np.testing.assert_array_equal(case.read(packed, 2), case.rows["x"][case.trace.batch(2)])
+        os.truncate(path, int(packed.tables["x"].chunks.offsets[3]) + 4096)
         case.read(packed, 2)
         with pytest.raises(StorageError, match="truncated"):
             case.read(packed, 3)
-
-
-def flip(path: Path, offset: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)
-        file.seek(offset)
-        file.write(bytes([byte[0] ^ 1]))
 
 
 @pytest.mark.parametrize("engine", ["pread", "io_uring"])
@@ -318,7 +300,7 @@ def test_a_bit_that_flipped(
     case: Case = request.getfixturevalue("case" if engine == "pread" else "ring")
     with case.pack() as packed:
         table = packed.tables["x"]
-        begin = int(table.chunk_offsets[3])
+        begin = int(table.chunks.offsets[3])
         for place in places:
             flip(table.file_path, begin + place)
         first = begin + min(places) // BLOCK_BYTES * BLOCK_BYTES
@@ -334,25 +316,25 @@ def test_a_bit_that_flipped(
         assert caught.value.path == str(table.file_path)
         assert caught.value.offset == begin
         for i in (2, 4):
-            np.testing.assert_array_equal(case.read(packed, i), case.rows[case.trace.batch(i)])
+            np.testing.assert_array_equal(case.read(packed, i), case.rows["x"][case.trace.batch(i)])
         for place in places:
             flip(table.file_path, begin + place)
-        np.testing.assert_array_equal(case.read(packed, 3), case.rows[case.trace.batch(3)])
+        np.testing.assert_array_equal(case.read(packed, 3), case.rows["x"][case.trace.batch(3)])
 
 
 def test_what_lies_behind_a_run_is_not_compared(case: Case) -> None:
     with case.pack() as packed:
         table = packed.tables["x"]
-        end = int(table.chunk_offsets[3]) + 700 * ROW_BYTES
+        end = int(table.chunks.offsets[3]) + 700 * ROW_BYTES
         assert end % 4096
         flip(table.file_path, end)
-        np.testing.assert_array_equal(case.read(packed, 3), case.rows[case.trace.batch(3)])
+        np.testing.assert_array_equal(case.read(packed, 3), case.rows["x"][case.trace.batch(3)])
 
 
 def test_a_write_that_was_lost(case: Case) -> None:
     with case.pack() as packed:
         table = packed.tables["x"]
-        begin = int(table.chunk_offsets[1])
+        begin = int(table.chunks.offsets[1])
         with table.file_path.open("r+b") as file:
             file.seek(begin + 4096)
             file.write(bytes(4096))
@@ -393,7 +375,7 @@ def test_files_that_were_removed_are_read_to_the_end(case: Case) -> None:
     packed.close()
     packed.close()
     case.nothing_is_left()
-    np.testing.assert_array_equal(case.read(packed, 5), case.rows[case.trace.batch(5)])
+    np.testing.assert_array_equal(case.read(packed, 5), case.rows["x"][case.trace.batch(5)])
 
 
 def test_several_threads_read_at_once(ring: Case) -> None:
@@ -402,7 +384,9 @@ def test_several_threads_read_at_once(ring: Case) -> None:
     def work(first: int) -> None:
         for i in range(first, first + 60):
             batch = i % ring.trace.num_batches
-            if not np.array_equal(ring.read(packed, batch), ring.rows[ring.trace.batch(batch)]):
+            if not np.array_equal(
+                ring.read(packed, batch), ring.rows["x"][ring.trace.batch(batch)]
+            ):
                 wrong.append(i)
 
     with ring.pack() as packed:
@@ -415,7 +399,7 @@ def test_several_threads_read_at_once(ring: Case) -> None:
 
 
 def test_a_disk_budget(case: Case) -> None:
-    num_bytes = packed_bytes({"x": case.table}, case.misses)
+    num_bytes = packed_bytes(case.tables, case.misses)
     assert num_bytes == 6 * -(-700 * ROW_BYTES // 4096) * 4096
     case.check(disk_bytes=num_bytes)
     with pytest.raises(BudgetError, match=r"bytes of disk space: 1 byte too few"):
@@ -424,8 +408,8 @@ def test_a_disk_budget(case: Case) -> None:
 
 
 def test_a_memory_budget(case: Case) -> None:
-    in_memory = least_memory({"x": case.table}, case.misses, 8)
-    least = least_memory({"x": case.table}, case.misses, 8, spills=True)
+    in_memory = least_memory(case.tables, case.misses, 8)
+    least = least_memory(case.tables, case.misses, 8, spills=True)
     assert least < in_memory
     for memory_bytes in (in_memory, in_memory - 1, least):
         case.check(memory_bytes=memory_bytes)
@@ -438,27 +422,15 @@ def test_a_memory_budget(case: Case) -> None:
 
 @pytest.mark.parametrize("memory_bytes", [6 << 20, 12 << 20, 1 << 28])
 def test_memory_stays_within_its_budget(tmp_path: Path, memory_bytes: int) -> None:
-    case = Case(tmp_path, "pread")
+    case = Case(tmp_path)
     rng = np.random.default_rng(1)
     case.trace = Trace.of([rng.integers(0, NUM_ROWS, 2000) for _ in range(100)])
     case.slots = np.full(case.trace.num_accesses, -1, np.int32)
     case.check()  # what is there to stay, such as malloc's arenas
     gc.collect()
     _core.release_memory()  # what others have left to be used again
-    before, most, is_over = anonymous_bytes(), [0], threading.Event()
-
-    def watch() -> None:
-        while not is_over.is_set():
-            most[0] = max(most[0], anonymous_bytes() - before)
-            time.sleep(0.001)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
+    with watched_memory() as most:
         packed = case.pack(memory_bytes=memory_bytes, num_threads=4)
-    finally:
-        is_over.set()
-        watcher.join()
     with packed:
         case.compare(packed)
     # Threads have stacks and arenas. With memory to spare, some 40 MB would be used.
@@ -466,11 +438,6 @@ def test_memory_stays_within_its_budget(tmp_path: Path, memory_bytes: int) -> No
     assert most[0] <= min(memory_bytes, 50 << 20) + slack_bytes
     if memory_bytes == 1 << 28:
         assert most[0] > (12 << 20) + slack_bytes, "the other cases show nothing"
-
-
-def anonymous_bytes() -> int:
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(status.split("RssAnon:")[1].split()[0])
 
 
 def test_a_disk_without_room(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -558,13 +525,11 @@ def test_a_step_of_another_plan(case: Case) -> None:
 
 
 def test_input_that_does_not_fit_together(case: Case, tmp_path: Path) -> None:
-    tables = {"x": case.table}
-
     def refused(
         trace: Trace,
         slots: CachePlan | NDArray[Any],
         message: str,
-        tables: dict[str, FileRows] = tables,
+        tables: dict[str, FileRows] = case.tables,
     ) -> None:
         with pytest.raises(UsageError, match=message):
             pack(tables, trace, slots, case.directory, memory_bytes=MEMORY_BYTES)
@@ -574,12 +539,12 @@ def test_input_that_does_not_fit_together(case: Case, tmp_path: Path) -> None:
     refused(trace, slots[:-1], "4200 rows, but there are 4199 slots")
     refused(trace, slots.astype(np.int64), "int32 .* or bool, got int64")
     refused(trace, slots, "one or more tables", {})
-    other = write_array(tmp_path / "y", case.rows[:-1])
+    other = write_array(tmp_path / "y", case.rows["x"][:-1])
     refused(
         trace,
         slots,
         r"got 2, with \[2999, 3000\] rows",
-        tables | {"y": FileRows.open(other, case.table.engine)},
+        case.tables | {"y": FileRows.open(other, case.table.engine)},
     )
     refused(Trace(trace.ids + 1, trace.offsets), slots, r"row id 3000 .* outside \[0, 3000\)")
     refused(Trace(trace.ids[:-1], trace.offsets), slots[:-1], "offsets go from 0 to 4200")
@@ -636,7 +601,7 @@ def arguments(case: Case) -> Arguments:
 
 def test_runs_in_several_files(case: Case, arguments: Arguments) -> None:
     arguments.call()
-    whole = packed_file(case.rows, case.trace.ids, case.trace.offsets, case.slots)
+    whole = packed_file(case.rows["x"], case.trace.ids, case.trace.offsets, case.slots)
     runs = [whole[i * len(whole) // 6 : (i + 1) * len(whole) // 6] for i in range(6)]
     assert (case.directory / "a").read_bytes() == runs[0] + runs[2] + runs[4]
     assert (case.directory / "b").read_bytes() == runs[1] + runs[3] + runs[5]
@@ -694,8 +659,7 @@ def test_tables_in_files_that_end_within_a_block(
     arguments: Arguments, engine: str, gap_bytes: int, tmp_path: Path
 ) -> None:
     """What is read ends with a block, which may lie behind where the next file begins."""
-    if reason := why_unavailable(engine, tmp_path):
-        pytest.skip(f"{engine}: {reason}")
+    available(engine, tmp_path)
     rows = np.random.default_rng(0).integers(1, 256, (40, 512), dtype=np.uint8)
     ends = [0, 9, 10, 27, 40]
     paths = [tmp_path / f"part-{i}" for i in range(4)]

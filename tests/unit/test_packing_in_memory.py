@@ -14,36 +14,26 @@ from numpy.typing import NDArray
 from gnnstore.caching.plan import CachePlan
 from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.caching.trace import Trace
-from gnnstore.disk.engines import open_engine
 from gnnstore.errors import BudgetError, StorageError
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.features.packed.memory import least_memory
-from gnnstore.features.packed.pack import pack, packed_bytes
+from gnnstore.features.packed.pack import packed_bytes
 from gnnstore.interrupts import Flag
 from gnnstore.pipeline.lookahead.packer import DiskQuota, SuperbatchPacker
 from gnnstore.testing.faults import inject
-from gnnstore.testing.twins.reads import write_array
+from tests.support.packing import MEMORY_BYTES, PackingCase
 
 NUM_ROWS, BATCHES = 4000, 6
 WIDTHS = {"wide": 512, "narrow": 100}  # copied around the processor's caches, and through them
 
 
-class Case:
+class Case(PackingCase):
     """Two tables, and a superbatch whose batches repeat some ids."""
 
     def __init__(self, directory: Path) -> None:
-        rng = np.random.default_rng(0)
-        self.directory = directory / "run"
-        self.directory.mkdir()
-        self.rows: dict[str, NDArray[np.uint8]] = {}
-        self.tables: dict[str, FileRows] = {}
-        for name, width in WIDTHS.items():
-            self.rows[name] = rng.integers(0, 256, (NUM_ROWS, width), np.uint8)
-            array = write_array(directory / name, self.rows[name])
-            engine = open_engine(array.file_paths[0], "pread")
-            self.tables[name] = FileRows.open(array, engine)
-        batches = [rng.permutation(NUM_ROWS)[:900] for _ in range(BATCHES)]
+        super().__init__(directory, NUM_ROWS, WIDTHS)
+        batches = [self.rng.permutation(NUM_ROWS)[:900] for _ in range(BATCHES)]
         self.trace = Trace.of([np.append(batch, batch[:5]) for batch in batches])
         self.plan: CachePlan = BeladyPlanner(200).plan(self.trace)
 
@@ -52,18 +42,11 @@ class Case:
         return packed_bytes(self.tables, self.plan.misses)
 
     def pack(self, **options: Any) -> PackedSuperbatch:
-        given: dict[str, Any] = {"memory_bytes": 1 << 25, "num_threads": 2} | options
-        return pack(self.tables, self.trace, self.plan, self.directory, **given)
+        return self.packed(self.trace, self.plan, **options)
 
     def check(self, packed: PackedSuperbatch) -> None:
         for i in range(BATCHES):
-            ids, slots = self.trace.batch(i), self.plan.batch_slots(i)
-            for name, rows in self.rows.items():
-                out = np.full((len(ids), rows.shape[1]), 7, np.uint8)
-                counts = packed.read(i, name, out.reshape(-1))
-                assert np.array_equal(out[slots < 0], rows[ids[slots < 0]])
-                assert np.all(out[slots >= 0] == 7)
-                assert counts.rows_read == self.plan.misses[i]
+            self.check_batch(packed, i, self.trace.batch(i), self.plan.batch_slots(i))
 
 
 @pytest.fixture
@@ -83,7 +66,7 @@ def test_part_of_a_superbatch(case: Case, share: float, spills: bool) -> None:
     with case.pack(**options) as packed:
         case.check(packed)
         written = packed_bytes(case.tables, case.plan.misses, 0, memory)
-        kept_bytes = sum(len(table.kept) for table in packed.tables.values())
+        kept_bytes = sum(len(table.chunks.kept) for table in packed.tables.values())
         assert kept_bytes <= memory
         assert kept_bytes + written == case.all_of_it
         assert packed.counts.bytes_written == written
@@ -92,7 +75,7 @@ def test_part_of_a_superbatch(case: Case, share: float, spills: bool) -> None:
         # Another chunk would not fit.
         assert (written == 0) == (share == 1.0)
         assert (kept_bytes == 0) == (share <= 0.01)
-    assert list(case.directory.iterdir()) == []
+    assert case.left() == []
 
 
 def test_each_block_of_the_table_is_read_once(case: Case) -> None:
@@ -115,7 +98,7 @@ def test_a_read_that_fails(case: Case) -> None:
         pytest.raises(StorageError, match="pack rows of the array 'wide'"),
     ):
         case.pack(chunk_memory_bytes=case.all_of_it)
-    assert list(case.directory.iterdir()) == []
+    assert case.left() == []
 
 
 def packer_of(case: Case, chunk_memory_bytes: int, *, may_wait: bool = False) -> SuperbatchPacker:
@@ -124,7 +107,7 @@ def packer_of(case: Case, chunk_memory_bytes: int, *, may_wait: bool = False) ->
         case.tables,
         case.directory,
         quota=DiskQuota(0),
-        memory_bytes=1 << 25,
+        memory_bytes=MEMORY_BYTES,
         chunk_memory_bytes=chunk_memory_bytes,
         num_threads=1,
         may_wait=may_wait,
@@ -154,7 +137,7 @@ def test_two_superbatches_have_room_at_a_time(case: Case) -> None:
         assert np.array_equal(out, case.rows["wide"][ids])
     for packed in (second, third):
         packed.close()
-    assert list(case.directory.iterdir()) == []
+    assert case.left() == []
 
 
 def test_who_would_wait_for_its_own_superbatches_gives_up_in_time(case: Case) -> None:

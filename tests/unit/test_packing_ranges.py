@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from gnnstore import _core
-from gnnstore.caching.plan import CachePlan, PlanPlace
 from gnnstore.caching.policies.belady import BeladyPlanner
-from gnnstore.caching.trace import Trace, TraceBuilder
+from gnnstore.caching.trace import Trace
 from gnnstore.disk.engines import open_engine
 from gnnstore.disk.spool import FileSpool
 from gnnstore.errors import BudgetError, CorruptStoreError, NoSpaceError, StorageError
@@ -28,65 +27,40 @@ from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.misses import MissCollector, MissTable
 from gnnstore.features.packed.pack import pack, packed_bytes
-from gnnstore.features.source import RowRequest
 from gnnstore.features.tiers.planned import PlanStep
 from gnnstore.testing.effort import examples
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.packing import packed_file, piece_crcs
 from gnnstore.testing.twins.reads import write_array
+from tests.support.files import flip
+from tests.support.packing import PackingCase
+from tests.support.traces import spill
 
 NUM_ROWS, ROW_BYTES = 4000, 300
-MEMORY_BYTES = 1 << 25
 SIZES = (900, 0, 700, 800, 1)
 
 
-class Case:
+class Case(PackingCase):
     """A table, and a superbatch on disk with repeated ids and an empty batch."""
 
     def __init__(self, directory: Path) -> None:
-        rng = np.random.default_rng(0)
-        self.rows = rng.integers(0, 256, (NUM_ROWS, ROW_BYTES), dtype=np.uint8)
-        array = write_array(directory / "x", self.rows)
-        self.tables = {"x": FileRows.open(array, open_engine(array.file_paths[0], "pread"))}
-        self.directory = directory / "run"
-        self.directory.mkdir()
-        self.known = Trace.of([rng.integers(0, NUM_ROWS, n, np.int32) for n in SIZES])
+        super().__init__(directory, NUM_ROWS, {"x": ROW_BYTES})
+        self.known = Trace.of([self.rng.integers(0, NUM_ROWS, n, np.int32) for n in SIZES])
         self.expected = BeladyPlanner(300).plan(self.known)
-        file = TraceBuilder(len(SIZES), NUM_ROWS, directory / "trace")
-        for i in range(len(SIZES)):
-            file.put(i, self.known.batch(i))
-        self.trace: Trace = file.build()
-        planner = BeladyPlanner(300)
-        path = directory / "plan"
-        self.plan: CachePlan = planner.plan(self.trace, PlanPlace(path, 4 * NUM_ROWS))
+        self.trace, self.plan = spill(self.known, BeladyPlanner(300), directory, NUM_ROWS)
 
     def pack(self, **options: Any) -> PackedSuperbatch:
-        arguments: dict[str, Any] = {"memory_bytes": MEMORY_BYTES, "num_threads": 2} | options
-        return pack(self.tables, self.trace, self.plan, self.directory, **arguments)
+        return self.packed(self.trace, self.plan, **options)
 
     def check(self, packed: PackedSuperbatch) -> None:
         known, slots = self.known, self.expected.slots
-        content = packed_file(self.rows, known.ids, known.offsets, slots)
+        content = packed_file(self.rows["x"], known.ids, known.offsets, slots)
         assert packed.tables["x"].file_path.read_bytes() == content
         for i in range(len(SIZES)):
-            self.check_batch(packed, i)
+            self.check_one(packed, i)
 
-    def check_batch(self, packed: PackedSuperbatch, i: int) -> None:
-        ids, slots = self.known.batch(i), self.expected.batch_slots(i)
-        out = np.full((len(ids), ROW_BYTES), 7, np.uint8)
-        packed.rows(i)["x"].read_into(RowRequest(ids, slots), out)
-        np.testing.assert_array_equal(out[slots < 0], self.rows[ids[slots < 0]])
-        assert np.all(out[slots >= 0] == 7)
-
-    def left(self) -> list[str]:
-        return sorted(str(p.relative_to(self.directory)) for p in self.directory.rglob("*"))
-
-
-def spoil(path: Path, place: int, bit: int = 0) -> None:
-    """Change a bit of a file; `bit` is counted from the byte at `place`."""
-    content = bytearray(path.read_bytes())
-    content[place + bit // 8] ^= 1 << bit % 8
-    path.write_bytes(content)
+    def check_one(self, packed: PackedSuperbatch, i: int) -> None:
+        self.check_batch(packed, i, self.known.batch(i), self.expected.batch_slots(i))
 
 
 def step_of(slots: NDArray[np.int32]) -> PlanStep:
@@ -203,7 +177,7 @@ def test_files_come_and_go(case: Case) -> None:
     packed.close()
     packed.close()
     assert case.left() == []
-    case.check_batch(packed, 0)  # as it is with the rows: files are open
+    case.check_one(packed, 0)  # as it is with the rows: files are open
     del packed
     gc.collect()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
@@ -223,7 +197,7 @@ def test_a_trace_in_memory_may_have_too_many_misses(case: Case) -> None:
     ) as packed:
         out = np.zeros((10 * NUM_ROWS, ROW_BYTES), np.uint8)
         packed.read(19, "x", out.reshape(-1))
-        np.testing.assert_array_equal(out, np.tile(case.rows, (10, 1)))
+        np.testing.assert_array_equal(out, np.tile(case.rows["x"], (10, 1)))
 
 
 @pytest.mark.parametrize("batch", [0, 2, 4])
@@ -232,12 +206,12 @@ def test_positions_that_were_damaged_are_not_used(case: Case, batch: int) -> Non
         (path,) = case.directory.rglob("positions")
         places = packed.index.places
         assert isinstance(places, FileSpool)
-        spoil(path, int(places.begins[batch, 0]))
+        flip(path, int(places.begins[batch, 0]), 0)
         for i in range(len(SIZES)):
             if i != batch:
-                case.check_batch(packed, i)
+                case.check_one(packed, i)
         with pytest.raises(CorruptStoreError, match=rf"positions: batch {batch} is not what"):
-            case.check_batch(packed, batch)
+            case.check_one(packed, batch)
         with pytest.raises(CorruptStoreError, match=rf"batch {batch} is not what was written"):
             packed.read(batch, "x", np.zeros(SIZES[batch] * ROW_BYTES, np.uint8))
     assert case.left() == []
@@ -249,7 +223,7 @@ def test_positions_that_cannot_be_read(case: Case) -> None:
         inject("pread", errno=errno.EIO),
         pytest.raises(StorageError, match=r"read where packed rows go of batch 3: .*positions"),
     ):
-        case.check_batch(packed, 3)
+        case.check_one(packed, 3)
 
 
 @pytest.mark.parametrize("max_strides", [1, 100])
@@ -272,7 +246,7 @@ def test_rows_that_were_damaged_are_not_packed(
             missed = collect(*given, **options)
             assert missed.file is not None
             begin, count = (int(of[2, 0]) for of in (missed.file.begins, missed.file.counts))
-            spoil(missed.file.path, begin + 4 * (number % count), bit)
+            flip(missed.file.path, begin + 4 * (number % count), bit)
             return missed
 
         monkeypatch.setattr(MissCollector, "collect", spoiled)

@@ -7,14 +7,14 @@ import gc
 import threading
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from gnnstore import _core
-from gnnstore.caching.plan import CachePlan, PlanPlace
+from gnnstore.caching.plan import PlanPlace
 from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.caching.trace import Trace, TraceBuilder
 from gnnstore.disk.engines import open_engine
@@ -29,43 +29,20 @@ from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.packing import packed_file, piece_crcs
 from gnnstore.testing.twins.reads import write_array
 from gnnstore.threads import for_each
+from tests.support.files import flip
+from tests.support.packing import MEMORY_BYTES, PackingCase, watched_memory
+from tests.support.traces import Spilled, spill
 
 NUM_ROWS, ROW_BYTES = 4000, 300
-MEMORY_BYTES = 1 << 25
 
 
-class Spilled(NamedTuple):
-    """A superbatch on disk."""
-
-    trace: Trace
-    plan: CachePlan
-
-    def close(self) -> None:
-        self.trace.close()
-        self.plan.close()
-
-
-def spill(trace: Trace, planner: BeladyPlanner, directory: Path, num_nodes: int) -> Spilled:
-    file = TraceBuilder(trace.num_batches, num_nodes, directory / "trace")
-    for i in reversed(range(trace.num_batches)):
-        file.put(i, trace.batch(i))
-    on_disk = file.build()
-    plan = planner.plan(on_disk, PlanPlace(directory / "plan", 4 * num_nodes))
-    return Spilled(on_disk, plan)
-
-
-class Case:
+class Case(PackingCase):
     """A table, a place for files, and superbatches with repeated ids and an empty batch."""
 
     def __init__(self, directory: Path) -> None:
-        rng = np.random.default_rng(0)
-        self.rows = rng.integers(0, 256, (NUM_ROWS, ROW_BYTES), dtype=np.uint8)
-        array = write_array(directory / "x", self.rows)
-        self.tables = {"x": FileRows.open(array, open_engine(array.file_paths[0]))}
-        self.directory = directory / "run"
-        self.directory.mkdir()
+        super().__init__(directory, NUM_ROWS, {"x": ROW_BYTES}, engine=None)
         self.traces = [
-            Trace.of([rng.integers(0, NUM_ROWS, n, np.int32) for n in sizes])
+            Trace.of([self.rng.integers(0, NUM_ROWS, n, np.int32) for n in sizes])
             for sizes in ([900, 0, 700, 800], [1], [500] * 9)
         ]
 
@@ -88,21 +65,11 @@ def test_the_same_files(case: Case, num_slots: int, num_threads: int) -> None:
     for trace in case.traces:
         expected = one.plan(trace)
         spilled = spill(trace, other, case.directory, NUM_ROWS)
-        content = packed_file(case.rows, trace.ids, trace.offsets, expected.slots)
-        with pack(
-            case.tables,
-            *spilled,
-            case.directory,
-            memory_bytes=MEMORY_BYTES,
-            num_threads=num_threads,
-        ) as packed:
+        content = packed_file(case.rows["x"], trace.ids, trace.offsets, expected.slots)
+        with case.packed(*spilled, num_threads=num_threads) as packed:
             assert packed.tables["x"].file_path.read_bytes() == content
             for i in range(trace.num_batches):
-                ids, slots = trace.batch(i), expected.batch_slots(i)
-                out = np.full((len(ids), ROW_BYTES), 7, np.uint8)
-                packed.read(i, "x", out.reshape(-1))
-                np.testing.assert_array_equal(out[slots < 0], case.rows[ids[slots < 0]])
-                assert np.all(out[slots >= 0] == 7)
+                case.check_batch(packed, i, trace.batch(i), expected.batch_slots(i))
         missed = collect_misses(
             *spilled, NUM_ROWS, memory_bytes=MEMORY_BYTES, num_threads=num_threads
         )
@@ -123,7 +90,7 @@ def test_the_same_files(case: Case, num_slots: int, num_threads: int) -> None:
         end = int(runs["x"].offsets[-1])
         np.testing.assert_array_equal(missed.index.num_rows, expected.misses)
         spilled.close()
-    assert list(case.directory.iterdir()) == [file]
+    assert case.left() == [file.name]
 
 
 def test_memory_is_not_for_what_is_missed(tmp_path: Path) -> None:
@@ -151,22 +118,13 @@ def test_memory_is_not_for_what_is_missed(tmp_path: Path) -> None:
         """Pack, and return the most that was taken."""
         _core.pool_trim()
         gc.collect()
-        before, most, is_over = anonymous_bytes(), [0], threading.Event()
-
-        def watch() -> None:
-            while not is_over.wait(1e-4):
-                most[0] = max(most[0], anonymous_bytes() - before)
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        try:
-            with pack(tables, trace, plan, tmp_path, memory_bytes=least, num_threads=4) as done:
-                ids = trace.batch(3)
-                out = np.full(len(ids), -1)
-                done.read(3, "x", out.view(np.uint8))
-        finally:
-            is_over.set()
-            watcher.join()
+        with (
+            watched_memory() as most,
+            pack(tables, trace, plan, tmp_path, memory_bytes=least, num_threads=4) as done,
+        ):
+            ids = trace.batch(3)
+            out = np.full(len(ids), -1)
+            done.read(3, "x", out.view(np.uint8))
         missed = plan.batch_slots(3) < 0
         np.testing.assert_array_equal(out, np.where(missed, ids, -1))
         return most[0]
@@ -178,37 +136,26 @@ def test_memory_is_not_for_what_is_missed(tmp_path: Path) -> None:
     plan.close()
 
 
-def anonymous_bytes() -> int:
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(status.split("RssAnon:")[1].split()[0])
-
-
-def left(case: Case) -> list[str]:
-    return sorted(path.name for path in case.directory.iterdir())
-
-
 @pytest.mark.parametrize("suffix", ["trace", "plan.slots"])
 def test_what_was_damaged_is_not_packed(case: Case, suffix: str) -> None:
     spilled = case.spilled()
     path = case.directory / suffix
-    content = bytearray(path.read_bytes())
-    content[4 * 1000] ^= 4  # of batch 2 in the plan; of another one in the trace
-    path.write_bytes(content)
-    before = left(case)
+    flip(path, 4 * 1000)  # of batch 2 in the plan; of another one in the trace
+    before = case.left()
     with pytest.raises(CorruptStoreError, match=f"{suffix}.*batch"):
-        pack(case.tables, *spilled, case.directory, memory_bytes=MEMORY_BYTES, num_threads=2)
-    assert left(case) == before
+        case.packed(*spilled)
+    assert case.left() == before
     spilled.close()
 
 
 def test_what_cannot_be_read_is_not_packed(case: Case) -> None:
     spilled = case.spilled()
     with inject("pread", errno=errno.EIO, skip=2), pytest.raises(StorageError, match="batch"):
-        pack(case.tables, *spilled, case.directory, memory_bytes=MEMORY_BYTES)
+        case.packed(*spilled, num_threads=1)
     spilled.close()
     with pytest.raises(UsageError, match="closed"):
-        pack(case.tables, *spilled, case.directory, memory_bytes=MEMORY_BYTES)
-    assert left(case) == []
+        case.packed(*spilled, num_threads=1)
+    assert case.left() == []
 
 
 def test_sorting_can_be_stopped(case: Case) -> None:
@@ -226,18 +173,12 @@ def test_sorting_can_be_stopped(case: Case) -> None:
             return super().batch(i)
 
     stop, waited = Flag(), threading.Event()
-    before = left(case)
+    before = case.left()
+    trace = Watched(*(getattr(spilled.trace, f.name) for f in fields(Trace)))
     with pytest.raises(CancelledError):
-        pack(
-            case.tables,
-            Watched(*(getattr(spilled.trace, f.name) for f in fields(Trace))),
-            spilled.plan,
-            case.directory,
-            memory_bytes=MEMORY_BYTES,
-            stop=stop,
-        )
+        case.packed(trace, spilled.plan, num_threads=1, stop=stop)
     assert len(read) == 2
-    assert left(case) == before
+    assert case.left() == before
     spilled.close()
 
 

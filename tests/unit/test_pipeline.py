@@ -21,18 +21,11 @@ from numpy.typing import NDArray
 from gnnstore.errors import BudgetError
 from gnnstore.interrupts import CancelledError
 from gnnstore.parallel import Admission, Lookahead, Paced, Workers, ordered_map, prefetch
-from gnnstore.threads import THREAD_NAME
+from tests.support.loaders import threads_of_loaders
 
 
 def depth(n: int) -> Callable[[], int]:
     return lambda: n
-
-
-def our_threads() -> list[str]:
-    # Python goes on to list a thread whose start was interrupted before it began.
-    return [
-        t.name for t in threading.enumerate() if t.name.startswith(THREAD_NAME) and t.is_alive()
-    ]
 
 
 @pytest.mark.parametrize("num_threads", [0, 1, 2, 4])
@@ -44,7 +37,7 @@ def test_results_come_in_order(num_threads: int, ahead: int) -> None:
 
     results = ordered_map(slow_if_even, range(20), num_threads=num_threads, lookahead=depth(ahead))
     assert list(results) == [n * n for n in range(20)]
-    assert our_threads() == []
+    assert threads_of_loaders() == []
 
 
 @pytest.mark.parametrize("num_threads", [0, 2])
@@ -107,7 +100,7 @@ def test_an_error_comes_in_its_turn_and_says_where(num_threads: int) -> None:
     with pytest.raises(ZeroDivisionError, match="five") as caught:
         next(results)
     assert caught.value.__notes__ == ["while preparing batch 5 of epoch 3"]
-    assert our_threads() == []
+    assert threads_of_loaders() == []
 
 
 @pytest.mark.parametrize("num_threads", [0, 2])
@@ -122,7 +115,7 @@ def test_an_error_of_the_source_comes_after_what_came_before(num_threads: int) -
     results = ordered_map(abs, items(), num_threads=num_threads, lookahead=depth(10))
     assert [next(results) for _ in range(3)] == [0, 1, 2]
     results.close()
-    assert our_threads() == []
+    assert threads_of_loaders() == []
 
 
 @pytest.mark.parametrize("num_threads", [0, 1, 3])
@@ -198,7 +191,7 @@ def test_leaving_early_cancels_what_has_not_begun() -> None:
     for n in ordered_map(work, range(1000), num_threads=2, lookahead=depth(500)):
         if n == 3:
             break
-    assert our_threads() == []
+    assert threads_of_loaders() == []
     assert len(done) < 20
 
 
@@ -217,7 +210,7 @@ def test_an_iterator_runs_in_its_own_thread_and_so_far_ahead(num_ahead: int) -> 
         found += item
         assert len(taken) <= len(found) + num_ahead
     assert found == list(range(30))
-    assert our_threads() == []
+    assert threads_of_loaders() == []
 
 
 def test_a_prefetched_iterator_is_told_to_stop() -> None:
@@ -232,7 +225,7 @@ def test_a_prefetched_iterator_is_told_to_stop() -> None:
     assert next(ahead) == 1
     ahead.close()
     assert stopped.is_set()
-    assert our_threads() == []
+    assert threads_of_loaders() == []
 
 
 def test_an_error_of_a_prefetched_iterator_comes_in_its_turn() -> None:
@@ -273,16 +266,16 @@ def test_an_error_in_the_consumer_leaves_no_thread() -> None:
 
     with pytest.raises(RuntimeError, match="consumer"):
         consume()
-    assert our_threads() == []
+    assert threads_of_loaders() == []
 
 
 def test_a_forgotten_generator_is_cleaned_up() -> None:
     results = ordered_map(abs, range(100), num_threads=2, lookahead=depth(4))
     next(results)
-    assert our_threads()
+    assert threads_of_loaders()
     del results
     gc.collect()
-    assert our_threads() == []
+    assert threads_of_loaders() == []
 
 
 def test_a_generator_in_a_cycle_may_be_collected_by_its_own_thread() -> None:
@@ -443,7 +436,7 @@ def test_a_batch_is_made_once_an_earlier_one_is_let_go_of(most: int) -> None:
     assert 2 <= rows.most_living <= most + 1
     del batch
     assert rows.num_living == 0
-    assert our_threads() == []
+    assert threads_of_loaders() == []
 
 
 def test_a_batch_is_made_while_the_consumer_works_on_the_one_before() -> None:
@@ -471,7 +464,7 @@ def test_leaving_early_ends_those_that_wait_for_memory() -> None:
     batches = rows.all_of(10)
     first, second = next(batches), next(batches)
     batches.close()
-    assert (first[0], second[0], our_threads()) == (0, 1, [])
+    assert (first[0], second[0], threads_of_loaders()) == (0, 1, [])
     with pytest.raises(CancelledError, match="batch 3 is not wanted any more"):
         rows.admission.enter(3)
 

@@ -26,11 +26,11 @@ import pytest
 from numpy.typing import NDArray
 
 from gnnstore import _core
-from gnnstore.disk.engines import ENGINES
 from gnnstore.formats import PagedArray
 from gnnstore.testing.effort import choose
 from gnnstore.testing.faults import Fault, SystemCall, inject, inject_all
-from gnnstore.testing.twins.reads import files_of, why_unavailable, write_array
+from gnnstore.testing.twins.reads import files_of, write_array
+from tests.support.engines import available
 
 # A hung disk would be reported within this time, and so must a failing one be.
 LIMIT_SECONDS = 5.0
@@ -72,17 +72,6 @@ def nothing_is_left_behind() -> Iterator[None]:
     while in_use() != before and time.monotonic() < deadline:
         time.sleep(0.01)  # threads take a moment to end
     assert in_use() == before
-
-
-def available(engine: str, directory: Path) -> str:
-    if reason := why_unavailable(engine, directory):
-        pytest.skip(f"{engine}: {reason}")
-    return engine
-
-
-@pytest.fixture(params=ENGINES)
-def engine(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return available(request.param, tmp_path)
 
 
 @pytest.fixture(params=READ_CALLS)

@@ -13,16 +13,13 @@ import pytest
 from numpy.typing import NDArray
 
 from gnnstore import _core
-from gnnstore.disk.engines import ENGINES
 from gnnstore.formats import AttributeSpec, PagedArray, PageGeometry, plan_shards
-from gnnstore.testing.twins.reads import files_of, why_unavailable
+from gnnstore.testing.twins.reads import files_of
 
 
-@pytest.fixture(params=ENGINES)
-def reader(request: pytest.FixtureRequest, tmp_path: Path) -> _core.Reader:
-    if reason := why_unavailable(request.param, tmp_path):
-        pytest.skip(f"{request.param}: {reason}")
-    return _core.Reader(request.param, queue_depth=8, num_threads=2)
+@pytest.fixture
+def reader(engine: str) -> _core.Reader:
+    return _core.Reader(engine, queue_depth=8, num_threads=2)
 
 
 def sparse(

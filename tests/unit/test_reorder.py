@@ -40,6 +40,7 @@ from gnnstore.progress import NullProgress
 from gnnstore.testing.effort import examples
 from gnnstore.testing.graphs import random_graph, read_store, write_store
 from gnnstore.testing.stores import assert_same_files
+from tests.support.stores import arrays_of
 
 
 def graph(path: Path, *, original: bool = True, **options: Any) -> Path:
@@ -382,11 +383,6 @@ def test_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.gnn", "c.gnn"]
 
 
-def arrays(path: Path) -> dict[str, Any]:
-    reader = StoreReader.open(path)
-    return {spec.path: reader.read(spec) for spec in reader.schema.arrays()}
-
-
 def save(path: Path) -> Path:
     rng = np.random.default_rng(2)
     np.savez(
@@ -403,11 +399,11 @@ def test_a_conversion_with_an_order_is_the_conversion_reordered(tmp_path: Path) 
     choices: list[dict[str, Any]] = [{"undirected": True}, {"edge_split": (0.7, 0.2, 0.1)}]
     for number, rules in enumerate(choices):
         plain = from_numpy(source, tmp_path / f"p{number}.gnn", options=ConvertOptions(**rules))
-        expected = arrays(reorder(plain, tmp_path / f"r{number}.gnn"))
+        expected = arrays_of(reorder(plain, tmp_path / f"r{number}.gnn"))
         options = ConvertOptions(**rules, node_order="degree")
         path = from_numpy(source, tmp_path / f"o{number}.gnn", options=options)
         assert verify(path, "full").ok
-        found = arrays(path)
+        found = arrays_of(path)
         assert found.keys() == expected.keys()
         for name, values in expected.items():
             np.testing.assert_array_equal(found[name], values, err_msg=name)

@@ -16,9 +16,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from gnnstore.disk.scratch import (
     sweep_stale,
 )
 from gnnstore.errors import NoSpaceError, NotFoundError, StorageError
+from tests.support.files import unprivileged
 
 OWNER = "owner.json"
 NAME = ".gnnstore-run-0123abcd"
@@ -63,19 +64,6 @@ def make_old(path: Path, seconds: float) -> None:
     then = time.time() - seconds
     for entry in [path, *path.rglob("*")]:
         os.utime(entry, (then, then))
-
-
-@contextmanager
-def unprivileged() -> Iterator[None]:
-    """Drop root's privileges, which ignore permissions, for a while."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
 
 
 def test_it_is_there_and_then_it_is_gone(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from gnnstore.caching.trace import Trace, TraceBuilder
 from gnnstore.disk.spool import FileSpool
 from gnnstore.errors import CorruptStoreError, NoSpaceError, StorageError, UsageError
 from gnnstore.testing.faults import inject
+from tests.support.files import flip
 
 NUM_BATCHES, NUM_NODES, NUM_SLOTS = 12, 500, 60
 TABLE_BYTES = 4 * NUM_NODES // 2  # two rounds
@@ -79,15 +80,6 @@ def plan(trace: Trace, tmp_path: Path) -> Iterator[CachePlan]:
 def spool_of(trace: Trace) -> FileSpool:
     assert trace.file is not None
     return trace.file
-
-
-def flip(path: Path, offset: int) -> None:
-    """Change one bit of a file."""
-    with path.open("r+b") as file:
-        file.seek(offset)
-        value = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([value ^ 8]))
 
 
 def names(path: Path) -> list[str]:

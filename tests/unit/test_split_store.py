@@ -20,6 +20,7 @@ from gnnstore.features.check import verify
 from gnnstore.formats import AttributeSpec, StoreReader
 from gnnstore.testing.graphs import random_graph, read_store, write_store
 from gnnstore.testing.stores import assert_same_files
+from tests.support.stores import arrays_of
 
 FRACTIONS = (0.7, 0.2, 0.1)
 
@@ -39,11 +40,6 @@ def graph(path: Path, **options: Any) -> Path:
     )
 
 
-def arrays(path: Path) -> dict[str, Any]:
-    reader = StoreReader.open(path)
-    return {spec.path: reader.read(spec) for spec in reader.schema.arrays()}
-
-
 @pytest.mark.parametrize("undirected", [False, True])
 @pytest.mark.parametrize("edge_ids", [None, False])
 def test_it_is_as_if_it_had_been_converted_so(
@@ -56,7 +52,7 @@ def test_it_is_as_if_it_had_been_converted_so(
     monkeypatch.setattr(split_store, "PIECE_EDGES", 100)
     path = split_edges(whole, tmp_path / "b.gnn", FRACTIONS, seed=5)
     assert verify(path, "full").ok
-    found, expected = arrays(path), arrays(converted)
+    found, expected = arrays_of(path), arrays_of(converted)
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         if edge_ids is None or not name.endswith("edge_id"):

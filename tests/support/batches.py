@@ -1,0 +1,33 @@
+"""Digests of batches, to compare them across processes and with what was recorded."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def digest_of(batch: Any) -> str:
+    """Return a digest of all that a batch holds, in its order, with types and shapes.
+
+    Those in `tests/data/frozen` were made by it.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    for name, value in batch.to_dict().items():
+        digest.update(f"{name}\0".encode())
+        if isinstance(value, Tensor):
+            digest.update(f"{value.dtype}{tuple(value.shape)}\0".encode())
+            # NumPy has no bfloat16.
+            bits = value.view(torch.int16) if value.dtype is torch.bfloat16 else value
+            digest.update(bits.numpy().tobytes())
+        else:
+            digest.update(f"{value!r}\0".encode())
+    return digest.hexdigest()
+
+
+def digests(loader: Iterable[Any], num_epochs: int = 1) -> list[str]:
+    """Return the digests of the batches of some epochs, the first of which may have begun."""
+    return [digest_of(batch) for _ in range(num_epochs) for batch in loader]

@@ -1,0 +1,94 @@
+"""Tables to pack rows of, into files that tests look at."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnnstore.caching.plan import CachePlan
+from gnnstore.caching.trace import Trace
+from gnnstore.disk.engines import open_engine
+from gnnstore.features.files import FileRows
+from gnnstore.features.packed.chunks import PackedSuperbatch
+from gnnstore.features.packed.pack import pack
+from gnnstore.features.source import RowRequest
+from gnnstore.testing.twins.reads import write_array
+
+MEMORY_BYTES = 1 << 25
+
+
+class PackingCase:
+    """Tables of random rows, and an empty directory for what is packed of them.
+
+    Tests derive theirs, with the superbatches that they pack.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        num_rows: int,
+        row_bytes: Mapping[str, int],
+        *,
+        engine: str | None = "pread",
+        shard_bytes: int | None = None,
+    ) -> None:
+        self.rng = np.random.default_rng(0)
+        self.directory = directory / "run"
+        self.directory.mkdir()
+        self.rows: dict[str, NDArray[np.uint8]] = {}
+        self.tables: dict[str, FileRows] = {}
+        for name, width in row_bytes.items():
+            self.rows[name] = self.rng.integers(0, 256, (num_rows, width), np.uint8)
+            array = write_array(directory / name, self.rows[name], shard_bytes=shard_bytes)
+            self.tables[name] = FileRows.open(array, open_engine(array.file_paths[0], engine))
+
+    def packed(
+        self, trace: Trace, plan: CachePlan | NDArray[np.int32], **options: Any
+    ) -> PackedSuperbatch:
+        """Pack a superbatch, with memory to spare."""
+        given: dict[str, Any] = {"memory_bytes": MEMORY_BYTES, "num_threads": 2} | options
+        return pack(self.tables, trace, plan, self.directory, **given)
+
+    def check_batch(
+        self, packed: PackedSuperbatch, i: int, ids: NDArray[Any], slots: NDArray[np.int32]
+    ) -> None:
+        """Read a batch back: the rows that it misses come, and nothing is written elsewhere."""
+        for name, rows in self.rows.items():
+            out = np.full((len(ids), rows.shape[1]), 7, np.uint8)
+            counts = packed.rows(i)[name].read_into(RowRequest(ids, slots), out)
+            np.testing.assert_array_equal(out[slots < 0], rows[ids[slots < 0]])
+            assert np.all(out[slots >= 0] == 7)
+            assert counts.rows_read == len(np.unique(ids[slots < 0]))
+
+    def left(self) -> list[str]:
+        """Return the names of files and directories that packing has made and not removed."""
+        return sorted(str(p.relative_to(self.directory)) for p in self.directory.rglob("*"))
+
+
+@contextmanager
+def watched_memory() -> Iterator[list[int]]:
+    """Yield a list of one number: the bytes of memory, no file's, taken meanwhile at most."""
+    before, most, is_over = _anonymous_bytes(), [0], threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(1e-4):
+            most[0] = max(most[0], _anonymous_bytes() - before)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield most
+    finally:
+        is_over.set()
+        watcher.join()
+
+
+def _anonymous_bytes() -> int:
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.split("RssAnon:")[1].split()[0])

@@ -1,0 +1,36 @@
+"""Traces and plans in files, as superbatches that a budget has no room for have them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from gnnstore.caching.plan import CachePlan, PlanPlace
+from gnnstore.caching.policies.belady import BeladyPlanner
+from gnnstore.caching.trace import Trace, TraceBuilder
+
+
+class Spilled(NamedTuple):
+    """A superbatch on disk."""
+
+    trace: Trace
+    plan: CachePlan
+
+    def close(self) -> None:
+        self.trace.close()
+        self.plan.close()
+
+
+def spill_trace(trace: Trace, num_nodes: int, path: Path) -> Trace:
+    """Write a trace to a file, the last batch first."""
+    file = TraceBuilder(trace.num_batches, num_nodes, path)
+    for i in reversed(range(trace.num_batches)):
+        file.put(i, trace.batch(i))
+    return file.build()
+
+
+def spill(trace: Trace, planner: BeladyPlanner, directory: Path, num_nodes: int) -> Spilled:
+    """Write a trace and its plan to files of a directory."""
+    on_disk = spill_trace(trace, num_nodes, directory / "trace")
+    plan = planner.plan(on_disk, PlanPlace(directory / "plan", 4 * num_nodes))
+    return Spilled(on_disk, plan)
