@@ -6,7 +6,7 @@ All calls come from the thread that takes batches, between two batches.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -14,41 +14,72 @@ import numpy.typing as npt
 from gnnstore.budget.ledger import Reservation
 
 
+class Slots(NamedTuple):
+    """Memory for partitions.
+
+    Attributes
+    ----------
+    num_resident : int
+        Partitions of a state.
+    num_spare : int
+        Further partitions, which are being read ahead or written behind.
+    """
+
+    num_resident: int
+    num_spare: int
+
+
 @runtime_checkable
 class ResidentTable(Protocol):
     """A table of rows by node, of which the partitions of a state are in memory."""
 
-    def attach(self, unit_uuid: str | None, num_partitions: int, rows_per_partition: int) -> None:
-        """Follow a loader.
+    def attach(self, unit_uuid: str, num_partitions: int, rows_per_partition: int) -> None:
+        """Check that the table goes with a loader by partitions; nothing changes.
 
         Parameters
         ----------
-        unit_uuid : str or None
-            The partitions that the loader goes through; None: it takes nodes from the whole graph.
+        unit_uuid : str
+            The partitions that the loader goes through.
 
         Raises
         ------
         UsageError
-            If the table is of other partitions, or another loader uses it now.
+            If the table is of other partitions.
         """
         ...
 
-    def reserve(self, num_slots: int, num_spare: int) -> Reservation:
-        """Return the memory that the table takes with so many partitions at once.
+    def reserve(self, slots: Slots | None) -> Reservation:
+        """Return the memory that the table takes with so many partitions at once; nothing changes.
 
         Parameters
         ----------
-        num_slots : int
-            Partitions of a state.
-        num_spare : int
-            Further partitions, which are being read ahead or written behind.
+        slots : Slots or None
+            None: all partitions, for a loader that takes nodes from the whole graph.
+
+        Raises
+        ------
+        BudgetError
+            If all are more than the table's own budget.
         """
         ...
 
-    def enter(self, state: npt.NDArray[np.int64]) -> None:
+    def enter(self, state: npt.NDArray[np.int64] | None, slots: Slots | None) -> bool:
         """Have exactly the partitions of a state in memory, in ascending order.
 
-        Those that leave are written behind if rows of them changed.
+        Those that leave are written behind if rows of them changed. Loaders may take turns: each
+        says before every batch what it needs.
+
+        Parameters
+        ----------
+        state : ndarray of int64, or None
+            None: all partitions, once rows are asked for.
+        slots : Slots or None
+            As the loader has reserved them.
+
+        Returns
+        -------
+        bool
+            Whether others were in memory.
 
         Raises
         ------
@@ -80,5 +111,8 @@ class ResidentTable(Protocol):
         ...
 
     def note_position(self, state_dict: dict[str, Any]) -> None:
-        """Take the loader's state with the batch that was handed out last, for the next commit."""
+        """Take the loader's state with the batch that was handed out last, for the next commit.
+
+        Of a loader that is used for evaluation the table takes none.
+        """
         ...

@@ -95,6 +95,7 @@ class PartitionBuffer:
     def resize(self, num_slots: int) -> None:
         """Have so many slots; all are empty afterwards, and what had changed is written."""
         self.enter(np.empty(0, np.int64))
+        self.flush()  # also what could not be written before
         self.leave()
         self.memory = np.empty(0, np.float32)  # first, or both would be there at once
         if num_slots:

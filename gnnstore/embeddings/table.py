@@ -19,6 +19,7 @@ from gnnstore import _core
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget
 from gnnstore.caching.partitions.policy import PartitionPolicy
+from gnnstore.embeddings.base import Slots
 from gnnstore.embeddings.buffer import PartitionBuffer
 from gnnstore.embeddings.export import export_rows
 from gnnstore.embeddings.layout import FLOAT_BYTES, InitialRows, RowLayout
@@ -80,11 +81,11 @@ class EmbeddingTable(torch.nn.Module):
         )
         # Whether all partitions are in memory: without partitions, or with a loader that has none.
         self._is_whole = unit is None
-        self._num_slots = self._num_spare = 0
+        self._is_reserved = False  # all of them, by the loader that is followed
         self._steps = directory.base.steps
         self._committed_steps = self._steps
         self._position = directory.base.position
-        self._noted: Mapping[str, Any] | None = None
+        self._noted: Mapping[str, Any] | None = self._position
         self._process = os.getpid()
         self.optimizer_name: str | None = None
         self.leaves: list[Tensor] = []
@@ -292,16 +293,21 @@ class EmbeddingTable(torch.nn.Module):
         """
         self._check_usable()
         self._check_stepped()
+        if not self._is_reserved:
+            self._check_budget()
         every = np.arange(self._manifest.num_partitions)
-        if not self._num_slots:  # else they are part of a loader's budget
-            budget = MemoryBudget.of(self._memory, len(self._buffer.memory) * FLOAT_BYTES)
-            rows = Reservation("embeddings", len(every) * self._manifest.slot_bytes)
-            who = f"the table {self.path.name}"
-            Ledger(budget.num_bytes, (rows,), who, budget.source).check(
-                None, "partition the store and train with partitions="
-            )
         self._enter(every, len(every))
         self._buffer.leave()
+
+    def _check_budget(self) -> None:
+        """Refuse all rows if they are more than the table's own budget."""
+        manifest = self._manifest
+        budget = MemoryBudget.of(self._memory, len(self._buffer.memory) * FLOAT_BYTES)
+        rows = Reservation("embeddings", manifest.num_partitions * manifest.slot_bytes)
+        who = f"the table {self.path.name}"
+        Ledger(budget.num_bytes, (rows,), who, budget.source).check(
+            None, "partition the store and train with partitions="
+        )
 
     @torch.no_grad()
     def apply_gradients(self, scalars: Callable[[int], dict[str, float]]) -> None:
@@ -356,11 +362,10 @@ class EmbeddingTable(torch.nn.Module):
 
     # --- following a loader ----------------------------------------------------------------
 
-    def attach(self, unit_uuid: str | None, num_partitions: int, rows_per_partition: int) -> None:
-        """Follow a loader; see `ResidentTable`."""
+    def attach(self, unit_uuid: str, num_partitions: int, rows_per_partition: int) -> None:
+        """Check that the table goes with a loader by partitions; see `ResidentTable`."""
         manifest = self._manifest
-        self._is_whole = unit_uuid is None or manifest.partitions is None
-        if self._is_whole:
+        if manifest.partitions is None:
             return
         if unit_uuid != manifest.partitions_uuid:
             raise UsageError(
@@ -378,23 +383,27 @@ class EmbeddingTable(torch.nn.Module):
                 f"{rows_per_partition}; create a table of the loader's partitions"
             )
 
-    def reserve(self, num_slots: int, num_spare: int) -> Reservation:
+    def reserve(self, slots: Slots | None) -> Reservation:
         """Return the memory with so many partitions at once; see `ResidentTable`."""
-        if self._is_whole:
-            num_slots, num_spare = self._manifest.num_partitions, 0
-        self._num_slots, self._num_spare = num_slots, num_spare
-        slots = (num_slots + num_spare) * self._manifest.slot_bytes
-        return Reservation(f"embeddings of {self.path.name}", slots + self._layout.place_bytes)
+        manifest = self._manifest
+        if slots is None or manifest.partitions is None:
+            if self._memory is not None:
+                self._check_budget()
+            slots = Slots(manifest.num_partitions, 0)
+        num_bytes = sum(slots) * manifest.slot_bytes
+        return Reservation(f"embeddings of {self.path.name}", num_bytes + self._layout.place_bytes)
 
-    def enter(self, state: npt.NDArray[np.int64]) -> None:
+    def enter(self, state: npt.NDArray[np.int64] | None, slots: Slots | None) -> bool:
         """Have the partitions of a state in memory; see `ResidentTable`."""
         self._check_usable()
-        if self._is_whole:
-            return
+        self._is_whole = self._is_reserved = state is None or self._manifest.partitions is None
+        if state is None or slots is None or self._is_whole:
+            return False  # all are read when rows are asked for
         if np.array_equal(np.sort(state), self._buffer.resident()):
-            return
+            return False
         self._check_stepped()
-        self._enter(np.asarray(state, np.int64), max(len(state), self._num_slots) + self._num_spare)
+        self._enter(np.asarray(state, np.int64), max(len(state), slots[0]) + slots[1])
+        return True
 
     def _enter(self, state: npt.NDArray[np.int64], num_slots: int) -> None:
         if self._buffer.num_slots != num_slots:
@@ -442,6 +451,7 @@ class EmbeddingTable(torch.nn.Module):
 
     def leave(self) -> None:
         """End an iteration; see `ResidentTable`."""
+        self._is_reserved = False
         self._buffer.leave()
 
     def position(self) -> dict[str, Any] | None:
@@ -450,7 +460,8 @@ class EmbeddingTable(torch.nn.Module):
 
     def note_position(self, state_dict: dict[str, Any]) -> None:
         """Take the loader's state, for the next commit; see `ResidentTable`."""
-        self._noted = state_dict
+        if self.training and torch.is_grad_enabled():
+            self._noted = state_dict
 
     # --- commits ---------------------------------------------------------------------------
 
@@ -705,9 +716,16 @@ def _as_json(position: Mapping[str, Any]) -> dict[str, Any]:
     try:
         if not isinstance(position, Mapping):
             raise TypeError(f"a {type(position).__name__} is no state of a loader")
-        plain: dict[str, Any] = json.loads(json.dumps(position, allow_nan=False))
+        plain: dict[str, Any] = json.loads(json.dumps(position, allow_nan=False, default=_as_plain))
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(
             f"position: {error}; give what loader.state_dict() returns: values that JSON knows"
         ) from None
     return plain
+
+
+def _as_plain(value: Any) -> Any:
+    """Return values that a user's sampler may have in its state, to be compared."""
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"a {type(value).__name__}")

@@ -46,7 +46,8 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
 
     Also a PyG `FeatureStore` and `GraphStore`, so `(store, store)` can be handed to whatever
     takes PyG's remote backends. Immutable; safe to use from several threads; pickles as its
-    path, so it crosses into worker processes at no cost, forked or spawned.
+    path, so it crosses into worker processes at no cost, forked or spawned. If another store has
+    taken its place, unpickling, and reading what was not open yet, raise a StorageError.
 
     Parameters
     ----------
@@ -67,7 +68,13 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (GraphStore, (str(self.path),))
+        return (GraphStore._reopen, (str(self.path), self.reader.uuid))
+
+    @classmethod
+    def _reopen(cls, path: str, uuid: str) -> GraphStore:
+        store = cls(path)
+        store.reader.require(uuid)
+        return store
 
     def __repr__(self) -> str:
         return (

@@ -15,6 +15,7 @@ from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget
 from gnnstore.caching.partitions.policy import BufferShape, PartitionPolicy
 from gnnstore.caching.partitions.sizes import Contents
+from gnnstore.embeddings.base import Slots
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.features.memory import MemoryRows
 from gnnstore.features.source import AbsentRows, RowSource
@@ -168,7 +169,7 @@ class PartitionSources(Sources):
             Reservation("compressed attributes", sizes.compressed_bytes),
             Reservation("seeds and their order", self.seeds.bytes_with(most)),
             Reservation(STAGING, self.engine.staging_bytes),
-            *(table.reserve(shape.capacity, shape.num_spare) for table in self._tables),
+            *(table.reserve(Slots(shape.capacity, shape.num_spare)) for table in self._tables),
         ]
         who = f"a loader with {shape.capacity} of {shape.num_partitions} partitions in memory"
         return Ledger(limit, tuple(parts), who, source)

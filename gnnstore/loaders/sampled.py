@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_geometric.data import Data
 
+from gnnstore.embeddings.base import Slots
 from gnnstore.graph.store import GraphStore
 from gnnstore.loaders.assemble.homogeneous import BatchAssembler
 from gnnstore.loaders.base import BatchLoader
@@ -20,7 +21,7 @@ from gnnstore.loaders.options import LoaderOptions
 from gnnstore.loaders.partitions import PartitionSources
 from gnnstore.pipeline.lookahead.presample import Presampler, batch_shape
 from gnnstore.pipeline.order.epoch import order_bytes
-from gnnstore.pipeline.order.partition import EpochByStates, PartitionOrder
+from gnnstore.pipeline.order.partition import PartitionOrder
 from gnnstore.pipeline.order.ranks import RankShard
 from gnnstore.pipeline.order.state import Position, sampling_fingerprint
 from gnnstore.pipeline.seeds.base import SeedSource
@@ -77,9 +78,6 @@ class SampledLoader(BatchLoader):
                 io_engine=given.get("io_engine"),
                 tables=tables,
             )
-        else:
-            for table in tables:
-                table.attach(None, 1, store.num_nodes)
         super().__init__(
             len(seeds),
             labels=seeds.labels,
@@ -121,7 +119,7 @@ class SampledLoader(BatchLoader):
             presampler,
             seeds_bytes=seeds.num_bytes
             + order_bytes(len(seeds), shuffles=self._order.shuffles)
-            + sum(table.reserve(1, 0).fixed for table in tables),
+            + sum(table.reserve(None).fixed for table in tables),
             num_threads=max(1, self._most_threads()),
             may_use_fewer=self._num_threads_given is None,
             knows_epochs=self._order.is_keyed and self._order.shuffles and self._most_threads() > 0,
@@ -154,15 +152,11 @@ class SampledLoader(BatchLoader):
         self, start: Position, batches: Generator[Any, None, None]
     ) -> Generator[Any, None, None]:
         """Yield batches, with the tables at their state before each is handed out."""
-        tables, order, now = self.tables, self._order, -1
+        tables, now = self.tables, -1
         with closing(batches):
             try:
                 for number, batch in enumerate(batches, start.batches):
-                    if isinstance(order, PartitionOrder):
-                        epoch = order.of(self._draw_seed(), start.epoch)
-                        if epoch.state_of(number) != now:
-                            now = epoch.state_of(number)
-                            _enter(tables, epoch, now)
+                    now = self._enter(number, start.epoch, now)
                     position = self.state_dict()
                     for table in tables:
                         table.note_position(position)
@@ -175,15 +169,28 @@ class SampledLoader(BatchLoader):
                 for table in tables:
                     table.leave()
 
+    def _enter(self, number: int, epoch: int, now: int) -> int:
+        """Have the rows of a batch's state in memory; begin to read those of the next state.
 
-def _enter(tables: Sequence[ResidentTable], epoch: EpochByStates, state: int) -> None:
-    """Have the rows of a state's partitions in memory, and begin to read those of the next."""
-    for table in tables:
-        table.enter(epoch.schedule.partitions(state))
-    following = epoch.left(int(epoch.ends[state]))
-    if following:
+        Returns
+        -------
+        int
+            The state, to be given as `now` with the next batch.
+        """
+        tables, order = self.tables, self._order
+        if not isinstance(order, PartitionOrder):
+            for table in tables:
+                table.enter(None, None)
+            return now
+        states = order.of(self._draw_seed(), epoch)
+        state, shape = states.state_of(number), order.shape
+        partitions = states.schedule.partitions(state)
         for table in tables:
-            table.expect(epoch.schedule.partitions(following[0]))
+            # Also in the middle of a state: another loader may have had the table meanwhile.
+            is_new = table.enter(partitions, Slots(shape.capacity, shape.num_spare))
+            if (is_new or state != now) and (following := states.left(int(states.ends[state]))):
+                table.expect(states.schedule.partitions(following[0]))
+        return state
 
 
 def _fingerprint(

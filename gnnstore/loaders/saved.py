@@ -46,7 +46,13 @@ class PackedEpochs:
         self.reader = PackedReader.open(path)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (PackedEpochs, (str(self.path),))
+        return (PackedEpochs._reopen, (str(self.path), self.reader.uuid))
+
+    @classmethod
+    def _reopen(cls, path: str, uuid: str) -> PackedEpochs:
+        found = cls(path)
+        found.reader.require(uuid)
+        return found
 
     def __repr__(self) -> str:
         return (

@@ -13,7 +13,8 @@ import gnnstore
 from gnnstore import EmbeddingTable, LinkNeighborLoader, PartitionPolicy, RowwiseAdagrad
 from gnnstore.budget.ledger import Reservation
 from gnnstore.converters.partitions.partition import partition
-from gnnstore.errors import UsageError
+from gnnstore.embeddings.base import Slots
+from gnnstore.errors import BudgetError, UsageError
 from gnnstore.testing.graphs import random_graph
 
 POLICY = PartitionPolicy(capacity=4, name="spread")
@@ -192,8 +193,8 @@ def test_a_loader_with_a_table_is_no_more_pickled_than_the_table(
 class KeptRows:
     """A table that follows a loader, of a kind that may be pickled."""
 
-    def reserve(self, num_slots: int, num_spare: int) -> Reservation:
-        return Reservation("kept rows", 1000 * (num_slots + num_spare))
+    def reserve(self, slots: Slots) -> Reservation:
+        return Reservation("kept rows", 1000 * sum(slots))
 
     def do_nothing(self, *_: Any) -> None:
         pass
@@ -208,5 +209,112 @@ def test_a_copy_of_a_loader_reserves_for_tables_that_travel_with_it(
     copied = pickle.loads(pickle.dumps(loader))  # noqa: S301 - our own
     parts, shape = copied._sources.placement.ledger.reservations, copied._sources.shape
     assert parts == loader._sources.placement.ledger.reservations
-    assert KeptRows().reserve(shape.capacity, shape.num_spare) in parts
+    assert KeptRows().reserve(Slots(shape.capacity, shape.num_spare)) in parts
     assert sum(1 for _ in copied) == len(loader)
+
+
+def test_loaders_take_turns(store: gnnstore.GraphStore, tmp_path: Path) -> None:
+    """Evaluation in the middle of a state, by partitions or by all rows, leaves training alone."""
+    expected, rows = [], []
+    for name in ("alone", "parts", "whole"):
+        table = table_of(store, tmp_path / name)
+        loader, optimizer = loader_of(store, table), RowwiseAdagrad(table, lr=0.3)
+        others = {"alone": None, "parts": loader_of(store, table, seed=9)}
+        other = others.get(name, loader_of(store, table, partitions=None))
+        found = []
+        for number, batch in enumerate(loader):
+            if other is not None and number % 3 == 1:
+                table.eval()
+                with torch.no_grad():
+                    for _, one in zip(range(4), other, strict=False):
+                        loss_of(table, one)
+                table.train()
+            if number % 3 == 1:  # whose rows may be away: they are back with the next batch
+                continue
+            loss = loss_of(table, batch)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        expected.append(found)
+        commit, state = table.commit(), loader.state_dict()
+        rows.append(table[:].detach().clone())
+        table.close()
+        again = EmbeddingTable.open(tmp_path / name, store, commit=commit)
+        loader_of(store, again).load_state_dict(state)
+        again.close()
+    assert expected[0] == expected[1] == expected[2]
+    assert torch.equal(rows[0], rows[1])
+    assert torch.equal(rows[0], rows[2])
+
+
+def test_a_loader_that_is_made_changes_nothing(store: gnnstore.GraphStore, tmp_path: Path) -> None:
+    """Nor one that is refused: what is in memory is what the loader in use has reserved."""
+    table = table_of(store, tmp_path / "t")
+    RowwiseAdagrad(table)
+    batches = iter(loader_of(store, table))
+    batch = next(batches)
+    resident = table._buffer.resident().tolist()
+    assert len(resident) == 4
+    with pytest.raises(BudgetError):
+        loader_of(store, table, partitions=None, memory="1kB")
+    loader_of(store, table, partitions=None)
+    table(batch.n_id)
+    assert table._buffer.resident().tolist() == resident
+    assert table._buffer.num_slots < 8
+    batches.close()
+    table.close()
+
+
+@pytest.mark.parametrize("partitions", [None, POLICY])
+def test_the_budget_of_a_table_holds_beside_loaders(
+    store: gnnstore.GraphStore, tmp_path: Path, partitions: PartitionPolicy | None
+) -> None:
+    table = table_of(store, tmp_path / "t", partitions=partitions, memory="10kB")
+    refusal = "the table t needs .* of the memory= budget"
+    with pytest.raises(BudgetError, match=refusal):
+        table.load()
+    with pytest.raises(BudgetError, match=refusal):
+        loader_of(store, table, partitions=None)
+    if partitions is not None:
+        batches = iter(loader_of(store, table))
+        next(batches)
+        with pytest.raises(BudgetError, match=refusal):
+            table.load()
+        batches.close()
+    table.close()
+
+
+def test_a_commit_keeps_the_position_that_it_knows(
+    store: gnnstore.GraphStore, tmp_path: Path
+) -> None:
+    class Sampler:
+        def __len__(self) -> int:
+            return 150
+
+        def __iter__(self) -> Any:
+            return iter(range(150))
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"drawn": torch.tensor([1, 2]), "next": 3}
+
+        def load_state_dict(self, _: Any) -> None:
+            pass
+
+    table = table_of(store, tmp_path / "t", partitions=None)
+    options = {"partitions": None, "shuffle": False, "sampler": Sampler(), "num_threads": 0}
+    loader = loader_of(store, table, **options)
+    batches = iter(loader)
+    next(batches)
+    table.commit()
+    state = loader.state_dict()
+    table.close()
+    table = EmbeddingTable.open(tmp_path / "t", store)
+    table.commit()  # of a program without a loader
+    table.close()
+    table = EmbeddingTable.open(tmp_path / "t", store)
+    loader = loader_of(store, table, **options)
+    with pytest.raises(UsageError, match="batches would be learned twice, or never"):
+        loader.load_state_dict({**state, "batches": 0})
+    loader.load_state_dict(state)
+    table.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import errno
 import json
+import multiprocessing
 import os
 import pickle
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ import torch
 import gnnstore
 from gnnstore.converters.partitions.partition import partition
 from gnnstore.embeddings import opening
+from gnnstore.embeddings.base import Slots
 from gnnstore.errors import (
     BadIndexError,
     BudgetError,
@@ -70,6 +72,9 @@ def table_of(store: Path, tmp_path: Path) -> Iterator[Open]:
         table.close()
 
 
+ENOUGH = Slots(0, 0)  # for the state, and no more
+
+
 def learn(table: gnnstore.EmbeddingTable, ids: Any) -> None:
     """Make a step that changes these rows."""
     optimizer = gnnstore.RowwiseAdagrad(table, lr=0.1)
@@ -78,8 +83,8 @@ def learn(table: gnnstore.EmbeddingTable, ids: Any) -> None:
     optimizer.step()
 
 
-def enter(table: gnnstore.EmbeddingTable, *state: int) -> None:
-    table.enter(np.array(state))
+def enter(table: gnnstore.EmbeddingTable, *state: int, slots: Slots = ENOUGH) -> None:
+    table.enter(np.array(state), slots)
 
 
 def nodes_in(store: Path, *partitions: int) -> torch.Tensor:
@@ -241,11 +246,11 @@ def test_partitions_come_and_go_with_their_changes_and_state(table_of: Open, sto
     expected_twice = whole[:]
 
     table = table_of(dim=DIM, seed=1, partitions="five", overwrite=True)
-    reservation = table.reserve(2, 1)
-    assert reservation.fixed == 3 * (64 << 10) + N * 4
-    table.attach(table._manifest.partitions_uuid, P, N // P)
+    slots = Slots(2, 1)
+    assert table.reserve(slots).fixed == 3 * (64 << 10) + N * 4
+    table.attach(str(table._manifest.partitions_uuid), P, N // P)
     for i, (state, ids_of) in enumerate(zip(states, batches, strict=True)):
-        enter(table, *state)
+        enter(table, *state, slots=slots)
         for ids in ids_of:
             learn(table, ids)
         if i + 1 < len(states):
@@ -385,12 +390,13 @@ def test_a_commit_that_fails_leaves_the_one_before(
     assert torch.equal(table[:], before)
 
 
+@pytest.mark.parametrize("slots", [Slots(2, 1), ENOUGH])
 def test_a_partition_that_cannot_be_written_stays_in_memory(
-    table_of: Open, store: Path, monkeypatch: pytest.MonkeyPatch
+    table_of: Open, store: Path, monkeypatch: pytest.MonkeyPatch, slots: Slots
 ) -> None:
+    """Also if there are to be fewer slots."""
     table = table_of(partitions="five")
-    table.reserve(2, 1)
-    enter(table, 0, 1)
+    enter(table, 0, 1, slots=Slots(2, 1))
     learn(table, nodes_in(store, 0, 1))
     learned = table[:]
 
@@ -401,7 +407,7 @@ def test_a_partition_that_cannot_be_written_stays_in_memory(
         patch.setattr(os, "pwrite", full)
         for _ in range(2):
             with pytest.raises(StorageError, match="No space left"):
-                enter(table, 2, 3)
+                enter(table, 2, 3, slots=slots)
         with pytest.raises(StorageError, match="No space left"):
             table.commit()
     table.leave()
@@ -552,7 +558,6 @@ def test_what_was_written_before_a_commit_failed_is_written_again(
 ) -> None:
     """Of partitions that are away as well: after a failed fsync nobody knows what the disk has."""
     table = table_of(partitions="five")
-    table.reserve(2, 0)
     enter(table, 0, 1)
     learn(table, nodes_in(store, 0, 1))
     enter(table, 2, 3)
@@ -636,6 +641,44 @@ def test_one_writer_in_one_process(table_of: Open, store: Path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
 
 
+def test_the_lock_is_of_the_process_that_opened_the_table(table_of: Open, store: Path) -> None:
+    """A forked child, such as a worker of a DataLoader, has the descriptor, and may outlive it."""
+    table = table_of()
+    to_child, from_child = multiprocessing.Pipe()
+    child = os.fork()
+    if child == 0:
+        for close in (lambda: None, table._directory.close):
+            from_child.recv()
+            close()  # of the child: lets nobody in
+            from_child.send("done")
+        from_child.recv()
+        os._exit(0)
+    try:
+        for _ in range(2):
+            to_child.send("go on")
+            to_child.recv()
+            with pytest.raises(UsageError, match="open already"):
+                gnnstore.EmbeddingTable.open(table.path, store)
+    finally:
+        to_child.send("end")
+        os.waitpid(child, 0)
+
+
+def test_closing_lets_others_open_beside_a_forked_child(table_of: Open, store: Path) -> None:
+    table = table_of()
+    waits, end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(end)
+        os.read(waits, 1)
+        os._exit(0)
+    table.close()
+    gnnstore.EmbeddingTable.open(table.path, store).close()
+    os.close(end)
+    os.waitpid(child, 0)
+    os.close(waits)
+
+
 def test_other_stores_and_partitions_are_refused(
     table_of: Open, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -644,7 +687,7 @@ def test_other_stores_and_partitions_are_refused(
     with pytest.raises(UsageError, match=r"cut by the partitions 'five'.*goes through xyz"):
         table.attach("xyz", P, N // P)
     with pytest.raises(UsageError, match="5 partitions of 12 rows, and the loader 4 of 15"):
-        table.attach(table._manifest.partitions_uuid, 4, 15)
+        table.attach(str(table._manifest.partitions_uuid), 4, 15)
     with monkeypatch.context() as patch:
         patch.setattr(PartitionsReader, "uuid", "new")
         with pytest.raises(UsageError, match=r"those of that name are new now: .* Restore the par"):
@@ -704,7 +747,7 @@ def test_rows_are_exported_as_an_attribute(
     learn(table, [3, 50])
     table.commit()
     if partitions:
-        table.enter(np.array([1, 2]))
+        enter(table, 1, 2)
         learn(table, nodes_in(store, 1))  # neither on disk nor committed
         table.leave()
     alone = gnnstore.open(table.export(tmp_path / "rows.gnn", "z", memory=4000))

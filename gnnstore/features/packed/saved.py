@@ -117,6 +117,7 @@ class SavedPlan:
             path = reader.batches.file_paths[0]
             with storage_errors("open the plan", path):
                 self._descriptor = open_regular(path, error=CorruptStoreError, root=reader.path)
+            reader.batches.check_place()
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
             weakref.finalize(self, os.close, self._descriptor)
 

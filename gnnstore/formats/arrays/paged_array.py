@@ -7,7 +7,7 @@ engines of `gnnstore.disk`, which use the same geometry.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -37,11 +37,14 @@ class PagedArray:
         Page geometry and the cut into shards.
     file_paths : tuple of Path
         The shards, in order.
+    check_place : callable
+        Called when the shards have been opened; raises if they are not those of this array.
     """
 
     spec: AttributeSpec
     layout: ShardLayout
     file_paths: tuple[Path, ...]
+    check_place: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
     _maps: dict[Advice, npt.NDArray[np.uint8]] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -126,6 +129,7 @@ class PagedArray:
                     )
                 except OSError as error:
                     raise self._storage_error(error, "map") from error
+                self.check_place()
                 self._maps[advice] = mapped
                 _ = self._file_ids  # of the files as they were mapped
             return mapped
@@ -151,6 +155,7 @@ class PagedArray:
             except OSError:
                 continue
             if (status.st_dev, status.st_ino) == file_id and status.st_size < num_bytes:
+                self.check_place()
                 raise StorageError(
                     f"cannot read the array {self.spec.path!r}: {path}: the file holds "
                     f"{status.st_size} bytes, but its pages take {num_bytes}; it was truncated "
@@ -205,6 +210,7 @@ class PagedArray:
             )
         except OSError as error:
             raise self._storage_error(error, "read") from error
+        self.check_place()
         return dense.view(self.dtype).reshape(self.spec.shape)
 
     def gather(self, ids: npt.ArrayLike, num_threads: int = 1) -> npt.NDArray[Any]:
@@ -291,10 +297,13 @@ class PagedArray:
             If a file cannot be opened, or is shorter than its part of the array.
         """
         try:
-            return _core.FileSet(self.file_paths, self.body_bytes, direct=direct)
+            files = _core.FileSet(self.file_paths, self.body_bytes, direct=direct)
         except OSError as error:
             raise self._storage_error(error, "open") from error
+        self.check_place()
+        return files
 
     def _storage_error(self, error: OSError, doing: str) -> StorageError | CorruptStoreError:
+        self.check_place()  # which says more
         where = error.filename or (self.file_paths[0] if self.file_paths else self.spec.path)
         return storage_error(error, f"{doing} the array {self.spec.path!r}", where)

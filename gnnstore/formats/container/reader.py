@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.errors import CorruptStoreError, NotFoundError, storage_error
+from gnnstore.errors import (
+    CorruptStoreError,
+    GnnstoreError,
+    NotFoundError,
+    StorageError,
+    storage_error,
+)
 from gnnstore.formats.arrays.compressed import (
     chunk_file_names,
     num_chunks,
@@ -41,12 +48,56 @@ from gnnstore.units import format_size
 
 M = TypeVar("M", bound=Manifest)
 
+
+class Identity:
+    """The sealed directory that lay at a path when it was opened; another may have its place since.
+
+    Files are opened when they are needed. Every time, this tells whether they are of the directory
+    whose manifest was read.
+    """
+
+    def __init__(self, directory: Path, kind: type[Manifest]) -> None:
+        self._root = directory / METADATA_FILE
+        self._kind = kind
+        self._found = self._look()
+        self.uuid: str | None = None  # until the manifest is read
+
+    def _look(self) -> tuple[int, ...] | None:
+        try:
+            status = self._root.stat()
+        except OSError:
+            return None  # whatever is opened next says so
+        return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+
+    def check(self) -> None:
+        """Refuse another directory, unless its contents are equal.
+
+        Raises
+        ------
+        StorageError
+            If another one has taken its place.
+        """
+        found = self._look()
+        if found is None or found == self._found:
+            return
+        directory, word = self._root.parent, self._kind.WORD
+        with suppress(GnnstoreError):
+            text = read_small(self._root, MAX_MANIFEST_BYTES, directory)
+            if self._kind.decode(text, str(self._root)).uuid == self.uuid:
+                return
+        raise StorageError(
+            f"{directory}: another {word} was put in place of the one that was opened; open it "
+            "again",
+            path=directory,
+        )
+
+
 # `problems` holds this much of an array at a time.
 _SCAN_BYTES = 16 * 2**20
 
 
 class SealedReader(Generic[M]):
-    """An open, validated directory. Needs NumPy only; pickles as its path.
+    """An open, validated directory. Needs NumPy only; pickles as its path and identity.
 
     Opening reads metadata. It checks that every listed file is there with its exact size, and
     that every file an array needs is listed. It does not read the data: that is `verify`'s work.
@@ -64,6 +115,8 @@ class SealedReader(Generic[M]):
     def __init__(self, path: Path, manifest: M) -> None:
         self.path = path
         self.manifest = manifest
+        self._identity = Identity(path, type(manifest))
+        self._identity.uuid = manifest.uuid
         self._paged: dict[str, PagedArray] = {}
         self._sizes = {entry.path: entry.size_bytes for entry in manifest.files}
         for spec in manifest.arrays():
@@ -137,13 +190,41 @@ class SealedReader(Generic[M]):
         root = directory / METADATA_FILE
         if not directory.is_dir() or not os.path.lexists(root):
             raise _nothing_at(directory, cls.MANIFEST)
+        identity = Identity(directory, cls.MANIFEST)
         text = read_small(root, MAX_MANIFEST_BYTES, directory)
         manifest: Any = cls.MANIFEST.decode(text, str(root))
-        _check_sizes(directory, manifest)
-        return cls(directory, manifest)
+        identity.uuid = manifest.uuid
+        try:
+            _check_sizes(directory, manifest)
+            return cls(directory, manifest)
+        finally:
+            identity.check()
+
+    @classmethod
+    def reopen(cls, path: str, uuid: str) -> Self:
+        """Open the directory that a reader was pickled of; see `require`."""
+        found = cls.open(path)
+        found.require(uuid)
+        return found
+
+    def require(self, uuid: str) -> None:
+        """Refuse to stand for another directory, which was pickled.
+
+        Raises
+        ------
+        StorageError
+            If this is not the one with that identity.
+        """
+        if self.uuid != uuid:
+            word = self.manifest.WORD
+            raise StorageError(
+                f"{self.path}: another {word} was put in place of the one that was pickled "
+                f"({uuid}, found {self.uuid}); open it again",
+                path=self.path,
+            )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self).open, (str(self.path),))
+        return (type(self).reopen, (str(self.path), self.uuid))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.path)!r})"
@@ -176,7 +257,10 @@ class SealedReader(Generic[M]):
             If it cannot be decoded or is not what the manifest says.
         """
         check_directories(self.path, spec.path)  # no file of an empty array need be listed
-        return read_compressed(self.path / spec.path, spec)
+        try:
+            return read_compressed(self.path / spec.path, spec)
+        finally:
+            self._identity.check()
 
     def compressed_chunks(
         self, spec: AttributeSpec
@@ -189,7 +273,10 @@ class SealedReader(Generic[M]):
             If one cannot be decoded, or the array is not what the manifest says.
         """
         check_directories(self.path, spec.path)
-        return read_chunks(self.path / spec.path, spec)
+        try:
+            yield from read_chunks(self.path / spec.path, spec)
+        finally:
+            self._identity.check()
 
     def read(self, spec: AttributeSpec) -> npt.NDArray[Any]:
         """Read any array whole into memory, in its storage type."""
@@ -215,7 +302,7 @@ class SealedReader(Generic[M]):
         spec = AttributeSpec("checksums", CHECKSUMS_ARRAY, "paged", dtype, (num_blocks,))
         names = [shard_name(shard, 0) for shard in range(layout.num_shards)]
         files = tuple(self.path / CHECKSUMS_ARRAY / name for name in names)
-        return PagedArray(spec, layout, files).load()
+        return PagedArray(spec, layout, files, self._identity.check).load()
 
     def _array_document(self, array_path: str) -> tuple[dict[str, Any], str]:
         """Return the `zarr.json` of an array, and its path."""
@@ -239,7 +326,7 @@ class SealedReader(Generic[M]):
         spec.check(dtype, (layout.num_rows, *row_shape), path)
         names = [shard_name(shard, len(row_shape)) for shard in range(layout.num_shards)]
         files = tuple(self.path / spec.path / name for name in names)
-        self._paged[spec.path] = PagedArray(spec, layout, files)
+        self._paged[spec.path] = PagedArray(spec, layout, files, self._identity.check)
         for shard, name in enumerate(names):
             listed, size = self._sizes.get(f"{spec.path}/{name}"), layout.shard_file_bytes(shard)
             self._require(listed is not None, spec, name)

@@ -45,7 +45,7 @@ class TableDirectory:
     def __init__(self, path: Path, commit: str | None = None) -> None:
         self.path = path
         self._lock = threading.Lock()
-        self._held = _locked(path)
+        self._held, self._process = _locked(path), os.getpid()
         try:
             self.manifest = TableManifest.read(path)
             self.base = self.manifest.find(commit, path)
@@ -203,6 +203,8 @@ class TableDirectory:
         self._file.close()
         held, self._held = self._held, -1
         if held >= 0:
+            if os.getpid() == self._process:
+                fcntl.flock(held, fcntl.LOCK_UN)  # a forked child may have the descriptor as well
             os.close(held)
 
 

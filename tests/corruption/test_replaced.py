@@ -1,0 +1,102 @@
+"""Directories that others have taken the place of: what is open stays what it was, or says so."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import gnnstore
+from gnnstore.converters import ConvertOptions, from_numpy
+from gnnstore.converters.partitions.partition import partition
+from gnnstore.errors import StorageError
+from gnnstore.strategies.builtin import STRATEGIES
+
+REPLACED = "another store was put in place of the one that was opened"
+
+
+def write(path: Path, version: int, num_nodes: int = 300) -> Path:
+    """Write a store whose every value is its version, over another one."""
+    arrays = path.parent / "arrays.npz"
+    np.savez(
+        arrays,
+        edge_index=np.random.default_rng(version).integers(0, num_nodes, (2, 2000)),
+        x=np.full((num_nodes, 40), version, np.float32),
+        y=np.full(num_nodes, version),
+        train=np.arange(100),
+    )
+    from_numpy(arrays, path, options=ConvertOptions(overwrite=True))
+    return path
+
+
+def loader_of(store: Any, strategy: str) -> Any:
+    return gnnstore.NeighborLoader(
+        store, [3], "train", batch_size=50, seed=0, strategy=strategy, num_threads=0
+    )
+
+
+@pytest.mark.parametrize("strategy", [each.name for each in STRATEGIES])
+def test_no_batch_mixes_two_stores(tmp_path: Path, strategy: str) -> None:
+    path = write(tmp_path / "g.gnn", 1)
+    store = gnnstore.open(path)
+    before = loader_of(store, strategy)
+    write(path, 2)
+    for batch in before:
+        assert batch.x.eq(1).all()
+        assert batch.y.eq(1).all()
+    del before, batch  # loaders on a store share what they have opened
+    with pytest.raises(StorageError, match=REPLACED):
+        list(loader_of(store, strategy))
+
+
+READS: dict[str, Callable[[gnnstore.GraphStore], object]] = {
+    "labels": lambda store: store.labels,
+    "features by id": lambda store: store.features[:3],
+    "all features": lambda store: store.features.read(),
+    "a split": lambda store: store.splits["train"],
+    "edges": lambda store: store.edge_index.tensor(),
+}
+
+
+@pytest.mark.parametrize("num_nodes", [300, 200, 400])
+def test_each_part_that_is_read_later(tmp_path: Path, num_nodes: int) -> None:
+    """Whether files are as long as those that were listed, shorter, or longer."""
+    path = write(tmp_path / "g.gnn", 1)
+    store = gnnstore.open(path)
+    pickled = pickle.dumps(store)
+    write(path, 2, num_nodes)
+    for read in READS.values():
+        with pytest.raises(StorageError, match=REPLACED):
+            read(store)
+    with pytest.raises(StorageError, match=r"of the one that was pickled \(.*; open it again"):
+        pickle.loads(pickled)  # noqa: S301 - our own
+
+
+def test_an_equal_one_does_no_harm(tmp_path: Path) -> None:
+    store = gnnstore.open(write(tmp_path / "g.gnn", 1))
+    pickled = pickle.dumps(store)
+    write(tmp_path / "g.gnn", 1)
+    assert (store.features[:3] == 1).all()
+    assert pickle.loads(pickled).reader.uuid == store.reader.uuid  # noqa: S301 - our own
+
+
+def test_partitions(tmp_path: Path) -> None:
+    """Else seeds would be taken from where others are now."""
+    path = write(tmp_path / "g.gnn", 1)
+    partition(path, 8, name="q", seed=1)
+    policy = gnnstore.PartitionPolicy("dispersed", capacity=4, name="q")
+    given: dict[str, Any] = {"batch_size": 32, "seed": 0, "partitions": policy}
+    untouched, begun = (gnnstore.NeighborLoader(path, [], "train", **given) for _ in range(2))
+    batches = iter(begun)
+    handed_out = [next(batches)]
+    partition(path, 8, name="q", seed=2, overwrite=True)
+    with pytest.raises(StorageError, match=r"another .* was put in place of the one"):
+        list(untouched)
+    train = torch.as_tensor(np.arange(100))
+    handed_out += batches
+    assert all(b.n_id[: b.batch_size].equal(train[b.input_id]) for b in handed_out)
