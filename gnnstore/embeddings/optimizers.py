@@ -10,7 +10,7 @@ lies with the row in the table; the state of an optimizer is its options.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -47,6 +47,8 @@ class _RowOptimizer(torch.optim.Optimizer, ABC):
                 self._check_table(table)
                 self._tables.append(table)
                 groups.append({"params": [], **options})
+        if not groups:
+            raise UsageError(f"{type(self).__name__}: there is no table to learn")
         super().__init__(groups, defaults)
         for table, group in zip(self._tables, self.param_groups, strict=True):
             _check_options(group)
@@ -115,15 +117,23 @@ class _RowOptimizer(torch.optim.Optimizer, ABC):
         Raises
         ------
         UsageError
-            If they are of another number of tables.
+            If they are of another rule, or of another number of tables.
         """
-        groups = state_dict.get("param_groups", ())
+        name = type(self).__name__
+        groups = state_dict.get("param_groups") if isinstance(state_dict, Mapping) else None
+        if not isinstance(groups, Sequence) or not all(isinstance(g, Mapping) for g in groups):
+            raise UsageError(f"{name}: expected the dict that state_dict() of one returned")
         if len(groups) != len(self.param_groups):
             raise UsageError(
-                f"the state is of {len(groups)} tables, and this {type(self).__name__} has "
+                f"the state is of {len(groups)} tables, and this {name} has "
                 f"{len(self.param_groups)}; load the state of an optimizer of the same tables"
             )
         for saved in groups:
+            missing = sorted(self.defaults.keys() - saved.keys())  # schedulers add others
+            if missing:
+                raise UsageError(
+                    f"{name}: the state is of another optimizer: it has no {', '.join(missing)}"
+                )
             _check_options(saved)
         for group, saved in zip(self.param_groups, groups, strict=True):
             group.update({name: value for name, value in saved.items() if name != "params"})

@@ -221,7 +221,7 @@ class BatchLoader(DataLoader[Any]):
 
     def _get_iterator(self) -> Generator[Any, None, None]:  # type: ignore[override]
         seed = self._draw_seed()
-        iteration = self._cursor.begin(self.epoch)
+        iteration = self._cursor.begin(_checked_epoch(self.epoch))
         self.epoch += 1
         self._num_iterations += 1
         pin = self._pin if self.pin_memory and torch.cuda.is_available() else None

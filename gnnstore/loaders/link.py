@@ -450,7 +450,14 @@ def _labels(edge_label: Any, num_edges: int, negatives: Negatives | None) -> tor
             "edge_label: triplets have no labels; leave it out, and tell positives from negatives "
             "by `src_index`, `dst_pos_index` and `dst_neg_index` of the batch"
         )
-    if labels.min() != 0:
+    try:
+        least = labels.min()
+    except (RuntimeError, NotImplementedError):
+        raise InputError(
+            f"edge_label: with negatives, labels are compared with theirs, 0, and torch compares "
+            f"no {labels.dtype} of shape {list(labels.shape)}; give them as int64 or float32"
+        ) from None
+    if least != 0:
         return labels
     is_whole = not labels.is_floating_point() and labels.dtype != torch.bool  # which becomes int64
     if is_whole and labels.max() == torch.iinfo(labels.dtype).max:
@@ -458,4 +465,12 @@ def _labels(edge_label: Any, num_edges: int, negatives: Negatives | None) -> tor
             f"edge_label: with negatives, whose label is 0, labels are raised by one, and "
             f"{int(labels.max())} is the largest of {labels.dtype}; give them as a wider type"
         )
-    return labels + 1
+    raised = labels + 1
+    if labels.is_floating_point():
+        merged = (labels == labels.round()) & (raised - 1 != labels)
+        if merged.any():
+            raise InputError(
+                f"edge_label: with negatives, labels are raised by one, and {labels.dtype} has no "
+                f"number for {labels[merged][0]:g} + 1; give them as float32"
+            )
+    return raised

@@ -27,6 +27,7 @@ from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.strategies.base import Auto
 from gnnstore.strategies.builtin import STRATEGIES, find_strategy
 from gnnstore.strategies.loader_spec import ReadOptions
+from gnnstore.units import parse_size
 
 _TEMPORAL_STRATEGIES = ("uniform", "last")
 _USE_PYG = "use torch_geometric.loader.NeighborLoader on the graph in memory for it"
@@ -166,6 +167,8 @@ def read_options(
     """
     if io_engine is not None:
         check_choice("io_engine", io_engine, ENGINES)
+    if memory is not None and memory != "auto":
+        parse_size(memory, name="memory")
     chosen = find_strategy(strategy)
     if io_engine is not None and not chosen.reads_disk:
         raise UsageError(

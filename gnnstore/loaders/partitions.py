@@ -86,6 +86,9 @@ class PartitionSources(Sources):
         self.engine: Engine = shared_tables(store).engine(path, io_engine)
         self._num_building = min(_MOST_BUILDING, len(os.sched_getaffinity(0)))
         self.shape, self.placement = self._sized(policy, isinstance(seeds, InputNodes))
+        if policy.kind == "sequential" and isinstance(self.seeds, NodesByState):
+            in_all = self.shape.capacity == unit.num_partitions
+            self.seeds.check_in_first(unit.num_partitions if in_all else unit.num_train_partitions)
         self.num_threads = sys.maxsize  # they need no memory of their own
         self._open_edges()
 

@@ -179,8 +179,8 @@ class PlanSampler:
         self.batches_per_epoch = self._order.num_batches
         if self.batches_per_epoch == 0:
             raise UsageError(
-                f"{store.path}: {len(self.seeds)} input nodes make no batch of "
-                f"{settings.batch_size}, so there is nothing to pack; choose other input nodes"
+                f"{store.path}: {len(self.seeds)} seeds make no batch of "
+                f"{settings.batch_size}, so there is nothing to pack; choose others"
             )
         presampler = Presampler.of(
             store, settings.config, self.seeds, settings.batch_size, not settings.shuffle

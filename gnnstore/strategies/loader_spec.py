@@ -70,7 +70,7 @@ class LoaderSpec:
 
     def staging_bytes(self, budget_bytes: int) -> int:
         """Return what staging takes, with as many threads as the budget allows."""
-        engine = self.open_engine()
+        engine = self.open_engine("disk")
         if engine is None:
             return 0
         num_threads = self.num_threads
@@ -78,13 +78,19 @@ class LoaderSpec:
             num_threads = affordable_threads(budget_bytes, engine.staging_bytes, num_threads)
         return engine.staging_bytes * num_threads
 
-    def open_engine(self) -> Engine | None:
-        """Return what reads the store's arrays; None if there is nothing to read."""
+    def open_engine(self, topology: str) -> Engine | None:
+        """Return what reads the store's arrays; None if there is nothing to read.
+
+        Parameters
+        ----------
+        topology : str
+            Where the topology lies; "disk" is something to read.
+        """
         schema = self.store.schema
         tables = [table for table in StoreSizes.of(schema).tables if table.num_rows]
         if tables:
             largest = max(tables, key=lambda table: table.num_bytes).path
-        elif self.options.topology == "disk" and schema.edge.indices.num_rows:
+        elif topology == "disk" and schema.edge.indices.num_rows:
             largest = schema.edge.indices.path
         else:
             return None

@@ -61,7 +61,7 @@ def reserve(loader: LoaderSpec, place: Placer) -> Placement:
     BudgetError
         If two batches, a plan of two, a cache of a given size, or packed rows do not fit.
     """
-    engine, presampler = loader.open_engine(), loader.presampler
+    engine, presampler = loader.open_engine(place(0).topology), loader.presampler
     placed, num_threads = with_engine(place, engine), loader.num_threads
     placement = placed(0)
     strategy, topology = placement.strategy, loader.open_topology(placement, engine)
@@ -168,7 +168,7 @@ def _horizon(loader: LoaderSpec) -> Horizon | None:
 
 def open_rows(strategy: Strategy, loader: LoaderSpec, placement: Placement) -> DataSources:
     """Open the tables, and what samples and plans ahead; it begins with the first batch."""
-    engine, superbatches = loader.open_engine(), None
+    engine, superbatches = loader.open_engine(placement.topology), None
     topology = loader.open_topology(placement, engine)
     settings, size = loader.options.planned, placement.superbatch
     if settings is not None and size is not None and engine is not None:

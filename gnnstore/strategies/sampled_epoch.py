@@ -85,7 +85,7 @@ class SampledEpoch:
         placement : Placement
             By a strategy that reads from disk.
         """
-        engine, specs = loader.open_engine(), loader.node_specs(placement)
+        engine, specs = loader.open_engine(placement.topology), loader.node_specs(placement)
         if engine is None or not specs or not len(loader.presampler.seeds):
             return None
         disk = disk_profile(loader.store.path, progress)

@@ -157,7 +157,7 @@ def reserve(loader: LoaderSpec, place: Placer) -> Placement:
     StorageError
         If a row cannot be read.
     """
-    engine, num_threads = loader.open_engine(), loader.num_threads
+    engine, num_threads = loader.open_engine(place(0).topology), loader.num_threads
     placement = with_engine(place, engine)(0)
     topology = loader.open_topology(placement, engine)
     maker = CacheMaker.of(loader, placement, topology, engine)
@@ -240,7 +240,7 @@ def predict_epoch(
 
 def open_rows(strategy: Strategy, loader: LoaderSpec, placement: Placement) -> DataSources:
     """Open the tables, below the cache that was filled; fill it in another process."""
-    engine = loader.open_engine()
+    engine = loader.open_engine(placement.topology)
     topology, cache = loader.open_topology(placement, engine), None
     if placement.cache is not None and placement.cache.num_rows:
         maker = CacheMaker.of(loader, placement, topology, engine)

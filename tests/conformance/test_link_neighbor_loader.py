@@ -819,6 +819,14 @@ def test_attributes_of_seed_edges(path: Path, edge_index: torch.Tensor) -> None:
         ),
         ({"edge_label_attrs": ["nope"]}, "no edge attribute 'nope'"),
         ({"edge_label_time": torch.ones(E)}, "time"),
+        (
+            {"edge_label": torch.zeros(E, dtype=torch.uint16), "neg_sampling": "binary"},
+            "torch compares no torch.uint16",
+        ),
+        (
+            {"edge_label": torch.arange(E).half() % 2 * 2048, "neg_sampling": "binary"},
+            r"no number for 2048 \+ 1; give them as float32",
+        ),
         ({"input_id": torch.arange(3)}, f"3 entries for {E} edges"),
     ],
 )

@@ -526,6 +526,10 @@ class Colour(Enum):
         ({"num_threads": -1}, "num_threads=-1 is negative"),
         ({"num_threads": 2, "num_workers": 3}, "num_workers=3 and num_threads=2 both name"),
         ({"prefetch_batches": 0}, "prefetch_batches=0: at least 1 is needed"),
+        ({"rank": "0", "world_size": "2"}, "rank='0' is not a whole number"),
+        ({"memory": [], "strategy": "memory"}, "memory=[] is not a size"),
+        ({"custom_cls": HeteroData}, "expected torch_geometric.data.Data or a subclass that is ma"),
+        ({"custom_cls": 5}, "custom_cls=5: expected torch_geometric.data.Data or a subclass"),
         # torch's own checks and words
         ({"num_workers": -1}, "num_workers option should be non-negative"),
         ({"prefetch_factor": 2}, "prefetch_factor option could only be specified in multiproc"),

@@ -508,9 +508,13 @@ def test_policies_that_cannot_be_are_refused(store: gnnstore.GraphStore, what: s
 def test_training_nodes_outside_of_the_first_partitions_are_refused(
     store: gnnstore.GraphStore,
 ) -> None:
-    loader = make(store, SEQUENTIAL, input_nodes="valid")
+    """When the loader is made: others are in memory in some epochs, and not in all."""
+    with pytest.raises(
+        UsageError, match=r"seed nodes are in others, first node \d+ in partition \d"
+    ):
+        make(store, SEQUENTIAL, input_nodes="valid")
     with pytest.raises(UsageError, match="kind='dispersed'"):
-        len(loader)
+        make(store, SEQUENTIAL, input_nodes=None)
 
 
 def test_batches_on_demand_are_refused(store: gnnstore.GraphStore) -> None:

@@ -159,6 +159,36 @@ def test_a_store_with_nothing_to_read_needs_no_engine(
         assert (loader.stats().io_engine, loader.stats().cache_rows) == ("", 0)
 
 
+def test_a_topology_on_disk_is_read_by_an_engine_also_without_tables(tmp_path: Path) -> None:
+    """Whether it was asked for, or lies there for want of memory."""
+    path = random_graph(500, 3_000_000, seed=1).write(tmp_path / "edges.gnn")
+    for topology in ("auto", "disk"):
+        loader = NeighborLoader(
+            path,
+            [3],
+            range(100),
+            batch_size=50,
+            seed=0,
+            strategy="direct",
+            topology=topology,
+            memory="11MB",
+            num_threads=1,
+        )
+        list(loader)
+        stats = loader.stats()
+        assert stats.topology == "disk"
+        assert stats.io_engine
+        assert stats.topology_reads > 0
+
+
+def test_what_is_kept_for_sampling_together_goes_by_the_graph(path: Path) -> None:
+    """Not by what the machine has free: a loader with a budget beside it would have none left."""
+    store = gnnstore.open(path)
+    planned = NeighborLoader(store, [2], batch_size=40, strategy="belady", topology="disk")
+    beside = NeighborLoader(store, [2], batch_size=40, memory="100MB")
+    assert len(list(planned)) == len(list(beside))
+
+
 def test_memory_needs_no_engine(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, "nonsense")
     assert NeighborLoader(path, [3]).stats().strategy == "memory"

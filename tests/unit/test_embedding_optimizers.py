@@ -177,7 +177,14 @@ def test_wrong_tables_and_options_are_refused(make: Make) -> None:
             gnnstore.Adagrad(table, **options)
     optimizer = gnnstore.Adagrad(table)
     with pytest.raises(UsageError, match="is of 0 tables"):
-        optimizer.load_state_dict({})
+        optimizer.load_state_dict({"param_groups": []})
+    for state in (5, {}, {"param_groups": [5]}):
+        with pytest.raises(UsageError, match="expected the dict that state_dict"):
+            optimizer.load_state_dict(state)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="of another optimizer: it has no eps, lr_decay"):
+        optimizer.load_state_dict({"param_groups": [{"lr": 0.1, "momentum": 0.9, "params": []}]})
+    with pytest.raises(UsageError, match="no table to learn"):
+        gnnstore.Adagrad([])
     state = optimizer.state_dict()
     state["param_groups"][0]["lr"] = -1.0
     with pytest.raises(UsageError, match="lr=-1"):

@@ -78,10 +78,9 @@ def states_of_nodes(
     group = schedule.group_of[partitions]
     first, count = begins[group], begins[group + 1] - begins[group]
     if not count.all():
-        place = int(np.flatnonzero(count == 0)[0])
         raise UsageError(
-            f"partition {partitions[place]} holds node {place} of those to train on and is in no "
-            "state of this order; partition the store with training nodes first, or use "
+            f"partition {partitions[np.flatnonzero(count == 0)[0]]} holds nodes to train on, and "
+            "is in no state of this order; partition the store with training nodes first, or use "
             "kind='dispersed'"
         )
     generator = draws(seed, epoch, Purpose.NODES)

@@ -18,6 +18,7 @@ from torch_geometric.data import Data
 from torch_geometric.sampler import SamplerOutput
 
 from gnnstore._core import ReadCounts, empty
+from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.schema import Schema
 
@@ -93,7 +94,7 @@ class BatchAssembler:
 
     def __init__(self, store: Described, tables: Sources, data_class: type[Data] = Data) -> None:
         self._arguments = (store, tables, data_class)
-        self._data_class = data_class
+        self._data_class = _checked(data_class)
         schema = store.schema
         self._node_attributes = _Attribute.all_of(schema.node.attributes, tables.nodes)
         self._edge_attributes = _Attribute.all_of(schema.edge.attributes, tables.edges)
@@ -220,3 +221,24 @@ def _edge_index(row: Tensor, col: Tensor) -> Tensor:
     ):
         return base
     return torch.stack([row, col])
+
+
+def _checked(data_class: Any) -> type[Data]:
+    """Refuse what makes no `Data`, before the first batch.
+
+    Raises
+    ------
+    UsageError
+    """
+    try:
+        if issubclass(data_class, Data):
+            data_class()
+            found: type[Data] = data_class
+            return found
+        problem = "it is no subclass"
+    except TypeError as error:  # also of what is no class
+        problem = str(error)
+    raise UsageError(
+        f"custom_cls={data_class!r}: expected torch_geometric.data.Data or a subclass that is made "
+        f"without arguments ({problem})"
+    )

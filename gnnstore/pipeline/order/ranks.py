@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from torch.utils.data.distributed import DistributedSampler
 
-from gnnstore.errors import UsageError
+from gnnstore.errors import UsageError, whole_number
 from gnnstore.pipeline.order.epoch import epoch_order
 
 _INSTEAD = ("sampler", "batch_sampler")
@@ -62,6 +62,7 @@ class RankShard:
                 f"rank={rank} and world_size={world_size}: give both, such as "
                 "torch.distributed.get_rank() and get_world_size(), or neither"
             )
+        rank, world_size = whole_number("rank", rank), whole_number("world_size", world_size)
         if not 0 <= rank < world_size:
             raise UsageError(
                 f"rank={rank} is none of the ranks of world_size={world_size}; expected 0 to "

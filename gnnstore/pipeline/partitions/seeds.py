@@ -95,6 +95,25 @@ class NodesByState(SeedsByState):
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (self._nodes, self._unit))
 
+    def check_in_first(self, num_partitions: int) -> None:
+        """Refuse seeds that are not in the first partitions, which alone are in every epoch.
+
+        Raises
+        ------
+        UsageError
+        """
+        of = self._new_ids // self._unit.rows_per_partition
+        beyond = np.flatnonzero(of >= num_partitions)
+        if beyond.size:
+            place = int(beyond[0])
+            node = place if self._nodes.nodes is None else int(self._nodes.nodes[place])
+            raise UsageError(
+                f"kind='sequential' trains on nodes of the first {num_partitions} partitions, and "
+                f"{beyond.size} of the {len(of)} seed nodes are in others, first node {node} in "
+                f"partition {of[place]}; partition the store with these nodes first "
+                "(--train-first), or use kind='dispersed'"
+            )
+
     def bytes_with(self, most_edges: int) -> int:  # noqa: ARG002
         """Return the bytes of the seeds, their ids here, and the order of two epochs."""
         count = len(self._nodes)

@@ -63,6 +63,8 @@ _POSITION_BYTES = 4
 # Where in-neighbours are on disk, batches that are sampled together read each hop of theirs in
 # one pass; more memory makes for fewer passes.
 _BULK_SHARE = 8
+# While a batch is sampled it takes about four times as much as its ids, and tables of its nodes.
+_BULK_FACTOR, _BULK_LEAST_BYTES = 8, 1 << 16
 # Of the batches that are planned at a time, those that come without a plan while the others are
 # made: to read all of their rows takes them about as long as sampling takes the others.
 _UNPLANNED_SHARE = 64
@@ -515,7 +517,11 @@ class _Division:
                 # A reader keeps its buffers for whoever reads next.
                 found.append(Reservation("filling the cache beside batches", of.staging_bytes))
         if of.reads_neighbors:
-            bulk_bytes = max(0, held.add(*found).left()) // _BULK_SHARE
+            # No more than all batches of an epoch take.
+            most = (of.epoch_batches + num_threads) * (
+                _BULK_FACTOR * self._expected(seen.largest_ids_bytes) + _BULK_LEAST_BYTES
+            )
+            bulk_bytes = min(most, max(0, held.add(*found).left()) // _BULK_SHARE)
             found.append(Reservation(_TOGETHER, bulk_bytes, phase=_SAMPLING))
         return found
 

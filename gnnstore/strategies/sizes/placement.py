@@ -249,8 +249,10 @@ def place(
     if mode == "disk":
         limit += cached_bytes
         usable = limit - limit // _BATCH_SHARE
-    staging = staging_bytes(limit) if mode == "disk" else 0
     base = seeds_bytes + sizes.compressed_bytes + (sizes.rows_bytes if mode == "memory" else 0)
+    has_rows = any(table.num_rows for table in sizes.tables)
+    reads = has_rows or _place_topology(topology, mode, sizes, usable - base) == "disk"
+    staging = staging_bytes(limit) if mode == "disk" and reads else 0
     where = _place_topology(topology, mode, sizes, usable - base - staging)
     memory = Ledger(limit, (), f"strategy {strategy.name!r}", source).add(
         *_held(sizes, mode, where), Reservation("seeds and their order", seeds_bytes)
