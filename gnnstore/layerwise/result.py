@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy.typing as npt
 from gnnstore.errors import NotFoundError, limits_named, storage_errors
 from gnnstore.formats import NODE_TYPE, StoreReader
 from gnnstore.graph.arrays import Attribute
+from gnnstore.interrupts import remove_tree
 
 ARRAY_NAME = "x"
 _SCAN_BYTES = 64 << 20
@@ -88,7 +88,7 @@ class Embeddings(Attribute):
 
     def remove(self) -> None:
         """Delete the directory."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        remove_tree(self.path)
 
     def __repr__(self) -> str:
         return f"Embeddings({str(self.path)!r}, {self.dtype}, shape={list(self.shape)})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from gnnstore.graph.arrays import as_tensor
 from gnnstore.graph.indices import IndexRows
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.store import GraphStore
+from gnnstore.interrupts import remove_tree
 from gnnstore.layerwise.blocks import BlockMaker
 from gnnstore.layerwise.graph import GraphReader, Pieces
 from gnnstore.layerwise.limits import BlockLimits
@@ -214,14 +214,14 @@ class InferenceRun:
                 request.progress.note(str(done), vars(done))
                 source = _opened(rows, self._directory(writer, number), request.io_engine)
                 if number:
-                    shutil.rmtree(self._directory(writer, number - 1), ignore_errors=True)
+                    remove_tree(self._directory(writer, number - 1))
         del source
         last = len(self.plans) - 1
         if first > last:  # all was finished but the commit
             with self._begin(writer, last) as rows:
                 rows.skip(self._num_nodes)
         for number in range(last):
-            shutil.rmtree(self._directory(writer, number), ignore_errors=True)
+            remove_tree(self._directory(writer, number))
         return self._spec(last), stats
 
     # ---- sizes

@@ -185,10 +185,10 @@ def test_wrong_tables_and_options_are_refused(make: Make) -> None:
         optimizer.load_state_dict({"param_groups": [{"lr": 0.1, "momentum": 0.9, "params": []}]})
     with pytest.raises(UsageError, match="no table to learn"):
         gnnstore.Adagrad([])
-    state = optimizer.state_dict()
-    state["param_groups"][0]["lr"] = -1.0
+    saved = optimizer.state_dict()
+    saved["param_groups"][0]["lr"] = -1.0
     with pytest.raises(UsageError, match="lr=-1"):
-        optimizer.load_state_dict(state)
+        optimizer.load_state_dict(saved)
     with pytest.raises(UsageError, match="lr=nan"):
         gnnstore.Adagrad([{"params": table, "lr": float("nan")}])
     optimizer = gnnstore.Adagrad(table)

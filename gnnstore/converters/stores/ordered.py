@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -26,6 +25,7 @@ from gnnstore.formats.container.transaction import check_final
 from gnnstore.formats.container.writer import is_resumable_error
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.formats.store.schema import StoreManifest
+from gnnstore.interrupts import remove_tree
 
 P = ParamSpec("P")
 
@@ -102,7 +102,7 @@ def _remove_useless(unordered: Path, output: Path, options: ConvertOptions) -> N
             except GnnstoreError:
                 done = origin = {}
             if done == origin:
-                shutil.rmtree(unordered, ignore_errors=True)
+                remove_tree(unordered)
 
 
 @contextmanager
@@ -114,6 +114,6 @@ def _removed_at_last(path: Path) -> Iterator[None]:
         except BaseException as error:
             provenance = StoreInput(path).reader.manifest.provenance
             if not is_resumable_error(error) or fingerprint(provenance) is None:
-                shutil.rmtree(path, ignore_errors=True)
+                remove_tree(path)
             raise
-        shutil.rmtree(path, ignore_errors=True)
+        remove_tree(path)

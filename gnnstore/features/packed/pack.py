@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import mmap
-import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -50,7 +49,7 @@ from gnnstore.features.packed.memory import (
 from gnnstore.features.packed.misses import MissCollector, MissTable, Slots
 from gnnstore.features.source import RowSpec
 from gnnstore.formats.container.files import require_space
-from gnnstore.interrupts import CancelledError, Flag
+from gnnstore.interrupts import CancelledError, Flag, remove_tree
 from gnnstore.threads import interruptible
 from gnnstore.units import format_size
 
@@ -311,7 +310,7 @@ def pack(
     except BaseException:
         if missed is not None:
             missed.close()
-        shutil.rmtree(own, ignore_errors=True)
+        remove_tree(own)
         raise
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from gnnstore.formats.container.files import directory_bytes
 from gnnstore.formats.container.journal import SPILL_DIRECTORY, Journal
 from gnnstore.formats.container.journal_file import JOURNAL_FILE, read_records
 from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY, KINDS
+from gnnstore.interrupts import remove_tree
 
 State = Literal["running", "resumable", "unfinished", "set aside", "stale"]
 
@@ -149,8 +149,8 @@ def remove(path: Path) -> None:
     Of what cannot be deleted as much as possible is.
     """
     for spill in _foreign_spill(path):
-        shutil.rmtree(spill, ignore_errors=True)
-    shutil.rmtree(path, ignore_errors=True)
+        remove_tree(spill)
+    remove_tree(path)
 
 
 def _is_ours(path: Path) -> bool:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shutil
 import time
 import uuid
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from gnnstore.formats.container.files import fsync_directory
 from gnnstore.formats.container.leftovers import is_resumable, leftover_bytes, leftovers, remove
 from gnnstore.formats.container.manifest import kind_of
 from gnnstore.formats.container.regular_files import check_tree
+from gnnstore.interrupts import remove_tree
 from gnnstore.units import format_size
 
 # What a file system without renameat2's flags answers.
@@ -174,7 +174,7 @@ class DirectoryTransaction:
                 self.path.rename(self.final)
                 self.path = old
             # The old store, under the temporary name now.
-            shutil.rmtree(self.path, ignore_errors=True)
+            remove_tree(self.path)
             if self.path.exists():
                 self._on_event(
                     f"the replaced directory could not be removed from {self.path}; "

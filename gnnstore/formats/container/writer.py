@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -53,6 +52,7 @@ from gnnstore.formats.container.manifest import (
 from gnnstore.formats.container.reader import SealedReader
 from gnnstore.formats.container.strict_json import MAX_DEPTH
 from gnnstore.formats.container.transaction import DirectoryTransaction
+from gnnstore.interrupts import remove_tree
 from gnnstore.units import format_size
 
 _MAX_DIFFERENCES = 3  # named in a message
@@ -379,7 +379,7 @@ class SealedWriter:
     def _clear_work(self) -> None:
         """Remove what does not belong to the directory, when all that does is durable."""
         for directory in self.journal.spill_directories:
-            shutil.rmtree(directory, ignore_errors=True)
+            remove_tree(directory)
         self.journal.close()
 
     def _write_groups(self) -> None:
