@@ -265,7 +265,7 @@ def test_a_directory_is_removed_where_no_signal_comes(
 
     def rmtree(path: Path, *, ignore_errors: bool) -> None:
         removed.append(threading.current_thread() is not threading.main_thread())
-        os.rmdir(path)
+        path.rmdir()
         assert ignore_errors
 
     monkeypatch.setattr(shutil, "rmtree", rmtree)
