@@ -141,7 +141,7 @@ def test_a_budget_of_disk_that_asks_for_segments(run: Any, store: Path) -> None:
     assert sum(batch.batch_size for batch in loader) == 600
     estimated = segmented["epoch_read_bytes"] - document["estimate"]["records_bytes"]
     assert 0.8 < loader.stats().bytes_read / estimated < 1.25
-    assert "seconds" in run("pack", store, "--name", "x", *arguments, "--dry-run", "--json").stdout
+    assert "seconds" in run("pack", store, "--name", "x", *arguments, "--estimate", "--json").stdout
     assert run("rm", store, "--plan", "tight").status == 0
 
 
@@ -154,7 +154,7 @@ def test_a_budget_of_disk_that_nothing_fits(run: Any, store: Path) -> None:
     assert not (store / "plans").exists()
 
 
-def test_a_dry_run_writes_nothing(run: Any, store: Path, original: Path) -> None:
+def test_an_estimate_writes_nothing(run: Any, store: Path, original: Path) -> None:
     profile = usual_profile(
         store,
         sequential_read_bytes_per_second=1e6,
@@ -162,12 +162,12 @@ def test_a_dry_run_writes_nothing(run: Any, store: Path, original: Path) -> None
         random_reads_per_second={4096: {1: 1000.0}, 65536: {1: 500.0}},
     )
     save_profile(profile)
-    done = run("pack", store, "--name", "base", *PACK, "--dry-run", "--json")
+    done = run("pack", store, "--name", "base", *PACK, "--estimate", "--json")
     assert done.status == 0
     estimate = done.document["estimate"]
     moved = estimate["read_bytes"] + 2 * estimate["total_bytes"]
     assert estimate["seconds"] == pytest.approx(moved / 1e6)
-    assert "on disk" in run("pack", store, "--name", "base", *PACK, "--dry-run").stdout
+    assert "on disk" in run("pack", store, "--name", "base", *PACK, "--estimate").stdout
     assert_same_files(store, original)
 
 

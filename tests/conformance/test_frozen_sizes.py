@@ -148,7 +148,7 @@ COMMANDS: tuple[tuple[Any, ...], ...] = (
         for memory, disk in (("16MB", DISK), ("34MB", DISK), ("60MB", LITTLE_DISK), ("150MB", DISK))
     ),
     *(
-        ("pack", "--dry-run", "--name", "other", "--memory", memory, *more)
+        ("pack", "--estimate", "--name", "other", "--memory", memory, *more)
         for memory, *more in (
             ("24MB",),
             ("48MB", "--cache", "5MB"),

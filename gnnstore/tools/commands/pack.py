@@ -40,7 +40,7 @@ Examples:
   gnnstore pack papers100M.gnn --name base --epochs 10 --memory 8GB
   gnnstore pack papers100M.gnn --name base --epochs 10 --memory 8GB --resume
   gnnstore pack papers100M.gnn --output /fast/base --num-neighbors 15,10 --disk 2TB
-  gnnstore pack papers100M.gnn --name base --dry-run
+  gnnstore pack papers100M.gnn --name base --estimate
   gnnstore pack citation2.gnn --name links --links train --negatives binary:1
 """
 
@@ -140,7 +140,7 @@ Examples:
     help="Directory for subgraphs that exceed memory. Default: that of the store.",
 )
 @threads_option("Threads. Default: all processors.")
-@click.option("--dry-run", is_flag=True, help="Print the estimate and write nothing.")
+@click.option("--estimate", is_flag=True, help="Print the estimate and write nothing.")
 @click.option("--overwrite", is_flag=True, help="Replace a plan once the new one is complete.")
 @click.option("--resume", is_flag=True, help="Continue an interrupted attempt.")
 @session_options

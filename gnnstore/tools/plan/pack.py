@@ -45,7 +45,7 @@ def pack_plan(
     of_links: Mapping[str, Any],
     threads: int | None,
     tmpdir: str | None,
-    dry_run: bool,
+    estimate: bool,
     overwrite: bool,
     resume: bool,
     **settings: Any,
@@ -74,7 +74,7 @@ def pack_plan(
         raise UsageError("give the plan a --name in the store, or an --output elsewhere")
     store = open_store(path)
     final = Path(output) if output is not None else unit_path(PACKED, store.path, name or "")
-    if not (overwrite or dry_run):
+    if not (overwrite or estimate):
         refuse_existing(final)
     config = SamplingConfig(fanouts, replace, subgraph_type, disjoint, seed)
     _, seeds = choose_seeds(store, config, seeds_asked, **of_links)
@@ -92,14 +92,14 @@ def pack_plan(
     with closing(packer), session.progress(show_usage=True) as progress:
         with progress.phase("estimate"):
             profile = load_profile(store.path)
-            estimate = estimate_plan(packer, profile, must_fit=not resume)
-        progress.note(f"packing takes {estimate.describe()}", estimate.facts())
-        for sentence in estimate.describe_choices():
+            expected = estimate_plan(packer, profile, must_fit=not resume)
+        progress.note(f"packing takes {expected.describe()}", expected.facts())
+        for sentence in expected.describe_choices():
             progress.note(sentence)
         if not resume:
-            _check_disk(final, estimate, packer.settings.disk_bytes)
+            _check_disk(final, expected, packer.settings.disk_bytes)
         began = time.perf_counter()
-        if not dry_run:
+        if not estimate:
             in_store = final.parent.parent == store.path
             with units_directory(PACKED, store.path, is_needed=in_store):
                 packer.pack(
@@ -109,9 +109,9 @@ def pack_plan(
                     progress=progress,
                     on_event=session.say,
                 )
-    document: dict[str, Any] = {"store": str(store.path), "estimate": estimate.facts()}
-    if dry_run:
-        session.emit(document, lambda console: _render_estimate(console, estimate))
+    document: dict[str, Any] = {"store": str(store.path), "estimate": expected.facts()}
+    if estimate:
+        session.emit(document, lambda console: _render_estimate(console, expected))
         return
     document |= {"seconds": time.perf_counter() - began, **describe_plan(PackedReader.open(final))}
     session.emit(document, lambda console: _render(console, document))
