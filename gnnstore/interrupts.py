@@ -10,13 +10,11 @@ step (`with lock:` of a lock in C), and whoever waits looks again now and then.
 from __future__ import annotations
 
 import operator
-import shutil
 import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
-from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -217,14 +215,6 @@ def uninterrupted(work: Callable[[], R]) -> R:
         finally:
             del interrupt, failure, call, work  # else error, traceback and frame hold each other
     return call.result()
-
-
-def remove_tree(path: Path) -> None:
-    """Remove a directory with all that is in it, as far as that can be; see `uninterrupted`.
-
-    `shutil.rmtree` that is interrupted may close a descriptor twice, which is somebody else's then.
-    """
-    uninterrupted(lambda: shutil.rmtree(path, ignore_errors=True))
 
 
 def in_one_step(*calls: Callable[[], object]) -> None:

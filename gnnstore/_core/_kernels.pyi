@@ -160,6 +160,13 @@ def rename_noreplace(source: _Path, target: _Path) -> None:
         The system or the file system cannot do it (EINVAL: no support).
     """
 
+def remove_tree(path: _Path) -> None:
+    """Remove a directory, if it is one, and all that is in it, as far as that can be.
+
+    In one step of the interpreter: `shutil.rmtree` that is interrupted may close a descriptor
+    twice, which is somebody else's then.
+    """
+
 def rename_exchange(a: _Path, b: _Path) -> None:
     """Exchange two existing files or directories of one file system atomically.
 

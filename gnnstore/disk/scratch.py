@@ -24,12 +24,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal, Self, TypeAlias
 
+from gnnstore import _core
 from gnnstore.errors import NoSpaceError, NotFoundError, StorageError
 from gnnstore.formats.container.files import directory_bytes
 from gnnstore.formats.container.leftovers import Leftover, State, last_change
 from gnnstore.formats.container.regular_files import open_regular
 from gnnstore.formats.container.strict_json import parse_object
-from gnnstore.interrupts import remove_tree
 
 Claim: TypeAlias = Literal["running", "dead", "empty", "foreign"]
 
@@ -326,7 +326,7 @@ def _remove(path: Path) -> bool:
         entries = [entry for entry in path.iterdir() if entry.name != _OWNER_FILE]
         for entry in entries:
             if entry.is_dir() and not entry.is_symlink():
-                remove_tree(entry)
+                _core.remove_tree(entry)
             else:
                 entry.unlink(missing_ok=True)
         if any(entry.exists() for entry in entries):

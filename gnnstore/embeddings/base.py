@@ -92,7 +92,7 @@ class ResidentTable(Protocol):
         """Begin to read the partitions of the next state, as far as there is room; do not wait."""
         ...
 
-    def leave(self) -> None:
+    def leave(self, loader: object) -> None:
         """End an iteration, also by `break` or an exception: no thread is left, nothing is lost."""
         ...
 
@@ -110,9 +110,10 @@ class ResidentTable(Protocol):
         """
         ...
 
-    def note_position(self, state_dict: dict[str, Any]) -> None:
-        """Take the loader's state with the batch that was handed out last, for the next commit.
+    def note_position(self, loader: object, state_dict: dict[str, Any]) -> None:
+        """Take a loader's state with the batch that was handed out last, for the next commit.
 
-        Of a loader that is used for evaluation the table takes none.
+        It is that of training once rows are given out for training; from then on, the states of
+        this loader are, until rows are given out with the batches of another.
         """
         ...

@@ -85,7 +85,11 @@ class EmbeddingTable(torch.nn.Module):
         self._steps = directory.base.steps
         self._committed_steps = self._steps
         self._position = directory.base.position
-        self._noted: Mapping[str, Any] | None = self._position
+        # The state of the loader that trains, with the loader; and of one that may be evaluating.
+        self._noted: tuple[Any, Mapping[str, Any]] | None = None
+        self._pending: tuple[Any, Mapping[str, Any]] | None = None
+        # The state that was entered last; and that in which all rows were asked for by `load`.
+        self._state = self._loaded_in = np.empty(0, np.int64)
         self._process = os.getpid()
         self.optimizer_name: str | None = None
         self.leaves: list[Tensor] = []
@@ -236,6 +240,8 @@ class EmbeddingTable(torch.nn.Module):
                     "them: make one (gnnstore.RowwiseAdagrad(table)) first; or call eval() on the "
                     "table, or use torch.no_grad()"
                 )
+            if self._pending is not None:
+                self._noted, self._pending = self._pending, None
             result.requires_grad_()
             self.leaves.append(result)
             self._given.append((rows, result))
@@ -286,6 +292,8 @@ class EmbeddingTable(torch.nn.Module):
     def load(self) -> None:
         """Have all rows in memory, whatever partitions they are of.
 
+        In a loop over a loader by partitions, until it goes on to other ones.
+
         Raises
         ------
         BudgetError
@@ -298,6 +306,7 @@ class EmbeddingTable(torch.nn.Module):
         every = np.arange(self._manifest.num_partitions)
         self._enter(every, len(every))
         self._buffer.leave()
+        self._loaded_in = self._state
 
     def _check_budget(self) -> None:
         """Refuse all rows if they are more than the table's own budget."""
@@ -399,10 +408,16 @@ class EmbeddingTable(torch.nn.Module):
         self._is_whole = self._is_reserved = state is None or self._manifest.partitions is None
         if state is None or slots is None or self._is_whole:
             return False  # all are read when rows are asked for
-        if np.array_equal(np.sort(state), self._buffer.resident()):
+        state, num_slots = np.sort(state), max(len(state), slots[0]) + slots[1]
+        if np.array_equal(state, self._loaded_in):
+            return False
+        self._loaded_in = np.empty(0, np.int64)
+        self._state = state
+        is_there = np.array_equal(state, self._buffer.resident())
+        if is_there and self._buffer.num_slots <= num_slots:
             return False
         self._check_stepped()
-        self._enter(np.asarray(state, np.int64), max(len(state), slots[0]) + slots[1])
+        self._enter(state, num_slots)
         return True
 
     def _enter(self, state: npt.NDArray[np.int64], num_slots: int) -> None:
@@ -449,8 +464,10 @@ class EmbeddingTable(torch.nn.Module):
         if not self._is_whole:
             self._buffer.expect(np.asarray(state, np.int64))
 
-    def leave(self) -> None:
+    def leave(self, loader: object) -> None:
         """End an iteration; see `ResidentTable`."""
+        if self._pending is not None and self._pending[0]() is loader:
+            self._pending = None
         self._is_reserved = False
         self._buffer.leave()
 
@@ -458,10 +475,14 @@ class EmbeddingTable(torch.nn.Module):
         """Return the loader's state at the commit that the table goes on from, or None."""
         return None if self._position is None else dict(self._position)
 
-    def note_position(self, state_dict: dict[str, Any]) -> None:
-        """Take the loader's state, for the next commit; see `ResidentTable`."""
-        if self.training and torch.is_grad_enabled():
-            self._noted = state_dict
+    def note_position(self, loader: object, state_dict: dict[str, Any]) -> None:
+        """Take a loader's state, for the next commit; see `ResidentTable`."""
+        trains = self._noted is not None and self._noted[0]() is loader
+        found = weakref.ref(loader), state_dict
+        if trains:
+            self._noted, self._pending = found, None
+        else:
+            self._pending = found
 
     # --- commits ---------------------------------------------------------------------------
 
@@ -494,8 +515,11 @@ class EmbeddingTable(torch.nn.Module):
             room, and call it again.
         """
         self._check_usable()
-        noted = self._noted if position is None else position
-        plain = None if noted is None else _as_json(noted)
+        if position is None and self._noted is not None:
+            position = self._noted[1]
+        elif position is None and self.is_committed:  # and no loader has trained since
+            position = self._position
+        plain = None if position is None else _as_json(position)
         self._buffer.flush()
         try:
             done = self._directory.commit(self._steps, plain)

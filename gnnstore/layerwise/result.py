@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore import _core
 from gnnstore.errors import NotFoundError, limits_named, storage_errors
 from gnnstore.formats import NODE_TYPE, StoreReader
 from gnnstore.graph.arrays import Attribute
-from gnnstore.interrupts import remove_tree
 
 ARRAY_NAME = "x"
 _SCAN_BYTES = 64 << 20
@@ -88,7 +88,7 @@ class Embeddings(Attribute):
 
     def remove(self) -> None:
         """Delete the directory."""
-        remove_tree(self.path)
+        _core.remove_tree(self.path)
 
     def __repr__(self) -> str:
         return f"Embeddings({str(self.path)!r}, {self.dtype}, shape={list(self.shape)})"

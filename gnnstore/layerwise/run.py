@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from gnnstore import _core
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.budget.limits import affordable_threads
 from gnnstore.disk.engines import open_engine
@@ -25,7 +26,6 @@ from gnnstore.graph.arrays import as_tensor
 from gnnstore.graph.indices import IndexRows
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.store import GraphStore
-from gnnstore.interrupts import remove_tree
 from gnnstore.layerwise.blocks import BlockMaker
 from gnnstore.layerwise.graph import GraphReader, Pieces
 from gnnstore.layerwise.limits import BlockLimits
@@ -214,14 +214,14 @@ class InferenceRun:
                 request.progress.note(str(done), vars(done))
                 source = _opened(rows, self._directory(writer, number), request.io_engine)
                 if number:
-                    remove_tree(self._directory(writer, number - 1))
+                    _core.remove_tree(self._directory(writer, number - 1))
         del source
         last = len(self.plans) - 1
         if first > last:  # all was finished but the commit
             with self._begin(writer, last) as rows:
                 rows.skip(self._num_nodes)
         for number in range(last):
-            remove_tree(self._directory(writer, number))
+            _core.remove_tree(self._directory(writer, number))
         return self._spec(last), stats
 
     # ---- sizes

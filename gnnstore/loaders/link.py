@@ -467,10 +467,10 @@ def _labels(edge_label: Any, num_edges: int, negatives: Negatives | None) -> tor
         )
     raised = labels + 1
     if labels.is_floating_point():
-        merged = (labels == labels.round()) & (raised - 1 != labels)
+        merged = (labels == labels.round()) & (raised.double() != labels.double() + 1)
         if merged.any():
             raise InputError(
                 f"edge_label: with negatives, labels are raised by one, and {labels.dtype} has no "
-                f"number for {labels[merged][0]:g} + 1; give them as float32"
+                f"number for {float(labels[merged][0]):g} + 1; give them as a wider type"
             )
     return raised

@@ -159,15 +159,15 @@ class SampledLoader(BatchLoader):
                     now = self._enter(number, start.epoch, now)
                     position = self.state_dict()
                     for table in tables:
-                        table.note_position(position)
+                        table.note_position(self, position)
                     yield batch
                     del batch  # its buffers are recycled
                 position = self.state_dict()  # that of the next epoch
                 for table in tables:
-                    table.note_position(position)
+                    table.note_position(self, position)
             finally:
                 for table in tables:
-                    table.leave()
+                    table.leave(self)
 
     def _enter(self, number: int, epoch: int, now: int) -> int:
         """Have the rows of a batch's state in memory; begin to read those of the next state.

@@ -307,3 +307,20 @@ def test_messages_name_options_as_they_are_typed(run: Any, tmp_path: Path) -> No
     budget = run("convert", "rmat", tmp_path / "g.gnn", "--scale", "12", "--memory", "1kB")
     assert re.search(r"of the --memory budget.*raise --memory by at least", budget.stderr)
     assert unused.status == none.status == budget.status == 2
+
+
+def test_paths_in_messages_stay(run: Any, tmp_path: Path) -> None:
+    place = tmp_path / "seed=3" / "memory=1"
+    missing = run("convert", "numpy", place / "x.npz", tmp_path / "g.gnn", "--json")
+    assert f"{place / 'x.npz'} does not exist" in missing.document["error"]["message"]
+
+
+@pytest.mark.parametrize("words", [(), ("--threads", "2")])
+def test_what_is_told_on_the_way_names_options_as_well(
+    run: Any, example: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    assert run("pack", example, "--output", tmp_path / "plan", *words).status == 0
+    taken = run("pack", example, "--output", tmp_path / "plan", *words)
+    assert "or pass --overwrite to replace it" in taken.stderr
+    small = run("pack", example, "--output", tmp_path / "b", "--memory", "1MB", *words)
+    assert "num_threads=" not in small.stderr

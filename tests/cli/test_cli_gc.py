@@ -87,7 +87,7 @@ def test_what_cannot_be_removed_is_named(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = leave(tmp_path)
-    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    monkeypatch.setattr("gnnstore._core.remove_tree", lambda *_, **__: None)
     done = run("gc", tmp_path, "--yes")
     assert done.status == 5
     assert f"cannot remove {left}; check whose it is" in done.stderr

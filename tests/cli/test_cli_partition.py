@@ -273,7 +273,7 @@ def test_what_cannot_be_removed_whole_is_named(
     run: Any, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     partition(store, 4, name="a")
-    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    monkeypatch.setattr("gnnstore._core.remove_tree", lambda *_, **__: None)
     done = run("rm", store, "--partitions", "a")
     assert done.status == 5
     assert "not all of the partitioning could be removed; check whose it is" in done.stderr

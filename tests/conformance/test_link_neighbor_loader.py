@@ -825,7 +825,7 @@ def test_attributes_of_seed_edges(path: Path, edge_index: torch.Tensor) -> None:
         ),
         (
             {"edge_label": torch.arange(E).half() % 2 * 2048, "neg_sampling": "binary"},
-            r"no number for 2048 \+ 1; give them as float32",
+            r"no number for 2048 \+ 1; give them as a wider type",
         ),
         ({"input_id": torch.arange(3)}, f"3 entries for {E} edges"),
     ],

@@ -304,8 +304,7 @@ def test_a_commit_keeps_the_position_that_it_knows(
     table = table_of(store, tmp_path / "t", partitions=None)
     options = {"partitions": None, "shuffle": False, "sampler": Sampler(), "num_threads": 0}
     loader = loader_of(store, table, **options)
-    batches = iter(loader)
-    next(batches)
+    next(steps_of(table, loader))
     table.commit()
     state = loader.state_dict()
     table.close()
@@ -317,4 +316,105 @@ def test_a_commit_keeps_the_position_that_it_knows(
     with pytest.raises(UsageError, match="batches would be learned twice, or never"):
         loader.load_state_dict({**state, "batches": 0})
     loader.load_state_dict(state)
+    table.close()
+
+
+def steps_of(table: EmbeddingTable, loader: Any, **how: bool) -> Any:
+    """Train on the batches of a loader, and yield after each step."""
+    optimizer, batches = RowwiseAdagrad(table, lr=0.3), iter(loader)
+    while True:
+        table.train(not how.get("evaluates_between", False))
+        with torch.set_grad_enabled(not how.get("evaluates_between", False)):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        table.train()
+        loss = loss_of(table, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield
+
+
+def resumes(store: gnnstore.GraphStore, table: EmbeddingTable, loader: Any) -> dict[str, Any]:
+    """Commit, and check that the loader's state goes with it, and no other."""
+    table.commit()
+    state: dict[str, Any] = loader.state_dict()
+    table.close()
+    again = EmbeddingTable.open(table.path, store)
+    other = {**state, "batches": state["batches"] + 1}
+    with pytest.raises(UsageError, match="batches would be learned twice, or never"):
+        loader_of(store, again).load_state_dict(other)
+    loader_of(store, again).load_state_dict(state)
+    again.close()
+    return state
+
+
+@pytest.mark.parametrize("evaluates_between", [False, True])
+def test_the_position_is_that_of_training(
+    store: gnnstore.GraphStore, tmp_path: Path, evaluates_between: bool
+) -> None:
+    """Whatever mode the table is in while a batch is handed out, and who else evaluates."""
+    table = table_of(store, tmp_path / "t")
+    loader, other = loader_of(store, table), loader_of(store, table, seed=9)
+    steps = steps_of(table, loader, evaluates_between=evaluates_between)
+    for _ in range(4):
+        next(steps)
+    table.eval()
+    with torch.no_grad():
+        for _, batch in zip(range(3), other, strict=False):
+            loss_of(table, batch)
+    table.train()
+    assert resumes(store, table, loader)["batches"] == 4
+
+
+def test_evaluation_with_the_loader_that_trains(store: gnnstore.GraphStore, tmp_path: Path) -> None:
+    table = table_of(store, tmp_path / "t")
+    loader = loader_of(store, table)
+    for _ in steps_of(table, loader):
+        pass
+    table.eval()
+    with torch.no_grad():
+        for batch in loader:
+            loss_of(table, batch)
+    assert resumes(store, table, loader)["epoch"] == 2
+
+
+def test_training_without_a_loader_has_no_position(
+    store: gnnstore.GraphStore, tmp_path: Path
+) -> None:
+    table = table_of(store, tmp_path / "t")
+    next(steps_of(table, loader_of(store, table)))
+    table.commit()
+    assert table.position() is not None
+    table.close()
+    table = EmbeddingTable.open(tmp_path / "t", store)
+    table.commit()
+    assert table.position() is not None
+    table.load()
+    optimizer = RowwiseAdagrad(table)
+    table(torch.arange(5)).sum().backward()
+    optimizer.step()
+    table.commit()
+    assert table.position() is None
+    table.close()
+
+
+def test_all_rows_are_in_memory_until_the_state_changes(
+    store: gnnstore.GraphStore, tmp_path: Path
+) -> None:
+    table = table_of(store, tmp_path / "t")
+    num_resident = []
+    for number, batch in enumerate(loader_of(store, table)):
+        if number == 1:
+            with torch.no_grad():
+                table.load()
+                table(torch.arange(150))
+        num_resident.append((len(table._buffer.resident()), table._state.tolist()))
+        del batch
+    assert num_resident[0][0] == 4
+    first = num_resident[0][1]
+    assert all(n == 8 for n, state in num_resident[1:] if state == first)
+    assert all(n == 4 for n, state in num_resident if state != first)
+    assert num_resident[2][1] == first, "the state has more batches"
     table.close()

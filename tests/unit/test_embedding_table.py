@@ -182,7 +182,8 @@ def test_a_checkpoint_holds_the_commit_and_no_rows(table_of: Open, tmp_path: Pat
 def test_a_loader_at_another_place_is_refused(table_of: Open) -> None:
     table = table_of()
     table.check_position({"epoch": 3, "batches": 1})  # nothing is known yet
-    table.note_position({"epoch": 0, "batches": 3, "fingerprint": (1, 2)})
+    table.note_position(table, {"epoch": 0, "batches": 3, "fingerprint": (1, 2)})
+    learn(table, [1])
     table.commit()
     table = table_of()
     table.check_position({"epoch": 0, "batches": 3, "fingerprint": [1, 2]})
@@ -257,7 +258,7 @@ def test_partitions_come_and_go_with_their_changes_and_state(table_of: Open, sto
             table.expect(np.array(states[i + 1]))
         if i == 4:
             table.commit()
-    table.leave()
+    table.leave(table)
     assert torch.equal(table[:], expected)
     table.commit()
     table = table_of()
@@ -279,7 +280,7 @@ def test_a_node_whose_partition_is_away_is_named(table_of: Open, store: Path) ->
     for bad in (-1, N):
         with pytest.raises(BadIndexError, match=r"outside \[0, 60\)"):
             table(torch.tensor([bad]))
-    table.leave()
+    table.leave(table)
     with pytest.raises(BadIndexError, match=r"outside \[-60, 60\)"):
         table[[N]]
 
@@ -328,7 +329,7 @@ def test_gradients_that_wait_are_not_forgotten(table_of: Open, store: Path) -> N
     enter(table, 0, 2)
     with pytest.raises(UsageError, match="whose partitions have left memory"):
         late.backward()
-    table.leave()
+    table.leave(table)
 
 
 def test_a_step_ends_what_was_looked_up(table_of: Open) -> None:
@@ -410,7 +411,7 @@ def test_a_partition_that_cannot_be_written_stays_in_memory(
                 enter(table, 2, 3, slots=slots)
         with pytest.raises(StorageError, match="No space left"):
             table.commit()
-    table.leave()
+    table.leave(table)
     assert torch.equal(table[:], learned)
     table.commit()
     assert torch.equal(table_of()[:], learned)
@@ -435,7 +436,7 @@ def test_damage_is_named(table_of: Open, store: Path) -> None:
     assert not gnnstore.verify(table.path, "header").ok
     with pytest.raises(CorruptStoreError, match="file ends here"):
         enter(table, 0, 1, 2, 3, 4)
-    table.leave()
+    table.leave(table)
     table.close()
     slots.rename(slots.with_name("away"))
     with pytest.raises(CorruptStoreError, match="slots: missing"):
@@ -750,7 +751,7 @@ def test_rows_are_exported_as_an_attribute(
     if partitions:
         enter(table, 1, 2)
         learn(table, nodes_in(store, 1))  # neither on disk nor committed
-        table.leave()
+        table.leave(table)
     alone = gnnstore.open(table.export(tmp_path / "rows.gnn", "z", memory=4000))
     assert torch.equal(alone.node_attribute("z").tensor(), table[:])
     assert alone.num_edges == 0
@@ -770,7 +771,7 @@ def test_edges_are_ranked_by_rows_of_a_table(table_of: Open, store: Path) -> Non
     table = table_of(partitions="five")
     enter(table, 0, 1)
     learn(table, nodes_in(store, 0, 1))
-    table.leave()
+    table.leave(table)
     queries = np.random.default_rng(0).integers(0, N, (2, 20))
 
     def score(known: torch.Tensor, rows: torch.Tensor, _: Any) -> torch.Tensor:

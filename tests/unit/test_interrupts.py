@@ -7,7 +7,6 @@ import gc
 import os
 import random
 import re
-import shutil
 import signal
 import sys
 import threading
@@ -33,7 +32,6 @@ from gnnstore.interrupts import (
     Pending,
     Thread,
     in_one_step,
-    remove_tree,
     uninterrupted,
 )
 from gnnstore.parallel import Workers
@@ -255,25 +253,6 @@ def test_work_is_done_whole_and_then_interrupted(interrupt_soon: Callable[[float
     assert uninterrupted(lambda: 3) == 3
     with pytest.raises(ValueError, match="no"):
         uninterrupted(lambda: int("no"))
-
-
-def test_a_directory_is_removed_where_no_signal_comes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`shutil.rmtree` that is interrupted may close a descriptor twice: somebody else's."""
-    removed: list[bool] = []
-
-    def rmtree(path: Path, *, ignore_errors: bool) -> None:
-        removed.append(threading.current_thread() is not threading.main_thread())
-        path.rmdir()
-        assert ignore_errors
-
-    monkeypatch.setattr(shutil, "rmtree", rmtree)
-    directory = tmp_path / "a"
-    directory.mkdir()
-    remove_tree(directory)
-    assert removed == [True]
-    assert not directory.exists()
 
 
 def test_an_interrupt_of_work_is_told_of_with_what_failed_in_it(

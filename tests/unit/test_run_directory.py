@@ -24,6 +24,7 @@ from typing import Any
 
 import pytest
 
+from gnnstore import _core
 from gnnstore.disk import scratch as run_directory
 from gnnstore.disk.scratch import (
     RunDirectory,
@@ -245,7 +246,7 @@ def test_an_interrupt_while_it_is_removed_leaves_nothing(
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(shutil, "rmtree", interrupted)
+    monkeypatch.setattr("gnnstore._core.remove_tree", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run.close()
     assert list(tmp_path.iterdir()) == []
@@ -466,3 +467,24 @@ def test_what_cannot_be_removed_is_said_and_found_again(
     monkeypatch.undo()
     assert [found.state for found in find_runs(tmp_path)] == ["stale"]
     assert sweep_stale(tmp_path) == [left]
+
+
+def test_what_can_be_removed_of_a_tree_is(tmp_path: Path) -> None:
+    """A link is no directory, and what it leads to is not of the tree."""
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").write_text("a")
+    tree = tmp_path / "tree"
+    (tree / "a" / "b").mkdir(parents=True)
+    for number in range(300):
+        (tree / "a" / str(number)).write_text("x")
+    (tree / "link").symlink_to(kept)
+    (tree / "dangling").symlink_to(tmp_path / "nothing")
+    os.mkfifo(tree / "fifo")
+    link, file = tmp_path / "link", tmp_path / "file"
+    link.symlink_to(kept)
+    file.write_text("b")
+    for path in (tree, link, file, tmp_path / "nothing"):
+        _core.remove_tree(path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "kept", "link"]
+    assert (kept / "file").read_text() == "a"

@@ -117,7 +117,7 @@ def test_what_was_replaced_and_cannot_be_removed_is_named(
     store = write_example_store(tmp_path / "a.gnn").path
     events: list[str] = []
     with monkeypatch.context() as patch:
-        patch.setattr("shutil.rmtree", lambda *_, **__: None)
+        patch.setattr("gnnstore._core.remove_tree", lambda *_, **__: None)
         with StoreWriter(store, overwrite=True, on_event=events.append) as writer:
             writer.commit(EMPTY, {})
     (left,) = (path for path in tmp_path.iterdir() if path != store)

@@ -1,5 +1,9 @@
 #include <nanobind/stl/vector.h>
 
+#include <filesystem>
+#include <system_error>
+#include <vector>
+
 #include "bindings/arrays.h"
 #include "bindings/storage.h"
 #include "kernels/files.h"
@@ -32,6 +36,18 @@ NumpyVector<const uint8_t> map_files(nb::handle paths, const std::vector<int64_t
     return owned_vector(data, size, std::move(mapping));
 }
 
+// Goes on with the others where something cannot be removed. Links are removed, not followed.
+void remove_what_can_be(const std::filesystem::path &tree) {
+    std::error_code code;
+    if (std::filesystem::is_directory(std::filesystem::symlink_status(tree, code))) {
+        std::vector<std::filesystem::path> entries;
+        std::filesystem::directory_iterator entry(tree, code), end;
+        for (; !code && entry != end; entry.increment(code)) entries.push_back(entry->path());
+        for (const std::filesystem::path &each : entries) remove_what_can_be(each);
+    }
+    std::filesystem::remove(tree, code);
+}
+
 template <void (*rename)(const std::string &, const std::string &)>
 void rename_paths(nb::handle source, nb::handle target) {
     const std::string from = fs_path(source), to = fs_path(target);
@@ -39,10 +55,19 @@ void rename_paths(nb::handle source, nb::handle target) {
     rename(from, to);
 }
 
+void remove_tree(nb::handle path) {
+    const std::filesystem::path tree = fs_path(path);
+    const GilRelease release;
+    std::error_code code;
+    if (std::filesystem::is_directory(std::filesystem::symlink_status(tree, code)))
+        remove_what_can_be(tree);
+}
+
 }  // namespace
 
 void bind_files(nb::module_ &m) {
     m.def("map_files", map_files, "paths"_a, "body_bytes"_a, "advice"_a = "normal");
     m.def("rename_noreplace", rename_paths<rename_noreplace>, "source"_a, "target"_a);
+    m.def("remove_tree", remove_tree, "path"_a);
     m.def("rename_exchange", rename_paths<rename_exchange>, "a"_a, "b"_a);
 }

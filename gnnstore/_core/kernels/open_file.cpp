@@ -4,14 +4,21 @@
 #include <sys/mman.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <stdexcept>
+#include <thread>
 #include <utility>
 
 #include "kernels/errors.h"
 #include "kernels/system.h"
 
 namespace gnnstore {
+namespace {
+
+constexpr int max_tries = 20;
+
+}  // namespace
 
 OpenFile::OpenFile(std::string path, int64_t min_bytes, bool want_direct)
     : mapped_bytes_(min_bytes) {
@@ -75,10 +82,17 @@ const uint8_t *OpenFile::mapped() const {
         return place;
     if (mapped_bytes_ == 0) return nullptr;
     const auto num_bytes = static_cast<size_t>(mapped_bytes_);
-    void *place = sys::mmap(nullptr, num_bytes, PROT_READ, MAP_SHARED, descriptor(), 0);
-    if (place == MAP_FAILED) {
+    void *place = MAP_FAILED;
+    for (int tries = 0; place == MAP_FAILED; ++tries) {
+        place = sys::mmap(nullptr, num_bytes, PROT_READ, MAP_SHARED, descriptor(), 0);
+        if (place != MAP_FAILED) break;
         const int code = errno;
-        throw IoError(code, std::string("cannot map: ") + std::strerror(code), path());
+        if (const uint8_t *earlier = mapped_.load(std::memory_order_acquire); earlier != nullptr)
+            return earlier;
+        // Others may be mapping it, where there is room for one mapping.
+        if (tries == max_tries)
+            throw IoError(code, std::string("cannot map: ") + std::strerror(code), path());
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     // Only a hint: without it the system reads tens of pages around each page touched.
     (void)sys::madvise(place, num_bytes, MADV_RANDOM);

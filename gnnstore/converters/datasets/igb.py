@@ -104,8 +104,8 @@ def _check_labels(labels: Path, classes: str) -> None:
         other = labels.with_name(f"node_label_{name}.npy")
         if other.exists():
             raise NotFoundError(
-                f"{labels} is not there, but {other.name} is: take it with --classes {name} "
-                f"(classes={name!r}), or download the other",
+                f"{labels} is not there, but {other.name} is: take it with classes={name}, "
+                "or download the other",
                 path=labels,
             )
     _LOG.warning("%s is not there: the store has neither labels nor splits", labels)

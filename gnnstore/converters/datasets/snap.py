@@ -29,7 +29,7 @@ from gnnstore.progress import Progress
 _COMMENTS = b"#%"
 _NUM_ENDS = 2
 _EXTRA_HINT = (
-    ". Drop the columns after the first two (--ignore-extra-columns, extra_columns='ignore'), "
+    ". Drop the columns after the first two (extra_columns='ignore'), "
     "or keep one as edge_weight (edge_weight=COLUMN)"
 )
 _TYPE_HINT = (

@@ -232,5 +232,6 @@ def read_rows(array: PagedArray, first: int, last: int) -> npt.NDArray[Any]:
             read_exactly(array.file_paths[shard], begin * stride, runs.reshape(-1), what)
             rows = runs[:, : per_run * row_bytes].reshape(-1, row_bytes)
             here[:] = rows[row - begin * per_run :][:count]
+        array.check_place()
         done += count
     return out.reshape(-1).view(array.dtype).reshape(last - first, *array.row_shape)

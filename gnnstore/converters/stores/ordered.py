@@ -15,6 +15,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec
 
+from gnnstore import _core
 from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.converters.stores.reorder import Scoring, write_reordered
 from gnnstore.converters.writer.opening import AlreadyConverted, fingerprint
@@ -25,7 +26,6 @@ from gnnstore.formats.container.transaction import check_final
 from gnnstore.formats.container.writer import is_resumable_error
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.formats.store.schema import StoreManifest
-from gnnstore.interrupts import remove_tree
 
 P = ParamSpec("P")
 
@@ -102,7 +102,7 @@ def _remove_useless(unordered: Path, output: Path, options: ConvertOptions) -> N
             except GnnstoreError:
                 done = origin = {}
             if done == origin:
-                remove_tree(unordered)
+                _core.remove_tree(unordered)
 
 
 @contextmanager
@@ -114,6 +114,6 @@ def _removed_at_last(path: Path) -> Iterator[None]:
         except BaseException as error:
             provenance = StoreInput(path).reader.manifest.provenance
             if not is_resumable_error(error) or fingerprint(provenance) is None:
-                remove_tree(path)
+                _core.remove_tree(path)
             raise
-        remove_tree(path)
+        _core.remove_tree(path)

@@ -29,7 +29,6 @@ from gnnstore.disk.spool import Spool
 from gnnstore.errors import CorruptStoreError, UsageError, storage_error
 from gnnstore.features.source import RowRequest, RowSource, RowSpec
 from gnnstore.formats.packed.manifest import CHECKED_ROWS, MAX_PIECE_BYTES
-from gnnstore.interrupts import remove_tree
 
 # Chunks begin at multiples of this: what direct reads of any common disk are aligned to.
 CHUNK_ALIGNMENT_BYTES = 4096
@@ -484,7 +483,7 @@ class PackedSuperbatch:
 
     def close(self) -> None:
         """Remove the files. Idempotent; reads that are under way finish."""
-        remove_tree(self.directory)
+        _core.remove_tree(self.directory)
 
     def __enter__(self) -> Self:
         return self

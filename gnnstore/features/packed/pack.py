@@ -49,7 +49,7 @@ from gnnstore.features.packed.memory import (
 from gnnstore.features.packed.misses import MissCollector, MissTable, Slots
 from gnnstore.features.source import RowSpec
 from gnnstore.formats.container.files import require_space
-from gnnstore.interrupts import CancelledError, Flag, remove_tree
+from gnnstore.interrupts import CancelledError, Flag
 from gnnstore.threads import interruptible
 from gnnstore.units import format_size
 
@@ -310,7 +310,7 @@ def pack(
     except BaseException:
         if missed is not None:
             missed.close()
-        remove_tree(own)
+        _core.remove_tree(own)
         raise
 
 

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from gnnstore import _core
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE
 from gnnstore.formats.container.files import directory_bytes
 from gnnstore.formats.container.journal import SPILL_DIRECTORY, Journal
 from gnnstore.formats.container.journal_file import JOURNAL_FILE, read_records
 from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY, KINDS
-from gnnstore.interrupts import remove_tree
 
 State = Literal["running", "resumable", "unfinished", "set aside", "stale"]
 
@@ -149,8 +149,8 @@ def remove(path: Path) -> None:
     Of what cannot be deleted as much as possible is.
     """
     for spill in _foreign_spill(path):
-        remove_tree(spill)
-    remove_tree(path)
+        _core.remove_tree(spill)
+    _core.remove_tree(path)
 
 
 def _is_ours(path: Path) -> bool:

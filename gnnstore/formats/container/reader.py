@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -16,6 +16,7 @@ from gnnstore.errors import (
     GnnstoreError,
     NotFoundError,
     StorageError,
+    UnsupportedVersionError,
     storage_error,
 )
 from gnnstore.formats.arrays.compressed import (
@@ -75,21 +76,35 @@ class Identity:
         Raises
         ------
         StorageError
-            If another one has taken its place.
+            If another one has taken its place, or if that cannot be found out.
         """
         found = self._look()
         if found is None or found == self._found:
             return
         directory, word = self._root.parent, self._kind.WORD
-        with suppress(GnnstoreError):
-            text = read_small(self._root, MAX_MANIFEST_BYTES, directory)
+        text = read_small(self._root, MAX_MANIFEST_BYTES, directory)
+        with suppress(CorruptStoreError, UnsupportedVersionError):
             if self._kind.decode(text, str(self._root)).uuid == self.uuid:
+                self._found = found
                 return
         raise StorageError(
             f"{directory}: another {word} was put in place of the one that was opened; open it "
             "again",
             path=directory,
         )
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Check at the end that what was read meanwhile is of this directory; see `check`.
+
+        What failed meanwhile may have failed because it was not.
+        """
+        try:
+            yield
+        except (GnnstoreError, OSError):
+            self.check()
+            raise
+        self.check()
 
 
 # `problems` holds this much of an array at a time.
@@ -194,11 +209,9 @@ class SealedReader(Generic[M]):
         text = read_small(root, MAX_MANIFEST_BYTES, directory)
         manifest: Any = cls.MANIFEST.decode(text, str(root))
         identity.uuid = manifest.uuid
-        try:
+        with identity.kept():
             _check_sizes(directory, manifest)
             return cls(directory, manifest)
-        finally:
-            identity.check()
 
     @classmethod
     def reopen(cls, path: str, uuid: str) -> Self:
@@ -257,10 +270,8 @@ class SealedReader(Generic[M]):
             If it cannot be decoded or is not what the manifest says.
         """
         check_directories(self.path, spec.path)  # no file of an empty array need be listed
-        try:
+        with self._identity.kept():
             return read_compressed(self.path / spec.path, spec)
-        finally:
-            self._identity.check()
 
     def compressed_chunks(
         self, spec: AttributeSpec
@@ -273,10 +284,8 @@ class SealedReader(Generic[M]):
             If one cannot be decoded, or the array is not what the manifest says.
         """
         check_directories(self.path, spec.path)
-        try:
+        with self._identity.kept():
             yield from read_chunks(self.path / spec.path, spec)
-        finally:
-            self._identity.check()
 
     def read(self, spec: AttributeSpec) -> npt.NDArray[Any]:
         """Read any array whole into memory, in its storage type."""

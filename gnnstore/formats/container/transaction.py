@@ -29,7 +29,6 @@ from gnnstore.formats.container.files import fsync_directory
 from gnnstore.formats.container.leftovers import is_resumable, leftover_bytes, leftovers, remove
 from gnnstore.formats.container.manifest import kind_of
 from gnnstore.formats.container.regular_files import check_tree
-from gnnstore.interrupts import remove_tree
 from gnnstore.units import format_size
 
 # What a file system without renameat2's flags answers.
@@ -174,7 +173,7 @@ class DirectoryTransaction:
                 self.path.rename(self.final)
                 self.path = old
             # The old store, under the temporary name now.
-            remove_tree(self.path)
+            _core.remove_tree(self.path)
             if self.path.exists():
                 self._on_event(
                     f"the replaced directory could not be removed from {self.path}; "
@@ -265,7 +264,7 @@ def check_final(
         return
     if not overwrite:
         raise StoreExistsError(
-            f"{final} exists; choose another output, or pass --overwrite (overwrite=True) to "
+            f"{final} exists; choose another output, or pass overwrite=True to "
             "replace it once the new one is complete",
             path=final,
         )

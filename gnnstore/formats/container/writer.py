@@ -52,7 +52,6 @@ from gnnstore.formats.container.manifest import (
 from gnnstore.formats.container.reader import SealedReader
 from gnnstore.formats.container.strict_json import MAX_DEPTH
 from gnnstore.formats.container.transaction import DirectoryTransaction
-from gnnstore.interrupts import remove_tree
 from gnnstore.units import format_size
 
 _MAX_DIFFERENCES = 3  # named in a message
@@ -379,7 +378,7 @@ class SealedWriter:
     def _clear_work(self) -> None:
         """Remove what does not belong to the directory, when all that does is durable."""
         for directory in self.journal.spill_directories:
-            remove_tree(directory)
+            _core.remove_tree(directory)
         self.journal.close()
 
     def _write_groups(self) -> None:
@@ -465,7 +464,7 @@ class SealedWriter:
         directory = self.temporary_path
         return (
             f"What was finished ({format_size(directory_bytes(directory))}) is kept in "
-            f"{directory}: repeat the command with --resume (resume=True) to go on; "
+            f"{directory}: repeat the command with resume=True to go on; "
             "'gnnstore gc' removes it."
         )
 
@@ -495,7 +494,7 @@ def _can_continue(kind: type[Manifest], fingerprint: Mapping[str, Any], director
     raise UsageError(
         f"{directory}: the interrupted {kind.ATTEMPT} there cannot be continued, since it is "
         f"another one: {shown}{f'; and {more} more' if more > 0 else ''}. Repeat the command that "
-        "was interrupted, or leave --resume (resume=True) out to remove it and start anew",
+        "was interrupted, or leave resume=True out to remove it and start anew",
         path=directory,
     )
 

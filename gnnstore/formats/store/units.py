@@ -26,6 +26,8 @@ from gnnstore.formats.container.leftovers import locked, remove
 from gnnstore.formats.container.manifest import Kind
 from gnnstore.formats.container.regular_files import check_directories
 
+# What a process was killed while writing the metadata of a directory for units.
+_UNFINISHED = f".{METADATA_FILE}."
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
@@ -125,9 +127,13 @@ def make_units_directory(kind: Kind, store: Path) -> None:
         directory.mkdir(exist_ok=True)
         metadata = directory / METADATA_FILE
         if not os.path.lexists(metadata):
-            whole = directory / f".{METADATA_FILE}.{uuid.uuid4().hex[:8]}"
-            write_json(whole, group_metadata())
-            whole.replace(metadata)
+            whole = directory / f"{_UNFINISHED}{uuid.uuid4().hex[:8]}"
+            try:
+                write_json(whole, group_metadata())
+                whole.replace(metadata)
+            except BaseException:
+                whole.unlink(missing_ok=True)
+                raise
     except OSError as error:
         found = storage_error(error, f"make a directory for {kind.directory}", directory)
         found.message += f"; give --output to write the {kind.name} elsewhere"
@@ -138,8 +144,10 @@ def drop_empty_units_directory(kind: Kind, store: Path) -> None:
     """Remove the directory for units if it holds none, and nothing that was left of any."""
     directory = store / kind.directory
     with suppress(OSError):
-        if [path.name for path in directory.iterdir()] == [METADATA_FILE]:
-            (directory / METADATA_FILE).unlink()
+        found = list(directory.iterdir())
+        if all(p.name == METADATA_FILE or p.name.startswith(_UNFINISHED) for p in found):
+            for path in found:
+                path.unlink()
             directory.rmdir()
 
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import traceback
-from collections.abc import Mapping
 from contextlib import suppress
 
 import click
@@ -37,7 +35,8 @@ def report(error: BaseException, session: Session) -> int:
         message, status = error.format_message(), USAGE
     else:
         message, status = _describe(error)
-        message = _with_flags(message, session.options)
+        if isinstance(error, GnnstoreError):
+            message = session.in_flags(message)
     # A stream that cannot be written, such as one to a full disk, may be what has failed.
     with suppress(OSError):
         _tell(error, message, with_traceback=session.debug or status == DEFECT)
@@ -55,18 +54,6 @@ def report(error: BaseException, session: Session) -> int:
                 }
             )
     return status
-
-
-def _with_flags(message: str, options: Mapping[str, str]) -> str:
-    """Return a message with `--memory 1GB` for `memory=1GB`, as its reader has typed it."""
-
-    def flag(found: re.Match[str]) -> str:
-        name, value = found.groups()
-        if name not in options:
-            return found[0]
-        return options[name] + ("" if value == "True" else value and f" {value}")
-
-    return re.sub(r"\b([a-z_]+)=(True|[^\s,.:;)]?)", flag, message)
 
 
 def _tell(error: BaseException, message: str, *, with_traceback: bool) -> None:

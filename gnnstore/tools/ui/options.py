@@ -324,10 +324,11 @@ def session_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(command)
     def with_session(session: Session, /, *args: Any, **kwargs: Any) -> Any:
         session.options = {
-            name: flag
-            for param in click.get_current_context().command.params
-            for flag in param.opts[-1:]
-            for name in (param.name or "", flag.lstrip("-").replace("-", "_"))
+            name: (option.opts[-1], not option.is_flag)
+            for option in click.get_current_context().command.params
+            if isinstance(option, click.Option)
+            for short in [option.opts[-1].lstrip("-").replace("-", "_")]
+            for name in (f"num_{short}", short, option.name or "")
         }
         return command(session, *args, **kwargs)
 

@@ -11,6 +11,7 @@ import io
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -43,7 +44,8 @@ class Session:
     as_json: bool = False
     quiet: bool = False
     debug: bool = False
-    options: Mapping[str, str] = field(default_factory=dict)  # Python's names, and the flags
+    # Python's names of the command's options: the flags, and whether they take a value.
+    options: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Let the environment turn tracebacks on where the option cannot be added."""
@@ -64,7 +66,22 @@ class Session:
     def say(self, message: str) -> None:
         """Print a remark for people on stderr, unless --quiet."""
         if not self.quiet:
-            click.echo(message, err=True)
+            click.echo(self.in_flags(message), err=True)
+
+    def in_flags(self, message: str) -> str:
+        """Return a message of the library with `--memory 1GB` for `memory=1GB`.
+
+        So its reader has typed it. Paths stay, such as those of directories called seed=1.
+        """
+
+        def flag(found: re.Match[str]) -> str:
+            name, value = found.groups()
+            if name not in self.options or "/" in value:
+                return found[0]
+            option, takes_value = self.options[name]
+            return option + f" {value}" * (takes_value and value != "")
+
+        return re.sub(r"(?<![^\s(])([a-z_]+)=([^\s,:;)]*(?<!\.))", flag, message)
 
     @contextmanager
     def progress(self, *, show_usage: bool = False, style: Style = "auto") -> Iterator[Progress]:
@@ -99,7 +116,10 @@ class _StderrHandler(logging.Handler):
     """Prints messages of the library, such as what it removed after a crash."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        click.echo(f"gnnstore: {record.getMessage()}", err=True)
+        context, message = click.get_current_context(silent=True), record.getMessage()
+        session = None if context is None else context.find_object(Session)
+        message = message if session is None else session.in_flags(message)
+        click.echo(f"gnnstore: {message}", err=True)
 
 
 def start_logging() -> None:
