@@ -50,6 +50,8 @@ def export_rows(
         raise UsageError(
             f"{source.path} has an attribute {name!r}; choose another name for the embeddings"
         )
+    if Path(path).resolve() == source.path.resolve():
+        raise UsageError(f"{path} is the store of the table; choose another place for the rows")
     with StoreWriter(path, overwrite=overwrite) as writer:
         if with_graph:
             for spec in source.manifest.arrays():

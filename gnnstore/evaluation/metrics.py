@@ -10,10 +10,26 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gnnstore.errors import InputError, UsageError
+
+# What torch sorts and compares.
+_COMPARED = frozenset(
+    (
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+    )
+)
 
 
 def ranks_among(positive: Any, negative: Any) -> Tensor:
@@ -31,7 +47,7 @@ def ranks_among(positive: Any, negative: Any) -> Tensor:
     UsageError, InputError
         If shapes do not fit, there is nothing to rank, or a score is not a number.
     """
-    positive, negative = _scores(positive, "positive"), _scores(negative, "negative", dims=(1, 2))
+    positive, negative = _both(positive, negative, dims=(1, 2))
     if negative.dim() == 2 and len(negative) != len(positive):
         raise UsageError(
             f"negative has {len(negative)} rows for {len(positive)} positives; give [Q, A] scores, "
@@ -68,8 +84,7 @@ def ogb_hits_at(positive: Any, negative: Any, k: int) -> float:
     UsageError, InputError
         As of `ranks_among`.
     """
-    positive = _scores(positive, "positive")
-    negative = _scores(negative, "negative", may_be_empty=True)
+    positive, negative = _both(positive, negative, may_be_empty=True)
     if len(negative) < _count(k):
         return 1.0
     return float((positive > negative.topk(k).values[-1]).double().mean())
@@ -85,19 +100,38 @@ def auc(positive: Any, negative: Any) -> float:
     UsageError, InputError
         As of `ranks_among`.
     """
-    positive, negative = _scores(positive, "positive"), _scores(negative, "negative")
-    dtype = torch.promote_types(positive.dtype, negative.dtype)
-    positive, ordered = positive.to(dtype), negative.to(dtype).sort().values
+    positive, negative = _both(positive, negative)
+    ordered = negative.sort().values
     below = torch.searchsorted(ordered, positive).double()
     below_or_equal = torch.searchsorted(ordered, positive, right=True).double()
     return float((below + below_or_equal).mean() / (2 * len(ordered)))
+
+
+def _both(positive: Any, negative: Any, **expected: Any) -> tuple[Tensor, Tensor]:
+    """Return scores of positives and negatives, which can be compared without rounding either."""
+    scores = _scores(positive, "positive"), _scores(negative, "negative", **expected)
+    if scores[0].dtype == scores[1].dtype:
+        return scores
+    if any(found.is_floating_point() for found in scores):
+        return scores[0].double(), scores[1].double()
+    return scores[0].long(), scores[1].long()
 
 
 def _scores(
     values: Any, name: str, dims: tuple[int, ...] = (1,), *, may_be_empty: bool = False
 ) -> Tensor:
     """Return scores as a tensor, if they are as many as expected and numbers."""
-    scores = torch.as_tensor(values).detach()
+    if isinstance(values, np.ndarray):  # torch takes neither big-endian nor reversed ones
+        values = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
+    try:
+        scores = torch.as_tensor(values).detach()
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise InputError(f"{name}: expected scores, real numbers; {error}") from None
+    if scores.is_complex():
+        raise InputError(f"{name} is {scores.dtype}: complex numbers have no order")
+    if scores.dtype not in _COMPARED:
+        is_exact = not scores.is_floating_point() and scores.dtype != torch.uint64
+        scores = scores.long() if is_exact else scores.double()
     if scores.dim() not in dims:
         expected = " or ".join(("[Q]", "[Q, A]")[dim - 1] for dim in dims)
         raise UsageError(f"{name} has the shape {list(scores.shape)}; expected scores {expected}")

@@ -21,6 +21,7 @@ from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget
 from gnnstore.disk.scratch import RunDirectory, default_parent
 from gnnstore.errors import (
+    GnnstoreError,
     StorageError,
     StoreExistsError,
     UsageError,
@@ -170,9 +171,40 @@ def inference(
             raise UsageError(
                 f"output={os.fspath(output)!r}: expected the name of a file or directory"
             )
+        _check_output(path, source.path)
         if path.suffix == ".npy":
             return _to_npy(run, request, asked, path, overwrite=overwrite, resume=resume)
         return _to_directory(run, request, asked, path, overwrite=overwrite, resume=resume)
+
+
+def _check_output(path: Path, store: Path) -> None:
+    """Refuse to put results in the place of what they are computed of, or of what is no result."""
+    places = [path]
+    if path.suffix == ".npy":
+        if path.is_dir():
+            raise UsageError(f"{path} is a directory, and .npy is a file; choose another output")
+        places.append(_rows_of(path))
+        if os.path.lexists(places[1]) and not _is_result(places[1]):
+            raise StoreExistsError(
+                f"{places[1]} exists, which is where rows lie before they become {path.name}; "
+                "choose another output, or move it",
+                path=places[1],
+            )
+    if store.resolve() in (place.resolve() for place in places):
+        raise UsageError(f"{store} is the store to be read; choose another place for the result")
+
+
+def _rows_of(path: Path) -> Path:
+    """Return the directory for the rows of a .npy file, before they are copied there."""
+    return path.with_name(f"{path.name}.rows")
+
+
+def _is_result(path: Path) -> bool:
+    """Whether a directory is a result of inference, as an interrupted run leaves it."""
+    try:
+        return open_embeddings(path).provenance.get("kind") == "inference"
+    except (GnnstoreError, OSError):
+        return False
 
 
 def _to_directory(
@@ -218,7 +250,7 @@ def _to_npy(
             path=path,
         )
     # A directory first, which can be resumed and is checked when it is read; then the file from it.
-    whole = path.with_name(f"{path.name}.rows")
+    whole = _rows_of(path)
     rows = _finished(whole, asked) if resume else None
     if rows is None:
         rows = _to_directory(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import json
 import pickle
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +29,12 @@ from torch_geometric.nn import (
     GraphConv,
     LGConv,
     PairNorm,
+    PNAConv,
     SAGEConv,
     SGConv,
     TransformerConv,
 )
-from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
+from torch_geometric.nn.models import GAT, GCN, GIN, MLP, GraphSAGE
 
 import gnnstore
 from gnnstore.converters import ConvertOptions, from_numpy, from_ogb
@@ -48,6 +51,7 @@ from gnnstore.errors import (
 from gnnstore.formats import Schema, StoreWriter
 from gnnstore.layerwise import packing as inference_packing
 from gnnstore.layerwise import run as inference_run
+from gnnstore.layerwise.models.layers import describe, read_layers
 from gnnstore.layerwise.passes import PassStats
 from gnnstore.layerwise.result import Embeddings
 from gnnstore.progress import NullProgress
@@ -369,6 +373,108 @@ def test_modules_are_as_they_were(path: Path) -> None:
     assert conv.normalize
     assert conv.cached
     assert conv._cached_edge_index is None
+
+
+@pytest.mark.parametrize("kind", [APPNP, SGConv])
+def test_what_is_refused_leaves_no_graph_in_its_cache(
+    graph: GraphArrays, path: Path, kind: type
+) -> None:
+    """Of the trial graph: the user's next result would be of that."""
+    args: tuple[Any, ...] = (2, 0.1) if kind is APPNP else (NUM_FEATURES, 3, 2)
+    conv = kind(*args, cached=True).eval()
+    with pytest.raises(UsageError, match="not layer-wise"):
+        gnnstore.inference([conv], path)
+    assert conv.cached
+    x, edges = torch.from_numpy(graph.attributes["x"]), torch.from_numpy(graph.edge_index)
+    found = conv(x, edges)
+    conv.cached, conv._cached_edge_index, conv._cached_x = False, None, None
+    assert torch.equal(found, conv(x, edges))
+
+
+def test_modules_with_a_forward_of_their_own(graph: GraphArrays, path: Path) -> None:
+    """Are called, or refused: never taken apart as if they were the base."""
+
+    class Softmax(GraphSAGE):  # type: ignore[misc]
+        def forward(self, *args: Any) -> Any:
+            return super().forward(*args).log_softmax(-1)
+
+    class Residual(torch.nn.Sequential):
+        def forward(self, rows: Any) -> Any:
+            return rows + super().forward(rows)  # type: ignore[no-untyped-call]
+
+    hooked = GraphSAGE(NUM_FEATURES, 8, 2, 3)
+    hooked.register_forward_hook(lambda *args: args[-1] * 2)
+    for model in (Softmax(NUM_FEATURES, 8, 2, 3), hooked):
+        with pytest.raises(UsageError, match=r"a forward\(\) of its own, or hooks"):
+            gnnstore.inference(model, path)
+    twice = torch.nn.Sequential(torch.nn.Linear(8, 8))
+    twice.register_forward_hook(lambda *args: args[-1] * 2)
+    conv = SAGEConv(NUM_FEATURES, 8)
+    x, edges = torch.from_numpy(graph.attributes["x"]), torch.from_numpy(graph.edge_index)
+    with torch.no_grad():
+        for rows in (Residual(torch.nn.Linear(8, 8), torch.nn.ReLU()), twice):
+            expected = rows(conv(x, edges))
+            torch.testing.assert_close(gnnstore.inference([conv, rows], path), expected)
+
+
+class Scaled(torch.nn.Module):
+    """Keeps a number wherever modules can."""
+
+    def __init__(self, place: str, number: float) -> None:
+        super().__init__()
+        self.values = [number if place == "list" else 1.0]
+        self.plain = torch.tensor(number if place == "tensor" else 1.0)
+        self._hidden = number if place == "hidden" else 1.0
+        buffered = torch.tensor(number if place == "buffer" else 1.0)
+        self.register_buffer("buffered", buffered, persistent=False)
+
+    def __repr__(self) -> str:
+        return "Scaled()"
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return rows * self.values[0] * self._hidden * self.plain * self.get_buffer("buffered")
+
+
+@pytest.mark.parametrize("place", ["list", "tensor", "hidden", "buffer"])
+def test_another_model_is_not_what_an_attempt_is_resumed_with(place: str) -> None:
+    one, other = (describe(read_layers([Scaled(place, k)])[0]) for k in (1.0, 2.0))
+    assert one != other
+    assert one == describe(read_layers([Scaled(place, 1.0)])[0])
+    assert json.loads(json.dumps(one)) == one
+
+
+def test_the_parts_of_a_model_are_told_apart() -> None:
+    degrees = torch.tensor([1, 2, 3])
+    for one, other in (
+        (MLP([4, 4, 4], act="relu"), MLP([4, 4, 4], act="silu")),
+        (partial(torch.clamp, max=1), partial(torch.clamp, max=2)),
+        (
+            PNAConv(4, 4, ["mean"], ["amplification"], degrees),
+            PNAConv(4, 4, ["mean"], ["attenuation"], degrees),
+        ),
+    ):
+        settings = [describe(read_layers([each])[0])[0]["settings"] for each in (one, other)]
+        assert settings[0] != settings[1]
+
+
+def test_what_inference_reads_or_did_not_write_is_never_replaced(
+    graph: GraphArrays, tmp_path: Path
+) -> None:
+    store = graph.write(tmp_path / "g.gnn")
+    link = tmp_path / "link"
+    link.symlink_to(store)
+    for output in (store, link):
+        with pytest.raises(UsageError, match="is the store to be read"):
+            gnnstore.inference([torch.relu], store, output, overwrite=True)
+    other = graph.write(tmp_path / "e.npy.rows")
+    with pytest.raises(StoreExistsError, match=r"e\.npy\.rows exists, which is where rows lie"):
+        gnnstore.inference([torch.relu], store, tmp_path / "e.npy")
+    (tmp_path / "d.npy").mkdir()
+    with pytest.raises(UsageError, match="is a directory"):
+        gnnstore.inference([torch.relu], store, tmp_path / "d.npy", overwrite=True)
+    for path in (store, other):
+        assert gnnstore.open(path).num_edges > 0
+    assert not list((tmp_path / "d.npy").iterdir())
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import gnnstore
-from gnnstore.converters import from_snap
+from gnnstore.converters import ConvertOptions, from_numpy, from_snap, reorder
 from gnnstore.errors import (
     CorruptStoreError,
     GnnstoreError,
@@ -24,6 +24,7 @@ from gnnstore.errors import (
 from gnnstore.features.check import verify
 from gnnstore.formats import (
     EDGE_TYPE,
+    AttributeSpec,
     EdgeTypeSpec,
     NodeTypeSpec,
     Schema,
@@ -582,3 +583,41 @@ def test_unfinished_conversion_is_mentioned(tmp_path: Path) -> None:
     unfinished.mkdir()
     (unfinished / "part").write_bytes(b"x" * 5000)
     refuse(tmp_path / "a.gnn", r"an unfinished conversion \(5 kB\) lies beside it", NotFoundError)
+
+
+@pytest.mark.parametrize("by", ["degree", "community"])
+def test_reordering_a_store_with_ids_out_of_range(
+    tmp_path: Path, by: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of splits of nodes, and of edges."""
+    rng = np.random.default_rng(0)
+    np.savez(
+        tmp_path / "a.npz",
+        edge_index=rng.integers(0, 60, (2, 400)),
+        x=rng.random((60, 3), np.float32),
+        train=np.arange(20),
+    )
+    options = ConvertOptions(edge_split=(0.8, 0.1, 0.1), edge_negatives=2)
+    path = from_numpy(tmp_path / "a.npz", tmp_path / "a.gnn", options=options)
+    reader = StoreReader.open(path)
+    (split,) = (spec for spec in reader.schema.node.splits.values())
+    target, read = reader.schema.edge.splits["test"].target, StoreReader.compressed
+    for value in (-1, 2**20):
+        copy = tmp_path / f"copy{value}.gnn"
+        shutil.copytree(path, copy)
+        with (copy / target.path / "c.0").open("r+b") as file:
+            file.write(np.array([value], target.dtype).tobytes())
+        with pytest.raises(CorruptStoreError, match=rf"node id {value} is outside \[0, 60\)"):
+            reorder(copy, tmp_path / "b.gnn", by)
+
+        def damaged(reader: StoreReader, spec: AttributeSpec, value: int = value) -> Any:
+            values = read(reader, spec)
+            if spec.path == split.path:
+                values[-1] = value
+            return values
+
+        with monkeypatch.context() as patch:
+            patch.setattr(StoreReader, "compressed", damaged)
+            with pytest.raises(CorruptStoreError, match=rf"node id {value} is outside \[0, 60\)"):
+                reorder(path, tmp_path / "b.gnn", by)
+        assert not (tmp_path / "b.gnn").exists()

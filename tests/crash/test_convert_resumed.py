@@ -209,7 +209,7 @@ def test_a_disk_that_fills_up_meanwhile_stops_what_can_be_resumed(
     (left,) = find_leftovers(tiny_disk)
     assert left.state == "resumable"
     assert left.num_bytes > SHARD_BYTES
-    for expected in ("no space left for", "are missing", f"is kept in {left.path}", "--resume"):
+    for expected in ("no space left for", "are missing", f"is kept in {left.path}", "resume=True"):
         assert expected in str(caught.value)
     (tiny_disk / "other").unlink()
     from_numpy(source, tiny_disk / "g.gnn", options=options)

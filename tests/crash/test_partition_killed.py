@@ -126,7 +126,7 @@ def test_killed_at_random_points(store: Path, whole: Path, forks: ForkServer) ->
 def test_a_full_disk(store: Path, whole: Path, small_memory: dict[str, Any]) -> None:
     with (
         failing_writes(errno.ENOSPC, 8),
-        pytest.raises(NoSpaceError, match=r"no space left.*is kept in .*--resume"),
+        pytest.raises(NoSpaceError, match=r"no space left.*is kept in .*resume=True"),
     ):
         partition(store, 5, **small_memory)
     assert [i.state for i in find_leftovers(store / "partitions")] == ["resumable"]

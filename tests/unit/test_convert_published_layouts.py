@@ -221,7 +221,7 @@ def test_igb_with_an_error_is_refused(tmp_path: Path, graph: GraphArrays) -> Non
     (papers / "node_feat.npy").unlink()
     assert "node_label_19.npy: has shape [50, 1], expected [N]" in refused()
     (papers / "node_label_19.npy").unlink()
-    assert "take it with --classes 2K" in refused(NotFoundError)
+    assert "take it with classes=2K" in refused(NotFoundError)
     (papers / "node_label_2K.npy").unlink()
     assert "so that nothing says how many papers there are" in refused(NotFoundError)
 

@@ -222,7 +222,7 @@ def test_a_weight_column_becomes_an_edge_attribute(tmp_path: Path) -> None:
         (
             "1 2 0.5\n",
             {},
-            "found 3 fields, expected 2.*--ignore-extra-columns.*edge_weight=COLUMN",
+            "found 3 fields, expected 2.*extra_columns='ignore'.*edge_weight=COLUMN",
         ),
         ("source target\n1 2\n", {}, "column 1: 'source' is not an integer.*skip_header=True"),
         ("ann bob\n", {}, "'ann' is not an integer.*string_ids=True"),

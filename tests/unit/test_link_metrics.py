@@ -76,3 +76,31 @@ def test_scores_may_be_of_different_types() -> None:
 def test_what_has_no_metric_is_refused(function: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         function()
+
+
+def test_scores_of_two_types_are_compared_without_rounding() -> None:
+    """float32 has not all whole numbers beyond 2^24, to which torch would bring both."""
+    positive, negative = torch.tensor([2**24 + 1]), torch.tensor([float(2**24)])
+    assert auc(positive, negative) == ogb_hits_at(positive, negative, 1) == 1.0
+    assert ranks_among(positive, negative).tolist() == [1.0]
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        [False, True],
+        np.array([1.0, 0.0], ">f4"),
+        np.array([0.0, 1.0])[::-1],
+        np.array([0, 1], np.uint16),
+        torch.tensor([0, 1], dtype=torch.uint32),
+    ],
+)
+def test_scores_of_any_type_of_real_numbers(scores: Any) -> None:
+    assert auc(scores, [0.5]) == ogb_hits_at(scores, [0.5], 1) == 0.5
+
+
+@pytest.mark.parametrize("scores", [["a"], None, [[1], [1, 2]], torch.tensor([1j]), object()])
+def test_what_are_no_scores(scores: Any) -> None:
+    for metric in (auc, ranks_among):
+        with pytest.raises(InputError, match=r"real numbers|complex numbers have no order"):
+            metric(scores, [0.5])

@@ -227,7 +227,7 @@ def test_a_resumed_store_is_the_same(
     tmp_path: Path, rows: np.ndarray[Any, Any], stop: str, step: int
 ) -> None:
     write(tmp_path / "whole.gnn", rows)
-    with pytest.raises(DiskError, match=r"the disk broke\. What was finished .* --resume"):
+    with pytest.raises(DiskError, match=r"the disk broke\. What was finished .* resume=True"):
         write(tmp_path / "a.gnn", rows, stop=stop, step=1 if step == 5000 else step)
     left = leftover(tmp_path)
     committed = write(tmp_path / "a.gnn", rows, resume=True, step=step)

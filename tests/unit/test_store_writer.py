@@ -70,7 +70,7 @@ def test_nothing_is_left_after_an_exception(tmp_path: Path) -> None:
 
 def test_existing_output_is_refused_before_any_work(tmp_path: Path) -> None:
     store = write_example_store(tmp_path / "a.gnn").path
-    with pytest.raises(StoreExistsError, match=r"a\.gnn exists; choose another .*--overwrite"):
+    with pytest.raises(StoreExistsError, match=r"a\.gnn exists; choose another .*overwrite=True"):
         StoreWriter(store)
 
 

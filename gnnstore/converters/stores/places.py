@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.converters.stores.graph import StoreInput
+from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.progress import Progress
 
@@ -86,6 +87,23 @@ def _distinct(
     return merge()
 
 
+def checked_ids(ids: npt.NDArray[Any], num_nodes: int, where: str) -> npt.NDArray[Any]:
+    """Return ids that a store has, if all of them are nodes.
+
+    Raises
+    ------
+    CorruptStoreError
+        Naming the first that is not.
+    """
+    if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= num_nodes):
+        wrong = ids[(ids < 0) | (ids >= num_nodes)]
+        raise CorruptStoreError(
+            f"{where}: node id {wrong.flat[0]} is outside [0, {num_nodes}); run 'gnnstore verify'",
+            path=where,
+        )
+    return ids
+
+
 def out_degrees(graph: StoreInput, progress: Progress) -> npt.NDArray[np.uint32]:
     """Return how many lists of in-neighbours each node is in, which is how often it is drawn."""
     degrees = np.zeros(graph.num_nodes, np.uint32)
@@ -100,7 +118,8 @@ def ranks_at_rest(graph: StoreInput) -> npt.NDArray[np.uint8]:
     """Return the rank of nodes that nobody draws: training nodes first, isolated ones last."""
     ranks = np.zeros(graph.num_nodes, np.uint8)
     for name, spec in graph.nodes.splits.items():
-        ids = graph.reader.read(spec)
+        where = str(graph.reader.path / spec.path)
+        ids = checked_ids(graph.reader.read(spec), graph.num_nodes, where)
         ranks[ids] = np.maximum(ranks[ids], _TRAINING if name == "train" else _OTHER)
     ranks *= 2
     first = 0

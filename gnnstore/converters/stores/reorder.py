@@ -8,7 +8,7 @@ often they are needed, hot rows share pages with hot ones, and cold pages are pa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from gnnstore.converters.stores.copy import (
 )
 from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.converters.stores.ordered_texts import texts_in_order
-from gnnstore.converters.stores.places import out_degrees, places_by, ranks_at_rest
+from gnnstore.converters.stores.places import checked_ids, out_degrees, places_by, ranks_at_rest
 from gnnstore.converters.writer.carried_ids import CARRIED_IDS
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, refuse_rules
@@ -299,7 +299,12 @@ def _write_edge_splits(graph: StoreInput, writer: GraphWriter, places: npt.NDArr
         rows = stored(spec)
         if rows is None:
             return None
-        taken: Callable[[npt.NDArray[Any]], npt.NDArray[Any]] = places.__getitem__
+        where = f"{graph.reader.path / spec.path}" if spec is not None else ""
+
+        def taken(ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            found: npt.NDArray[Any] = places[checked_ids(ids, graph.num_nodes, where)]
+            return found
+
         found = MappedRows(rows, rows.shape[1:], taken)
         found.dtype = places.dtype
         return found

@@ -110,8 +110,9 @@ class Caster:
             cast = values.astype(target)
             # float64 holds 2**63 but int64 does not, and the two would compare as equal.
             changed = (cast != values) | ((cast < 0) != (values < 0))
-        if values.dtype.kind == "f":
-            changed |= ~np.isfinite(values) | (np.abs(values) >= 2.0**63)
+            if values.dtype.kind == "f":
+                wide = np.abs(values.astype(np.float64, copy=False))
+                changed |= ~np.isfinite(wide) | (wide >= 2.0**63)
         self._refuse(changed, values, first_row, "has no exact value in")
         return cast
 

@@ -167,7 +167,10 @@ class PagedArray:
     @cached_property
     def _file_ids(self) -> list[tuple[int, int]]:
         """Device and inode of each shard."""
-        found = (path.stat() for path in self.file_paths)
+        try:
+            found = [path.stat() for path in self.file_paths]
+        except OSError as error:
+            raise self._storage_error(error, "map") from error
         return [(status.st_dev, status.st_ino) for status in found]
 
     def view(self, advice: Advice = "random") -> npt.NDArray[Any]:

@@ -12,7 +12,6 @@ import inspect
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -189,8 +188,7 @@ def _choose_call(layer: Layer, kind: RowKind) -> LayerCall:
     graph = _SmallGraph.draw(kind)
     takes = tuple(name for name in _edge_data_of(layer.conv) if name in kind.edge_widths)
     try:
-        with _uncached(layer.conv):
-            expected = layer.finish(graph.convolve(layer.conv, takes))
+        expected = layer.finish(graph.convolve(layer.conv, takes))
         expected = _rows_of_targets(expected, graph.block(0, graph.num_nodes))
     except Exception as error:
         missing = [name for name in _edge_data_of(layer.conv) if name not in takes]
@@ -256,20 +254,6 @@ def _edge_data_of(conv: Callable[..., Tensor] | None) -> tuple[str, ...]:
     function = conv.forward if isinstance(conv, torch.nn.Module) else conv
     names = inspect.signature(function).parameters
     return tuple(name for name in EDGE_DATA if name in names)
-
-
-@contextmanager
-def _uncached(conv: Any) -> Iterator[None]:
-    """Keep a convolution from caching the small graph, and from using what it has cached."""
-    names = ("cached", "_cached_edge_index", "_cached_adj_t", "_cached_x", "_cached_h")
-    before = {name: getattr(conv, name) for name in names if name in getattr(conv, "__dict__", {})}
-    for name in before:
-        setattr(conv, name, False if name == "cached" else None)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(conv, name, value)
 
 
 @dataclass(frozen=True, eq=False)

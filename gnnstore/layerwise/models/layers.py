@@ -8,9 +8,10 @@ whose `forward` this module takes apart.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,12 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from gnnstore import _core
 from gnnstore.errors import UsageError
+
+# Attributes of PyTorch Geometric's convolutions: whether they cache the graph, and what they have.
+_CACHES = ("cached", "_cached_edge_index", "_cached_adj_t", "_cached_x", "_cached_h")
+
+# What every module has; whether it trains is put back.
+_OF_MODULES = frozenset((*vars(torch.nn.Module()), *_CACHES))
 
 _HOW = (
     "give a list of layers, such as [conv1, torch.relu, conv2], in which each takes "
@@ -97,8 +104,15 @@ def _layer(number: int, conv: Any, after: tuple[Any, ...]) -> Layer:
 
 def _stages(model: Any) -> Iterator[Any]:
     if isinstance(model, BasicGNN):
+        if not _is_as_defined(model, BasicGNN):
+            raise UsageError(
+                f"{name_of(model)} has a forward() of its own, or hooks, and cannot be taken apart "
+                f"as PyTorch Geometric's models can; {_HOW}"
+            )
         yield from _stages_of_basic_gnn(model)
-    elif isinstance(model, (torch.nn.Sequential, torch.nn.ModuleList)):
+    elif isinstance(model, torch.nn.ModuleList) or (
+        isinstance(model, torch.nn.Sequential) and _is_as_defined(model, torch.nn.Sequential)
+    ):
         for stage in model:
             yield from _stages(stage)
     elif isinstance(model, Sequence) and not isinstance(model, str):
@@ -107,6 +121,12 @@ def _stages(model: Any) -> Iterator[Any]:
             yield from _stages(stage) if isinstance(stage, torch.nn.Sequential) else (stage,)
     else:
         yield model
+
+
+def _is_as_defined(module: torch.nn.Module, base: type[torch.nn.Module]) -> bool:
+    """Whether a call of the module does what the base does, and nothing else."""
+    is_own = type(module).forward is not base.forward or "forward" in vars(module)
+    return not (is_own or module._forward_hooks or module._forward_pre_hooks)
 
 
 def _stages_of_basic_gnn(model: Any) -> Iterator[Any]:
@@ -161,15 +181,24 @@ def modules_of(layers: Sequence[Layer]) -> list[torch.nn.Module]:
 
 @contextmanager
 def evaluating(layers: Sequence[Layer]) -> Iterator[None]:
-    """Put modules into evaluation mode for as long as the context lasts."""
-    training = [m for module in modules_of(layers) for m in module.modules() if m.training]
-    for module in training:
-        module.training = False
+    """Put modules into evaluation mode, without caches, for as long as the context lasts.
+
+    Convolutions that cache a graph would take that of a block, or of a trial, for the next one.
+    """
+    modules = [m for module in modules_of(layers) for m in module.modules()]
+    before = [
+        (module, name, vars(module)[name])
+        for module in modules
+        for name in ("training", *(_CACHES if isinstance(module, MessagePassing) else ()))
+        if name in vars(module)
+    ]
     try:
+        for module, name, _ in before:
+            setattr(module, name, None if name.startswith("_") else False)
         yield
     finally:
-        for module in training:
-            module.training = True
+        for module, name, value in before:
+            setattr(module, name, value)
 
 
 def describe(layer: Layer) -> list[dict[str, Any]]:
@@ -182,23 +211,51 @@ def describe(layer: Layer) -> list[dict[str, Any]]:
 
 def _describe(part: Callable[..., Tensor]) -> dict[str, Any]:
     if not isinstance(part, torch.nn.Module):
-        where = getattr(part, "__module__", None) or "builtins"
-        return {"function": f"{where}.{getattr(part, '__qualname__', name_of(part))}"}
+        return {"function": _told(part), "settings": _settings(part)}
     settings = {
         f"{path}.{key}" if path else key: value
         for path, module in part.named_modules()
-        for key, value in vars(module).items()
-        if isinstance(value, (bool, int, float, str))
-        and key != "training"
-        and not key.startswith("_")
+        for key, value in {"type": _told(type(module)), **_settings(module)}.items()
     }
-    crc = 0
-    for name, tensor in sorted(part.state_dict(keep_vars=True).items()):
-        if isinstance(tensor, Tensor):
-            values = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-            crc = _core.crc32c(np.frombuffer(name.encode(), np.uint8), crc)
-            crc = _core.crc32c(values.numpy(), crc)
-    return {"module": repr(part), "settings": settings, "weights": f"{crc:08x}"}
+    # Buffers that are not stored with the weights as well.
+    weights = {**part.state_dict(keep_vars=True), **dict(part.named_buffers())}
+    told = {name: _told(weights[name]) for name in sorted(weights)}
+    return {"module": repr(part), "settings": settings, "weights": told}
+
+
+def _settings(part: Any) -> dict[str, Any]:
+    """Return the attributes of a module or a callable object, but those that its base keeps."""
+    if isinstance(part, partial):
+        return {
+            "func": _told(part.func),
+            "args": _told(part.args),
+            "keywords": _told(part.keywords),
+        }
+    is_of_a_library = type(part).__module__.startswith(("torch.", "torch_geometric."))
+    return {
+        name: _told(value)
+        for name, value in getattr(part, "__dict__", {}).items()
+        if name not in _OF_MODULES and not (is_of_a_library and name.startswith("_"))
+    }
+
+
+def _told(value: Any) -> Any:
+    """Return what a value is, as one that JSON knows: whole where it is plain, else by its name."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, (float, torch.dtype, torch.device)):
+        return repr(value)
+    if isinstance(value, (Tensor, np.ndarray)):
+        array = torch.as_tensor(value).detach().cpu().contiguous()
+        crc = _core.crc32c(array.view(-1).view(torch.uint8).numpy())
+        return f"{array.dtype} {list(array.shape)} {crc:08x}"
+    if isinstance(value, Mapping):
+        return {str(name): _told(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        told = [_told(one) for one in value]
+        return told if isinstance(value, (list, tuple)) else sorted(told, key=repr)
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return f"{getattr(named, '__module__', None) or 'builtins'}.{named.__qualname__}"
 
 
 def _refuse_lazy(stage: Any, number: int) -> None:
