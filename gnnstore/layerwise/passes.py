@@ -180,15 +180,17 @@ def _as_stored(rows: Tensor) -> npt.NDArray[Any]:
     return rows.numpy()
 
 
-def degree_scale(graph: GraphReader, norm: DegreeNorm, advance: Callable[[int], None]) -> Tensor:
-    """Compute 1 / sqrt(degree) of all nodes, in one pass over the edges: float32 [N].
+def degree_scale(
+    graph: GraphReader, norm: DegreeNorm, dtype: torch.dtype, advance: Callable[[int], None]
+) -> Tensor:
+    """Compute 1 / sqrt(degree) of all nodes, in one pass over the edges: [N] of some type.
 
     Raises
     ------
     StorageError, CorruptStoreError
         If the graph cannot be read, or is damaged.
     """
-    scale = torch.empty(graph.num_nodes, dtype=torch.float32)
+    scale = torch.empty(graph.num_nodes, dtype=dtype)
     for first, begins in graph.pieces():
         num_targets = len(begins) - 1
         begin, end = int(begins[0]), int(begins[-1])
@@ -198,8 +200,8 @@ def degree_scale(graph: GraphReader, norm: DegreeNorm, advance: Callable[[int], 
         edges = {}
         if norm.weight_name is not None:
             weights = np.require(graph.data(norm.weight_name, begin, end), requirements="W")
-            edges[norm.weight_name] = torch.from_numpy(weights)
-        rows = torch.empty(num_targets + 1, 0)
+            edges[norm.weight_name] = torch.from_numpy(weights).to(dtype)
+        rows = torch.empty(num_targets + 1, 0, dtype=dtype)
         block = Block(rows, torch.from_numpy(begins - begin), sources, edges)
         scale[first : first + num_targets] = norm.scale(block)
         advance(num_targets)

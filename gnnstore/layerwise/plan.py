@@ -134,7 +134,7 @@ def _costs(
         making = Reservation("making blocks", per={NODES: 8})
         return BlockCosts((held, making), (held, running), (written,))
     edge_bytes = sum(max(1, kind.edge_widths[name]) for name in call.takes) * kind.dtype.itemsize
-    scale_bytes = 0 if call.norm is None else 4
+    scale_bytes = 0 if call.norm is None else max(4, kind.dtype.itemsize)
     held = Reservation(
         "blocks", per={EDGES: 8 + edge_bytes, NODES: row_bytes + scale_bytes, TARGETS: 8}
     )

@@ -182,7 +182,7 @@ class InferenceRun:
                 if norm is not None and scale is None:
                     name = f"degrees for {plan.call.layer.name}"
                     with request.progress.phase(name, self._num_nodes, "nodes") as phase:
-                        scale = degree_scale(graph, norm, phase.advance)
+                        scale = degree_scale(graph, norm, self._scale_dtype, phase.advance)
                 with (
                     self._packer(writer, number, source) as packer,
                     request.progress.phase(
@@ -247,13 +247,20 @@ class InferenceRun:
             hub=Hub(*graph.find_hub()),
         )
 
+    @property
+    def _scale_dtype(self) -> torch.dtype:
+        """The type of degrees: that of the rows, if any layer computes with 8 bytes."""
+        is_wide = any(plan.kind.dtype == torch.float64 for plan in self.plans)
+        return torch.float64 if is_wide else torch.float32
+
     def _reservations(self, memory_bytes: int) -> tuple[Reservation, ...]:
         """Return the memory that a budget leaves to other parts than blocks."""
         pieces = Pieces.of(memory_bytes)
         num_readers = self._readers_in(memory_bytes)
         order = max(part_memory_bytes(plan.kind, pieces.part_bytes) for plan in self.plans)
         has_norm = any(plan.call.norm is not None for plan in self.plans)
-        per_node = self._num_nodes // 8 + self._num_nodes // 64 + 4 * self._num_nodes * has_norm
+        scale_bytes = self._scale_dtype.itemsize * self._num_nodes * has_norm
+        per_node = self._num_nodes // 8 + self._num_nodes // 64 + scale_bytes
         return (
             Reservation("sets and degrees of nodes", per_node),
             Reservation("buffers for reading", num_readers * (self._engine.staging_bytes + order)),

@@ -375,6 +375,26 @@ def test_modules_are_as_they_were(path: Path) -> None:
     assert conv._cached_edge_index is None
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_degrees_are_as_exact_as_the_rows(
+    graph: GraphArrays, tmp_path: Path, weighted: bool
+) -> None:
+    wide = graph.attributes["x"].astype(np.float64)
+    attributes = {**graph.attributes, "x": wide}
+    store = GraphArrays(graph.num_nodes, graph.edge_index, attributes).write(tmp_path / "w.gnn")
+    conv = GCNConv(NUM_FEATURES, 3).double()
+    edges = torch.from_numpy(graph.edge_index)
+    data: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    if weighted:
+        data["edge_weight"] = torch.from_numpy(graph.attributes["edge_weight"]).double()
+        options["edge_weight"] = "edge_weight"
+    with torch.no_grad():
+        expected = conv(torch.from_numpy(wide), edges, **data)
+    found = gnnstore.inference([conv], store, **options)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("kind", [APPNP, SGConv])
 def test_what_is_refused_leaves_no_graph_in_its_cache(
     graph: GraphArrays, path: Path, kind: type
