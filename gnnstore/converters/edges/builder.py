@@ -194,7 +194,7 @@ class EdgeBuilder:
         if self._parts:
             is_full = self._sort_bytes() > _SHARE * self._memory.limit
         else:
-            is_full = not self._fits(buffer.num_edges, buffer.max_id + 1)
+            is_full = not self._fits(buffer.num_edges, buffer.max_id + 1, more_may_come=True)
         if is_full:
             self._spill()
 
@@ -206,7 +206,14 @@ class EdgeBuilder:
         edges = Reservation(f"ids, columns and attributes of {num_edges} edges", peak)
         return self._memory.add(edges, sort_scratch(num_nodes, edges_at_once))
 
-    def _fits(self, num_edges: int, num_nodes: int, edges_at_once: int = 0) -> bool:
+    def _fits(
+        self,
+        num_edges: int,
+        num_nodes: int,
+        edges_at_once: int = 0,
+        *,
+        more_may_come: bool = False,
+    ) -> bool:
         """Return whether edges can be sorted in memory; if not, they can be on disk.
 
         Raises
@@ -221,7 +228,8 @@ class EdgeBuilder:
             raise needs.refusal(None, "convert on a larger machine")
         on_disk = self._memory.add(Reservation("buffers to sort edges on disk", MIN_SPILL_BYTES))
         if on_disk.left() < 0:
-            raise max(needs, on_disk, key=Ledger.left).refusal()
+            # The cheaper way; but in memory, edges that are still to come would not fit.
+            raise (on_disk if more_may_come else max(needs, on_disk, key=Ledger.left)).refusal()
         return False
 
     def _columns_fit(self, num_nodes: int) -> bool:

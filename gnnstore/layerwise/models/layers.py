@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from gnnstore import _core
-from gnnstore.errors import UsageError
+from gnnstore.errors import UsageError, as_plain
 
 # Attributes of PyTorch Geometric's convolutions: whether they cache the graph, and what they have.
 _CACHES = ("cached", "_cached_edge_index", "_cached_adj_t", "_cached_x", "_cached_h")
@@ -241,14 +241,16 @@ def _settings(part: Any) -> dict[str, Any]:
 
 def _told(value: Any) -> Any:
     """Return what a value is, as one that JSON knows: whole where it is plain, else by its name."""
+    value = as_plain(value) if isinstance(value, np.generic) else value
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, (float, torch.dtype, torch.device)):
         return repr(value)
     if isinstance(value, (Tensor, np.ndarray)):
-        array = torch.as_tensor(value).detach().cpu().contiguous()
-        crc = _core.crc32c(array.view(-1).view(torch.uint8).numpy())
-        return f"{array.dtype} {list(array.shape)} {crc:08x}"
+        with suppress(RuntimeError, TypeError):  # sparse tensors, arrays of objects
+            array = torch.as_tensor(value).detach().cpu().contiguous()
+            crc = _core.crc32c(array.view(-1).view(torch.uint8).numpy())
+            return f"{array.dtype} {list(array.shape)} {crc:08x}"
     if isinstance(value, Mapping):
         return {str(name): _told(one) for name, one in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
