@@ -31,6 +31,7 @@ from gnnstore.errors import (
     limits_named,
 )
 from gnnstore.formats import AttributeSpec, Csc, Schema, StoreReader, load_csc
+from gnnstore.formats.container.reader import reopened
 from gnnstore.formats.store.csc import TopologyMode
 from gnnstore.graph.arrays import Attribute, Splits, Texts, as_tensor
 from gnnstore.graph.edge_splits import EdgeSplits
@@ -68,13 +69,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (GraphStore._reopen, (str(self.path), self.reader.uuid))
-
-    @classmethod
-    def _reopen(cls, path: str, uuid: str) -> GraphStore:
-        store = cls(path)
-        store.reader.require(uuid)
-        return store
+        return (reopened, (GraphStore, str(self.path), self.reader.uuid))
 
     def __repr__(self) -> str:
         return (

@@ -11,6 +11,7 @@ from typing import Any
 from torch_geometric.data import Data
 
 from gnnstore.errors import limits_named
+from gnnstore.formats.container.reader import reopened
 from gnnstore.formats.packed.manifest import NUM_POSITIONS
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.formats.store.schema import Schema
@@ -46,13 +47,7 @@ class PackedEpochs:
         self.reader = PackedReader.open(path)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (PackedEpochs._reopen, (str(self.path), self.reader.uuid))
-
-    @classmethod
-    def _reopen(cls, path: str, uuid: str) -> PackedEpochs:
-        found = cls(path)
-        found.reader.require(uuid)
-        return found
+        return (reopened, (PackedEpochs, str(self.path), self.reader.uuid))
 
     def __repr__(self) -> str:
         return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -48,6 +48,7 @@ from gnnstore.formats.container.strict_json import parse_object
 from gnnstore.units import format_size
 
 M = TypeVar("M", bound=Manifest)
+R = TypeVar("R")
 
 
 class Identity:
@@ -213,13 +214,6 @@ class SealedReader(Generic[M]):
             _check_sizes(directory, manifest)
             return cls(directory, manifest)
 
-    @classmethod
-    def reopen(cls, path: str, uuid: str) -> Self:
-        """Open the directory that a reader was pickled of; see `require`."""
-        found = cls.open(path)
-        found.require(uuid)
-        return found
-
     def require(self, uuid: str) -> None:
         """Refuse to stand for another directory, which was pickled.
 
@@ -237,7 +231,7 @@ class SealedReader(Generic[M]):
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self).reopen, (str(self.path), self.uuid))
+        return (reopened, (type(self).open, str(self.path), self.uuid))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.path)!r})"
@@ -353,6 +347,14 @@ class SealedReader(Generic[M]):
                 f"the {self.manifest.WORD} is incomplete: {self.manifest.VERB} again",
                 path=spec.path,
             )
+
+
+def reopened(open_path: Callable[[str], R], path: str, uuid: str) -> R:
+    """Open what was pickled as its path, a reader or what has one; see `SealedReader.require`."""
+    found = open_path(path)
+    reader: Any = getattr(found, "reader", found)
+    reader.require(uuid)
+    return found
 
 
 def _check_sizes(directory: Path, manifest: Manifest) -> None:
