@@ -306,7 +306,8 @@ class EmbeddingTable(torch.nn.Module):
         every = np.arange(self._manifest.num_partitions)
         self._enter(every, len(every))
         self._buffer.leave()
-        self._loaded_in = self._state
+        if not self._is_whole:  # else it was for a loader, whose turn ends
+            self._loaded_in = self._state
 
     def _check_budget(self) -> None:
         """Refuse all rows if they are more than the table's own budget."""
