@@ -452,7 +452,7 @@ def _labels(edge_label: Any, num_edges: int, negatives: Negatives | None) -> tor
         )
     try:
         least = labels.min()
-    except (RuntimeError, NotImplementedError):
+    except RuntimeError:  # also NotImplementedError
         raise InputError(
             f"edge_label: with negatives, labels are compared with theirs, 0, and torch compares "
             f"no {labels.dtype} of shape {list(labels.shape)}; give them as int64 or float32"
