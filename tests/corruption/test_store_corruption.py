@@ -245,7 +245,7 @@ def test_altered_checksums_are_found(store: Path) -> None:
     shard.write_bytes(data)
     (problem,) = verify(store).problems
     assert problem.path == str(shard)
-    assert problem.message == "the checksums are altered"
+    assert "the checksums are altered" in problem.message
 
 
 def test_altered_manifest_is_refused(store: Path) -> None:
@@ -607,6 +607,7 @@ def test_reordering_a_store_with_ids_out_of_range(
         shutil.copytree(path, copy)
         with (copy / target.path / "c.0").open("r+b") as file:
             file.write(np.array([value], target.dtype).tobytes())
+        reseal(copy)
         with pytest.raises(CorruptStoreError, match=rf"node id {value} is outside \[0, 60\)"):
             reorder(copy, tmp_path / "b.gnn", by)
 

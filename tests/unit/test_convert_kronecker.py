@@ -37,6 +37,7 @@ from gnnstore.formats import AttributeSpec, StoreReader
 from gnnstore.formats.arrays.dtypes import from_bfloat16_bits, to_bfloat16_bits
 from gnnstore.progress import NullProgress
 from gnnstore.testing.graphs import StoredGraph, random_graph, read_store, write_store
+from gnnstore.testing.hostile import reseal
 
 NUM_NODES = 300
 OVERWRITE = ConvertOptions(overwrite=True)
@@ -431,6 +432,7 @@ def test_a_damaged_seed_is_refused(tmp_path: Path, name: str, value: int) -> Non
     with shard.open("r+b") as file:
         file.seek(5 * dtype.itemsize)
         file.write(np.array([value], dtype).tobytes())
+    reseal(seed)  # its checksums are those of the damaged bytes
     with pytest.raises(CorruptStoreError, match=f"{name}.*is damaged.*gnnstore verify"):
         from_kronecker(seed, tmp_path / "a.gnn", factor=2)
     assert not (tmp_path / "a.gnn").exists()

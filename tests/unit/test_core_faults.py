@@ -303,11 +303,12 @@ def test_a_store_loads_through_interruptions(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, stored.arrays["nodes/node/x"])
 
 
-def test_verification_says_what_it_could_not_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("skip", "doing"), [(0, "read the checksums"), (6, "verify")])
+def test_verification_says_what_it_could_not_read(tmp_path: Path, skip: int, doing: str) -> None:
     stored = write_example_store(tmp_path / "s.gnn")
     with (
-        inject("pread", errno=errno.EIO) as fault,
-        pytest.raises(StorageError, match=r"cannot verify: .*Input/output error"),
+        inject("pread", errno=errno.EIO, skip=skip) as fault,
+        pytest.raises(StorageError, match=f"cannot {doing}: .*Input/output error"),
     ):
         verify(stored.path, num_threads=1)
     assert fault.count == 1

@@ -418,7 +418,7 @@ class _Work:
 def _nodes_of(graph: StoreInput, split: str) -> npt.NDArray[np.bool_]:
     """Return which nodes are in a split; those that are in it twice count once."""
     found = np.zeros(graph.num_nodes, bool)
-    nodes = graph.reader.read(graph.nodes.splits[split])
+    nodes = graph.read(graph.nodes.splits[split])
     check_ids(nodes, graph.num_nodes, f"split {split!r}: node id")
     found[nodes] = True
     if not found.any():

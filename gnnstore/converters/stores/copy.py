@@ -24,7 +24,7 @@ def copy_nodes(writer: GraphWriter, graph: StoreInput) -> None:
         source = CopiedRows(graph, spec)
         writer.set_node_attribute(name, source, dtype=spec.dtype, cat_dim=spec.cat_dim)
     for name, spec in graph.nodes.splits.items():
-        writer.set_split(name, graph.reader.read(spec))
+        writer.set_split(name, graph.read(spec))
 
 
 def describe_edges(writer: GraphWriter, attributes: Mapping[str, AttributeSpec]) -> None:
@@ -37,7 +37,7 @@ def copy_names(writer: GraphWriter, graph: StoreInput) -> None:
     """Write what nodes, and values of edge attributes, are called in a store's input."""
     nodes = graph.nodes
     if nodes.original_id is not None:
-        writer.set_original_ids(graph.reader.read(nodes.original_id))
+        writer.set_original_ids(graph.read(nodes.original_id))
     if nodes.original_name is not None:
         text = nodes.original_name
         writer.set_original_names(texts_of(graph, text), graph.num_nodes, text.bytes.num_rows)
@@ -55,7 +55,7 @@ def copy_graph_attributes(
         writer.set_graph_attribute(name, value)
     for name, spec in schema.graph_arrays.items():
         if name not in without:
-            writer.set_graph_array(name, graph.reader.read(spec), dtype=spec.dtype)
+            writer.set_graph_array(name, graph.read(spec), dtype=spec.dtype)
 
 
 class CopiedRows(SequentialArray):
@@ -88,7 +88,7 @@ class CopiedRows(SequentialArray):
         """Yield the rows from row `start` on, `step` at a time, fewer at the end of a copy."""
         num_rows = self._spec.num_rows
         # Compressed arrays are read whole: they are what fitted in memory when they were made.
-        whole = self._graph.reader.compressed(self._spec) if self._spec.layout == "cold" else None
+        whole = self._graph.read(self._spec) if self._spec.layout == "cold" else None
         while start < self.shape[0]:
             row = start % num_rows
             last = min(row + step, num_rows)

@@ -17,10 +17,9 @@ import numpy.typing as npt
 
 from gnnstore.converters.arrays.files import empty_piece
 from gnnstore.converters.edges.node_ids import columns_of_edges
-from gnnstore.converters.spill_files import read_exactly
+from gnnstore.converters.stores.checked_files import CheckedFiles
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.dtypes import id_dtype
-from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec
@@ -85,6 +84,7 @@ class StoreInput:
         self.edges: EdgeTypeSpec = self.reader.schema.edge
         self.num_nodes = self.nodes.num_nodes
         self.num_edges = self.edges.num_edges
+        self._files = CheckedFiles(self.reader)
 
     def source(self, **parameters: Any) -> dict[str, Any]:
         """Return the description of a store that is made from this one; see `GraphWriter`."""
@@ -94,9 +94,57 @@ class StoreInput:
             "parameters": parameters,
         }
 
+    def read(self, spec: AttributeSpec) -> npt.NDArray[Any]:
+        """Read any array of the store whole, in its storage type."""
+        if spec.layout == "paged":
+            return self.rows(spec, 0, spec.num_rows)
+        self._files.check(spec.path)
+        return self.reader.compressed(spec)
+
     def rows(self, spec: AttributeSpec, first: int, last: int) -> npt.NDArray[Any]:
-        """Read rows first, ..., last - 1 of a paged array of the store."""
-        return read_rows(self.reader.paged(spec), first, last)
+        """Read consecutive rows of a paged array of the store.
+
+        Parameters
+        ----------
+        first, last : int
+            Rows first, ..., last - 1; 0 <= first <= last <= rows.
+
+        Returns
+        -------
+        ndarray [last - first, *row_shape]
+            Owned by the caller.
+
+        Raises
+        ------
+        StorageError
+            If the operating system refuses a read.
+        CorruptStoreError
+            If a file ends early, or a block of it does not have the checksum that was recorded.
+        """
+        array = self.reader.paged(spec)
+        geometry, shard_rows = array.geometry, array.layout.shard_rows
+        per_run, stride, row_bytes = (
+            geometry.rows_per_page,
+            geometry.page_stride_bytes,
+            geometry.row_bytes,
+        )
+        out = empty_piece((last - first) * row_bytes, np.uint8).reshape(last - first, row_bytes)
+        done = first
+        while done < last:
+            shard, row = divmod(done, shard_rows)
+            count = min(last - done, shard_rows - row)
+            here, path = out[done - first :][:count], array.file_paths[shard]
+            if geometry.is_exact:
+                self._files.fill(path, geometry.offset(row), here.reshape(-1))
+            else:
+                begin, end = row // per_run, geometry.num_runs(row + count)
+                runs = empty_piece((end - begin) * stride, np.uint8).reshape(end - begin, stride)
+                self._files.fill(path, begin * stride, runs.reshape(-1))
+                rows = runs[:, : per_run * row_bytes].reshape(-1, row_bytes)
+                here[:] = rows[row - begin * per_run :][:count]
+            array.check_place()
+            done += count
+        return out.reshape(-1).view(array.dtype).reshape(last - first, *array.row_shape)
 
     @property
     def edge_id_dtype(self) -> np.dtype[Any]:
@@ -190,48 +238,3 @@ class StoreInput:
             "'gnnstore verify' and restore it from a copy, or convert again",
             path=self.reader.path / spec.path,
         )
-
-
-def read_rows(array: PagedArray, first: int, last: int) -> npt.NDArray[Any]:
-    """Read consecutive rows from the files of a paged array.
-
-    Parameters
-    ----------
-    first, last : int
-        Rows first, ..., last - 1; 0 <= first <= last <= rows.
-
-    Returns
-    -------
-    ndarray [last - first, *row_shape]
-        Owned by the caller.
-
-    Raises
-    ------
-    StorageError
-        If the operating system refuses a read.
-    CorruptStoreError
-        If a file ends early.
-    """
-    geometry, shard_rows = array.geometry, array.layout.shard_rows
-    per_run, stride, row_bytes = (
-        geometry.rows_per_page,
-        geometry.page_stride_bytes,
-        geometry.row_bytes,
-    )
-    out = empty_piece((last - first) * row_bytes, np.uint8).reshape(last - first, row_bytes)
-    done, what = first, "the store"
-    while done < last:
-        shard, row = divmod(done, shard_rows)
-        count = min(last - done, shard_rows - row)
-        here = out[done - first : done - first + count]
-        if geometry.is_exact:
-            read_exactly(array.file_paths[shard], geometry.offset(row), here.reshape(-1), what)
-        else:
-            begin, end = row // per_run, geometry.num_runs(row + count)
-            runs = empty_piece((end - begin) * stride, np.uint8).reshape(end - begin, stride)
-            read_exactly(array.file_paths[shard], begin * stride, runs.reshape(-1), what)
-            rows = runs[:, : per_run * row_bytes].reshape(-1, row_bytes)
-            here[:] = rows[row - begin * per_run :][:count]
-        array.check_place()
-        done += count
-    return out.reshape(-1).view(array.dtype).reshape(last - first, *array.row_shape)

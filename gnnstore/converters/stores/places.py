@@ -119,7 +119,7 @@ def ranks_at_rest(graph: StoreInput) -> npt.NDArray[np.uint8]:
     ranks = np.zeros(graph.num_nodes, np.uint8)
     for name, spec in graph.nodes.splits.items():
         where = str(graph.reader.path / spec.path)
-        ids = checked_ids(graph.reader.read(spec), graph.num_nodes, where)
+        ids = checked_ids(graph.read(spec), graph.num_nodes, where)
         ranks[ids] = np.maximum(ranks[ids], _TRAINING if name == "train" else _OTHER)
     ranks *= 2
     first = 0

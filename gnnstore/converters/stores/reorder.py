@@ -241,7 +241,7 @@ def write_in_order(graph: StoreInput, writer: GraphWriter, places: npt.NDArray[A
     if not writer.has_edges:
         _add_edges(graph, writer, places)
     writer.finish_edges()
-    reader, nodes = graph.reader, graph.nodes
+    nodes = graph.nodes
     ordered = partial(
         in_order,
         places=places,
@@ -253,7 +253,7 @@ def write_in_order(graph: StoreInput, writer: GraphWriter, places: npt.NDArray[A
         with ordered(CopiedRows(graph, spec)) as rows:
             writer.set_node_attribute(name, rows, dtype=spec.dtype, cat_dim=spec.cat_dim)
     for name, spec in nodes.splits.items():
-        writer.set_split(name, places[reader.read(spec)].astype(np.int64))
+        writer.set_split(name, places[graph.read(spec)].astype(np.int64))
     _write_edge_splits(graph, writer, places)
     copy_graph_attributes(writer, graph)
     own = nodes.original_id

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore import _core
 from gnnstore.errors import (
     CorruptStoreError,
     GnnstoreError,
@@ -18,6 +19,7 @@ from gnnstore.errors import (
     StorageError,
     UnsupportedVersionError,
     storage_error,
+    storage_errors,
 )
 from gnnstore.formats.arrays.compressed import (
     chunk_file_names,
@@ -285,14 +287,33 @@ class SealedReader(Generic[M]):
         """Read any array whole into memory, in its storage type."""
         return self.compressed(spec) if spec.layout == "cold" else self.paged(spec).load()
 
+    def check_place(self) -> None:
+        """Refuse another directory that was put in place of this one; see `Identity.check`."""
+        self._identity.check()
+
     def block_checksums(self) -> npt.NDArray[np.uint32]:
         """Return the crc32c of every block of every file, in the order of the manifest.
 
         Raises
         ------
         CorruptStoreError
-            If there are not as many as the files have blocks.
+            If they were altered, or there are not as many as the files have blocks.
         """
+        with self._identity.kept():
+            for entry, expected in self.manifest.checksum_files:
+                file = self.path / entry.path
+                with storage_errors("read the checksums", file):
+                    crcs = _core.crc32c_file(str(file), max(1, entry.size_bytes))
+                if crcs.tolist() != [expected]:
+                    raise CorruptStoreError(
+                        f"{file}: the checksums are altered; restore the file from a copy, or "
+                        f"{self.manifest.VERB} again",
+                        path=file,
+                        offset=0,
+                    )
+            return self._checksum_table()
+
+    def _checksum_table(self) -> npt.NDArray[np.uint32]:
         num_blocks = self.manifest.first_blocks()[-1]
         document, path = self._array_document(CHECKSUMS_ARRAY)
         dtype, row_shape, layout = parse_paged(document, path)

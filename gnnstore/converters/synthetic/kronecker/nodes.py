@@ -54,7 +54,7 @@ def write_nodes(
         writer.set_node_attribute(name, source, dtype=spec.dtype, cat_dim=spec.cat_dim)
     first_ids = np.arange(num_copies, dtype=np.int64)[:, None] * graph.num_nodes
     for name, spec in graph.nodes.splits.items():
-        writer.set_split(name, (first_ids + graph.reader.read(spec)).reshape(-1))
+        writer.set_split(name, (first_ids + graph.read(spec)).reshape(-1))
 
 
 class Noise:

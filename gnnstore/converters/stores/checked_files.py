@@ -1,0 +1,106 @@
+"""Reads the files of a store in pieces, and compares every block with its checksum meanwhile.
+
+A store that is made of another has checksums of its own, which would vouch for bytes that were
+damaged before. So the bytes are compared where they are in memory anyway: with `gnnstore verify`
+beforehand, every one of them would be read twice.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.converters.arrays.files import empty_piece
+from gnnstore.converters.spill_files import read_exactly
+from gnnstore.errors import CorruptStoreError
+from gnnstore.formats.container.files import BLOCK_BYTES
+from gnnstore.formats.container.reader import SealedReader
+
+
+class CheckedFiles:
+    """The files of a sealed directory, read in pieces of any size.
+
+    A block of which a piece has only a part is read whole. One such block is kept for each array,
+    since the next piece goes on in it.
+    """
+
+    def __init__(self, reader: SealedReader[Any]) -> None:
+        self._reader = reader
+        self._kept: dict[Path, tuple[Path, int, npt.NDArray[np.uint8]]] = {}
+
+    @cached_property
+    def _files(self) -> dict[Path, tuple[int, npt.NDArray[np.uint32]]]:
+        """The size of each file, and the crc32c of each of its blocks."""
+        manifest, crcs = self._reader.manifest, self._reader.block_checksums()
+        return {
+            self._reader.path / entry.path: (entry.size_bytes, crcs[first:][: entry.num_blocks])
+            for entry, first in zip(manifest.files, manifest.first_blocks()[:-1], strict=True)
+        }
+
+    def fill(self, path: Path, offset: int, out: npt.NDArray[np.uint8]) -> None:
+        """Fill an array with bytes of a file, from an offset on.
+
+        Raises
+        ------
+        CorruptStoreError
+            If a block of the file is not what was written there.
+        StorageError
+            If the operating system refuses.
+        """
+        end, size = offset + len(out), self._files[path][0]
+        low = -(-offset // BLOCK_BYTES) * BLOCK_BYTES
+        high = max(low, end if end == size else end // BLOCK_BYTES * BLOCK_BYTES)
+        if low < end and low < high:
+            self._read(path, low, out[low - offset : high - offset])
+        for begin, stop in ((offset, min(low, end)), (high, end)):
+            if begin < stop:
+                number, skipped = divmod(begin, BLOCK_BYTES)
+                block = self._block(path, number)
+                out[begin - offset : stop - offset] = block[skipped:][: stop - begin]
+
+    def check(self, array_path: str) -> None:
+        """Compare all files of an array.
+
+        Raises
+        ------
+        CorruptStoreError, StorageError
+            As in `fill`.
+        """
+        for path, (size, _) in self._files.items():
+            if path.parent == self._reader.path / array_path:
+                self._read(path, 0, empty_piece(size, np.uint8))
+
+    def _block(self, path: Path, number: int) -> npt.NDArray[np.uint8]:
+        kept = self._kept.get(path.parent)
+        if kept is not None and kept[:2] == (path, number):
+            return kept[2]
+        begin = number * BLOCK_BYTES
+        block = np.empty(min(BLOCK_BYTES, self._files[path][0] - begin), np.uint8)
+        self._read(path, begin, block)
+        self._kept[path.parent] = path, number, block
+        return block
+
+    def _read(self, path: Path, begin: int, out: npt.NDArray[np.uint8]) -> None:
+        """Read blocks, the last of a file perhaps a short one, and compare them."""
+        read_exactly(path, begin, out, "the store")
+        found = _core.crc32c_blocks(out, BLOCK_BYTES)
+        expected = self._files[path][1][begin // BLOCK_BYTES :][: len(found)]
+        wrong = np.flatnonzero(found != expected)
+        if not len(wrong):
+            return
+        self._reader.check_place()  # which says more
+        first = int(wrong[0])
+        start = begin + first * BLOCK_BYTES
+        last = min(start + BLOCK_BYTES, begin + len(out))
+        raise CorruptStoreError(
+            f"{path}: bytes {start}-{last} are damaged: their crc32c is {found[first]:08x}, but "
+            f"{expected[first]:08x} was written; restore the file from a copy, or convert again. "
+            "'gnnstore verify' lists everything that is damaged",
+            path=path,
+            offset=start,
+        )

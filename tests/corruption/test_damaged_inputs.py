@@ -1,0 +1,147 @@
+"""A store that is made of a damaged one would verify: so it is not made."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gnnstore.converters import ConvertOptions, from_kronecker, from_snap, reorder, split_edges
+from gnnstore.converters.partitions.partition import partition
+from gnnstore.converters.stores.checked_files import CheckedFiles
+from gnnstore.errors import CorruptStoreError
+from gnnstore.formats import StoreReader
+from gnnstore.formats.container.files import BLOCK_BYTES
+from gnnstore.testing.effort import examples
+from gnnstore.testing.graphs import write_store
+from gnnstore.testing.stores import write_example_store
+
+Derive = Callable[[Path, Path], object]
+
+DERIVED: dict[str, Derive] = {
+    "reorder": reorder,
+    "community": lambda store, out: reorder(store, out, "community"),
+    "split": split_edges,
+    "kronecker": lambda store, out: from_kronecker(store, out, factor=2),
+    "partition": lambda store, out: partition(store, 3, output=out, train_first="train"),
+}
+# Arrays whose values the result does not have.
+UNREAD: dict[str, tuple[str, ...]] = {
+    "kronecker": ("maps/", "edges/node__to__node/edge_id"),
+    "partition": (
+        "maps/",
+        "edges/node__to__node/attrs/",
+        "edges/node__to__node/edge_id",
+        "nodes/node/y",
+        "splits/node/valid",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a store with every kind of array that all of them take."""
+    rng = np.random.default_rng(1)
+    return write_store(
+        tmp_path_factory.mktemp("sound") / "a.gnn",
+        rng.integers(0, 250, (2, 3000)),
+        splits={"train": rng.permutation(300)[:40], "valid": np.arange(7)},
+        original_ids=rng.permutation(900)[:300],
+        x=rng.normal(size=(300, 7)).astype(np.float32),
+        y=rng.integers(0, 4, 300),
+        edge_weight=rng.random(3000),
+        options=ConvertOptions(edge_ids=True),
+    )
+
+
+@pytest.mark.parametrize("derive", list(DERIVED))
+def test_every_array_is_compared(tmp_path: Path, sound: Path, derive: str) -> None:
+    store, out = tmp_path / "a.gnn", tmp_path / "b.gnn"
+    shutil.copytree(sound, store)
+    names = [entry.path for entry in StoreReader.open(store).manifest.files]
+    names = [name for name in names if not name.endswith("zarr.json")]
+    read = [name for name in names if not name.startswith(UNREAD.get(derive, ()))]
+    for name in read:
+        file = store / name
+        data = file.read_bytes()
+        # The last byte: it is nowhere near what is read first, and decodes to something.
+        file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        with pytest.raises(CorruptStoreError, match=rf"{name}: bytes .* are damaged: .*crc32c"):
+            DERIVED[derive](store, out)
+        assert not out.exists()
+        file.write_bytes(data)
+    assert len(read) >= 4
+    DERIVED[derive](store, out)
+
+
+def test_names_are_compared(tmp_path: Path) -> None:
+    edges = tmp_path / "edges.csv"
+    edges.write_text("".join(f"n{i},n{i // 2}\n" for i in range(90)))
+    store = tmp_path / "a.gnn"
+    from_snap(edges, store, string_ids=True)
+    (text,) = [own for own in [StoreReader.open(store).schema.node.original_name] if own]
+    for spec in (text.bytes, text.offsets):
+        file = store / spec.path / "c.0"
+        data = file.read_bytes()
+        file.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+        for make in (DERIVED["reorder"], DERIVED["split"]):
+            with pytest.raises(CorruptStoreError, match=f"{spec.path}/c.0: bytes .* are damaged"):
+                make(store, tmp_path / "b.gnn")
+        file.write_bytes(data)
+
+
+def test_altered_checksums(tmp_path: Path, sound: Path) -> None:
+    """Those of a store that was altered on purpose, or whose table of checksums is damaged."""
+    store = tmp_path / "a.gnn"
+    shutil.copytree(sound, store)
+    file = store / "checksums" / "c.0"
+    data = file.read_bytes()
+    file.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    with pytest.raises(CorruptStoreError, match="the checksums are altered; restore"):
+        reorder(store, tmp_path / "b.gnn")
+
+
+@pytest.fixture(scope="module")
+def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a store with files of more than one block, one of which is damaged."""
+    path = tmp_path_factory.mktemp("blocks") / "a.gnn"
+    write_example_store(path, num_nodes=70_000, feature_shape=(16,))
+    return path
+
+
+PIECES = st.tuples(st.floats(0, 1), st.floats(0, 1))
+
+
+@given(pieces=st.lists(PIECES, min_size=1, max_size=8), damaged=st.integers(0, 4))
+@settings(max_examples=examples(200), deadline=None)
+def test_any_pieces_are_those_of_the_file(
+    blocks: Path, pieces: list[tuple[float, float]], damaged: int
+) -> None:
+    """And the damaged block is found by the pieces that reach into it, by no other."""
+    reader = StoreReader.open(blocks)
+    path = reader.paged(reader.schema.node.attributes["x"]).file_paths[0]
+    data = np.fromfile(path, np.uint8)
+    assert len(data) > 4 * BLOCK_BYTES
+    files = CheckedFiles(reader)
+    table = files._files
+    size, crcs = table[path]
+    table[path] = size, crcs.copy()
+    table[path][1][damaged] ^= 1
+    for ends in pieces:
+        begin, end = (round(share * size) for share in sorted(ends))
+        out = np.zeros(end - begin, np.uint8)
+        reaches = (
+            end > begin and begin < (damaged + 1) * BLOCK_BYTES and end > damaged * BLOCK_BYTES
+        )
+        if reaches:
+            message = f"bytes {damaged * BLOCK_BYTES}-"
+            with pytest.raises(CorruptStoreError, match=message):
+                files.fill(path, begin, out)
+            continue
+        files.fill(path, begin, out)
+        assert (out == data[begin:end]).all()
