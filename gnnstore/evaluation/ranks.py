@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
 
@@ -136,6 +136,11 @@ def link_ranks(
     >>> gnnstore.evaluation.mrr(ranks)                                      # doctest: +SKIP
     """
     check_choice("side", side, _SIDES)
+    if not callable(score_block):
+        raise UsageError(
+            f"score_block is of the type {type(score_block).__name__}; expected a function, such "
+            "as lambda known, rows, queries: known @ rows.T"
+        )
     rows = Table(table)
     asked = _edges(queries, relation, rows.num_rows, "queries")
     if not len(asked):
@@ -331,7 +336,13 @@ def _sequence(values: Any) -> list[Any]:
     """Return the filters, one or several."""
     is_one = _is_whole(values) or isinstance(values, (Tensor, np.ndarray))
     is_one = is_one or (isinstance(values, (tuple, list)) and _is_edges(values))
-    return [values] if is_one else list(values)
+    return [values] if is_one else _parts(values, "filter", "edges, or a sequence of them")
+
+
+def _parts(given: Any, name: str, expected: str) -> list[Any]:
+    if not isinstance(given, Iterable):
+        raise UsageError(f"{name} is of the type {type(given).__name__}; expected {expected}")
+    return list(given)
 
 
 def _is_whole(values: Any) -> bool:
@@ -381,7 +392,7 @@ def _edges(given: Any, relation: str | None, num_nodes: int, name: str) -> Queri
         if relation is not None:
             parts.insert(1, _relations(given, relation, name))
     else:
-        parts = list(given)
+        parts = _parts(given, name, "an edge split, or arrays of ends")
         if len(parts) not in (2, 3):
             raise UsageError(
                 f"{name} has {len(parts)} parts; expected an edge split, (sources, targets) or "

@@ -27,6 +27,7 @@ from gnnstore.errors import (
     UsageError,
     limits_named,
     storage_errors,
+    whole_number,
 )
 from gnnstore.formats import NODE_TYPE, NodeTypeSpec, Schema, StoreWriter
 from gnnstore.formats.container.files import fsync_directory
@@ -335,6 +336,6 @@ def _as_device(device: Any) -> torch.device:
 def _threads(num_threads: int | None) -> int:
     if num_threads is None:
         return min(_DEFAULT_READERS, max(1, len(os.sched_getaffinity(0))))
-    if num_threads < 1:
+    if whole_number("num_threads", num_threads) < 1:
         raise UsageError(f"num_threads={num_threads}: one thread is the least")
     return num_threads

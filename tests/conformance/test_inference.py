@@ -558,6 +558,7 @@ def test_options_that_are_refused(path: Path, tmp_path: Path) -> None:
         ({"dtype": "int8"}, UsageError, "written as one of float16"),
         ({"memory": "much"}, UsageError, "not a size"),
         ({"num_threads": 0}, UsageError, "one thread is the least"),
+        ({"num_threads": "a"}, UsageError, "num_threads='a' is not a whole number"),
         ({"device": "nope"}, UsageError, "device='nope'"),
         ({"output": ""}, UsageError, "expected the name of a file or directory"),
         ({"io_engine": "fast"}, UsageError, "is unknown"),

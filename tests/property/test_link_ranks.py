@@ -226,6 +226,13 @@ def test_what_cannot_be_ranked_is_refused(store: gnnstore.GraphStore, tmp_path: 
 
     with pytest.raises(UsageError, match="side='tail' is unknown; choose one of src, dst, both"):
         ranked(side="tail")
+    with pytest.raises(UsageError, match="score_block is of the type NoneType; expected a func"):
+        ranked(function=None)
+    with pytest.raises(UsageError, match="queries is of the type NoneType; expected an edge split"):
+        ranked(None)
+    for known in (3, [3]):
+        with pytest.raises(UsageError, match="filter is of the type int; expected"):
+            ranked(filter=known)
     with pytest.raises(UsageError, match="queries has no edges"):
         ranked(np.empty((2, 0), np.int64))
     with pytest.raises(UsageError, match="queries has 4 parts"):

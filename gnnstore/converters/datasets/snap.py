@@ -186,8 +186,8 @@ def _check_ids(
         )
     if string_ids and (num_nodes is not None or features_ids is not None):
         raise UsageError(
-            "string_ids numbers nodes in order of appearance; leave out num_nodes and features_ids "
-            "(num_nodes=, features_ids=), which go by ids that are numbers"
+            "string_ids numbers nodes in order of appearance; leave out num_nodes= and "
+            "features_ids=, which go by ids that are numbers"
         )
 
 
