@@ -42,7 +42,7 @@ from torch_geometric.nn import GraphSAGE, SAGEConv
 import gnnstore
 from benchmarks.harness import parser, report
 from examples.train_knowledge_graph import ComplEx, loss_of, ranks_of
-from gnnstore.caching.partitions.sizes import Contents, sizes_of_partitions
+from gnnstore.caching.partitions.sizes import Contents, places_bytes, sizes_of_partitions
 from gnnstore.converters import ConvertOptions, from_numpy, from_ogb, from_planted_kg, from_rmat
 from gnnstore.converters.partitions.partition import partition
 from gnnstore.evaluation import mrr
@@ -221,15 +221,15 @@ def rank(
     return found
 
 
-def quarter_of_rows(store: gnnstore.GraphStore) -> tuple[Contents, int]:
-    """Return what a buffer of rows holds, and memory for a quarter of it in all."""
-    rows = Contents(store.num_nodes * 4 * (DIM + 1), 0, store.num_nodes, writes=True)
-    return rows, int(SHARE_OF_ROWS * rows.node_bytes)
+def quarter_of_rows(store: gnnstore.GraphStore, num_partitions: int) -> tuple[Contents, int]:
+    """Return the contents of a buffer of rows, and memory for a quarter of them in all."""
+    rows = Contents(store.num_nodes, 4 * (DIM + 1), edges="none", writes=True)
+    return rows, int(SHARE_OF_ROWS * rows.node_bytes) + places_bytes(num_partitions)
 
 
 def of_equal_memory(store: gnnstore.GraphStore, num_partitions: int, order: str) -> dict[str, Any]:
     """Return the sizes of a policy that has room for a quarter of the rows, in all."""
-    rows, memory = quarter_of_rows(store)
+    rows, memory = quarter_of_rows(store, num_partitions)
     best = sizes_of_partitions(rows, memory, num_partitions, order=order)[0]
     return {"capacity": best.capacity, "logical": best.num_groups, "order": order}
 
@@ -275,8 +275,8 @@ def sizes(directory: Path, args: argparse.Namespace) -> Scores:
         for num_partitions in (args.partitions, args.partitions // 2, args.partitions // 4):
             partition(path, num_partitions, name=f"seed{seed}-{num_partitions}", seed=seed)
         store = gnnstore.open(path)
-        rows, memory = quarter_of_rows(store)
         for num_partitions in (args.partitions, args.partitions // 2, args.partitions // 4):
+            rows, memory = quarter_of_rows(store, num_partitions)
             fitting = [
                 each
                 for order in ("beta", "even")

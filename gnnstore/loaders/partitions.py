@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +13,7 @@ import numpy as np
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget
 from gnnstore.caching.partitions.policy import BufferShape, PartitionPolicy
-from gnnstore.caching.partitions.sizes import Contents
+from gnnstore.caching.partitions.sizes import Contents, EdgesRead
 from gnnstore.embeddings.base import Slots
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.features.memory import MemoryRows
@@ -26,7 +25,7 @@ from gnnstore.graph.sizes import StoreSizes
 from gnnstore.pipeline.order.keyed import KeyedOrder
 from gnnstore.pipeline.order.partition import PartitionOrder
 from gnnstore.pipeline.partitions.batches import PartitionBatches, only_epochs
-from gnnstore.pipeline.partitions.buffer import EdgesRead, StateBuffer
+from gnnstore.pipeline.partitions.buffer import StateBuffer, building_threads
 from gnnstore.pipeline.partitions.seeds import LinksByState, NodesByState, SeedsByState
 from gnnstore.pipeline.seeds.nodes import InputNodes
 from gnnstore.planning.traits import StrategyTraits
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
 _TRAITS = StrategyTraits("partitions", "memory")  # threads that prepare batches read nothing
 # Edge attributes and ids are read edge by edge: held in memory where they take little of it.
 _HELD_SHARE = 4
-_MOST_BUILDING = 8
 
 
 class PartitionSources(Sources):
@@ -84,7 +82,6 @@ class PartitionSources(Sources):
         )
         path = unit.paged(unit.order_spec).file_paths[0]
         self.engine: Engine = shared_tables(store).engine(path, io_engine)
-        self._num_building = min(_MOST_BUILDING, len(os.sched_getaffinity(0)))
         self.shape, self.placement = self._sized(policy, isinstance(seeds, InputNodes))
         if policy.kind == "sequential" and isinstance(self.seeds, NodesByState):
             in_all = self.shape.capacity == unit.num_partitions
@@ -139,37 +136,23 @@ class PartitionSources(Sources):
 
     def _contents(self) -> Contents:
         unit = self.unit
-        row_bytes = PartitionSlots.bytes_of(unit, 1) // unit.rows_per_partition
-        of_disk = 8 + unit.position_spec.row_bytes
         return Contents(
-            node_bytes=unit.num_nodes * row_bytes,
-            edge_bytes=0 if self._edges == "none" else unit.num_edges * of_disk,
-            num_nodes=unit.num_nodes,
-            # Two graphs, and the buckets that one is built of.
-            memory_per_edge_byte=(2 * (of_disk - 4) + of_disk) / (2 * of_disk),
+            unit.num_nodes,
+            PartitionSlots.row_bytes_of(unit),
+            unit.num_edges,
+            unit.position_spec.row_bytes,
+            edges=self._edges,
+            num_building=building_threads(),
+            fixed_bytes=self.engine.staging_bytes,
         )
 
     def _ledger(self, shape: BufferShape, limit: int, source: str) -> Ledger:
-        """Return what is held in memory as long as the loader lives."""
+        """Return the memory that is held as long as the loader lives."""
         unit, num_slots = self.unit, shape.capacity + shape.num_spare
-        sizes = StoreSizes.of(self.store.schema)
         most = _most_edges(unit, shape.capacity)
-        in_graph, on_disk = 4 + unit.position_spec.row_bytes, 8 + unit.position_spec.row_bytes
-        edges_bytes = 0
-        # One is taken apart, or still sampled from, while the next is built.
-        num_states = 1 if shape.capacity == shape.num_partitions else 2
-        if self._edges == "graph":
-            nodes = min(unit.num_nodes, shape.capacity * unit.rows_per_partition)
-            building = 8 * unit.rows_per_partition * self._num_building
-            graphs = num_states * (most * in_graph + 8 * (nodes + 1))
-            edges_bytes = graphs + most * on_disk + building + 16 * shape.capacity**2
-        elif self._edges == "trained":
-            edges_bytes = num_states * most * on_disk + 16 * shape.capacity**2
         parts = [
-            Reservation(f"{num_slots} partitions", PartitionSlots.bytes_of(unit, num_slots)),
-            Reservation(f"edges between {shape.capacity} partitions", edges_bytes),
-            Reservation("places of buckets", unit.bucket_ptr.nbytes + 12 * unit.num_partitions**2),
-            Reservation("compressed attributes", sizes.compressed_bytes),
+            *self._contents().reserve(shape.num_partitions, shape.capacity, num_slots, most),
+            Reservation("compressed attributes", StoreSizes.of(self.store.schema).compressed_bytes),
             Reservation("seeds and their order", self.seeds.bytes_with(most)),
             Reservation(STAGING, self.engine.staging_bytes),
             *(table.reserve(Slots(shape.capacity, shape.num_spare)) for table in self._tables),
@@ -228,7 +211,7 @@ class PartitionSources(Sources):
             PartitionFiles(self.unit, self.engine),
             self.shape.capacity + self.shape.num_spare,
             edges=self._edges,
-            num_threads=self._num_building,
+            num_threads=building_threads(),
         )
 
     def fingerprint(self) -> dict[str, Any]:

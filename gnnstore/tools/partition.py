@@ -108,9 +108,9 @@ def _choose(graph: StoreInput, profile: DeviceProfile) -> tuple[int, str]:
             f"{graph.reader.path} has {graph.num_nodes} nodes: nothing to divide into partitions"
         )
     block_bytes = full_rate_bytes(profile)
-    node_bytes = sum(spec.num_bytes for spec in graph.nodes.attributes.values())
+    row_bytes = sum(spec.row_bytes for spec in graph.nodes.attributes.values())
     # Without rows, edges alone decide: rows will be learned.
-    contents = Contents(node_bytes or _MANY, 12 * graph.num_edges, graph.num_nodes)
+    contents = Contents(graph.num_nodes, row_bytes or _MANY, graph.num_edges)
     most = most_partitions(contents, block_bytes)
     found = 1 << most.bit_length() - 1
     while found > 2 and not _works(graph.num_nodes, found):

@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 
 import gnnstore
+from gnnstore.converters.partitions.partition import partition
 from gnnstore.disk.profile import first_use as first_measurement
 from gnnstore.disk.profile.device_profile import DeviceProfile, save_profile
 from gnnstore.errors import StorageError
 from gnnstore.strategies import optimizer
 from gnnstore.strategies.builtin import auto
+from gnnstore.strategies.sizes.placement import STAGING
 from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.graphs import random_graph, write_store
 from gnnstore.testing.stores import write_example_store
@@ -381,6 +383,8 @@ def coarse_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a small store have partitions: its rows are smaller than what a disk reads at once."""
     monkeypatch.setattr("gnnstore.tools.plan.partitions._LEAST_BLOCK_BYTES", 64)
     monkeypatch.setattr("gnnstore.tools.plan.partitions._SHARE_OF_RATE", 1e-9)
+    # Staging takes more than all that the store has.
+    monkeypatch.setattr("gnnstore.tools.plan.partitions._fixed_bytes", lambda _: 0)
 
 
 @pytest.mark.usefixtures("coarse_blocks")
@@ -394,7 +398,7 @@ def test_partitions_that_fit_are_compared(run: Any, store: Path, tmp_path: Path)
     assert document["drawn_to"] == str(picture)
     rows = sum(spec.num_bytes for spec in gnnstore.open(store).schema.node.attributes.values())
     assert document["node_bytes"] >= 400 * 404
-    assert document["node_bytes"] <= 400 * 404 + rows
+    assert document["node_bytes"] <= 400 * (404 + 4) + rows
     found = document["sizes"]
     assert {one["order"] for one in found} == {"even", "beta"}
     assert sum(one["is_best"] for one in found) == 1
@@ -413,6 +417,24 @@ def test_partitions_that_fit_are_compared(run: Any, store: Path, tmp_path: Path)
     (dispersed,) = nodes.document["sizes"]
     assert (dispersed["order"], dispersed["bias"]) == ("dispersed", None)
     assert dispersed["bytes_written"] == 0
+
+
+@pytest.mark.usefixtures("coarse_blocks")
+def test_the_memory_of_partitions_is_that_of_a_loader(run: Any, tmp_path: Path) -> None:
+    """But for buckets that are larger than others, and parts that do not go with partitions."""
+    store = random_graph(6000, 60_000, feature_dim=60).write(tmp_path / "g.gnn")
+    plan = run("plan", store, *PARTITIONS, "--memory", "1MB", "--json").document
+    for sizes in plan["sizes"]:
+        name = f"{sizes['order']}-{sizes['num_partitions']}-{sizes['logical']}"
+        partition(store, sizes["num_partitions"], name=name)
+        policy = gnnstore.PartitionPolicy(
+            capacity=sizes["capacity"], logical=sizes["logical"], order=sizes["order"], name=name
+        )
+        loader = gnnstore.LinkNeighborLoader(str(store), [3], batch_size=100, partitions=policy)
+        parts = {own.what: own.fixed for own in loader._sources.placement.ledger.reservations}
+        for other in (STAGING, "seeds and their order", "compressed attributes", "ids of edges"):
+            parts.pop(other, None)
+        assert sizes["memory_bytes"] == pytest.approx(sum(parts.values()), rel=0.1)
 
 
 def test_partitions_that_do_not_fit_are_refused(run: Any, store: Path) -> None:

@@ -8,17 +8,19 @@ from hypothesis import strategies as st
 
 from gnnstore.caching.partitions.orders import dispersed, two_level
 from gnnstore.caching.partitions.sizes import (
+    MOST_PARTITIONS,
     BufferSizes,
     Contents,
     best_sizes,
     buffer_sizes,
     most_partitions,
+    places_bytes,
     sizes_of_partitions,
 )
 from gnnstore.errors import BudgetError
 from gnnstore.testing.twins.partitions import partitions_loaded
 
-NUM_NODES = 10**9
+NUM_NODES, ROW_BYTES = 10**9, 10**6
 
 # Reads of the table an epoch by BETA, for 2, 3, 4, 8 and 16 groups in the buffer, as computed from
 # the algorithm of Marius by another program: (share of memory, overlaps, writes).
@@ -40,9 +42,11 @@ def test_reads_of_the_table_follow_the_order(
 ) -> None:
     share, overlaps, writes = situation
     contents = Contents(
-        NUM_NODES, 10**12, NUM_NODES, writes=writes, overlaps=overlaps, memory_per_edge_byte=0
+        NUM_NODES, ROW_BYTES, 10**12, edges="none", writes=writes, overlaps=overlaps
     )
-    found = buffer_sizes(contents, NUM_NODES // share + 4096, block_bytes=1)
+    # For places of buckets, and rows that fill the last partition of each.
+    slack = 40 * MOST_PARTITIONS**2 + MOST_PARTITIONS * ROW_BYTES
+    found = buffer_sizes(contents, contents.node_bytes // share + slack, block_bytes=1)
     reads = {s.resident_groups: s.table_reads for s in found if s.order == "beta"}
     assert [reads[r] for r in (2, 3, 4, 8, 16)] == pytest.approx(expected, abs=0.006)
     (even,) = (s for s in found if s.order == "even")
@@ -51,12 +55,14 @@ def test_reads_of_the_table_follow_the_order(
 
 CONTENTS = st.builds(
     Contents,
-    node_bytes=st.integers(10**6, 10**10),
-    edge_bytes=st.integers(10**5, 10**10),
     num_nodes=st.integers(10**4, 10**7),
+    row_bytes=st.integers(100, 1000),
+    num_edges=st.integers(10**4, 10**9),
+    position_bytes=st.sampled_from([4, 8]),
+    edges=st.sampled_from(["graph", "trained", "none"]),
     writes=st.booleans(),
     overlaps=st.booleans(),
-    memory_per_edge_byte=st.sampled_from([0.5, 1.0]),
+    num_building=st.integers(1, 8),
     fixed_bytes=st.integers(0, 10**6),
 )
 
@@ -112,7 +118,7 @@ def sizes_of(seconds: int, order: str, groups: int) -> BufferSizes:
 
 
 def test_a_budget_that_nothing_fits_names_its_source() -> None:
-    contents = Contents(node_bytes=10**9, edge_bytes=10**9, num_nodes=10**6)
+    contents = Contents(num_nodes=10**6, row_bytes=1000, num_edges=10**8)
     with pytest.raises(BudgetError, match="of the container"):
         buffer_sizes(contents, 1000, 1 << 16, source="of the container")
 
@@ -131,8 +137,8 @@ def test_the_shortest_epoch_is_best_and_of_those_the_least_biased() -> None:
 def test_of_sizes_that_read_nearly_as_little_the_fewest_groups_come_first(
     num_partitions: int, share: float
 ) -> None:
-    rows = Contents(14_541 * 4 * 65, 0, 14_541, writes=True)
-    memory = int(share * rows.node_bytes)
+    rows = Contents(14_541, 4 * 65, edges="none", writes=True)
+    memory = int(share * rows.node_bytes) + places_bytes(num_partitions)
     found = sizes_of_partitions(rows, memory, num_partitions, order="beta")
     fitting = [sizes for sizes in found if sizes.memory_bytes <= memory]
     assert found[: len(fitting)] == fitting

@@ -11,13 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, isqrt
+from typing import Literal
 
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.caching.partitions.assignment import states_of_buckets
 from gnnstore.caching.partitions.bias import edge_permutation_bias
 from gnnstore.caching.partitions.orders import beta_swaps, two_level
 
+# Edges between the partitions in memory that a loader needs: of a graph to sample from; only to be
+# trained; none.
+EdgesRead = Literal["graph", "trained", "none"]
+
 MOST_PARTITIONS = 4096
+_ENDS_BYTES, _TARGET_BYTES = 8, 4  # of an edge on disk; a graph has its target by its place
 RESIDENT_GROUPS = (2, 3, 4, 6, 8, 12, 16)
 # Bias hardly depends on the number of partitions beyond a few a group.
 _PARTITIONS_FOR_BIAS = 64
@@ -31,33 +37,85 @@ class Contents:
 
     Attributes
     ----------
-    node_bytes : int
-        Rows of all nodes: attributes, embeddings and the state of their optimizer.
-    edge_bytes : int
-        All edges on disk, in buckets.
     num_nodes : int
+    row_bytes : int
+        Of a node: its id, attributes, embeddings and the state of their optimizer.
+    num_edges : int
+    position_bytes : int
+        Of the position of an edge in the store, which lies beside its ends.
+    edges : "graph", "trained" or "none"
+        See `EdgesRead`.
     writes : bool
         Whether rows are learned, and written back when they leave.
     overlaps : bool
         Whether the next group is read, and the last one written, while batches are trained.
-    memory_per_edge_byte : float
-        Bytes of an edge in memory for each on disk.
+    num_building : int
+        Threads that build the graph of a state.
     fixed_bytes : int
-        Batches, staging and whatever else is in memory.
+        Of whatever else is in memory, such as staging.
     """
 
-    node_bytes: int
-    edge_bytes: int
     num_nodes: int
+    row_bytes: int
+    num_edges: int = 0
+    position_bytes: int = 4
+    edges: EdgesRead = "graph"
     writes: bool = False
     overlaps: bool = True
-    memory_per_edge_byte: float = 1.0
+    num_building: int = 1
     fixed_bytes: int = 0
+
+    @property
+    def node_bytes(self) -> int:
+        """Rows of all nodes."""
+        return self.num_nodes * self.row_bytes
+
+    @property
+    def bucket_bytes(self) -> int:
+        """All edges on disk, in buckets."""
+        return self.num_edges * (_ENDS_BYTES + self.position_bytes)
+
+    @property
+    def edge_bytes(self) -> int:
+        """The edges that are read."""
+        return 0 if self.edges == "none" else self.bucket_bytes
 
     @property
     def spare_groups(self) -> int:
         """Groups in memory beside the buffer: one read ahead, one being written."""
         return (1 + self.writes) if self.overlaps else 0
+
+    def reserve(
+        self, num_partitions: int, capacity: int, num_slots: int, most_edges: int
+    ) -> list[Reservation]:
+        """Return the memory of a buffer.
+
+        Parameters
+        ----------
+        num_slots : int
+            Partitions that there is memory for: those of a state, and those that are read ahead or
+            written meanwhile.
+        most_edges : int
+            Edges between the partitions of a state, at most.
+        """
+        rows = ceil(self.num_nodes / num_partitions)
+        on_disk = _ENDS_BYTES + self.position_bytes
+        in_graph = on_disk - _TARGET_BYTES
+        # One state is taken apart, or still sampled from, while the next is built.
+        num_states = 2 if self.overlaps and capacity < num_partitions else 1
+        edges = 0
+        if self.edges == "graph":
+            nodes = min(self.num_nodes, capacity * rows)
+            graphs = num_states * (most_edges * in_graph + 8 * (nodes + 1))
+            building = 8 * rows * self.num_building
+            edges = graphs + most_edges * on_disk + building + 16 * capacity**2
+        elif self.edges == "trained":
+            edges = num_states * most_edges * on_disk + 16 * capacity**2
+        return [
+            Reservation(f"{num_slots} partitions", num_slots * rows * self.row_bytes),
+            Reservation(f"edges between {capacity} partitions", edges),
+            Reservation("places of buckets", places_bytes(num_partitions)),
+        ]
 
 
 @dataclass(frozen=True)
@@ -112,6 +170,11 @@ class BufferSizes:
         return self.bytes_read / read_rate + self.bytes_written / write_rate
 
 
+def places_bytes(num_partitions: int) -> int:
+    """Return the memory for where buckets begin on disk, and where they lie in memory."""
+    return 8 * (num_partitions**2 + 1) + 12 * num_partitions**2
+
+
 def most_partitions(contents: Contents, block_bytes: int) -> int:
     """Return the largest number of partitions whose files are read at the disk's full rate.
 
@@ -122,7 +185,7 @@ def most_partitions(contents: Contents, block_bytes: int) -> int:
         edges is to be smaller.
     """
     of_nodes = contents.node_bytes // block_bytes
-    of_edges = isqrt(contents.edge_bytes // block_bytes)
+    of_edges = isqrt(contents.bucket_bytes // block_bytes)
     return max(2, min(of_nodes, of_edges, MOST_PARTITIONS, contents.num_nodes))
 
 
@@ -159,7 +222,11 @@ def buffer_sizes(
                 break
     if not found:
         least = min(
-            (_sizes(contents, o, r, most, most) for o, r in shapes if r <= most),
+            (
+                _sizes(contents, order, resident, num_groups, most)
+                for order, resident in shapes
+                for num_groups in range(resident, most + 1)
+            ),
             key=lambda sizes: sizes.memory_bytes,
         )
         ledger = Ledger(memory_bytes, who="the partition buffer", source=source)
@@ -260,12 +327,10 @@ def _sizes(
 ) -> BufferSizes:
     size = max(1, most // num_groups)
     num_partitions, capacity = num_groups * size, resident * size
-    partition_rows = ceil(contents.num_nodes / num_partitions)
-    partition_bytes = ceil(contents.node_bytes * partition_rows / max(1, contents.num_nodes))
     is_whole = resident == num_groups
     slots = capacity + (0 if is_whole else contents.spare_groups * size)
-    halves = 2 if contents.overlaps and not is_whole else 1
-    edges = contents.edge_bytes * (capacity / num_partitions) ** 2 * contents.memory_per_edge_byte
+    most_edges = ceil(contents.num_edges * (capacity / num_partitions) ** 2)
+    parts = contents.reserve(num_partitions, capacity, slots, most_edges)
     reads = _table_reads(num_groups, resident, order)
     swaps = round(reads * num_groups) - resident
     entering = capacity**2 + swaps * size * (2 * capacity - size)
@@ -275,7 +340,7 @@ def _sizes(
         capacity,
         num_groups,
         order,
-        ceil(slots * partition_bytes + halves * edges) + contents.fixed_bytes,
+        sum(part.fixed for part in parts) + contents.fixed_bytes,
         ceil(reads * contents.node_bytes + contents.edge_bytes * entering / num_partitions**2),
         ceil(writes * contents.node_bytes),
     )

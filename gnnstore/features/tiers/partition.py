@@ -218,10 +218,9 @@ class PartitionSlots:
         }
 
     @staticmethod
-    def bytes_of(unit: PartitionsReader, num_slots: int) -> int:
-        """Return the memory of so many slots."""
-        specs = (unit.order_spec, *unit.nodes.values())
-        return num_slots * unit.rows_per_partition * sum(spec.row_bytes for spec in specs)
+    def row_bytes_of(unit: PartitionsReader) -> int:
+        """Return the memory of a node in a slot: its id and its rows."""
+        return sum(spec.row_bytes for spec in (unit.order_spec, *unit.nodes.values()))
 
     def read(self, partition: int, slot: int, proceed: Callable[[], None]) -> None:
         """Read the rows of a partition into a slot, in the place of what is there.

@@ -9,15 +9,17 @@ for.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.caching.partitions.sizes import EdgesRead
 from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.features.source import Rows
 from gnnstore.features.tiers.partition import PartitionFiles, PartitionSlots, Ranges
@@ -26,7 +28,13 @@ from gnnstore.parallel import prefetch
 from gnnstore.sampling.resident import Buckets, Members, ResidentGraph
 
 Int64Array = npt.NDArray[np.int64]
-EdgesRead = Literal["graph", "trained", "none"]
+
+_MOST_BUILDING = 8
+
+
+def building_threads() -> int:
+    """Return how many threads build the graph of a state."""
+    return min(_MOST_BUILDING, len(os.sched_getaffinity(0)))
 
 
 @dataclass

@@ -14,8 +14,11 @@ from gnnstore.disk.profile.device_profile import DeviceProfile
 from gnnstore.disk.profile.first_use import disk_profile
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import id_dtype
+from gnnstore.graph.shared import shared_tables
+from gnnstore.graph.sizes import StoreSizes
 from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store
+from gnnstore.pipeline.partitions.buffer import building_threads
 from gnnstore.tools.plots.partitions import draw_partitions
 from gnnstore.tools.plots.pictures import draw_into
 from gnnstore.tools.ui import exits
@@ -28,12 +31,11 @@ _SHARE_OF_RATE = 0.9
 _LEAST_BLOCK_BYTES = 1 << 16
 # Row-wise Adagrad keeps one float32 for each row.
 _STATE_BYTES = 4
-_ENDS_BYTES = 8
 
 _REMARK = (
     "*: the shortest epoch. Reads: how often an epoch reads the rows of all nodes. Bias: the Edge "
     "Permutation Bias, 0 for a shuffle of all edges and at most 1. Memory is the buffer's, with "
-    "what is read ahead and written back; batches come beside it."
+    "what is read ahead and written back, and staging; seeds and batches come beside it."
 )
 
 
@@ -84,23 +86,32 @@ def plan_partitions(
 
 
 def _contents(store: GraphStore, embedding_dim: int | None) -> Contents:
-    attributes = store.schema.node.attributes.values()
-    row_bytes = sum(spec.num_bytes for spec in attributes if spec.layout == "paged")
-    learned = 0 if embedding_dim is None else 4 * embedding_dim + _STATE_BYTES
-    node_bytes = row_bytes + learned * store.num_nodes
-    if not node_bytes or not store.num_edges:
+    specs = [own for own in store.schema.node.attributes.values() if own.layout == "paged"]
+    row_bytes = sum(spec.row_bytes for spec in specs)
+    row_bytes += 0 if embedding_dim is None else 4 * embedding_dim + _STATE_BYTES
+    if not row_bytes or not store.num_nodes or not store.num_edges:
         remedy = "; give --embedding-dim for a table of embeddings" if store.num_edges else ""
         raise UsageError(
-            f"{store.path}: {store.num_nodes} nodes with {format_size(node_bytes)} of rows and "
+            f"{store.path}: {store.num_nodes} nodes with "
+            f"{format_size(row_bytes * store.num_nodes)} of rows and "
             f"{store.num_edges} edges: nothing to divide into partitions{remedy}"
         )
-    per_edge = _ENDS_BYTES + id_dtype(store.num_edges).itemsize  # and a position
     return Contents(
-        node_bytes,
-        per_edge * store.num_edges,
         store.num_nodes,
+        id_dtype(store.num_nodes).itemsize + row_bytes,
+        store.num_edges,
+        id_dtype(store.num_edges).itemsize,
         writes=embedding_dim is not None,
+        num_building=building_threads(),
+        fixed_bytes=_fixed_bytes(store),
     )
+
+
+def _fixed_bytes(store: GraphStore) -> int:
+    """Return the memory of a loader that does not go with partitions, batches left out."""
+    path = store.reader.paged(store.schema.edge.indices).file_paths[0]
+    staging = shared_tables(store).engine(path, None).staging_bytes
+    return staging + StoreSizes.of(store.schema).compressed_bytes
 
 
 def full_rate_bytes(profile: DeviceProfile) -> int:

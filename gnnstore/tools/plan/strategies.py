@@ -64,8 +64,7 @@ class Asked:
             self.store,
             ReadOptions(auto(), memory=memory_bytes, planned=planned),
             Presampler.of(self.store, self.config, self.seeds, self.batch_size, False),
-            seeds_bytes=self.seeds.num_bytes
-            + order_bytes(len(self.seeds), shuffles=True, num_orders=1),
+            seeds_bytes=self.seeds.num_bytes + order_bytes(len(self.seeds), shuffles=True),
             num_threads=self.num_threads,
             may_use_fewer=True,
             knows_epochs=True,
