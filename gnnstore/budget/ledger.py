@@ -30,6 +30,8 @@ ALWAYS = ""
 IN_FLIGHT = "bytes in flight"
 PLANNED = "batches planned together"
 SLOTS = "slots"
+# Parts that are asked for by name.
+STAGING, CACHED = "staging for reads", "cached rows"
 
 Sizes = Mapping[str, int]
 
@@ -111,6 +113,10 @@ class Ledger:
             _together([r for r in self.reservations if r.phase in (ALWAYS, phase)])
             for phase in phases
         ]
+
+    def fixed_of(self, *names: str) -> int:
+        """Return the fixed bytes of the parts with some names."""
+        return sum(own.fixed for own in self.reservations if own.what in names)
 
     def add(self, *reservations: Reservation) -> Self:
         """Return the ledger with more reservations."""

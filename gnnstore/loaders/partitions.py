@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gnnstore.budget.ledger import Ledger, Reservation
+from gnnstore.budget.ledger import STAGING, Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget
 from gnnstore.caching.partitions.policy import BufferShape, PartitionPolicy
 from gnnstore.caching.partitions.sizes import Contents, EdgesRead
@@ -29,7 +29,7 @@ from gnnstore.pipeline.partitions.buffer import StateBuffer, building_threads
 from gnnstore.pipeline.partitions.seeds import LinksByState, NodesByState, SeedsByState
 from gnnstore.pipeline.seeds.nodes import InputNodes
 from gnnstore.planning.traits import StrategyTraits
-from gnnstore.strategies.sizes.placement import STAGING, Placement
+from gnnstore.strategies.sizes.placement import Placement
 from gnnstore.strategies.sources import Sources
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gnnstore.budget.ledger import SLOTS, Ledger, Reservation
+from gnnstore.budget.ledger import CACHED, SLOTS, STAGING, Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget, affordable_threads
 from gnnstore.disk.engines import Engine
 from gnnstore.features.packed.saved import SavedPlan
@@ -15,7 +15,7 @@ from gnnstore.formats.store.units import find_unit
 from gnnstore.planning.traits import StrategyTraits
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.saved_batches import SavedBatches, not_packed
-from gnnstore.strategies.sizes.placement import CACHED, STAGING, Placement
+from gnnstore.strategies.sizes.placement import Placement
 from gnnstore.strategies.sizes.prefetch import check_two_batches
 from gnnstore.strategies.sources import Sources
 from gnnstore.units import format_size

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore._core import release_memory
-from gnnstore.budget.ledger import IN_FLIGHT, Reservation
+from gnnstore.budget.ledger import CACHED, IN_FLIGHT, Reservation
 from gnnstore.caching.scores import (
     SCORE_DTYPES,
     CacheCost,
@@ -281,7 +281,7 @@ def cache_rows(
         memory = memory.add(Reservation("filling the cache beside batches", staging_bytes))
     if settings.num_bytes is not None:
         num_rows = cost.rows_in(settings.num_bytes)
-        cached = Reservation("cached rows", cost.bytes_of(num_rows))
+        cached = Reservation(CACHED, cost.bytes_of(num_rows))
         batches = {IN_FLIGHT: 2 * batch_bytes}
         with_batches(memory.add(cached)).check(batches, "lower cache_bytes=")
         return num_rows

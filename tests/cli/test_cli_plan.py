@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 import gnnstore
+from gnnstore.budget.ledger import STAGING
 from gnnstore.converters.partitions.partition import partition
 from gnnstore.disk.profile import first_use as first_measurement
 from gnnstore.disk.profile.device_profile import DeviceProfile, save_profile
 from gnnstore.errors import StorageError
 from gnnstore.strategies import optimizer
 from gnnstore.strategies.builtin import auto
-from gnnstore.strategies.sizes.placement import STAGING
 from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.graphs import random_graph, write_store
 from gnnstore.testing.stores import write_example_store

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger, Reservation
+from gnnstore.budget.ledger import PLANNED, SLOTS, STAGING, Ledger, Reservation
 from gnnstore.features.tiers.planned import PlannedCache
 from gnnstore.packing.size import PlanSize, size_plan
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.strategies.builtin import PACKED
-from gnnstore.strategies.sizes.placement import STAGING, Placement
+from gnnstore.strategies.sizes.placement import Placement
 from gnnstore.strategies.sizes.superbatch import SuperbatchCosts
 
 MIB = 1 << 20

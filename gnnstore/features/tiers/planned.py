@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore._core import ReadCounts, empty
-from gnnstore.budget.ledger import SLOTS, Reservation
+from gnnstore.budget.ledger import CACHED, SLOTS, Reservation
 from gnnstore.caching.policies.belady import check_num_slots
 from gnnstore.errors import UsageError
 from gnnstore.features.source import RowRequest, Rows, RowSource
@@ -105,7 +105,7 @@ class PlannedCache:
     @staticmethod
     def reserve(row_bytes: int) -> Reservation:
         """Return the memory of planned slots, where tables have `row_bytes` a node in all."""
-        return Reservation("cached rows", 0, {SLOTS: row_bytes + _NODE_BYTES})
+        return Reservation(CACHED, 0, {SLOTS: row_bytes + _NODE_BYTES})
 
     @staticmethod
     def pinned_bytes(row_bytes: int, num_pinned: int, num_nodes: int) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Self, cast
 
-from gnnstore.budget.ledger import Ledger, Reservation
+from gnnstore.budget.ledger import CACHED, STAGING, Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget
 from gnnstore.caching.scores import StaticCacheInfo
 from gnnstore.errors import UsageError, check_choice
@@ -48,7 +48,6 @@ _ALTERNATIVES: dict[tuple[Mode, Topology], tuple[str, ...]] = {
     ("disk", "mmap"): (_FEWER_THREADS, _MAPPED),
     ("disk", "disk"): (_FEWER_THREADS, _MAPPED_TOPOLOGY),
 }
-STAGING, CACHED = "staging for reads", "cached rows"
 
 
 @dataclass(frozen=True)
@@ -100,13 +99,14 @@ class Placement:
     @property
     def staging_bytes(self) -> int:
         """Memory that reads go to before their rows are copied into a batch."""
-        return sum(part.fixed for part in self.ledger.reservations if part.what == STAGING)
+        return self.ledger.fixed_of(STAGING)
 
     @property
     def resident_bytes(self) -> int:
         """Memory that is held as long as the loader lives, but for staging and caches."""
-        parts = self.ledger.reservations
-        return sum(part.fixed for part in parts if part.what not in {STAGING, CACHED})
+        return sum(own.fixed for own in self.ledger.reservations) - self.ledger.fixed_of(
+            STAGING, CACHED
+        )
 
     @property
     def reads_disk(self) -> bool:
