@@ -589,3 +589,16 @@ def test_files_are_ordered_by_the_numbers_in_their_names(tmp_path: Path) -> None
         np.save(tmp_path / name, np.full((2, 2), i, np.float32))
     found = open_features(str(tmp_path / "1²*.npy")).source
     assert np.concatenate(list(found.rows(10)))[:, 0].tolist() == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [("a,b", "line 1: column 1: 'a' is not a number"), (" ", "line 1: the line is blank where")],
+)
+def test_a_first_line_that_is_no_row_is_named_before_rows_are_counted(
+    tmp_path: Path, first: str, message: str
+) -> None:
+    (tmp_path / "e.txt").write_text("0 1\n1 2\n")
+    (tmp_path / "x.csv").write_text(f"{first}\n1,2\n3,4\n5,6\n")
+    with pytest.raises(InputError, match=message):
+        from_snap(tmp_path / "e.txt", tmp_path / "a.gnn", features=tmp_path / "x.csv")

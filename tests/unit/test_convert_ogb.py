@@ -135,6 +135,14 @@ def test_the_directory_raw_itself_may_be_given(tmp_path: Path, graph: GraphArray
     check(read_store(from_ogb(root / "raw", tmp_path / "out.gnn")), graph)
 
 
+def test_the_directory_raw_may_be_the_working_directory(
+    tmp_path: Path, graph: GraphArrays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = csv_data_set(tmp_path / "data", graph)
+    monkeypatch.chdir(root / "raw")
+    check(read_store(from_ogb(".", tmp_path / "out.gnn")), graph)
+
+
 def test_what_need_not_be_there(tmp_path: Path) -> None:
     graph = random_graph(9, 0)
     root = csv_data_set(tmp_path / "data", graph)

@@ -172,7 +172,7 @@ def test_graph_values_come_back_as_they_are(tmp_path: Path) -> None:
     assert read_store(path).graph_arrays["tensor_number"] == 7
 
 
-def test_masks_are_attributes_and_splits(tmp_path: Path) -> None:
+def test_masks_are_attributes_and_splits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = data_of()
     data.train_mask = torch.arange(30) < 10
     data.val_mask = torch.arange(30) == 12
@@ -184,6 +184,12 @@ def test_masks_are_attributes_and_splits(tmp_path: Path) -> None:
     }
     np.testing.assert_array_equal(stored.attributes["train_mask"], data.train_mask)
     assert stored.attributes["test_mask"].shape == (30, 4)
+    assert "data.test_mask is bool [30, 4], and no mask of a split" in caplog.text
+    data.train_mask = data.train_mask[:, None]
+    data.val_mask = data.val_mask.to(torch.uint8)
+    stored = read_store(from_pyg(data, tmp_path / "columns.gnn"))
+    assert {name: ids.tolist() for name, ids in stored.splits.items()} == {"train": [*range(10)]}
+    assert "data.val_mask is uint8 [30], and no mask of a split" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -360,6 +366,25 @@ def test_a_pair_of_stores(tmp_path: Path, layout: str) -> None:
     for name in ("indptr", "indices"):
         mine, theirs = (getattr(store.topology(), name) for store in (found, same))
         np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("size", [None, (None, None), (3, None)])
+def test_edges_whose_size_is_not_known(tmp_path: Path, size: Any) -> None:
+    from torch_geometric.testing import MyFeatureStore, MyGraphStore  # noqa: PLC0415
+
+    features, graph = MyFeatureStore(), MyGraphStore()
+    features.put_tensor(torch.rand(3, 2), group_name=None, attr_name="x", index=None)
+    ends = torch.tensor([0, 1]), torch.tensor([1, 2])
+    graph.put_edge_index(ends, edge_type=None, layout="coo", size=size)
+    assert gnnstore.open(from_pyg((features, graph), tmp_path / "a.gnn")).num_nodes == 3
+
+
+def test_a_data_is_both_stores(tmp_path: Path) -> None:
+    data = data_of()
+    pair = read_store(from_pyg((data, data), tmp_path / "a.gnn"))
+    alone = read_store(from_pyg(data, tmp_path / "b.gnn"))
+    np.testing.assert_array_equal(pair.attributes["x"], alone.attributes["x"])
+    assert pair.pairs() == alone.pairs()
 
 
 def test_a_store_of_ours_is_a_pair_too(tmp_path: Path) -> None:

@@ -232,7 +232,7 @@ def test_a_weight_column_becomes_an_edge_attribute(tmp_path: Path) -> None:
         ("1 2\n", {"edge_weight": 3}, "found 2 fields, expected 3"),
         ("a b c\n", {"string_ids": True}, "found 3 fields, expected 2.*edge_weight=COLUMN"),
         ("a,\n", {"string_ids": True}, "line 1: column 2 is empty: a node name is missing"),
-        ("a b\rc d\n", {"string_ids": True}, "line 1: found 4 fields, expected 2"),
+        ("a b\rc d\n", {"string_ids": True}, "line 1: a carriage return without a line feed"),
     ],
 )
 def test_errors_name_the_option_that_helps(
@@ -242,6 +242,28 @@ def test_errors_name_the_option_that_helps(
     path.write_text(text)
     with pytest.raises(InputError, match=message):
         from_snap(path, tmp_path / "a.gnn", **options)
+
+
+MATRIX = "%%MatrixMarket matrix {} real {}\n% a comment\n300 300 3\n1 2 0.5\n2 3 0.25\n3 1 1\n"
+
+
+def test_matrix_market_files_say_their_sizes_first(tmp_path: Path) -> None:
+    path = tmp_path / "g.mtx"
+    path.write_text(MATRIX.format("coordinate", "general"))
+    stored = read_store(from_snap(path, tmp_path / "a.gnn", edge_weight=3))
+    weights = dict(zip(stored.pairs(), stored.edge_attributes["edge_weight"], strict=True))
+    assert weights == {(0, 1): 0.5, (1, 2): 0.25, (2, 0): 1}
+    path.write_text(MATRIX.format("coordinate", "symmetric"))
+    with pytest.raises(InputError, match=r"one half of a symmetric matrix.*undirected=True"):
+        from_snap(path, tmp_path / "b.gnn", edge_weight=3)
+    both = ConvertOptions(undirected=True)
+    assert (
+        len(read_store(from_snap(path, tmp_path / "b.gnn", edge_weight=3, options=both)).pairs())
+        == 6
+    )
+    path.write_text(MATRIX.format("array", "general"))
+    with pytest.raises(InputError, match="a dense matrix is no list of edges"):
+        from_snap(path, tmp_path / "c.gnn")
 
 
 @pytest.mark.parametrize("kind", [{"edge_weight": 2}, {"string_ids": True, "num_nodes": 3}])

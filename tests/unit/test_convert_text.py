@@ -30,6 +30,9 @@ NODES = TableFormat("int64", minimum=0, limit=5, what="node id")
 SNAP = TableFormat(
     "int64", num_columns=2, delimiter=None, comments=b"#%", minimum=0, what="node id"
 )
+IGNORING = TableFormat("int64", num_columns=2, delimiter=None, ignore_extra=True)
+WEIGHTED = TableFormat("int64", num_columns=4, weight_column=2, delimiter=None)
+FEATURES = TableFormat("float32", delimiter=None)
 
 
 def write(path: Path, text: str | bytes) -> Path:
@@ -104,7 +107,8 @@ def test_line_ends_and_blank_lines_at_the_end_do_not_matter(
         "1,2\n3,4\n",
         "1, 2\n3 , 4\n",
         "  1   2  \n3    4\n",
-        "1\t2\t\n3\t\t4\n",
+        "1\t2\t\n3 \t 4\n",
+        "1 2\n\t3\t4\n",
         "# head\n# er\n1 2\n3 4\n",
         "% KONECT\n\n1 2\n\n# between\n3 4 \n\n",
         "+1 2\n3 0004\n",
@@ -117,11 +121,39 @@ def test_edge_lists_come_in_many_forms(tmp_path: Path, text: str) -> None:
         assert read(write(tmp_path / name, text), SNAP).tolist() == [[1, 2], [3, 4]]
 
 
+@pytest.mark.parametrize(
+    ("text", "table_format", "message"),
+    [
+        ("1\t2\n3\t\t4\n", SNAP, "line 2: found 3 fields, expected 2"),
+        ("1\t2\t9\n3\t\t4\n", IGNORING, "line 2: column 2 is empty: a value is missing"),
+        ("1\t2\n\t4\t9\n", IGNORING, "line 2: column 1 is empty: a value is missing"),
+        ("1\t2\t.5\t7\n3\t4\t\t7\n", WEIGHTED, "line 2: column 3: '' is not a number"),
+        ("1\t\t2\n3\t4\t\n", FEATURES, "line 1: column 2 is empty: a value is missing"),
+        ("\t1\t2\n3\t4\t5\n", FEATURES, "line 1: column 1 is empty: a value is missing"),
+        ("1 2\r3 4\r", IGNORING, "line 1: a carriage return without a line feed ends no line"),
+        ("a,b\rc,d\r", replace(IGNORING, dtype="text"), "line 1: a carriage return without"),
+        (" \n1 2\n", FEATURES, "line 1: the line is blank where a row was expected"),
+        ("\v\f\n1 2\n", FEATURES, "line 1: the line is blank where a row was expected"),
+    ],
+)
+@pytest.mark.parametrize("block_bytes", [4, 2**20])
+def test_no_column_takes_the_place_of_one_that_is_missing(
+    tmp_path: Path, text: str, table_format: TableFormat, message: str, block_bytes: int
+) -> None:
+    with pytest.raises(InputError) as caught:
+        read(write(tmp_path / "t", text), table_format, block_bytes)
+    assert message in str(caught.value)
+
+
+def test_a_file_of_blank_lines_has_no_rows(tmp_path: Path) -> None:
+    blank = TableFormat("float32", delimiter=None, comments=b"#")
+    assert read(write(tmp_path / "t", " \n\n# nothing\n"), blank).shape == (0, 0)
+
+
 def test_extra_columns_are_skipped_on_demand(tmp_path: Path) -> None:
-    ignoring = TableFormat("int64", num_columns=2, delimiter=None, ignore_extra=True)
     for text in ("1 2 0.5\n3 4 nan\n", "1,2,x,y\n3,4,z,\n", "1 2\n3 4 5\n"):
         path = write(tmp_path / "t", text)
-        assert read(path, ignoring).tolist() == [[1, 2], [3, 4]]
+        assert read(path, IGNORING).tolist() == [[1, 2], [3, 4]]
     with pytest.raises(InputError, match=r"line 1: found 3 fields, expected 2"):
         read(write(tmp_path / "t", "1 2 0.5\n"), SNAP)
 
@@ -151,7 +183,7 @@ def test_floats(tmp_path: Path) -> None:
         ("1,2\n3 4\n", "line 2: found 1 field, expected 2, in '3 4'"),
         ("1,2\n3\t4\n", "it is separated in another way than the lines before it, by spaces inst"),
         ('1,2\n"3",4\n', "line 2: column 1: '\"3\"' is not an integer"),
-        ("1,2\n3,4\r5,6\n", "line 2: found 3 fields, expected 2"),
+        ("1,2\n3,4\r5,6\n", "line 2: a carriage return without a line feed ends no line"),
         ("1,2\n3,99999999999999999999\n", "value 99999999999999999999 is outside [-2^63, 2^63)"),
         ("1,2\n3,9223372036854775808\n", "value 9223372036854775808 is outside [-2^63, 2^63)"),
         ("from,to\n1,2\n", "line 1: column 1: 'from' is not an integer"),

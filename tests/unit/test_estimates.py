@@ -77,6 +77,19 @@ def test_compressed_columns(tmp_path: Path) -> None:
     assert (found.num_nodes, found.num_edges, found.is_exact) == (5, 5, True)
 
 
+def test_attributes_of_two_columns_are_no_edges(tmp_path: Path) -> None:
+    given = arrays()
+    given["edge_time"] = np.zeros((20_000, 2), np.int64)
+    given["knowledge"] = np.zeros((3000, 2), np.int64)
+    np.savez(tmp_path / "g.npz", **given)
+    found = inspect_inputs([tmp_path / "g.npz"])
+    assert (found.num_edges, found.edge_row_bytes) == (20_000, 16)
+    assert found.node_bytes == 3000 * (256 + 16)
+    notes = Notes()
+    path = from_numpy(tmp_path / "g.npz", tmp_path / "g.gnn", progress=notes)
+    assert notes.final_bytes() == pytest.approx(directory_bytes(path), rel=0.05)
+
+
 @pytest.mark.parametrize("ending", ["txt", "txt.gz"])
 def test_text_is_guessed_from_its_beginning(tmp_path: Path, ending: str) -> None:
     rng = np.random.default_rng(0)
@@ -226,3 +239,10 @@ def test_what_the_disk_cannot_hold_is_refused_at_once(
     with pytest.raises(NoSpaceError, match=expected):
         from_numpy(tmp_path / "g.npz", tmp_path / "out" / "g.gnn")
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_largest_id_that_no_disk_has_room_for_is_named(tmp_path: Path) -> None:
+    np.savez(tmp_path / "g.npz", edge_index=np.array([[0], [2**46]]))
+    with pytest.raises(NoSpaceError, match=f"cannot convert {2**46 + 1} nodes, whose pointers"):
+        from_numpy(tmp_path / "g.npz", tmp_path / "g.gnn")
+    assert not (tmp_path / "g.gnn").exists()

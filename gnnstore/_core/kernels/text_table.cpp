@@ -145,6 +145,9 @@ void skip_blanks(const char *&place, const char *end) {
     while (place < end && is_blank(*place)) ++place;
 }
 
+// Of blanks. A field may be missing before a tab: whoever looks at the line alone can tell.
+int64_t num_tabs(const char *begin, const char *end) { return std::count(begin, end, '\t'); }
+
 // A field that nobody wants: up to the separator, or the end of the line.
 bool skip_field(const char *&place, const char *end, char separator) {
     const char *const begin = place;
@@ -179,6 +182,7 @@ int64_t parse_text(std::string_view text, const TextForm &form, uint8_t *records
     };
     int64_t num_rows = 0;
     while (place < end) {
+        const char *const line = place;
         skip_blanks(place, end);
         if (!form.comments.empty()) {
             const bool ends = place == end || *place == '\n' ||
@@ -188,13 +192,14 @@ int64_t parse_text(std::string_view text, const TextForm &form, uint8_t *records
                 continue;
             }
         }
+        if (form.separator == ' ' && num_tabs(line, place) > 0) return -1;
         uint8_t *const record = records + num_rows * form.record_bytes;
         for (size_t i = 0; i < form.fields.size(); ++i) {
             if (i > 0) {
                 const char *const behind = place;
                 skip_blanks(place, end);
                 if (form.separator == ' ') {
-                    if (place == behind) return -1;
+                    if (place == behind || num_tabs(behind, place) > 1) return -1;
                 } else {
                     if (place == end || *place != form.separator) return -1;
                     ++place;

@@ -239,10 +239,18 @@ class TextTable:
         phase.advance(read.total - told)
 
     def columns_of(self, block: TextBlock) -> int:
-        """Return how many fields the first row of a block has."""
+        """Return how many fields the first row of a block has.
+
+        Raises
+        ------
+        InputError
+            If it is no row, but names the columns, perhaps.
+        """
         data = self._strip(block.data)
-        if data:
-            self._look_at_first_line(data)
+        row = self._first_row(data)
+        if row is not None:
+            self._look_at_first_line(data, block.first_line)
+            self._parse_by_line(TextBlock(block.first_line, row))
         return self._num_columns or 0
 
     def _prepared(self, read: Phase) -> Iterator[TextBlock]:
@@ -254,7 +262,7 @@ class TextTable:
                 data = self._strip(block.data)
                 if not data:
                     continue
-                self._look_at_first_line(data)
+                self._look_at_first_line(data, block.first_line)
             yield block
 
     def _without_header(self, block: TextBlock) -> TextBlock:
@@ -268,7 +276,7 @@ class TextTable:
         return TextBlock(block.first_line + data.count(b"\n", 0, begin), data[begin:])
 
     def _parse(self, block: TextBlock) -> Any:
-        rows = self._parse_fast(block.data)
+        rows = None if _has_lone_returns(block.data) else self._parse_fast(block.data)
         return self._parse_by_line(block) if rows is None else rows
 
     def _strip(self, data: bytes) -> bytes:
@@ -286,10 +294,13 @@ class TextTable:
         text = line.lstrip()
         return not text or text[0] in self.format.comments
 
-    def _look_at_first_line(self, data: bytes) -> None:
+    def _look_at_first_line(self, data: bytes, number: int) -> None:
+        """Find the separator and the number of columns; `number` is that of the first line."""
         line = self._first_row(data)
         if line is None:
             return
+        if not line.strip():
+            self._fail_blank(number)
         if self._delimiter is None:
             # Names may have commas in them, or spaces, but no tabs.
             marks = ("\t", ",") if self.format.dtype == "text" else (",", "\t")
@@ -316,14 +327,18 @@ class TextTable:
     def _fields(self, line: bytes) -> list[bytes]:
         if self._delimiter == "," or (self._delimiter == "\t" and self.format.dtype == "text"):
             return [field.strip() for field in line.split(self._delimiter.encode())]
-        return line.split()
+        if b"\t" not in line:
+            return line.split()
+        # Between numbers tabs may be mixed with spaces; but nothing between two is a field that is
+        # missing, and those behind it would take its place.
+        return [field for part in line.split(b"\t") for field in part.split() or [b""]]
 
     # ---- fast: clean lines
 
     def _parse_fast(self, data: bytes) -> npt.NDArray[Any] | NameBlock | None:
         """Return the rows of lines, or None if some are not clean or not allowed."""
-        if (self._num_columns or 0) > len(data):
-            return None  # no line has so many
+        if not 0 < (self._num_columns or 0) <= len(data):
+            return None  # it has no row, or no line has so many
         if self.format.dtype != "text":
             rows: Any = self._parse_numbers(data)
         else:
@@ -446,13 +461,18 @@ class TextTable:
     def _parse_by_line(self, block: TextBlock) -> npt.NDArray[Any] | NameBlock:
         parsed = []
         for number, line in enumerate(block.data.split(b"\n"), block.first_line):
-            text = line.strip(b" \t\r")
+            text = line.rstrip(b" \t\r")
+            text = text.lstrip(b" " if self._delimiter == "\t" else b" \t")
+            if b"\r" in text:
+                self._fail(
+                    number, "a carriage return without a line feed ends no line; convert the file"
+                )
             if self.format.comments and self._is_skipped(text):
                 continue
             if not text:
                 if number == block.first_line + block.data.count(b"\n"):
                     continue  # what follows the last line end
-                self._fail(number, "the line is blank where a row was expected")
+                self._fail_blank(number)
             fields = self._fields(text)
             if self.format.ignore_extra:
                 fields = fields[: self._num_columns]
@@ -465,7 +485,8 @@ class TextTable:
         if weight is not None:
             columns = [np.array([row[c] for row in parsed]) for c in (0, 1, weight)]
             return self._weighted(columns)
-        return np.array(parsed, dtype=self.format.dtype).reshape(-1, self._num_columns or 0)
+        rows = np.array(parsed, dtype=self.format.dtype)
+        return rows.reshape(len(parsed), self._num_columns or 0)
 
     def _value(self, line: int, column: int, field: bytes) -> Any:
         where = f"column {column}"
@@ -540,8 +561,17 @@ class TextTable:
             problem += self.format.extra_hint
         self._fail(line, problem)
 
+    def _fail_blank(self, line: int) -> NoReturn:
+        self._fail(line, "the line is blank where a row was expected")
+
     def _fail(self, line: int, problem: str) -> NoReturn:
         raise InputError(f"{self.path}: line {line}: {problem}", path=self.path)
+
+
+def _has_lone_returns(data: bytes) -> bool:
+    """Whether there are carriage returns elsewhere than at line ends."""
+    num_returns = data.count(b"\r")
+    return num_returns > 0 and num_returns != data.count(b"\r\n") + data.endswith(b"\r")
 
 
 def _has_more_than_single_spaces(data: bytes) -> bool:

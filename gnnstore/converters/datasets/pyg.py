@@ -6,7 +6,9 @@ batch of the store holds exactly what a batch of the `Data` would.
 
 from __future__ import annotations
 
+import copy
 import json
+import logging
 import math
 import warnings
 from collections.abc import Callable
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     import torch
     from torch_geometric.data import Data, FeatureStore, GraphStore
     from torch_geometric.data.graph_store import EdgeAttr
+
+_LOG = logging.getLogger(__name__)
 
 
 @converter()
@@ -138,12 +142,16 @@ def _as_data(data: Any) -> Data:
             raise UsageError(f"the stores hold several types of {what} ({names}); expected one")
     found = Data()
     for attr in tensors:
-        attr.index = None  # all rows
-        found[attr.attr_name] = features.get_tensor(attr)
+        all_rows = copy.copy(attr)
+        all_rows.index = None
+        if not attr.is_set("group_name"):  # in a Data, there is one group
+            all_rows.group_name = None
+        found[attr.attr_name] = features.get_tensor(all_rows)
     if edges:
         found.edge_index = _edge_index_of(graph, edges[0])
-        if edges[0].size is not None:
-            found.num_nodes = max(length for length in edges[0].size if length is not None)
+        lengths = [length for length in edges[0].size or () if length is not None]
+        if lengths:
+            found.num_nodes = max(lengths)
     return found
 
 
@@ -253,8 +261,17 @@ def _copy_attribute(writer: GraphWriter, data: Data, name: str) -> None:
         return
     rows, dtype, cat_dim = _rows(data, name)
     writer.set_node_attribute(name, rows, dtype=dtype, cat_dim=cat_dim)
-    if name.endswith("_mask") and name in SPLIT_KEYS and dtype == "bool" and rows.ndim == 1:
+    if not name.endswith("_mask") or name not in SPLIT_KEYS:
+        return
+    if dtype == "bool" and (rows.ndim == 1 or rows.shape[1:] == (1,)):
         writer.set_split(SPLIT_KEYS[name], rows, where=f"data.{name}")
+    else:
+        _LOG.warning(
+            "data.%s is %s %s, and no mask of a split; for a split, make it bool [N]",
+            name,
+            dtype,
+            list(rows.shape),
+        )
 
 
 def _json_value(value: Any, name: str) -> Any:

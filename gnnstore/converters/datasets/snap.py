@@ -13,6 +13,7 @@ from gnnstore.converters.arrays.files import RawLayout
 from gnnstore.converters.arrays.npy import open_npy_directory
 from gnnstore.converters.arrays.npz import open_npz
 from gnnstore.converters.arrays.source import ArraySource, SequentialArray, check_rows
+from gnnstore.converters.arrays.text_blocks import read_blocks
 from gnnstore.converters.arrays.text_tables import NameBlock, TableFormat, TextTable
 from gnnstore.converters.datasets.external import Paths, open_external, open_labels
 from gnnstore.converters.datasets.numbering import number_ids, number_names
@@ -28,6 +29,7 @@ from gnnstore.progress import Progress
 
 _COMMENTS = b"#%"
 _NUM_ENDS = 2
+_MATRIX_MARKET = b"%%matrixmarket"
 _EXTRA_HINT = (
     ". Drop the columns after the first two (extra_columns='ignore'), "
     "or keep one as edge_weight (edge_weight=COLUMN)"
@@ -60,7 +62,7 @@ def from_snap(
 
     A line is "source target", with a tab, spaces or a comma between; lines that begin with
     `#` or `%`, and blank ones, are skipped. The file may be gzipped. Quotation marks have no
-    meaning.
+    meaning. Of a Matrix Market file, the line of sizes is skipped too.
 
     Ids need not be contiguous: nodes are numbered 0, ..., N - 1 in ascending order of their
     ids, and the store keeps the ids (`original_id`), unless they are 0, ..., N - 1 already.
@@ -116,6 +118,7 @@ def from_snap(
     check_features(options, has_features=x is not None, remedy="name their files with features=")
     y = None if labels is None else open_labels(labels)
     split_arrays = {} if splits is None else _open_splits(splits)
+    has_sizes = _is_matrix_market(path, is_undirected=options is not None and options.undirected)
     beside = [file for array in (x, y) if array is not None for file in array.files]
     source: dict[str, Any] = {
         "inputs": describe_files([path, *beside, *_files_of(splits)]),
@@ -136,7 +139,7 @@ def from_snap(
         limit=num_nodes,
         what="node name" if string_ids else "node id",
         ignore_extra=extra_columns == "ignore",
-        skip_header=skip_header,
+        skip_header=skip_header or has_sizes,
         extra_hint=_EXTRA_HINT,
         type_hint=_TYPE_HINT,
     )
@@ -169,6 +172,33 @@ def from_snap(
         if names is not None:
             names.close()
         return writer.commit()
+
+
+def _is_matrix_market(path: Path, *, is_undirected: bool) -> bool:
+    """Return whether a file says that it is a matrix, whose sizes stand before its entries.
+
+    Raises
+    ------
+    InputError
+        If its entries are no edges, or half of them.
+    """
+    block = next(read_blocks(path), None)
+    banner = b"" if block is None else block.data.partition(b"\n")[0].lower()
+    if not banner.startswith(_MATRIX_MARKET):
+        return False
+    words = banner.split()
+    if b"coordinate" not in words:
+        raise InputError(
+            f"{path}: a dense matrix is no list of edges; write it in the coordinate format",
+            path=path,
+        )
+    if b"general" not in words and not is_undirected:
+        raise InputError(
+            f"{path}: one half of a symmetric matrix, so that each edge has one direction; add the "
+            "other with undirected=True",
+            path=path,
+        )
+    return True
 
 
 def _check_ids(

@@ -1,7 +1,7 @@
-"""Casts features to the element type they are stored in, without changing values silently.
+"""Casts features to the element type they are stored in.
 
-The user asks for floats to be rounded to a narrower type; a finite value that would become
-infinite, or an integer that would become another one, stops the conversion.
+Numbers are rounded to the floats that the user asks for. A finite value that would become infinite,
+or a number that is no integer of an integer type, stops the conversion.
 
 Features as int8 have a scale per column: a quarter of float32's bytes for 1/254 of a range. x is
 stored as rint(x / scale), and the scales as the graph-level array `x_scale`, so that

@@ -314,6 +314,8 @@ class GraphWriter:
             return
         with self.progress.phase("sort edges", unit="edges"):
             built = self._builder.finish(self.num_nodes)
+        if self.num_nodes is None:  # the largest id decides, which may be a wrong one
+            check_pointers(self._store, built.num_nodes)
         if self._carried is not None:
             built = CarriedIds(built, self._carried)
         rule = self.options.split_rule

@@ -22,6 +22,7 @@ from gnnstore.errors import GnnstoreError
 _SAMPLE_BYTES = 2**20
 _TEXT_ITEM_BYTES = 4  # numbers in text become float32
 _COMMENTS = (b"#", b"%")
+_EDGE_LISTS = ("edge", "edges", "edge_index")  # other names that begin with "edge": attributes
 # Rows up to this size (labels, masks) are compressed to a fraction of it.
 _MAX_COMPRESSED_ROW_BYTES = 8
 
@@ -105,7 +106,7 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
 
 def _inspect(path: Path) -> Workload:
     if path.suffix == ".npy":
-        return _sum_arrays({path.stem if path.stem != "edge_index" else "edge": open_npy(path)})
+        return _sum_arrays({path.stem: open_npy(path)})
     if path.suffix == ".npz":
         return _sum_arrays(open_npz(path))
     if path.suffix in (".gz", ".csv", ".txt", ".tsv", ".edges"):
@@ -130,7 +131,7 @@ def _inspect_array(name: str, source: ArraySource, has_indptr: bool) -> Workload
     shape = source.shape
     num_bytes = math.prod(shape) * source.dtype.itemsize
     read = Workload(binary_bytes=num_bytes)
-    is_edges = "edge" in name and source.dtype.kind in "iu" and len(shape) == 2 and 2 in shape
+    is_edges = name in _EDGE_LISTS and source.dtype.kind in "iu" and len(shape) == 2 and 2 in shape
     if is_edges:
         return replace(read, num_edges=shape[1] if shape[0] == 2 else shape[0])
     if has_indptr and name in ("indptr", "indices") and len(shape) == 1:

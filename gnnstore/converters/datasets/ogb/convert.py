@@ -138,7 +138,7 @@ def _find(directory: Path, split: str | None) -> OgbFiles:
     raw = directory / "raw"
     if not raw.is_dir():
         raw = directory
-    root = raw.parent
+    root = raw.absolute().parent
     for name in _HETEROGENEOUS:
         if (raw / name).exists():
             raise InputError(
