@@ -43,8 +43,8 @@ def crc32c(data: NDArray[np.uint8], initial: int = 0) -> int:
 def crc32c_portable(data: NDArray[np.uint8], initial: int = 0) -> int:
     """Return what `crc32c` returns, computed from tables alone.
 
-    What `crc32c` runs on processors without the instruction; here so that tests can hold
-    the two against each other on any machine.
+    `crc32c` runs this on processors without the instruction; it is here so that tests can compare
+    the two on any machine.
     """
 
 def crc32c_streams(data: NDArray[np.uint8], initial: int = 0) -> int:
@@ -202,7 +202,8 @@ def set_faults(faults: Sequence[tuple[str, int, int, int, int]]) -> None:
         times : int
             Calls that fail after that; -1: all.
         errno : int
-            What they fail with; 0: a "pread", "pwrite" or "io_uring_read" is cut short instead.
+            The error that they fail with; 0: a "pread", "pwrite" or "io_uring_read" is cut short
+            instead.
         short_bytes : int
             Bytes of a short one, or fewer if there are not as many; 0: none, as at the end
             of the file.
@@ -316,7 +317,7 @@ class FileSet:
     ) -> None: ...
     @property
     def alignment_bytes(self) -> int:
-        """What offsets and lengths of reads are multiples of."""
+        """Bytes that offsets and lengths of reads are multiples of."""
     @property
     def is_direct(self) -> bool:
         """Whether all files are read around the page cache."""
@@ -520,7 +521,7 @@ def drop_pinned(bits: NDArray[np.uint64], ids: _Ids) -> _Ids:
     Parameters
     ----------
     bits : ndarray of uint64
-        What `index_nodes` returned for the pinned nodes.
+        The result of `index_nodes` for the pinned nodes.
     ids : ndarray of int32 or int64, shape [n]
 
     Returns
@@ -550,7 +551,7 @@ def add_pinned(
     Parameters
     ----------
     bits, ranks : ndarray
-        What `index_nodes` returned for the pinned nodes.
+        The result of `index_nodes` for the pinned nodes.
     ids : ndarray of int32 or int64, shape [n]
         All ids of the batch.
     slots : ndarray of int32, shape [m]
@@ -738,7 +739,7 @@ def pack_rows(
         The first counts bytes read and written meanwhile; once another thread makes the second
         anything but 0, the call ends with ECANCELED.
     engine : {"io_uring", "pread", "mmap"}
-        What reads the table.
+        The engine that reads the table.
     num_rows, row_bytes, rows_per_page, page_stride_bytes : int
         The table's geometry, as in `gather_rows`.
     gap_bytes : int
@@ -747,7 +748,7 @@ def pack_rows(
         Parts of the table that are being read or copied, and how much is read of each at most:
         a multiple of 4096, at least what `min_pack_window_bytes` says.
     buffer_bytes : int
-        What is collected of a batch before it is written; a multiple of 4096.
+        Bytes of a batch that are collected before they are written; a multiple of 4096.
     num_spare_buffers : int
         Buffers that can be full while every batch has one to fill; at least 1.
     piece_bytes : int
@@ -883,7 +884,7 @@ def probe_engine(engine: str, path: _Path, direct: bool = True) -> str:
     Returns
     -------
     str
-        What `Reader.describe` says.
+        The engine as `Reader.describe` names it.
 
     Raises
     ------
@@ -939,7 +940,7 @@ def plan_fixed(
     Parameters
     ----------
     bits, ranks : ndarray
-        What `index_nodes` returned for the nodes.
+        The result of `index_nodes` for the nodes.
     held : ndarray of uint8, shape [C], writable
         Whether the row of each slot is there; made 1 for rows that enter.
     seen : ndarray of uint64, of the shape of `bits`, writable
@@ -1644,8 +1645,8 @@ class StagedBatch:
         In-neighbour lists of some nodes, which are not asked for: `bits`, uint64
         [ceil(N / 64)], one for each cached node; `neighbors`, indices_dtype, their lists one
         behind the other; `starts`, int64 [ceil(N / 64)], how many neighbours stand before
-        those of the nodes of each word of `bits`. What is wrong with them is noticed at the
-        latest when it would be used.
+        those of the nodes of each word of `bits`. Mistakes in them are noticed before they have an
+        effect.
     max_column_positions : int
         The most positions of whole lists that are asked for at once.
     excluded : tuple of ndarray, optional
@@ -1847,8 +1848,7 @@ def resident_buckets(
 def random_reads(table: NDArray[np.int32], positions: NDArray[np.int64]) -> int:
     """Return the sum of `table[positions]`, read one by one in a plain loop.
 
-    What a sampler's time is compared with: a batch needs as many random reads as it has
-    edges.
+    A baseline for the time of a sampler: a batch needs as many random reads as it has edges.
 
     Raises
     ------
@@ -1876,8 +1876,8 @@ def plan_belady(
     Belady's rule at the granularity of batches, with bypass: no plan has fewer misses. Rows
     enter after the batch that brings them, and only to stay until they are needed again, or
     to the end. `gnnstore.testing.twins.caches.belady_plan` defines the result. Work is linear in
-    the accesses. What memory it takes beside the results, whatever the ids are, is told by
-    `gnnstore.caching.policies.belady.Belady`.
+    the accesses. `gnnstore.caching.policies.belady.Belady` tells the memory that it takes beside
+    the results, whatever the ids are.
 
     Parameters
     ----------
@@ -1996,7 +1996,7 @@ def plan_belady_spilled(
 ) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.int64], NDArray[np.uint32]]:
     """Make the plan of `plan_belady`, of a trace in a file, in files.
 
-    What memory it takes is told by `gnnstore.caching.policies.belady.Belady.reserve_spilled`.
+    `gnnstore.caching.policies.belady.Belady.reserve_spilled` tells the memory that it takes.
 
     Parameters
     ----------
@@ -2028,7 +2028,7 @@ def plan_belady_spilled(
     slot_crcs : ndarray of uint32, shape [S]
         Of each batch's slots.
     change_offsets : ndarray of int64, shape [S + 1]
-        What `changes` has of batch i begins at byte ``8 * change_offsets[i]``.
+        The part of `changes` for batch i begins at byte ``8 * change_offsets[i]``.
     change_crcs : ndarray of uint32, shape [S]
 
     Raises

@@ -1,4 +1,5 @@
-// What both ways of sampling share: arguments that describe a graph, and the tuple that comes out.
+// Conversions that both ways of sampling share: from arguments that describe a graph, and to the
+// tuple that is returned.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -9,7 +9,7 @@ namespace gnnstore {
 
 // Accesses at a time, whose lists stay in a core's first cache.
 inline constexpr int32_t list_block = 512;
-// What may be written behind a list, and does not count.
+// Elements that may be written behind the end of a list; they are not part of it.
 inline constexpr int32_t list_slack = 16;
 
 // Lists the i of those values [size] that are at least `low` and at most `high`, in their order;
@@ -17,7 +17,8 @@ inline constexpr int32_t list_slack = 16;
 int32_t list_between(const int32_t *values, int32_t size, int32_t low, int32_t high,
                      int32_t *found);
 
-// What is kept of a batch: see Planner.
+// The accesses of a batch whose rows are kept: those next used before a position, and, where the
+// next use is unknown, those of high enough frequency. See Planner.
 struct KeptUses {
     int32_t here, later;  // the first positions of the batch and of what is behind it
     int32_t kept_end;     // next uses before it are kept

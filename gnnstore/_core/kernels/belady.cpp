@@ -35,7 +35,7 @@ public:
         changes_.offsets.reserve(num_batches + 1);
         changes_.offsets.push_back(0);
         // A row that enters is read from its slot later, or stays to the end: there are at most
-        // half as many of them as accesses and slots. What is not used of it takes no memory.
+        // half as many of them as accesses and slots. Unused capacity takes no memory.
         const auto most = static_cast<size_t>((num_slots + trace.num_ids) / 2 + 1);
         changes_.positions.reserve(most);
         changes_.slots.reserve(most);

@@ -103,9 +103,10 @@ public:
 private:
     using Id = typename Accesses::Id;
 
-    // What is kept of a batch: next uses before `end`, and those before `partly_end` too of the
-    // first accesses, up to position `partly` of the batch. The same for what stays to the end,
-    // where next uses are unknown: frequencies below zero.
+    // The accesses of a batch whose rows are kept: those next used before `end`, and of the first
+    // ones, up to position `partly` of the batch, also those next used before `partly_end`. Rows
+    // that stay to the end, whose next uses are unknown, are cut in the same way, by their
+    // frequencies as negative numbers.
     struct Cut {
         int32_t end, partly_end;
         int32_t partly;
@@ -343,7 +344,7 @@ private:
     std::vector<StayingRows::Threshold> thresholds_;  // of each batch, and of the rows carried over
 };
 
-// What the planners of both kinds refuse.
+// Throws for a cache that the planners of both kinds refuse.
 inline void check_cache(int64_t num_slots, const int64_t *nodes, const int32_t *frequencies) {
     check_num_slots(num_slots);
     for (int64_t slot = 0; slot < num_slots; ++slot)

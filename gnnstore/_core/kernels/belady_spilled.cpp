@@ -155,13 +155,13 @@ private:
     // bytes a row beside the ids of the first.
     static constexpr int max_tables = std::min<int>(4, 1 + 16 / sizeof(Id));
 
-    // What the backward pass has of a batch.
+    // A batch in the backward pass.
     struct Linked {
         Id *ids;
         int32_t *next;
     };
 
-    // What the forward pass has of a batch, in a piece of memory.
+    // A batch in the forward pass: parts of one piece of memory.
     struct Place {
         Place(int32_t *begin, int64_t longest_batch)
             : next(begin),

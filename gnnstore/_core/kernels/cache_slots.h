@@ -1,5 +1,5 @@
-// What a plan of a cache tells to do with its slots, batch by batch: rows are copied out of them,
-// and others in. Nothing is looked up, but it is made sure that slots hold what is expected.
+// Follows the plan of a cache, batch by batch: rows are copied out of slots, and others into them.
+// No row is looked up, but slots are checked to hold the expected rows.
 #pragma once
 
 #include <cstdint>

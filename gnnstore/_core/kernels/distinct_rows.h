@@ -1,5 +1,5 @@
-// What a cache holds, each row named once: a row that left the cache and entered it again may
-// still lie where it was before.
+// The rows that a cache holds, each named once: a row that left the cache and entered it again
+// may still lie in its former slot too.
 #pragma once
 
 #include <cstdint>

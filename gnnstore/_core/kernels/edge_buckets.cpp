@@ -24,8 +24,8 @@ constexpr int64_t piece_edges = 1 << 18;
 constexpr int64_t max_chunk_edges = 1 << 11;
 constexpr int64_t slab_edges = 1 << 19;
 // Sources are sorted by the upper digit of the bits in which they differ, or two where a column is
-// long. What then stands in the wrong order still is moved where it belongs, up to so many places
-// for each edge of a column.
+// long. Edges that are still out of order then are moved into place by insertion, as long as that
+// takes at most so many moves for each edge of a column.
 constexpr int digit_bits = 11;
 constexpr uint64_t num_of_digits = uint64_t{1} << digit_bits, digit_mask = num_of_digits - 1;
 constexpr int64_t long_column = 1 << 12;

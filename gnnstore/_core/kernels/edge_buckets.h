@@ -86,7 +86,7 @@ private:
 
     using Sizes = std::vector<uint32_t>;  // [bucket]
 
-    // What one thread at a time deals: of each bucket a chain, and its latest line.
+    // The edges dealt by one thread at a time: of each bucket a chain, and its latest line.
     struct Span {
         std::vector<Line> latest;
         std::vector<Chain> chains;

@@ -83,7 +83,7 @@ public:
     }
 
     void drain() noexcept override {
-        // What the kernel has not taken, it need not read.
+        // The kernel need not read entries that it has not taken.
         num_in_flight_ -= static_cast<int>(ring_.num_unsubmitted() + later_.size());
         ring_.forget_unsubmitted();
         later_.clear();

@@ -1,4 +1,4 @@
-// What a kernel throws. std::invalid_argument becomes ValueError, std::out_of_range
+// Exceptions of kernels. std::invalid_argument becomes ValueError, std::out_of_range
 // becomes IndexError, and IoError becomes the OSError subclass of its errno.
 #pragma once
 

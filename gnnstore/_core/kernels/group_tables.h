@@ -1,4 +1,4 @@
-// What is known of the rows of one group while next uses are looked for: see NextUses.
+// Tables of the rows of one group, used while next uses are looked for: see NextUses.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +17,8 @@ namespace gnnstore {
 // Of ids without keys, a group has about so many accesses.
 inline constexpr int64_t hashed_group_accesses = 1 << 14;
 
-// What is known of a row while its group goes through the trace from its end: where it is used
-// next, and how many batches use it so far. All bits are 0 before it is met.
+// State of a row while its group goes through the trace from its end: where it is used next, and
+// how many batches use it so far. All bits are 0 before it is met.
 struct Met {
     // Positions less that of the trace's end, so that 0 is nowhere.
     static constexpr int32_t nowhere = 0, in_a_slot = 1;
@@ -62,7 +62,7 @@ public:
         reset(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(2 * expected + 64))));
     }
 
-    // What is known of a row, to be used at least once; valid until the next call.
+    // The state of a row that is about to be used at least once; valid until the next call.
     Met &at(int64_t id) {
         int64_t i = probe(id);
         if (places_[i].value.is_empty()) {

@@ -22,8 +22,8 @@ constexpr int64_t max_keyed_groups = 1 << 13;
 constexpr int max_hashed_group_bits = 12;
 // Places are wiped for each group: with more ids for each access, hashing costs less.
 constexpr int64_t keyed_ids_per_access = 16;
-// What a thread takes of groups has to pay for its table; 6 bytes an access, which planning is
-// given, then hold two tables as well.
+// A thread's groups must have enough accesses to pay for its table; the 6 bytes an access that
+// planning is given then hold two tables as well.
 constexpr int64_t least_accesses_per_thread = 1 << 20;
 // Rows in slots whose nodes and frequencies are fetched before they are needed.
 constexpr int64_t slots_ahead = 32;
@@ -181,7 +181,7 @@ void NextUses<Id>::link(int64_t group, Table &group_table, int64_t *misses) {
         return static_cast<typename Table::Key>(has_keys ? value >> window_bits : trace_.ids[k]);
     };
     for (int64_t w = num_windows_ - 1; w >= 0; --w) {
-        // What a group has of one window is too short for the hardware to see that it is read.
+        // A group's part of one window is too short for the hardware prefetcher to detect.
         if (w >= windows_ahead) {
             const int64_t ahead = w - windows_ahead;
             const int32_t *const window_uses = uses_ + ahead * window;

@@ -120,8 +120,8 @@ private:
     const int64_t num_windows_;
     std::vector<uint16_t> begins_;        // [num_groups + 1][num_windows] in each window
     std::vector<uint32_t> carried_ends_;  // of each group's rows in slots
-    // What each window has of each batch, by the batch of its next use: a row for each step from one
-    // window or batch to the next. Empty: they are not counted.
+    // Accesses of each batch in each window, counted by the batch of their next use: a row for each
+    // step from one window or batch to the next. Empty: they are not counted.
     std::vector<UsesInBatch> counts_;
 };
 

@@ -14,8 +14,8 @@ constexpr int64_t table_distance = 32;
 constexpr int64_t rows_distance = 16;
 constexpr int32_t nowhere = -1;
 
-// What is known of a row. Rows are numbered: those in the cache first, the others in the order
-// of their first use.
+// State of a row. Rows are numbered: those in the cache first, the others in the order of their
+// first use.
 struct Row {
     int32_t newer, older;  // neighbours in the cache's list
     int32_t slot;          // before the batch that is planned; -1: none

@@ -153,7 +153,7 @@ PackCounts Packer<Id>::run() {
     return counts_;
 }
 
-// Reads and copies the rows of a range. What is in a batch's buffer then stays there.
+// Reads and copies the rows of a range. Batches' buffers may be partly filled afterwards.
 template <class Id>
 void Packer<Id>::pack_range() {
     copied_ = range_.begins;
@@ -343,7 +343,8 @@ void Packer<Id>::copy_window(const Slot &slot, int64_t first_batch, int64_t end_
         copied_[i] = k;
     }
     while (num_copied < num_found) copy_next();
-    // What stays in memory is handed over to nobody; other threads read it once all have ended.
+    // Chunks that stay in memory are handed over to no writer: other threads read them once all
+    // copying threads have ended.
     if (stream_ != nullptr) stream_fence();
 }
 
@@ -393,7 +394,7 @@ void Packer<Id>::hand_over(Chunk &chunk) {
     chunk.num_bytes = 0;
 }
 
-// What is left in the buffers.
+// Hands over whatever is left in the buffers, and waits until it is written.
 template <class Id>
 void Packer<Id>::flush() {
     for (Chunk &chunk : chunks_)

@@ -31,7 +31,7 @@ struct PackOptions {
     int64_t piece_bytes = 0;        // of a chunk, that a checksum is of
 };
 
-// What is shared with whoever waits.
+// Progress of packing, shared with the thread that waits for it.
 struct PackProgress {
     int64_t bytes_done = 0;  // read or handed over to be written
     int64_t stop = 0;        // not 0: give up

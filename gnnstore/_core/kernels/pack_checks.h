@@ -1,4 +1,4 @@
-// What packing is given must fit together: the threads that pack rely on it.
+// Checks that the arguments of packing fit together: the threads that pack rely on it.
 #pragma once
 
 #include <cstdint>

@@ -36,8 +36,8 @@ struct PackWindow {
     int64_t end_row = 0;              // rows below are in this window or an earlier one
 };
 
-// What of a table is looked at in one go: each time, every batch is asked once whether it
-// needs something there. With 1,000 batches that takes 10 us a chunk; reading it takes 100.
+// Bytes of a table that are handled at a time: for each such chunk, every batch is asked once
+// whether it needs rows there. With 1,000 batches that takes 10 us a chunk; reading it takes 100.
 inline constexpr int64_t pack_chunk_bytes = 256 << 10;
 
 // How large the chunks of a table are, and the least that a window must hold.

@@ -142,8 +142,8 @@ private:
         }
     }
 
-    // What the step is may be looked at by whoever has taken a task, since it lasts until that is
-    // done: a thread that comes late takes one of the next step, or none.
+    // A thread that has taken a task may look at the step, which lasts until that task is done: a
+    // thread that comes late takes a task of the next step, or none.
     void take_tasks() {
         for (int64_t left; (left = untaken_.fetch_sub(1, std::memory_order_acq_rel)) > 0;) {
             try {

@@ -1,6 +1,6 @@
 // Pinned rows of a cache: they are in its last slots whatever is planned for the others. Plans do
 // not know them, so their ids are taken out of what is planned, and their slots are put back into
-// the plan. What is pinned is told by the bitmap with counts of node_slots.h.
+// the plan. Pinned nodes are given as the bitmap with counts of node_slots.h.
 #pragma once
 
 #include <cstdint>

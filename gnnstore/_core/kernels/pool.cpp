@@ -122,7 +122,7 @@ void BufferPool::release(void *buffer) noexcept {
     in_use_.erase(entry);
     --stats_.buffers_in_use;
     stats_.bytes_in_use -= static_cast<int64_t>(capacity);
-    // What could not be kept must not push out what can.
+    // A buffer too large to be kept must not push out others that can be.
     if (static_cast<int64_t>(capacity) > limit_bytes_) return give_to_system(buffer, capacity);
     try {
         free_[capacity].push_back({buffer, num_releases_++});

@@ -32,7 +32,7 @@ public:
     PoolStats stats();
     // Returns free memory to the system, oldest first, until at most max_free_bytes are kept.
     void trim(int64_t max_free_bytes);
-    // What the pool keeps at most from now on.
+    // Sets the most free memory that the pool keeps from now on.
     void set_limit(int64_t max_free_bytes);
     // From now on, memory is taken from the system in exchange for free buffers that are too
     // small: what is in use and free together grows as if there was one buffer for both. Larger

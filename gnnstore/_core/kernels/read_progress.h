@@ -1,4 +1,4 @@
-// What becomes of one read: the rules by which every engine judges the answers of the system,
+// Progress of one read: the rules by which every engine judges the answers of the system,
 // so that none takes a short read for a whole one, and none asks for ever.
 #pragma once
 
@@ -40,7 +40,7 @@ public:
     ReadProgress() = default;
     explicit ReadProgress(const Read &read) : read_(read) {}
 
-    // What is to be read next.
+    // The rest of the read, to be submitted next.
     int64_t offset() const { return read_.offset + done_; }
     int64_t length() const { return read_.length - done_; }
     uint8_t *out() const { return read_.out + done_; }

@@ -16,7 +16,7 @@
 
 namespace gnnstore {
 
-// What a call read, and how. Plain sums: those of several calls add up.
+// Counts of the reads of a call. Plain sums: those of several calls add up.
 struct ReadCounts {
     int64_t reads = 0;         // as submitted: continuing a short one is not another
     int64_t bytes_read = 0;    // of these reads

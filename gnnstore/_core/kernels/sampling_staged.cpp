@@ -108,7 +108,7 @@ public:
 private:
     enum class State { ready, drawn, done, spent };
 
-    // What threw leaves the batch spent.
+    // A call that throws leaves the batch spent.
     void expect(State state, const char *call) {
         if (std::exchange(state_, State::spent) != state)
             throw std::logic_error(std::string(call) +

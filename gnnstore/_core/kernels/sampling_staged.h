@@ -49,8 +49,8 @@ protected:
 
 // Index, the type of the ids in indices, and Local are int32_t or int64_t; exceptions are
 // those of sample_neighbors. Whole in-neighbour lists, which induced subgraphs need, are
-// asked for in pieces of max_column_positions. What columns and cache point to must outlive
-// the batch.
+// asked for in pieces of max_column_positions. The arrays that columns and cache point to must
+// outlive the batch.
 template <class Index, class Local>
 std::unique_ptr<StagedBatch> make_staged_batch(const ColumnStarts &columns,
                                                const CachedLists<Index> &cache,

@@ -1,6 +1,6 @@
 // Vectors of integers in fewer bytes: each as its difference to the number before it, in the bytes
-// that it needs. What a run writes down for a while is mostly small differences: neighbours that
-// are new to a batch are numbered one after the other, and a node's in-edges lie together.
+// that it needs. The temporary data of a run has mostly small differences: neighbours that are new
+// to a batch are numbered one after the other, and a node's in-edges lie together.
 //
 // int32 vector: the count of numbers and a flag for int64 in two words, two bits a number for its
 // width, the differences, and zeros to a whole word behind them.
@@ -14,7 +14,7 @@ namespace gnnstore {
 template <class T>
 std::vector<int32_t> shorten(const T *numbers, int64_t count);
 
-// What a short form says of its numbers.
+// The header of a short form.
 struct ShortHead {
     int64_t count;
     bool is_wide;  // int64

@@ -58,7 +58,7 @@ void SpillFile::close() noexcept {
     if (reader_ == nullptr) return;
     reader_.reset();
     ::close(descriptor_);
-    // What cannot be removed now goes with the directory of the run.
+    // A file that cannot be removed now goes with the directory of the run.
     if (::getpid() == made_by_) (void)::unlink(path_.c_str());
 }
 

@@ -3,9 +3,9 @@
 // free from their last use on.
 //
 // Slots that are free from a batch on are free from later ones on too, so once a batch finds none
-// for a row, it finds none for rows of lower frequency. What stays of a batch is therefore told by
-// one frequency, and by how many rows of just this one stay. To find it, rows are counted by batch
-// and frequency; none of them need be listed.
+// for a row, it finds none for rows of lower frequency. The rows of a batch that stay are therefore
+// told by one frequency, and by how many rows of just this one stay. To find it, rows are counted
+// by batch and frequency; none of them need be listed.
 #pragma once
 
 #include <algorithm>
@@ -92,8 +92,8 @@ private:
         }
     }
 
-    // What finds no slot among those counted so far will find none among all. At most one count
-    // for each slot is left.
+    // Drops rows that find no slot among those counted so far: they will find none among all. At
+    // most one count for each slot is left.
     void drop_what_cannot_stay() {
         int64_t num_left = 0;
         share_out([&](const Count &count, int64_t) { counts_[num_left++] = count; });

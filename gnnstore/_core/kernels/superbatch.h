@@ -20,7 +20,7 @@ struct Trace {
     int64_t num_batches;
 };
 
-// What happens to a cache after each batch.
+// The rows that enter a cache after each batch, and the slots that they go to.
 struct CacheChanges {
     std::vector<int64_t> offsets;    // [num_batches + 1]
     std::vector<int32_t> positions;  // of the rows that enter after batch i, within that batch

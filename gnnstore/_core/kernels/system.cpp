@@ -164,7 +164,7 @@ ssize_t pwrite(int descriptor, const void *data, size_t num_bytes, int64_t offse
         errno = fault.code;
         return -1;
     }
-    // What is cut off is not written, so that a caller that takes a short write for a whole one
+    // The bytes cut off are not written, so that a caller that takes a short write for a whole one
     // leaves a hole. A direct write may not be cut within a block: less is written then.
     const auto left = std::min(num_bytes, static_cast<size_t>(fault.bytes));
     constexpr size_t block_bytes = 4096;

@@ -36,7 +36,7 @@ enum class SystemCall {
     io_uring_read,  // not a call: the result in a completion
 };
 
-// What happens to some calls of one kind.
+// A fault that is injected into some calls of one kind.
 struct Fault {
     SystemCall call;
     int64_t skip;   // calls that are let through first

@@ -1,5 +1,5 @@
-// Tables of numbers in text: what is written as clean decimal numbers, and nothing else. What is
-// refused here somebody reads line by line, who knows what to say about it.
+// Tables of numbers in text: only clean decimal numbers. The caller reads text that is refused
+// here line by line, to name the mistake.
 #pragma once
 
 #include <cstdint>
