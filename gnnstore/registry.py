@@ -12,7 +12,7 @@ class Named(Protocol):
 
     @property
     def name(self) -> str:
-        """By which it is found."""
+        """The name that the value is found by."""
 
 
 T = TypeVar("T", bound=Named)

@@ -186,7 +186,7 @@ class CachePlan:
 
     @property
     def num_batches(self) -> int:
-        """S."""
+        """Number of planned batches, S."""
         return len(self.misses)
 
     @property

@@ -67,7 +67,7 @@ class Recurrences:
 
     @property
     def num_batches(self) -> int:
-        """S."""
+        """Number of batches, S."""
         return len(self.sums) - 1
 
     @property

@@ -49,7 +49,7 @@ class Trace:
 
     @property
     def num_batches(self) -> int:
-        """S."""
+        """Number of batches, S."""
         return len(self.offsets) - 1
 
     @property

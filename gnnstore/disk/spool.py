@@ -69,7 +69,7 @@ class MemorySpool:
 
     @property
     def num_disk_bytes(self) -> int:
-        """Nothing."""
+        """Disk space that they take: none."""
         return 0
 
     def append(self, i: int, arrays: Sequence[npt.NDArray[Any]]) -> None:

@@ -65,7 +65,7 @@ class PlanEstimate:
     layouts : tuple of Layout
         Packing without segments, with them if there are to be some, and packing while training.
     compression : CompressionChoice or None
-        Where it was left to the estimate. What it saves is not in the other numbers.
+        The choice, where it was left to the estimate. Its savings are not in the other numbers.
     """
 
     batches: int
@@ -84,7 +84,7 @@ class PlanEstimate:
 
     @property
     def total_bytes(self) -> int:
-        """On disk, in the end."""
+        """Bytes of the finished plan on disk."""
         return self.rows_bytes + self.records_bytes
 
     @property
@@ -231,7 +231,7 @@ def _of_layout(
     read_bytes *= costs.table_bytes
     seconds, profile = None, costs.profile
     if profile is not None and profile.is_direct:
-        # What was written is read back once, for its checksums.
+        # Packed rows are read back once, for their checksums.
         written = chosen.disk_bytes
         seconds = (read_bytes + written) / profile.sequential_read_bytes_per_second
         seconds += written / profile.sequential_write_bytes_per_second

@@ -21,7 +21,7 @@ class Kind(Protocol):
     """The functions of strategies that work alike: a module, or an object."""
 
     def reserve(self, loader: LoaderSpec, place: Placer) -> Placement:
-        """As `Strategy.reserve`."""
+        """Reserve memory for a loader; see `Strategy.reserve`."""
 
     def predict_epoch(
         self,
@@ -31,12 +31,12 @@ class Kind(Protocol):
         place: Placer,
         disk_bytes: int,
     ) -> Prediction:
-        """As `Strategy.predict`."""
+        """Predict an epoch of a loader; see `Strategy.predict`."""
 
     def open_rows(
         self, strategy: Strategy, loader: LoaderSpec, placement: Placement
     ) -> DataSources:
-        """As `Strategy.open`."""
+        """Open the sources of a loader's data; see `Strategy.open`."""
 
 
 @dataclass(frozen=True)

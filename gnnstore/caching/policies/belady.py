@@ -192,7 +192,7 @@ class BeladyPlanner:
 
     @property
     def num_slots(self) -> int:
-        """C."""
+        """Number of slots, C."""
         return len(self._nodes)
 
     @property

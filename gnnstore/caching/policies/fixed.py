@@ -54,7 +54,7 @@ class FixedPlanner:
 
     @property
     def num_slots(self) -> int:
-        """C."""
+        """Number of slots, C."""
         return len(self._fixed)
 
     @property

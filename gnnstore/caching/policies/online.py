@@ -49,7 +49,7 @@ class OnlinePlanner:
 
     @property
     def num_slots(self) -> int:
-        """C."""
+        """Number of slots, C."""
         return len(self._state[0])
 
     @property

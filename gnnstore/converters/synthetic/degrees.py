@@ -50,12 +50,12 @@ class DegreeDistribution:
 
     @property
     def num_nodes(self) -> int:
-        """N."""
+        """Number of nodes, N."""
         return int(self.counts.sum())
 
     @property
     def num_edges(self) -> int:
-        """E."""
+        """Number of edges, E."""
         return int((self.degrees * self.counts).sum())
 
     @property

@@ -339,7 +339,7 @@ class PackedSuperbatch:
 
     @property
     def num_batches(self) -> int:
-        """S."""
+        """Number of batches, S."""
         return len(self.index.num_rows)
 
     @property

@@ -114,7 +114,7 @@ class DividedMisses:
 
     @property
     def num_batches(self) -> int:
-        """S."""
+        """Number of batches, S."""
         return len(self.own)
 
     @property

@@ -117,7 +117,7 @@ class DeviceRows:
 
     @property
     def num_rows(self) -> int:
-        """C."""
+        """Number of rows on the device, C."""
         return len(self.words)
 
     @property

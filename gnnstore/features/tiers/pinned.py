@@ -49,7 +49,7 @@ class PinnedRows:
 
     @property
     def num_rows(self) -> int:
-        """H."""
+        """Number of pinned rows, H."""
         return len(self.nodes)
 
     @property

@@ -217,7 +217,7 @@ class _Pieces:
 
 
 class DiskQuota:
-    """For two superbatches at most, within a number of bytes on disk together."""
+    """Disk space for the packed rows of at most two superbatches at a time."""
 
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes

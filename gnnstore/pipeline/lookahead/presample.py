@@ -86,7 +86,7 @@ class Presampled:
 
     @cached_property
     def margin(self) -> float:
-        """By which part other batches may exceed the largest; infinite if too few were seen."""
+        """Fraction by which other batches may exceed the largest; infinite if too few were seen."""
         if self.num_batches < MANY_BATCHES:
             return math.inf
         return max(margin_of(self.num_nodes), margin_of(self.num_bytes))

@@ -1,4 +1,4 @@
-"""Between which two batches the consumer of a loader is, whatever was prepared beyond.
+"""The position of a loader's consumer between two batches, whatever was prepared beyond it.
 
 The newest iterator moves the cursor; older ones that still run do not. At the end of an epoch
 it lies before the first batch of the next one.

@@ -43,7 +43,7 @@ class FactorGraph:
 
     @property
     def num_patterns(self) -> int:
-        """2^b."""
+        """Number of patterns, 2^b."""
         return len(self.offsets) - 1
 
     @property
