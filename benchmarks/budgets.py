@@ -1,4 +1,4 @@
-"""What a loader really takes of memory, beside what `memory=` allows it.
+"""Memory that a loader takes in fact, beside the budget that `memory=` allows.
 
 Each cell is a process of its own that loads batches of W with a budget and a strategy, the
 topology where that budget has room for it, and reports the growth of its peak resident memory

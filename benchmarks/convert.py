@@ -186,7 +186,7 @@ def compare(directory: Path, arguments: argparse.Namespace) -> None:
     in_memory = [num_edges / turn.seconds for turn in memory]
     on_disk = [num_edges / turn.seconds for turn in disk]
     ratios = [b / a for a, b in zip(in_memory, on_disk, strict=True)]
-    # What the disk alone would take for writing and reading the runs.
+    # Time that the disk alone would take for writing and reading the runs.
     alone = [
         turn.spilled_bytes / write + turn.spilled_bytes / read
         for turn, (write, read) in zip(disk, rates, strict=True)

@@ -1,4 +1,4 @@
-"""What the benchmarks share: the machine's name, repeated timing, and how results are shown.
+"""Shared parts of the benchmarks: the machine's name, repeated timing, and output of results.
 
 Absolute times drift from machine to machine and from hour to hour. So each benchmark times
 what it compares in turns, within one run, and reports ratios of medians with their spread.
@@ -47,7 +47,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Turn:
-    """What was done in one turn, and what it took.
+    """Work and time of one turn.
 
     Attributes
     ----------
@@ -91,7 +91,7 @@ def spread(values: Iterable[float], form: str = ".2f") -> str:
 def time_in_turns(work: dict[str, Callable[[], object]], repeats: int) -> dict[str, Timing]:
     """Run each piece of work once to warm up, then all of them in turns.
 
-    Turns, because a noisy neighbour then disturbs all alike. What a piece returns is dropped
+    Turns, because a noisy neighbour then disturbs all alike. The result of a piece is dropped
     outside its own time.
     """
     for run in work.values():

@@ -38,7 +38,7 @@ PEER_REPEATS = 3
 
 
 class Stages:
-    """What the loader's threads do for a batch, on one thread and timed apart."""
+    """The work of the loader's threads for a batch, on one thread and timed apart."""
 
     def __init__(self, loader: gnnstore.NeighborLoader, seeds: NDArray[np.int64]) -> None:
         store: gnnstore.GraphStore = loader.data

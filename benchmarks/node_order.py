@@ -1,4 +1,4 @@
-"""What the order of nodes changes: bytes of a packed epoch, reads of a static cache, sampling.
+"""Effects of the order of nodes: bytes of a packed epoch, reads of a static cache, sampling.
 
 Four graphs, each as it was made and numbered by degree, by frequency and by community: an R-MAT
 graph with Graph500's parameters, half of whose nodes are isolated, the same without these, a flat

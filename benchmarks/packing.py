@@ -60,7 +60,7 @@ def draw_trace(num_rows: int, num_batches: int, batch_rows: int) -> Trace:
 
 
 class Workload:
-    """What is packed, and each thing that is timed."""
+    """The superbatch to pack, and the operations that are timed."""
 
     def __init__(self, directory: Path, array: PagedArray, arguments: argparse.Namespace) -> None:
         self.directory = directory

@@ -1,4 +1,4 @@
-"""What training by partitions costs in quality: accuracy of nodes, ranks of triples.
+"""Loss of quality by training by partitions: accuracy of nodes, ranks of triples.
 
 *Nodes*: a two-layer GraphSAGE with all of the graph to sample from, and by partitions of which a
 half or a quarter are in memory: "dispersed", and "sequential" of a unit whose first partitions hold

@@ -59,7 +59,7 @@ def make_unit(directory: Path, scale: int, num_partitions: int) -> gnnstore.Grap
 
 
 class Seconds:
-    """How long calls of some methods took, by name."""
+    """Seconds that calls of some methods took, by name."""
 
     def __init__(self) -> None:
         self.of: dict[str, float] = {}

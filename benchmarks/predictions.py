@@ -1,4 +1,4 @@
-"""What `strategy="auto"` predicts and takes, beside what each strategy is measured to take.
+"""Predictions and choices of `strategy="auto"`, beside measurements of each strategy.
 
 A grid of workloads, memory (a share of the features, as in `benchmarks.out_of_core` with a cgroup
 that keeps it) and disk space (nothing, or so many times the features). In each cell every strategy

@@ -6,8 +6,8 @@ included, as in `benchmarks.out_of_core`; and the same batches are taken by `str
 without a limit. Both are timed in the second epoch, when all memory has been touched once.
 
 The bars, as ratios of a batch's time: 1.3 on W; 2 on F, whose packed rows are some 80 MB a batch,
-so that the disk is the limit. What the disk reads in order is measured in the same run, and what
-share of it the plan's batches come with.
+so that the disk is the limit. The disk's bandwidth in order is measured in the same run, and the
+share of it that the plan's batches reach.
 
 Run `python -m benchmarks.prepared --workload W --cache DIR` as a user who may make memory cgroups
 (root), with DIR on the disk in question; the plan is written there too, 5 GB for W, 62 GB for F.

@@ -50,7 +50,7 @@ class GraphSAGE(torch.nn.Module):
 
 @dataclass(frozen=True)
 class Epoch:
-    """What one epoch came to: accuracies are fractions of 1."""
+    """Results of one epoch: accuracies are fractions of 1."""
 
     epoch: int
     loss: float
@@ -60,7 +60,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Result:
-    """All epochs that were evaluated, and the one that did best on the validation nodes."""
+    """Results of all evaluated epochs, and of the one that did best on the validation nodes."""
 
     epochs: list[Epoch]
     best: Epoch

@@ -24,7 +24,7 @@ import gnnstore
 
 
 class Run:
-    """All that a run consists of, and that a checkpoint holds.
+    """The parts of a run, all of which a checkpoint holds.
 
     Parameters
     ----------

@@ -45,7 +45,7 @@ class Condition(_RLock):
         self._waiting: deque[threading.Lock] = deque()
 
     def notify_all(self) -> None:
-        """Have all that wait look again; to be called with the lock held."""
+        """Wake all waiting threads, so that they look again; to be called with the lock held."""
         # One by one: the garbage collector may come in between, and free what notifies too.
         with suppress(IndexError):
             while True:
@@ -98,17 +98,17 @@ class Flag:
         self._changed = Condition()
 
     def is_set(self) -> bool:
-        """Whether it is set."""
+        """Whether the flag is set."""
         return self._is_set
 
     def set(self) -> None:
-        """Set it."""
+        """Set the flag."""
         self._is_set = True
         with self._changed:
             self._changed.notify_all()
 
     def clear(self) -> None:
-        """Take it back."""
+        """Clear the flag."""
         self._is_set = False
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -187,7 +187,7 @@ class Thread(threading.Thread):
 def uninterrupted(work: Callable[[], R]) -> R:
     """Do some work whole, whatever signal comes: in a thread of its own, which gets none.
 
-    What the signal's handler raises is raised afterwards, so that the work should not take long.
+    An exception of the signal's handler is raised afterwards, so the work should not take long.
     """
     if threading.current_thread() is not threading.main_thread():
         return work()

@@ -134,7 +134,7 @@ class Admission:
         self._is_closed = False
 
     def expect(self, batch: Hashable) -> None:
-        """Have a batch admitted after all that were expected before."""
+        """Admit a batch after all that were expected before."""
         self._coming.append(batch)
 
     def want(self, num_batches: int) -> None:
@@ -336,7 +336,7 @@ class _Threads:
         self.close = Ending(self, _end_threads, self._calls, stop)
 
     def submit(self, function: Callable[[T], R], item: T) -> Pending[R]:
-        """Have a call made, by a new thread if none is idle and there may be one more."""
+        """Submit a call, to a new thread if none is idle and there may be one more."""
         pending: Pending[R] = Pending()
         calls = self._calls
         calls.queue.put((pending, function, item))
@@ -396,7 +396,7 @@ class _Calls:
                 pending.make(_raise, failure)
             else:
                 pending.make(function, item)
-            # What they hold is free before the next one comes.
+            # Free their memory before the next call comes.
             del call, pending, function, item
             self._idle.put(None)
         self.queue.put(call)  # for the others
@@ -434,7 +434,7 @@ class Workers:
         self._threads = _Threads(num_threads, name=name)
 
     def submit(self, task: Callable[[], R]) -> Pending[R]:
-        """Have a call made.
+        """Submit a call.
 
         Raises
         ------
@@ -449,7 +449,7 @@ class Workers:
         Raises
         ------
         Exception
-            That of the first task that failed.
+            The exception of the first task that failed.
         """
         calls = [self.submit(task) for task in tasks]
         # All of them, also if one fails: what they fill must not be taken from them.

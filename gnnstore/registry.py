@@ -47,7 +47,7 @@ class Registry(Generic[T]):
 
     @contextmanager
     def having(self, *values: T) -> Iterator[None]:
-        """Have some values registered for a while."""
+        """Register some values for the duration of a context."""
         for value in values:
             self.register(value)
         try:

@@ -1,6 +1,6 @@
 """Calls beside the caller: in a thread of its own, in several, or so that they can be interrupted.
 
-What is to be done ahead and handed over in order is in `gnnstore.parallel`.
+Work that is done ahead and handed over in order is in `gnnstore.parallel`.
 """
 
 from __future__ import annotations

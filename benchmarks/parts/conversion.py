@@ -27,7 +27,7 @@ _PROBABILITIES = (0.57, 0.19, 0.19, 0.05)
 
 @dataclass(frozen=True)
 class Conversion:
-    """What a conversion took.
+    """Time, memory and disk of a conversion.
 
     Attributes
     ----------

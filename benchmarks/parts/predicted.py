@@ -28,14 +28,14 @@ WARM_UP, SOME_BATCHES = 8, 24
 
 @dataclass(frozen=True)
 class Cell:
-    """What the process is to do.
+    """The task of the process.
 
     Attributes
     ----------
     task : dict
         Fields of a `gnnstore.tools.bench.task.Task`.
     disk_bytes : int
-        That may be taken beside the store.
+        Disk space that may be taken beside the store.
     choice : str
         Name of a candidate, or "" to predict all of them.
     """
@@ -47,7 +47,7 @@ class Cell:
 
 @contextmanager
 def answering(choices: Callable[[Any, Auto], Iterator[Chosen]]) -> Iterator[None]:
-    """Have "auto" take what a function of its request says."""
+    """Make "auto" take what a function of its request says."""
     with mock.patch.object(tables, "choices_for", choices):
         yield
 

@@ -77,7 +77,7 @@ def compare(directory: Path, arguments: argparse.Namespace) -> None:
     share = 20 if arguments.quick else 1
     edges = write_edges(directory / "edges.tsv", _EDGES // share)
     decimals = write_decimals(directory / "x.csv", _ROWS // share)
-    # What each must read: ids that are checked, and features.
+    # The formats to read: ids that are checked, and features.
     edge_format = TableFormat("int64", num_columns=2, delimiter=None, comments=b"#", minimum=0)
     tables = {
         "edge list": (edges, edge_format, "\t", "int64"),

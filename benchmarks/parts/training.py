@@ -35,7 +35,7 @@ _STEP_MARGIN = 1.3
 
 @dataclass(frozen=True)
 class Epoch:
-    """What an epoch took.
+    """Times of an epoch, in seconds.
 
     Attributes
     ----------

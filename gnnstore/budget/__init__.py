@@ -1,1 +1,1 @@
-"""Who may use how much memory and disk."""
+"""Budgets of memory and disk: limits, and the parts that share them."""

@@ -106,7 +106,7 @@ class CachePlan:
     Attributes
     ----------
     offsets : ndarray of int64 [S + 1]
-        Those of the trace.
+        The offsets of the trace.
     slots : ndarray of int32 [n]
         The slot that a row is read from, beside the trace's ids; -1: it is read from disk.
     misses : ndarray of int64 [S]
@@ -148,7 +148,7 @@ class CachePlan:
         Parameters
         ----------
         offsets : ndarray of int64 [S + 1]
-            Those of the trace.
+            The offsets of the trace.
         steps : iterable of PlannedStep
             Of each batch in turn.
         place : PlanPlace, optional

@@ -144,7 +144,7 @@ class TraceBuilder:
         self._sizes[i] = len(n_id)
 
     def build(self) -> Trace:
-        """Return what was put, up to the first batch that is missing; the trace has the file."""
+        """Return the trace up to the first batch that is missing; it takes over the file."""
         sizes = list(takewhile(lambda size: size >= 0, self._sizes))
         offsets = _offsets(sizes)
         if self.file is not None:

@@ -75,7 +75,7 @@ class Engine:
 
     @property
     def name(self) -> str:
-        """One of `ENGINES`."""
+        """Name of the engine, one of `ENGINES`."""
         return self.choice.name
 
     @property
@@ -179,7 +179,7 @@ _OTHER_ENGINES = f"Ask for another one (io_engine=, {ENVIRONMENT_VARIABLE}), or 
 
 
 def remedy_for(name: str, error: OSError) -> str:
-    """Return what helps where an engine itself fails, not a file that it reads."""
+    """Return advice for a failure of an engine itself, not of a file that it reads."""
     if name == "io_uring" and (remedy := _IO_URING_REMEDIES.get(error.errno or 0)):
         return remedy()
     if error.errno in (errno.EMFILE, errno.ENFILE):

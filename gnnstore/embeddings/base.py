@@ -64,10 +64,10 @@ class ResidentTable(Protocol):
         ...
 
     def enter(self, state: npt.NDArray[np.int64] | None, slots: Slots | None) -> bool:
-        """Have exactly the partitions of a state in memory, in ascending order.
+        """Load exactly the partitions of a state, in ascending order.
 
-        Those that leave are written behind if rows of them changed. Loaders may take turns: each
-        says before every batch what it needs.
+        Partitions that leave are written in the background if rows of them changed. Loaders may
+        take turns: each says before every batch what it needs.
 
         Parameters
         ----------

@@ -30,7 +30,7 @@ R = TypeVar("R")
 
 
 def _whole(method: Callable[P, R]) -> Callable[P, R]:
-    """Have a method do all of its work, whatever signal comes: half of it would mix up slots."""
+    """Make a method uninterruptible: half of its work would mix up slots."""
 
     @wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -93,7 +93,7 @@ class PartitionBuffer:
     @_whole
     @limits_named("hold embeddings in memory")
     def resize(self, num_slots: int) -> None:
-        """Have so many slots; all are empty afterwards, and what had changed is written."""
+        """Change the number of slots; all are empty afterwards, and changed rows are written."""
         self.enter(np.empty(0, np.int64))
         self.flush()  # also what could not be written before
         self.leave()
@@ -114,7 +114,7 @@ class PartitionBuffer:
 
     @_whole
     def enter(self, state: npt.NDArray[np.int64]) -> None:
-        """Have exactly these partitions resident.
+        """Make exactly these partitions resident.
 
         Raises
         ------
@@ -159,7 +159,8 @@ class PartitionBuffer:
     @_whole
     def find(self, partition: int) -> Slot | None:
         """Return a partition as it is now, resident or not; None if that is on disk."""
-        # What is written may give its slot to another at any moment; what could not be does not.
+        # A partition being written may give its slot to another at any moment, unless the write
+        # fails.
         is_given_away = partition in self._heirs and self._writes[partition].exception() is None
         is_here = partition in self._held and partition not in self._reads and not is_given_away
         return self.slot(partition) if is_here else None

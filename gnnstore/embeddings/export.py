@@ -33,7 +33,7 @@ def export_rows(
     Parameters
     ----------
     provenance : Mapping
-        What rows these are; JSON values.
+        Origin of the rows, as JSON values.
 
     Raises
     ------

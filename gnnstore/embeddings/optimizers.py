@@ -3,8 +3,8 @@
 A step sums the gradients of each row over all calls of the table since the last one, and changes
 the rows that have gradients, and no other. Parameters of an optimizer are the rows that were given
 out and not yet stepped: `clip_grad_norm_`, `GradScaler.unscale_` and `zero_grad` see their
-gradients, and schedulers change `param_groups` as of any optimizer. What a rule keeps of each row
-lies with the row in the table; the state of an optimizer is its options.
+gradients, and schedulers change `param_groups` as of any optimizer. The state that a rule keeps of
+each row lies with the row in the table; the state of an optimizer is its options.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class _RowOptimizer(torch.optim.Optimizer, ABC):
 
     @abstractmethod
     def _scalars(self, group: Mapping[str, Any], steps: int) -> dict[str, float]:
-        """Return what the kernel takes in the step of this number, from 1."""
+        """Return the arguments of the kernel in the step of this number, from 1."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the options of each group; a row's state is in the table and its commits."""

@@ -44,7 +44,7 @@ class StoredRows:
     ) -> npt.NDArray[np.float32]:
         """Return the rows of nodes [len(nodes), dim] as they are now.
 
-        Those of partitions in `buffer` come from there. Of the others, a partition is read whole,
+        Rows of partitions in `buffer` come from there. Of the others, a partition is read whole,
         and its checksum compared, where many of its rows are asked for; else row by row.
         """
         dim, per_partition = self._initial.dim, self._directory.manifest.rows_per_partition

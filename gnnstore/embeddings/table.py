@@ -290,7 +290,7 @@ class EmbeddingTable(torch.nn.Module):
         )
 
     def load(self) -> None:
-        """Have all rows in memory, whatever partitions they are of.
+        """Load all rows, whatever partitions they are of.
 
         In a loop over a loader by partitions, until it goes on to other ones.
 
@@ -404,7 +404,7 @@ class EmbeddingTable(torch.nn.Module):
         return Reservation(f"embeddings of {self.path.name}", num_bytes + self._layout.place_bytes)
 
     def enter(self, state: npt.NDArray[np.int64] | None, slots: Slots | None) -> bool:
-        """Have the partitions of a state in memory; see `ResidentTable`."""
+        """Load the partitions of a state; see `ResidentTable`."""
         self._check_usable()
         self._is_whole = self._is_reserved = state is None or self._manifest.partitions is None
         if state is None or slots is None or self._is_whole:
@@ -729,7 +729,7 @@ class EmbeddingTable(torch.nn.Module):
         self.__reduce__()
 
     def extra_repr(self) -> str:
-        """Return what the module prints of itself."""
+        """Return the module's details for its representation."""
         cut = self._manifest.partitions
         return (
             f"{str(self.path)!r}, {self.num_embeddings}, {self.embedding_dim}, "

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gnnstore.errors import InputError, UsageError
 
-# What torch sorts and compares.
+# Element types that torch sorts and compares.
 _COMPARED = frozenset(
     (
         torch.float16,

@@ -105,8 +105,8 @@ def link_ranks(
         The attribute of edges in `filter`, and of queries that are an edge split, that holds the
         relation; another relation's edges are no answers.
     memory : int or str, optional
-        Budget, as "4GB"; by default what is available. What `score_block` allocates beside its
-        result and rows as wide as its first argument is not counted.
+        Budget, as "4GB"; by default what is available. Of the memory of `score_block`, only its
+        result and rows as wide as its first argument are counted.
 
     Returns
     -------
@@ -318,7 +318,8 @@ class _Side:
                 f"score_block returned {found}; expected scores {shape}: of {shape[0]} queries "
                 f"for {shape[1]} candidates, such as known @ rows.T"
             )
-        # What is hidden in it may be the user's, or the same memory many times.
+        # A copy, in which known answers are hidden: this may be memory of the user's, or a view in
+        # which several scores share one place.
         scores = scores.detach().to(scores.dtype if scores.is_floating_point() else torch.float64)
         scores = scores.clone(memory_format=torch.contiguous_format)
         if scores.isnan().any():
@@ -355,7 +356,7 @@ def _is_edges(values: Sequence[Any]) -> bool:
 
 
 def _known(given: Any, relation: str | None, num_nodes: int) -> GraphStore | Queries:
-    """Return what to filter by: a store, whose edges stay where they are, or a list of edges."""
+    """Return the known edges to filter by: a store, whose edges stay where they are, or a list."""
     if not isinstance(given, GraphStore):
         return _edges(given, relation, num_nodes, "filter")
     if given.num_nodes != num_nodes:

@@ -1,8 +1,8 @@
 """Verifies a store and the batches of its packed plans, as training reads them.
 
-The checksums of a plan's files are of the bytes that were read back while it was packed. Those in
-its records are of the bytes that were to be written; training compares them, and so does this
-module, batch by batch.
+The checksums of a plan's files are of the bytes that were read back while it was packed. The
+checksums in its records are of the bytes that were to be written; training compares them, and so
+does this module, batch by batch.
 """
 
 from __future__ import annotations

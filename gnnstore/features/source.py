@@ -217,7 +217,7 @@ class AbsentRows(RowSource):
         return RowSpec.of(self.attribute)
 
     def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> ReadCounts:  # noqa: ARG002
-        """Refuse."""
+        """Refuse to read rows by id."""
         raise self.refusal(f"rows of {self.attribute.name!r} by id ({ids.size} of them)")
 
 

@@ -1,7 +1,7 @@
 """NumPy's indexing of arrays that lie on disk by rows.
 
 A key is split into the rows that must be read, and a key into those rows: NumPy applies it, so that
-all else is by its rules. What a key may be is checked before anything is read.
+all else is by its rules. Keys are checked before anything is read.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Selection:
         return isinstance(self.within[0], slice) and self.within[0].step == -1
 
     def take(self, rows: npt.NDArray[Any]) -> Any:
-        """Return what the key stands for: an array of its own, or a scalar.
+        """Return the selected values: an array of their own, or a scalar.
 
         Parameters
         ----------
@@ -83,8 +83,8 @@ def select(key: Any, shape: tuple[int, ...], name: str) -> Selection:
     Parameters
     ----------
     key : object
-        What stands in brackets behind the array: integers, slices, Ellipsis, None, and at most one
-        array (or list, or tensor) of integers or booleans, as NumPy takes them.
+        Index in brackets: integers, slices, Ellipsis, None, and at most one array (or list, or
+        tensor) of integers or booleans, as NumPy takes them.
     shape : tuple of int
         Of the array, rows first.
     name : str

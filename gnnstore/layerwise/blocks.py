@@ -93,7 +93,7 @@ class BlockMaker:
         return 0 if self._packer is None else self._packer.bytes_written
 
     def stop(self) -> None:
-        """Have `blocks` end soon, in another thread: no block is wanted any more."""
+        """End `blocks` soon, in another thread: no block is wanted any more."""
         if self._packer is not None:
             self._packer.stop.set()
 

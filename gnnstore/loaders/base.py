@@ -254,7 +254,7 @@ class BatchLoader(DataLoader[Any]):
         )
 
     def _run(self, start: Position, seed: int) -> EpochRun:
-        """Return what a source must know of an iteration; it does not hold the loader."""
+        """Return an iteration as a source of batches needs it; it does not hold the loader."""
         return EpochRun(
             seed,
             start.epoch,
@@ -388,7 +388,7 @@ class BatchLoader(DataLoader[Any]):
     # --- what it does, and where ---------------------------------------------------------------
 
     def stats(self) -> LoaderStats:
-        """Return what the loader has done since it was made; `since` subtracts a reading."""
+        """Return statistics of the loader since it was made; `since` subtracts a reading."""
         stats = self._stats.plus(**self._totals.amounts).plus_reads(self._totals.counts)
         stats = replace(stats, peak_rss_bytes=peak_rss_bytes())
         return cast("LoaderStats", self._sources.account(stats))
@@ -404,7 +404,7 @@ class BatchLoader(DataLoader[Any]):
         path : path-like
             A JSON file for chrome://tracing or ui.perfetto.dev; replaced if it is there.
         max_events : int
-            What comes after so many is left out, and counted in the file.
+            The most events to record; those after them are left out, and counted in the file.
 
         Yields
         ------
@@ -490,7 +490,7 @@ class BatchLoader(DataLoader[Any]):
 
 
 def _displayed(wanted: bool | None, shard: RankShard) -> WaitProgress:
-    """Return what displays the progress of a loader, if anything does.
+    """Return the display of a loader's progress, if there is one.
 
     Unless it is asked for, only one process of a run does, and only on a terminal.
     """
@@ -516,7 +516,7 @@ def _checked_epoch(epoch: SupportsIndex) -> int:
 
 
 def _describe(order: EpochOrder, start: Position, k: int) -> str:
-    """Return what the k-th batch of an iteration is, to be noted on errors."""
+    """Return a description of the k-th batch of an iteration, to be noted on errors."""
     return f"while preparing batch {order.number(start.batches, k)} of epoch {start.epoch}"
 
 
@@ -541,7 +541,7 @@ def _first_batches(order: EpochOrder, run: EpochRun) -> Iterator[Planned]:
 
 
 def _forget_records_of_bases(loader: DataLoader[Any]) -> None:
-    """Have Lightning rebuild a loader from its attributes if it has recorded the making of a base.
+    """Make Lightning rebuild a loader from its attributes if it has recorded the making of a base.
 
     While a `*_dataloader` hook runs, Lightning records the arguments of the loader classes that it
     knows, and what is assigned to a loader after that; to rebuild a loader it calls the class with
@@ -574,7 +574,7 @@ def _threads_given(num_threads: int | None, num_workers: int) -> int | None:
 
 
 def _any_core(each: list[Any] | None) -> Callable[[], None] | None:
-    """Return what binds the calling thread to the cores of all threads, if they are bound."""
+    """Return a function that binds the calling thread to the cores of all bound threads, if any."""
     if each is None:
         return None
     cores = set[int]().union(*([own] if isinstance(own, int) else own for own in each))

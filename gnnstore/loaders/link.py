@@ -1,7 +1,7 @@
 """`LinkNeighborLoader`: PyG's loader of the same name, over a store on disk.
 
-What is its own is which edges batches start from, and which negatives are drawn beside them
-(`pipeline.seeds.links`). Everything else is that of any loader that samples (`sampled`).
+Batches start from edges, beside which negatives are drawn (`pipeline.seeds.links`). Everything else
+is that of any loader that samples (`sampled`).
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ tables, progress
         super().__init__(options, seeds, **kept)
 
     def stats(self) -> LoaderStats:
-        """Return what the loader has done since it was made; `since` subtracts a reading."""
+        """Return statistics of the loader since it was made; `since` subtracts a reading."""
         return replaced(super().stats(), negatives_kept=self._seeds.num_edges_kept)
 
     @property

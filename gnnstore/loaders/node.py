@@ -207,7 +207,7 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
     ) -> None:
         options = LoaderOptions.of(locals())
         seeds = resolve_input_nodes(options.store, input_nodes, input_id)
-        # What was copied is kept once.
+        # Copied seeds are kept once: these tensors share the memory of the source of seeds.
         kept: dict[str, Any] = {}
         if not isinstance(input_nodes, str) and seeds.nodes is not None:
             kept["input_nodes"] = torch.from_numpy(seeds.nodes)

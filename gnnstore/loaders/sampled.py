@@ -1,6 +1,6 @@
-"""Loaders that sample from a store: what `NeighborLoader` and `LinkNeighborLoader` share.
+"""The base of loaders that sample from a store, `NeighborLoader` and `LinkNeighborLoader`.
 
-What is left to each is PyG's signature, and which seeds its options name.
+Each of these adds PyG's signature, and the seeds that its options name.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class SampledLoader(BatchLoader):
                     table.leave(self)
 
     def _enter(self, number: int, epoch: int, now: int) -> int:
-        """Have the rows of a batch's state in memory; begin to read those of the next state.
+        """Load the rows of a batch's state; begin to read those of the next state.
 
         Returns
         -------

@@ -172,7 +172,7 @@ class PackedLoader(BatchLoader):
 
 
 def _fingerprint(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what packed batches depend on besides seed and order."""
+    """Return the values that packed batches depend on besides seed and order."""
     ours = {"batch_size", "drop_last", "shuffle", "sampler"}
     return {name: value for name, value in found.items() if name not in ours}
 

@@ -1,4 +1,4 @@
-"""Whether compressing packed rows pays: tried on rows of a batch, beside the disk's speed."""
+"""The choice of compression for packed rows: tried on rows of a batch, beside the disk's speed."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def try_out(
     samples : list of ndarray
         Rows, in the element type of their table.
     bytes_per_second : float
-        That the disk reads.
+        Read bandwidth of the disk.
     clock : callable
         Returns the time in seconds.
     """

@@ -42,14 +42,14 @@ _SAFETY = 0.98
 
 @dataclass(frozen=True)
 class PlanEstimate:
-    """About what packing takes.
+    """An estimate of the disk space, reads and time that packing takes.
 
     Attributes
     ----------
     batches : int
         Of all epochs.
     sampled_batches : int
-        That this was learnt from.
+        Batches that the estimate was made from.
     rows_bytes, records_bytes : int
         Packed rows, and everything else that is kept of the batches.
     read_bytes : int

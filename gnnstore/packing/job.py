@@ -1,7 +1,8 @@
 """Packs a plan: the batches of whole epochs, sampled, planned and packed ahead of any training.
 
-What a loader with strategy "packed" does while it trains is done here superbatch by superbatch,
-and kept: each epoch from an empty cache, so that training may begin with any of them.
+As a loader with strategy "packed" does while it trains, it samples, plans and packs superbatch by
+superbatch, but keeps the rows: each epoch from an empty cache, so that training may begin with any
+of them.
 """
 
 from __future__ import annotations
@@ -238,7 +239,7 @@ class PlanPacker:
                     self._pack_superbatch(writer, superbatch, advance)
 
     def make_planner(self) -> SpillingPlanner:
-        """Return what decides which rows are cached, for the empty cache of an epoch."""
+        """Return the planner of cached rows, for the empty cache of an epoch."""
         return self._sampler.make_planner(self.num_slots)
 
     def first_batches(self, planner: SpillingPlanner, most: int) -> PlannedSuperbatch:

@@ -154,7 +154,7 @@ class Costs:
         )
 
     def per_epoch(self, amount: float, num_batches: int) -> int:
-        """Return what some batches take, for an epoch of them."""
+        """Return an amount of some batches, scaled to an epoch."""
         return int(amount * self.batches_per_epoch / max(1, num_batches))
 
     def chunks(self, misses: npt.NDArray[np.int64]) -> int:
@@ -163,7 +163,7 @@ class Costs:
 
 
 def packed_layout(costs: Costs, misses: npt.NDArray[np.int64], superbatch: int) -> Layout:
-    """Return what packing takes where each batch has its own rows.
+    """Return the layout in which each batch has its own rows.
 
     Parameters
     ----------
@@ -188,7 +188,7 @@ def segmented_layout(
     segment: int,
     superbatch: int,
 ) -> Layout:
-    """Return what segments take: their shared rows are found, and put in order, for some batches.
+    """Return the layout in segments, whose shared rows are found and ordered for some batches.
 
     Parameters
     ----------
@@ -230,7 +230,7 @@ def segmented_layout(
 def rolling_layout(
     costs: Costs, batches: Sequence[npt.NDArray[Any]], superbatch: int, num_slots: int
 ) -> Layout:
-    """Return what packing while training takes, with the same memory and disk.
+    """Return the layout of packing while training, with the same memory and disk.
 
     Parameters
     ----------

@@ -108,7 +108,7 @@ class PlanSettings:
 
     @property
     def cached_by(self) -> str:
-        """By what rows are cached."""
+        """The policy that chooses the cached rows."""
         return self.cache or CACHED_BY[0]
 
 
@@ -235,7 +235,7 @@ class PlanSampler:
         self._fixed: npt.NDArray[np.int64] | None = None
 
     def make_planner(self, num_slots: int) -> SpillingPlanner:
-        """Return what decides which rows are cached, for the empty cache of an epoch."""
+        """Return the planner of cached rows, for the empty cache of an epoch."""
         score, engine = self.settings.cached_by, self.tables.engine
         if score not in SCORES or engine is None or num_slots == 0:
             return BELADY.planner(num_slots)

@@ -67,10 +67,10 @@ class LoaderStats:
     superbatch : int
         Batches that are planned at a time; 0 where nothing is planned.
     predicted_epoch_seconds : float or None
-        What an epoch was predicted to take where nobody trains, when "auto" chose the strategy;
-        None if nothing was predicted.
+        Predicted time of an epoch where nobody trains, when "auto" chose the strategy; None if
+        nothing was predicted.
     predicted_first_epoch_seconds : float or None
-        What the first one was, in which a cache is filled, or nothing was sampled ahead.
+        Predicted time of the first epoch, in which a cache is filled, or nothing was sampled ahead.
     predicted_epoch_bytes : int or None
         Bytes that an epoch was predicted to read and write; see `moved_epoch_bytes`.
     reads, bytes_read : int
@@ -195,7 +195,7 @@ class LoaderStats:
         )
 
     def since(self, earlier: LoaderStats) -> Self:
-        """Return what was added after an earlier reading; the peak stays a peak."""
+        """Return the difference to an earlier reading; the peak stays a peak."""
         kept = {*_SETTINGS, "peak_rss_bytes"}
         names = [field.name for field in fields(self) if field.name not in kept]
         return replace(self, **{n: getattr(self, n) - getattr(earlier, n) for n in names})

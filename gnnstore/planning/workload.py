@@ -406,7 +406,7 @@ class _Sample:
         return self.spatial.share
 
     def scanned_bytes(self, rows: npt.NDArray[Any]) -> float:
-        """Return what a pass over the tables reads that skips all rows but some of the kept ones.
+        """Return the bytes that a pass over the tables reads for some of the kept rows alone.
 
         The gap from a block to the next, of which nothing is known, is taken to be what it would be
         if the block were there twice.

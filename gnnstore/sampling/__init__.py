@@ -1,4 +1,4 @@
-"""From a store to subgraphs: which nodes and edges a batch consists of."""
+"""Samplers of subgraphs from a store: the nodes and edges that a batch consists of."""
 
 from gnnstore.sampling.disk import DiskNeighborSampler
 from gnnstore.sampling.neighbor import NeighborSampler, Sample, SamplingConfig

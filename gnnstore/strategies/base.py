@@ -54,7 +54,7 @@ class Strategy(StrategyTraits):
     takes_cache : bool
         Whether `cache=` may say by what score rows are chosen that stay in memory.
     scores : tuple of "degree" and "frequency"
-        Those scores, where predictions differ by them.
+        Scores for such a cache, where predictions differ by them.
     packed_before : str
         Name of the candidate whose epochs `gnnstore pack` packs before training; empty if it
         cannot.

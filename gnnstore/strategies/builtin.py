@@ -1,7 +1,7 @@
 """The strategies that there are. A new one is made and registered here, or in a module of its own.
 
-Importing them is cheap: the command line lists them in its --help. What reads stores takes seconds
-to import, so each kind of strategy imports its module when it is asked to do something.
+Importing them is cheap: the command line lists them in its --help. Modules that read stores take
+seconds to import, so each kind of strategy imports its module when it is asked to do something.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class LoaderSpec:
     progress: Progress = field(default_factory=NullProgress)
 
     def staging_bytes(self, budget_bytes: int) -> int:
-        """Return what staging takes, with as many threads as the budget allows."""
+        """Return the memory for staging, with as many threads as the budget allows."""
         engine = self.open_engine("disk")
         if engine is None:
             return 0
@@ -79,7 +79,7 @@ class LoaderSpec:
         return engine.staging_bytes * num_threads
 
     def open_engine(self, topology: str) -> Engine | None:
-        """Return what reads the store's arrays; None if there is nothing to read.
+        """Return the engine that reads the store's arrays; None if there is nothing to read.
 
         Parameters
         ----------
@@ -115,12 +115,12 @@ class LoaderSpec:
         return default_parent(self.store.path) if settings.tmpdir is None else Path(settings.tmpdir)
 
     def disk_bytes(self) -> int:
-        """Return what may be taken on disk beside the store, for a while."""
+        """Return the disk space for temporary files beside the store."""
         settings = self.options.planned or PlannedSettings()
         return disk_budget(self.tmpdir(settings), settings.disk_bytes)
 
     def taken_bytes(self, strategy: StrategyTraits) -> int:
-        """Return what other loaders' caches take of the budget, under some strategy."""
+        """Return the bytes of the budget in other loaders' caches, under some strategy."""
         if self.options.memory in {None, "auto"}:
             return 0
         shared = shared_tables(self.store)
@@ -131,7 +131,7 @@ class LoaderSpec:
         )
 
     def shared_cache_bytes(self) -> int:
-        """Return what caches hold that "auto" may share, of what its placement says is left."""
+        """Return the bytes in caches that "auto" may share, as its placement counts them."""
         shared = shared_tables(self.store)
         if self.options.memory in {None, "auto"}:
             return shared.cached_bytes
@@ -141,7 +141,8 @@ class LoaderSpec:
         """Return the loader without a cache of its own if another kind has the memory.
 
         A cache takes what its loader's batches leave. Were there another in what this loader's
-        leave, the larger batches of the two would not fit. What the user sized, they have counted.
+        leave, the larger batches of the two would not fit. A cache that the user has sized stays:
+        the user has counted it.
         """
         options = self.options
         if not self.taken_bytes(options.strategy):

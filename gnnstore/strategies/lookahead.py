@@ -162,7 +162,7 @@ def predict_epoch(
 
 
 def _horizon(loader: LoaderSpec) -> Horizon | None:
-    """Return what is known of the epochs after the next; None if they are not known."""
+    """Return the horizon of the epochs after the next; None if they are not known."""
     return Horizon(len(loader.presampler.seeds)) if loader.knows_epochs else None
 
 
@@ -238,7 +238,7 @@ class MeasuredMisses:
     @property
     def compares(self) -> bool:
         """Whether the sample tells how many batches are worth planning together."""
-        # What is always cached does not depend on how many batches are planned.
+        # A fixed choice of cached rows does not depend on how many batches are planned.
         return self._fixed is None and self.num_batches >= _LEAST_TOLD
 
     def first(self, size: SuperbatchSize) -> Misses:

@@ -41,7 +41,7 @@ class StrategyOptimizer:
     Attributes
     ----------
     disk_bytes : int
-        That may be taken beside the store.
+        Disk space that may be taken beside the store.
     """
 
     loader: LoaderSpec
@@ -68,7 +68,7 @@ class StrategyOptimizer:
         return StoreSizes.of(self.loader.store.schema).total_bytes
 
     def ranked(self, candidates: Sequence[Candidate]) -> list[Prediction]:
-        """Return what a loader may choose, the fastest first."""
+        """Return the predictions of the candidates, the fastest first."""
         found = fastest_first(self.predictions(candidates))
         by_frequency = [p.cost for p in found if p.candidate.score == "frequency"]
         # Another score has never halved the misses; counting degrees takes seconds.
@@ -239,7 +239,7 @@ def choices_for(loader: LoaderSpec, auto: Auto) -> Iterator[Chosen]:
 
 
 def _others(chosen: Prediction, slower: list[Prediction]) -> str:
-    """Return what those of other strategies would take that come next."""
+    """Return in words the times of the next best other strategies."""
     named: dict[str, float] = {}
     for prediction in slower:
         name = prediction.candidate.strategy.name

@@ -45,14 +45,14 @@ _TIMED_ALONE, _TIMED_TOGETHER = 4, 64
 
 @dataclass(frozen=True, eq=False)
 class SampledEpoch:
-    """Some batches of an epoch, and rates of the machine, that predictions go by.
+    """A sample of an epoch's batches, and rates of the machine, that predictions go by.
 
     Attributes
     ----------
     specs : tuple of AttributeSpec
         Node attributes that are read from disk.
     topology : Topology
-        That was sampled from.
+        The topology that batches were sampled from.
     seen : Presampled
         The largest of some batches.
     spare_bytes : int

@@ -105,7 +105,7 @@ class PackedSources(Sources):
 
     @property
     def cached_by(self) -> str:
-        """By what rows are cached; empty without a cache."""
+        """The policy that chose the cached rows; empty without a cache."""
         return self.plan.reader.manifest.cached_by if self.num_cached else ""
 
     @property

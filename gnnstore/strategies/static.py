@@ -74,7 +74,7 @@ class CacheMaker:
         topology: Topology,
         engine: Engine | None,
     ) -> CacheMaker | None:
-        """Return what makes the cache of a loader; None if none is wanted."""
+        """Return the maker of a loader's cache; None if none is wanted."""
         settings = loader.options.cache
         if settings is None and placement.strategy.caches:
             settings = CacheSettings()

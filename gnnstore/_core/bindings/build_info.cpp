@@ -1,4 +1,4 @@
-// How this module was compiled: what `gnnstore info` puts into a bug report.
+// Facts on how this module was compiled, which `gnnstore info` puts into a bug report.
 #include "bindings/bindings.h"
 
 void bind_build_info(nanobind::module_ &m) {

@@ -1,4 +1,4 @@
-// Which rows a cache should hold while a superbatch is assembled, known in advance: Belady's
+// Plans of the rows that a cache holds while a superbatch, known in advance, is assembled: Belady's
 // rule at the granularity of batches, with bypass (Ginex, section 3.3), in two passes.
 #pragma once
 

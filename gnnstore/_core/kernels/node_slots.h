@@ -1,5 +1,5 @@
-// Which nodes a cache holds, and where: a bitmap with counts, since cached rows lie in the
-// order of their nodes and a node's slot is the number of cached nodes before it. That takes
+// The index of the nodes that a cache holds: a bitmap with counts, since cached rows lie in the
+// order of their nodes and a node's slot is the number of cached nodes before it. It takes
 // 1.5 bits a node of the graph and a fetch of 12 bytes, where a table of slots takes 32 bits
 // and a hash table 128 bits a cached node.
 #pragma once

@@ -1,5 +1,5 @@
-// Which rows of a batch are packed, and where each of them goes: the misses of a plan,
-// inverted. Rows are packed in the order of the table, so the missed rows of a batch, sorted,
+// The index of the rows of a batch that are packed, and where each of them goes: the misses of a
+// plan, inverted. Rows are packed in the order of the table, so the missed rows of a batch, sorted,
 // are all that packing needs, and their positions all that reading back needs: packed row k
 // goes to position k. One batch at a time, since traces need not be in memory.
 // `gnnstore.testing.twins.packing` defines the result.

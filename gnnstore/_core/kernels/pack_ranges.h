@@ -1,7 +1,7 @@
-// Which rows are packed next. Where the missed rows of all batches are in memory, those are all of
-// them. Where they are in a file, as ids of a whole epoch may be, it is those of one range of the
-// table after the other, as large as there is memory for: each batch's rows ascend, so that a
-// range takes the next ones of each, and every file is read once and in order.
+// Ranges of the rows that are packed at a time. Where the missed rows of all batches are in memory,
+// one range has all of them. Where they are in a file, as ids of a whole epoch may be, ranges of
+// the table are packed one after the other, as large as there is memory for: each batch's rows
+// ascend, so that a range takes the next ones of each, and every file is read once and in order.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Whether code for x86-64 is compiled beside the portable code. GNNSTORE_PORTABLE leaves it out, so
-// that what runs on other processors can be tested on this one.
+// The macro that has code for x86-64 compiled beside the portable code. GNNSTORE_PORTABLE leaves it
+// out, so that the code for other processors can be tested on this one.
 #pragma once
 
 #if defined(__x86_64__) && !defined(GNNSTORE_PORTABLE)

@@ -1,5 +1,5 @@
-// How rows are copied from scattered places: how far ahead they are requested, and when stores
-// bypass the caches. One place for the numbers, which several loops share.
+// Parameters of copying rows from scattered places: how far ahead they are requested, and when
+// stores bypass the caches. One place for the numbers, which several loops share.
 #pragma once
 
 #include <algorithm>

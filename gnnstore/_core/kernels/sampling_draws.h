@@ -1,4 +1,4 @@
-// Which positions of a node's in-neighbour list a hop takes.
+// Draws of the positions of a node's in-neighbour list that a hop takes.
 //
 // Draws are keyed, not streamed: they depend on (seed, epoch, batch, hop, tree, node) and on
 // nothing else, so a batch is the same whichever thread samples it and whatever was sampled

@@ -1,6 +1,6 @@
-// Which rows stay in the cache to the end of a superbatch although nothing is known of their next
-// use: those that the most batches needed, and among equals those used last, as far as slots are
-// free from their last use on.
+// The rows that stay in the cache to the end of a superbatch although nothing is known of their
+// next use: those that the most batches needed, and among equals those used last, as far as slots
+// are free from their last use on.
 //
 // Slots that are free from a batch on are free from later ones on too, so once a batch finds none
 // for a row, it finds none for rows of lower frequency. The rows of a batch that stay are therefore

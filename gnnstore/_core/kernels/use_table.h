@@ -114,8 +114,8 @@ private:
         int64_t places[block_size];  // in the table
     };
 
-    // Those of some ids that are served. Which they are cannot be predicted, so they are listed
-    // without branches; and many ids at a time, so that blocks are full where few are served.
+    // Those ids of an array that are served. They cannot be predicted, so they are listed without
+    // branches; and from many ids at a time, so that blocks are full where few are served.
     template <bool from_last, class Id>
     class Served {
     public:

@@ -1,4 +1,4 @@
-"""Which state trains which edges and which nodes.
+"""The assignment of edges and nodes to the states that train them.
 
 An edge from partition i to partition j lies in *bucket* (i, j), which can be trained in any state
 that holds both partitions; which of them is drawn for each bucket (MariusGNN, section 5.2), so that

@@ -234,7 +234,7 @@ def beta_swaps(num_groups: int, per_state: int) -> int:
 def _beta(num_groups: int, per_state: int, generator: np.random.Philox) -> Int64Array:
     """Return the states of BETA: all but one group stay while the others pass through one slot.
 
-    Those that stay have then met all others and leave for good.
+    The groups that stay have then met all others and leave for good.
     """
     order = shuffled(np.arange(num_groups), generator)
     resident, on_disk = order[:per_state], order[per_state:]

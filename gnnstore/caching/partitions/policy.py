@@ -61,7 +61,7 @@ class BufferShape:
         return two_level(*sizes, order=self.order, seed=seed, epoch=epoch)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what batches depend on, as plain values by name."""
+        """Return the parameters that batches depend on, as plain values by name."""
         found: dict[str, Any] = {
             "kind": self.kind,
             "num_partitions": self.num_partitions,
@@ -109,8 +109,8 @@ class PartitionPolicy:
     assignment : "random" or "greedy"
         Of "two-level": an edge is trained in any state that holds its ends, or in the first.
     memory : int, str or None
-        Budget that decides `capacity`; by default the loader's. What it decides is part of the
-        loader's state.
+        Budget that decides `capacity`; by default the loader's. The capacity that it leads to is
+        part of the loader's state.
     max_bias : float or None
         Of what `memory` allows, take what has at most this Edge Permutation Bias.
     name : str, path-like or None
@@ -187,7 +187,8 @@ class PartitionPolicy:
         num_train : int
             Partitions that hold the training nodes; 0: nodes were spread over all.
         contents : Contents, optional
-            What the buffer holds; needed, as `memory_bytes`, where no capacity was given.
+            The arrays that the buffer holds; needed, as `memory_bytes`, where no capacity was
+            given.
         for_edges : bool
             Whether edges are trained, so that every pair of partitions must meet.
 

@@ -1,4 +1,4 @@
-"""Which rows a cache should hold while batches that are known in advance are assembled (Ginex).
+"""Plans of the rows that a cache holds, for batches that are known in advance (Ginex).
 
 Sampling runs ahead of training, so the rows that the next hundreds of batches need are known,
 and with them the best cache there can be: after each batch, of the rows at hand, it holds those
@@ -28,12 +28,12 @@ from gnnstore.formats.packed.manifest import MAX_SLOTS
 if TYPE_CHECKING:
     from gnnstore.caching.reuse import InitialCache, ReuseCurve
 
-# What the planner knows of a slot: the row, and how often it was needed. It takes as much again for
-# what it knows after a plan.
+# State of the planner for each slot: the row, and how often it was needed. The state after a plan
+# takes as much again.
 _STATE_BYTES = 8 + 4
-# What the kernel takes at most while it plans: of an access, its part of the tables of threads; of
-# one batch, slots and which rows enter where, 12 bytes a row, of which the accesses of two batches
-# hold 2.
+# The most memory that the kernel takes while it plans: of an access, its part of the tables of
+# threads; of one batch, slots and which rows enter where, 12 bytes a row, of which the accesses of
+# two batches hold 2.
 _ACCESS_BYTES, _PLANNED_ROW_BYTES = 1, 10
 # To count next uses by batch: 2 bytes an access, or less, 8 bytes for each two batches, again for
 # each window of so many accesses.
@@ -50,7 +50,7 @@ _TABLES_BYTES = 3 * 2**20
 _FIRST_USE_BYTES, _WAITING_BYTES = 4, 10
 # Of the largest batch: ids, next uses, slots, and which rows enter where.
 _BATCH_ROW_BYTES = 8 + 4 + 4 + 2 * 4
-# What is counted by batch; and how many rows may wait in lists that are partly filled.
+# For each batch: counts, and room for rows that wait in partly filled lists.
 _BATCH_BYTES = 200
 # Counts by frequency, and of one batch by frequency; partly filled lists; the end of a huge page.
 _FILE_TABLES_BYTES = 4 * 2**20
@@ -94,9 +94,8 @@ class Belady(SpillingPolicy):
     ) -> list[Reservation]:
         """Return the memory for making a plan in files, beside the cached rows.
 
-        What the system keeps of the files in its page cache is not counted: it gives that up when
-        somebody needs the memory. Slots have the memory of the table of next uses afterwards, while
-        they wait.
+        Pages of the files in the page cache are not counted: the system drops them when memory is
+        needed. The memory of the table of next uses serves slots afterwards, while they wait.
         """
         fixed = _BATCH_ROW_BYTES * largest_batch + _FILE_TABLES_BYTES
         per = {PLANNED: _BATCH_BYTES, SLOTS: _FIRST_USE_BYTES}
@@ -139,7 +138,7 @@ def check_num_slots(num_slots: int) -> None:
 def distinct_nodes(
     nodes: npt.NDArray[Any], num_slots: int, out: npt.NDArray[np.int64] | None = None
 ) -> npt.NDArray[np.int64]:
-    """Return what each slot holds, int64 [C], a row in several slots named for the first only.
+    """Return the row in each slot, int64 [C]; a row in several slots is named in the first only.
 
     A row that left a cache and entered it again may still lie where it was before. Takes 10
     bytes a slot at most, beside the result.

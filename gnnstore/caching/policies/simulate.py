@@ -67,7 +67,7 @@ def run_policy(
     num_slots : int
         Rows that the cache holds.
     scores : mapping of str to ndarray of uint8 or uint32 [N]
-        What "degree" and "frequency" go by.
+        The scores that "degree" and "frequency" choose rows by.
     """
     if policy in POLICIES:
         plan = POLICIES[policy].planner(num_slots).plan(trace)

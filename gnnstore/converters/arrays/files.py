@@ -145,7 +145,7 @@ class FileArray:
 def empty_piece(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Return uninitialised memory for a piece of an array; small ones come from a pool.
 
-    What threads allocate otherwise stays behind with each of them.
+    Otherwise memory that threads allocate stays with the allocator of each thread.
     """
     dtype = np.dtype(dtype)
     if count * dtype.itemsize > _MAX_POOLED_BYTES:

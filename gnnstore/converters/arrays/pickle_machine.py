@@ -46,7 +46,7 @@ class Place:
     Attributes
     ----------
     first_byte, num_bytes : int
-        Their place.
+        Place of the bytes in the stream.
     is_text : bool
         Whether they are the characters 0 to 255 as UTF-8, as pickles had them before protocol 3.
     """

@@ -41,7 +41,7 @@ def in_order(
     *,
     at_once: int,
 ) -> AbstractContextManager[ArraySource]:
-    """Have the rows of all nodes in a new order, as long as a context lasts.
+    """Provide the rows of all nodes in a new order, as long as a context lasts.
 
     Parameters
     ----------

@@ -77,7 +77,7 @@ def read_blocks(
     Parameters
     ----------
     path : Path
-        The file. What it is is read from its first bytes, not from its name.
+        The file. Its first bytes tell whether it is gzipped, not its name.
     phase : Phase, optional
         Is advanced by the bytes read from disk (compressed ones, so that the total is the
         file's size).

@@ -266,7 +266,7 @@ class TextTable:
             yield block
 
     def _without_header(self, block: TextBlock) -> TextBlock:
-        """Return what follows the first line that is no comment."""
+        """Return the rest of a block behind its first line that is no comment."""
         data = block.data
         place = self._first_row_place(data)
         if place is None:
@@ -376,7 +376,7 @@ class TextTable:
 
         if b"\r" in data:
             return None
-        # What Arrow's own pool gets it keeps for a while: twice as much as is in use.
+        # Arrow's own pool keeps freed memory for a while: it holds twice as much as is in use.
         pool = pa.system_memory_pool()
         # A copy that is Arrow's own: its reading thread lets go of the text some time after the
         # call, and if that were memory of Python's while the interpreter ends, the process would

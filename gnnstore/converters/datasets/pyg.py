@@ -202,7 +202,7 @@ def _is_array(value: object) -> bool:
 
 
 def _belongs_to(is_of: Callable[[str], bool], name: str) -> bool:
-    """Return what PyG says of an attribute: it looks at shapes, and at the number of edges."""
+    """Return PyG's answer for an attribute: it looks at shapes, and at the number of edges."""
     try:
         return is_of(name)
     except (NotImplementedError, RuntimeError, TypeError) as error:

@@ -45,7 +45,7 @@ from gnnstore.formats.container.journal import Journal
 
 # Below, the buffers of the arrays that are written are most of the budget already.
 MIN_SPILL_BYTES = 2**24
-# What comes in larger pieces is taken piece by piece: the budget is checked in between.
+# Larger inputs are taken piece by piece: the budget is checked in between.
 _MIN_PIECE_EDGES, _MAX_PIECE_EDGES = 2**12, 2**20
 # The rest is for chunks on their way in and out, and for what the pool rounds up.
 _SHARE = 0.8
@@ -95,7 +95,7 @@ class EdgeBuilder:
         self._piece_edges = max(_MIN_PIECE_EDGES, min(_MAX_PIECE_EDGES, fitting))
         if journal is not None:
             parts = map(SpilledPart.from_json, journal.runs())
-            # What lies behind a damaged one would leave a gap in the input.
+            # Runs behind a damaged one cannot be used: there would be a gap in the input.
             self._parts = list(takewhile(SpilledPart.is_sound, parts))
         self._skip = sum(part.num_edges for part in self._parts)
         self.buffer.max_id = max((part.max_id for part in self._parts), default=-1)
@@ -136,7 +136,7 @@ class EdgeBuilder:
     def _begin_dealing(
         self, num_edges: int, some_targets: Iterable[npt.NDArray[Any]]
     ) -> EdgeDealer | None:
-        """Return what deals all edges as they come, if they can be sorted in memory for certain."""
+        """Return a dealer of all edges as they come, if they are sure to be sorted in memory."""
         num_nodes = self.buffer.num_nodes
         if num_nodes is None or self.buffer.num_seen or self._rules.self_loops == "add":
             return None

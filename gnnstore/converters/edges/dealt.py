@@ -2,8 +2,8 @@
 
 Where targets can be looked at beforehand all over the input, edges are dealt as they are read, and
 never lie in memory in the order of the input. Else the memory of a block of the input serves for
-buckets once its edges are dealt. What is sorted goes to the writer piece by piece: all columns are
-never there beside the buckets.
+buckets once its edges are dealt. Sorted columns go to the writer piece by piece: they are never all
+in memory beside the buckets.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from gnnstore.threads import Background
 # Below, what is dealt at a time is too large a part of the memory for this to take less than
 # sorting all edges at once.
 MIN_EDGES = 2**25
-# What 8 bytes hold of an edge.
+# An edge is packed in 8 bytes, which limits its ends and its position.
 _MAX_NODES, _MAX_EDGES = 2**27, 2**31 - 1
 # Some buckets are sorted at once. A larger share in one, as hubs have it, and ids that crowd in few
 # places, would take more memory than sorting all edges at once.
 _LARGEST_SHARE, _MAX_AHEAD = 1 / 64, 8
-# What a thread deals at a time.
+# Edges that a thread deals at a time.
 _PIECE_EDGES = 2**19
 _THREAD_NAME = "gnnstore-deal"
 
@@ -41,7 +41,7 @@ _THREAD_NAME = "gnnstore-deal"
 def begin_dealing(
     rules: EdgeRules, num_edges: int, num_nodes: int, targets: Iterable[npt.NDArray[Any]]
 ) -> EdgeDealer | None:
-    """Return what deals so many edges as they come.
+    """Return a dealer of so many edges as they come.
 
     Parameters
     ----------

@@ -27,7 +27,7 @@ from gnnstore.formats.arrays.dtypes import id_dtype
 
 # Of the memory allowed, for names: edges are to be sorted beside them.
 _SHARE = 0.5
-# What a name takes in a dictionary besides its bytes: an object of bytes, one of int, an entry.
+# Memory of a name in a dictionary besides its bytes: an object of bytes, one of int, an entry.
 _ENTRY_BYTES = 160
 _NUM_PARTS = 256
 _CHUNK_NAMES = 2**16

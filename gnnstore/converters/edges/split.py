@@ -32,7 +32,7 @@ class SplitRule:
     Attributes
     ----------
     fractions : (float, float, float)
-        Shares of train, valid and test. What is left of 1 is in no split, and in no store.
+        Shares of train, valid and test. Edges of the remaining share are in no split and no store.
     seed : int
         In [0, 2**64).
     messages : tuple of str

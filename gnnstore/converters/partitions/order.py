@@ -1,6 +1,6 @@
-"""Which node lies in which partition.
+"""The assignment of nodes to partitions.
 
-A keyed permutation, training nodes first if asked for; or the order of the store.
+Nodes go by a keyed permutation, training nodes first if asked for; or by the order of the store.
 """
 
 from __future__ import annotations

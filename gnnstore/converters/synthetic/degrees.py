@@ -111,7 +111,7 @@ class DegreeDistribution:
         return 1 + float(counts.sum()) / logarithms
 
     def to_json(self) -> dict[str, Any]:
-        """Return what describes the distribution, as JSON values."""
+        """Return a summary of the distribution, as JSON values."""
         return {
             "num_nodes": self.num_nodes,
             "num_edges": self.num_edges,

@@ -59,8 +59,9 @@ from gnnstore.progress import NullProgress, Progress
 class GraphWriter:
     """Writes one homogeneous graph as a store.
 
-    A context manager: without a `commit` there is no store. What a full disk, an I/O error or
-    Ctrl-C interrupts can be resumed; after any other error nothing is left. Not thread-safe.
+    A context manager: without a `commit` there is no store. A conversion that a full disk, an I/O
+    error or Ctrl-C interrupts can be resumed; after any other error nothing is left. Not
+    thread-safe.
 
     Parameters
     ----------

@@ -78,7 +78,7 @@ class RowSink:
     def append(self, rows: npt.NDArray[Any]) -> None:
         """Append rows [k, *row_shape] in the type they were announced with.
 
-        Those that are written already are neither cast nor written.
+        Rows that are written already are neither cast nor written.
 
         Raises
         ------

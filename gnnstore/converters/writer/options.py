@@ -58,8 +58,8 @@ class ConvertOptions:
         `batch.x * batch.x_scale` is the features. Takes one more pass over them.
     edge_split : (float, float, float), optional
         Split the edges: shares of "train", by which messages pass, "valid" and "test", which become
-        edge splits of the store. What is left of 1 is in none, and not in the store. All copies of
-        an edge, and its reverse, fall into the same split. Of an undirected graph (each edge has
+        edge splits of the store. The remaining share is in none, and not in the store. All copies
+        of an edge, and its reverse, fall into the same split. Of an undirected graph (each edge has
         its reverse, as often as itself), "valid" and "test" hold the edges with source <= target.
     edge_split_seed : int
         Which edges fall into which split; in [0, 2**64).

@@ -100,7 +100,7 @@ class ScratchFile:
             elapsed += perf_counter() - started
         except OSError as error:
             raise _write_error(error, self.directory, written, num_bytes) from error
-        # What buffered writes left in the page cache must not be read from there.
+        # Pages that buffered writes left in the page cache must not serve the reads.
         os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         return written, elapsed
 

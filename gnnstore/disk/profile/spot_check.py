@@ -70,8 +70,8 @@ class SpotCheck:
 def spot_check(path: Path, profile: DeviceProfile) -> SpotCheck | None:
     """Read a little of a store, in about 0.2 s; None if the disk cannot be checked with it.
 
-    That is if no file of the store is as large as that of a first measurement, if reads do not go
-    bypassing the page cache, and if the profile is memory's or an assumption.
+    It cannot if no file of the store is as large as that of a first measurement, if reads cannot
+    bypass the page cache, or if the profile is memory's or an assumption.
 
     Raises
     ------

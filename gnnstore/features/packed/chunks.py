@@ -1,9 +1,9 @@
 """The rows that batches miss, packed: each batch reads its own with a few large reads.
 
-What lies on disk is one file for each table. In it, each batch has a chunk: the distinct rows
-that it misses, one behind the other in the order of the table, from a multiple of 4096 bytes
-on. Where in the batch each row goes is kept in memory, 4 bytes a row, or in another file. Chunks of
-the first batches may stay in memory, as they would lie in the file; it begins with the next one.
+On disk there is one file for each table. In it, each batch has a chunk: the distinct rows that it
+misses, one behind the other in the order of the table, from a multiple of 4096 bytes on. The place
+of each row in the batch is kept in memory, 4 bytes a row, or in another file. Chunks of the first
+batches may stay in memory, as they would lie in the file; it begins with the next one.
 
 A chunk has a crc32c for each block of some kilobytes, compared as it is read. They are computed of
 what is in memory while it is packed, not of what can be read back, so that a disk that alters bytes
@@ -299,7 +299,7 @@ _readers: WeakValueDictionary[str, _core.Reader] = WeakValueDictionary()
 
 
 def chunk_reader(engine: str) -> _core.Reader:
-    """Return what reads chunks with an engine; shared as long as anybody holds it."""
+    """Return a reader of chunks with an engine; shared as long as anybody holds it."""
     reader = _readers.get(engine)
     if reader is None:
         reader = _core.Reader(
@@ -402,7 +402,7 @@ class PackedSuperbatch:
             Of the table in the store.
         out : ndarray of uint8 [rows of the batch * row_bytes]
         places : tuple of ndarray, optional
-            What `index.batch` has returned for the batch; it may be in a file.
+            The result of `index.batch` for the batch, whose arrays may be in a file.
 
         Raises
         ------

@@ -187,7 +187,7 @@ class FrameReader:
         self._crcs, self._rows = index[:, crcs], index[:, 3]
 
     def staging_bytes(self, row_bytes: Sequence[int]) -> int:
-        """Return what a thread takes that reads a chunk: its frame, and what comes of it."""
+        """Return the memory of a thread that reads a chunk: its frame, and the decoded rows."""
         longest = int(self._rows.max(initial=0)) * max(row_bytes, default=0)
         return longest + int(self._sizes.max(initial=0))
 

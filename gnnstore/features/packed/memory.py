@@ -154,12 +154,12 @@ class PackedBatch:
 
 
 def held_bytes(num_missed: int, num_batches: int, id_bytes: int) -> int:
-    """Return what sorted rows take, as long as they are packed: ids, positions, and an index."""
+    """Return the bytes of sorted rows while they are packed: ids, positions, and an index."""
     return (4 + id_bytes) * num_missed + _BATCH_BYTES * num_batches + 8
 
 
 def spilled_bytes(misses: npt.NDArray[np.int64], id_bytes: int) -> int:
-    """Return what is held of rows in files, as long as they are sorted or packed."""
+    """Return the bytes in memory of rows in files, while they are sorted or packed."""
     # Twice: samples of each batch become one array.
     samples = 2 * id_bytes * int((-(-misses // STRIDE_ROWS)).sum())
     return SPILLED_BATCH_BYTES * len(misses) + samples
@@ -173,7 +173,7 @@ def sorting_bytes(
     *,
     spills: bool = False,
 ) -> int:
-    """Return what sorting the misses of batches takes: keys of 8 bytes, twice.
+    """Return the memory for sorting the misses of batches: keys of 8 bytes, twice.
 
     Parameters
     ----------
@@ -190,7 +190,7 @@ def sorting_bytes(
 
 
 def _pooled_bytes(num_bytes: int) -> int:
-    """Return what an array takes that comes from the pool of buffers, at most."""
+    """Return the most memory that an array from the pool of buffers takes."""
     rounded_up = num_bytes + num_bytes // 8
     return rounded_up if num_bytes < _POOLED_UNIT_BYTES // 2 else rounded_up + _POOLED_UNIT_BYTES
 

@@ -44,8 +44,8 @@ class MissTable:
     Attributes
     ----------
     rows : ndarray of int32 or int64 [m]
-        Those of batch i are ``rows[begins[i]:begins[i] + index.num_rows[i]]``, in the order of the
-        table. None where they are in a file, but of its element type.
+        ``rows[begins[i]:begins[i] + index.num_rows[i]]`` are the rows of batch i, in the order of
+        the table. Empty where they are in a file, but of its element type.
     begins : ndarray of int64 [S]
     file : FileSpool or None
         Of each batch its rows.
@@ -302,7 +302,7 @@ def _check_offsets(trace: Trace) -> None:
 def _slots_of(
     trace: Trace, slots: Slots
 ) -> tuple[Callable[[int], npt.NDArray[np.int32]], npt.NDArray[np.int64]]:
-    """Return what gives a batch's slots, and how many rows each batch misses at most."""
+    """Return a function to a batch's slots, and the most rows that each batch misses."""
     offsets = trace.offsets
     if isinstance(slots, CachePlan):
         if not np.array_equal(slots.offsets, offsets):

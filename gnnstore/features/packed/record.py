@@ -182,7 +182,7 @@ class SavedRecord:
 
 
 def crc_seed(i: int) -> int:
-    """Return what the checksum of a record begins with: found under another number, it is wrong."""
+    """Return the initial checksum of a record: found under another number, the record is wrong."""
     return _core.crc32c(np.array([i], np.int64).view(np.uint8))
 
 

@@ -98,7 +98,7 @@ class SavedPlan:
             )
             for k, spec in enumerate(manifest.cached_specs)
         }
-        # What a record has, by the manifest.
+        # The arrays of a record, by the manifest.
         self._num_arrays: dict[str, Any] = {
             "num_plain": len(manifest.plain),
             "has_edge_ids": manifest.has_edge_ids,
@@ -289,7 +289,7 @@ class SavedPlan:
         return error
 
     def name_of(self, number: int) -> str:
-        """Return what a batch is called in messages."""
+        """Return the name of a batch in messages."""
         return name_of_batch(number, self.reader.manifest.batches_per_epoch)
 
     def _damaged(self, number: int, what: str) -> CorruptStoreError:

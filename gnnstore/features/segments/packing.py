@@ -213,7 +213,7 @@ def divide_misses(
 
 
 def segment_memory(misses: npt.NDArray[np.int64], id_bytes: int, num_tables: int) -> int:
-    """Return what dividing takes beside what packing does (see `least_memory`).
+    """Return the memory for dividing rows, beside that for packing (see `least_memory`).
 
     Parameters
     ----------
@@ -295,7 +295,7 @@ def _with_parts(
     ordered: npt.NDArray[Any],
     segments: list[SegmentPlace],
 ) -> MissTable:
-    """Return what the kernel packs: parts are further batches."""
+    """Return the misses for the kernel to pack: parts of segments are further batches."""
     sizes = np.array([size for place in segments for size in _part_sizes(place)], np.int64)
     ends = np.cumsum(sizes)
     num_rows = len(missed.rows)

@@ -176,7 +176,7 @@ def assemble(
 ) -> torch.Tensor:
     """Return the rows of a batch on the tier's device.
 
-    What the tier holds is copied on the device; only the other rows are read, and moved.
+    Rows of the tier are copied on the device; only the other rows are read, and moved.
 
     Parameters
     ----------

@@ -78,7 +78,7 @@ class PartitionFiles:
 
     @contextmanager
     def checking_beside(self) -> Iterator[None]:
-        """Have a thread compare what is read meanwhile; all has been compared at the end.
+        """Verify checksums of what is read meanwhile in a thread; all are verified at the end.
 
         Raises
         ------

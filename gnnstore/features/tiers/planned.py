@@ -1,8 +1,8 @@
 """A cache that follows a plan: rows come from the slots that it names, or from disk (Ginex).
 
 The plan says which row is in which slot, and which rows enter after a batch (see
-`caching.policies.belady`), so no row is looked up by node id here. What remains is the order:
-missed rows of several batches may be read at once, but slots are used batch by batch (see
+`caching.policies.belady`), so no row is looked up by node id. This module keeps the order: missed
+rows of several batches may be read at once, but slots are used batch by batch (see
 `features.tiers.sequencer`).
 """
 

@@ -1,8 +1,8 @@
 """Hands one shared thing to the batches of an iteration, in order.
 
-What makes that more than a lock is the other end: a batch that fails, an iteration that is left or
-overtaken by another, and an interrupt at any point must not leave a thread waiting. All that wait
-look again whenever anything changes.
+A lock alone is not enough: a batch that fails, an iteration that is left or overtaken by another,
+and an interrupt at any point must not leave a thread waiting. All that wait look again whenever
+anything changes.
 """
 
 from __future__ import annotations

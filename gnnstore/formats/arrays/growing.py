@@ -28,7 +28,7 @@ from gnnstore.formats.container.regular_files import open_regular
 _READ_BYTES = 4 * 2**20
 # Such an array is one file, however large.
 ONE_SHARD_BYTES = 2**60
-# What is appended begins at multiples of this, so that reads can bypass the page cache.
+# Appended parts begin at multiples of this, so that reads can bypass the page cache.
 ALIGNMENT_BYTES = 4096
 
 
@@ -84,7 +84,7 @@ class GrowingFile:
     def end_region(self) -> tuple[int, int]:
         """Make what was written durable, and return its end and the crc32c of the region."""
         with storage_errors("write", self.file_path):
-            # What ends in the middle of a page is filled up, so that the next one begins on one.
+            # The region is filled up to a whole page, so that the next one begins on a page.
             self.size_bytes += -self.size_bytes % ALIGNMENT_BYTES
             os.ftruncate(self._descriptor, self.size_bytes)
             os.fsync(self._descriptor)
@@ -93,7 +93,7 @@ class GrowingFile:
         return self.size_bytes, crc
 
     def take_region(self, end: int, crc: int) -> bool:
-        """Compare the next region of an earlier attempt; whether it is as it was."""
+        """Compare the next region of an earlier attempt; return whether it is unchanged."""
         sums = self._sums.copy()
         try:
             if os.fstat(self._descriptor).st_size < end or end < self._region_begin:

@@ -188,7 +188,7 @@ class PagedArrayWriter:
             runs += 1
         self._buffer_rows = 0
         self._write_runs(self._pages[:runs].reshape(-1))
-        # What was written from the other one before that is on the disk now.
+        # The other buffer, written before this one, has reached the disk and can be filled again.
         self._pages, self._other_pages = self._other_pages, self._pages
 
     def _write_runs(self, pages: npt.NDArray[np.uint8]) -> None:

@@ -350,7 +350,7 @@ def require_space(place: Path, num_bytes: int, doing: str, *remedies: str) -> No
     place : Path
         The file or directory to be written; it need not exist yet.
     num_bytes : int
-        That it will take, about.
+        About how much it will take.
     doing : str
         The action that is about to begin, as in "sort edges on disk".
     *remedies : str

@@ -46,10 +46,10 @@ class Journal:
     directory : Path
         The temporary directory that the journal lies in.
     fingerprint : Mapping
-        What is written, and how: a run may go on with this directory if its own is equal.
-        Empty: none may.
+        Description of the contents and how they are written: a run may go on with this directory
+        if its own is equal. Empty: none may.
     decided : Mapping
-        What the first run decided besides, and those that go on take over.
+        Further choices of the first run, which runs that go on take over.
     steps : list of dict
         The steps that are finished, in order; see `record_step`.
     spill_directory : Path
@@ -277,7 +277,7 @@ class Journal:
     # ---- the adjacency
 
     def edges(self) -> Record | None:
-        """Return what an earlier attempt said of the adjacency when it was whole, if one did."""
+        """Return the description of the adjacency that an earlier attempt completed, if any."""
         return self._edges
 
     def record_edges(self, edges: Mapping[str, Any]) -> None:
@@ -362,7 +362,7 @@ class Journal:
 
 
 def _describe(spec: AttributeSpec, layout: ShardLayout) -> list[Any]:
-    """Return what decides which bytes belong in which shard."""
+    """Return the values that decide which bytes belong in which shard."""
     geometry = layout.geometry
     return [
         spec.dtype,

@@ -20,17 +20,17 @@ from gnnstore.formats.container.strict_json import parse_object, value_bound
 
 JOURNAL_FILE = "journal"
 JOURNAL_VERSION = 1
-# A line stays below a kilobyte; the header names each input. What is larger is no journal.
+# A line stays below a kilobyte; the header names each input. A larger file is no journal.
 _MAX_JOURNAL_BYTES = 2**28
-# In all lines: a batch of a plan takes ten, which makes 800,000 batches. What lies behind is done
-# again, like what lies behind a damaged line.
+# In all lines: a batch of a plan takes ten, which makes 800,000 batches. Steps recorded behind the
+# limit are done again, like those behind a damaged line.
 _MAX_JOURNAL_VALUES = 2**23
 
 Record = dict[str, Any]
 
-# What the lines of each kind hold besides, as far as the journal itself needs it: the types of
-# values, of all elements of a list, and of all values of an object under `str`. The files of a
-# directory may come from anywhere, the journal among them.
+# Fields of the lines of each kind, as far as the journal itself needs them: the types of values, of
+# all elements of a list, and of all values of an object under `str`. The files of a directory may
+# come from anywhere, the journal among them.
 _SHAPES: dict[str, Any] = {
     "header": {"version": int, "fingerprint": dict},
     "shard": {"array": str, "number": int, "row_ndim": int, "layout": list, "crc": int},

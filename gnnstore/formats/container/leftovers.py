@@ -29,7 +29,7 @@ from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY, KINDS
 State = Literal["running", "resumable", "unfinished", "set aside", "stale"]
 
 _NAME = re.compile(r"\.(?P<final>.+)\.(?:(?P<kind>tmp|old)-[0-9a-f]{8}|unordered)")
-# What a directory of any kind may hold while it is written.
+# Entries that a directory of any kind may hold while it is written.
 _COMMON_ENTRIES = {CHECKSUMS_ARRAY, METADATA_FILE, JOURNAL_FILE, SPILL_DIRECTORY}
 
 

@@ -80,7 +80,7 @@ class Manifest(ABC):
     NOUN: ClassVar[str]
     VERB: ClassVar[str]
     ATTEMPT: ClassVar[str]
-    # What to do where there is none: "make one with 'gnnstore convert'".
+    # Advice where there is none: "make one with 'gnnstore convert'".
     MAKE: ClassVar[str]
 
     created_by: str

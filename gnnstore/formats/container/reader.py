@@ -100,7 +100,7 @@ class Identity:
     def kept(self) -> Iterator[None]:
         """Check at the end that what was read meanwhile is of this directory; see `check`.
 
-        What failed meanwhile may have failed because it was not.
+        After an error too: its cause may be another directory in this one's place.
         """
         try:
             yield

@@ -42,7 +42,7 @@ def open_regular(
     Parameters
     ----------
     flags : int
-        What to open it for. A file that is created is readable and writable as the umask allows.
+        Flags of open(2). A file that is created is readable and writable as the umask allows.
     error : type of GnnstoreError
         Raised if something else lies there.
     root : Path, optional

@@ -31,7 +31,7 @@ from gnnstore.formats.container.manifest import kind_of
 from gnnstore.formats.container.regular_files import check_tree
 from gnnstore.units import format_size
 
-# What a file system without renameat2's flags answers.
+# Errors of a file system that does not support the flags of renameat2.
 _NO_RENAME_FLAGS = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 
 # 'gnnstore gc' holds a lock while it measures a directory; a writer holds it for good.

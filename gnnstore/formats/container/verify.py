@@ -77,7 +77,7 @@ def open_units(directory: Path) -> tuple[list[SealedReader[Any]], list[Problem]]
     NotFoundError, UnsupportedVersionError, CorruptStoreError, StorageError
         If the directory itself cannot be opened.
     """
-    # What is of no kind is opened as a store, which says what is wrong with it.
+    # A directory of no kind is opened as a store, which says what is wrong with it.
     kind = kind_of(directory) or KINDS["store"]
     readers: list[SealedReader[Any]] = [kind.open(directory)]
     problems: list[Problem] = []

@@ -78,10 +78,10 @@ class SealedWriter:
     on_event : callable, optional
         Told in a sentence what a user should know, such as leftovers that were removed.
     fingerprint : Mapping, optional
-        What is written, as JSON values: an attempt with an equal fingerprint writes the same
-        bytes. None: the writer cannot be resumed.
+        Description of the contents as JSON values: an attempt with an equal fingerprint writes the
+        same bytes. None: the writer cannot be resumed.
     decided : Mapping, optional
-        What was decided besides; one that goes on has those of the first, in `journal.decided`.
+        Further choices; an attempt that goes on has those of the first, in `journal.decided`.
     resume : bool
         Go on with what an interrupted attempt left, if there is anything.
 
@@ -292,7 +292,7 @@ class SealedWriter:
     def _array_directory(self, spec: AttributeSpec) -> Path:
         self.check_spec(spec)
         directory = self.temporary_path / spec.path
-        # What an earlier attempt finished may be in it.
+        # It may hold parts that an earlier attempt finished.
         may_exist = self.is_resumed and spec.path not in self._taken
         try:
             directory.mkdir(parents=True, exist_ok=may_exist)
@@ -460,7 +460,7 @@ class SealedWriter:
         )
 
     def describe_kept(self) -> str:
-        """Return what to do about an attempt that stopped and can go on."""
+        """Return advice on an attempt that stopped and can go on."""
         directory = self.temporary_path
         return (
             f"What was finished ({format_size(directory_bytes(directory))}) is kept in "

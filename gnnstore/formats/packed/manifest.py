@@ -322,6 +322,6 @@ def rows_array(spec: AttributeSpec) -> str:
 
 
 def name_of_batch(number: int, batches_per_epoch: int) -> str:
-    """Return what a batch is called, by its number in all epochs together."""
+    """Return the name of a batch, by its number in all epochs together."""
     epoch, batch = divmod(number, max(1, batches_per_epoch))
     return f"batch {batch} of epoch {epoch}"

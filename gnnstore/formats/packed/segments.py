@@ -51,7 +51,7 @@ class SegmentLayout:
 
     @property
     def end(self) -> int:
-        """Behind the last row."""
+        """Offset of the byte behind the last row."""
         return self.offset(self.num_rows)
 
 

@@ -44,23 +44,24 @@ class PackedWriter(SealedWriter):
     path : Path
         The plan's directory; its parent must exist.
     asked : Mapping
-        What is packed and how, as JSON values: an attempt may be continued by an equal one.
+        Description of the plan as JSON values: an attempt may be continued by one with an equal
+        description.
     decided : Mapping
-        What was decided besides, such as the sizes of superbatches. A continued attempt has
-        those of the first.
+        Further choices, such as the sizes of superbatches. A continued attempt has those of the
+        first.
     on_event : callable
         Told in a sentence what a user should know.
 
     Attributes
     ----------
     decided : Fields
-        What counts: that which was given, or that of the attempt that is continued.
+        The choices in force: those given, or those of the attempt that is continued.
     index : list of list of int
         Of each batch that is done; see `PackedReader`.
     segments : list of list of int
         Of each segment that is done; see `PackedReader`.
     num_superbatches : int
-        That are done.
+        Superbatches that are done.
     largest_batch_bytes : int
         Of those that are done.
 
@@ -240,7 +241,7 @@ class PackedWriter(SealedWriter):
         )
 
     def describe_kept(self) -> str:
-        """Return what to do about an attempt that stopped and can go on."""
+        """Return advice on an attempt that stopped and can go on."""
         directory = self.temporary_path
         return (
             f"The {self.num_superbatches} superbatches that are finished "

@@ -98,7 +98,7 @@ def _check_scales(reader: Reader, node: NodeTypeSpec) -> Iterator[Problem]:
 
 
 def _check_text(reader: Reader, text: TextSpec) -> Iterator[Problem]:
-    """Offsets ascend from the first byte to the last, and every text is UTF-8."""
+    """Check that offsets ascend from the first byte to the last, and every text is UTF-8."""
     where = str(reader.path / text.offsets.path)
     num_bytes = text.bytes.num_rows
     letters = reader.paged(text.bytes)

@@ -26,7 +26,7 @@ from gnnstore.formats.container.leftovers import locked, remove
 from gnnstore.formats.container.manifest import Kind
 from gnnstore.formats.container.regular_files import check_directories
 
-# What a process was killed while writing the metadata of a directory for units.
+# How names of metadata begin that a killed process left unfinished in a directory for units.
 _UNFINISHED = f".{METADATA_FILE}."
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
@@ -153,7 +153,7 @@ def drop_empty_units_directory(kind: Kind, store: Path) -> None:
 
 @contextmanager
 def units_directory(kind: Kind, store: Path, *, is_needed: bool) -> Iterator[None]:
-    """Have a directory for the units of a store, as long as there are any."""
+    """Make the directory for the units of a store, and keep it as long as there are any."""
     if is_needed:
         make_units_directory(kind, store)
     try:

@@ -56,7 +56,7 @@ INITIAL: dict[str, tuple[str | None, float]] = {
     "zeros": (None, 0.0),
 }
 
-# What optimizers keep of each row: so many floats, and so many for each column.
+# State that optimizers keep of each row: so many floats, and so many for each column.
 STATE_FLOATS = {
     "rowwise_adagrad": (1, 0),
     "adagrad": (0, 1),

@@ -65,7 +65,7 @@ class NeighborCache:
 
 
 def _bytes_beside(csc: Csc, rows: IndexRows) -> int:
-    """Return what a thread takes that reads beside others, of the cache's memory."""
+    """Return the bytes that a thread reading beside others takes of the cache's memory."""
     return rows.staging_bytes + _PIECES * SCAN_IDS * csc.indices.itemsize
 
 
@@ -83,7 +83,7 @@ def _open(csc: Csc, num_bytes: int, uuid: str, rows: IndexRows) -> CachedNeighbo
 
 
 class _StoppedError(GnnstoreError):
-    """Nobody wants the cache any more."""
+    """An error that ends the filling of a cache that nobody wants any more."""
 
 
 def _fill(

@@ -112,7 +112,7 @@ class DegreeNorm:
 
 @contextmanager
 def not_normalizing(conv: Any, norm: DegreeNorm | None) -> Iterator[None]:
-    """Have a convolution use the weights that it is given as they are."""
+    """Make a convolution use the weights that it is given as they are."""
     if norm is None:
         yield
         return

@@ -27,7 +27,7 @@ from gnnstore.errors import UsageError, as_plain
 # Attributes of PyTorch Geometric's convolutions: whether they cache the graph, and what they have.
 _CACHES = ("cached", "_cached_edge_index", "_cached_adj_t", "_cached_x", "_cached_h")
 
-# What every module has; whether it trains is put back.
+# Attributes that every module has; whether it trains is put back.
 _OF_MODULES = frozenset((*vars(torch.nn.Module()), *_CACHES))
 
 _HOW = (
@@ -240,7 +240,7 @@ def _settings(part: Any) -> dict[str, Any]:
 
 
 def _told(value: Any) -> Any:
-    """Return what a value is, as one that JSON knows: whole where it is plain, else by its name."""
+    """Return a value as JSON knows it: itself where it is plain, else its name."""
     value = as_plain(value) if isinstance(value, np.generic) else value
     if value is None or isinstance(value, (bool, int, str)):
         return value

@@ -1,1 +1,1 @@
-"""From a sample and its rows to the object that training sees."""
+"""The assembly of a sample and its rows into the object that training sees."""

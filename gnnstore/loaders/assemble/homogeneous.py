@@ -1,7 +1,7 @@
-"""From a sampled subgraph to the `Data` object that PyG's own loader would yield.
+"""The assembly of a sampled subgraph into the `Data` object that PyG's own loader would yield.
 
-What stands in a batch, under which name, in which order and element type, is decided here, and by
-the labels of its seeds, and nowhere else.
+Only this module and the labels of a batch's seeds decide on its contents: names, order and
+element types.
 """
 
 from __future__ import annotations

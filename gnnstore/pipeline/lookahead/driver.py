@@ -45,7 +45,7 @@ _RELEASED_BYTES = 32 << 20
 
 
 def request_of(seeds: Seeds, key: BatchKey) -> BatchRequest:
-    """Return what to sample for the seeds of a batch."""
+    """Return the sampling request for the seeds of a batch."""
     return BatchRequest(seeds.start_nodes()[None], key.epoch, key.batch, seeds.excluded())
 
 
@@ -75,8 +75,8 @@ def sample_in_order(
     request : callable
         Returns what to sample for the k-th item; in the thread that samples it.
     then : callable
-        What to do with the k-th subgraph, and the seconds that sampling it has taken; in that
-        thread too.
+        Takes the k-th subgraph, and the seconds that sampling it has taken; called in that thread
+        too.
     lookahead : callable
         Number of batches that may be sampled ahead, if they are sampled one by one.
     bulk_bytes : int or None
@@ -97,7 +97,7 @@ def sample_in_order(
     Yields
     ------
     object
-        What `then` has returned, in the order of the requests.
+        Results of `then`, in the order of the requests.
     """
     recorder = recorder or Recorder()
     if isinstance(sampler, DiskNeighborSampler) and not one_by_one:
@@ -160,7 +160,7 @@ class Coming(NamedTuple):
     run: EpochRun
 
     def describe(self) -> str:
-        """Return what it is, to be noted on errors."""
+        """Return a description of the batch, to be noted on errors."""
         return self.run.describe(self.number)
 
 

@@ -56,7 +56,7 @@ class NextEpoch:
 
     @property
     def coming(self) -> Iterator[Coming]:
-        """Its batches, to be sampled."""
+        """Batches of the iteration, to be sampled."""
         return _coming(self.items, self.sampling)
 
 
@@ -173,7 +173,7 @@ class LookaheadEpochs:
     def _begin(
         self, key: Hashable, sampling: SamplingJob
     ) -> tuple[LookaheadProducer, Carried | None, list[NextSuperbatch]]:
-        """Return what makes an iteration's superbatches, what is made, and what is being made."""
+        """Return an iteration's producer, its superbatch made before, and those being made."""
         session, self._idle = self._idle, None
         coming, self._next = self._next, None
         carried, self._carried = self._carried, None

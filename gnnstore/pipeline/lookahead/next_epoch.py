@@ -171,7 +171,7 @@ class _Making:
             else:
                 self.made = sampled
         except Exception as error:
-            # What stands in the way will be met again when it is made for whoever asks for it.
+            # A lasting cause shows again when an iteration that wants the superbatch makes it.
             _log.debug("the next superbatch cannot be made yet: %s", error)
         if self.is_abandoned:
             self.producer.close()

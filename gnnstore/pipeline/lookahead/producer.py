@@ -381,7 +381,7 @@ class LookaheadProducer:
     def take_over(self, session: CacheSession | None = None) -> None:
         """Go on with another session, by default one that takes the cache from whoever has it.
 
-        What was planned before goes on without the cache, reading every row.
+        Batches that were planned before go on without the cache, reading every row.
         """
         self.session = self.job.begin_session() if session is None else session
         self._end = 0
@@ -422,6 +422,6 @@ def _released() -> Iterator[None]:
 
 
 def _disk_bytes(part: PlannedPart) -> int:
-    """Return what a plan and the rows that were packed for it take on disk."""
+    """Return the bytes of a plan and the rows packed for it on disk."""
     planned = 0 if part.plan is None else part.plan.num_disk_bytes
     return planned + (0 if part.packed is None else part.packed.bytes_packed)

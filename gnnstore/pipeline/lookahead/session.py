@@ -135,7 +135,7 @@ def warms_up(policy: CachePolicy, size: SuperbatchSize, num_nodes: int, *, packs
 
 
 def slot_layout(nodes: npt.NDArray[np.int64], num_slots: int) -> npt.NDArray[np.int64]:
-    """Return what each slot holds, where nodes have the first ones."""
+    """Return the row in each slot, where these nodes have the first ones."""
     slots = np.full(num_slots, -1, np.int64)
     slots[: len(nodes)] = nodes
     return slots

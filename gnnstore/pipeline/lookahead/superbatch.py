@@ -60,7 +60,7 @@ class PlannedPart:
     pinned: PinnedRows | None = None
 
     def step(self, i: int, ids: npt.NDArray[Any]) -> PlanStep:
-        """Return what the plan says of batch i of the superbatch."""
+        """Return the step of the plan for batch i of the superbatch."""
         k, plan = i - self.begin, self.plan
         if plan is None:
             raise KeyError(f"batch {i} was taken before")
@@ -170,7 +170,7 @@ class Portion:
 
     @property
     def share(self) -> float:
-        """Its share of the superbatch."""
+        """Share of the superbatch's batches."""
         return (self.end - self.begin) / max(1, len(self.superbatch))
 
 

@@ -48,7 +48,7 @@ class ExternalSampler:
         return f"{type(self.sampler).__name__}{inner}"
 
     def start(self, *, epoch_done: bool = False) -> dict[str, Any]:
-        """Return what is needed to go on from the sampler's present state.
+        """Return the state needed to go on from the sampler's present position.
 
         Parameters
         ----------

@@ -24,7 +24,7 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class Assigned(ABC):
-    """Which seeds each state of an epoch trains.
+    """The seeds that each state of an epoch trains.
 
     Attributes
     ----------

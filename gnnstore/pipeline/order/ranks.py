@@ -1,4 +1,4 @@
-"""Which batches of an epoch each of several processes takes that train one model together.
+"""The share of an epoch's batches of each of several processes that train one model together.
 
 They share the batches of the run of a single process: the batch of number k goes to rank k mod W.
 A batch is keyed by its number, so it is the same one whoever takes it, and a position in the epoch

@@ -135,7 +135,7 @@ class LoaderState:
 def sampling_fingerprint(
     store: GraphStore, config: SamplingConfig, seeds: SeedSource
 ) -> dict[str, Any]:
-    """Return what sampled batches depend on besides their seed and their order."""
+    """Return the values that sampled batches depend on besides their seed and their order."""
     return {
         "store": store.reader.uuid,
         "num_neighbors": list(config.fanouts),

@@ -33,7 +33,7 @@ class Partitioned(Protocol):
 
     @property
     def buffer(self) -> StateBuffer:
-        """Their memory."""
+        """The buffer that holds partitions in memory."""
 
     @property
     def seeds(self) -> SeedsByState:

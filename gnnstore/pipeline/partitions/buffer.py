@@ -84,7 +84,7 @@ class ResidentState:
     buckets : Buckets or None
         The edges that it trains, where these alone were read.
     prepared : object
-        What `prepare` made for it.
+        The result of `prepare` for it.
     """
 
     def __init__(

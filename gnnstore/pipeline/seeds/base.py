@@ -95,7 +95,7 @@ class Seeds(Protocol):
 
 
 class SeedSource(Protocol):
-    """All that batches of a loader can start from, by position."""
+    """The seeds that batches of a loader can start from, by position."""
 
     @property
     def labels(self) -> type[SeedLabels]:
@@ -118,7 +118,7 @@ class SeedSource(Protocol):
         Parameters
         ----------
         key : BatchKey
-            Of the batch. What is drawn, such as negatives, is drawn by it.
+            Of the batch. It keys random draws, such as those of negatives.
 
         Raises
         ------
@@ -127,4 +127,4 @@ class SeedSource(Protocol):
         """
 
     def fingerprint(self) -> Mapping[str, Any]:
-        """Return what the seeds depend on, as plain values by name; `NUM_POSITIONS` is one."""
+        """Return the values that the seeds depend on, plain and by name; `NUM_POSITIONS` is one."""

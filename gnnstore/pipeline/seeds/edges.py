@@ -1,4 +1,4 @@
-"""Which edges batches start from: resolved and checked before any work.
+"""The seed edges that batches start from: resolved and checked before any work.
 
 As for nodes, whatever a user gives as `edge_label_index` is checked when the loader is made.
 """

@@ -123,7 +123,8 @@ class LinkLabels(SeedLabels):
 
 _BINARY = ("input_id", "edge_label_index", "edge_label")
 _TRIPLET = ("input_id", "src_index", "dst_pos_index", "dst_neg_index")
-# What PyG deletes from a batch of triplets, and sets to None on others where it has no value.
+# Attributes that PyG deletes from a batch of triplets, and sets to None on others where they have
+# no value.
 _HIDDEN = {
     True: ("edge_label_index", "edge_label_time", "seed_time"),
     False: ("edge_label", "edge_label_time"),
@@ -172,7 +173,7 @@ class Links:
     edges : ndarray of int32 or int64 [2, L] or None
         Sources and targets; None: all edges of the graph, in the order of the store's columns.
     ids : ndarray of int64 [L] or None
-        What `input_id` of a batch shows, by position, or of all edges by id; None: these.
+        Values of `input_id` in batches, by position, or of all edges by id; None: these.
     edge_label : Tensor [L, ...] or None
         By position, or of all edges by id; shifted so that 0 is the label of negatives if these
         are drawn in pairs.

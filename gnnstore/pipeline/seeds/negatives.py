@@ -72,7 +72,7 @@ class Negatives:
         return sum(0 if w is None else w.nbytes for w in (self.src_weights, self.dst_weights))
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what the draws depend on besides the key, as plain values by name."""
+        """Return the values that draws depend on besides the key, plain and by name."""
         return {
             "neg_sampling": self.mode,
             "amount": self.amount,

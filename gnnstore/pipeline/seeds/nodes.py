@@ -1,4 +1,4 @@
-"""Which nodes batches start from: resolved and checked before any work.
+"""The seed nodes that batches start from: resolved and checked before any work.
 
 A wrong seed found in the middle of the night's third epoch costs the night; so whatever a
 user gives as `input_nodes` is turned into node ids, and every id checked, when the loader
@@ -102,7 +102,7 @@ class InputNodes:
     nodes : ndarray of int64 [num_seeds] or None
         Node ids; None: every node, position and id being the same.
     ids : ndarray of int64 [num_seeds] or None
-        What `input_id` of a batch shows; None: the positions.
+        Values of `input_id` in batches; None: the positions.
     name : str or None
         The split, or "all" nodes.
     """
@@ -171,7 +171,7 @@ def resolve_input_nodes(store: GraphStore, input_nodes: Any, input_id: Any = Non
         None: all nodes. A string: a split of the store. Booleans [N]: a mask. Integers:
         node ids, in this order, duplicates kept. A pair: PyG's (node type, nodes).
     input_id : tensor or array of int64 [num_seeds], optional
-        What `input_id` of a batch shows. By default node ids for a mask, positions else.
+        Values of `input_id` in batches. By default node ids for a mask, positions else.
 
     Raises
     ------
@@ -197,7 +197,7 @@ def resolve_input_nodes(store: GraphStore, input_nodes: Any, input_id: Any = Non
 
 
 def resolve_input_ids(input_id: Any, num_seeds: int, what: str) -> Int64Array:
-    """Return what `input_id` of batches is to show, for each seed: int64 [num_seeds], a copy."""
+    """Return the `input_id` that batches show for each seed: int64 [num_seeds], a copy."""
     given = to_numpy(input_id)
     if given.size and (given.dtype.kind not in "iu" or given.max() > np.iinfo(np.int64).max):
         raise InputError(f"input_id has values of {given.dtype}; give whole numbers of 64 bits")

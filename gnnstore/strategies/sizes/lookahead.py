@@ -57,7 +57,7 @@ _MANY, _WORTH_WAITING = 8, 4
 # It takes so many times as long to pack rows and to read them by turns as side by side: on F an
 # epoch of one superbatch takes 48 s, and 35 in two halves, although that is one more pass.
 _BY_TURNS = 1.5
-# What a plan says of each node of a batch: a slot, and one that it enters.
+# Bytes of a plan for each node of a batch: its slot, and the change that brings it into one.
 _STEP_BYTES = 4 + 8
 _POSITION_BYTES = 4
 # Where in-neighbours are on disk, batches that are sampled together read each hop of theirs in
@@ -76,8 +76,9 @@ _PINNED_SHARE, _MORE_PINNED_SHARES = 1 / 4, (1 / 2, 3 / 4)
 # Batches that are sampled for no other reason than to find what to pin: 0.4 s for 136,000 nodes
 # each.
 _PIN_BATCHES = 32
-# What pinning must leave to be planned at most, and of the rows that are cached at least: which
-# are pinned is told by a bit for each node of the graph, and some.
+# With pinned rows, the largest share of a batch's rows that may be left to plan, and the least
+# share of slots that must remain: the index of pinned rows takes a bit for each node of the graph,
+# and some.
 _MOST_PLANNED, _LEAST_CACHED = 0.9, 0.97
 # One after the other, a superbatch is sampled, planned and packed.
 _SAMPLING = "sampling"
@@ -261,8 +262,8 @@ class _Division:
         of, packs, held = self.of, self.packs, self._held(raise_by)
         sampling = self._sampling(held)
         sizer = self._sizer(held.add(*sampling))
-        # Of the rows of a batch few are missed, and few enter the cache. What that leaves of the
-        # memory for the worst case caches more, so it is told before the sizes are compared.
+        # Of the rows of a batch few are missed, and few enter the cache. Memory that was set aside
+        # for the worst case caches more then, so it is told before the sizes are compared.
         size = sizer.choose()
         costs, cost = sizer.costs, None
         weighs = packs or (size.num_slots > 0 and size.plans_in_memory)
@@ -438,13 +439,13 @@ class _Division:
         return placement.because(f"{threads}no batch that waits, for memory= has no room for more")
 
     def _expected(self, largest: int) -> int:
-        """Return what a batch may have of something of which the largest seen has so much."""
+        """Return the size to expect of a batch, given that of the largest one seen."""
         if self.depth == "minimal":
             return expected_bytes(largest, self.seen.margin)
         return expected_bytes(largest)
 
     def _sizer(self, memory: Ledger) -> SuperbatchSizer:
-        """Return what sizes superbatches, whose batches may miss all of their rows."""
+        """Return a sizer of superbatches whose batches may miss all of their rows."""
         of, seen, is_minimal = self.of, self.seen, self.depth == "minimal"
         batch_nodes = self._expected(seen.largest_nodes)
         id_bytes = id_dtype(of.num_rows - 1).itemsize
@@ -462,7 +463,7 @@ class _Division:
             policy=POLICIES[of.strategy.policy],
             epoch_batches=of.epoch_batches,
         )
-        # What is packed before training is packed an epoch at a time.
+        # Plans that are packed before training are packed an epoch at a time.
         several = self.packs and of.packed_bytes is None and not is_minimal
         return SuperbatchSizer(
             costs,

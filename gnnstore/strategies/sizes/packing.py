@@ -19,7 +19,7 @@ from gnnstore.errors import BudgetError
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.strategies.sizes.superbatch import SuperbatchCosts, SuperbatchSizer
 
-# What packed rows may take of the cache: beyond, it misses too much for any length.
+# Shares of the cache that packed rows may take: beyond, it misses too much for any length.
 _MOST_OF_ROWS, _SOME_OF_ROWS = 3 / 4, 1 / 4
 # The fewer rows a cache has the more it misses: for so many more there is room in a superbatch that
 # is to be kept whole.

@@ -189,11 +189,11 @@ def place(
     seeds_bytes : int
         Other memory of the loader: its seed nodes and their order.
     cached_bytes : int
-        What caches of other loaders on the same store hold: memory that a loader with such a cache
+        Bytes in caches of other loaders on the same store: memory that a loader with such a cache
         shares, and one of another strategy does not have.
     taken_bytes : int
-        What those of them take that such a loader has no part in: it is theirs of a budget that
-        the user has set, which is one for all loaders on a store.
+        Bytes of those caches that such a loader has no part in: their part of a budget that the
+        user has set, which is one for all loaders on a store.
     more_bytes : int
         Memory that the budget is assumed to have besides.
     is_frugal : bool
@@ -259,7 +259,7 @@ def place(
     )
 
     def left_bytes() -> int:
-        """Return what may be held although it need not be."""
+        """Return the bytes left for parts that need not be in memory."""
         return 0 if is_frugal else memory.left() - staging
 
     modes = dict.fromkeys((table.path for table in sizes.tables), mode)
@@ -291,7 +291,7 @@ def place(
 
 
 def _held(sizes: StoreSizes, mode: Mode, topology: Topology) -> list[Reservation]:
-    """Return what must be in memory of a store."""
+    """Return the parts of a store that must be in memory."""
     parts = {"memory": sizes.topology_bytes, "mmap": 0, "disk": sizes.indptr_bytes}
     return [
         Reservation("attributes", sizes.rows_bytes if mode == "memory" else 0),

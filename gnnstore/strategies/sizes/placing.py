@@ -42,10 +42,10 @@ def first_that_fits(
     divide: Callable[[Placer], T],
     **reasons: Any,
 ) -> T:
-    """Return what comes of the first placement of a store's parts that leaves enough to the rest.
+    """Return the result of the first placement of a store's parts that leaves enough to the rest.
 
-    What may be in memory or elsewhere is held there only as long as the rest fits: so more memory
-    never gives less.
+    Parts that may also be elsewhere are held in memory only as long as the rest fits, so that more
+    memory never gives less.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def _placers(
     placed = partial(
         place,
         StoreSizes.of(loader.store.schema),
-        # What is free is looked at once.
+        # Free memory is looked at once.
         MemoryBudget.of(options.memory, shared.resident_bytes - shared.cached_bytes),
         strategy=strategy.by_mode if isinstance(strategy, Auto) else strategy,
         seeds_bytes=loader.seeds_bytes,

@@ -45,7 +45,7 @@ _SPILLED_NODE_BYTES = 4 + 8
 # Epochs that a superbatch may have, where their batches are known. Each time that is doubled the
 # tables are read half as often; but rows are packed that training may stop before.
 _EPOCHS = (2, 4)
-# What must be left of the cost for twice as many.
+# A superbatch of more epochs is chosen if it costs less than this share of the best one so far.
 _WORTH_LENGTHENING = 0.9
 _ORDER_BYTES = 8  # of a seed, in the order of an epoch
 
@@ -328,7 +328,7 @@ class SuperbatchSizer:
         return [n for k in _EPOCHS if 1 < (n := k * self.num_batches) <= MAX_PLANNED]
 
     def size_of(self, num_batches: int) -> SuperbatchSize:
-        """Return what a superbatch of so many batches leaves for a cache.
+        """Return a superbatch of so many batches, with the cache that it leaves memory for.
 
         Raises
         ------
@@ -350,7 +350,7 @@ class SuperbatchSizer:
             saves = spilled.peak(with_rows) < ledger.peak(with_rows)
             on_disk = Ledger(self.disk_bytes, tuple(costs.spilled_on_disk))
             if saves and on_disk.left(costs.on_disk(num_batches)) >= 0:
-                # What other phases leave free makes for fewer passes.
+                # Memory that other phases leave free makes for fewer passes.
                 roomier = ((t, memory.add(*costs.spilled(t), *kept)) for t in tables[:-1])
                 found = (each for each in roomier if each[1].left(with_rows) >= 0)
                 table, ledger = next(found, (tables[-1], spilled))

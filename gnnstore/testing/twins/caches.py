@@ -47,7 +47,7 @@ def belady_plan(
     A row can be kept from the batch that brings it (-1: it is in the cache already) to the
     batch that needs it next, if a slot is free for all of that time. Batches choose from the
     last to the first, each the nearest next uses first, and among equals by the last position
-    of the row in the batch (its slot, before the first batch). What is left goes to rows that
+    of the row in the batch (its slot, before the first batch). The remaining room goes to rows that
     are not needed again, which stay to the end: those needed by the most batches first, then
     those used last, then by position.
 

@@ -39,7 +39,7 @@ def philox4x64_10(counter: tuple[ArrayLike, ...], key: tuple[int, int]) -> NDArr
     Returns
     -------
     ndarray of uint64, shape [..., 4]
-        What ``numpy.random.Philox(counter=c - 1, key=key).random_raw(4)`` returns for each
+        Equal to ``numpy.random.Philox(counter=c - 1, key=key).random_raw(4)`` for each
         counter c: NumPy increments its counter before the first block.
     """
     words = np.broadcast_arrays(*(np.asarray(word, dtype=np.uint64) for word in counter))

@@ -162,7 +162,7 @@ class Run:
     def map_batches(self) -> Iterator[int]:
         """Sample with gnnstore, gather with NumPy from a mapping, many threads at a time.
 
-        What many write today. With 2 threads it is several times slower, and without
+        A common way to write this by hand. With 2 threads it is several times slower, and without
         MADV_RANDOM, which `random` stands for, no batch comes to an end in minutes.
         """
         sampler = NeighborSampler(self.csc, self.config, self.store.schema.index_dtype)

@@ -26,7 +26,7 @@ from gnnstore.tools.bench.task import BATCH_MARK, Outcome, Task
 from gnnstore.tools.bench.ways import ways
 from gnnstore.tools.ui.exits import INTERRUPTED
 
-# What is recorded counts as memory of the process: 7 MB, enough for 2000 batches.
+# Recorded events count as memory of the process: 7 MB, enough for 2000 batches.
 _MAX_EVENTS = 2**14
 
 # Batches as numbers of nodes; and the loader, if there is one.

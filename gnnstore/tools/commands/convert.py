@@ -63,7 +63,7 @@ negative_options = together(
     ),
 )
 
-# Those of the fields of `ConvertOptions` that are about the output, and how progress is shown.
+# Fields of `ConvertOptions` that are about the output, and how progress is shown.
 output_options = together(
     click.option(
         "--page-bytes",

@@ -16,8 +16,8 @@ from gnnstore.units import format_size
 
 _HELP = """Remove a packed plan or a partitioning of STORE, and nothing else.
 
-'gnnstore inspect STORE' lists both. What was written with --output is a directory of its own:
-remove it like any other.
+'gnnstore inspect STORE' lists both. A plan or partitioning written with --output is a directory of
+its own: remove it like any other.
 
 \b
 Examples:

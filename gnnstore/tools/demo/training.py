@@ -44,7 +44,7 @@ class GraphSage(torch.nn.Module):
 
 
 class Mlp(torch.nn.Module):
-    """The same size without the graph: a node's class from its own features alone."""
+    """A perceptron of the same size: a node's class from its own features alone."""
 
     def __init__(self, num_features: int, num_classes: int) -> None:
         super().__init__()

@@ -34,8 +34,8 @@ class OrderSaving:
     table_bytes : int
         Its pages.
     read_bytes, ordered_bytes : int
-        What a pass reads now, gaps included that cost less than a read of their own; and if the
-        rows that are needed lay in front of the others.
+        Bytes that a pass reads now, gaps included that cost less than a read of their own; and
+        those that it would read if the needed rows lay in front of the others.
     needed_share : float
         Rows that are needed, among all.
     """

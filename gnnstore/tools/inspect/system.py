@@ -43,7 +43,7 @@ _PROBED_BYTES = 4096
 
 
 def describe_system() -> dict[str, Any]:
-    """Return what a bug report needs, as JSON values."""
+    """Return the facts for a bug report, as JSON values."""
     return {
         "gnnstore": {
             "version": gnnstore.__version__,

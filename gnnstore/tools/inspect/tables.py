@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def describe_table(path: Path) -> dict[str, Any]:
-    """Return what a table is and its commits, the newest last, as JSON values."""
+    """Return the facts of a table and its commits, the newest last, as JSON values."""
     manifest = TableManifest.read(path)
     return {
         "path": str(path),

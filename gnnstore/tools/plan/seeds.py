@@ -24,7 +24,7 @@ _ALL = "all"
 def choose_seeds(
     store: GraphStore, config: SamplingConfig, asked: SeedOptions, **more: Any
 ) -> tuple[dict[str, str | None], InputNodes | Links]:
-    """Return what batches start from by name, as "input_nodes" or as "links", and itself.
+    """Return the seeds of batches: by name, as "input_nodes" or as "links", and themselves.
 
     Parameters
     ----------

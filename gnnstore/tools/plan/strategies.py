@@ -58,7 +58,7 @@ class Asked:
     draws_curve: bool
 
     def request(self, memory_bytes: int | None) -> LoaderSpec:
-        """Return what a loader with `strategy="auto"` would ask of the store."""
+        """Return the specification of a loader with `strategy="auto"`."""
         planned = PlannedSettings(disk_bytes=self.disk_bytes)
         return LoaderSpec(
             self.store,

@@ -227,7 +227,7 @@ def refuse_given(is_refused: Callable[[str], bool], problem: str) -> None:
             raise UsageError(f"{param.opts[-1]}: {problem}")
 
 
-# What a link loader starts from; each option is a parameter of `LinkNeighborLoader`.
+# Seeds of a link loader; each option is a parameter of `LinkNeighborLoader`.
 _link_options = together(
     click.option(
         "--links",
@@ -270,7 +270,7 @@ _link_options = together(
     ),
 )
 
-# Options of the commands that sample batches as a loader does. What batches start from is passed as
+# Options of the commands that sample batches as a loader does. The seeds of batches are passed as
 # `seeds_asked`.
 batch_options = together(
     click.option(

@@ -94,10 +94,11 @@ class Session:
 
 
 def open_streams() -> None:
-    """Have streams that anything can be printed on.
+    """Make the standard streams safe to print anything on.
 
-    Those that whoever started this has closed lead nowhere: else files that are opened would take
-    their numbers, and get what is printed. What an encoding lacks, of a path, is escaped.
+    Streams that the parent process has closed are opened on the null device: otherwise opened files
+    would take their descriptors, and receive the output. Characters of a path that the encoding
+    lacks are escaped.
     """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:

@@ -46,8 +46,8 @@ class Boundary:
     @property
     def first_loop(self) -> int:
         """The first node whose self-loop would stand at or behind the boundary."""
-        # What stands at the boundary is not the first of its ends, in general; a self-loop
-        # that was not there would stand before it.
+        # In general, the record at the boundary is not the first with its ends; a self-loop to be
+        # added would stand before it.
         behind = self.is_record and self.source >= self.target
         return self.target + 1 if behind else self.target
 
@@ -167,7 +167,7 @@ def _at_record(
 
 def _lower_bound(run: EdgeRun, ends: tuple[int, int], low: int, high: int, guess: int = 0) -> int:
     """Return the first of the records [low, high) at or behind (target, source), or `high`."""
-    # What is sought mostly lies close behind `low`: look there before halving the run.
+    # The record mostly lies close behind `low`: look there before halving the run.
     while guess and low + guess < high:
         if run.ends(low + guess) >= ends:
             high = low + guess

@@ -208,7 +208,7 @@ def record_bytes_for(max_id: int) -> int:
 
 
 def spill_bytes_per_edge(rules: EdgeRules, record_bytes: int, attribute_bytes: int) -> int:
-    """Return what an edge of the input takes on disk, index left out."""
+    """Return the bytes of an edge of the input on disk, without the index."""
     return rules.copies * (record_bytes + attribute_bytes)
 
 
