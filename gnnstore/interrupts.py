@@ -35,7 +35,7 @@ else:
 
 
 class CancelledError(GnnstoreError):
-    """Work was cancelled because its result is no longer wanted; files it wrote are removed."""
+    """An error of work cancelled because nobody wants its result; files it wrote are removed."""
 
 
 class Condition(_RLock):

@@ -1,4 +1,4 @@
-"""Do the next pieces of work while the last one is being used.
+"""Does the next pieces of work while the last one is being used.
 
 Reading, decompressing, parsing and writing all release the interpreter's lock for most of
 their time, so that a thread per piece is all it takes to overlap them. Threads live no

@@ -1,4 +1,4 @@
-"""Write an embedding table as an ordinary node attribute, which every loader and tool reads."""
+"""Writes an embedding table as an ordinary node attribute, which every loader and tool reads."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
 
     @property
     def schema(self) -> Schema:
-        """Everything the store holds, as plain data."""
+        """Description of the store's contents, as plain data."""
         return self.reader.schema
 
     @property

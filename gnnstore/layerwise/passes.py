@@ -1,4 +1,4 @@
-"""One layer over all nodes, block by block, in order.
+"""The computation of a layer over all nodes, block by block, in order.
 
 While the layer runs on a block, the next is made in one thread, and the rows that it gave for the
 block before are written in another: a copy to the page cache, checksums, and the wait for each

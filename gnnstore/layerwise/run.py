@@ -1,4 +1,4 @@
-"""All layers, one after the other: their tables, and where an interrupted run goes on."""
+"""Runs all layers one after the other: their tables, and where an interrupted run goes on."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def write_store(
 
 @dataclass(frozen=True)
 class StoredGraph:
-    """Everything in a store, read into memory.
+    """The contents of a store, read into memory.
 
     Attributes
     ----------

@@ -57,7 +57,7 @@ def _describe(part: ArraySource) -> str:
 
 
 class MappedRows(SequentialArray):
-    """Something of each row of another array: one of its columns, or the row in another shape.
+    """A function of each row of another array: one of its columns, or the row in another shape.
 
     Parameters
     ----------

@@ -1,1 +1,1 @@
-"""One module for each kind of input."""
+"""Converters of data sets: a module for each kind of input."""

@@ -1,4 +1,4 @@
-"""Write the partitions of a store: its nodes in a new order, its edges in buckets.
+"""Writes the partitions of a store: its nodes in a new order, its edges in buckets.
 
 Everything is read in order and written in order. In memory are the new id of each node, and as many
 edges or rows as are put in order at a time.

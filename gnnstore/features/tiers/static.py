@@ -107,7 +107,7 @@ def warm_up(
 def _warm_up(
     rows: RowSource, nodes: npt.NDArray[np.int64], table: npt.NDArray[np.uint8], piece_bytes: int
 ) -> Iterator[tuple[int, ReadCounts]]:
-    """Do so piece by piece; yield how many rows are there, and what the last of them took."""
+    """Read rows piece by piece; yield the number of rows so far, and the counts of each piece."""
     row_bytes = rows.row_bytes
     step = max(1, piece_bytes // max(1, row_bytes))
     for first in range(0, len(nodes), step):

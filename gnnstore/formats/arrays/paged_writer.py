@@ -1,4 +1,4 @@
-"""Write a paged array: rows in any chunking go in, shards whose bodies are raw pages come out."""
+"""Writes a paged array: rows in any chunking go in, shards whose bodies are raw pages come out."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _THREAD_NAME = "gnnstore-write"
 
 @dataclass(frozen=True)
 class Problem:
-    """Something in a file that is not as it should be.
+    """A defect of a file or a directory.
 
     Attributes
     ----------

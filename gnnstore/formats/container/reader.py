@@ -1,4 +1,4 @@
-"""Open a sealed directory: check its manifest, the sizes of its files, and its arrays' metadata."""
+"""Opens a sealed directory: checks its manifest, the sizes of files, and metadata of arrays."""
 
 from __future__ import annotations
 

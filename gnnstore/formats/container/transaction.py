@@ -1,4 +1,4 @@
-"""All or nothing: a directory that appears under its name complete, or not at all.
+"""Transactions of directories, which appear under their names complete, or not at all.
 
 The directory is built beside its final name, as `.NAME.tmp-XXXXXXXX`, and renamed into
 place after everything in it is durable. A lock on the temporary directory itself tells a

@@ -1,4 +1,4 @@
-"""Check a sealed directory against its own promises, and say which file and bytes break them.
+"""Checks a sealed directory against its manifest, and names the damaged files and bytes.
 
 Three levels, each including the one before: `header` (metadata, sizes, stray files),
 `checksums` (every byte of every file), `full` (what the numbers mean, which each kind knows).

@@ -1,4 +1,4 @@
-"""Write a sealed directory: arrays one by one or side by side, then one atomic commit."""
+"""Writes a sealed directory: arrays one by one or side by side, then one atomic commit."""
 
 from __future__ import annotations
 

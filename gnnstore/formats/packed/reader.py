@@ -1,4 +1,4 @@
-"""Open packed epochs: a sealed directory whose index says where each batch lies."""
+"""Opens packed epochs: a sealed directory whose index says where each batch lies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write packed epochs: superbatch by superbatch, each journalled, then one atomic commit.
+"""Writes packed epochs: superbatch by superbatch, each journalled, then one atomic commit.
 
 A plan has a bounded number of files: one of records, one of rows for each cached attribute, and
 the index that says where each batch lies in them. They grow by a superbatch at a time, and what

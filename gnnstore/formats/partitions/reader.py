@@ -1,4 +1,4 @@
-"""Open the partitions of a store: where the rows of each lie, and the edges between each two.
+"""Opens the partitions of a store: where the rows of each lie, and the edges between each two.
 
 Nodes have new ids: those of partition k are `rows(k)`, the rows that it has in `nodes`. Bucket
 (i, j) holds the edges with their source in partition i and their target in j; it is entry

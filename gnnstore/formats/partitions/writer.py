@@ -1,4 +1,4 @@
-"""Write partitions: arrays side by side, then one atomic commit."""
+"""Writes partitions: arrays side by side, then one atomic commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Open a store: a sealed directory whose arrays are those of a graph."""
+"""Opens a store: a sealed directory whose arrays are those of a graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write a store: the arrays of a graph, then one atomic commit."""
+"""Writes a store: the arrays of a graph, then one atomic commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compare the bytes of a table's commits with their checksums."""
+"""Compares the bytes of a table's commits with their checksums."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _HOW = (
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One pass over all nodes.
+    """A layer of a model: one pass over all nodes.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Measure the disk on a file of the store, between the runs of strategies.
+"""Measures the disk on a file of the store, between the runs of strategies.
 
 Nothing is written, and it takes a second: a shared disk changes from minute to minute, so the
 limits that strategies are compared with have to be of the same minute.
@@ -27,7 +27,7 @@ _SLICE_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class DeviceLimits:
-    """One measurement.
+    """Speed of a disk by one measurement.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Measure a disk for `gnnstore bench disk`, and print the result."""
+"""Measures a disk for `gnnstore bench disk`, and prints the result."""
 
 from __future__ import annotations
 

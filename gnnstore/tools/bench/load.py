@@ -1,4 +1,4 @@
-"""Time the strategies on a store for `gnnstore bench load`, and print and plot the times."""
+"""Times the strategies on a store for `gnnstore bench load`, and prints and plots the times."""
 
 from __future__ import annotations
 

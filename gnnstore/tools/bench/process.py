@@ -1,4 +1,4 @@
-"""Run Python in a process of its own, in a memory group if there is one, and read its answer.
+"""Runs Python in a process of its own, in a memory group if there is one, and reads its answer.
 
 A process of its own, because a memory limit is one of a process, and because nothing that one
 measurement has left in memory may help the next.

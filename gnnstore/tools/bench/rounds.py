@@ -29,7 +29,7 @@ NO_LIMIT = "without a limit: the page cache serves whoever reads through it"
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """One run of a way.
+    """Result of one run of a way of loading.
 
     Attributes
     ----------

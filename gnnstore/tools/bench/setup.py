@@ -1,4 +1,4 @@
-"""Load the topology and labels of a store, limit memory, and load batches under the limit.
+"""Loads the topology and labels of a store, limits memory, and loads batches under the limit.
 
 The process is in its memory group from the beginning. It loads the graph's topology and the
 narrow attributes, has the kernel drop the page cache of the store, and only then limits the

@@ -1,4 +1,4 @@
-"""Divide the time of an epoch among its stages, from the timeline that a loader recorded.
+"""Divides the time of an epoch among its stages, from the timeline that a loader recorded.
 
 Stages run side by side, in several threads. Their plain sums say how much work there was, and not
 what the epoch's time was spent on; so each moment is divided evenly among the stages that run

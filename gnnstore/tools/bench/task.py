@@ -1,4 +1,4 @@
-"""One strategy to be timed: the task that its process is given, and the outcome it answers."""
+"""Tasks of processes that time a strategy, and the outcomes that they answer."""
 
 from __future__ import annotations
 

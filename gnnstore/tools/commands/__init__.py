@@ -1,1 +1,1 @@
-"""One module for each command."""
+"""Commands of `gnnstore`: a module for each."""

@@ -1,4 +1,4 @@
-"""Run the stages of the demonstration, time each, and print the results."""
+"""Runs the stages of the demonstration, times each, and prints the results."""
 
 from __future__ import annotations
 

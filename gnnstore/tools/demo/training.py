@@ -1,4 +1,4 @@
-"""Train and test two models on a store: one that uses the graph, and one that does not.
+"""Trains and tests two models on a store: one that uses the graph, and one that does not.
 
 The GraphSAGE loop is the one that a user would write: a PyG model, a torch optimizer, and
 `gnnstore.NeighborLoader` in place of PyG's loader.

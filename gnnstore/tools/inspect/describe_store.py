@@ -1,4 +1,4 @@
-"""Describe a store for `gnnstore inspect`, as JSON values, from metadata alone.
+"""Describes a store for `gnnstore inspect`, as JSON values, from metadata alone.
 
 Nothing here reads an array, so a store of terabytes on a slow disk is described at once. The text
 for people (`render_store`) shows the same values as --json.

@@ -1,4 +1,4 @@
-"""Describe a packed plan for `gnnstore inspect` and `gnnstore pack`, and count its rows."""
+"""Describes a packed plan for `gnnstore inspect` and `gnnstore pack`, and counts its rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Describe the partitions of a store for `gnnstore inspect` and `gnnstore partition`."""
+"""Describes the partitions of a store for `gnnstore inspect` and `gnnstore partition`."""
 
 from __future__ import annotations
 

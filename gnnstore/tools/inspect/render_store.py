@@ -1,4 +1,4 @@
-"""Print the description of a store for people; see `describe_store` for its values."""
+"""Prints the description of a store for people; see `describe_store` for its values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read the arrays of a store once, in bounded memory: degrees, ranges of values, and labels.
+"""Reads the arrays of a store once, in bounded memory: degrees, ranges of values, and labels.
 
 Arrays are read in order, a few megabytes at a time, so that a store far larger than RAM takes one
 sequential pass and 5 bytes per node.

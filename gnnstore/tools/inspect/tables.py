@@ -1,4 +1,4 @@
-"""Describe a table of learned embeddings for `gnnstore inspect`."""
+"""Describes a table of learned embeddings for `gnnstore inspect`."""
 
 from __future__ import annotations
 

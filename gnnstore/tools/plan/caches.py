@@ -1,4 +1,4 @@
-"""Compare caches for `gnnstore plan`: simulate them on sampled batches, and count their reads."""
+"""Compares caches for `gnnstore plan`: simulates them on sampled batches and counts their reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pack a plan for `gnnstore pack`: estimate it, refuse what cannot fit, pack, and show it."""
+"""Packs a plan for `gnnstore pack`: estimates it, refuses what cannot fit, packs, and shows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find what batches start from, as the command line tells it."""
+"""Finds the seeds of batches that the command line asks for."""
 
 from __future__ import annotations
 

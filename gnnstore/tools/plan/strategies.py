@@ -1,4 +1,4 @@
-"""Predict the epoch of each strategy within budgets, for `gnnstore plan`."""
+"""Predicts the epoch of each strategy within budgets, for `gnnstore plan`."""
 
 from __future__ import annotations
 

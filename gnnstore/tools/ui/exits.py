@@ -1,4 +1,4 @@
-"""Turn a failure into one clear message and an exit status.
+"""Turns a failure into one clear message and an exit status.
 
 Scripts branch on the status and people read the message, so both are decided here and
 nowhere else. A traceback is shown for a defect of gnnstore, or when it is asked for.

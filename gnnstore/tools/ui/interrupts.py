@@ -1,4 +1,4 @@
-"""Keep Ctrl-C from being lost where Python cannot raise it.
+"""Keeps Ctrl-C from being lost where Python cannot raise it.
 
 Python raises `KeyboardInterrupt` wherever the program happens to be. Now and then that is a
 destructor or the callback of a weak reference, from which nothing can be raised: the interpreter

@@ -38,7 +38,7 @@ _COPY_BYTES = 2**20  # pieces in which positions are looked at and attribute row
 
 @dataclass(frozen=True)
 class EdgeRun:
-    """One run.
+    """A sorted run of edges in files.
 
     Attributes
     ----------
