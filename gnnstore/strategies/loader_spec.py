@@ -131,7 +131,7 @@ class LoaderSpec:
         )
 
     def shared_cache_bytes(self) -> int:
-        """Return the bytes in caches that "auto" may share, as its placement counts them."""
+        """Return the part of what a placement leaves that caches hold which "auto" may share."""
         shared = shared_tables(self.store)
         if self.options.memory in {None, "auto"}:
             return shared.cached_bytes

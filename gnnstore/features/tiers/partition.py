@@ -78,7 +78,7 @@ class PartitionFiles:
 
     @contextmanager
     def checking_beside(self) -> Iterator[None]:
-        """Verify checksums of what is read meanwhile in a thread; all are verified at the end.
+        """Verify checksums in a thread, of what is read meanwhile; all are verified at the end.
 
         Raises
         ------

@@ -26,7 +26,7 @@ from gnnstore.formats.container.leftovers import locked, remove
 from gnnstore.formats.container.manifest import Kind
 from gnnstore.formats.container.regular_files import check_directories
 
-# How names of metadata begin that a killed process left unfinished in a directory for units.
+# Prefix of metadata files that a killed process left unfinished in a directory for units.
 _UNFINISHED = f".{METADATA_FILE}."
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 

@@ -217,7 +217,7 @@ class _Pieces:
 
 
 class DiskQuota:
-    """Disk space for the packed rows of at most two superbatches at a time."""
+    """A limit of bytes on disk for the packed rows of at most two superbatches together."""
 
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
