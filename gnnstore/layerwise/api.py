@@ -17,11 +17,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gnnstore import _core
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget
 from gnnstore.disk.scratch import RunDirectory, default_parent
 from gnnstore.errors import (
+    CorruptStoreError,
     GnnstoreError,
+    NotFoundError,
     StorageError,
     StoreExistsError,
     UsageError,
@@ -31,6 +34,14 @@ from gnnstore.errors import (
 )
 from gnnstore.formats import NODE_TYPE, NodeTypeSpec, Schema, StoreWriter
 from gnnstore.formats.container.files import fsync_directory
+from gnnstore.formats.container.leftovers import (
+    COPY_FILE,
+    is_ours,
+    locked,
+    remove_leftovers,
+    rows_path,
+)
+from gnnstore.formats.store.schema import StoreManifest
 from gnnstore.graph.store import GraphStore
 from gnnstore.layerwise.models.layers import Layer, describe, evaluating, modules_of, read_layers
 from gnnstore.layerwise.plan import check_dtype
@@ -184,8 +195,8 @@ def _check_output(path: Path, store: Path) -> None:
     if path.suffix == ".npy":
         if path.is_dir():
             raise UsageError(f"{path} is a directory, and .npy is a file; choose another output")
-        places.append(_rows_of(path))
-        if os.path.lexists(places[1]) and not _is_result(places[1]):
+        places.append(rows_path(path))
+        if os.path.lexists(places[1]) and not _may_be_removed(places[1]):
             raise StoreExistsError(
                 f"{places[1]} exists, which is where rows lie before they become {path.name}; "
                 "choose another output, or move it",
@@ -195,13 +206,10 @@ def _check_output(path: Path, store: Path) -> None:
         raise UsageError(f"{store} is the store to be read; choose another place for the result")
 
 
-def _rows_of(path: Path) -> Path:
-    """Return the directory for the rows of a .npy file, before they are copied there."""
-    return path.with_name(f"{path.name}.rows")
-
-
-def _is_result(path: Path) -> bool:
-    """Whether a directory is a result of inference, as an interrupted run leaves it."""
+def _may_be_removed(path: Path) -> bool:
+    """Whether a directory is a result of inference, or the rest of one, and nothing else."""
+    if not StoreManifest.is_at(path):
+        return is_ours(path)
     try:
         return open_embeddings(path).provenance.get("kind") == "inference"
     except (GnnstoreError, OSError):
@@ -244,43 +252,69 @@ def _to_npy(
 ) -> npt.NDArray[Any]:
     if run.plans[-1].dtype == "bfloat16":
         raise UsageError(f"{path}: NumPy has no bfloat16; choose another dtype=, or a directory")
+    # A directory first, which can be resumed and is checked when it is read; then the file from it.
+    whole = rows_path(path)
+    with locked(whole) as free:
+        rows = _finished(whole, asked) if resume and free else None
+        if rows is not None and not overwrite and _holds(path, rows):
+            return _without(rows, path)  # an attempt was killed at its very end
     if os.path.lexists(path) and not overwrite:
         raise StoreExistsError(
             f"{path} exists; choose another output, or pass overwrite=True to replace it once the "
             "new one is complete",
             path=path,
         )
-    # A directory first, which can be resumed and is checked when it is read; then the file from it.
-    whole = _rows_of(path)
-    rows = _finished(whole, asked) if resume else None
     if rows is None:
+        with locked(whole) as free:
+            if free:
+                _core.remove_tree(whole)
         rows = _to_directory(
             run, request, asked, whole, overwrite=True, resume=resume, copy_bytes=run.result_bytes
         )
-    return _copied(rows, path)
+    with locked(whole):  # nobody collects it as garbage meanwhile
+        return _copied(rows, path)
 
 
 def _finished(path: Path, asked: Mapping[str, Any]) -> Embeddings | None:
     """Return the rows of a run that was interrupted while they were copied."""
-    if not path.exists():
+    try:
+        rows = open_embeddings(path)
+    except (NotFoundError, CorruptStoreError):  # perhaps it was being removed
         return None
-    rows = open_embeddings(path)
     return rows if rows.provenance == json.loads(json.dumps(asked)) else None
+
+
+def _holds(path: Path, rows: Embeddings) -> bool:
+    """Whether a .npy file has just these rows."""
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError):
+        return False
+    return found.shape == rows.shape and all(
+        found[first : first + len(piece)].tobytes() == piece.tobytes()
+        for first, piece in rows.scan()
+    )
 
 
 def _copied(rows: Embeddings, path: Path) -> npt.NDArray[Any]:
     """Turn a directory into a .npy file, which gets its name once it is complete."""
-    unfinished = rows.path / ARRAY_NAME
+    unfinished = rows.path / COPY_FILE
     try:
         with storage_errors("write the embeddings", path):
-            unfinished.unlink(missing_ok=True)  # what an attempt has left that was killed
+            unfinished.unlink(missing_ok=True)  # of an attempt that was killed
             rows.save_npy(unfinished)
             unfinished.replace(path)
             fsync_directory(path.absolute().parent)
     except StorageError:
         unfinished.unlink(missing_ok=True)
         raise
+    return _without(rows, path)
+
+
+def _without(rows: Embeddings, path: Path) -> npt.NDArray[Any]:
+    """Remove the directory that a file was copied from, and map the file."""
     rows.remove()
+    remove_leftovers(rows.path)
     mapped: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     return mapped
 

@@ -13,7 +13,9 @@ import pytest
 from gnnstore.converters import from_rmat
 from gnnstore.disk.scratch import RunDirectory
 from gnnstore.formats import StoreWriter
+from gnnstore.formats.container import leftovers
 from gnnstore.formats.container.files import directory_bytes
+from gnnstore.formats.tables.commit import MANIFEST_FILE, SLOTS_FILE
 from gnnstore.units import format_duration
 
 
@@ -92,6 +94,19 @@ def test_what_cannot_be_removed_is_named(
     assert done.status == 5
     assert f"cannot remove {left}; check whose it is" in done.stderr
     assert left.exists()
+
+
+def test_a_table_whose_creation_was_killed_is_found(run: Any, tmp_path: Path) -> None:
+    names = {SLOTS_FILE, MANIFEST_FILE, f"{MANIFEST_FILE}.tmp"}
+    assert names == leftovers._TABLE_ENTRIES
+    left = tmp_path / ".t.emb.tmp-0123abcd"
+    left.mkdir()
+    for name in names:
+        (left / name).write_bytes(b"x")
+    (found,) = run("gc", tmp_path, "--json").document["leftovers"]
+    assert (found["path"], found["state"]) == (str(left), "unfinished")
+    assert run("gc", tmp_path, "--yes").status == 0
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_running_conversion_is_left_alone(run: Any, tmp_path: Path) -> None:

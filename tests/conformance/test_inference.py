@@ -49,6 +49,7 @@ from gnnstore.errors import (
     storage_error,
 )
 from gnnstore.formats import Schema, StoreWriter
+from gnnstore.formats.container.leftovers import find_leftovers
 from gnnstore.layerwise import packing as inference_packing
 from gnnstore.layerwise import run as inference_run
 from gnnstore.layerwise.models.layers import describe, read_layers
@@ -477,6 +478,67 @@ def test_the_parts_of_a_model_are_told_apart() -> None:
         assert settings[0] != settings[1]
 
 
+class Killed(BaseException):
+    """Ends a run as a kill would: nothing is tidied up."""
+
+
+def killed_while_it_removes_rows(
+    store: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> NDArray[Any]:
+    """Leave the file and the rows that it was copied from; return the rows."""
+
+    def killed(self: Embeddings) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Embeddings, "remove", killed)
+        with pytest.raises(Killed):
+            gnnstore.inference([torch.relu], store, output)
+    rows = output.with_name(f".{output.name}.rows")
+    assert [(found.path, found.state) for found in find_leftovers(output.parent)] == [
+        (rows, "resumable")
+    ]
+    found: NDArray[Any] = np.load(output)
+    return found
+
+
+def test_a_file_that_is_finished_needs_its_rows_no_more(
+    graph: GraphArrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, output = graph.write(tmp_path / "g.gnn"), tmp_path / "e.npy"
+    expected = killed_while_it_removes_rows(store, output, monkeypatch)
+    (tmp_path / "..e.npy.rows.tmp-0123abcd").mkdir()  # of an attempt that began anew
+    found = gnnstore.inference([torch.relu], store, output, resume=True)
+    np.testing.assert_array_equal(found, expected)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["e.npy", "g.gnn"]
+
+
+def test_another_file_is_not_replaced_by_finished_rows(
+    graph: GraphArrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, output = graph.write(tmp_path / "g.gnn"), tmp_path / "e.npy"
+    expected = killed_while_it_removes_rows(store, output, monkeypatch)
+    np.save(output, expected + 1)
+    with pytest.raises(StoreExistsError, match="exists; choose another output"):
+        gnnstore.inference([torch.relu], store, output, resume=True)
+    found = gnnstore.inference([torch.relu], store, output, resume=True, overwrite=True)
+    np.testing.assert_array_equal(found, expected)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["e.npy", "g.gnn"]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_rows_that_were_being_removed_are_in_nobodys_way(
+    graph: GraphArrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: bool
+) -> None:
+    store, output = graph.write(tmp_path / "g.gnn"), tmp_path / "e.npy"
+    expected = killed_while_it_removes_rows(store, output, monkeypatch)
+    output.unlink()
+    (tmp_path / ".e.npy.rows" / "zarr.json").unlink()
+    found = gnnstore.inference([torch.relu], store, output, resume=resume)
+    np.testing.assert_array_equal(found, expected)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["e.npy", "g.gnn"]
+
+
 def test_what_inference_reads_or_did_not_write_is_never_replaced(
     graph: GraphArrays, tmp_path: Path
 ) -> None:
@@ -486,8 +548,8 @@ def test_what_inference_reads_or_did_not_write_is_never_replaced(
     for output in (store, link):
         with pytest.raises(UsageError, match="is the store to be read"):
             gnnstore.inference([torch.relu], store, output, overwrite=True)
-    other = graph.write(tmp_path / "e.npy.rows")
-    with pytest.raises(StoreExistsError, match=r"e\.npy\.rows exists, which is where rows lie"):
+    other = graph.write(tmp_path / ".e.npy.rows")
+    with pytest.raises(StoreExistsError, match=r"\.e\.npy\.rows exists, which is where rows lie"):
         gnnstore.inference([torch.relu], store, tmp_path / "e.npy")
     (tmp_path / "d.npy").mkdir()
     with pytest.raises(UsageError, match="is a directory"):

@@ -15,7 +15,14 @@ from gnnstore.converters.edges import split
 from gnnstore.converters.stores import copy as store_copy
 from gnnstore.converters.stores import split as split_store
 from gnnstore.converters.stores.graph import StoreInput
-from gnnstore.errors import InputError, StoreExistsError, UsageError
+from gnnstore.converters.writer.graph_writer import GraphWriter
+from gnnstore.errors import (
+    InputError,
+    NoSpaceError,
+    NotFoundError,
+    StoreExistsError,
+    UsageError,
+)
 from gnnstore.features.check import verify
 from gnnstore.formats import AttributeSpec, StoreReader
 from gnnstore.testing.graphs import random_graph, read_store, write_store
@@ -174,3 +181,37 @@ def test_bad_input(tmp_path: Path) -> None:
         split_edges(path, tmp_path / "b.gnn")
     with pytest.raises(StoreExistsError):
         split_edges(whole, path)
+
+
+def test_an_attempt_that_ends_between_the_names_of_its_stores_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, commit = graph(tmp_path / "whole.gnn"), GraphWriter.commit
+
+    def committed(self: GraphWriter) -> Path:
+        if (tmp_path / "b.gnn").exists():
+            raise NoSpaceError("the disk is full")
+        return commit(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GraphWriter, "commit", committed)
+        with pytest.raises(NoSpaceError):
+            split_edges(whole, tmp_path / "a.gnn", test_messages=tmp_path / "b.gnn")
+    options = ConvertOptions(resume=True)
+    split_edges(whole, tmp_path / "a.gnn", test_messages=tmp_path / "b.gnn", options=options)
+    split_edges(whole, tmp_path / "c.gnn", test_messages=tmp_path / "d.gnn")
+    for one, other in (("a.gnn", "c.gnn"), ("b.gnn", "d.gnn")):
+        assert_same_files(tmp_path / one, tmp_path / other)
+    assert len(list(tmp_path.iterdir())) == 5
+
+
+def test_both_outputs_are_looked_at_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = graph(tmp_path / "whole.gnn")
+    (tmp_path / "b.gnn").mkdir()
+    monkeypatch.setattr(split_store, "_write", None)  # would fail in another way
+    for messages, error in (("b.gnn", StoreExistsError), ("no/b.gnn", NotFoundError)):
+        with pytest.raises(error):
+            split_edges(whole, tmp_path / "a.gnn", test_messages=tmp_path / messages)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["b.gnn", "whole.gnn"]

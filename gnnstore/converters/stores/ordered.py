@@ -21,7 +21,7 @@ from gnnstore.converters.stores.reorder import Scoring, write_reordered
 from gnnstore.converters.writer.opening import AlreadyConverted, fingerprint
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import GnnstoreError, limits_named
-from gnnstore.formats.container.leftovers import locked, unordered_path
+from gnnstore.formats.container.leftovers import locked, remove_leftovers, unordered_path
 from gnnstore.formats.container.transaction import check_final
 from gnnstore.formats.container.writer import is_resumable_error
 from gnnstore.formats.store.reader import StoreReader
@@ -117,3 +117,4 @@ def _removed_at_last(path: Path) -> Iterator[None]:
                 _core.remove_tree(path)
             raise
         _core.remove_tree(path)
+    remove_leftovers(path)  # of attempts at the first step, which this one did not repeat

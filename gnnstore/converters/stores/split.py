@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from gnnstore.converters.edges.columns import SortedEdges
 from gnnstore.converters.edges.split import PIECE_EDGES, SplitRule
@@ -20,11 +21,13 @@ from gnnstore.converters.stores.copy import (
 )
 from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.converters.writer.graph_writer import GraphWriter
+from gnnstore.converters.writer.opening import is_converted, provenance
 from gnnstore.converters.writer.options import ConvertOptions, refuse_rules
 from gnnstore.converters.writer.workload import Workload
 from gnnstore.errors import UsageError, limits_named
 from gnnstore.progress import Progress
 
+KIND = "split-edges"
 _PIECE_BYTES = 2**23  # of attributes; some copies of them exist at a time
 
 
@@ -85,19 +88,31 @@ def split_edges(
     refuse_rules(options, "splitting the edges of a store")
     graph = StoreInput(store)
     rules = [(output, rule)]
+    _check(graph, [output] if test_messages is None else [output, test_messages])
     if test_messages is not None:
         if not all(fractions[1:]):
             raise UsageError("test_messages: needs edges in valid and in test; give them shares")
-        rules.append((test_messages, replace(rule, messages=("train", "valid"))))
-    _check(graph, [path for path, _ in rules])
+        own = replace(rule, messages=("train", "valid"))
+        if not _is_made(graph, test_messages, own, options):
+            rules.append((test_messages, own))
     with ExitStack() as stack:
-        writers = []
+        writers = []  # all of them before any work: each refuses what it cannot write
         for path, own in rules:
-            writer = stack.enter_context(_writer(graph, path, own, options, progress))
+            writers.append(stack.enter_context(_writer(graph, path, own, options, progress)))
+        for writer, (_, own) in zip(writers, rules, strict=True):
             _write(writer, graph, own)
-            writers.append(writer)
         # Reversed, so that a store that has the name asked for says that all is done.
         return [writer.commit() for writer in reversed(writers)][-1]
+
+
+def _is_made(graph: StoreInput, output: PathLike, rule: SplitRule, options: ConvertOptions) -> bool:
+    """Whether the attempt that is resumed was killed between giving the two stores their names."""
+    described = provenance(KIND, _source(graph, rule), options)
+    return options.resume and not options.overwrite and is_converted(Path(output), described)
+
+
+def _source(graph: StoreInput, rule: SplitRule) -> dict[str, Any]:
+    return graph.source(messages=list(rule.messages))
 
 
 def _check(graph: StoreInput, outputs: Iterable[PathLike]) -> None:
@@ -124,8 +139,8 @@ def _writer(
     x = graph.nodes.attributes.get("x")
     return GraphWriter(
         output,
-        kind="split-edges",
-        source=graph.source(messages=list(rule.messages)),
+        kind=KIND,
+        source=_source(graph, rule),
         options=options,
         num_nodes=graph.num_nodes,
         index_dtype=graph.reader.schema.index_dtype,

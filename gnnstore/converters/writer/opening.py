@@ -99,7 +99,7 @@ class AlreadyConverted(Exception):  # noqa: N818 - it is no error
     """Says that the first step of a conversion was finished by an earlier attempt."""
 
 
-def _is_converted(path: Path, provenance: Mapping[str, Any]) -> bool:
+def is_converted(path: Path, provenance: Mapping[str, Any]) -> bool:
     """Whether a store is what a conversion of these inputs, as they are now, has made."""
     if not StoreManifest.is_at(path):
         return False
@@ -143,7 +143,7 @@ def open_store(
             f"a conversion by {provenance['kind']!r} cannot be resumed: nothing tells whether data "
             "in memory are those of the run that was interrupted; leave out resume=True"
         )
-    if options.resume and is_unordered(Path(output)) and _is_converted(Path(output), provenance):
+    if options.resume and is_unordered(Path(output)) and is_converted(Path(output), provenance):
         raise AlreadyConverted
     return StoreWriter(
         output,

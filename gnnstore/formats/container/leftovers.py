@@ -3,8 +3,8 @@
 A directory is built under `.NAME.tmp-XXXXXXXX`, beside the name it will have. The writer holds a
 lock on that directory, which the kernel drops with the process; so what can be locked was
 left. `.NAME.old-XXXXXXXX` is a whole store that an overwrite had set aside when it stopped,
-on a file system that cannot exchange two names. `.NAME.unordered` is one whose nodes are being
-numbered anew, or were to be.
+on a file system that cannot exchange two names. `.NAME.unordered` and `.NAME.rows` are finished
+stores that NAME is made of: by numbering their nodes anew, and by copying their rows to a file.
 """
 
 from __future__ import annotations
@@ -28,9 +28,13 @@ from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY, KINDS
 
 State = Literal["running", "resumable", "unfinished", "set aside", "stale"]
 
-_NAME = re.compile(r"\.(?P<final>.+)\.(?:(?P<kind>tmp|old)-[0-9a-f]{8}|unordered)")
+_NAME = re.compile(r"\.(?P<final>.+)\.(?:(?P<kind>tmp|old)-[0-9a-f]{8}|unordered|rows)")
+# A file that is being written, in the store that it is made of.
+COPY_FILE = "copy"
 # Entries that a directory of any kind may hold while it is written.
-_COMMON_ENTRIES = {CHECKSUMS_ARRAY, METADATA_FILE, JOURNAL_FILE, SPILL_DIRECTORY}
+_COMMON_ENTRIES = {CHECKSUMS_ARRAY, METADATA_FILE, JOURNAL_FILE, SPILL_DIRECTORY, COPY_FILE}
+# Entries of an embedding table, which is no sealed directory; see `formats.tables.commit`.
+_TABLE_ENTRIES = {"slots", "table.json", "table.json.tmp"}
 
 
 @dataclass(frozen=True)
@@ -80,8 +84,12 @@ def unordered_path(final: Path) -> Path:
 
 def is_unordered(path: Path) -> bool:
     """Whether a path is one that `unordered_path` returns."""
-    match = _NAME.fullmatch(path.name)
-    return match is not None and match["kind"] is None
+    return _NAME.fullmatch(path.name) is not None and path.name.endswith(".unordered")
+
+
+def rows_path(final: Path) -> Path:
+    """Return where rows lie until they are copied to a file."""
+    return final.parent / f".{final.name}.rows"
 
 
 def find_leftovers(directory: Path) -> Iterator[Leftover]:
@@ -94,7 +102,7 @@ def find_leftovers(directory: Path) -> Iterator[Leftover]:
     """
     for path in sorted(directory.iterdir()):
         match = _NAME.fullmatch(path.name)
-        if match is None or path.is_symlink() or not path.is_dir() or not _is_ours(path):
+        if match is None or path.is_symlink() or not path.is_dir() or not is_ours(path):
             continue
         final = directory / match["final"]
         with locked(path) as free:
@@ -153,9 +161,17 @@ def remove(path: Path) -> None:
     _core.remove_tree(path)
 
 
-def _is_ours(path: Path) -> bool:
-    # A directory with anything else was made by another program, whatever its name.
-    own = _COMMON_ENTRIES.union(*(kind.entries for kind in KINDS))
+def remove_leftovers(final: Path) -> None:
+    """Remove the temporary directories beside `final` that no process is at work in."""
+    for path in leftovers(final):
+        with locked(path) as free:
+            if free:
+                remove(path)
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a directory has nothing in it that a writer would not have made."""
+    own = _COMMON_ENTRIES.union(_TABLE_ENTRIES, *(kind.entries for kind in KINDS))
     try:
         return set(os.listdir(path)) <= own  # noqa: PTH208
     except OSError:
