@@ -16,12 +16,13 @@ from gnnstore.errors import CorruptStoreError, check_choice, limits_named
 from gnnstore.features.packed.saved import SavedPlan
 from gnnstore.features.source import RowRequest
 from gnnstore.formats.container.files import Problem
+from gnnstore.formats.container.reader import SealedReader
 from gnnstore.formats.container.verify import (
     LEVELS,
     Level,
     Report,
     compare_checksums,
-    open_units,
+    find_units,
     stray_files,
 )
 from gnnstore.formats.packed.reader import PackedReader
@@ -66,11 +67,12 @@ def verify(
     try:
         if is_table(Path(path)):
             return verify_table(Path(path), level, progress)
-        readers, problems = open_units(Path(path))
+        units, problems = find_units(Path(path))
     except CorruptStoreError as error:
         return Report(level, [Problem(error.path or str(path), str(error))])
+    readers = list(units)
     report = Report(level, problems, sum(len(reader.files) + 1 for reader in readers))
-    found = {reader: list(stray_files(reader)) for reader in readers}
+    found = {reader: [*own, *stray_files(reader)] for reader, own in units.items()}
     for unit in readers[1:]:
         if unit.manifest.store_uuid not in {readers[0].uuid, None}:
             foreign = (
@@ -90,7 +92,9 @@ def verify(
                 found[reader] += compare_checksums(reader, threads, compared)
     if level == "full":
         # Numbers that fail their checksum need no second complaint about what they mean.
-        for reader in (reader for reader in readers if not found[reader]):
+        for reader in readers:
+            if found[reader] or not isinstance(reader, SealedReader):
+                continue
             with progress.phase("look at what the numbers mean"):
                 found[reader] += reader.problems()
     report.problems += itertools.chain(*found.values())

@@ -14,6 +14,7 @@ import pytest
 
 import gnnstore
 from gnnstore.converters import ConvertOptions, from_numpy, from_snap, reorder
+from gnnstore.converters.partitions.partition import partition
 from gnnstore.errors import (
     CorruptStoreError,
     GnnstoreError,
@@ -31,6 +32,7 @@ from gnnstore.formats import (
     StoreReader,
     StoreWriter,
 )
+from gnnstore.formats.partitions.reader import PartitionsReader
 from gnnstore.testing.hostile import reseal, rewrite, write_sealed
 from gnnstore.testing.stores import write_example_store
 
@@ -622,3 +624,29 @@ def test_reordering_a_store_with_ids_out_of_range(
             with pytest.raises(CorruptStoreError, match=rf"node id {value} is outside \[0, 60\)"):
                 reorder(path, tmp_path / "b.gnn", by)
         assert not (tmp_path / "b.gnn").exists()
+
+
+def test_all_damage_is_listed_where_files_are_missing_or_short(tmp_path: Path) -> None:
+    """Also flipped bytes beside it, and what is wrong with the partitions in the store."""
+    path = write_example_store(tmp_path / "a.gnn", shard_bytes=2**16).path
+    inner = partition(path, 2)
+    reader = StoreReader.open(path)
+    names = [entry.path for entry in reader.manifest.files if not entry.path.endswith("zarr.json")]
+    cut, gone, flipped, *_ = (path / name for name in names)
+    moved = inner / PartitionsReader.open(inner).manifest.files[-1].path
+    cut.write_bytes(cut.read_bytes()[:-1])
+    gone.unlink()
+    moved.rename(moved.with_name("elsewhere"))
+    data = flipped.read_bytes()
+    flipped.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    (path / "stray").touch()
+    expected = {cut: "bytes, but", gone: "is missing", moved: "is missing"}
+    expected |= {path / "stray": "not list", moved.with_name("elsewhere"): "not list"}
+    with pytest.raises(CorruptStoreError):
+        StoreReader.open(path)
+    for level in ("header", "checksums", "full"):
+        if level == "checksums":
+            expected[flipped] = "checksum mismatch"
+        found = {Path(problem.path): problem.message for problem in verify(path, level).problems}
+        assert found.keys() == expected.keys()
+        assert all(message in found[file] for file, message in expected.items())

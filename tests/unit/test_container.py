@@ -128,8 +128,9 @@ def test_written_read_and_verified(tmp_path: Path) -> None:
     assert (problem.path, problem.first_byte) == (str(shard), 0)
     (path / "more").touch()
     (path / "sizes" / "c.0").unlink()
-    (problem,) = gnnstore.verify(path).problems
-    assert "divide again" in problem.message
+    missing, stray, altered = gnnstore.verify(path).problems
+    assert "divide again" in missing.message
+    assert (stray.path, altered.path) == (str(path / "more"), str(shard))
 
 
 def test_numbers_that_mean_nothing_are_found(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -114,11 +114,8 @@ class Identity:
 _SCAN_BYTES = 16 * 2**20
 
 
-class SealedReader(Generic[M]):
-    """An open, validated directory. Needs NumPy only; pickles as its path and identity.
-
-    Opening reads metadata. It checks that every listed file is there with its exact size, and
-    that every file an array needs is listed. It does not read the data: that is `verify`'s work.
+class SealedFiles(Generic[M]):
+    """The files of a sealed directory, as its manifest lists them; they may be damaged.
 
     Attributes
     ----------
@@ -128,13 +125,149 @@ class SealedReader(Generic[M]):
         Identity, contents, files.
     """
 
+    def __init__(self, path: Path, manifest: M, identity: Identity | None = None) -> None:
+        self.path = path
+        self.manifest = manifest
+        self._identity = identity or Identity(path, type(manifest))
+        self._identity.uuid = manifest.uuid
+
+    @classmethod
+    def find(cls, path: str | os.PathLike[str], kind: type[M]) -> SealedFiles[M]:
+        """Read the manifest of a directory of some kind.
+
+        Raises
+        ------
+        NotFoundError, UnsupportedVersionError, CorruptStoreError, StorageError
+            See `SealedReader.open`.
+        """
+        directory = Path(os.path.abspath(path))  # noqa: PTH100  (resolve() would hide links)
+        root = directory / METADATA_FILE
+        if not directory.is_dir() or not os.path.lexists(root):
+            raise _nothing_at(directory, kind)
+        identity = Identity(directory, kind)  # before its manifest is read
+        text = read_small(root, MAX_MANIFEST_BYTES, directory)
+        return SealedFiles(directory, kind.decode(text, str(root)), identity)
+
+    @property
+    def uuid(self) -> str:
+        """The directory's identity, derived from its contents: equal for equal ones."""
+        return self.manifest.uuid
+
+    @property
+    def files(self) -> tuple[FileEntry, ...]:
+        """Every file but the root `zarr.json`."""
+        return self.manifest.all_files()
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes on disk, the root metadata not counted."""
+        return sum(entry.size_bytes for entry in self.files)
+
+    def wrong_sizes(self) -> Iterator[tuple[FileEntry, CorruptStoreError]]:
+        """Yield the files that are not there with the size that the manifest gives.
+
+        Raises
+        ------
+        StorageError
+            If the operating system does not tell.
+        """
+        checked: set[str] = set()
+        for entry in self.files:
+            error = self._wrong_size(entry, checked)
+            if error is not None:
+                yield entry, error
+
+    def _wrong_size(self, entry: FileEntry, checked: set[str]) -> CorruptStoreError | None:
+        path, manifest = self.path / entry.path, self.manifest
+        try:
+            found = stat_below(self.path, entry.path, checked)
+        except CorruptStoreError as error:  # no regular file
+            return error
+        except FileNotFoundError:
+            return CorruptStoreError(
+                f"{path}: the file is missing ({format_size(entry.size_bytes)} according to "
+                f"the manifest); restore it from a copy or {manifest.VERB} again",
+                path=path,
+            )
+        except OSError as error:
+            raise storage_error(error, f"open the {manifest.WORD}", path) from error
+        if found.st_size == entry.size_bytes:
+            return None
+        return CorruptStoreError(
+            f"{path}: the file has {found.st_size} bytes, but the manifest says "
+            f"{entry.size_bytes}; it was truncated or altered: restore it from a copy "
+            f"or {manifest.VERB} again",
+            path=path,
+            offset=min(found.st_size, entry.size_bytes),
+        )
+
+    def explain(self, problem: Problem) -> Problem:
+        """Return a problem of damaged bytes, with what lies there as far as that is known."""
+        return problem
+
+    def check_place(self) -> None:
+        """Refuse another directory that was put in place of this one; see `Identity.check`."""
+        self._identity.check()
+
+    def kept(self) -> AbstractContextManager[None]:
+        """Check the same at the end of a block; see `Identity.kept`."""
+        return self._identity.kept()
+
+    def block_checksums(self) -> npt.NDArray[np.uint32]:
+        """Return the crc32c of every block of every file, in the order of the manifest.
+
+        Raises
+        ------
+        CorruptStoreError
+            If they were altered, or there are not as many as the files have blocks.
+        """
+        with self._identity.kept():
+            for entry, expected in self.manifest.checksum_files:
+                file = self.path / entry.path
+                with storage_errors("read the checksums", file):
+                    crcs = _core.crc32c_file(str(file), max(1, entry.size_bytes))
+                if crcs.tolist() != [expected]:
+                    raise CorruptStoreError(
+                        f"{file}: the checksums are altered; restore the file from a copy, or "
+                        f"{self.manifest.VERB} again",
+                        path=file,
+                        offset=0,
+                    )
+            return self._checksum_table()
+
+    def _checksum_table(self) -> npt.NDArray[np.uint32]:
+        num_blocks = self.manifest.first_blocks()[-1]
+        document, path = self._array_document(CHECKSUMS_ARRAY)
+        dtype, row_shape, layout = parse_paged(document, path)
+        if dtype != "uint32" or row_shape or layout.num_rows != num_blocks:
+            raise CorruptStoreError(
+                f"{self.path}: the checksums are {layout.num_rows} {dtype}, but the manifest's "
+                f"files have {num_blocks} blocks",
+                path=self.path / CHECKSUMS_ARRAY,
+            )
+        spec = AttributeSpec("checksums", CHECKSUMS_ARRAY, "paged", dtype, (num_blocks,))
+        names = [shard_name(shard, 0) for shard in range(layout.num_shards)]
+        files = tuple(self.path / CHECKSUMS_ARRAY / name for name in names)
+        return PagedArray(spec, layout, files, self._identity.check).load()
+
+    def _array_document(self, array_path: str) -> tuple[dict[str, Any], str]:
+        """Return the `zarr.json` of an array, and its path."""
+        path = str(self.path / array_path / METADATA_FILE)
+        text = read_small(Path(path), MAX_ARRAY_METADATA_BYTES, self.path)
+        return parse_object(text, path=path), path
+
+
+class SealedReader(SealedFiles[M]):
+    """An open, validated directory. Needs NumPy only; pickles as its path and identity.
+
+    Opening reads metadata. It checks that every listed file is there with its exact size, and
+    that every file an array needs is listed. It does not read the data: that is `verify`'s work.
+    """
+
     MANIFEST: ClassVar[type[Manifest]]
 
     def __init__(self, path: Path, manifest: M) -> None:
-        self.path = path
-        self.manifest = manifest
-        self._identity = Identity(path, type(manifest))
-        self._identity.uuid = manifest.uuid
+        super().__init__(path, manifest)
         self._paged: dict[str, PagedArray] = {}
         self._sizes = {entry.path: entry.size_bytes for entry in manifest.files}
         for spec in manifest.arrays():
@@ -185,10 +318,6 @@ class SealedReader(Generic[M]):
                 yield Problem(str(self.path / array.spec.path), message)
                 return
 
-    def explain(self, problem: Problem) -> Problem:
-        """Return a problem of damaged bytes, with what lies there as far as that is known."""
-        return problem
-
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
         """Open a directory.
@@ -204,17 +333,11 @@ class SealedReader(Generic[M]):
         StorageError
             If the operating system refuses a read.
         """
-        directory = Path(os.path.abspath(path))  # noqa: PTH100  (resolve() would hide links)
-        root = directory / METADATA_FILE
-        if not directory.is_dir() or not os.path.lexists(root):
-            raise _nothing_at(directory, cls.MANIFEST)
-        identity = Identity(directory, cls.MANIFEST)
-        text = read_small(root, MAX_MANIFEST_BYTES, directory)
-        manifest: Any = cls.MANIFEST.decode(text, str(root))
-        identity.uuid = manifest.uuid
-        with identity.kept():
-            _check_sizes(directory, manifest)
-            return cls(directory, manifest)
+        found: SealedFiles[Any] = SealedFiles.find(path, cls.MANIFEST)
+        with found.kept():
+            for _, error in found.wrong_sizes():
+                raise error
+            return cls(found.path, found.manifest)
 
     def require(self, uuid: str) -> None:
         """Refuse to stand for another directory, which was pickled.
@@ -237,21 +360,6 @@ class SealedReader(Generic[M]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.path)!r})"
-
-    @property
-    def uuid(self) -> str:
-        """The directory's identity, derived from its contents: equal for equal ones."""
-        return self.manifest.uuid
-
-    @property
-    def files(self) -> tuple[FileEntry, ...]:
-        """Every file but the root `zarr.json`."""
-        return self.manifest.all_files()
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes on disk, the root metadata not counted."""
-        return sum(entry.size_bytes for entry in self.files)
 
     def paged(self, spec: AttributeSpec) -> PagedArray:
         """Return a paged array."""
@@ -286,53 +394,6 @@ class SealedReader(Generic[M]):
     def read(self, spec: AttributeSpec) -> npt.NDArray[Any]:
         """Read any array whole into memory, in its storage type."""
         return self.compressed(spec) if spec.layout == "cold" else self.paged(spec).load()
-
-    def check_place(self) -> None:
-        """Refuse another directory that was put in place of this one; see `Identity.check`."""
-        self._identity.check()
-
-    def block_checksums(self) -> npt.NDArray[np.uint32]:
-        """Return the crc32c of every block of every file, in the order of the manifest.
-
-        Raises
-        ------
-        CorruptStoreError
-            If they were altered, or there are not as many as the files have blocks.
-        """
-        with self._identity.kept():
-            for entry, expected in self.manifest.checksum_files:
-                file = self.path / entry.path
-                with storage_errors("read the checksums", file):
-                    crcs = _core.crc32c_file(str(file), max(1, entry.size_bytes))
-                if crcs.tolist() != [expected]:
-                    raise CorruptStoreError(
-                        f"{file}: the checksums are altered; restore the file from a copy, or "
-                        f"{self.manifest.VERB} again",
-                        path=file,
-                        offset=0,
-                    )
-            return self._checksum_table()
-
-    def _checksum_table(self) -> npt.NDArray[np.uint32]:
-        num_blocks = self.manifest.first_blocks()[-1]
-        document, path = self._array_document(CHECKSUMS_ARRAY)
-        dtype, row_shape, layout = parse_paged(document, path)
-        if dtype != "uint32" or row_shape or layout.num_rows != num_blocks:
-            raise CorruptStoreError(
-                f"{self.path}: the checksums are {layout.num_rows} {dtype}, but the manifest's "
-                f"files have {num_blocks} blocks",
-                path=self.path / CHECKSUMS_ARRAY,
-            )
-        spec = AttributeSpec("checksums", CHECKSUMS_ARRAY, "paged", dtype, (num_blocks,))
-        names = [shard_name(shard, 0) for shard in range(layout.num_shards)]
-        files = tuple(self.path / CHECKSUMS_ARRAY / name for name in names)
-        return PagedArray(spec, layout, files, self._identity.check).load()
-
-    def _array_document(self, array_path: str) -> tuple[dict[str, Any], str]:
-        """Return the `zarr.json` of an array, and its path."""
-        path = str(self.path / array_path / METADATA_FILE)
-        text = read_small(Path(path), MAX_ARRAY_METADATA_BYTES, self.path)
-        return parse_object(text, path=path), path
 
     def _check_array(self, spec: AttributeSpec) -> None:
         """Check that an array is what the manifest says, and that all its files are listed."""
@@ -376,31 +437,6 @@ def reopened(open_path: Callable[[str], R], path: str, uuid: str) -> R:
     reader: Any = getattr(found, "reader", found)
     reader.require(uuid)
     return found
-
-
-def _check_sizes(directory: Path, manifest: Manifest) -> None:
-    """Check that every file is there with the size that the manifest gives."""
-    checked: set[str] = set()
-    for entry in manifest.all_files():
-        path = directory / entry.path
-        try:
-            found = stat_below(directory, entry.path, checked)
-        except FileNotFoundError:
-            raise CorruptStoreError(
-                f"{path}: the file is missing ({format_size(entry.size_bytes)} according to "
-                f"the manifest); restore it from a copy or {manifest.VERB} again",
-                path=path,
-            ) from None
-        except OSError as error:
-            raise storage_error(error, f"open the {manifest.WORD}", path) from error
-        if found.st_size != entry.size_bytes:
-            raise CorruptStoreError(
-                f"{path}: the file has {found.st_size} bytes, but the manifest says "
-                f"{entry.size_bytes}; it was truncated or altered: restore it from a copy "
-                f"or {manifest.VERB} again",
-                path=path,
-                offset=min(found.st_size, entry.size_bytes),
-            )
 
 
 def _nothing_at(directory: Path, kind: type[Manifest]) -> NotFoundError:

@@ -25,8 +25,8 @@ from gnnstore.errors import (
 )
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE, group_metadata
 from gnnstore.formats.container.files import BLOCK_BYTES, Problem
-from gnnstore.formats.container.manifest import KINDS, FileEntry, kind_of
-from gnnstore.formats.container.reader import SealedReader
+from gnnstore.formats.container.manifest import KINDS, FileEntry, Kind, kind_of
+from gnnstore.formats.container.reader import SealedFiles, SealedReader
 from gnnstore.formats.container.regular_files import open_binary
 
 Level = Literal["header", "checksums", "full"]
@@ -62,24 +62,26 @@ class Report:
         return not self.problems
 
 
-def open_units(directory: Path) -> tuple[list[SealedReader[Any]], list[Problem]]:
-    """Open a sealed directory and those that lie in it, such as the plans of a store.
+def find_units(
+    directory: Path,
+) -> tuple[dict[SealedFiles[Any], list[Problem]], list[Problem]]:
+    """Find a sealed directory and those that lie in it, such as the plans of a store.
 
     Returns
     -------
-    list of SealedReader
-        The directory first.
+    dict of SealedFiles to list of Problem
+        The directory first. What can be opened is a `SealedReader`, and has no problems yet; of the
+        others, the files that are missing or have another size, or the reason.
     list of Problem
-        Why some of those in it cannot be opened.
+        Why some of those in it have not even a manifest.
 
     Raises
     ------
     NotFoundError, UnsupportedVersionError, CorruptStoreError, StorageError
-        If the directory itself cannot be opened.
+        If the directory itself has none.
     """
     # A directory of no kind is opened as a store, which says what is wrong with it.
-    kind = kind_of(directory) or KINDS["store"]
-    readers: list[SealedReader[Any]] = [kind.open(directory)]
+    units = dict([_open(kind_of(directory) or KINDS["store"], directory)])
     problems: list[Problem] = []
     for inner in KINDS:
         place = directory / inner.directory
@@ -93,10 +95,19 @@ def open_units(directory: Path) -> tuple[list[SealedReader[Any]], list[Problem]]
                 problems.append(Problem(str(unit), _LINK))
                 continue
             try:
-                readers.append((kind_of(unit) or inner).open(unit))
+                units |= [_open(kind_of(unit) or inner, unit)]
             except (CorruptStoreError, UnsupportedVersionError, NotFoundError) as error:
                 problems.append(Problem(error.path or str(unit), str(error)))
-    return readers, problems
+    return units, problems
+
+
+def _open(kind: Kind, directory: Path) -> tuple[SealedFiles[Any], list[Problem]]:
+    try:
+        return kind.open(directory), []
+    except CorruptStoreError as error:
+        files: SealedFiles[Any] = SealedFiles.find(directory, kind.manifest)
+        wrong = [Problem(found.path or "", str(found)) for _, found in files.wrong_sizes()]
+        return files, wrong or [Problem(error.path or str(directory), str(error))]
 
 
 def _check_group(path: Path) -> list[Problem]:
@@ -115,7 +126,7 @@ def _check_group(path: Path) -> list[Problem]:
     return [] if is_right else [Problem(str(path), expected)]
 
 
-def stray_files(reader: SealedReader[Any]) -> Iterator[Problem]:
+def stray_files(reader: SealedFiles[Any]) -> Iterator[Problem]:
     """Yield links, and files that the manifest does not list."""
     listed = {entry.path for entry in reader.files} | {METADATA_FILE}
     separate = {kind.directory for kind in KINDS}
@@ -133,9 +144,12 @@ def stray_files(reader: SealedReader[Any]) -> Iterator[Problem]:
 
 
 def compare_checksums(
-    reader: SealedReader[Any], num_threads: int, on_bytes: Callable[[int], None]
+    reader: SealedFiles[Any], num_threads: int, on_bytes: Callable[[int], None]
 ) -> Iterator[Problem]:
     """Compare every file with what was recorded of it; yield the ranges that differ.
+
+    Of a directory that could not be opened, files that are missing or have another size are passed
+    over.
 
     Parameters
     ----------
@@ -147,6 +161,11 @@ def compare_checksums(
     StorageError
         If the operating system refuses a read.
     """
+    wrong: set[str] = set()
+    if not isinstance(reader, SealedReader):
+        wrong = {entry.path for entry, _ in reader.wrong_sizes()}
+    if not wrong.isdisjoint(entry.path for entry, _ in reader.manifest.checksum_files):
+        return
     try:
         table = reader.block_checksums()
     except CorruptStoreError as error:  # without the table nothing can be compared
@@ -155,12 +174,14 @@ def compare_checksums(
     on_bytes(sum(entry.size_bytes for entry, _ in reader.manifest.checksum_files))
     first_blocks = reader.manifest.first_blocks()
     for entry, first in zip(reader.manifest.files, first_blocks[:-1], strict=True):
+        on_bytes(entry.size_bytes)
+        if entry.path in wrong:
+            continue
         path = reader.path / entry.path
         crcs = _crcs_of(path, BLOCK_BYTES, num_threads)
         expected_crcs = table[first : first + entry.num_blocks]
         for problem in _differences(path, entry, crcs, expected_crcs):
             yield reader.explain(problem)
-        on_bytes(entry.size_bytes)
 
 
 def _crcs_of(path: Path, block_bytes: int, num_threads: int) -> npt.NDArray[np.uint32]:
