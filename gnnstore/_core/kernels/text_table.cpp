@@ -192,14 +192,15 @@ int64_t parse_text(std::string_view text, const TextForm &form, uint8_t *records
                 continue;
             }
         }
-        if (form.separator == ' ' && num_tabs(line, place) > 0) return -1;
+        if (form.separator == ' ' && place > line && num_tabs(line, place) > 0) return -1;
         uint8_t *const record = records + num_rows * form.record_bytes;
         for (size_t i = 0; i < form.fields.size(); ++i) {
             if (i > 0) {
                 const char *const behind = place;
                 skip_blanks(place, end);
                 if (form.separator == ' ') {
-                    if (place == behind || num_tabs(behind, place) > 1) return -1;
+                    if (place == behind) return -1;
+                    if (place - behind > 1 && num_tabs(behind, place) > 1) return -1;
                 } else {
                     if (place == end || *place != form.separator) return -1;
                     ++place;
