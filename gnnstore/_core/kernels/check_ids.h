@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -11,17 +12,20 @@ namespace gnnstore {
 
 template <class Id>
 void check_ids(const Id *ids, int64_t num_ids, int64_t num_rows) {
-    // Branch-free blocks let the compiler use vectors; one comparison, because a negative
-    // id is a huge unsigned one.
+    // Branch-free blocks of differences whose highest bit tells, which any processor's vectors
+    // have; a largest id of unsigned ones only some.
     using Unsigned = std::make_unsigned_t<Id>;
     constexpr int64_t block = 4096;
+    constexpr int64_t greatest = std::numeric_limits<Id>::max();
+    const auto last = static_cast<Unsigned>(std::min(num_rows - 1, greatest));
     for (int64_t begin = 0; begin < num_ids; begin += block) {
         const int64_t end = std::min(num_ids, begin + block);
-        Unsigned largest = 0;
-        for (int64_t k = begin; k < end; ++k)
-            largest = std::max(largest, static_cast<Unsigned>(ids[k]));
-        if (begin == end || static_cast<uint64_t>(largest) < static_cast<uint64_t>(num_rows))
-            continue;
+        Unsigned outside = 0;
+        for (int64_t k = begin; k < end; ++k) {
+            const auto id = static_cast<Unsigned>(ids[k]);
+            outside |= id | (last - id);
+        }
+        if (static_cast<Id>(outside) >= 0) continue;
         for (int64_t k = begin; k < end; ++k)
             if (ids[k] < 0 || static_cast<int64_t>(ids[k]) >= num_rows)
                 throw std::out_of_range("row id " + std::to_string(ids[k]) + " at position " +
