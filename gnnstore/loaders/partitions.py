@@ -26,8 +26,7 @@ from gnnstore.pipeline.order.keyed import KeyedOrder
 from gnnstore.pipeline.order.partition import PartitionOrder
 from gnnstore.pipeline.partitions.batches import PartitionBatches, only_epochs
 from gnnstore.pipeline.partitions.buffer import StateBuffer, building_threads
-from gnnstore.pipeline.partitions.seeds import LinksByState, NodesByState, SeedsByState
-from gnnstore.pipeline.seeds.nodes import InputNodes
+from gnnstore.pipeline.partitions.seeds import by_state
 from gnnstore.planning.traits import StrategyTraits
 from gnnstore.strategies.sizes.placement import Placement
 from gnnstore.strategies.sources import Sources
@@ -74,16 +73,13 @@ class PartitionSources(Sources):
         for table in tables:
             table.attach(unit.uuid, unit.num_partitions, unit.rows_per_partition)
         self._tables = tuple(tables)
-        self._edges = _edges_read(seeds, config)
-        self.seeds: SeedsByState = (
-            NodesByState(seeds, unit)
-            if isinstance(seeds, InputNodes)
-            else LinksByState(seeds, unit, policy.assignment)
-        )
+        self.seeds = by_state(seeds, unit, policy.assignment)
+        samples = bool(config.fanouts) or config.subgraph_type == "induced"
+        self._edges: EdgesRead = "graph" if samples else self.seeds.edges_read()
         path = unit.paged(unit.order_spec).file_paths[0]
         self.engine: Engine = shared_tables(store).engine(path, io_engine)
-        self.shape, self.placement = self._sized(policy, isinstance(seeds, InputNodes))
-        if policy.kind == "sequential" and isinstance(self.seeds, NodesByState):
+        self.shape, self.placement = self._sized(policy)
+        if policy.kind == "sequential":
             in_all = self.shape.capacity == unit.num_partitions
             self.seeds.check_in_first(unit.num_partitions if in_all else unit.num_train_partitions)
         self.num_threads = sys.maxsize  # they need no memory of their own
@@ -91,7 +87,7 @@ class PartitionSources(Sources):
 
     # --- memory --------------------------------------------------------------------------------
 
-    def _sized(self, policy: PartitionPolicy, of_nodes: bool) -> tuple[BufferShape, Placement]:
+    def _sized(self, policy: PartitionPolicy) -> tuple[BufferShape, Placement]:
         """Return the first shape that fits, and the memory that it takes.
 
         Raises
@@ -109,7 +105,7 @@ class PartitionSources(Sources):
             num_train=unit.num_train_partitions,
             contents=self._contents(),
             memory_bytes=limit if policy.memory is not None or budget.is_promise else None,
-            for_edges=not of_nodes,
+            for_edges=self.seeds.are_edges,
         )
         refusals: list[BudgetError] = []
         for shape in shapes:
@@ -248,20 +244,6 @@ class PartitionSources(Sources):
             states=totals.states,
             seconds_swapping=totals.seconds_waiting,
         )
-
-
-def _edges_read(seeds: Any, config: SamplingConfig) -> EdgesRead:
-    """Return which edges between the partitions in memory a loader needs."""
-    if config.fanouts or config.subgraph_type == "induced":
-        return "graph"
-    if isinstance(seeds, InputNodes):
-        return "none"
-    is_strict = seeds.negatives is not None and seeds.negatives.is_strict
-    is_all = seeds.edges is None
-    looks_up = bool(seeds.attributes) and not is_all and seeds.split is None
-    if is_strict or looks_up or seeds.exclude_edges is not None:
-        return "graph"
-    return "trained" if is_all else "none"
 
 
 def _most_edges(unit: PartitionsReader, capacity: int) -> int:

@@ -18,9 +18,12 @@ import pytest
 import torch
 
 import gnnstore
+from gnnstore.converters.partitions.partition import partition
 from gnnstore.formats.packed.manifest import NUM_POSITIONS
+from gnnstore.formats.partitions.reader import PartitionsReader
 from gnnstore.loaders.options import LoaderOptions
 from gnnstore.loaders.sampled import SampledLoader
+from gnnstore.pipeline.partitions.seeds import by_state
 from gnnstore.pipeline.seeds.base import BatchKey, SeedLabels
 from gnnstore.pipeline.seeds.kinds import KINDS
 from gnnstore.strategies.builtin import STRATEGIES
@@ -225,6 +228,12 @@ def test_a_plan_of_other_pairs_or_of_nodes_is_refused(
         gnnstore.NeighborLoader(
             path, FANOUTS, range(200), batch_size=BATCH_SIZE, shuffle=True, plan=plan
         )
+
+
+def test_partitions_train_kinds_that_say_how(path: Path, pairs: npt.NDArray[np.int64]) -> None:
+    unit = PartitionsReader.open(partition(path, 2, output=path.parent / "p"))
+    with pytest.raises(gnnstore.UsageError, match="seeds of the kind Pairs: these cannot be train"):
+        by_state(Pairs(pairs), unit, "random")
 
 
 def test_a_plan_of_an_unknown_kind_is_refused(plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from functools import singledispatch
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from gnnstore.caching.partitions.assignment import states_of_buckets, states_of_nodes
+from gnnstore.caching.partitions.sizes import EdgesRead
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.pipeline.order.epoch import MAX_SORTED
@@ -25,7 +27,27 @@ if TYPE_CHECKING:
 
 
 class SeedsByState(Assigner):
-    """Seeds, grouped by the partitions that must be in memory for them."""
+    """Seeds, grouped by the partitions that must be in memory for them.
+
+    Attributes
+    ----------
+    are_edges : bool
+        Whether every pair of partitions has to be in memory together in an epoch.
+    """
+
+    are_edges: ClassVar[bool] = False
+
+    def edges_read(self) -> EdgesRead:
+        """Return the edges that these seeds need, besides those that their batches sample."""
+        return "none"
+
+    def check_in_first(self, num_partitions: int) -> None:
+        """Refuse seeds that are not in the first partitions, which alone are in every epoch.
+
+        Raises
+        ------
+        UsageError
+        """
 
     @abstractmethod
     def positions(self, assigned: Any, state: int, resident: ResidentState) -> npt.NDArray[Any]:
@@ -53,6 +75,29 @@ class SeedsByState(Assigner):
         most_edges : int
             Edges that may be in memory together.
         """
+
+
+@singledispatch
+def by_state(seeds: Any, unit: PartitionsReader, assignment: str) -> SeedsByState:  # noqa: ARG001
+    """Return the seeds of a loader, grouped by the partitions of a store.
+
+    A kind of seeds that partitions can train registers a function here.
+
+    Parameters
+    ----------
+    seeds : SeedSource
+    assignment : "random" or "greedy"
+        See `PartitionPolicy`.
+
+    Raises
+    ------
+    UsageError
+        If the kind has none, or seeds like these cannot be grouped.
+    """
+    raise UsageError(
+        f"partitions= and seeds of the kind {type(seeds).__name__}: these cannot be trained by "
+        "partitions; leave partitions= out"
+    )
 
 
 # Two epochs are known; one is sorted; a state's seeds are shuffled.
@@ -96,12 +141,7 @@ class NodesByState(SeedsByState):
         return (type(self), (self._nodes, self._unit))
 
     def check_in_first(self, num_partitions: int) -> None:
-        """Refuse seeds that are not in the first partitions, which alone are in every epoch.
-
-        Raises
-        ------
-        UsageError
-        """
+        """Refuse seed nodes that are in other partitions; see `SeedsByState`."""
         of = self._new_ids // self._unit.rows_per_partition
         beyond = np.flatnonzero(of >= num_partitions)
         if beyond.size:
@@ -134,6 +174,11 @@ class NodesByState(SeedsByState):
         """Return the seed nodes at some positions in the input nodes."""
         labels = self._nodes.select(index, key).labels
         return NodeSeeds(resident.members.local(self._new_ids[index]), labels)
+
+
+@by_state.register(InputNodes)
+def _(seeds: InputNodes, unit: PartitionsReader, assignment: str) -> NodesByState:  # noqa: ARG001
+    return NodesByState(seeds, unit)
 
 
 class EdgesOfStates(Assigned):
@@ -169,6 +214,8 @@ class LinksByState(SeedsByState):
         If negatives are drawn by weight.
     """
 
+    are_edges = True
+
     def __init__(self, links: Links, unit: PartitionsReader, assignment: str) -> None:
         self._links, self._unit, self._assignment = links, unit, assignment
         negatives = links.negatives
@@ -183,6 +230,16 @@ class LinksByState(SeedsByState):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (self._links, self._unit, self._assignment))
+
+    def edges_read(self) -> EdgesRead:
+        """Return "graph" where edges are looked up, "trained" where they are the seeds."""
+        links = self._links
+        is_strict = links.negatives is not None and links.negatives.is_strict
+        is_all = links.edges is None
+        looks_up = bool(links.attributes) and not is_all and links.split is None
+        if is_strict or looks_up or links.exclude_edges is not None:
+            return "graph"
+        return "trained" if is_all else "none"
 
     def bytes_with(self, most_edges: int) -> int:
         """Return the bytes of the edges, their ids here, and the orders of two states."""
@@ -243,3 +300,8 @@ class LinksByState(SeedsByState):
 def _place_dtype(resident: ResidentState) -> np.dtype[Any]:
     buckets = resident.buckets
     return id_dtype(0 if buckets is None else int(buckets.starts[-1]))
+
+
+@by_state.register(Links)
+def _(seeds: Links, unit: PartitionsReader, assignment: str) -> LinksByState:
+    return LinksByState(seeds, unit, assignment)
