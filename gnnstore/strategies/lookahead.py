@@ -41,6 +41,7 @@ from gnnstore.strategies.static import CacheMaker
 
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
+    from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.topology import Topology
     from gnnstore.pipeline.lookahead.presample import Presampled, Presampler
 
@@ -65,11 +66,10 @@ def reserve(loader: LoaderSpec, place: Placer) -> Placement:
     placed, num_threads = with_engine(place, engine), loader.num_threads
     placement = placed(0)
     strategy, topology = placement.strategy, loader.open_topology(placement, engine)
-    settings, specs = loader.options.planned or PlannedSettings(), loader.node_specs(placement)
+    specs = loader.node_specs(placement)
     fixed = _fixed_nodes(loader, placement, topology, engine)
     staging_bytes = 0 if engine is None else engine.staging_bytes
     spare_bytes = placement.spare_bytes
-    read = {path for path, mode in placement.modes.items() if mode == "disk"}
 
     def sample(num_threads: int, **options: Any) -> Presampled:
         found = presampler.run(topology, num_threads, spare_bytes=spare_bytes, **options)
@@ -91,23 +91,17 @@ def reserve(loader: LoaderSpec, place: Placer) -> Placement:
     sampling = num_threads
     if staging_bytes:
         sampling = max(1, min(num_threads, placement.staging_bytes // staging_bytes))
-    found = LookaheadSizer(
+    found = _sizer(
+        loader,
+        placement,
+        topology,
+        specs,
         placed=placed,
         seen=sample(sampling),
         see_many=lambda: sample(1, num_batches=MANY_BATCHES),
         misses=misses,
-        strategy=strategy,
-        settings=settings,
-        num_rows=topology.csc.num_nodes,
-        row_bytes=sum(spec.row_bytes for spec in specs),
-        epoch_batches=presampler.epoch_batches,
-        horizon=_horizon(loader),
         num_threads=num_threads,
-        may_use_fewer=loader.may_use_fewer,
         staging_bytes=staging_bytes,
-        reads_neighbors=topology.is_read,
-        samples_slowly=topology.is_slow or topology.is_read,
-        reads_more=bool(read - {spec.path for spec in specs}),
         disk_bytes=loader.disk_bytes(),
     ).choose()
     release_memory()  # of the batches that were sampled and planned to find the sizes
@@ -122,26 +116,19 @@ def predict_epoch(
     disk_bytes: int,
 ) -> Prediction:
     """Predict an epoch, its misses estimated from how often rows are needed again."""
-    strategy, work, specs = candidate.strategy, epoch.workload, {s.path for s in epoch.specs}
-    read = {path for path, mode in place(0).modes.items() if mode == "disk"}
-    misses = EstimatedMisses(work, POLICIES[strategy.policy])
-    found = LookaheadSizer(
+    work = epoch.workload
+    misses = EstimatedMisses(work, POLICIES[candidate.strategy.policy])
+    found = _sizer(
+        loader,
+        place(0),
+        epoch.topology,
+        epoch.specs,
         placed=place,
         seen=epoch.seen,
         see_many=epoch.see_many,
         misses=lambda *_: misses,
-        strategy=strategy,
-        settings=loader.options.planned or PlannedSettings(),
-        num_rows=work.num_rows,
-        row_bytes=work.row_bytes,
-        epoch_batches=work.epoch_batches,
-        horizon=_horizon(loader),
         num_threads=epoch.machine.num_threads,
-        may_use_fewer=loader.may_use_fewer,
         staging_bytes=epoch.engine.staging_bytes,
-        reads_neighbors=epoch.topology.is_read,
-        samples_slowly=epoch.topology.is_slow or epoch.topology.is_read,
-        reads_more=bool(read - specs),
         disk_bytes=disk_bytes,
         packed_bytes=misses.packed_bytes if candidate.is_offline else None,
     ).choose()
@@ -161,9 +148,29 @@ def predict_epoch(
     return predict(candidate, work, epoch.machine, resources)
 
 
-def _horizon(loader: LoaderSpec) -> Horizon | None:
-    """Return the horizon of the epochs after the next; None if they are not known."""
-    return Horizon(len(loader.presampler.seeds)) if loader.knows_epochs else None
+def _sizer(
+    loader: LoaderSpec,
+    placement: Placement,
+    topology: Topology,
+    specs: tuple[AttributeSpec, ...],
+    **measured: Any,
+) -> LookaheadSizer:
+    """Return the sizer of a loader; fields that differ in a prediction are given by name."""
+    read = {path for path, mode in placement.modes.items() if mode == "disk"}
+    presampler = loader.presampler
+    return LookaheadSizer(
+        strategy=placement.strategy,
+        settings=loader.options.planned or PlannedSettings(),
+        num_rows=topology.csc.num_nodes,
+        row_bytes=sum(spec.row_bytes for spec in specs),
+        epoch_batches=presampler.epoch_batches,
+        horizon=Horizon(len(presampler.seeds)) if loader.knows_epochs else None,
+        may_use_fewer=loader.may_use_fewer,
+        reads_neighbors=topology.is_read,
+        samples_slowly=topology.is_slow or topology.is_read,
+        reads_more=bool(read - {spec.path for spec in specs}),
+        **measured,
+    )
 
 
 def open_rows(strategy: Strategy, loader: LoaderSpec, placement: Placement) -> DataSources:
