@@ -71,7 +71,7 @@ class PartsReader(SealedReader[PartsManifest]):
         if self.sizes.sum() != self.manifest.vectors.num_rows:
             raise CorruptStoreError(f"{self.path}: the parts are not all vectors", path=self.path)
 
-    def problems(self) -> Iterator[Problem]:
+    def meaningless(self) -> Iterator[Problem]:
         for first, rows in self.paged(self.manifest.vectors).pieces():
             for row in np.flatnonzero(~np.isfinite(rows).all(1)):
                 yield Problem(str(self.path), f"vector {first + row} is not finite")

@@ -283,7 +283,19 @@ class SealedReader(SealedFiles[M]):
         """
 
     def problems(self) -> Iterator[Problem]:
-        """Yield where arrays cannot be read, or mean nothing; reads all of them."""
+        """Yield where arrays cannot be read; or else, where they mean nothing; reads all."""
+        is_readable = True
+        for problem in self._unreadable():
+            is_readable = False
+            yield problem
+        if is_readable:
+            yield from self.meaningless()
+
+    def meaningless(self) -> Iterator[Problem]:
+        """Yield where arrays do not mean what a directory of this kind is to hold."""
+        yield from ()
+
+    def _unreadable(self) -> Iterator[Problem]:
         for spec in self.manifest.arrays():
             if spec.layout == "paged":
                 yield from self._layout_problems(self.paged(spec))

@@ -35,14 +35,9 @@ class StoreReader(SealedReader[StoreManifest]):
                     path=self.path / edge.indptr.path,
                 )
 
-    def problems(self) -> Iterator[Problem]:
-        """Yield where arrays cannot be read; or else, where their numbers do not mean a graph."""
-        is_readable = True
-        for problem in super().problems():
-            is_readable = False
-            yield problem
-        if is_readable:
-            yield from check_meaning(self)
+    def meaningless(self) -> Iterator[Problem]:
+        """Yield where numbers do not mean a graph."""
+        return check_meaning(self)
 
 
 STORE = KINDS.register(
