@@ -15,8 +15,11 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
+import numpy as np
+
 from gnnstore._core import ReadCounts, pool_exchange, pool_trim
 from gnnstore.errors import limits_named
+from gnnstore.features.source import Rows
 from gnnstore.parallel import Admission, Lookahead, ordered_map
 from gnnstore.pipeline.seeds.base import BatchKey, SeedLabels, SeedSource
 from gnnstore.progress import WaitProgress
@@ -25,7 +28,6 @@ from gnnstore.timeline import OFF, Timeline
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from gnnstore.features.source import Rows
     from gnnstore.pipeline.order.cursor import Iteration
     from gnnstore.pipeline.order.epoch import EpochOrder
     from gnnstore.pipeline.order.state import Position
@@ -74,6 +76,33 @@ class Task(ABC):
 
     def finish(self) -> None:  # noqa: B027 - most have nothing to let go of
         """Let go of what was held for the batch: it has its rows, or failed."""
+
+
+def reselected(
+    rows: dict[str, Rows],
+    ids: NDArray[Any],
+    wanted: NDArray[Any],
+    refusal: Callable[[str], Exception] | None = None,
+    what: str = "nodes",
+) -> dict[str, Rows]:
+    """Return rows for what `transform_sampler_output` has left of a batch, or put in its place.
+
+    Parameters
+    ----------
+    refusal : callable, optional
+        Returns the error if other rows are wanted than these; by default all are left to whoever
+        gathers by id.
+    """
+    if not rows or np.array_equal(wanted, ids):
+        return rows
+    order = np.argsort(ids, kind="stable")
+    places = np.minimum(np.searchsorted(ids, wanted, sorter=order), max(0, len(ids) - 1))
+    places = order[places] if len(ids) else places
+    if len(ids) and np.array_equal(ids[places], wanted):
+        return {path: Rows(values[places], counts) for path, (values, counts) in rows.items()}
+    if refusal is not None:
+        raise refusal(f"{what} for transform_sampler_output to add to a batch")
+    return {}
 
 
 class Recorder:

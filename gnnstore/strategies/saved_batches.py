@@ -21,8 +21,7 @@ from gnnstore.features.source import AbsentRows, Rows
 from gnnstore.features.tiers.planned import PlannedCache
 from gnnstore.formats.packed.manifest import pack_command
 from gnnstore.parallel import ordered_map
-from gnnstore.pipeline.batch import BatchSource, EpochRun, Planned, Sampled, Task
-from gnnstore.pipeline.lookahead.superbatch import reselected
+from gnnstore.pipeline.batch import BatchSource, EpochRun, Planned, Sampled, Task, reselected
 from gnnstore.pipeline.order.state import LoaderState, Position
 from gnnstore.pipeline.seeds.base import BatchKey
 from gnnstore.pipeline.seeds.kinds import labels_of
@@ -238,10 +237,11 @@ class SavedTask(Task):
             (of_nodes if is_of_nodes else of_edges)[path] = Rows(_owned(rows), ReadCounts())
         if record.edge_ids is not None and of.edge_id_path:
             of_edges[of.edge_id_path] = Rows(_owned(record.edge_ids), ReadCounts())
-        found = _as_wanted(of_nodes, record.subgraph.n_id, output.node.numpy(), "nodes")
+        subgraph = record.subgraph
+        found = reselected(of_nodes, subgraph.n_id, output.node.numpy(), not_packed)
         if output.edge is not None:
             wanted = output.edge.numpy()
-            found |= _as_wanted(of_edges, record.subgraph.edge_pos, wanted, "edges")
+            found |= reselected(of_edges, subgraph.edge_pos, wanted, not_packed, "edges")
         return found
 
     def fill(self) -> None:
@@ -258,18 +258,6 @@ class SavedTask(Task):
     def _gather(self, record: SavedRecord) -> dict[str, Rows]:
         missed = self._of.plan.rows(self._number, record)
         return self._lease.gather(self._turn, record.step, missed)
-
-
-def _as_wanted(
-    rows: dict[str, Rows], ids: npt.NDArray[Any], wanted: npt.NDArray[Any], what: str
-) -> dict[str, Rows]:
-    """Return rows for what `transform_sampler_output` has left of a batch."""
-    if not rows or np.array_equal(wanted, ids):
-        return rows
-    found = reselected(rows, ids, wanted)
-    if not found:
-        raise not_packed(f"{what} for transform_sampler_output to add to a batch")
-    return found
 
 
 def _owned(view: npt.NDArray[Any]) -> npt.NDArray[Any]:

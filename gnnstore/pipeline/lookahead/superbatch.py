@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
 import numpy.typing as npt
 
 from gnnstore._core import empty
 from gnnstore.features.source import Rows
 from gnnstore.features.tiers.planned import PlanStep
 from gnnstore.interrupts import Flag
-from gnnstore.pipeline.batch import Sampled, Task
+from gnnstore.pipeline.batch import Sampled, Task, reselected
 
 if TYPE_CHECKING:
     from torch_geometric.sampler import SamplerOutput
@@ -213,29 +212,10 @@ class PlannedTask(Task):
         step, self._step = self._step, None
         if step is None or self._part is None:
             return {}
-        gathered = self._part.gather(self._i, step)
-        wanted = output.node.numpy()
-        if np.array_equal(wanted, step.ids):
-            return gathered
-        return reselected(gathered, step.ids, wanted)
+        return reselected(self._part.gather(self._i, step), step.ids, output.node.numpy())
 
     def finish(self) -> None:
         """Give up the place of its packed rows."""
         if self._part is not None:
             self._part.abandon(1)
         self._superbatch.finish()
-
-
-def reselected(
-    gathered: Mapping[str, Rows], ids: npt.NDArray[Any], wanted: npt.NDArray[Any]
-) -> dict[str, Rows]:
-    """Return the rows of other nodes, where `transform_sampler_output` has left or added some.
-
-    Rows that are not among those gathered are left to whoever gathers by id.
-    """
-    order = np.argsort(ids, kind="stable")
-    places = np.minimum(np.searchsorted(ids, wanted, sorter=order), max(0, len(ids) - 1))
-    places = order[places] if len(ids) else places
-    if len(ids) == 0 or not np.array_equal(ids[places], wanted):
-        return {}
-    return {path: Rows(rows[places], counts) for path, (rows, counts) in gathered.items()}

@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from gnnstore.errors import UsageError
 from gnnstore.features.memory import MemoryRows
-from gnnstore.pipeline.batch import BatchSource, EpochRun, Planned, Sampled, Task
-from gnnstore.pipeline.lookahead.superbatch import reselected
+from gnnstore.pipeline.batch import BatchSource, EpochRun, Planned, Sampled, Task, reselected
 from gnnstore.pipeline.partitions.buffer import StateToRead
 from gnnstore.pipeline.seeds.base import BatchKey
 from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig, seeds_alone
@@ -184,12 +183,7 @@ class StateTask(Task):
         """
         paths, wanted = self._of.paths, output.node.numpy()
         rows = {paths[name]: rows for name, rows in self._state.gather(self._local).items()}
-        if not rows or np.array_equal(wanted, self._nodes):
-            return rows
-        found = reselected(rows, self._nodes, wanted)
-        if not found:
-            raise only_epochs("nodes for transform_sampler_output to add to a batch")
-        return found
+        return reselected(rows, self._nodes, wanted, only_epochs)
 
     def finish(self) -> None:
         """Let go of the state."""
