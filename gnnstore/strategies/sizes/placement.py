@@ -6,7 +6,7 @@ reason in words, so that nobody has to guess which way a run went.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Self, cast
 
@@ -21,6 +21,7 @@ from gnnstore.planning.traits import Mode, StrategyTraits
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:
+    from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.planning.cost_model import Prediction
 
 Topology = Literal["memory", "mmap", "disk"]
@@ -326,6 +327,15 @@ def _check_topology(strategy: StrategyTraits | None, topology: str) -> None:
             f"strategy={strategy.name!r} reads nothing by itself, the topology included; choose "
             "topology='mmap', or strategy='direct'"
         )
+
+
+def read_tables(attributes: Iterable[AttributeSpec]) -> list[AttributeSpec]:
+    """Return the attributes whose rows are read from disk where memory is short, perhaps none.
+
+    Narrow rows, such as labels, are held in memory, as long as there are wide ones besides.
+    """
+    paged = [spec for spec in attributes if spec.layout == "paged" and spec.num_bytes]
+    return [spec for spec in paged if spec.row_bytes > HELD_ROW_BYTES] or paged
 
 
 def _held_tables(

@@ -36,7 +36,7 @@ from gnnstore.pipeline.seeds.links import Links
 from gnnstore.pipeline.seeds.nodes import InputNodes, resolve_input_nodes
 from gnnstore.sampling.disk import BatchRequest
 from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
-from gnnstore.strategies.sizes.placement import HELD_ROW_BYTES
+from gnnstore.strategies.sizes.placement import read_tables
 from gnnstore.timeline import OFF, Timeline, recorded
 from gnnstore.tools.bench.task import ALLOWANCE_BYTES, MAP_THREADS, Task
 
@@ -44,17 +44,13 @@ from gnnstore.tools.bench.task import ALLOWANCE_BYTES, MAP_THREADS, Task
 def split_tables(schema: Schema) -> tuple[list[AttributeSpec], list[AttributeSpec]]:
     """Return the attributes whose rows are read from disk, and those held in memory.
 
-    Loaders hold narrow rows, such as labels, in memory beside wide ones.
-
     Raises
     ------
     UsageError
         If no attribute is stored in pages, so that there is nothing to be read.
     """
     attributes = [*schema.node.attributes.values(), *schema.edge.attributes.values()]
-    paged = [spec for spec in attributes if spec.layout == "paged" and spec.num_bytes]
-    wide = [spec for spec in paged if spec.row_bytes > HELD_ROW_BYTES]
-    wide = wide or paged
+    wide = read_tables(attributes)
     if not wide:
         raise UsageError(
             "no attribute of the store is stored in pages, so no rows are read from disk and "

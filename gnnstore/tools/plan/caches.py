@@ -17,7 +17,7 @@ from gnnstore.planning.reads import ReadTotals
 from gnnstore.planning.workload import TableReads
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.strategies.builtin import auto
-from gnnstore.strategies.sizes.placement import HELD_ROW_BYTES
+from gnnstore.strategies.sizes.placement import read_tables
 from gnnstore.tools.plan.render import render_plan
 from gnnstore.tools.plan.seeds import choose_seeds
 from gnnstore.tools.plan.strategies import Asked, predict_strategies
@@ -58,12 +58,8 @@ class _Disk:
     @classmethod
     def of(cls, store: GraphStore) -> Self:
         """Find the node attributes that a loader reads from disk when memory is short."""
-        paged = [spec for spec in store.schema.node.attributes.values() if spec.layout == "paged"]
-        arrays = [store.reader.paged(spec) for spec in paged]
-        arrays = [array for array in arrays if array.num_rows and array.geometry.row_bytes]
-        # Narrow rows are held in memory, as long as there are wide ones besides.
-        wide = [array for array in arrays if array.geometry.row_bytes > HELD_ROW_BYTES]
-        arrays = wide or arrays
+        specs = read_tables(store.schema.node.attributes.values())
+        arrays = [store.reader.paged(spec) for spec in specs]
         if not arrays:
             raise UsageError(
                 f"{store.path}: no node attribute is stored in pages, so no rows are read from "
