@@ -8,20 +8,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.budget.limits import MemoryBudget
 from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.converters.stores.places import out_degrees
 from gnnstore.formats.store.reader import StoreReader
-from gnnstore.graph.sizes import StoreSizes
 from gnnstore.graph.store import open as open_store
 from gnnstore.graph.topology import Topology
 from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.seeds.nodes import InputNodes
 from gnnstore.sampling.neighbor import SamplingConfig
-from gnnstore.strategies.builtin import MMAP
-from gnnstore.strategies.sizes.placement import place
 from gnnstore.tools.inspect.node_order import OrderSaving, describe_saving
 from gnnstore.tools.plan.seeds import choose_seeds
+from gnnstore.tools.plan.trace import load_topology
 from gnnstore.tools.ui.session import Session
 from gnnstore.tools.ui.tables import print_facts
 from gnnstore.units import format_size
@@ -59,11 +56,7 @@ def count_batches(
     _, seeds = choose_seeds(store, config, seeds_asked)
     counts = np.zeros(store.num_nodes, np.uint8)
     with session.progress() as progress:
-        with progress.phase("read the topology"):
-            sizes = StoreSizes.of(store.schema)
-            budget = MemoryBudget.of(memory_bytes)
-            placement = place(sizes, budget, strategy=MMAP, seeds_bytes=counts.nbytes)
-            csc = store.topology(placement.topology)
+        csc = load_topology(store, progress, memory_bytes, counts.nbytes)
         with progress.phase("sample", unit="batches"):
             presampler = Presampler.of(store, config, seeds, batch_size, False)
             presampler.run(Topology(csc), len(os.sched_getaffinity(0)), counts)

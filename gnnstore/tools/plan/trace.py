@@ -26,6 +26,7 @@ from gnnstore.strategies.builtin import MMAP
 from gnnstore.strategies.sizes.placement import place
 
 if TYPE_CHECKING:
+    from gnnstore.formats.store.csc import Csc
     from gnnstore.graph.store import GraphStore
     from gnnstore.progress import Progress
     from gnnstore.sampling.disk import BatchRequest
@@ -53,6 +54,16 @@ class TracedEpoch:
     seconds: float
 
 
+def load_topology(
+    store: GraphStore, progress: Progress, memory: int | None = None, held_bytes: int = 0
+) -> Csc:
+    """Read the topology; map it if the budget, less the bytes that are held, is too small."""
+    sizes, budget = StoreSizes.of(store.schema), MemoryBudget.of(memory)
+    with progress.phase("read the topology"):
+        placement = place(sizes, budget, strategy=MMAP, seeds_bytes=held_bytes)
+        return store.topology(placement.topology)
+
+
 def sample_epoch(
     store: GraphStore,
     config: SamplingConfig,
@@ -66,10 +77,7 @@ def sample_epoch(
     """Sample the first batches of the first epoch of a loader with `shuffle=True`."""
     order = KeyedOrder(len(seeds), batch_size, shuffles=True, drop_last=False)
     num_batches = min(num_batches, order.num_batches)
-    with progress.phase("read the topology"):
-        csc = store.topology(
-            place(StoreSizes.of(store.schema), MemoryBudget.of(None), strategy=MMAP).topology
-        )
+    csc = load_topology(store, progress)
     began = time.perf_counter()
     trace = TraceBuilder(num_batches, store.num_nodes)
 
