@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
+# Where rows lie, or the topology does.
 Mode = Literal["memory", "mmap", "disk"]
+TOPOLOGIES = ("auto", *get_args(Mode))
 
 
 @dataclass(frozen=True)

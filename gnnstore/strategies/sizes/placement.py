@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 from gnnstore.budget.ledger import CACHED, STAGING, Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget
@@ -17,15 +17,12 @@ from gnnstore.errors import UsageError, check_choice
 from gnnstore.features.compact import MAX_ROW_BYTES
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
-from gnnstore.planning.traits import Mode, StrategyTraits
+from gnnstore.planning.traits import TOPOLOGIES, Mode, StrategyTraits
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.planning.cost_model import Prediction
-
-Topology = Literal["memory", "mmap", "disk"]
-TOPOLOGIES = ("auto", "memory", "mmap", "disk")
 
 ASKED_FOR = "it was asked for"
 # "auto" leaves an eighth of the budget to the batches that are being prepared.
@@ -41,7 +38,7 @@ _WHERE = {"memory": "in memory", "mmap": "mapped", "disk": "on disk"}
 _NEIGHBORS_SHARE = 4
 _FEWER_THREADS = "lower num_threads="
 _MAPPED_TOPOLOGY, _MAPPED = "choose topology='mmap'", "choose strategy='mmap'"
-_ALTERNATIVES: dict[tuple[Mode, Topology], tuple[str, ...]] = {
+_ALTERNATIVES: dict[tuple[Mode, Mode], tuple[str, ...]] = {
     ("memory", "memory"): (_MAPPED,),
     ("mmap", "memory"): (_MAPPED_TOPOLOGY,),
     ("mmap", "mmap"): (),
@@ -82,7 +79,7 @@ class Placement:
     """
 
     strategy: StrategyTraits
-    topology: Topology
+    topology: Mode
     modes: Mapping[str, Mode]
     ledger: Ledger
     budget_is_promise: bool
@@ -291,7 +288,7 @@ def place(
     )
 
 
-def _held(sizes: StoreSizes, mode: Mode, topology: Topology) -> list[Reservation]:
+def _held(sizes: StoreSizes, mode: Mode, topology: Mode) -> list[Reservation]:
     """Return the parts of a store that must be in memory."""
     parts = {"memory": sizes.topology_bytes, "mmap": 0, "disk": sizes.indptr_bytes}
     return [
@@ -301,7 +298,7 @@ def _held(sizes: StoreSizes, mode: Mode, topology: Topology) -> list[Reservation
     ]
 
 
-def _place_topology(topology: str, mode: Mode, sizes: StoreSizes, usable_bytes: int) -> Topology:
+def _place_topology(topology: str, mode: Mode, sizes: StoreSizes, usable_bytes: int) -> Mode:
     if topology == "auto":
         if mode == "memory" or sizes.topology_bytes <= usable_bytes:
             topology = "memory"
@@ -310,7 +307,7 @@ def _place_topology(topology: str, mode: Mode, sizes: StoreSizes, usable_bytes: 
             topology = "disk" if on_disk else "mmap"
     if topology == "disk" and sizes.indices_bytes == 0:
         topology = "memory"  # a graph without edges has no file that could be read
-    return cast(Topology, topology)
+    return cast(Mode, topology)
 
 
 def _check_topology(strategy: StrategyTraits | None, topology: str) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from gnnstore.planning.traits import TOPOLOGIES
 from gnnstore.strategies.builtin import PACKED, STATIC
 from gnnstore.tools.ui.options import (
     MEMORY,
@@ -22,7 +23,6 @@ _CACHED_BY = (PACKED.policy, *STATIC.scores)
 # As of a loader; not imported, since that costs more than --help may.
 _COMPRESS = ("none", "lz4", "zstd", "auto")
 _OF_LINKS = ("src_weight", "dst_weight", "edge_label", "edge_label_attrs")
-_TOPOLOGIES = ("auto", "memory", "mmap", "disk")
 
 _HELP = """Sample and pack epochs of STORE, so that training reads only large chunks.
 
@@ -130,7 +130,7 @@ Examples:
 )
 @click.option(
     "--topology",
-    type=click.Choice(_TOPOLOGIES),
+    type=click.Choice(TOPOLOGIES),
     default="auto",
     help="Where the topology is held while packing.",
 )
