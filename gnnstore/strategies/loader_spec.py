@@ -10,11 +10,11 @@ from gnnstore.budget.limits import affordable_threads
 from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.caching.scores import CacheSettings
 from gnnstore.disk.scratch import default_parent
+from gnnstore.formats.container.files import free_bytes
 from gnnstore.graph.indices import IndexRows
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.graph.topology import Topology
-from gnnstore.pipeline.lookahead.packer import disk_budget
 from gnnstore.planning.traits import StrategyTraits
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.strategies.sizes.placement import Placement
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.store import GraphStore
     from gnnstore.pipeline.lookahead.presample import Presampler
+
+# Of what is free where packed rows go, if nobody has said how much they may take.
+_FREE_SHARE = 2
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,9 @@ class LoaderSpec:
     def disk_bytes(self) -> int:
         """Return the disk space for temporary files beside the store."""
         settings = self.options.planned or PlannedSettings()
-        return disk_budget(self.tmpdir(settings), settings.disk_bytes)
+        if settings.disk_bytes is not None:
+            return settings.disk_bytes
+        return free_bytes(self.tmpdir(settings)) // _FREE_SHARE
 
     def taken_bytes(self, strategy: StrategyTraits) -> int:
         """Return the bytes of the budget in other loaders' caches, under some strategy."""

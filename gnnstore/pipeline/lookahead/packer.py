@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from gnnstore.features.packed.pack import pack, packed_bytes
-from gnnstore.formats.container.files import free_bytes
 from gnnstore.interrupts import CancelledError, Flag
 from gnnstore.progress import NullProgress, Progress
 
@@ -32,20 +31,11 @@ if TYPE_CHECKING:
     from gnnstore.features.source import RowSource
 
 _POLL_SECONDS = 0.05
-# Of what is free where packed rows go, if nobody has said how much they may take.
-_FREE_SHARE = 2
 # Reads of single rows for each piece of a pass: packed rows are written and read as well.
 _WORTH = 4 / 3
 _LEAST_READ_BYTES = 4 << 10
 # Each takes a byte, for as long as they are counted.
 _MAX_PIECES = 1 << 22
-
-
-def disk_budget(directory: Path, given: int | None) -> int:
-    """Return the bytes that packed rows may take in a directory."""
-    if given is not None:
-        return given
-    return free_bytes(directory) // _FREE_SHARE
 
 
 class SuperbatchPacker:
