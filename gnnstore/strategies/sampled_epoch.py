@@ -17,6 +17,7 @@ from gnnstore.features.memory import MAX_FAULT_THREADS, MIN_ROWS_PER_FAULT_THREA
 from gnnstore.graph.indices import IndexRows
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.topology import Topology
+from gnnstore.pipeline.lookahead.presample import ENOUGH_VISITS, Presampled, Presampler
 from gnnstore.pipeline.margins import MANY_BATCHES
 from gnnstore.planning.calibrate import gather_bandwidth
 from gnnstore.planning.cost_model import Machine
@@ -26,7 +27,6 @@ from gnnstore.progress import Progress
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
     from gnnstore.formats.arrays.spec import AttributeSpec
-    from gnnstore.pipeline.lookahead.presample import Presampled, Presampler
     from gnnstore.strategies.loader_spec import LoaderSpec
     from gnnstore.strategies.sizes.placement import Placement
 
@@ -35,8 +35,6 @@ _SECONDS = 3.0
 _LEAST_SPARE_BYTES = 1 << 20
 # As few say about how often rows are needed again, however long they take.
 _LEAST_BATCHES = 16
-# When every node has been needed so often on average, more batches say little more.
-_ENOUGH_VISITS = 4
 # Out-degrees of so many edges are counted in two seconds, where the graph is in memory.
 _MAX_COUNTED_EDGES = 1 << 28
 # To time sampling from elsewhere: one by one, and of many that read in-neighbours together.
@@ -202,7 +200,7 @@ def sample_workload(
         seen = presampler.run(topology, num_threads, spare_bytes=spare_bytes)
         each = (perf_counter() - began) / max(1, seen.num_batches)
         batch_nodes = max(1, seen.largest_nodes)
-        wanted = min(int(_SECONDS / max(each, 1e-6)), _ENOUGH_VISITS * num_nodes // batch_nodes)
+        wanted = min(int(_SECONDS / max(each, 1e-6)), ENOUGH_VISITS * num_nodes // batch_nodes)
         num_batches = min(max(wanted, _LEAST_BATCHES), MAX_COUNTED_BATCHES)
         spare = None if spare_bytes is None else spare_bytes // 2
         spatial = SpatialSampling.fit(num_batches * batch_nodes, num_nodes, reads.row_bytes, spare)

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from gnnstore.caching.partitions.orders import dispersed, two_level
 from gnnstore.caching.partitions.sizes import (
-    MOST_PARTITIONS,
     BufferSizes,
     Contents,
     best_sizes,
@@ -18,6 +17,7 @@ from gnnstore.caching.partitions.sizes import (
     sizes_of_partitions,
 )
 from gnnstore.errors import BudgetError
+from gnnstore.formats.partitions.manifest import MOST_PARTITIONS
 from gnnstore.testing.twins.partitions import partitions_loaded
 
 NUM_NODES, ROW_BYTES = 10**9, 10**6

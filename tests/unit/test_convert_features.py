@@ -514,7 +514,7 @@ def test_many_small_rows_are_not_held_to_be_compressed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     np.savez(tmp_path / "g.npz", edge_index=np.array([[0], [1]]), y=np.arange(500))
-    monkeypatch.setattr("gnnstore.converters.writer.node_arrays._MAX_COMPRESSED_BYTES", 1000)
+    monkeypatch.setattr("gnnstore.converters.writer.node_arrays.MAX_COMPRESSED_BYTES", 1000)
     path = from_numpy(tmp_path / "g.npz", tmp_path / "out.gnn")
     spec = StoreReader.open(path).schema.node.attributes["y"]
     assert (spec.layout, spec.shape) == ("paged", (500,))

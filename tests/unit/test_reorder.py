@@ -274,7 +274,7 @@ def test_rows_in_files_are_those_in_memory(tmp_path: Path, monkeypatch: pytest.M
     before = graph(tmp_path / "a.gnn")
     expected = reorder(before, tmp_path / "b.gnn")
     monkeypatch.setattr(reordering, "_MAX_MEMORY_BYTES", 0)
-    monkeypatch.setattr(reordering, "_MAX_COMPRESSED_BYTES", 0)
+    monkeypatch.setattr(reordering, "MAX_COMPRESSED_BYTES", 0)
     after = reorder(before, tmp_path / "c.gnn", options=ConvertOptions(memory_bytes=2**26))
     assert_renumbered(before, after)
     np.testing.assert_array_equal(

@@ -17,12 +17,12 @@ from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.caching.partitions.assignment import states_of_buckets
 from gnnstore.caching.partitions.bias import edge_permutation_bias
 from gnnstore.caching.partitions.orders import beta_swaps, two_level
+from gnnstore.formats.partitions.manifest import MOST_PARTITIONS
 
 # Edges between the partitions in memory that a loader needs: of a graph to sample from; only to be
 # trained; none.
 EdgesRead = Literal["graph", "trained", "none"]
 
-MOST_PARTITIONS = 4096
 _ENDS_BYTES, _TARGET_BYTES = 8, 4  # of an edge on disk; a graph has its target by its place
 RESIDENT_GROUPS = (2, 3, 4, 6, 8, 12, 16)
 # Bias hardly depends on the number of partitions beyond a few a group.

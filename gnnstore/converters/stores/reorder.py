@@ -36,6 +36,7 @@ from gnnstore.converters.stores.ordered_texts import texts_in_order
 from gnnstore.converters.stores.places import checked_ids, out_degrees, places_by, ranks_at_rest
 from gnnstore.converters.writer.carried_ids import CARRIED_IDS
 from gnnstore.converters.writer.graph_writer import GraphWriter
+from gnnstore.converters.writer.node_arrays import MAX_COMPRESSED_BYTES
 from gnnstore.converters.writer.options import ConvertOptions, refuse_rules
 from gnnstore.converters.writer.workload import Workload
 from gnnstore.errors import UsageError, check_choice, limits_named
@@ -54,8 +55,6 @@ _NODE_BYTES, _COMMUNITY_BYTES, _PIECES_BYTES = 10, 40, 2**26
 # An array is put in order in memory if it takes at most this share of it, twice.
 _MEMORY_SHARE = 8
 _MAX_MEMORY_BYTES = 2**28
-# Maps beyond this are laid out in pages, as attributes are: compressing an array takes it whole.
-_MAX_COMPRESSED_BYTES = 2**26
 
 
 @limits_named("reorder")
@@ -259,7 +258,7 @@ def write_in_order(graph: StoreInput, writer: GraphWriter, places: npt.NDArray[A
     own = nodes.original_id
     original = _Counting(graph.num_nodes) if own is None else CopiedRows(graph, own)
     with ordered(original) as rows:
-        is_small = 8 * graph.num_nodes <= _MAX_COMPRESSED_BYTES
+        is_small = 8 * graph.num_nodes <= MAX_COMPRESSED_BYTES
         writer.set_original_ids(rows.read() if is_small else rows)
     if nodes.original_name is not None:
         text = nodes.original_name

@@ -106,9 +106,9 @@ _LOG = logging.getLogger(__name__)
 
 # Attribute rows of at most this many bytes (a label, a mask, a weight) are kept compressed
 # and read whole; wider ones are read by row, so they are laid out in pages.
-_MAX_COMPRESSED_ROW_BYTES = 8
+MAX_COMPRESSED_ROW_BYTES = 8
 # Compressing an array takes it whole, so that one of many rows is laid out in pages as well.
-_MAX_COMPRESSED_BYTES = 2**26
+MAX_COMPRESSED_BYTES = 2**26
 _COPY_BYTES = 2**23  # pieces in which attributes are copied
 
 
@@ -223,7 +223,7 @@ class NodeArrays:
         width = row_bytes(source)
         num_bytes = source.shape[0] * width
         is_large = (
-            name == "x" or width > _MAX_COMPRESSED_ROW_BYTES or num_bytes > _MAX_COMPRESSED_BYTES
+            name == "x" or width > MAX_COMPRESSED_ROW_BYTES or num_bytes > MAX_COMPRESSED_BYTES
         )
         if width and is_large:
             self._copy(name, source, max(1, _COPY_BYTES // width), dtype, cat_dim)

@@ -17,14 +17,13 @@ from gnnstore.converters.arrays.npy import open_npy
 from gnnstore.converters.arrays.npz import open_npz
 from gnnstore.converters.arrays.source import ArraySource
 from gnnstore.converters.inputs import open_input
+from gnnstore.converters.writer.node_arrays import MAX_COMPRESSED_ROW_BYTES
 from gnnstore.errors import GnnstoreError
 
 _SAMPLE_BYTES = 2**20
 _TEXT_ITEM_BYTES = 4  # numbers in text become float32
 _COMMENTS = (b"#", b"%")
 _EDGE_LISTS = ("edge", "edges", "edge_index")  # other names that begin with "edge": attributes
-# Rows up to this size (labels, masks) are compressed to a fraction of it.
-_MAX_COMPRESSED_ROW_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ def node_workload(source: ArraySource) -> Workload:
     """Return the work that an array of node attributes [N, ...] is."""
     num_bytes = math.prod(source.shape) * source.dtype.itemsize
     read = Workload(num_nodes=source.shape[0] if source.shape else 0, binary_bytes=num_bytes)
-    if num_bytes <= read.num_nodes * _MAX_COMPRESSED_ROW_BYTES:
+    if num_bytes <= read.num_nodes * MAX_COMPRESSED_ROW_BYTES:
         return read
     return replace(read, node_bytes=num_bytes, node_items=math.prod(source.shape))
 
@@ -144,7 +143,7 @@ def _inspect_array(name: str, source: ArraySource, has_indptr: bool) -> Workload
     row_bytes = num_bytes // shape[0]
     if name.startswith("edge"):
         return replace(read, edge_row_bytes=row_bytes)
-    if row_bytes <= _MAX_COMPRESSED_ROW_BYTES:
+    if row_bytes <= MAX_COMPRESSED_ROW_BYTES:
         return read
     return replace(read, num_nodes=shape[0], node_bytes=num_bytes, node_items=math.prod(shape))
 

@@ -47,7 +47,7 @@ _MAKING_LABELS = 4
 _MEASURED_BATCHES = 4
 # When every node has been needed 4 times on average, more batches say little more. On small
 # graphs and with full fan-outs this ends the sampling long before 255 batches.
-_ENOUGH_VISITS = 4
+ENOUGH_VISITS = 4
 # A mapped topology may have to come from disk: 60,000 page faults for a batch of 1,024
 # seeds and three hops of 10.
 _MAPPED_BATCHES = 32
@@ -194,7 +194,7 @@ class Presampler:
         # As in a run: 8 threads would otherwise have 16 batches of ids at a time.
         lookahead = Lookahead(2 * num_threads, spare_bytes)
         done, largest, visits = 0, Presampled(0, 0), 0
-        enough = _ENOUGH_VISITS * topology.csc.num_nodes
+        enough = ENOUGH_VISITS * topology.csc.num_nodes
         labels_bytes: dict[int, int] = {}
 
         def request(batch: int, positions: Any) -> BatchRequest:
