@@ -97,20 +97,15 @@ class StrategyOptimizer:
         return replace(self, epoch=self.epoch.with_degrees())
 
     def predictions(
-        self,
-        candidates: Sequence[Candidate],
-        *,
-        memory: int | str | None = None,
-        disk_bytes: int | None = None,
+        self, candidates: Sequence[Candidate], *, memory: int | None = None
     ) -> list[Prediction]:
         """Predict an epoch by each of some strategies.
 
         Parameters
         ----------
-        memory, disk_bytes : int, optional
-            Budgets; by default the loader's own.
+        memory : int, optional
+            The budget; by default the loader's own.
         """
-        disk = self.disk_bytes if disk_bytes is None else disk_bytes
         found = []
         for candidate in candidates:
             if candidate.score == "degree" and self.epoch.workload.degree is None:
@@ -118,14 +113,12 @@ class StrategyOptimizer:
                 found.append(Prediction.impossible(candidate, problem))
                 continue
             try:
-                found.append(self._predict(candidate, memory, disk))
+                found.append(self._predict(candidate, memory))
             except (BudgetError, UsageError) as error:
                 found.append(Prediction.impossible(candidate, str(error)))
         return found
 
-    def _predict(
-        self, candidate: Candidate, memory: int | str | None, disk_bytes: int
-    ) -> Prediction:
+    def _predict(self, candidate: Candidate, memory: int | None) -> Prediction:
         """Predict an epoch by one strategy.
 
         Raises
@@ -141,7 +134,7 @@ class StrategyOptimizer:
 
         def predict(place: Placer) -> Prediction:
             epoch = self.epoch.sampled_for(loader, place(0))
-            return strategy.predict(candidate, epoch, loader, place, disk_bytes)
+            return strategy.predict(candidate, epoch, loader, place, self.disk_bytes)
 
         return first_that_fits(loader, strategy, predict)
 

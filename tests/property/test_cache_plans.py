@@ -185,11 +185,11 @@ def test_what_is_left_goes_to_the_most_needed_rows() -> None:
     planner = BeladyPlanner(2)
     planner.plan(trace_of([[1, 2, 3], [1, 2, 3], [1, 3, 4]]))
     assert sorted(planner.nodes.tolist()) == [1, 3]
-    assert planner.frequencies.tolist() == [3, 3]
+    assert planner._frequencies.tolist() == [3, 3]
     planner.plan(trace_of([[9]]))
     assert sorted(planner.nodes.tolist()) == [1, 3]
     planner.plan(trace_of([[5]] * 4 + [[3]]))
-    assert dict(zip(planner.nodes.tolist(), planner.frequencies.tolist(), strict=True)) == {
+    assert dict(zip(planner.nodes.tolist(), planner._frequencies.tolist(), strict=True)) == {
         3: 4,
         5: 4,
     }

@@ -74,7 +74,7 @@ def check(
                 )
                 found.close()
             assert in_files.nodes.tolist() == in_memory.nodes.tolist()
-            assert in_files.frequencies.tolist() == in_memory.frequencies.tolist()
+            assert in_files._frequencies.tolist() == in_memory._frequencies.tolist()
         assert not list(path.iterdir())
 
 
@@ -189,7 +189,7 @@ def test_frequencies_stop_at_their_largest(tmp_path: Path) -> None:
     with spilled(tmp_path, batches, 10, 0) as trace:
         planner.plan(trace, PlanPlace(tmp_path / "plan", 40)).close()
     assert planner.nodes.tolist() == [7, 8, 9]
-    assert planner.frequencies.tolist() == [65535] * 3
+    assert planner._frequencies.tolist() == [65535] * 3
 
 
 def test_many_rows_of_one_frequency_stay_in_part() -> None:
@@ -218,10 +218,10 @@ def test_rows_of_more_kinds_than_are_counted() -> None:
     planner = BeladyPlanner(num_slots)
     planner.plan(Trace.of([batch.astype(np.int32) for batch in batches]))
     assert sorted(planner.nodes.tolist()) == sorted(staying)
-    assert planner.frequencies.tolist() == frequency[planner.nodes].tolist()
+    assert planner._frequencies.tolist() == frequency[planner.nodes].tolist()
     with tempfile.TemporaryDirectory() as name:
         spilling = BeladyPlanner(num_slots)
         with spilled(Path(name), batches, len(last), 0) as trace:
             spilling.plan(trace, PlanPlace(Path(name) / "plan", 4 * len(last))).close()
     assert spilling.nodes.tolist() == planner.nodes.tolist()
-    assert spilling.frequencies.tolist() == planner.frequencies.tolist()
+    assert spilling._frequencies.tolist() == planner._frequencies.tolist()

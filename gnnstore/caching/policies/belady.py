@@ -199,11 +199,6 @@ class BeladyPlanner:
         """The row in each slot after the last plan, int64 [C]; -1: none that matters. A copy."""
         return self._nodes.copy()
 
-    @property
-    def frequencies(self) -> npt.NDArray[np.int32]:
-        """Number of batches that have needed these rows so far, int32 [C]; 0 if there is none."""
-        return self._frequencies.copy()
-
     def plan(self, trace: Trace, place: PlanPlace | None = None) -> CachePlan:
         """Plan the next superbatch: in memory, or in files if the trace is in one.
 
