@@ -257,7 +257,7 @@ def _end_beside(stop: Flag, thread: Thread) -> None:
     thread.join()
 
 
-def for_each(num_tasks: int, num_threads: int, work: Callable[[int], None]) -> None:
+def for_each(num_tasks: int, num_threads: int, work: Callable[[int], None], name: str) -> None:
     """Call work(0), ... work(num_tasks - 1), on some threads; the calling one is among them."""
     numbers = count()  # `next` of it is one step of the interpreter
     failures: list[BaseException] = []
@@ -269,9 +269,7 @@ def for_each(num_tasks: int, num_threads: int, work: Callable[[int], None]) -> N
         except BaseException as error:
             failures.append(error)
 
-    helpers = [
-        Thread(target=run, name="gnnstore-sort") for _ in range(min(num_threads, num_tasks) - 1)
-    ]
+    helpers = [Thread(target=run, name=name) for _ in range(min(num_threads, num_tasks) - 1)]
     started = []
     for helper in helpers:
         with suppress(RuntimeError):  # fewer threads change the time, not the result
@@ -286,6 +284,7 @@ def for_each(num_tasks: int, num_threads: int, work: Callable[[int], None]) -> N
 
 def interruptible(
     work: Callable[[], R],
+    name: str,
     progress: npt.NDArray[np.int64],
     stop: Flag | None = None,
     advance: Callable[[int], None] | None = None,
@@ -295,6 +294,8 @@ def interruptible(
     Parameters
     ----------
     work : callable
+    name : str
+        Name of the thread.
     progress : ndarray of int64 [2]
         The first counts up; the second is made 1 for `work` to end early.
     stop : Flag, optional
@@ -321,7 +322,7 @@ def interruptible(
             failure.append(error)
         running.release()
 
-    thread = Thread(target=run, name="gnnstore-pack")
+    thread = Thread(target=run, name=name)
     thread.start()
     done = 0
 

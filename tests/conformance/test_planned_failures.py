@@ -299,7 +299,7 @@ def test_an_interrupt_waits_for_the_kernel_that_packs() -> None:
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        interruptible(work, progress, None, None)
+        interruptible(work, "gnnstore-pack", progress, None, None)
     assert ended.is_set()
     timer.join()
 

@@ -188,5 +188,5 @@ def test_threads_that_cannot_be_started_are_done_without(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(threading.Thread, "start", refused)
     done: list[int] = []
-    for_each(5, 8, done.append)
+    for_each(5, 8, done.append, "gnnstore-sort")
     assert done == list(range(5))

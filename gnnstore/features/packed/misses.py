@@ -163,14 +163,14 @@ class MissCollector:
                     raise CancelledError("the rows that batches miss are not wanted any more")
                 sort_batch(i)
 
-            for_each(len(self.most), num_threads, unless_stopped)
+            for_each(len(self.most), num_threads, unless_stopped, "gnnstore-sort")
 
         def work() -> MissTable:
             if directory is not None:
                 return self._to_files(directory, num_threads, each)
             return self._in_memory(each)
 
-        return interruptible(work, progress, stop)
+        return interruptible(work, "gnnstore-sort", progress, stop)
 
     def _in_memory(self, each: Callable[[Callable[[int], None]], None]) -> MissTable:
         most, total = self.most, int(self.most.sum())

@@ -137,7 +137,7 @@ class TableJob:
             return _core.pack_spilled_rows(table.files, *ids, missed.samples, *outputs, **options)
 
         try:
-            counts = interruptible(work, progress, stop, advance)
+            counts = interruptible(work, "gnnstore-pack", progress, stop, advance)
         except OSError as error:
             raise self._error(error, file_bytes - self.begin) from error
         return PackedChunks(offsets, checksums, kept), PackCounts(**counts)
