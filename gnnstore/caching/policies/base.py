@@ -174,5 +174,5 @@ class SpillingPolicy(CachePolicy):
         largest_batch : int
             Rows of the largest batch.
         table_bytes : int
-            For next uses; see `BeladyPlanner.plan_spilled`.
+            For next uses; see `BeladyPlanner.plan`.
         """

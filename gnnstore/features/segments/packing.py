@@ -1,9 +1,9 @@
 """Packing with segments: rows that several batches of a segment miss are written once for them.
 
-In one pass over a table (see `packing`) each batch gets a chunk of the rows that it alone misses in
-its segment, and each segment its shared rows, cut into parts. The pass writes a part in the order
-of the table; then each is read, put in the segment's own order (see `gnnstore.caching.segments`)
-and written back, some megabytes at a time.
+In one pass over a table (see `gnnstore.features.packed.pack`) each batch gets a chunk of the rows
+that it alone misses in its segment, and each segment its shared rows, cut into parts. The pass
+writes a part in the order of the table; then each is read, put in the segment's own order (see
+`gnnstore.caching.segments`) and written back, some megabytes at a time.
 """
 
 from __future__ import annotations

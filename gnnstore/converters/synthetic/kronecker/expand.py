@@ -4,7 +4,7 @@ Papers on training from disk need graphs larger than any that is published, and 
 those that are: Ginex and SmartSAGE expand ogbn-papers100M and others by the method of Belletti
 et al. (2019). Every node becomes K, every edge (u, v) becomes edges between copies of u and
 copies of v, and which copies they join is drawn from a K x K graph that is derived from the
-seed graph (see `kronecker_factor`).
+seed graph (see `kronecker.factor`).
 
 Copy i of node u is node i N + u. All copies of a node lie far apart, as related nodes of a
 large graph do; side by side, the K copies of a hub would share its page and make caches look

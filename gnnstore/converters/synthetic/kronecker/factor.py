@@ -9,7 +9,7 @@ structured on a larger scale as the seed is on a smaller one. Here
    how densely edges run from group to group: the communities of the seed, seen from afar;
 2. P is balanced, so that all rows and all columns have the same sum. Otherwise the degrees
    would spread by the spread of the sums, and no longer be distributed as the seed's are;
-3. P is cut into patterns, one of which each edge is copied into (see `kronecker_patterns`).
+3. P is cut into patterns, one of which each edge is copied into (see `kronecker.patterns`).
 """
 
 from __future__ import annotations
