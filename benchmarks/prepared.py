@@ -40,7 +40,7 @@ from gnnstore.graph.topology import Topology
 from gnnstore.packing.job import PlanPacker
 from gnnstore.packing.sampling import PlanSettings
 from gnnstore.pipeline.lookahead.presample import Presampler
-from gnnstore.pipeline.margins import expected_bytes
+from gnnstore.pipeline.margins import with_margin
 from gnnstore.pipeline.seeds.nodes import resolve_input_nodes
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.tools.bench.rounds import measure_disk_of, run_cold
@@ -65,7 +65,7 @@ def pack(task: Task, directory: Path) -> tuple[Path, float]:
         task.batch_size,
         in_order=False,
     ).run(Topology(run.csc), run.num_threads)
-    in_flight = BATCHES * expected_bytes(seen.largest_bytes) + STAGING_BYTES
+    in_flight = BATCHES * with_margin(seen.largest_bytes) + STAGING_BYTES
     settings = PlanSettings(
         config,
         input_nodes=run.seeds,

@@ -305,10 +305,10 @@ class SharedTables:
 
 # By the store's reader: PyG's base classes make the store itself unhashable.
 _shared: WeakKeyDictionary[StoreReader, SharedTables] = WeakKeyDictionary()
-_residents_lock = threading.Lock()
+_shared_lock = threading.Lock()
 
 
 def shared_tables(store: GraphStore) -> SharedTables:
     """Return the tables that all loaders on this store object share."""
-    with _residents_lock:
+    with _shared_lock:
         return _shared.setdefault(store.reader, SharedTables())

@@ -113,7 +113,7 @@ class SampledLoader(BatchLoader):
             world_size=shard.world_size,
             progress=progress,
         )
-        request = LoaderSpec(
+        spec = LoaderSpec(
             store,
             options.read,
             presampler,
@@ -127,7 +127,7 @@ class SampledLoader(BatchLoader):
         )
         is_packed = options.read.plan is not None
         with progress.waiting():
-            opened = open_packed_sources(request) if is_packed else open_sources(request)
+            opened = open_packed_sources(spec) if is_packed else open_sources(spec)
         _log.info("%s: %s", store.path, opened.placement.reason)
         self._read_from(
             opened,

@@ -94,7 +94,7 @@ class PlanPacker:
 
     def _decide(self, cached: Sequence[str], num_slots: int, superbatch: int, segment: int) -> None:
         """Take over which attributes are packed, and how much is planned at a time."""
-        store, engine = self.store, self._sampler.tables.engine
+        store, engine = self.store, self._sampler.sources.engine
         node, edge = store.schema.node, store.schema.edge
         self.num_slots, self.superbatch = num_slots, superbatch
         self.sources: dict[str, RowSource] = {}
@@ -108,7 +108,7 @@ class PlanPacker:
         self.segment = min(segment, superbatch) if self.tables else 1
         plain_nodes = [spec for spec in node.attributes.values() if spec.path not in self.tables]
         self._records = RecordMaker(
-            self._sampler.tables, tuple(plain_nodes), tuple(edge.attributes.values()), store.schema
+            self._sampler.sources, tuple(plain_nodes), tuple(edge.attributes.values()), store.schema
         )
 
     @property
@@ -119,13 +119,13 @@ class PlanPacker:
     @property
     def rolling(self) -> tuple[int, int] | None:
         """Batches that a loader with strategy "packed" would plan at a time, and cached rows."""
-        size = self._sampler.tables.placement.superbatch
+        size = self._sampler.sources.placement.superbatch
         return None if size is None else (size.num_batches, size.num_slots)
 
     @property
     def reason(self) -> str:
         """The placement of the store's tables and topology during packing, and its reason."""
-        return self._sampler.tables.placement.reason
+        return self._sampler.sources.placement.reason
 
     def pack(
         self,
@@ -219,7 +219,7 @@ class PlanPacker:
             schema=self.store.schema,
             cached=tuple(self.tables),
             plain=tuple(spec.path for spec in self.plain),
-            has_edge_ids=self._sampler.tables.edge_ids is not None,
+            has_edge_ids=self._sampler.sources.edge_ids is not None,
             segment=self.segment,
             cached_by=settings.cached_by,
             compression=self.compression,

@@ -37,7 +37,7 @@ class RecordMaker:
         Attributes whose rows are in the records.
     """
 
-    tables: DataSources
+    sources: DataSources
     plain_nodes: tuple[AttributeSpec, ...]
     edges: tuple[AttributeSpec, ...]
     schema: Schema
@@ -74,12 +74,12 @@ class RecordMaker:
                 for found in chunks[: crc_arrays[1]]
             )
         changes = plan.batch_changes(i)
-        tables = self.tables
-        rows = [tables.nodes[spec.name].gather(subgraph.n_id).values for spec in self.plain_nodes]
-        rows += [tables.edges[spec.name].gather(subgraph.edge_pos).values for spec in self.edges]
+        sources = self.sources
+        rows = [sources.nodes[spec.name].gather(subgraph.n_id).values for spec in self.plain_nodes]
+        rows += [sources.edges[spec.name].gather(subgraph.edge_pos).values for spec in self.edges]
         edge_ids: npt.NDArray[Any] | None = None
-        if tables.edge_ids is not None:
-            edge_ids = tables.edge_ids.gather(subgraph.edge_pos).values
+        if sources.edge_ids is not None:
+            edge_ids = sources.edge_ids.gather(subgraph.edge_pos).values
         return SavedRecord(
             seeds=tuple(labels.arrays()),
             slots=plan.batch_slots(i),
@@ -108,7 +108,7 @@ class RecordMaker:
     def record_bytes(self, subgraph: CompactSample, num_changes: int, num_missed: int) -> int:
         """Return about what the record of a batch takes on disk."""
         num_nodes, num_edges = len(subgraph.n_id), len(subgraph.edge_pos)
-        edge_ids = self.tables.edge_ids
+        edge_ids = self.sources.edge_ids
         edge_bytes = _row_bytes(self.edges) + (0 if edge_ids is None else edge_ids.row_bytes)
         return (
             subgraph.num_bytes

@@ -71,10 +71,10 @@ class PlanSettings:
         The most that the plan may take; None: what is free.
     segment : int or None
         Batches that share rows on disk; 1: each has its own; None: as many as `disk_bytes` asks
-        for (see `plan_estimate`).
+        for (see `estimate_plan`).
     compress : str
         How chunks of rows are kept: "none", "lz4", "zstd", or "auto", what pays by a sample and the
-        measurements of the disk (see `plan_estimate`; "none" unless an estimate was made).
+        measurements of the disk (see `estimate_plan`; "none" unless an estimate was made).
     tmpdir : Path or None
         For subgraphs that `memory` has no room for; None: beside the store.
     """
@@ -152,7 +152,7 @@ class PlanSampler:
 
     Attributes
     ----------
-    tables : DataSources
+    sources : DataSources
         The store's parts, opened within the budget of memory.
     size : PlanSize
         Memory that is left for superbatches, and for the cache of training.
@@ -198,7 +198,7 @@ class PlanSampler:
         )
         seeds_bytes = self.seeds.num_bytes
         seeds_bytes += order_bytes(len(self.seeds), shuffles=settings.shuffle, num_orders=1)
-        self.tables = open_sources(
+        self.sources = open_sources(
             LoaderSpec(
                 store,
                 options,
@@ -208,11 +208,11 @@ class PlanSampler:
                 may_use_fewer=True,
             )
         )
-        rolling = self.tables.placement.superbatch
+        rolling = self.sources.placement.superbatch
         self._bulk_bytes = None if rolling is None else rolling.bulk_bytes
         specs = [s for s in store.schema.node.attributes.values() if self.is_read(s)]
         self.size = size_plan(
-            self.tables.placement,
+            self.sources.placement,
             row_bytes=sum(spec.row_bytes for spec in specs),
             num_rows=store.num_nodes,
             seeds_bytes=seeds_bytes,
@@ -220,8 +220,8 @@ class PlanSampler:
             cache_is_given=settings.cache_bytes is not None,
             superbatch_is_given=settings.superbatch is not None,
         )
-        self._sampler = self.tables.topology.sampler(settings.config, store.schema.index_dtype)
-        csc = self.tables.topology.csc
+        self._sampler = self.sources.topology.sampler(settings.config, store.schema.index_dtype)
+        csc = self.sources.topology.csc
         self._spools = Spools(
             settings.tmpdir or default_parent(store.path),
             csc.num_nodes,
@@ -236,13 +236,13 @@ class PlanSampler:
 
     def make_planner(self, num_slots: int) -> SpillingPlanner:
         """Return the planner of cached rows, for the empty cache of an epoch."""
-        score, engine = self.settings.cached_by, self.tables.engine
+        score, engine = self.settings.cached_by, self.sources.engine
         if score not in SCORES or engine is None or num_slots == 0:
             return BELADY.planner(num_slots)
         if self._fixed is None or len(self._fixed) != num_slots:
             maker = CacheMaker(
                 self.store,
-                self.tables.topology,
+                self.sources.topology,
                 engine,
                 CacheSettings(score),
                 self._specs,
@@ -257,7 +257,7 @@ class PlanSampler:
 
     def is_read(self, spec: AttributeSpec) -> bool:
         """Whether rows of an attribute are read from disk, so that they are cached and packed."""
-        return self.tables.placement.modes.get(spec.path) == "disk"
+        return self.sources.placement.modes.get(spec.path) == "disk"
 
     @property
     def fingerprint(self) -> dict[str, Any]:

@@ -16,9 +16,9 @@ _LEAST_MARGIN, _DEVIATIONS = 1 / 64, 5.0
 MANY_BATCHES = 64
 
 
-def expected_bytes(largest_bytes: int, margin: float = _MARGIN) -> int:
-    """Return the bytes that a batch may take, from the largest of a sample."""
-    return largest_bytes + int(largest_bytes * margin)
+def with_margin(largest: int, margin: float = _MARGIN) -> int:
+    """Return the most to expect of a batch, given the most that one of a sample has."""
+    return largest + int(largest * margin)
 
 
 def margin_of(sizes: Sequence[int]) -> float:

@@ -26,7 +26,7 @@ from gnnstore.features.tiers.static import (
 )
 from gnnstore.graph.shared import shared_tables
 from gnnstore.parallel import LONG_READ_BYTES
-from gnnstore.pipeline.margins import expected_bytes
+from gnnstore.pipeline.margins import with_margin
 from gnnstore.planning.cost_model import Prediction, Resources, predict
 from gnnstore.strategies.base import Candidate, Strategy
 from gnnstore.strategies.loader_spec import LoaderSpec
@@ -183,8 +183,8 @@ def reserve(loader: LoaderSpec, place: Placer) -> Placement:
         )
         if placement.budget_is_promise:
             release_memory()  # the samples' buffers: nothing gives them back before the first batch
-            batch_bytes = expected_bytes(presampled.largest_bytes)
-            sample_bytes = expected_bytes(presampled.largest_ids_bytes)
+            batch_bytes = with_margin(presampled.largest_bytes)
+            sample_bytes = with_margin(presampled.largest_ids_bytes)
             check_two_batches(placement.ledger, batch_bytes)
     if maker is None:
         return placement
@@ -220,8 +220,8 @@ def predict_epoch(
     placement, work = place(0), epoch.workload
     batch_bytes = sample_bytes = 0
     if placement.budget_is_promise:
-        batch_bytes = expected_bytes(epoch.seen.largest_bytes)
-        sample_bytes = expected_bytes(epoch.seen.largest_ids_bytes)
+        batch_bytes = with_margin(epoch.seen.largest_bytes)
+        sample_bytes = with_margin(epoch.seen.largest_ids_bytes)
         check_two_batches(placement.ledger, batch_bytes)
     num_rows, taken = 0, placement.resident_bytes + placement.staging_bytes
     if candidate.score is not None:

@@ -15,7 +15,7 @@ from gnnstore import NeighborLoader
 from gnnstore.converters import ConvertOptions, from_rmat
 from gnnstore.errors import BudgetError
 from gnnstore.pipeline.lookahead.presample import Presampled
-from gnnstore.pipeline.margins import MANY_BATCHES, expected_bytes, margin_of
+from gnnstore.pipeline.margins import MANY_BATCHES, margin_of, with_margin
 from gnnstore.strategies import sampled_epoch
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.batches import assert_same_batches, batches_of
@@ -130,9 +130,9 @@ def test_how_much_larger_a_batch_may_be() -> None:
     rng = np.random.default_rng(0)
     assert margin_of([1000] * 4) == margin_of([0] * 4) == 1 / 64
     assert margin_of([500, 1000, 700, 900]) > 1
-    assert expected_bytes(1000, margin_of([1000] * 4)) == 1015
+    assert with_margin(1000, margin_of([1000] * 4)) == 1015
     sizes = (1000 * rng.lognormal(0, 0.02, (300, MANY_BATCHES))).astype(int)
-    most = [expected_bytes(max(some), margin_of(some)) for some in sizes.tolist()]
+    most = [with_margin(max(some), margin_of(some)) for some in sizes.tolist()]
     later = (1000 * rng.lognormal(0, 0.02, (300, 5000))).astype(int).max(1)
     assert (later > most).mean() < 0.02
     assert max(most) < 1.2 * 1000

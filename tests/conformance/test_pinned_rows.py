@@ -15,7 +15,7 @@ import pytest
 import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.pipeline.lookahead.producer import LookaheadJob, LookaheadProducer
-from gnnstore.strategies.sizes.lookahead import _Division
+from gnnstore.strategies.sizes.lookahead import BudgetSplit
 from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.graphs import random_graph
 
@@ -39,7 +39,7 @@ def loader_of(store: Any, **options: Any) -> NeighborLoader:
 
 def without_pins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no loader pin rows that is made from now on."""
-    monkeypatch.setattr(_Division, "_pins", lambda *_: False)
+    monkeypatch.setattr(BudgetSplit, "_pins", lambda *_: False)
 
 
 def job_of(loader: NeighborLoader) -> LookaheadJob:

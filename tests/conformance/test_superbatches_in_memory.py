@@ -10,7 +10,7 @@ import pytest
 
 from gnnstore import NeighborLoader
 from gnnstore.converters import ConvertOptions, from_rmat
-from gnnstore.strategies.sizes.lookahead import _Division
+from gnnstore.strategies.sizes.lookahead import BudgetSplit
 from gnnstore.testing.batches import assert_same_batches, batches_of
 
 
@@ -53,7 +53,7 @@ def test_the_length_that_misses_least(store: Path, monkeypatch: pytest.MonkeyPat
     assert pinned < 0.97 * second_epoch(superbatch=64)[1]
     assert pinned < 0.95 * second_epoch(superbatch=4)[1]
     # Without pinned rows, traces and plans leave less memory to rows, the longer the less.
-    monkeypatch.setattr(_Division, "_pins", lambda *_: False)
+    monkeypatch.setattr(BudgetSplit, "_pins", lambda *_: False)
     chosen, rows_read = second_epoch()
     longest = second_epoch(superbatch=64)[1]
     shortest = second_epoch(superbatch=4)[1]

@@ -14,7 +14,7 @@ from gnnstore.errors import BudgetError, UsageError
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec, Schema
 from gnnstore.graph.sizes import StoreSizes, TableSize
-from gnnstore.pipeline.margins import expected_bytes
+from gnnstore.pipeline.margins import with_margin
 from gnnstore.strategies.base import Auto
 from gnnstore.strategies.builtin import STRATEGIES, find_strategy
 from gnnstore.strategies.sizes import placement
@@ -328,7 +328,7 @@ def test_two_batches_are_the_least() -> None:
         "of batches in flight), but has 1100000000 bytes of the memory= budget: 2 bytes too few; "
         "raise memory= by at least 2 B, or choose a smaller batch_size or fan-out"
     )
-    assert expected_bytes(800) == 900
+    assert with_margin(800) == 900
 
 
 def test_a_cache_of_a_given_size() -> None:

@@ -133,7 +133,7 @@ class StaticCache:
         self._lock = threading.Lock()
         self._index: SlotIndex | None = None
         self._scores: npt.NDArray[Any] = np.empty(0, np.uint8)
-        self._end_filling: Callable[[], object] = lambda: None
+        self._end_warm_up: Callable[[], object] = lambda: None
 
     def warm_up(self, nodes: npt.NDArray[np.int64], scores: npt.NDArray[Any]) -> None:
         """Read the rows of some nodes, in the order in which they lie on disk.
@@ -172,7 +172,7 @@ class StaticCache:
             self._warm_up(nodes, scores)
 
     def _warm_up(self, nodes: npt.NDArray[np.int64], scores: npt.NDArray[Any]) -> None:
-        self._end_filling()
+        self._end_warm_up()
         for rows in self._tables.values():
             rows.held = None
         self._index, self._scores = None, np.empty(0, np.uint8)
@@ -181,7 +181,9 @@ class StaticCache:
         pool_trim(0)  # the buffers of an old cache
         index = SlotIndex.of(nodes, self._num_nodes)
         tables = list(self._tables.values())
-        filling = _Filling([(rows.below, _Held.empty(index, rows.row_bytes)) for rows in tables])
+        filling = _WarmUp(
+            [(rows.below, _CachedRows.empty(index, rows.row_bytes)) for rows in tables]
+        )
         sizes = ((rows.num_rows, rows.row_bytes, len(nodes)) for rows in tables)
         is_long = sum(bytes_to_read(*each) for each in sizes) >= LONG_READ_BYTES
         if not is_long:
@@ -190,7 +192,7 @@ class StaticCache:
         for rows, (_, held) in zip(tables, filling.tables, strict=True):
             rows.held = held
         if is_long:
-            self._end_filling = run_beside(self, filling.fill_beside, "gnnstore-fill")
+            self._end_warm_up = run_beside(self, filling.warm_up_beside, "gnnstore-fill")
 
     @property
     def num_rows(self) -> int:
@@ -214,7 +216,7 @@ class StaticCache:
 
 
 @dataclass(eq=False)
-class _Held:
+class _CachedRows:
     """The cached rows of one table: those of node `index.nodes[s]` lie in slot s.
 
     Attributes
@@ -244,10 +246,10 @@ class _Held:
         return slots
 
 
-class _Filling:
+class _WarmUp:
     """Fills tables with rows from their sources; the cache that they belong to may go meanwhile."""
 
-    def __init__(self, tables: list[tuple[RowSource, _Held]]) -> None:
+    def __init__(self, tables: list[tuple[RowSource, _CachedRows]]) -> None:
         self.tables = tables
 
     def fill(self, piece_bytes: int, stop: Flag) -> None:
@@ -268,7 +270,7 @@ class _Filling:
                 if stop.is_set():
                     return
 
-    def fill_beside(self, stop: Flag) -> None:
+    def warm_up_beside(self, stop: Flag) -> None:
         """Read all rows beside batches, until `stop` is set."""
         try:
             self.fill(_BESIDE_BYTES, stop)
@@ -283,7 +285,7 @@ class StaticRows(Tier):
     Cached rows are copied while reads of the others are in flight, if the source below can.
     """
 
-    held: _Held | None = None  # replaced as a whole: reads in progress go on with the old one
+    held: _CachedRows | None = None  # replaced as a whole: reads in progress go on with the old one
 
     def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> ReadCounts:
         """Fill `out` with the rows of `ids`, the cached ones from memory."""

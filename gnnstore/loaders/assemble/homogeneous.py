@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _NOTHING: Mapping[str, Any] = {}
 
 
-class Described(Protocol):
+class BatchSchema(Protocol):
     """The parts of a graph that batches show besides rows: of a store, or of a packed plan."""
 
     @property
@@ -86,19 +86,19 @@ class BatchAssembler:
     ----------
     store : GraphStore or PackedEpochs
         Homogeneous.
-    tables : Sources
+    sources : Sources
         Its parts, opened.
     data_class : type
         `Data` or a subclass, made without arguments.
     """
 
-    def __init__(self, store: Described, tables: Sources, data_class: type[Data] = Data) -> None:
-        self._arguments = (store, tables, data_class)
+    def __init__(self, store: BatchSchema, sources: Sources, data_class: type[Data] = Data) -> None:
+        self._arguments = (store, sources, data_class)
         self._data_class = _checked(data_class)
         schema = store.schema
-        self._node_attributes = _Attribute.all_of(schema.node.attributes, tables.nodes)
-        self._edge_attributes = _Attribute.all_of(schema.edge.attributes, tables.edges)
-        self._edge_ids = tables.edge_ids
+        self._node_attributes = _Attribute.all_of(schema.node.attributes, sources.nodes)
+        self._edge_attributes = _Attribute.all_of(schema.edge.attributes, sources.edges)
+        self._edge_ids = sources.edge_ids
         self._edge_id_path = "" if schema.edge.edge_id is None else schema.edge.edge_id.path
         self._graph_level = store.graph_attributes()
         self._explicit_num_nodes = schema.explicit_num_nodes

@@ -25,7 +25,7 @@ from gnnstore.features.packed.memory import PackedBatch
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.parallel import LONG_READ_BYTES
 from gnnstore.pipeline.lookahead.session import warms_up
-from gnnstore.pipeline.margins import expected_bytes
+from gnnstore.pipeline.margins import with_margin
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.strategies.sizes.packing import ChunkMemory
 from gnnstore.strategies.sizes.prefetch import (
@@ -207,31 +207,31 @@ class LookaheadSizer:
         BudgetError
             If two batches, a plan of two, a cache of a given size, or packed rows do not fit.
         """
-        division = _Division(self, self.placed(0), self.seen)
-        if not division.placement.budget_is_promise:
-            return division.size()
+        split = BudgetSplit(self, self.placed(0), self.seen)
+        if not split.placement.budget_is_promise:
+            return split.size()
         # Fewer batches at once are slower, but may fit.
         found = None
-        if division.packs:
+        if split.packs:
             with suppress(BudgetError):
-                found = replace(division, depth="double_buffered").size()
+                found = replace(split, depth="double_buffered").size()
         if found is None:
             try:
-                found = division.size()
+                found = split.size()
             except DiskBudgetError:
                 raise  # with less memory it would be more
             except BudgetError:
                 pass
         # A pass over the table for every few batches is slower still.
-        if found is not None and not (division.packs and self._is_short(found.size)):
+        if found is not None and not (split.packs and self._is_short(found.size)):
             return found
         seen = self.see_many()
         if seen.margin <= _MOST_MARGIN:
-            division = replace(division, seen=seen, depth="minimal")
+            split = replace(split, seen=seen, depth="minimal")
         if found is None:
-            return division.size(raise_by=least_more(division.missing_bytes))
+            return split.size(raise_by=least_more(split.missing_bytes))
         with suppress(BudgetError):
-            longer = division.size()
+            longer = split.size()
             if longer.size.num_batches >= _WORTH_WAITING * found.size.num_batches:
                 return longer
         return found
@@ -243,10 +243,10 @@ class LookaheadSizer:
 
 
 @dataclass(frozen=True, eq=False)
-class _Division:
+class BudgetSplit:
     """A budget that is divided for some depth of prefetching."""
 
-    of: LookaheadSizer
+    sizer: LookaheadSizer
     placement: Placement
     seen: Presampled
     depth: PrefetchDepth = "default"
@@ -259,23 +259,23 @@ class _Division:
         raise_by : int
             Bytes by which the budget must grow, for the error if it is too small.
         """
-        of, packs, held = self.of, self.packs, self._held(raise_by)
+        sizer, packs, held = self.sizer, self.packs, self._held(raise_by)
         sampling = self._sampling(held)
-        sizer = self._sizer(held.add(*sampling))
+        superbatches = self._superbatches(held.add(*sampling))
         # Of the rows of a batch few are missed, and few enter the cache. Memory that was set aside
         # for the worst case caches more then, so it is told before the sizes are compared.
-        size = sizer.choose()
-        costs, cost = sizer.costs, None
+        size = superbatches.choose()
+        costs, cost = superbatches.costs, None
         weighs = packs or (size.num_slots > 0 and size.plans_in_memory)
         model = self._model(costs, MAX_PLANNED if weighs else _PIN_BATCHES)
         if weighs:
             found = model.first(size)
             costs = costs.with_changes(found.num_changes, found.num_accesses)
-            if model.compares and found.num_missed > 0 and sizer.takes_from_rows(size):
+            if model.compares and found.num_missed > 0 and superbatches.takes_from_rows(size):
                 cost = model.later
             if costs.packed is not None:
                 # Misses vary more than nodes do.
-                most = max(1, expected_bytes(found.most_missed))
+                most = max(1, with_margin(found.most_missed))
                 mean = max(1, self._expected(found.mean_missed))
                 packed = replace(costs.packed, most_missed=most, mean_missed=mean)
                 costs = replace(costs, packed=packed)
@@ -283,28 +283,28 @@ class _Division:
                 def cost(size: SuperbatchSize) -> float:
                     return self._packing_cost(model, costs, size)
 
-        sizer = replace(sizer, costs=costs)
-        size = sizer.choose(cost)
-        if self._pins(size) and (weighs or not of.samples_slowly):
-            costs, size = self._with_pins(sizer, size, model, compares=cost is not None)
+        superbatches = replace(superbatches, costs=costs)
+        size = superbatches.choose(cost)
+        if self._pins(size) and (weighs or not sizer.samples_slowly):
+            costs, size = self._with_pins(superbatches, size, model, compares=cost is not None)
         # Without a promise nobody has said what else memory is for; but without disk there is no
         # other place.
-        may_keep = self.placement.budget_is_promise or not of.disk_bytes
-        if cost is not None and of.num_rows * of.row_bytes >= LONG_READ_BYTES:
-            size = sizer.lengthen(size, cost)
-        if packs and of.packed_bytes is None and self.depth != "minimal" and may_keep:
+        may_keep = self.placement.budget_is_promise or not sizer.disk_bytes
+        if cost is not None and sizer.num_rows * sizer.row_bytes >= LONG_READ_BYTES:
+            size = superbatches.lengthen(size, cost)
+        if packs and sizer.packed_bytes is None and self.depth != "minimal" and may_keep:
             costs, size = ChunkMemory(
-                sizer,
+                superbatches,
                 partial(self._packing_cost, model),
                 lambda num_batches: model.num_batches / num_batches * costs.num_rows,
             ).improve(size)
         disk, on_disk = self._disk(costs, size), costs.on_disk(size.num_batches)
-        if of.packed_bytes is not None:
-            epochs = Reservation("packed epochs", of.packed_bytes(size))
+        if sizer.packed_bytes is not None:
+            epochs = Reservation("packed epochs", sizer.packed_bytes(size))
             disk, on_disk = replace(disk, reservations=(epochs,)), {}
         if packs and disk.left(on_disk) < 0:
             remedies = ["name a roomier tmpdir=", "choose strategy='belady'"]
-            if size.num_batches > of.epoch_batches:  # as somebody has said
+            if size.num_batches > sizer.epoch_batches:  # as somebody has said
                 remedies.insert(0, "lower superbatch=")
             raise disk.refusal(on_disk, *remedies, error=DiskBudgetError)
         needed = disk.peak(on_disk)
@@ -317,7 +317,7 @@ class _Division:
                 bulk_bytes=sum(r.fixed for r in sampling if r.what == _TOGETHER),
                 sampling_threads=self._sampling_threads if self.num_threads else None,
                 overlaps=self._overlaps(size, needed),
-                num_unplanned=self._num_unplanned(min(size.num_batches, of.epoch_batches)),
+                num_unplanned=self._num_unplanned(min(size.num_batches, sizer.epoch_batches)),
             ),
             needed,
         )
@@ -328,17 +328,22 @@ class _Division:
         # sample have the other half.
         plans = Ledger(self.placement.left_bytes // 2, tuple(costs.plans))
         affordable = plans.left() // max(1, per_batch(costs.plans))
-        return self.of.misses(self.num_threads, min(affordable, most))
+        return self.sizer.misses(self.num_threads, min(affordable, most))
 
     def _pins(self, size: SuperbatchSize) -> bool:
         """Whether rows may be pinned: where the cache is warmed up, and memory is not short."""
-        of = self.of
-        is_part = 0 < size.num_slots < of.num_rows and self.depth != "minimal"
-        policy = POLICIES[of.strategy.policy]
-        return is_part and warms_up(policy, size, of.num_rows, packs=of.strategy.packs)
+        sizer = self.sizer
+        is_part = 0 < size.num_slots < sizer.num_rows and self.depth != "minimal"
+        policy = POLICIES[sizer.strategy.policy]
+        return is_part and warms_up(policy, size, sizer.num_rows, packs=sizer.strategy.packs)
 
     def _with_pins(
-        self, sizer: SuperbatchSizer, size: SuperbatchSize, model: MissModel, *, compares: bool
+        self,
+        superbatches: SuperbatchSizer,
+        size: SuperbatchSize,
+        model: MissModel,
+        *,
+        compares: bool,
     ) -> tuple[SuperbatchCosts, SuperbatchSize]:
         """Return a size with pinned rows, if there are rows worth it, and its costs.
 
@@ -347,14 +352,14 @@ class _Division:
         compares : bool
             Whether sizes are compared by what they miss.
         """
-        best, least = (sizer.costs, size), model.later(size) if compares else math.inf
+        best, least = (superbatches.costs, size), model.later(size) if compares else math.inf
         for share in (_PINNED_SHARE, *(_MORE_PINNED_SHARES if compares else ())):
             pins = model.pins(int(share * size.num_slots))
             if pins is None or pins.planned_share > _MOST_PLANNED:
                 continue
-            costs = sizer.costs.with_pins(pins)
+            costs = superbatches.costs.with_pins(pins)
             with suppress(BudgetError):
-                found = replace(sizer, costs=costs).choose(model.later if compares else None)
+                found = replace(superbatches, costs=costs).choose(model.later if compares else None)
                 if compares:
                     if (price := model.later(found)) < least:
                         best, least = (costs, found), price
@@ -378,54 +383,57 @@ class _Division:
 
     def _overlaps(self, size: SuperbatchSize, disk_bytes: int) -> bool:
         """Whether disk has room for two superbatches, given what these or an epoch's only take."""
-        at_once = 1 if size.num_batches == self.of.epoch_batches else 2
-        return 2 * disk_bytes <= at_once * self.of.disk_bytes
+        at_once = 1 if size.num_batches == self.sizer.epoch_batches else 2
+        return 2 * disk_bytes <= at_once * self.sizer.disk_bytes
 
     def missing_bytes(self, more: int) -> int:
         """Return the bytes that are too few with so many more bytes of memory, about."""
         try:
-            division = replace(self, placement=self.of.placed(more))
-            held = division._held()
-            division._sizer(held.add(*division._sampling(held))).check()
+            split = replace(self, placement=self.sizer.placed(more))
+            held = split._held()
+            split._superbatches(held.add(*split._sampling(held))).check()
         except BudgetError as error:
             return error.missing_bytes or max(1, more)
         return 0
 
     def _num_unplanned(self, num_batches: int) -> int:
         """Return the batches that come without a plan while so many others are made."""
-        of = self.of
+        sizer = self.sizer
         work_bytes = num_batches * self.seen.largest_nodes * _ROW_WORK_BYTES
         # Where memory is short, there is none for reading rows in two ways.
-        if self.depth == "minimal" or of.num_rows * of.row_bytes + work_bytes < LONG_READ_BYTES:
+        if (
+            self.depth == "minimal"
+            or sizer.num_rows * sizer.row_bytes + work_bytes < LONG_READ_BYTES
+        ):
             return 0
         return max(1, num_batches // _UNPLANNED_SHARE)
 
     @property
     def packs(self) -> bool:
         """Whether missed rows are packed."""
-        return self.of.strategy.packs and self.of.row_bytes > 0
+        return self.sizer.strategy.packs and self.sizer.row_bytes > 0
 
     @property
     def num_threads(self) -> int:
         """Threads that prepare batches."""
-        of = self.of
+        sizer = self.sizer
         if self._uses_one:
             return 1
-        if not of.staging_bytes:
-            return of.num_threads
-        return max(1, min(of.num_threads, self.placement.staging_bytes // of.staging_bytes))
+        if not sizer.staging_bytes:
+            return sizer.num_threads
+        return max(1, min(sizer.num_threads, self.placement.staging_bytes // sizer.staging_bytes))
 
     @property
     def _sampling_threads(self) -> int:
         """Threads that sample ahead: one more than processors is of use only where they wait."""
-        of = self.of
-        if of.samples_slowly:
+        sizer = self.sizer
+        if sizer.samples_slowly:
             return self.num_threads
         return min(self.num_threads, len(os.sched_getaffinity(0)))
 
     @property
     def _uses_one(self) -> bool:
-        return self.depth == "minimal" and self.of.may_use_fewer
+        return self.depth == "minimal" and self.sizer.may_use_fewer
 
     @property
     def _thrifty(self) -> Placement:
@@ -433,45 +441,45 @@ class _Division:
         placement = self.placement
         if self.depth != "minimal":
             return placement
-        if self._uses_one and self.of.staging_bytes:
-            placement = placement.with_staging(self.of.staging_bytes)
+        if self._uses_one and self.sizer.staging_bytes:
+            placement = placement.with_staging(self.sizer.staging_bytes)
         threads = "one thread, and " if self._uses_one else ""
         return placement.because(f"{threads}no batch that waits, for memory= has no room for more")
 
     def _expected(self, largest: int) -> int:
         """Return the size to expect of a batch, given that of the largest one seen."""
         if self.depth == "minimal":
-            return expected_bytes(largest, self.seen.margin)
-        return expected_bytes(largest)
+            return with_margin(largest, self.seen.margin)
+        return with_margin(largest)
 
-    def _sizer(self, memory: Ledger) -> SuperbatchSizer:
+    def _superbatches(self, memory: Ledger) -> SuperbatchSizer:
         """Return a sizer of superbatches whose batches may miss all of their rows."""
-        of, seen, is_minimal = self.of, self.seen, self.depth == "minimal"
+        sizer, seen, is_minimal = self.sizer, self.seen, self.depth == "minimal"
         batch_nodes = self._expected(seen.largest_nodes)
-        id_bytes = id_dtype(of.num_rows - 1).itemsize
+        id_bytes = id_dtype(sizer.num_rows - 1).itemsize
         packed = None
         if self.packs:
             packed = PackedBatch(batch_nodes, batch_nodes, batch_nodes, id_bytes)
         costs = SuperbatchCosts(
-            num_rows=of.num_rows,
-            row_bytes=of.row_bytes,
+            num_rows=sizer.num_rows,
+            row_bytes=sizer.row_bytes,
             batch_nodes=batch_nodes,
             id_bytes=id_bytes,
             kept_bytes=self._expected(seen.largest_kept_bytes),
             labels_bytes=self._expected(seen.largest_labels_bytes),
             packed=packed,
-            policy=POLICIES[of.strategy.policy],
-            epoch_batches=of.epoch_batches,
+            policy=POLICIES[sizer.strategy.policy],
+            epoch_batches=sizer.epoch_batches,
         )
         # Plans that are packed before training are packed an epoch at a time.
-        several = self.packs and of.packed_bytes is None and not is_minimal
+        several = self.packs and sizer.packed_bytes is None and not is_minimal
         return SuperbatchSizer(
             costs,
-            of.settings,
+            sizer.settings,
             memory,
-            of.epoch_batches,
-            of.disk_bytes,
-            of.horizon if several else None,
+            sizer.epoch_batches,
+            sizer.disk_bytes,
+            sizer.horizon if several else None,
         )
 
     def _held(self, raise_by: int = 0) -> Ledger:
@@ -492,14 +500,14 @@ class _Division:
 
     def _sampling(self, held: Ledger) -> list[Reservation]:
         """Return the memory of threads that sample, and read what is packed."""
-        of, seen, num_threads = self.of, self.seen, self.num_threads
+        sizer, seen, num_threads = self.sizer, self.seen, self.num_threads
         found: list[Reservation] = []
-        reads_unplanned = self._num_unplanned(of.epoch_batches) > 0
+        reads_unplanned = self._num_unplanned(sizer.epoch_batches) > 0
         if self.placement.budget_is_promise:
-            if of.reads_neighbors:
+            if sizer.reads_neighbors:
                 # In-neighbours are fetched by a thread of their own; batches are sampled together,
                 # in memory that is counted apart.
-                found.append(Reservation("staging for in-neighbours", of.staging_bytes))
+                found.append(Reservation("staging for in-neighbours", sizer.staging_bytes))
             else:
                 # As the sampler gives it; as much while it is sampled; and as much until it is kept
                 # in half the memory.
@@ -510,16 +518,16 @@ class _Division:
             if self.packs:
                 # They have a reader of their own, in place of the other where nothing else is
                 # read, not even at first; and a place for each row.
-                spared = 0 if of.reads_more or reads_unplanned else self._thrifty.staging_bytes
+                spared = 0 if sizer.reads_more or reads_unplanned else self._thrifty.staging_bytes
                 reading = max(0, num_threads * CHUNK_STAGING_BYTES - spared)
                 reading += num_threads * _POSITION_BYTES * self._expected(seen.largest_nodes)
                 found.append(Reservation("reading packed rows", reading))
             elif reads_unplanned:
                 # A reader keeps its buffers for whoever reads next.
-                found.append(Reservation("filling the cache beside batches", of.staging_bytes))
-        if of.reads_neighbors:
+                found.append(Reservation("filling the cache beside batches", sizer.staging_bytes))
+        if sizer.reads_neighbors:
             # No more than all batches of an epoch take.
-            most = (of.epoch_batches + num_threads) * (
+            most = (sizer.epoch_batches + num_threads) * (
                 _BULK_FACTOR * self._expected(seen.largest_ids_bytes) + _BULK_LEAST_BYTES
             )
             bulk_bytes = min(most, max(0, held.add(*found).left()) // _BULK_SHARE)
@@ -533,6 +541,6 @@ class _Division:
         the memory that a number takes, and of the numbers that fit the cheapest is searched.
         """
         who = self.placement.ledger.who
-        disk = Ledger(self.of.disk_bytes, (), who, "of disk space", "disk=")
+        disk = Ledger(self.sizer.disk_bytes, (), who, "of disk space", "disk=")
         spilled = [] if size.plans_in_memory else costs.spilled_on_disk
         return disk.add(*costs.packed_on_disk(size.num_batches), *spilled)

@@ -57,7 +57,7 @@ class Asked:
     candidates: tuple[Candidate, ...]
     draws_curve: bool
 
-    def request(self, memory_bytes: int | None) -> LoaderSpec:
+    def spec(self, memory_bytes: int | None) -> LoaderSpec:
         """Return the specification of a loader with `strategy="auto"`."""
         planned = PlannedSettings(disk_bytes=self.disk_bytes)
         return LoaderSpec(
@@ -79,13 +79,13 @@ def predict_strategies(asked: Asked, progress: Progress) -> dict[str, Any]:
     dict
         JSON values, for the document of `gnnstore plan`.
     """
-    request = asked.request(asked.memory_bytes)
+    spec = asked.spec(asked.memory_bytes)
     try:
-        placement = place_for(request, STATIC)
+        placement = place_for(spec, STATIC)
     except BudgetError:
         # An epoch can be sampled with more memory than it is predicted for.
-        placement = place_for(asked.request(None), STATIC)
-    optimizer = StrategyOptimizer.of(request, placement, progress)
+        placement = place_for(asked.spec(None), STATIC)
+    optimizer = StrategyOptimizer.of(spec, placement, progress)
     if optimizer is None:
         return {"memory_bytes": asked.memory_bytes, "disk_bytes": 0, "strategies": [], "curve": []}
     if any(candidate.score == "degree" for candidate in asked.candidates):
