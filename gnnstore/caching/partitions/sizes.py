@@ -286,31 +286,9 @@ def sizes_of_partitions(
     return sorted(found, key=rank)
 
 
-def best_sizes(
-    found: list[BufferSizes],
-    *,
-    read_rate: float,
-    write_rate: float,
-    compute_seconds: float = 0.0,
-    max_bias: float | None = None,
-) -> BufferSizes:
-    """Return the sizes with the shortest epoch, and of those alike the one with the least bias.
-
-    Parameters
-    ----------
-    compute_seconds : float
-        Of training an epoch: what reading hides behind.
-    max_bias : float, optional
-        Sizes with more are not taken, unless all have more.
-    """
-    biases = {sizes: sizes.bias() for sizes in found}
-    allowed = [s for s in found if max_bias is None or biases[s] <= max_bias]
-    if not allowed:
-        return min(found, key=biases.__getitem__)
-    return min(
-        allowed,
-        key=lambda s: (max(compute_seconds, s.io_seconds(read_rate, write_rate)), biases[s]),
-    )
+def best_sizes(found: list[BufferSizes], *, read_rate: float, write_rate: float) -> BufferSizes:
+    """Return the sizes with the shortest epoch, and of those alike the one with the least bias."""
+    return min(found, key=lambda s: (s.io_seconds(read_rate, write_rate), s.bias()))
 
 
 def _shapes(*, for_edges: bool) -> Iterator[tuple[str, int]]:
