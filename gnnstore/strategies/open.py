@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 from gnnstore.errors import BudgetError
-from gnnstore.strategies.base import Auto
-from gnnstore.strategies.builtin import STRATEGIES
+from gnnstore.strategies.base import Auto, Strategy
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.optimizer import choices_for
 from gnnstore.strategies.sizes.placement import Placement, Placer
@@ -27,41 +27,48 @@ def open_sources(loader: LoaderSpec) -> DataSources:
     StorageError, CorruptStoreError
         If the store cannot be read.
     """
-    strategy = loader.options.strategy
-    if not isinstance(strategy, Auto):
-        return _open(loader, _reserved(loader))
+    given = _given(loader)
+    if isinstance(given, Strategy):
+        strategy, placement = _reserved(loader)
+        return strategy.open(loader, placement)
     refusals: list[BudgetError] = []
-    for chosen in choices_for(loader, strategy):
+    for chosen in choices_for(loader, given):
         own = replace(loader, options=chosen.options)
+        reasons = {"why": chosen.why, "instead_of_static": chosen.instead_of_static}
         try:
-            placement = _reserved(own, why=chosen.why, instead_of_static=chosen.instead_of_static)
+            strategy, placement = _reserved(own, **reasons)
         except BudgetError as error:
             refusals.append(error)
         else:
-            return _open(own, replace(placement, predicted=chosen.predicted))
+            return strategy.open(own, replace(placement, predicted=chosen.predicted))
     raise refusals[-1]
 
 
-def _open(loader: LoaderSpec, placement: Placement) -> DataSources:
-    return STRATEGIES[placement.strategy.name].open(loader, placement)
+def _given(loader: LoaderSpec) -> Strategy | Auto:
+    # Strategies take options, so options know them by their traits alone.
+    return cast("Strategy | Auto", loader.options.strategy)
 
 
-def _reserved(loader: LoaderSpec, **reasons: str) -> Placement:
-    """Return where a store's parts lie, with what the strategy reserves beside them."""
-    strategy, own = loader.options.strategy, loader.without_second_cache()
+def _reserved(loader: LoaderSpec, **reasons: str) -> tuple[Strategy, Placement]:
+    """Return the strategy, and where a store's parts lie with what it reserves beside them."""
+    given, own = _given(loader), loader.without_second_cache()
 
-    def reserve(place: Placer) -> Placement:
-        return STRATEGIES[place(0).strategy.name].reserve(own, place)
+    def reserve(place: Placer) -> tuple[Strategy, Placement]:
+        strategy = given
+        if isinstance(strategy, Auto):
+            strategy = strategy.by_mode[place(0).strategy.mode]
+        return strategy, strategy.reserve(own, place)
 
     if own is loader:
-        return first_that_fits(loader, strategy, reserve, **reasons)
-    taken = format_size(loader.taken_bytes(strategy))
+        return first_that_fits(loader, given, reserve, **reasons)
+    taken = format_size(loader.taken_bytes(given))
     try:
-        placement = first_that_fits(loader, strategy, reserve, **reasons)
+        strategy, placement = first_that_fits(loader, given, reserve, **reasons)
     except BudgetError as error:
         error.message += (
             f". Of memory=, {taken} are the cache of a loader on the same store, with another "
             "strategy; give both the same, and they share it"
         )
         raise
-    return placement.because(f"no cache, for {taken} of memory= are that of another strategy")
+    note = f"no cache, for {taken} of memory= are that of another strategy"
+    return strategy, placement.because(note)
