@@ -1,36 +1,30 @@
-"""Predicts the time of an epoch by each strategy from a sample and measurements of the disk.
+"""The parts from which strategies predict the time of an epoch: rates, resources, and stages.
 
 An epoch has stages. Those that overlap take as long as the longest of them, on the disk or on the
-processors; the others add up. While one superbatch is consumed the next is made, that of the next
-epoch too, if the disk has room for both; only the very first one is waited for.
+processors; the others add up.
 
-The model knows no graph: it takes plain numbers, and returns plain numbers.
+The model knows no graph and no strategy: it takes plain numbers, and returns plain numbers.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.disk.profile.device_profile import DeviceProfile
 from gnnstore.planning.reads import ReadTotals
 from gnnstore.planning.traits import Candidate
 from gnnstore.planning.workload import PAGE_BYTES, Workload
 
 # Epochs of a run, over which one-time costs are spread.
-_EPOCHS = 10
+EPOCHS = 10
 
 # Seconds of a processor, on one of 3 GHz: to put a read into a queue and take its result, to take
-# a page fault, to plan a row (Belady, with its trace on disk), to hand a batch from thread to
-# thread and make it an object of PyG's.
+# a page fault, to hand a batch from thread to thread and make it an object of PyG's.
 _READ_SECONDS = 3e-6
 _FAULT_SECONDS = 20e-6
-_PLAN_SECONDS = 60e-9
 _BATCH_SECONDS = 1e-3
-# On disk, for each row of a batch that is planned: its id, its slot, and an entry of the cache.
-_SPILLED_ROW_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -145,6 +139,32 @@ class Prediction:
     problem: str = ""
 
     @classmethod
+    def of(  # noqa: PLR0917 - in the order of the fields
+        cls,
+        candidate: Candidate,
+        resources: Resources,
+        seconds: float,
+        seconds_once: float,
+        stages: Mapping[str, float],
+        reads: ReadTotals,
+        sequential_bytes: int = 0,
+        written_bytes: int = 0,
+    ) -> Prediction:
+        """Return the prediction of an epoch whose longest stage is the bottleneck."""
+        bottleneck = max(stages, key=lambda name: stages[name])
+        return cls(
+            candidate,
+            seconds,
+            seconds_once,
+            stages,
+            bottleneck,
+            reads,
+            sequential_bytes,
+            written_bytes,
+            resources,
+        )
+
+    @classmethod
     def impossible(cls, candidate: Candidate, problem: str) -> Prediction:
         """Return the prediction of a strategy that is impossible."""
         nothing = ReadTotals()
@@ -174,38 +194,25 @@ class Prediction:
     @property
     def cost(self) -> float:
         """Seconds of an epoch and its share of one-time costs; infinite if it is impossible."""
-        return self.seconds + self.seconds_once / _EPOCHS if self.is_feasible else math.inf
-
-
-def predict(
-    candidate: Candidate, workload: Workload, machine: Machine, resources: Resources
-) -> Prediction:
-    """Predict an epoch.
-
-    Parameters
-    ----------
-    candidate : Candidate
-        One that is possible.
-    resources : Resources
-        See `gnnstore.strategies.optimizer`.
-    """
-    if resources.num_threads:
-        machine = replace(machine, num_threads=resources.num_threads)
-    model = _Model(candidate, workload, machine, resources)
-    if candidate.is_offline:
-        return model.from_plan()
-    return model.planned() if candidate.strategy.plans else model.unplanned()
+        return self.seconds + self.seconds_once / EPOCHS if self.is_feasible else math.inf
 
 
 @dataclass(frozen=True, eq=False)
-class _Model:
-    candidate: Candidate
+class EpochCosts:
+    """The seconds that parts of an epoch take, whatever the strategy.
+
+    Attributes
+    ----------
+    workload : Workload
+    machine : Machine
+    """
+
     workload: Workload
     machine: Machine
-    resources: Resources
 
     @property
     def sampling(self) -> float:
+        """Seconds of sampling all batches."""
         return self.workload.seconds_sampling * self.workload.epoch_batches
 
     @property
@@ -219,181 +226,41 @@ class _Model:
         each = self.workload.batch_bytes / self.machine.gather_bytes_per_second + _BATCH_SECONDS
         return each * self.workload.epoch_batches / self.machine.workers
 
-    def unplanned(self) -> Prediction:
-        """Predict batches that are sampled and assembled one by one."""
-        work, slots = self.workload, self.resources.num_slots
-        reads, once, reading = ReadTotals(), 0.0, 0.0
-        issuing = 0.0
-        mode, score = self.candidate.strategy.mode, self.candidate.score
-        if mode == "mmap":
-            num_pages = self.resources.cached_bytes // PAGE_BYTES
-            per_batch = work.pages.lru_misses(num_pages, work.epoch_batches)
-            faults = round(per_batch * work.epoch_batches)
-            reads = ReadTotals(faults, faults * PAGE_BYTES)
-            reading = faults / self.machine.faults_per_second()
-            first = work.pages.lru_first_misses(num_pages, work.epoch_batches)
-            once = first / self.machine.faults_per_second()
-        elif mode == "memory":
-            once = work.table_bytes / self.machine.disk.sequential_read_bytes_per_second
-        else:
-            if score is None:
-                reads = work.direct_reads()
-            else:
-                reads = work.static_reads(slots, by_degree=score == "degree")
-                once = self._warm_up_seconds(slots)
-            reading = self.machine.random_seconds(reads)
-            issuing = reads.reads * _READ_SECONDS / self.machine.workers
-        computing = self.sampling + self.assembling + issuing
-        stages = {
-            "sampling": self.sampling,
-            "reading rows": reading,
-            "assembling": self.assembling + issuing,
-        }
-        if once and mode == "disk":
-            stages = {"filling": once, **stages}
-        seconds = max(self.reading_neighbors + reading, computing)
-        return self._prediction(seconds, once, stages, reads)
+    def issuing(self, reads: ReadTotals) -> float:
+        """Seconds in which all threads put reads into queues, and take their results."""
+        return reads.reads * _READ_SECONDS / self.machine.workers
 
-    def planned(self) -> Prediction:
-        """Predict batches that are sampled and planned a superbatch at a time."""
-        found, epoch_batches = self._by_superbatches(), self.workload.epoch_batches
-        if self.resources.superbatch <= epoch_batches:
-            return found
-        # Superbatches of several epochs come later; the first one has one.
-        shorter = replace(self.resources, superbatch=epoch_batches)
-        first = replace(self, resources=shorter)._by_superbatches()
-        more = max(0.0, first.seconds - found.seconds)
-        return replace(found, seconds_once=first.seconds_once + more)
-
-    def _by_superbatches(self) -> Prediction:
-        work, machine, slots = self.workload, self.machine, self.resources.num_slots
-        strategy = self.candidate.strategy
-        policy = POLICIES[strategy.policy]
-        size = max(1, self.resources.superbatch)
-        num = work.epoch_batches / size  # less than 1 where a superbatch has several epochs
-        num_rows = work.batch_rows * work.epoch_batches
-        planning = num_rows * _PLAN_SECONDS
-        kept = 0
-        if not self.resources.keeps_in_memory:
-            kept = int(work.kept_bytes * work.epoch_batches + _SPILLED_ROW_BYTES * num_rows)
-        writing = kept / machine.disk.sequential_write_bytes_per_second
-        recalling = kept / machine.disk.sequential_read_bytes_per_second
-        stages = {"sampling": self.sampling, "planning": planning}
-        reads, in_order, written = ReadTotals(), kept, kept
-        making_disk, making_computing = writing, self.sampling + planning
-        if strategy.packs:
-            misses = work.misses(policy, slots, size)
-            not_written = num * self.resources.chunk_memory_bytes
-            packed = max(0, int(misses * work.row_bytes - not_written))
-            if self.resources.chunk_memory_bytes and not self.resources.disk_bytes:
-                # Without disk, rows that memory has no room for are read one by one.
-                reads, packed = ReadTotals(packed // max(1, work.row_bytes), packed), 0
-            passes = num if num < 1 else math.ceil(num)
-            scanned = int(passes * work.scan_bytes(policy, slots, size))
-            packing = scanned / machine.disk.sequential_read_bytes_per_second
-            packing += packed / machine.disk.sequential_write_bytes_per_second
-            reading = packed / machine.disk.sequential_read_bytes_per_second
-            reading += machine.random_seconds(reads)
-            in_order, written = in_order + scanned + packed, written + packed
-            stages |= {"packing": packing, "reading packed": reading}
-            making_disk += packing
-            issuing = reads.reads * _READ_SECONDS / machine.workers
-        else:
-            reads = work.planned_reads(policy, slots, size)
-            reading = machine.random_seconds(reads)
-            issuing = reads.reads * _READ_SECONDS / machine.workers
-            stages |= {"reading rows": reading}
-        stages |= {"assembling": self.assembling + issuing}
-        # Subgraphs are written while others are sampled; packing needs the plan of all.
-        making = max(self.sampling, writing) + planning + (making_disk - writing)
-        following = max(reading + recalling, self.assembling + issuing)
-        busiest = max(
-            self.reading_neighbors + making_disk + reading + recalling,
-            making_computing + self.assembling + issuing,
-        )
-        # Where rows are packed, the initial rows of the cache come with the others.
-        fills = policy.looks_ahead and not strategy.packs
-        once = self._warm_up_seconds(slots) if fills else 0.0
-        if once:
-            stages = {"filling": once, **stages}
-        if self.resources.overlaps:
-            seconds = max(making, following, busiest)
-            once += making / math.ceil(num) + self._unplanned_seconds()
-        else:
-            seconds = self._overlapped(num, making, following, busiest)
-        return self._prediction(seconds, once, stages, reads, in_order, written)
-
-    def from_plan(self) -> Prediction:
-        """Predict batches that were sampled and packed before training."""
-        work, machine, slots = self.workload, self.machine, self.resources.num_slots
-        policy = POLICIES[self.candidate.strategy.policy]
-        size = max(1, min(self.resources.superbatch, work.epoch_batches))
-        rolling = replace(self.resources, keeps_in_memory=True)
-        packed = replace(self, resources=rolling).planned()
-        recorded = int(work.ids_bytes * work.epoch_batches)
-        # Each epoch of a plan begins with an empty cache, to be followed from any.
-        rows = int(work.misses(policy, slots, size, initial="nothing") * work.row_bytes)
-        in_order = recorded + rows
-        reading = in_order / machine.disk.sequential_read_bytes_per_second
-        stages = {
-            "reading packed": reading,
-            "assembling": self.assembling,
-            "packing": sum(packed.stages[name] for name in ("sampling", "planning", "packing"))
-            + recorded / machine.disk.sequential_write_bytes_per_second,
-        }
-        seconds = max(reading, self.assembling)
-        # Packing is done for each epoch, but before training.
-        once = stages["packing"] * _EPOCHS
-        return self._prediction(seconds, once, stages, ReadTotals(), in_order, 0)
-
-    def _unplanned_seconds(self) -> float:
-        """Return the seconds of reading what is not planned: the disk has nothing else to do."""
-        share = self.resources.num_unplanned / max(1, self.workload.epoch_batches)
-        return share * self.machine.random_seconds(self.workload.direct_reads()) if share else 0.0
-
-    def _warm_up_seconds(self, num_slots: int) -> float:
+    def warming_up(self, num_slots: int) -> float:
+        """Seconds of reading the rows that most batches need into a cache."""
         return self.machine.random_seconds(self.workload.warm_up_reads(num_slots))
 
-    @staticmethod
-    def _overlapped(num: float, making: float, following: float, busiest: float) -> float:
-        """Return the seconds of superbatches, each consumed while the next is made.
+    def one_by_one(
+        self,
+        candidate: Candidate,
+        resources: Resources,
+        reads: ReadTotals,
+        reading: float,
+        *,
+        issuing: float = 0.0,
+        once: float = 0.0,
+        filling: float = 0.0,
+    ) -> Prediction:
+        """Predict batches that are sampled, read and assembled one by one.
 
         Parameters
         ----------
-        num : float
-            Superbatches of an epoch.
-        making, following : float
-            Of the whole epoch.
-        busiest : float
-            Of the disk, or of the processors, in it.
+        reads : ReadTotals
+            Of rows or pages, in an epoch.
+        reading, issuing : float
+            Seconds that they take, of the disk and of the processors.
+        once, filling : float
+            Seconds of work that is done once: before the first epoch or among its reads, and as a
+            stage of its own.
         """
-        if num <= 1:
-            return making + following
-        alone = (making + following) / num
-        together = (1 - 1 / num) * max(making, following)
-        return max(alone + together, busiest)
-
-    def _prediction(  # noqa: PLR0917 - in the order of the fields
-        self,
-        seconds: float,
-        once: float,
-        stages: dict[str, float],
-        reads: ReadTotals,
-        in_order: int = 0,
-        written: int = 0,
-    ) -> Prediction:
-        of_epoch = {
-            n: s for n, s in stages.items() if not (n == "packing" and self.candidate.is_offline)
-        }
-        bottleneck = max(of_epoch, key=lambda name: of_epoch[name])
-        return Prediction(
-            self.candidate,
-            seconds,
-            once,
-            stages,
-            bottleneck,
-            reads,
-            in_order,
-            written,
-            self.resources,
-        )
+        assembling = self.assembling + issuing
+        stages = {"sampling": self.sampling, "reading rows": reading, "assembling": assembling}
+        if filling:
+            stages = {"filling": filling, **stages}
+        computing = self.sampling + self.assembling + issuing
+        seconds = max(self.reading_neighbors + reading, computing)
+        return Prediction.of(candidate, resources, seconds, once + filling, stages, reads)

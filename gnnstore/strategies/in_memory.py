@@ -6,7 +6,9 @@ from functools import partial
 
 from gnnstore._core import release_memory
 from gnnstore.graph.sizes import StoreSizes
-from gnnstore.planning.cost_model import Prediction, Resources, predict
+from gnnstore.planning.cost_model import EpochCosts, Machine, Prediction, Resources
+from gnnstore.planning.reads import ReadTotals
+from gnnstore.planning.workload import PAGE_BYTES, Workload
 from gnnstore.strategies.base import Candidate, Strategy
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.sampled_epoch import SampledEpoch
@@ -45,6 +47,23 @@ def predict_epoch(
         pages_bytes = max(0, left_bytes)
     resources = Resources(placement.resident_bytes, cached_bytes=pages_bytes)
     return predict(candidate, epoch.workload, epoch.machine, resources)
+
+
+def predict(
+    candidate: Candidate, workload: Workload, machine: Machine, resources: Resources
+) -> Prediction:
+    """Predict an epoch with some resources."""
+    reads, reading = ReadTotals(), 0.0
+    if candidate.strategy.mode == "mmap":
+        num_pages, num_batches = resources.cached_bytes // PAGE_BYTES, workload.epoch_batches
+        faults = round(workload.pages.lru_misses(num_pages, num_batches) * num_batches)
+        reads = ReadTotals(faults, faults * PAGE_BYTES)
+        reading = faults / machine.faults_per_second()
+        first = workload.pages.lru_first_misses(num_pages, num_batches)
+        once = first / machine.faults_per_second()
+    else:
+        once = workload.table_bytes / machine.disk.sequential_read_bytes_per_second
+    return EpochCosts(workload, machine).one_by_one(candidate, resources, reads, reading, once=once)
 
 
 def open_rows(strategy: Strategy, loader: LoaderSpec, placement: Placement) -> DataSources:

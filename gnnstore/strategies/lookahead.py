@@ -5,37 +5,32 @@ A loader is sized by the misses of batches that are planned beforehand, a predic
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from gnnstore._core import release_memory
-from gnnstore.caching.policies.base import CachePolicy, Planner
+from gnnstore.caching.policies.base import CachePolicy
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.policies.settings import PlannedSettings
-from gnnstore.caching.scores import most_needed
-from gnnstore.caching.trace import Trace, TraceBuilder
-from gnnstore.features.tiers.pinned import PinnedRows
-from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.graph.shared import shared_tables
 from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs
 from gnnstore.pipeline.lookahead.packer import DiskQuota
 from gnnstore.pipeline.lookahead.producer import LookaheadJob
-from gnnstore.pipeline.lookahead.session import FixedNodes, slot_layout, warms_up
+from gnnstore.pipeline.lookahead.session import FixedNodes
 from gnnstore.pipeline.margins import MANY_BATCHES
-from gnnstore.pipeline.superbatch_size import SuperbatchSize
-from gnnstore.planning.cost_model import Prediction, Resources, predict
+from gnnstore.planning.cost_model import EPOCHS, EpochCosts, Machine, Prediction, Resources
+from gnnstore.planning.reads import ReadTotals
 from gnnstore.planning.workload import Workload
 from gnnstore.strategies.base import Candidate, Strategy
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.sampled_epoch import SampledEpoch, out_degrees
-from gnnstore.strategies.sizes.lookahead import LookaheadSizer, Misses
+from gnnstore.strategies.sizes.lookahead import LookaheadSizer
+from gnnstore.strategies.sizes.misses import EstimatedMisses, MeasuredMisses
 from gnnstore.strategies.sizes.placement import Placement, Placer
 from gnnstore.strategies.sizes.placing import with_engine
-from gnnstore.strategies.sizes.superbatch import Horizon, Pins
+from gnnstore.strategies.sizes.superbatch import Horizon
 from gnnstore.strategies.sources import DataSources
 from gnnstore.strategies.static import CacheMaker
 
@@ -43,15 +38,16 @@ if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.topology import Topology
-    from gnnstore.pipeline.lookahead.presample import Presampled, Presampler
+    from gnnstore.pipeline.lookahead.presample import Presampled
 
 # Sampling and planning these takes about 1.5 s for batches of 136,000 nodes: less than a tenth
 # of an epoch that they make faster. Small ones are done at once.
 _PROFILE_BATCHES = 128
-# Fewer do not tell how often rows are needed again.
-_LEAST_TOLD = 16
-# Rows that less than one in so many batches needs are not pinned.
-_RARELY = 32
+
+# Seconds of a processor, on one of 3 GHz, to plan a row (Belady, with its trace on disk).
+_PLAN_SECONDS = 60e-9
+# On disk, for each row of a batch that is planned: its id, its slot, and an entry of the cache.
+_SPILLED_ROW_BYTES = 16
 
 
 def reserve(loader: LoaderSpec, place: Placer) -> Placement:
@@ -148,6 +144,16 @@ def predict_epoch(
     return predict(candidate, work, epoch.machine, resources)
 
 
+def predict(
+    candidate: Candidate, workload: Workload, machine: Machine, resources: Resources
+) -> Prediction:
+    """Predict an epoch with some resources."""
+    if resources.num_threads:
+        machine = replace(machine, num_threads=resources.num_threads)
+    epoch = _Epoch(candidate, workload, machine, resources)
+    return epoch.from_plan() if candidate.is_offline else epoch.planned()
+
+
 def _sizer(
     loader: LoaderSpec,
     placement: Placement,
@@ -216,166 +222,144 @@ def _fixed_nodes(
     return None if maker is None else FixedNodes(maker.choose, loader.store.num_nodes)
 
 
-class MeasuredMisses:
-    """Misses of batches that are sampled beforehand, and planned."""
+@dataclass(frozen=True, eq=False)
+class _Epoch:
+    """An epoch by superbatches: while one is consumed, the next is made.
 
-    def __init__(
-        self,
-        topology: Topology,
-        presampler: Presampler,
-        *,
-        policy: CachePolicy,
-        packs: bool,
-        num_batches: int,
-        num_threads: int,
-        spare_bytes: int | None,
-        fixed: FixedNodes | None,
-    ) -> None:
-        self._topology = topology
-        self._presampler = presampler
-        self._policy, self._packs = policy, packs
-        self.num_batches = num_batches
-        self._num_threads = num_threads
-        self._spare_bytes = spare_bytes
-        self._fixed = fixed
-        self._trace: Trace | None = None
-        self._planned: dict[tuple[int, ...], Misses] = {}
-        self._unpinned: tuple[npt.NDArray[Any], Trace] | None = None
+    That of the next epoch too, if the disk has room for both; only the very first one is waited
+    for.
+    """
 
-    @property
-    def compares(self) -> bool:
-        """Whether the sample tells how many batches are worth planning together."""
-        # A fixed choice of cached rows does not depend on how many batches are planned.
-        return self._fixed is None and self.num_batches >= _LEAST_TOLD
-
-    def first(self, size: SuperbatchSize) -> Misses:
-        """Return the misses from where a loader begins."""
-        return self._plan(size, size.num_batches)
-
-    def later(self, size: SuperbatchSize) -> float:
-        """Return the rows that are missed in mid-run: from a cache of what most of it needs."""
-        return self._plan(size, self.num_batches).num_missed
-
-    def _plan(self, size: SuperbatchSize, num_filled_for: int) -> Misses:
-        """Plan from a cache that is filled for so many batches, if it would be filled."""
-        trace = self._sampled()
-        # Of superbatches as long as the sample, or longer, there is one.
-        at_once = max(1, min(size.num_batches, trace.num_batches))
-        num_filled_for = min(num_filled_for, trace.num_batches)
-        key = (at_once, size.num_slots, size.num_pinned, num_filled_for)
-        if key not in self._planned:
-            trace = self._without(size.pinned)
-            planner = self._planner(size, trace.first(num_filled_for))
-            misses = changes = most = 0
-            progress = self._presampler.progress.phase(
-                "plan batches beforehand", trace.num_batches, "batches"
-            )
-            with progress as shown:
-                for first in range(0, trace.num_batches, at_once):
-                    offsets = trace.offsets[first : first + at_once + 1]
-                    ids = trace.ids[offsets[0] : offsets[-1]]
-                    plan = planner.plan(Trace(ids, offsets - offsets[0]))
-                    misses += plan.num_misses
-                    changes += len(plan.change_positions)
-                    most = max(most, int(plan.misses.max(initial=0)))
-                    shown.advance(plan.num_batches)
-            mean = -(-misses // self.num_batches)
-            self._planned[key] = Misses(misses, changes, trace.num_accesses, most, mean)
-        return self._planned[key]
-
-    def pins(self, num_rows: int) -> Pins | None:
-        """Return the rows that most batches need, at most so many."""
-        trace, num_nodes = self._sampled(), self._topology.csc.num_nodes
-        if self._fixed is not None or trace.num_batches < _LEAST_TOLD:
-            return None
-        least = max(2, trace.num_batches // _RARELY)
-        nodes = most_needed(trace, num_nodes, num_rows, least=least)
-        if len(nodes) == 0:
-            return None
-        nodes = nodes.astype(id_dtype(num_nodes - 1))
-        others = np.diff(self._without(nodes).offsets).max()
-        return Pins(len(nodes), float(others / np.diff(trace.offsets).max()), nodes)
-
-    def _without(self, pinned: npt.NDArray[Any] | None) -> Trace:
-        """Return the trace without pinned rows."""
-        trace = self._sampled()
-        if pinned is None:
-            return trace
-        if self._unpinned is None or self._unpinned[0] is not pinned:
-            self._unpinned = None  # there is memory for one
-            rows = PinnedRows.of(pinned, self._topology.csc.num_nodes, 0)
-            batches = [trace.batch(i) for i in range(trace.num_batches)]
-            others = batches if rows is None else [rows.drop(ids) for ids in batches]
-            self._unpinned = pinned, Trace.of(others)
-        return self._unpinned[1]
-
-    def _planner(self, size: SuperbatchSize, first: Trace) -> Planner:
-        """Return a planner of a cache as the first batches find it."""
-        num_slots, num_nodes = size.num_planned_slots, self._topology.csc.num_nodes
-        if self._fixed is not None:
-            planner: Planner = self._fixed.planner(num_slots)
-            planner.restart(slot_layout(self._fixed.of(num_slots), num_slots))
-            return planner
-        planner = self._policy.planner(num_slots)
-        if warms_up(self._policy, size, num_nodes, packs=self._packs):
-            planner.restart(slot_layout(most_needed(first, num_nodes, num_slots), num_slots))
-        return planner
-
-    def _sampled(self) -> Trace:
-        if self._trace is None:
-            builder = TraceBuilder(self.num_batches, self._topology.csc.num_nodes)
-            # Without a bound, batches that are sampled together from disk would take 1 GB.
-            spare = None if self._spare_bytes is None else self._spare_bytes // 2
-            self._presampler.run(
-                self._topology, self._num_threads, spare_bytes=spare, trace=builder
-            )
-            self._trace = builder.build()
-            release_memory()
-        return self._trace
-
-
-@dataclass(frozen=True)
-class EstimatedMisses:
-    """Misses of an epoch, from how often a sample needs rows again."""
-
+    candidate: Candidate
     workload: Workload
-    policy: CachePolicy
+    machine: Machine
+    resources: Resources
 
     @property
-    def num_batches(self) -> int:
-        """Batches of an epoch."""
-        return self.workload.epoch_batches
+    def policy(self) -> CachePolicy:
+        """The policy whose plans are followed."""
+        return POLICIES[self.candidate.strategy.policy]
 
     @property
-    def compares(self) -> bool:
-        """Whether sizes of superbatches can be compared: any can."""
-        return True
+    def costs(self) -> EpochCosts:
+        """The costs that an epoch has by any strategy."""
+        return EpochCosts(self.workload, self.machine)
 
-    def first(self, size: SuperbatchSize) -> Misses:
-        """Return the misses of an epoch."""
-        work, misses = self.workload, self.later(size)
-        accesses = int(work.batch_rows * work.epoch_batches)
-        each = int(misses / work.epoch_batches)
-        return Misses(misses, int(misses), accesses, each, each)
+    def planned(self) -> Prediction:
+        """Predict batches that are sampled and planned a superbatch at a time."""
+        found, epoch_batches = self._by_superbatches(), self.workload.epoch_batches
+        if self.resources.superbatch <= epoch_batches:
+            return found
+        # Superbatches of several epochs come later; the first one has one.
+        shorter = replace(self.resources, superbatch=epoch_batches)
+        first = replace(self, resources=shorter)._by_superbatches()
+        more = max(0.0, first.seconds - found.seconds)
+        return replace(found, seconds_once=first.seconds_once + more)
 
-    def later(self, size: SuperbatchSize) -> float:
-        """Return the rows that an epoch misses."""
-        return self.workload.misses(self.policy, size.num_slots, size.num_batches)
+    def _by_superbatches(self) -> Prediction:
+        work, machine, slots = self.workload, self.machine, self.resources.num_slots
+        costs, policy, packs = self.costs, self.policy, self.candidate.strategy.packs
+        size = max(1, self.resources.superbatch)
+        num = work.epoch_batches / size  # less than 1 where a superbatch has several epochs
+        num_rows = work.batch_rows * work.epoch_batches
+        planning = num_rows * _PLAN_SECONDS
+        kept = 0
+        if not self.resources.keeps_in_memory:
+            kept = int(work.kept_bytes * work.epoch_batches + _SPILLED_ROW_BYTES * num_rows)
+        writing = kept / machine.disk.sequential_write_bytes_per_second
+        recalling = kept / machine.disk.sequential_read_bytes_per_second
+        stages = {"sampling": costs.sampling, "planning": planning}
+        reads, in_order, written = ReadTotals(), kept, kept
+        making_disk, making_computing = writing, costs.sampling + planning
+        if packs:
+            misses = work.misses(policy, slots, size)
+            not_written = num * self.resources.chunk_memory_bytes
+            packed = max(0, int(misses * work.row_bytes - not_written))
+            if self.resources.chunk_memory_bytes and not self.resources.disk_bytes:
+                # Without disk, rows that memory has no room for are read one by one.
+                reads, packed = ReadTotals(packed // max(1, work.row_bytes), packed), 0
+            passes = num if num < 1 else math.ceil(num)
+            scanned = int(passes * work.scan_bytes(policy, slots, size))
+            packing = scanned / machine.disk.sequential_read_bytes_per_second
+            packing += packed / machine.disk.sequential_write_bytes_per_second
+            reading = packed / machine.disk.sequential_read_bytes_per_second
+            reading += machine.random_seconds(reads)
+            in_order, written = in_order + scanned + packed, written + packed
+            stages |= {"packing": packing, "reading packed": reading}
+            making_disk += packing
+        else:
+            reads = work.planned_reads(policy, slots, size)
+            reading = machine.random_seconds(reads)
+            stages |= {"reading rows": reading}
+        issuing = costs.issuing(reads)
+        stages |= {"assembling": costs.assembling + issuing}
+        # Subgraphs are written while others are sampled; packing needs the plan of all.
+        making = max(costs.sampling, writing) + planning + (making_disk - writing)
+        following = max(reading + recalling, costs.assembling + issuing)
+        busiest = max(
+            costs.reading_neighbors + making_disk + reading + recalling,
+            making_computing + costs.assembling + issuing,
+        )
+        # Where rows are packed, the initial rows of the cache come with the others.
+        fills = policy.looks_ahead and not packs
+        once = costs.warming_up(slots) if fills else 0.0
+        if once:
+            stages = {"filling": once, **stages}
+        if self.resources.overlaps:
+            seconds = max(making, following, busiest)
+            once += making / math.ceil(num) + self._unplanned_seconds()
+        else:
+            seconds = self._overlapped(num, making, following, busiest)
+        return Prediction.of(
+            self.candidate, self.resources, seconds, once, stages, reads, in_order, written
+        )
 
-    def pins(self, num_rows: int) -> Pins | None:
-        """Return how many rows most batches need, at most so many, and what of a batch they are."""
-        work = self.workload
-        if work.sampled_batches < _LEAST_TOLD:
-            return None
-        least = max(2, work.sampled_batches // _RARELY)
-        num_pinned, uses = work.frequency.highest(num_rows, least)
-        if num_pinned == 0:
-            return None
-        return Pins(num_pinned, max(0.0, 1 - uses / work.batch_rows))
+    def from_plan(self) -> Prediction:
+        """Predict batches that were sampled and packed before training."""
+        work, machine, slots = self.workload, self.machine, self.resources.num_slots
+        size = max(1, min(self.resources.superbatch, work.epoch_batches))
+        rolling = replace(self.resources, keeps_in_memory=True)
+        packed = replace(self, resources=rolling).planned()
+        recorded = int(work.ids_bytes * work.epoch_batches)
+        # Each epoch of a plan begins with an empty cache, to be followed from any.
+        rows = int(work.misses(self.policy, slots, size, initial="nothing") * work.row_bytes)
+        in_order = recorded + rows
+        reading = in_order / machine.disk.sequential_read_bytes_per_second
+        assembling = self.costs.assembling
+        packing = sum(packed.stages[name] for name in ("sampling", "planning", "packing"))
+        packing += recorded / machine.disk.sequential_write_bytes_per_second
+        # Packing is done for each epoch, but before training.
+        found = Prediction.of(
+            self.candidate,
+            self.resources,
+            max(reading, assembling),
+            packing * EPOCHS,
+            {"reading packed": reading, "assembling": assembling},
+            ReadTotals(),
+            in_order,
+        )
+        return replace(found, stages={**found.stages, "packing": packing})
 
-    def packed_bytes(self, size: SuperbatchSize) -> int:
-        """Return the disk space of an epoch's records and packed rows, planned from no cache."""
-        work = self.workload
-        sizes = (size.num_slots, size.num_batches)
-        misses = work.misses(self.policy, *sizes, initial="nothing")
-        return int(misses * work.row_bytes + work.ids_bytes * work.epoch_batches)
+    def _unplanned_seconds(self) -> float:
+        """Return the seconds of reading what is not planned: the disk has nothing else to do."""
+        share = self.resources.num_unplanned / max(1, self.workload.epoch_batches)
+        return share * self.machine.random_seconds(self.workload.direct_reads()) if share else 0.0
+
+    @staticmethod
+    def _overlapped(num: float, making: float, following: float, busiest: float) -> float:
+        """Return the seconds of superbatches, each consumed while the next is made.
+
+        Parameters
+        ----------
+        num : float
+            Superbatches of an epoch.
+        making, following : float
+            Of the whole epoch.
+        busiest : float
+            Of the disk, or of the processors, in it.
+        """
+        if num <= 1:
+            return making + following
+        alone = (making + following) / num
+        together = (1 - 1 / num) * max(making, following)
+        return max(alone + together, busiest)

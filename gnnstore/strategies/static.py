@@ -27,7 +27,8 @@ from gnnstore.features.tiers.static import (
 from gnnstore.graph.shared import shared_tables
 from gnnstore.parallel import LONG_READ_BYTES
 from gnnstore.pipeline.margins import with_margin
-from gnnstore.planning.cost_model import Prediction, Resources, predict
+from gnnstore.planning.cost_model import EpochCosts, Machine, Prediction, Resources
+from gnnstore.planning.workload import Workload
 from gnnstore.strategies.base import Candidate, Strategy
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.sampled_epoch import SampledEpoch
@@ -236,6 +237,21 @@ def predict_epoch(
         taken += cost.bytes_of(num_rows)
     resources = Resources(taken, num_rows, num_rows * work.row_bytes)
     return predict(candidate, work, epoch.machine, resources)
+
+
+def predict(
+    candidate: Candidate, workload: Workload, machine: Machine, resources: Resources
+) -> Prediction:
+    """Predict an epoch with some resources."""
+    costs, filling = EpochCosts(workload, machine), 0.0
+    if candidate.score is None:
+        reads = workload.direct_reads()
+    else:
+        by_degree = candidate.score == "degree"
+        reads = workload.static_reads(resources.num_slots, by_degree=by_degree)
+        filling = costs.warming_up(resources.num_slots)
+    reading, issuing = machine.random_seconds(reads), costs.issuing(reads)
+    return costs.one_by_one(candidate, resources, reads, reading, issuing=issuing, filling=filling)
 
 
 def open_rows(strategy: Strategy, loader: LoaderSpec, placement: Placement) -> DataSources:

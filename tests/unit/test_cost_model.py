@@ -19,9 +19,10 @@ from gnnstore.caching.scores import most_needed, select_nodes
 from gnnstore.caching.trace import Trace
 from gnnstore.disk.profile.tuning import tune_reads
 from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout
-from gnnstore.planning.cost_model import Machine, Prediction, Resources, predict
+from gnnstore.planning.cost_model import Machine, Prediction, Resources
 from gnnstore.planning.reads import ReadTotals
 from gnnstore.planning.workload import SampledTrace, SpatialSampling, TableReads, Workload
+from gnnstore.strategies.base import Candidate
 from gnnstore.strategies.builtin import auto
 from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.effort import examples
@@ -284,6 +285,14 @@ def machine(
         },
     )
     return Machine(profile, 1e10, **{"num_threads": 2, "num_cores": 2, **fields})
+
+
+def predict(
+    candidate: Candidate, workload: Workload, machine: Machine, resources: Resources
+) -> Prediction:
+    kind: Any = candidate.strategy.kind()
+    found: Prediction = kind.predict(candidate, workload, machine, resources)
+    return found
 
 
 def forecast(name: str, *of: Any) -> Prediction:

@@ -1,0 +1,195 @@
+"""Misses of a planned cache by its size: measured for a loader, estimated for a prediction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore._core import release_memory
+from gnnstore.caching.policies.base import CachePolicy, Planner
+from gnnstore.caching.scores import most_needed
+from gnnstore.caching.trace import Trace, TraceBuilder
+from gnnstore.features.tiers.pinned import PinnedRows
+from gnnstore.formats.arrays.dtypes import id_dtype
+from gnnstore.pipeline.lookahead.session import FixedNodes, slot_layout, warms_up
+from gnnstore.pipeline.superbatch_size import SuperbatchSize
+from gnnstore.planning.workload import Workload
+from gnnstore.strategies.sizes.lookahead import Misses
+from gnnstore.strategies.sizes.superbatch import Pins
+
+if TYPE_CHECKING:
+    from gnnstore.graph.topology import Topology
+    from gnnstore.pipeline.lookahead.presample import Presampler
+
+# Fewer do not tell how often rows are needed again.
+_LEAST_TOLD = 16
+# Rows that less than one in so many batches needs are not pinned.
+_RARELY = 32
+
+
+class MeasuredMisses:
+    """Misses of batches that are sampled beforehand, and planned."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        presampler: Presampler,
+        *,
+        policy: CachePolicy,
+        packs: bool,
+        num_batches: int,
+        num_threads: int,
+        spare_bytes: int | None,
+        fixed: FixedNodes | None,
+    ) -> None:
+        self._topology = topology
+        self._presampler = presampler
+        self._policy, self._packs = policy, packs
+        self.num_batches = num_batches
+        self._num_threads = num_threads
+        self._spare_bytes = spare_bytes
+        self._fixed = fixed
+        self._trace: Trace | None = None
+        self._planned: dict[tuple[int, ...], Misses] = {}
+        self._unpinned: tuple[npt.NDArray[Any], Trace] | None = None
+
+    @property
+    def compares(self) -> bool:
+        """Whether the sample tells how many batches are worth planning together."""
+        # A fixed choice of cached rows does not depend on how many batches are planned.
+        return self._fixed is None and self.num_batches >= _LEAST_TOLD
+
+    def first(self, size: SuperbatchSize) -> Misses:
+        """Return the misses from where a loader begins."""
+        return self._plan(size, size.num_batches)
+
+    def later(self, size: SuperbatchSize) -> float:
+        """Return the rows that are missed in mid-run: from a cache of what most of it needs."""
+        return self._plan(size, self.num_batches).num_missed
+
+    def _plan(self, size: SuperbatchSize, num_filled_for: int) -> Misses:
+        """Plan from a cache that is filled for so many batches, if it would be filled."""
+        trace = self._sampled()
+        # Of superbatches as long as the sample, or longer, there is one.
+        at_once = max(1, min(size.num_batches, trace.num_batches))
+        num_filled_for = min(num_filled_for, trace.num_batches)
+        key = (at_once, size.num_slots, size.num_pinned, num_filled_for)
+        if key not in self._planned:
+            trace = self._without(size.pinned)
+            planner = self._planner(size, trace.first(num_filled_for))
+            misses = changes = most = 0
+            progress = self._presampler.progress.phase(
+                "plan batches beforehand", trace.num_batches, "batches"
+            )
+            with progress as shown:
+                for first in range(0, trace.num_batches, at_once):
+                    offsets = trace.offsets[first : first + at_once + 1]
+                    ids = trace.ids[offsets[0] : offsets[-1]]
+                    plan = planner.plan(Trace(ids, offsets - offsets[0]))
+                    misses += plan.num_misses
+                    changes += len(plan.change_positions)
+                    most = max(most, int(plan.misses.max(initial=0)))
+                    shown.advance(plan.num_batches)
+            mean = -(-misses // self.num_batches)
+            self._planned[key] = Misses(misses, changes, trace.num_accesses, most, mean)
+        return self._planned[key]
+
+    def pins(self, num_rows: int) -> Pins | None:
+        """Return the rows that most batches need, at most so many."""
+        trace, num_nodes = self._sampled(), self._topology.csc.num_nodes
+        if self._fixed is not None or trace.num_batches < _LEAST_TOLD:
+            return None
+        least = max(2, trace.num_batches // _RARELY)
+        nodes = most_needed(trace, num_nodes, num_rows, least=least)
+        if len(nodes) == 0:
+            return None
+        nodes = nodes.astype(id_dtype(num_nodes - 1))
+        others = np.diff(self._without(nodes).offsets).max()
+        return Pins(len(nodes), float(others / np.diff(trace.offsets).max()), nodes)
+
+    def _without(self, pinned: npt.NDArray[Any] | None) -> Trace:
+        """Return the trace without pinned rows."""
+        trace = self._sampled()
+        if pinned is None:
+            return trace
+        if self._unpinned is None or self._unpinned[0] is not pinned:
+            self._unpinned = None  # there is memory for one
+            rows = PinnedRows.of(pinned, self._topology.csc.num_nodes, 0)
+            batches = [trace.batch(i) for i in range(trace.num_batches)]
+            others = batches if rows is None else [rows.drop(ids) for ids in batches]
+            self._unpinned = pinned, Trace.of(others)
+        return self._unpinned[1]
+
+    def _planner(self, size: SuperbatchSize, first: Trace) -> Planner:
+        """Return a planner of a cache as the first batches find it."""
+        num_slots, num_nodes = size.num_planned_slots, self._topology.csc.num_nodes
+        if self._fixed is not None:
+            planner: Planner = self._fixed.planner(num_slots)
+            planner.restart(slot_layout(self._fixed.of(num_slots), num_slots))
+            return planner
+        planner = self._policy.planner(num_slots)
+        if warms_up(self._policy, size, num_nodes, packs=self._packs):
+            planner.restart(slot_layout(most_needed(first, num_nodes, num_slots), num_slots))
+        return planner
+
+    def _sampled(self) -> Trace:
+        if self._trace is None:
+            builder = TraceBuilder(self.num_batches, self._topology.csc.num_nodes)
+            # Without a bound, batches that are sampled together from disk would take 1 GB.
+            spare = None if self._spare_bytes is None else self._spare_bytes // 2
+            self._presampler.run(
+                self._topology, self._num_threads, spare_bytes=spare, trace=builder
+            )
+            self._trace = builder.build()
+            release_memory()
+        return self._trace
+
+
+@dataclass(frozen=True)
+class EstimatedMisses:
+    """Misses of an epoch, from how often a sample needs rows again."""
+
+    workload: Workload
+    policy: CachePolicy
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of an epoch."""
+        return self.workload.epoch_batches
+
+    @property
+    def compares(self) -> bool:
+        """Whether sizes of superbatches can be compared: any can."""
+        return True
+
+    def first(self, size: SuperbatchSize) -> Misses:
+        """Return the misses of an epoch."""
+        work, misses = self.workload, self.later(size)
+        accesses = int(work.batch_rows * work.epoch_batches)
+        each = int(misses / work.epoch_batches)
+        return Misses(misses, int(misses), accesses, each, each)
+
+    def later(self, size: SuperbatchSize) -> float:
+        """Return the rows that an epoch misses."""
+        return self.workload.misses(self.policy, size.num_slots, size.num_batches)
+
+    def pins(self, num_rows: int) -> Pins | None:
+        """Return how many rows most batches need, at most so many, and what of a batch they are."""
+        work = self.workload
+        if work.sampled_batches < _LEAST_TOLD:
+            return None
+        least = max(2, work.sampled_batches // _RARELY)
+        num_pinned, uses = work.frequency.highest(num_rows, least)
+        if num_pinned == 0:
+            return None
+        return Pins(num_pinned, max(0.0, 1 - uses / work.batch_rows))
+
+    def packed_bytes(self, size: SuperbatchSize) -> int:
+        """Return the disk space of an epoch's records and packed rows, planned from no cache."""
+        work = self.workload
+        sizes = (size.num_slots, size.num_batches)
+        misses = work.misses(self.policy, *sizes, initial="nothing")
+        return int(misses * work.row_bytes + work.ids_bytes * work.epoch_batches)
