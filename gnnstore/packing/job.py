@@ -49,7 +49,7 @@ from gnnstore.sampling.compact import CompactSample
 from gnnstore.units import format_at_least, format_size
 
 if TYPE_CHECKING:
-    from gnnstore.caching.policies.base import SpillingPlanner
+    from gnnstore.caching.policies.base import Planner
     from gnnstore.features.source import RowSource
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.store import GraphStore
@@ -238,11 +238,11 @@ class PlanPacker:
                 if number >= writer.num_superbatches:
                     self._pack_superbatch(writer, superbatch, advance)
 
-    def make_planner(self) -> SpillingPlanner:
+    def make_planner(self) -> Planner:
         """Return the planner of cached rows, for the empty cache of an epoch."""
         return self._sampler.make_planner(self.num_slots)
 
-    def first_batches(self, planner: SpillingPlanner, most: int) -> PlannedSuperbatch:
+    def first_batches(self, planner: Planner, most: int) -> PlannedSuperbatch:
         """Sample and plan the first batches; to be closed by the caller."""
         num_batches = min(most, self.superbatch)
         return next(self._sampler.superbatches(0, num_batches, planner, num_batches))

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.caching.policies.registry import BELADY
+from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.segments import SharedRows, segments_of
 from gnnstore.caching.trace import Trace
 from gnnstore.features.packed.chunks import chunk_bytes
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES
 from gnnstore.planning.reads import ReadTotals, count_extents
+from gnnstore.strategies.builtin import PACKED
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:
@@ -242,7 +243,7 @@ def rolling_layout(
     some = list(batches[:_ROLLING_BATCHES])
     size = max(1, min(superbatch, costs.batches_per_epoch))
     for _ in range(2):  # fewer at a time miss more rows, so once more for how many that are
-        planner = BELADY.planner(num_slots)
+        planner = POLICIES[PACKED.policy].planner(num_slots)
         misses = np.concatenate(
             [np.empty(0, np.int64)]
             + [

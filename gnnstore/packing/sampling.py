@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.caching.policies.fixed import FixedPlanner
-from gnnstore.caching.policies.registry import BELADY
+from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.scores import SCORES, CacheSettings, select_nodes
 from gnnstore.disk.scratch import default_parent
 from gnnstore.errors import UsageError, check_choice
@@ -35,7 +35,7 @@ from gnnstore.strategies.static import CacheMaker
 
 if TYPE_CHECKING:
     from gnnstore.caching.plan import CachePlan
-    from gnnstore.caching.policies.base import SpillingPlanner
+    from gnnstore.caching.policies.base import Planner
     from gnnstore.caching.trace import Trace
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.store import GraphStore
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 _NO_DISK_LIMIT = 2**62
 
 
-# The first by default: nothing misses fewer rows.
-CACHED_BY = (BELADY.name, *SCORES)
+# The first by default: that of strategy "packed".
+CACHED_BY = (PACKED.policy, *SCORES)
 COMPRESS = ("none", *COMPRESSIONS, "auto")
 
 
@@ -234,11 +234,11 @@ class PlanSampler:
         self._presampler, self._specs = presampler, tuple(specs)
         self._fixed: npt.NDArray[np.int64] | None = None
 
-    def make_planner(self, num_slots: int) -> SpillingPlanner:
+    def make_planner(self, num_slots: int) -> Planner:
         """Return the planner of cached rows, for the empty cache of an epoch."""
         score, engine = self.settings.cached_by, self.sources.engine
         if score not in SCORES or engine is None or num_slots == 0:
-            return BELADY.planner(num_slots)
+            return POLICIES[PACKED.policy].planner(num_slots)
         if self._fixed is None or len(self._fixed) != num_slots:
             maker = CacheMaker(
                 self.store,
@@ -272,7 +272,7 @@ class PlanSampler:
         }
 
     def superbatches(
-        self, epoch: int, superbatch: int, planner: SpillingPlanner, most: int | None = None
+        self, epoch: int, superbatch: int, planner: Planner, most: int | None = None
     ) -> Iterator[PlannedSuperbatch]:
         """Sample and plan the batches of an epoch.
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gnnstore.budget.ledger import Ledger
+from gnnstore.caching.policies.registry import BELADY
 from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.features.packed.memory import PackedBatch
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
@@ -22,6 +23,7 @@ COSTS = SuperbatchCosts(
     batch_nodes=10_000,
     id_bytes=4,
     kept_bytes=100_000,
+    policy=BELADY,
     packed=PackedBatch(10_000, 1000, 1000, 4),
     epoch_batches=EPOCH,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gnnstore.budget.ledger import PLANNED, SLOTS, STAGING, Ledger, Reservation
+from gnnstore.caching.policies.registry import BELADY
 from gnnstore.features.tiers.planned import PlannedCache
 from gnnstore.packing.size import PlanSize, size_plan
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
@@ -13,7 +14,7 @@ from gnnstore.strategies.sizes.placement import Placement
 from gnnstore.strategies.sizes.superbatch import SuperbatchCosts
 
 MIB = 1 << 20
-COSTS = SuperbatchCosts(10**6, 400, batch_nodes=10_000, id_bytes=4, kept_bytes=100_000)
+COSTS = SuperbatchCosts(10**6, 400, 10_000, id_bytes=4, kept_bytes=100_000, policy=BELADY)
 
 
 _STAGING = Reservation(STAGING, 8 * MIB)

@@ -31,7 +31,7 @@ from gnnstore.strategies.sizes.superbatch import Horizon, Pins, SuperbatchCosts,
 
 MB = 10**6
 COSTS = SuperbatchCosts(
-    num_rows=10**6, row_bytes=512, batch_nodes=10_000, id_bytes=4, kept_bytes=60_000
+    num_rows=10**6, row_bytes=512, batch_nodes=10_000, id_bytes=4, kept_bytes=60_000, policy=BELADY
 )
 FIXED = Ledger(0, tuple(BELADY.reserve(10_000))).peak({})  # what any plan takes
 COUNTS = 9831  # of next uses, for each batch
@@ -316,7 +316,7 @@ def test_too_little_for_two_batches() -> None:
 def test_what_planning_on_disk_takes_is_counted(
     left: int, batches: int, nodes: int, rows: int, cache: int | None
 ) -> None:
-    costs = SuperbatchCosts(rows, 512, batch_nodes=nodes, id_bytes=4, kept_bytes=10 * nodes)
+    costs = SuperbatchCosts(rows, 512, nodes, id_bytes=4, kept_bytes=10 * nodes, policy=BELADY)
     try:
         size = sizer(left, 2000, costs=costs, disk_bytes=10**15, cache_bytes=cache).size_of(batches)
     except BudgetError:
@@ -342,6 +342,7 @@ def test_what_planning_on_disk_takes_is_counted(
         batch_nodes=st.integers(0, 10**6),
         id_bytes=st.sampled_from([4, 8]),
         kept_bytes=st.integers(0, 10**7),
+        policy=st.just(BELADY),
     ),
     settings=st.builds(
         PlannedSettings,

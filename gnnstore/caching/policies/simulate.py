@@ -3,8 +3,8 @@
 All of them work as a loader does, batch by batch: the hits of a batch are the rows that were
 cached before it, and its rows may enter after it. "degree" and "frequency" are filled once, with
 the rows of the highest scores (see `gnnstore.caching.scores`); "lru" and "sieve" learn while they
-run, as online caches do; "belady" knows the trace, and no cache misses less. The last three start
-empty.
+run, as online caches do; "belady" knows the trace, and no cache misses less. All but the first two
+start empty.
 """
 
 from __future__ import annotations

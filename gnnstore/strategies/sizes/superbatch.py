@@ -21,7 +21,6 @@ import numpy.typing as npt
 
 from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger, Reservation
 from gnnstore.caching.policies.base import MAX_PLANNED, CachePolicy, SpillingPolicy
-from gnnstore.caching.policies.registry import BELADY
 from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.errors import BudgetError
 from gnnstore.features.packed.memory import PackedBatch
@@ -109,6 +108,8 @@ class SuperbatchCosts:
     kept_bytes : int
         Of a batch's subgraph without node ids, from when it is sampled until it is joined with its
         rows.
+    policy : CachePolicy
+        Whose planner it is.
     labels_bytes : int
         Of a batch's labels, which are in memory from when it is sampled until it is joined.
     changes_share : float
@@ -116,8 +117,6 @@ class SuperbatchCosts:
     packed : PackedBatch or None
         Where missed rows are packed. With a cache that is empty, the first batches miss all of
         their rows.
-    policy : CachePolicy
-        Whose planner it is.
     epoch_batches : int
         Batches of an iteration; with a superbatch of so many, there is one at a time.
     chunk_memory_bytes : int
@@ -131,10 +130,10 @@ class SuperbatchCosts:
     batch_nodes: int
     id_bytes: int
     kept_bytes: int
+    policy: CachePolicy
     labels_bytes: int = 0
     changes_share: float = 1.0
     packed: PackedBatch | None = None
-    policy: CachePolicy = BELADY
     epoch_batches: int = 0
     chunk_memory_bytes: int = 0
     pins: Pins | None = None

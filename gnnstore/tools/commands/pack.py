@@ -66,7 +66,7 @@ Examples:
     "--cached-by",
     "cache",
     type=click.Choice(_CACHED_BY),
-    default="belady",
+    default=PACKED.policy,
     help="Policy that chooses the cached rows.",
 )
 @click.option(

@@ -28,10 +28,9 @@ Predicts the epoch of each loader strategy within --memory and --disk: time, rea
 and disk, and the slowest stage. Marks the choice of strategy="auto". A disk that has not been
 measured is measured first, for three seconds; an earlier measurement is checked.
 
-Then samples the first batches of an epoch, as a loader would, and simulates five cache policies on
-them: static ones by out-degree and by frequency in sampled batches, which are filled beforehand,
-and LRU, SIEVE and Belady's, which start empty. Belady's policy knows future batches and has the
-fewest misses of these three.
+Then samples the first batches of an epoch, as a loader would, and simulates cache policies on them:
+static ones by out-degree and by frequency in sampled batches, which are filled beforehand, and all
+others, which start empty. Of these, Belady's knows future batches and has the fewest misses.
 
 With --partitions, compares orders of training by partitions of the graph instead (MariusGNN): how
 many partitions --memory allows in the buffer, how often an epoch reads all rows, and how far its

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.tools.ui.options import describe_seeds
 from gnnstore.tools.ui.tables import print_facts, print_next, print_table, print_title
 from gnnstore.units import format_duration, format_size
@@ -71,8 +72,7 @@ def _facts(document: Mapping[str, Any]) -> dict[str, object]:
         "batches": f"{batches:,} of the {document['epoch_batches']:,} of an epoch, {rows}",
         "seeds": f"{document['batch_size']:,} a batch, of {document['num_input_nodes']:,} "
         f"({describe_seeds(document)}); fan-out {fanouts}",
-        "took": f"{document['sampling_seconds']:.2f} s to sample, {_planning(document):.2f} s to "
-        "plan one of Belady's caches",
+        "took": f"{document['sampling_seconds']:.2f} s to sample, {_planning(document)}",
         "rows of": ", ".join(document["arrays"]),
         "reads": f"in units of {document['alignment_bytes']} bytes, rows up to "
         f"{document['gap_bytes']} bytes apart together",
@@ -121,15 +121,16 @@ def _bytes(num_bytes: int) -> str:
     return format_size(num_bytes) if num_bytes else "-"
 
 
-def _planning(document: Mapping[str, Any]) -> float:
-    """Return the longest time that a plan of Belady's took."""
+def _planning(document: Mapping[str, Any]) -> str:
+    """Return the longest time that a plan took of a policy that knows the batches to come."""
+    looking_ahead = {policy.name: policy.title for policy in POLICIES if policy.looks_ahead}
     seconds: float = max(
         policy["planning_seconds"]
         for cache in document["caches"]
         for policy in cache["policies"]
-        if policy["policy"] == "belady"
+        if policy["policy"] in looking_ahead
     )
-    return seconds
+    return f"{seconds:.2f} s to plan one of {' or '.join(looking_ahead.values())}'s caches"
 
 
 def _render_caches(console: Console, document: Mapping[str, Any]) -> None:
