@@ -15,7 +15,7 @@ from gnnstore.caching.policies.base import CachePolicy
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.graph.shared import shared_tables
-from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs
+from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs, LookaheadSource
 from gnnstore.pipeline.lookahead.packer import DiskQuota
 from gnnstore.pipeline.lookahead.producer import LookaheadJob
 from gnnstore.pipeline.lookahead.session import FixedNodes
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.topology import Topology
     from gnnstore.pipeline.lookahead.presample import Presampled
+    from gnnstore.pipeline.seeds.base import SeedSource
+    from gnnstore.pipeline.stats import LoaderStats
+    from gnnstore.sampling.neighbor import SamplingConfig
 
 # Sampling and planning these takes about 1.5 s for batches of 136,000 nodes: less than a tenth
 # of an epoch that they make faster. Small ones are done at once.
@@ -181,35 +184,78 @@ def _sizer(
 
 def open_rows(strategy: Strategy, loader: LoaderSpec, placement: Placement) -> DataSources:
     """Open the tables, and what samples and plans ahead; it begins with the first batch."""
-    engine, superbatches = loader.open_engine(placement.topology), None
+    engine = loader.open_engine(placement.topology)
     topology = loader.open_topology(placement, engine)
-    settings, size = loader.options.planned, placement.superbatch
-    if settings is not None and size is not None and engine is not None:
-        store, num_nodes = loader.store, topology.csc.num_nodes
-        shared, specs = shared_tables(store), loader.node_specs(placement)
-        job = LookaheadJob(
-            lambda: shared.planned_cache(
-                store,
-                specs,
-                engine,
-                size.num_slots,
-                pinned=size.pinned,
-                slot_bytes=size.slot_bytes,
-            ),
-            POLICIES[strategy.policy],
-            size,
-            packs=strategy.packs,
-            tmpdir=loader.tmpdir(settings),
-            quota=DiskQuota(loader.disk_bytes()),
-            num_nodes=num_nodes,
-            num_edges=topology.csc.num_edges,
-            index_dtype=store.schema.index_dtype,
-            fixed=_fixed_nodes(loader, placement, topology, engine),
-            degrees=partial(out_degrees, topology, size.degrees_bytes(num_nodes)),
-        )
-        superbatches = LookaheadEpochs(job)
     again = partial(strategy.open, loader, placement)
-    return DataSources(loader, placement, topology, engine, again=again, superbatches=superbatches)
+    settings, size = loader.options.planned, placement.superbatch
+    if settings is None or size is None or engine is None:  # there is nothing to read
+        return DataSources(loader, placement, topology, engine, again=again)
+    store, num_nodes = loader.store, topology.csc.num_nodes
+    shared, specs = shared_tables(store), loader.node_specs(placement)
+    job = LookaheadJob(
+        lambda: shared.planned_cache(
+            store,
+            specs,
+            engine,
+            size.num_slots,
+            pinned=size.pinned,
+            slot_bytes=size.slot_bytes,
+        ),
+        POLICIES[strategy.policy],
+        size,
+        packs=strategy.packs,
+        tmpdir=loader.tmpdir(settings),
+        quota=DiskQuota(loader.disk_bytes()),
+        num_nodes=num_nodes,
+        num_edges=topology.csc.num_edges,
+        index_dtype=store.schema.index_dtype,
+        fixed=_fixed_nodes(loader, placement, topology, engine),
+        degrees=partial(out_degrees, topology, size.degrees_bytes(num_nodes)),
+    )
+    superbatches = LookaheadEpochs(job)
+    # Planners stay as well, and what plans took is not given back at once.
+    shared.promise(superbatches, size.num_bytes)
+    return LookaheadSources(
+        loader, placement, topology, engine, superbatches=superbatches, again=again
+    )
+
+
+class LookaheadSources(DataSources):
+    """The parts of a store whose batches are sampled and planned ahead.
+
+    Attributes
+    ----------
+    superbatches : LookaheadEpochs
+        Samples and plans ahead.
+    """
+
+    def __init__(self, *parts: Any, superbatches: LookaheadEpochs, **named: Any) -> None:
+        super().__init__(*parts, **named)
+        self.superbatches = superbatches
+
+    @property
+    def cached_by(self) -> str:
+        """By what rows are cached."""
+        return self.placement.strategy.name
+
+    @property
+    def num_cached(self) -> int:
+        """Nodes whose rows have room to be cached."""
+        return self.superbatches.num_slots
+
+    def batches(self, seeds: SeedSource, config: SamplingConfig) -> LookaheadSource:
+        """Return the batches that start from some seeds, sampled and planned ahead."""
+        return LookaheadSource(self, seeds, config)
+
+    def account(self, stats: LoaderStats) -> LoaderStats:
+        """Return the statistics of a loader, with what reading the graph and planning took."""
+        totals = self.superbatches.job.totals
+        return replace(
+            super().account(stats).plus_reads(totals.warm_up),
+            seconds_planning=totals.seconds_planning,
+            bytes_packing=totals.bytes_packing,
+            bytes_spilled=totals.bytes_spilled,
+        )
 
 
 def _fixed_nodes(

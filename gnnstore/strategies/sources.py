@@ -11,14 +11,12 @@ from gnnstore.features.memory import MemoryRows
 from gnnstore.features.source import RowSource
 from gnnstore.graph.shared import shared_tables
 from gnnstore.pipeline.batch import SamplingSource
-from gnnstore.pipeline.lookahead.epochs import LookaheadSource
 
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
     from gnnstore.features.tiers.static import StaticCache
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.topology import Topology
-    from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs
     from gnnstore.pipeline.seeds.base import SeedSource
     from gnnstore.pipeline.stats import LoaderStats
     from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
@@ -88,8 +86,6 @@ class DataSources(Sources):
         The adjacency, and what reads it.
     cache : StaticCache or None
         Rows that need not be read.
-    superbatches : LookaheadEpochs or None
-        Samples and plans ahead, where rows are cached by plan.
     """
 
     def __init__(
@@ -101,13 +97,11 @@ class DataSources(Sources):
         *,
         again: Callable[[], DataSources],
         cache: StaticCache | None = None,
-        superbatches: LookaheadEpochs | None = None,
     ) -> None:
         self._again = again
         self._index_dtype = loader.store.schema.index_dtype
         self.placement, self.topology, self.engine = placement, topology, engine
-        self.cache, self.superbatches = cache, superbatches
-        store, num_threads = loader.store, loader.num_threads
+        self.cache, store, num_threads = cache, loader.store, loader.num_threads
         edge_id = topology.csc.edge_id
         self.edge_ids = None if edge_id is None else MemoryRows.from_array(edge_id)
         self.num_threads = num_threads
@@ -116,9 +110,6 @@ class DataSources(Sources):
         shared = shared_tables(store)
         if cache is not None:
             shared.use(self, cache)
-        if superbatches is not None and placement.superbatch is not None:
-            # Planners stay as well, and what plans took is not given back at once.
-            shared.promise(superbatches, placement.superbatch.num_bytes)
 
         def open_rows(spec: AttributeSpec) -> RowSource:
             mode = placement.modes.get(spec.path, "memory")  # the others are stored compressed
@@ -138,8 +129,6 @@ class DataSources(Sources):
     @property
     def cached_by(self) -> str:
         """By what rows are cached; empty without a cache."""
-        if self.superbatches is not None:
-            return self.placement.strategy.name
         return (
             "" if self.cache is None or self.placement.cache is None else self.placement.cache.score
         )
@@ -147,8 +136,6 @@ class DataSources(Sources):
     @property
     def num_cached(self) -> int:
         """Nodes whose rows are cached, or have room to be."""
-        if self.superbatches is not None:
-            return self.superbatches.num_slots
         return 0 if self.cache is None else self.cache.num_rows
 
     def sampler(self, config: SamplingConfig) -> NeighborSampler:
@@ -157,23 +144,13 @@ class DataSources(Sources):
 
     def batches(self, seeds: SeedSource, config: SamplingConfig) -> SamplingSource:
         """Return the batches that start from some seeds, prepared as the strategy does."""
-        kind = SamplingSource if self.superbatches is None else LookaheadSource
-        return kind(self, seeds, config)
+        return SamplingSource(self, seeds, config)
 
     def account(self, stats: LoaderStats) -> LoaderStats:
-        """Return the statistics of a loader, with what reading the graph and planning took."""
+        """Return the statistics of a loader, with what reading the graph took."""
         counts = self.topology.counts
-        stats = replace(
+        return replace(
             super().account(stats),
             topology_reads=counts.reads,
             topology_bytes_read=counts.bytes_read,
-        )
-        if self.superbatches is None:
-            return stats
-        totals = self.superbatches.job.totals
-        return replace(
-            stats.plus_reads(totals.warm_up),
-            seconds_planning=totals.seconds_planning,
-            bytes_packing=totals.bytes_packing,
-            bytes_spilled=totals.bytes_spilled,
         )

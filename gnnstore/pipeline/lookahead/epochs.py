@@ -228,7 +228,7 @@ class LookaheadEpochs:
 class LooksAhead(Samplers, Protocol):
     """An open graph whose batches are sampled and planned ahead."""
 
-    superbatches: LookaheadEpochs | None
+    superbatches: LookaheadEpochs
 
 
 class LookaheadSource(SamplingSource):
@@ -241,8 +241,6 @@ class LookaheadSource(SamplingSource):
     @contextmanager
     def epoch(self, planned: Iterator[Planned], run: EpochRun) -> Iterator[Iterator[Task]]:
         """Give the tasks of a run."""
-        if self._superbatches is None:
-            raise TypeError("nothing looks ahead")
         seeds, sampler = self.seeds, self.sampler
 
         def following(run: EpochRun) -> NextEpoch | None:
