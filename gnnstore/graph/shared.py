@@ -9,9 +9,10 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from gnnstore._core import pool_trim
@@ -19,21 +20,59 @@ from gnnstore.disk.engines import ENVIRONMENT_VARIABLE, Engine, open_engine
 from gnnstore.features.compact import held_row_bytes
 from gnnstore.features.opening import Mode, open_attribute, open_rows
 from gnnstore.features.source import RowSource, Tier
-from gnnstore.features.tiers.planned import PlannedCache
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.graph.neighbor_cache.beside import NeighborCache
 from gnnstore.graph.neighbor_cache.cache import bytes_for_all, bytes_to_choose
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from gnnstore.caching.scores import CacheSettings
-    from gnnstore.features.tiers.static import StaticCache
     from gnnstore.formats.store.csc import Csc, TopologyMode
     from gnnstore.formats.store.reader import StoreReader
     from gnnstore.graph.indices import IndexRows
     from gnnstore.graph.store import GraphStore
     from gnnstore.progress import Progress
+
+
+class SharedCache(Protocol):
+    """A cache of rows that loaders share."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of memory that it occupies."""
+
+    def retire(self) -> None:
+        """Free its memory: a loader that still uses it reads every row from now on."""
+
+
+C = TypeVar("C", bound=SharedCache)
+
+
+@dataclass(frozen=True)
+class CacheKey(Generic[C]):
+    """The key of a shared cache, whose type it has.
+
+    Attributes
+    ----------
+    kind : hashable
+        Loaders of one kind share the memory of its caches; to others it is taken.
+    of : hashable
+        Whatever else tells caches of a kind apart, such as their tables.
+    """
+
+    kind: Hashable
+    of: Hashable
+
+
+@dataclass(frozen=True)
+class _Use:
+    """The use of a cache of some kind, or of whichever there will be, by one loader."""
+
+    kind: Hashable
+    cache: SharedCache | None
+    promised_bytes: int
+
+    def is_of(self, key: CacheKey[Any], cache: SharedCache) -> bool:
+        """Whether a cache is in use."""
+        return cache is self.cache or (self.cache is None and key.kind == self.kind)
 
 
 class SharedTables:
@@ -45,10 +84,8 @@ class SharedTables:
         self._direct: dict[tuple[str, str], RowSource] = {}
         self._tiers: list[Callable[[RowSource], Tier]] = []
         self._engines: dict[tuple[str | None, str | None], Engine] = {}
-        self._caches: dict[Hashable, StaticCache] = {}
-        self._cache_users: WeakKeyDictionary[object, StaticCache] = WeakKeyDictionary()
-        self._planned: dict[Hashable, PlannedCache] = {}
-        self._promised: WeakKeyDictionary[object, int] = WeakKeyDictionary()
+        self._caches: dict[CacheKey[Any], SharedCache] = {}
+        self._uses: WeakKeyDictionary[object, _Use] = WeakKeyDictionary()
         self._held_row_bytes: dict[str, int] = {}
         self._neighbors: NeighborCache | None = None
         self._topology_bytes = 0
@@ -125,127 +162,78 @@ class SharedTables:
             rows = tier(rows)
         return rows
 
-    def find_cache(self, key: Hashable) -> StaticCache | None:
-        """Return the cache that another loader with the same settings has made, if any."""
+    def find_cache(self, key: CacheKey[C]) -> C | None:
+        """Return the cache that another loader has made, if any."""
         with self._lock:
-            return self._caches.get(key)
+            return cast("C | None", self._caches.get(key))
 
-    def cache(self, key: Hashable, make: Callable[[], StaticCache]) -> StaticCache:
-        """Return a cache, making it the first time."""
+    def cache(
+        self, key: CacheKey[C], make: Callable[[], C], suits: Callable[[C], bool] = lambda _: True
+    ) -> C:
+        """Return a cache, making it the first time, or in place of one that does not suit."""
         with self._lock:
-            if key not in self._caches:
-                self._caches[key] = make()
-            return self._caches[key]
+            known = self.find_cache(key)
+            if known is not None and suits(known):
+                return known
+            if known is not None:
+                del self._caches[key]
+                known.retire()
+                pool_trim(0)  # of another size, the new one would not fit where this lay
+            made = self._caches[key] = make()
+            return made
 
-    def planned_cache(
+    def use(
         self,
-        store: GraphStore,
-        specs: Sequence[AttributeSpec],
-        engine: Engine,
-        num_slots: int,
-        *,
-        pinned: npt.NDArray[Any] | None = None,
-        slot_bytes: int = 1,
-    ) -> PlannedCache:
-        """Return the slots that loaders over the same attributes share, taking turns.
-
-        A loader whose budget has room for less replaces them; one with room for more makes do
-        with those that exist, and with the rows that are pinned in them.
+        owner: object,
+        kind: Hashable,
+        cache: SharedCache | None = None,
+        promised_bytes: int = 0,
+    ) -> None:
+        """Record that a cache is in use for as long as its owner lives.
 
         Parameters
         ----------
-        pinned : ndarray of int32 or int64 [H], optional
-            The nodes whose rows are pinned in the last of the slots, if they are to be made.
-        slot_bytes : int
-            Memory that the loader has reserved for each planned slot.
-        """
-        key = (engine.name, tuple(spec.path for spec in specs))
-        row_bytes, num_nodes = sum(spec.row_bytes for spec in specs), store.num_nodes
-
-        def needed_bytes(num_slots: int, num_pinned: int) -> int:
-            pinned_bytes = PlannedCache.pinned_bytes(row_bytes, num_pinned, num_nodes)
-            return slot_bytes * (num_slots - num_pinned) + pinned_bytes
-
-        with self._lock:
-            known = self._planned.get(key)
-            if known is not None:
-                num_pinned = known.num_slots - known.num_planned_slots
-                own = needed_bytes(num_slots, 0 if pinned is None else len(pinned))
-                # Of a budget, less than a slot is left over: equal ones hold each other's caches.
-                if needed_bytes(known.num_slots, num_pinned) < own + slot_bytes:
-                    return known
-            tables = {spec.path: self.rows_on_disk(store, spec, engine) for spec in specs}
-            if known is not None:
-                del self._planned[key]
-                known.retire()  # loaders that still use it read every row from now on
-                pool_trim(0)  # of another size, the new ones would not fit where these lay
-            self._planned[key] = PlannedCache(tables, num_slots, pinned, num_nodes)
-            return self._planned[key]
-
-    def use(self, owner: object, cache: StaticCache) -> None:
-        """Record that a cache is in use for as long as its owner lives."""
-        with self._lock:
-            self._cache_users[owner] = cache
-
-    def promise(self, owner: object, num_bytes: int) -> None:
-        """Record the bytes of a planned cache, which is made when a loader is first iterated.
-
-        Parameters
-        ----------
-        owner : object
-            The promise ends when it is gone.
+        cache : SharedCache, optional
+            By default whichever of the kind will be made, when a loader is first iterated.
+        promised_bytes : int
+            Bytes that caches of the kind are counted for, even while they have fewer.
         """
         with self._lock:
-            self._promised[owner] = num_bytes
+            self._uses[owner] = _Use(kind, cache, promised_bytes)
 
-    def taken_bytes(self, shared: CacheSettings | Literal["planned"] | None) -> int:
+    def taken_bytes(self, kind: Hashable) -> int:
         """Return the bytes of caches, made or promised, that a loader does not share.
 
         Caches whose loaders are all gone are dropped first.
 
         Parameters
         ----------
-        shared : CacheSettings, "planned" or None
-            The loader's own kind of cache; loaders of one kind share one.
+        kind : hashable
+            Of the loader's own cache; None if it has none.
         """
         with self._lock:
-            if self._taken_bytes(shared):
+            if self._taken_bytes(kind):
                 gc.collect()  # loaders that only a cycle of references keeps
-                self._give_up_unused(shared)
-            return self._taken_bytes(shared)
+                self._give_up_unused(kind)
+            return self._taken_bytes(kind)
 
-    def own_bytes(self, shared: CacheSettings) -> int:
-        """Return the bytes of the caches that loaders with these settings share."""
+    def own_bytes(self, kind: Hashable) -> int:
+        """Return the bytes of the caches of one kind, made or promised."""
         with self._lock:
-            others = sum(cache.num_bytes for _, cache in self._other_caches(shared))
-            return sum(cache.num_bytes for cache in self._caches.values()) - others
+            made = sum(c.num_bytes for key, c in self._caches.items() if key.kind == kind)
+            promised = [use.promised_bytes for use in self._uses.values() if use.kind == kind]
+            return max(made, *promised, 0)
 
-    def _taken_bytes(self, shared: CacheSettings | Literal["planned"] | None) -> int:
-        others = sum(cache.num_bytes for _, cache in self._other_caches(shared))
-        if shared == "planned":
-            return others
-        made = sum(cache.num_bytes for cache in self._planned.values())
-        return others + max(made, *self._promised.values(), 0)
+    def _taken_bytes(self, kind: Hashable) -> int:
+        kinds = {key.kind for key in self._caches} | {use.kind for use in self._uses.values()}
+        return sum(self.own_bytes(other) for other in kinds - {kind})
 
-    def _other_caches(
-        self, shared: CacheSettings | Literal["planned"] | None
-    ) -> list[tuple[Hashable, StaticCache]]:
-        # A cache's key begins with its settings.
-        return [
-            (key, cache)
-            for key, cache in self._caches.items()
-            if not (isinstance(key, tuple) and key[:1] == (shared,))
-        ]
-
-    def _give_up_unused(self, shared: CacheSettings | Literal["planned"] | None) -> None:
-        used = {id(cache) for cache in self._cache_users.values()}
-        for key, cache in self._other_caches(shared):
-            if id(cache) not in used:
+    def _give_up_unused(self, kind: Hashable) -> None:
+        uses = list(self._uses.values())
+        for key, cache in list(self._caches.items()):
+            if key.kind != kind and not any(use.is_of(key, cache) for use in uses):
                 del self._caches[key]
-        if shared != "planned" and not len(self._promised):
-            for planned in self._planned.values():
-                planned.retire()
-            self._planned.clear()
+                cache.retire()
         pool_trim(0)
 
     def csc(self, store: GraphStore, mode: TopologyMode, num_threads: int) -> Csc:
@@ -299,8 +287,7 @@ class SharedTables:
     @property
     def cached_bytes(self) -> int:
         """Bytes that caches of rows occupy."""
-        planned = sum(cache.num_bytes for cache in self._planned.values())
-        return planned + sum(cache.num_bytes for cache in self._caches.values())
+        return sum(cache.num_bytes for cache in self._caches.values())
 
 
 # By the store's reader: PyG's base classes make the store itself unhashable.

@@ -26,6 +26,9 @@ class StrategyTraits:
         Name of the cache policy whose plans are followed; empty where nothing is planned.
     packs : bool
         Whether rows that the planned cache misses are packed ahead.
+    cache_kind : str
+        Kind of the cache that its loaders share; empty without one, and for static caches, of
+        which loaders with the same settings share one.
     """
 
     name: str
@@ -33,6 +36,7 @@ class StrategyTraits:
     caches: bool = False
     policy: str = ""
     packs: bool = False
+    cache_kind: str = ""
 
     @property
     def reads_disk(self) -> bool:

@@ -128,12 +128,8 @@ class LoaderSpec:
         """Return the bytes of the budget in other loaders' caches, under some strategy."""
         if self.options.memory in {None, "auto"}:
             return 0
-        shared = shared_tables(self.store)
-        if strategy.plans:
-            return shared.taken_bytes("planned")
-        return shared.taken_bytes(
-            (self.options.cache or CacheSettings()) if strategy.caches else None
-        )
+        settings = (self.options.cache or CacheSettings()) if strategy.caches else None
+        return shared_tables(self.store).taken_bytes(strategy.cache_kind or settings)
 
     def shared_cache_bytes(self) -> int:
         """Return the part of what a placement leaves that caches hold which "auto" may share."""

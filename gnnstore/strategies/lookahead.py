@@ -14,7 +14,8 @@ from gnnstore._core import release_memory
 from gnnstore.caching.policies.base import CachePolicy
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.policies.settings import PlannedSettings
-from gnnstore.graph.shared import shared_tables
+from gnnstore.features.tiers.planned import PlannedCache
+from gnnstore.graph.shared import CacheKey, shared_tables
 from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs, LookaheadSource
 from gnnstore.pipeline.lookahead.packer import DiskQuota
 from gnnstore.pipeline.lookahead.producer import LookaheadJob
@@ -35,12 +36,16 @@ from gnnstore.strategies.sources import DataSources
 from gnnstore.strategies.static import CacheMaker
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gnnstore.disk.engines import Engine
     from gnnstore.formats.arrays.spec import AttributeSpec
+    from gnnstore.graph.store import GraphStore
     from gnnstore.graph.topology import Topology
     from gnnstore.pipeline.lookahead.presample import Presampled
     from gnnstore.pipeline.seeds.base import SeedSource
     from gnnstore.pipeline.stats import LoaderStats
+    from gnnstore.pipeline.superbatch_size import SuperbatchSize
     from gnnstore.sampling.neighbor import SamplingConfig
 
 # Sampling and planning these takes about 1.5 s for batches of 136,000 nodes: less than a tenth
@@ -190,17 +195,9 @@ def open_rows(strategy: Strategy, loader: LoaderSpec, placement: Placement) -> D
     settings, size = loader.options.planned, placement.superbatch
     if settings is None or size is None or engine is None:  # there is nothing to read
         return DataSources(loader, placement, topology, engine, again=again)
-    store, num_nodes = loader.store, topology.csc.num_nodes
-    shared, specs = shared_tables(store), loader.node_specs(placement)
+    num_nodes, specs = topology.csc.num_nodes, loader.node_specs(placement)
     job = LookaheadJob(
-        lambda: shared.planned_cache(
-            store,
-            specs,
-            engine,
-            size.num_slots,
-            pinned=size.pinned,
-            slot_bytes=size.slot_bytes,
-        ),
+        partial(_shared_cache, strategy.cache_kind, loader.store, specs, engine, size),
         POLICIES[strategy.policy],
         size,
         packs=strategy.packs,
@@ -208,15 +205,50 @@ def open_rows(strategy: Strategy, loader: LoaderSpec, placement: Placement) -> D
         quota=DiskQuota(loader.disk_bytes()),
         num_nodes=num_nodes,
         num_edges=topology.csc.num_edges,
-        index_dtype=store.schema.index_dtype,
+        index_dtype=loader.store.schema.index_dtype,
         fixed=_fixed_nodes(loader, placement, topology, engine),
         degrees=partial(out_degrees, topology, size.degrees_bytes(num_nodes)),
     )
     superbatches = LookaheadEpochs(job)
     # Planners stay as well, and what plans took is not given back at once.
-    shared.promise(superbatches, size.num_bytes)
+    shared_tables(loader.store).use(
+        superbatches, strategy.cache_kind, promised_bytes=size.num_bytes
+    )
     return LookaheadSources(
         loader, placement, topology, engine, superbatches=superbatches, again=again
+    )
+
+
+def _shared_cache(
+    kind: str,
+    store: GraphStore,
+    specs: Sequence[AttributeSpec],
+    engine: Engine,
+    size: SuperbatchSize,
+) -> PlannedCache:
+    """Return the slots that loaders over the same attributes share, taking turns.
+
+    A loader whose budget has room for less replaces them; one with room for more makes do with
+    those that exist, and with the rows that are pinned in them.
+    """
+    shared, num_nodes = shared_tables(store), store.num_nodes
+    row_bytes = sum(spec.row_bytes for spec in specs)
+
+    def needed_bytes(num_slots: int, num_pinned: int) -> int:
+        pinned_bytes = PlannedCache.pinned_bytes(row_bytes, num_pinned, num_nodes)
+        return size.slot_bytes * (num_slots - num_pinned) + pinned_bytes
+
+    def suits(known: PlannedCache) -> bool:
+        num_pinned = known.num_slots - known.num_planned_slots
+        own = needed_bytes(size.num_slots, 0 if size.pinned is None else len(size.pinned))
+        # Of a budget, less than a slot is left over: equal ones hold each other's caches.
+        return needed_bytes(known.num_slots, num_pinned) < own + size.slot_bytes
+
+    tables = {spec.path: shared.rows_on_disk(store, spec, engine) for spec in specs}
+    return shared.cache(
+        CacheKey(kind, (engine.name, tuple(tables))),
+        lambda: PlannedCache(tables, size.num_slots, size.pinned, num_nodes),
+        suits,
     )
 
 

@@ -108,8 +108,6 @@ class DataSources(Sources):
         if engine is not None:
             self.num_threads = placement.staging_bytes // engine.staging_bytes
         shared = shared_tables(store)
-        if cache is not None:
-            shared.use(self, cache)
 
         def open_rows(spec: AttributeSpec) -> RowSource:
             mode = placement.modes.get(spec.path, "memory")  # the others are stored compressed

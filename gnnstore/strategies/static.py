@@ -24,7 +24,7 @@ from gnnstore.features.tiers.static import (
     bytes_to_read,
     cache_cost,
 )
-from gnnstore.graph.shared import shared_tables
+from gnnstore.graph.shared import CacheKey, shared_tables
 from gnnstore.parallel import LONG_READ_BYTES
 from gnnstore.pipeline.margins import with_margin
 from gnnstore.planning.cost_model import EpochCosts, Machine, Prediction, Resources
@@ -144,8 +144,9 @@ class CacheMaker:
         return select_nodes(self.scores(), num_rows)
 
     @property
-    def _key(self) -> tuple[Any, ...]:
-        return (self.settings, self.engine.name, tuple(spec.path for spec in self.specs))
+    def _key(self) -> CacheKey[StaticCache]:
+        tables = self.engine.name, tuple(spec.path for spec in self.specs)
+        return CacheKey(self.settings, tables)
 
 
 def reserve(loader: LoaderSpec, place: Placer) -> Placement:
@@ -257,12 +258,16 @@ def predict(
 def open_rows(strategy: Strategy, loader: LoaderSpec, placement: Placement) -> DataSources:
     """Open the tables, below the cache that was filled; fill it in another process."""
     engine = loader.open_engine(placement.topology)
-    topology, cache = loader.open_topology(placement, engine), None
-    if placement.cache is not None and placement.cache.num_rows:
+    topology, maker = loader.open_topology(placement, engine), None
+    num_rows = 0 if placement.cache is None else placement.cache.num_rows
+    if num_rows:
         maker = CacheMaker.of(loader, placement, topology, engine)
-        cache = None if maker is None else maker.open(placement.cache.num_rows)
+    cache = None if maker is None else maker.open(num_rows)
     again = partial(strategy.open, loader, placement)
-    return DataSources(loader, placement, topology, engine, again=again, cache=cache)
+    sources = DataSources(loader, placement, topology, engine, again=again, cache=cache)
+    if maker is not None:
+        shared_tables(loader.store).use(sources, maker.settings, cache)
+    return sources
 
 
 def cache_rows(

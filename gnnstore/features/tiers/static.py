@@ -171,6 +171,10 @@ class StaticCache:
             nodes, scores = self._index.nodes[kept], self._scores[kept]
             self._warm_up(nodes, scores)
 
+    def retire(self) -> None:
+        """Free the memory of all rows, which are read from now on."""
+        self.shrink(0)
+
     def _warm_up(self, nodes: npt.NDArray[np.int64], scores: npt.NDArray[Any]) -> None:
         self._end_warm_up()
         for rows in self._tables.values():
