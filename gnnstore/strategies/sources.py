@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from gnnstore.features.memory import MemoryRows
 from gnnstore.features.source import RowSource
@@ -14,7 +14,6 @@ from gnnstore.pipeline.batch import SamplingSource
 
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
-    from gnnstore.features.tiers.static import StaticCache
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.topology import Topology
     from gnnstore.pipeline.seeds.base import SeedSource
@@ -75,6 +74,20 @@ class Sources:
         return replace(stats, cache_rows=self.num_cached)
 
 
+class RowCache(Protocol):
+    """A cache of rows of some tables."""
+
+    @property
+    def num_rows(self) -> int:
+        """Nodes whose rows are cached."""
+
+    def holds(self, path: str) -> bool:
+        """Whether rows of this table are cached."""
+
+    def rows(self, path: str) -> RowSource:
+        """Return one of the tables, its cached rows included."""
+
+
 class DataSources(Sources):
     """The graph's topology and the rows of all attributes, open to be read.
 
@@ -84,7 +97,7 @@ class DataSources(Sources):
     ----------
     topology : Topology
         The adjacency, and what reads it.
-    cache : StaticCache or None
+    cache : RowCache or None
         Rows that need not be read.
     """
 
@@ -96,7 +109,7 @@ class DataSources(Sources):
         engine: Engine | None = None,
         *,
         again: Callable[[], DataSources],
-        cache: StaticCache | None = None,
+        cache: RowCache | None = None,
     ) -> None:
         self._again = again
         self._index_dtype = loader.store.schema.index_dtype
@@ -110,10 +123,10 @@ class DataSources(Sources):
         shared = shared_tables(store)
 
         def open_rows(spec: AttributeSpec) -> RowSource:
+            if cache is not None and cache.holds(spec.path):
+                return cache.rows(spec.path)
             mode = placement.modes.get(spec.path, "memory")  # the others are stored compressed
             if mode == "disk" and engine is not None:
-                if cache is not None and cache.holds(spec.path):
-                    return cache.rows(spec.path)
                 return shared.rows_on_disk(store, spec, engine)
             with loader.progress.phase(f"load {spec.path}"):
                 return shared.rows(store, spec, "mmap" if mode == "mmap" else "memory", num_threads)
