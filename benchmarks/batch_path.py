@@ -28,16 +28,21 @@ from typing import Any
 from benchmarks.harness import parser, report
 from gnnstore import NeighborLoader
 from gnnstore.converters import from_rmat
+from gnnstore.strategies.builtin import STRATEGIES
 
 FANOUTS, BATCH_SIZE, SEED, CACHE_BYTES = (5, 5), 64, 0, 100_000
 FIRST, LAST, SUPERBATCH = 5, 8, 4
 PAUSE_SECONDS = 0.05
-AHEAD: dict[str, Any] = {"cache_bytes": CACHE_BYTES, "superbatch": SUPERBATCH}
-STRATEGIES: dict[str, dict[str, Any]] = {
-    "memory": {"strategy": "memory"},
-    "static": {"strategy": "static", "cache_bytes": CACHE_BYTES},
-    "belady": {"strategy": "belady", **AHEAD},
-    "packed": {"strategy": "packed", **AHEAD},
+WAYS: dict[str, dict[str, Any]] = {
+    **{
+        each.name: {
+            "strategy": each.name,
+            **({"cache_bytes": CACHE_BYTES} if each.caches or each.plans else {}),
+            **({"superbatch": SUPERBATCH} if each.plans else {}),
+        }
+        for each in STRATEGIES
+        if not each.alias_of
+    },
     "saved plan": {},
 }
 
@@ -134,9 +139,7 @@ def main() -> None:
     options.add_argument(
         "--functions", action="store_true", help="print the functions of each module too"
     )
-    options.add_argument(
-        "--strategies", nargs="+", choices=STRATEGIES, default=[*STRATEGIES], help="(all)"
-    )
+    options.add_argument("--strategies", nargs="+", choices=WAYS, default=[*WAYS], help="(all)")
     arguments = options.parse_args()
     repeats = min(arguments.repeats, 2) if arguments.quick else arguments.repeats
     entered: dict[str, list[str]] = {}
@@ -144,7 +147,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="gnnstore-benchmark-") as temporary:
         store = from_rmat(Path(temporary) / "rmat.gnn", scale=12, feature_dim=64)
         for name in arguments.strategies:
-            given = STRATEGIES[name]
+            given = WAYS[name]
             if name == "saved plan":
                 given = {"plan": pack(store, Path(temporary) / "plan")}
             found = [trace(store, **given) for _ in range(repeats)]

@@ -25,6 +25,8 @@ from torch_geometric.data import Data
 
 from gnnstore import NeighborLoader
 from gnnstore.converters import from_pyg
+from gnnstore.strategies.base import Candidate
+from gnnstore.strategies.builtin import PACKED, auto, find_strategy
 from gnnstore.testing.plans import pack
 from tests.support.batches import digests
 from tests.support.loaders import override_sizes
@@ -136,17 +138,23 @@ SAMPLINGS = (
 
 CACHED = {"cache_bytes": "25kB"}
 AHEAD = {**CACHED, "superbatch": 4}
+
+
+def _options(candidate: Candidate) -> dict[str, Any]:
+    """Return what a loader is told to read so; nothing of epochs that are packed beforehand."""
+    of = candidate.strategy
+    if candidate.is_offline:
+        return {}
+    score = {"cache": candidate.score} if candidate.score else {}
+    return {"strategy": of.name, **score, **(AHEAD if of.plans else CACHED if of.caches else {})}
+
+
 STRATEGIES: dict[str, dict[str, Any]] = {
-    "memory": {"strategy": "memory"},
-    "mmap": {"strategy": "mmap"},
-    "direct": {"strategy": "direct"},
-    "static-degree": {"strategy": "static", "cache": "degree", **CACHED},
-    "static-frequency": {"strategy": "static", "cache": "frequency", **CACHED},
-    "belady": {"strategy": "belady", **AHEAD},
-    "packed": {"strategy": "packed", **AHEAD},
-    "packed-degree": {"strategy": "packed", "cache": "degree", **AHEAD},
-    "plan": {},
+    **{candidate.name: _options(candidate) for candidate in auto().candidates},
+    "packed-degree": {"strategy": PACKED.name, "cache": "degree", **AHEAD},
 }
+# Where a strategy can have the topology, unless anywhere.
+MAY_LIE = {"memory": ("auto",), "mmap": ("auto", "mmap")}
 THREADS = (0, 1, 2, 4)
 ENGINES = ("", "pread", "mmap")
 TOPOLOGIES = ("auto", "mmap", "disk")
@@ -178,14 +186,14 @@ class Way:
     @property
     def possible(self) -> Way:
         """Return the way, without what its strategy has no use for."""
-        reads = self.strategy not in {"memory", "mmap"}
-        topology = {"memory": {"auto"}, "mmap": {"auto", "mmap"}, "plan": {"auto"}}
-        may_lie = topology.get(self.strategy, set(TOPOLOGIES))
+        options = STRATEGIES[self.strategy]
+        mode = find_strategy(options.get("strategy", PACKED.name)).mode
+        may_lie = MAY_LIE.get(mode, TOPOLOGIES) if options else ("auto",)
         return replace(
             self,
-            engine=self.engine if reads else "",
+            engine=self.engine if mode == "disk" else "",
             topology=self.topology if self.topology in may_lie else "auto",
-            spills=self.spills and "superbatch" in STRATEGIES[self.strategy],
+            spills=self.spills and "superbatch" in options,
         )
 
 

@@ -188,7 +188,7 @@ def test_two_superbatches_must_fit_on_disk(
 # --- what comes between ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy", ["packed", "belady"])
+@pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if s.plans])
 def test_validation_between_epochs(
     path: Path,
     expected: list[list[dict[str, Any]]],

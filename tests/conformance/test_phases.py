@@ -22,6 +22,7 @@ from gnnstore.pipeline.lookahead.driver import Spools
 from gnnstore.pipeline.lookahead.producer import LookaheadProducer
 from gnnstore.pipeline.lookahead.session import CacheSession
 from gnnstore.sampling.neighbor import NeighborSampler
+from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.batches import assert_same_batches, batches_of
 
 pytestmark = pytest.mark.timeout(60)
@@ -87,7 +88,7 @@ def overtake(loader: NeighborLoader) -> None:
     superbatches.job.cache().begin().close()
 
 
-@pytest.mark.parametrize("strategy", ["belady", "packed"])
+@pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if s.plans])
 def test_one_at_a_time(
     path: Path, expected: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:

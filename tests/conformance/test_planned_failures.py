@@ -214,7 +214,7 @@ def test_there_may_be_nothing_to_pack(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("tiny_disk", ["32k"], indirect=True)
 @pytest.mark.parametrize("num_threads", [0, 2])
-@pytest.mark.parametrize("strategy", ["belady", "packed"])
+@pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if s.plans])
 def test_a_disk_that_is_full(
     path: Path,
     tiny_disk: Path,

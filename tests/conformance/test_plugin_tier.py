@@ -151,7 +151,7 @@ def test_below_a_planned_cache_and_packed_rows(path: Path, tmp_path: Path, is_pa
 def test_through_a_loader(path: Path, strategy: str) -> None:
     def batches(store: gnnstore.GraphStore, strategy: str) -> list[dict[str, Any]]:
         options: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 3}
-        if strategy in {"static", "belady", "packed"}:
+        if strategy in STRATEGIES and (STRATEGIES[strategy].caches or STRATEGIES[strategy].plans):
             options["cache_bytes"] = "40kB"
         loader = NeighborLoader(store, [4, 4], "train", strategy=strategy, num_threads=2, **options)
         return [batch.to_dict() for _ in range(2) for batch in loader]

@@ -17,6 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 import gnnstore
 from gnnstore import GraphStore, NeighborLoader
 from gnnstore.converters import from_rmat
+from gnnstore.strategies.builtin import STRATEGIES
 
 SEEDS = list(range(0, 120, 3))
 BATCHES = [[0, 1], [2, 3], [4], [7, 5, 6], [39]]
@@ -188,7 +189,7 @@ def of_torch(
     return [list(loader) for _ in range(EPOCHS)], sampler.starts
 
 
-@pytest.mark.parametrize("strategy", ["memory", "static", "belady"])
+@pytest.mark.parametrize("strategy", {each.kind: each.name for each in STRATEGIES}.values())
 @pytest.mark.parametrize("keyword", ["batch_sampler", "sampler"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_as_torch(store: GraphStore, kind: Callable[[], Any], keyword: str, strategy: str) -> None:

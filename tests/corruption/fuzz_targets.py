@@ -43,6 +43,7 @@ from gnnstore.graph.indices import IndexRows
 from gnnstore.graph.neighbor_cache.beside import NeighborCache
 from gnnstore.graph.topology import Topology
 from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.disks import keep_usual_profile
 from gnnstore.testing.graphs import random_graph
@@ -54,7 +55,6 @@ from gnnstore.tools.ui.exits import DEFECT
 
 NUM_NODES, NUM_EDGES = 40, 200
 SPACE_BYTES = 2**31  # of addresses, for what a check takes
-STRATEGIES = ("memory", "mmap", "static", "belady", "packed")
 EXAMPLES = 10  # between two looks at the clock
 
 
@@ -117,7 +117,9 @@ def target_store(folder: Path) -> Target:
         inspected(copy)
         must_load(problems, lambda: _use_store(copy, strategy))
 
-    return st.tuples(edits(), st.sampled_from(STRATEGIES)), check
+    return st.tuples(
+        edits(), st.sampled_from([each.name for each in STRATEGIES if not each.alias_of])
+    ), check
 
 
 def _use_store(path: Path, strategy: str) -> None:
@@ -133,8 +135,9 @@ def _use_store(path: Path, strategy: str) -> None:
         store.node_attribute(name)[0:2]
     _ = dict(store.splits.items()), store.original_ids, store.graph_attributes()
     store.to_pyg()
-    options: dict[str, Any] = {} if strategy in ("memory", "mmap") else {"cache_bytes": "200B"}
-    options |= {"disk": "50MB"} if strategy in ("belady", "packed") else {}
+    of = STRATEGIES[strategy]
+    options: dict[str, Any] = {"cache_bytes": "200B"} if of.caches or of.plans else {}
+    options |= {"disk": "50MB"} if of.plans else {}
     loader = gnnstore.NeighborLoader(
         store,
         [3, 2],

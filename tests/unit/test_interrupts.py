@@ -41,6 +41,7 @@ from gnnstore.testing.graphs import random_graph
 from gnnstore.threads import Background, SharedLock
 
 PACKAGE = str(Path(gnnstore.__file__).parent)
+PLANNED = [each.name for each in STRATEGIES if each.plans]
 SMALL: dict[str, Any] = {"cache_bytes": "20kB", "superbatch": 3}
 
 
@@ -63,7 +64,7 @@ def interrupt_soon() -> Iterator[Callable[[float], object]]:
 
 
 def loader_of(store: Path, **options: Any) -> gnnstore.NeighborLoader:
-    if options.get("strategy") in {"belady", "packed"}:
+    if options.get("strategy") in PLANNED:
         options = SMALL | options
     return gnnstore.NeighborLoader(
         store, [3, 3], batch_size=100, shuffle=True, seed=1, num_threads=2, **options
@@ -117,7 +118,7 @@ def test_modules_use_what_an_interrupt_cannot_leave_locked() -> None:
             assert not unsafe.search(path.read_text()), path
 
 
-@pytest.mark.parametrize("way", ["memory", "belady", "packed", "partitions"])
+@pytest.mark.parametrize("way", ["memory", *PLANNED, "partitions"])
 def test_loops_that_are_interrupted_anywhere(
     store: Path,
     way: str,
@@ -146,7 +147,7 @@ def test_loops_that_are_interrupted_anywhere(
     gc.collect()  # an interrupt of what ends threads leaves that to the garbage collector
 
 
-@pytest.mark.parametrize("strategy", ["belady", "packed", "memory", "static"])
+@pytest.mark.parametrize("strategy", STRATEGIES.names)
 def test_a_new_iteration_in_a_forked_process(store: Path, strategy: str) -> None:
     """While a thread of the parent is gathering a batch, which the child does not have."""
     loader = loader_of(store, strategy=strategy)
