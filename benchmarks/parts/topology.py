@@ -27,7 +27,7 @@ from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.graph.indices import IndexRows
 from gnnstore.graph.neighbor_cache.cache import bytes_for_all, open_neighbor_cache
 from gnnstore.sampling import DiskNeighborSampler, NeighborSampler, Sample, SamplingConfig
-from gnnstore.sampling.disk import BatchRequest
+from gnnstore.sampling.neighbor import BatchRequest
 from gnnstore.tools.bench.task import Task
 from gnnstore.tools.bench.worker import DiskUse
 

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from gnnstore.errors import UsageError
 from gnnstore.formats.store.csc import Csc
 from gnnstore.parallel import Workers
 from gnnstore.sampling.neighbor import (
+    BatchRequest,
     Excluded,
     IndexDtype,
     NeighborSampler,
@@ -42,15 +43,6 @@ from gnnstore.sampling.staged import (
 _BYTES_PER_COLUMN_POSITION = 48
 
 _Run = Callable[[Iterable[Callable[[], Any]]], list[Any]]
-
-
-class BatchRequest(NamedTuple):
-    """The arguments of `NeighborSampler.sample`."""
-
-    seeds: npt.ArrayLike
-    epoch: int
-    batch: int
-    excluded: Excluded | None = None
 
 
 class DiskNeighborSampler(NeighborSampler):
@@ -77,6 +69,8 @@ class DiskNeighborSampler(NeighborSampler):
     UsageError
         The node ids do not fit in `index_dtype`, or the cache belongs to another graph.
     """
+
+    samples_together = True
 
     def __init__(
         self,

@@ -9,10 +9,10 @@ this module checks its arguments and explains its errors.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -146,6 +146,15 @@ class Sample:
         return sum(0 if array is None else array.nbytes for array in arrays)
 
 
+class BatchRequest(NamedTuple):
+    """The arguments of `NeighborSampler.sample`."""
+
+    seeds: npt.ArrayLike
+    epoch: int
+    batch: int
+    excluded: Excluded | None = None
+
+
 class NeighborSampler:
     """Samples subgraphs of one graph with one configuration.
 
@@ -160,11 +169,19 @@ class NeighborSampler:
     index_dtype : "int64" or "int32"
         dtype of `n_id` and `edge_index`.
 
+    Attributes
+    ----------
+    samples_together : bool
+        Whether batches that are known ahead are best sampled together, in one thread that asks for
+        all; else one by one, in many.
+
     Raises
     ------
     UsageError
         The node ids do not fit in `index_dtype`.
     """
+
+    samples_together: ClassVar[bool] = False
 
     def __init__(self, csc: Csc, config: SamplingConfig, index_dtype: IndexDtype = "int64") -> None:
         check_choice("index_dtype", index_dtype, get_args(IndexDtype))
@@ -231,6 +248,23 @@ class NeighborSampler:
                 excluded=excluded,
             )
         return as_subgraph(arrays, config, len(seed_ids))
+
+    def sample_many(
+        self,
+        requests: Iterable[BatchRequest],
+        *,
+        memory_bytes: int,  # noqa: ARG002 - for those that sample together
+        num_threads: int = 1,  # noqa: ARG002
+    ) -> Iterator[Sample]:
+        """Sample batches that are known ahead; yield the result of `sample` for each, in order.
+
+        Parameters
+        ----------
+        memory_bytes, num_threads : int
+            For batches that are sampled together.
+        """
+        for seeds, epoch, batch, excluded in requests:
+            yield self.sample(seeds, epoch=epoch, batch=batch, excluded=excluded)
 
 
 @contextmanager

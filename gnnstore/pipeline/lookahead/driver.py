@@ -22,8 +22,7 @@ from gnnstore.disk.spool import FileSpool, MemorySpool, Spool
 from gnnstore.parallel import ordered_map
 from gnnstore.pipeline.batch import EpochRun, Planned, Recorder
 from gnnstore.sampling.compact import MAX_ARRAYS, CompactSample
-from gnnstore.sampling.disk import BatchRequest, DiskNeighborSampler
-from gnnstore.sampling.neighbor import NeighborSampler, Sample
+from gnnstore.sampling.neighbor import BatchRequest, NeighborSampler, Sample
 from gnnstore.threads import SharedLock
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ def sample_in_order(
         Results of `then`, in the order of the requests.
     """
     recorder = recorder or Recorder()
-    if isinstance(sampler, DiskNeighborSampler) and not one_by_one:
+    if sampler.samples_together and not one_by_one:
         together = sampler.sample_many(
             (request(k, item) for k, item in enumerate(items)),
             memory_bytes=bulk_bytes or BULK_BYTES,
@@ -417,7 +416,6 @@ class Spools:
         if most_threads is not None:
             num_threads = min(num_threads, most_threads)
         turn = turn or SharedLock()
-        is_together = isinstance(sampling.sampler, DiskNeighborSampler)
         trace = self.trace(f"{first}", len(chunk))
         kept = self.samples(f"{first}", len(chunk), trace.file if pinned is None else None)
         labelled: dict[int, tuple[BatchKey, SeedLabels]] = {}
@@ -450,7 +448,7 @@ class Spools:
             initializer=run.initializer,
             timeout_seconds=run.timeout_seconds,
             recorder=run.recorder,
-            turn=partial(turn.alone if is_together else turn.shared, check),
+            turn=partial(turn.alone if sampling.sampler.samples_together else turn.shared, check),
             is_held_up=lambda: turn.is_alone,
             describe=lambda place: chunk[min(place, len(chunk) - 1)].describe(),
         )

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from gnnstore.formats.store.csc import Csc
     from gnnstore.graph.store import GraphStore
     from gnnstore.graph.topology import Topology
-    from gnnstore.sampling.disk import BatchRequest
-    from gnnstore.sampling.neighbor import IndexDtype, Sample
+    from gnnstore.sampling.neighbor import BatchRequest, IndexDtype, Sample
 
 _EPOCH = FIRST_EPOCH_OF_NO_RUN
 _SEED = 0

@@ -34,8 +34,7 @@ from gnnstore.pipeline.order.state import Position
 from gnnstore.pipeline.seeds.base import BatchKey
 from gnnstore.pipeline.seeds.links import Links
 from gnnstore.pipeline.seeds.nodes import InputNodes, resolve_input_nodes
-from gnnstore.sampling.disk import BatchRequest
-from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
+from gnnstore.sampling.neighbor import BatchRequest, NeighborSampler, SamplingConfig
 from gnnstore.strategies.sizes.placement import read_tables
 from gnnstore.timeline import OFF, Timeline, recorded
 from gnnstore.tools.bench.task import ALLOWANCE_BYTES, MAP_THREADS, Task

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gnnstore.formats.store.csc import Csc
     from gnnstore.graph.store import GraphStore
     from gnnstore.progress import Progress
-    from gnnstore.sampling.disk import BatchRequest
+    from gnnstore.sampling.neighbor import BatchRequest
 
 
 @dataclass(frozen=True, eq=False)
