@@ -415,6 +415,23 @@ def test_a_conversion_with_an_order_is_the_conversion_reordered(tmp_path: Path) 
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.parametrize("memory_bytes", [10**6, 5 * 10**6, 10**7])
+def test_the_memory_that_is_asked_for_is_enough(tmp_path: Path, memory_bytes: int) -> None:
+    """At once, before any work, whatever it is that needs most."""
+    rng = np.random.default_rng(0)
+    store = write_store(
+        tmp_path / "g.gnn",
+        rng.integers(0, 20_000, (2, 300_000)),
+        x=rng.random((20_000, 4), np.float32),
+        edge_weight=rng.random(300_000),
+    )
+    with pytest.raises(BudgetError) as caught:
+        reorder(store, tmp_path / "b.gnn", options=ConvertOptions(memory_bytes=memory_bytes))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["g.gnn"]
+    enough = memory_bytes + (caught.value.missing_bytes or 0)
+    reorder(store, tmp_path / "b.gnn", options=ConvertOptions(memory_bytes=enough))
+
+
 def interrupt(patch: pytest.MonkeyPatch, name: str) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

@@ -125,7 +125,9 @@ class EdgeBuilder:
         self._expected = num_edges
         if self._parts:
             return
-        if not self._fits(num_edges, self.buffer.num_nodes or 0):
+        if not self._fits(
+            num_edges, self.buffer.num_nodes or 0, more_may_come=some_targets is None
+        ):
             self._check_space(num_edges)
             return
         if some_targets is not None:
@@ -228,7 +230,8 @@ class EdgeBuilder:
             raise needs.refusal(None, "convert on a larger machine")
         on_disk = self._memory.add(Reservation("buffers to sort edges on disk", MIN_SPILL_BYTES))
         if on_disk.left() < 0:
-            # The cheaper way; but in memory, edges that are still to come would not fit.
+            # The cheaper way; but in memory, edges or attributes that are still to come might not
+            # fit.
             raise (on_disk if more_may_come else max(needs, on_disk, key=Ledger.left)).refusal()
         return False
 

@@ -40,6 +40,7 @@ from gnnstore.converters.writer.node_arrays import MAX_COMPRESSED_BYTES
 from gnnstore.converters.writer.options import ConvertOptions, refuse_rules
 from gnnstore.converters.writer.workload import Workload
 from gnnstore.errors import UsageError, check_choice, limits_named
+from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.files import require_space
 from gnnstore.progress import Progress
@@ -216,6 +217,8 @@ def find_places(graph: StoreInput, writer: GraphWriter, scoring: Scoring) -> npt
         Reservation("new numbers and degrees of nodes", node_bytes),
         Reservation("pieces", min(_PIECES_BYTES, memory.limit // 2)),
     ).check(None)
+    writer.reserve_memory(id_dtype(graph.num_nodes).itemsize * graph.num_nodes)  # of the result
+    writer.expect_edges(graph.num_edges)  # before any work: refused if memory is too small for them
     degrees = out_degrees(graph, writer.progress)
     if is_by_community:
         labels = find_communities(graph, scoring.seed, writer.progress)
@@ -224,9 +227,7 @@ def find_places(graph: StoreInput, writer: GraphWriter, scoring: Scoring) -> npt
         first: list[npt.NDArray[Any]] = [] if scoring.scores is None else [scoring.scores]
         if is_by_community:
             first = [degrees > 0, ranks]
-        places = places_by([*first, degrees, ranks_at_rest(graph)])
-    writer.reserve_memory(places.nbytes)
-    return places
+        return places_by([*first, degrees, ranks_at_rest(graph)])
 
 
 def write_in_order(graph: StoreInput, writer: GraphWriter, places: npt.NDArray[Any]) -> None:
@@ -278,7 +279,6 @@ def _add_edges(graph: StoreInput, writer: GraphWriter, places: npt.NDArray[Any])
             found[CARRIED_IDS] = graph.edge_ids(first, last)
         return found
 
-    writer.expect_edges(graph.num_edges)
     with writer.progress.phase("renumber edges", graph.num_edges, "edges") as phase:
         for piece in graph.edge_pieces(step):
             count = len(piece.sources)

@@ -19,7 +19,8 @@ from gnnstore.disk.profile.cgroup import MemoryGroup, memory_group
 
 # Into its group before anything is loaded, so that all of the process is counted.
 _ENTER = 'echo $$ > "$0" && exec "$@"'
-_LEAVING_SECONDS = 10.0
+# Removing what it has on disk may take a while; a second Ctrl-C ends it at once.
+_LEAVING_SECONDS = 60.0
 
 
 def group_if(is_limited: bool) -> AbstractContextManager[MemoryGroup | None]:
