@@ -37,7 +37,7 @@ from gnnstore.pipeline.batch import (
 from gnnstore.pipeline.order.cursor import EpochCursor
 from gnnstore.pipeline.order.from_torch import order_of, own_sampler, shuffles
 from gnnstore.pipeline.order.ranks import ALONE, RankShard
-from gnnstore.pipeline.order.state import LoaderState, Position
+from gnnstore.pipeline.order.state import LoaderState, OrderFields, Position
 from gnnstore.pipeline.seeds.base import ON_DEMAND_EPOCH, BatchKey, SeedLabels
 from gnnstore.pipeline.stats import LoaderStats, peak_rss_bytes
 from gnnstore.progress import Progress, WaitProgress
@@ -366,13 +366,8 @@ class BatchLoader(DataLoader[Any]):
         self._cursor.load(found.position)
 
     def _all_fingerprints(self) -> dict[str, Any]:
-        return {
-            **self._fingerprint(),
-            "batch_size": self.batch_size,
-            "drop_last": self.drop_last,
-            "shuffle": self._order.shuffles,
-            "sampler": self._order.name,
-        }
+        order = OrderFields(self.batch_size, self.drop_last, self._order.shuffles, self._order.name)
+        return {**self._fingerprint(), **order._asdict()}
 
     def _draw_seed(self) -> int:
         """Draw the seed that nobody gave: late, so that `torch.manual_seed` may come late."""

@@ -19,7 +19,7 @@ from gnnstore.graph.arrays import as_tensor
 from gnnstore.loaders.assemble.homogeneous import BatchAssembler
 from gnnstore.loaders.base import BatchLoader
 from gnnstore.pipeline.order.epoch import order_bytes
-from gnnstore.pipeline.order.state import checked
+from gnnstore.pipeline.order.state import OrderFields, checked
 from gnnstore.pipeline.seeds.kinds import labels_of
 from gnnstore.strategies.saved import PackedSources
 
@@ -173,8 +173,7 @@ class PackedLoader(BatchLoader):
 
 def _fingerprint(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that packed batches depend on besides seed and order."""
-    ours = {"batch_size", "drop_last", "shuffle", "sampler"}
-    return {name: value for name, value in found.items() if name not in ours}
+    return {name: value for name, value in found.items() if name not in OrderFields._fields}
 
 
 @limits_named("open the plan")

@@ -24,7 +24,7 @@ from gnnstore.pipeline.lookahead.driver import Coming, SampledSuperbatch, Sampli
 from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.order.epoch import order_bytes
 from gnnstore.pipeline.order.keyed import KeyedOrder
-from gnnstore.pipeline.order.state import Position, sampling_fingerprint
+from gnnstore.pipeline.order.state import OrderFields, Position, sampling_fingerprint
 from gnnstore.pipeline.seeds.base import SeedSource
 from gnnstore.pipeline.seeds.nodes import resolve_input_nodes
 from gnnstore.sampling.neighbor import SamplingConfig
@@ -263,12 +263,10 @@ class PlanSampler:
     def fingerprint(self) -> dict[str, Any]:
         """The options that the batches depend on besides the seed, as in a loader's state."""
         settings = self.settings
+        order = OrderFields(settings.batch_size, settings.drop_last, settings.shuffle)
         return {
             **sampling_fingerprint(self.store, settings.config, self.seeds),
-            "batch_size": settings.batch_size,
-            "drop_last": settings.drop_last,
-            "shuffle": settings.shuffle,
-            "sampler": None,
+            **order._asdict(),
         }
 
     def superbatches(

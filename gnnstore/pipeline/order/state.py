@@ -44,6 +44,21 @@ class Position(NamedTuple):
     sampler: dict[str, Any] | None = None
 
 
+class OrderFields(NamedTuple):
+    """The part of a fingerprint that tells the order of epochs, but for the seed.
+
+    Attributes
+    ----------
+    sampler : str or None
+        Name of the user's own sampler.
+    """
+
+    batch_size: int | None
+    drop_last: bool
+    shuffle: bool
+    sampler: str | None = None
+
+
 @dataclass(frozen=True)
 class LoaderState:
     """The contents of a loader's `state_dict`.
