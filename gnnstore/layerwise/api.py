@@ -36,8 +36,8 @@ from gnnstore.formats import NODE_TYPE, NodeTypeSpec, Schema, StoreWriter
 from gnnstore.formats.container.files import fsync_directory
 from gnnstore.formats.container.leftovers import (
     COPY_FILE,
+    alone_in,
     is_ours,
-    locked,
     remove_leftovers,
     rows_path,
 )
@@ -254,8 +254,8 @@ def _to_npy(
         raise UsageError(f"{path}: NumPy has no bfloat16; choose another dtype=, or a directory")
     # A directory first, which can be resumed and is checked when it is read; then the file from it.
     whole = rows_path(path)
-    with locked(whole) as free:
-        rows = _finished(whole, asked) if resume and free else None
+    with alone_in(whole):
+        rows = _finished(whole, asked) if resume else None
         if rows is not None and not overwrite and _holds(path, rows):
             return _without(rows, path)  # an attempt was killed at its very end
     if os.path.lexists(path) and not overwrite:
@@ -265,13 +265,12 @@ def _to_npy(
             path=path,
         )
     if rows is None:
-        with locked(whole) as free:
-            if free:
-                _core.remove_tree(whole)
+        with alone_in(whole):
+            _core.remove_tree(whole)
         rows = _to_directory(
             run, request, asked, whole, overwrite=True, resume=resume, copy_bytes=run.result_bytes
         )
-    with locked(whole):  # nobody collects it as garbage meanwhile
+    with alone_in(whole):  # nobody collects it as garbage meanwhile
         return _copied(rows, path)
 
 
@@ -288,7 +287,9 @@ def _holds(path: Path, rows: Embeddings) -> bool:
     """Whether a .npy file has just these rows."""
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError):
+    except (OSError, EOFError, ValueError):
+        return False
+    if not isinstance(found, np.ndarray):  # it is a .npz
         return False
     return found.shape == rows.shape and all(
         found[first : first + len(piece)].tobytes() == piece.tobytes()

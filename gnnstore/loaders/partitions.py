@@ -146,8 +146,9 @@ class PartitionSources(Sources):
         """Return the memory that is held as long as the loader lives."""
         unit, num_slots = self.unit, shape.capacity + shape.num_spare
         most = _most_edges(unit, shape.capacity)
+        sizes = shape.num_partitions, shape.capacity, unit.rows_per_partition
         parts = [
-            *self._contents().reserve(shape.num_partitions, shape.capacity, num_slots, most),
+            *self._contents().reserve(*sizes, num_slots, most),
             Reservation("compressed attributes", StoreSizes.of(self.store.schema).compressed_bytes),
             Reservation("seeds and their order", self.seeds.bytes_with(most)),
             Reservation(STAGING, self.engine.staging_bytes),

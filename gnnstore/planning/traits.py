@@ -10,6 +10,9 @@ Mode = Literal["memory", "mmap", "disk"]
 TOPOLOGIES = ("auto", *get_args(Mode))
 
 
+PLANNED_CACHE = "planned"
+
+
 @dataclass(frozen=True)
 class StrategyTraits:
     """Properties of a strategy that users do not see.
@@ -27,8 +30,9 @@ class StrategyTraits:
     packs : bool
         Whether rows that the planned cache misses are packed ahead.
     cache_kind : str
-        Kind of the cache that its loaders share; empty without one, and for static caches, of
-        which loaders with the same settings share one.
+        Kind of the cache that its loaders share: by default that of planned caches where batches
+        are planned; empty without one, and for static caches, of which loaders with the same
+        settings share one.
     """
 
     name: str
@@ -37,6 +41,10 @@ class StrategyTraits:
     policy: str = ""
     packs: bool = False
     cache_kind: str = ""
+
+    def __post_init__(self) -> None:
+        if self.plans and not self.cache_kind:
+            object.__setattr__(self, "cache_kind", PLANNED_CACHE)
 
     @property
     def reads_disk(self) -> bool:

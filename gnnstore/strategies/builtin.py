@@ -72,7 +72,6 @@ BELADY = Strategy(
     "disk",
     kind=_lookahead,
     policy="belady",
-    cache_kind="planned",
     summary=(
         "batches are sampled ahead, hundreds at a time; the cache holds the rows that are needed "
         "again soonest, and no cache of the same size has fewer misses"
@@ -83,7 +82,6 @@ PACKED = Strategy(
     "disk",
     kind=_lookahead,
     policy="belady",
-    cache_kind="planned",
     packs=True,
     takes_cache=True,
     packed_before="plan",

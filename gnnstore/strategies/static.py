@@ -262,12 +262,22 @@ def open_rows(strategy: Strategy, loader: LoaderSpec, placement: Placement) -> D
     num_rows = 0 if placement.cache is None else placement.cache.num_rows
     if num_rows:
         maker = CacheMaker.of(loader, placement, topology, engine)
-    cache = None if maker is None else maker.open(num_rows)
     again = partial(strategy.open, loader, placement)
-    sources = DataSources(loader, placement, topology, engine, again=again, cache=cache)
-    if maker is not None:
-        shared_tables(loader.store).use(sources, maker.settings, cache)
-    return sources
+    if maker is None:
+        return DataSources(loader, placement, topology, engine, again=again)
+    cache = maker.open(num_rows)
+    return _CachedSources(loader, placement, topology, engine, again=again, cache=cache, of=maker)
+
+
+class _CachedSources(DataSources):
+    """The parts of a store, with rows in a static cache."""
+
+    def __init__(
+        self, loader: LoaderSpec, *parts: Any, cache: StaticCache, of: CacheMaker, **named: Any
+    ) -> None:
+        # Before tables are loaded, which takes a while: or another loader may retire it.
+        shared_tables(loader.store).use(self, of.settings, cache)
+        super().__init__(loader, *parts, cache=cache, **named)
 
 
 def cache_rows(

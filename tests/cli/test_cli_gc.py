@@ -123,6 +123,8 @@ def test_what_another_program_made_is_no_leftover(run: Any, tmp_path: Path) -> N
     (foreign / "thesis.tex").write_text("years")
     for name in (".a.gnn.tmp-xyz", ".tmp-0123abcd", "a.gnn.tmp-0123abcd"):
         (tmp_path / name).mkdir()
+    (tmp_path / ".cache.rows").mkdir()  # rows of inference are those of a .npy file
+    (tmp_path / ".cache.rows" / "copy").write_text("years")
     (tmp_path / ".file.tmp-0123abcd").write_text("")
     (tmp_path / ".link.tmp-0123abcd").symlink_to(tmp_path / "a.gnn.tmp-0123abcd")
     before = sorted(tmp_path.rglob("*"))

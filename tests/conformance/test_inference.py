@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import io
 import json
+import os
 import pickle
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -518,12 +521,50 @@ def test_another_file_is_not_replaced_by_finished_rows(
 ) -> None:
     store, output = graph.write(tmp_path / "g.gnn"), tmp_path / "e.npy"
     expected = killed_while_it_removes_rows(store, output, monkeypatch)
-    np.save(output, expected + 1)
-    with pytest.raises(StoreExistsError, match="exists; choose another output"):
-        gnnstore.inference([torch.relu], store, output, resume=True)
+    archive = io.BytesIO()
+    np.savez(archive, expected)
+    changed = io.BytesIO()
+    np.save(changed, expected + 1)
+    for other in (changed.getvalue(), b"", archive.getvalue()):
+        output.write_bytes(other)
+        with pytest.raises(StoreExistsError, match="exists; choose another output"):
+            gnnstore.inference([torch.relu], store, output, resume=True)
+        assert output.read_bytes() == other
     found = gnnstore.inference([torch.relu], store, output, resume=True, overwrite=True)
     np.testing.assert_array_equal(found, expected)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["e.npy", "g.gnn"]
+
+
+@pytest.mark.parametrize("is_brief", [False, True])
+def test_rows_that_somebody_holds_are_not_computed_again(
+    graph: GraphArrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_brief: bool
+) -> None:
+    """A process at work is left alone; `gnnstore gc` only measures, and is waited for."""
+    store, output = graph.write(tmp_path / "g.gnn"), tmp_path / "e.npy"
+    expected = killed_while_it_removes_rows(store, output, monkeypatch)
+    output.unlink()
+    lock = os.open(tmp_path / ".e.npy.rows", os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+
+    def sleep(_: float) -> None:
+        if is_brief:
+            fcntl.flock(lock, fcntl.LOCK_UN)
+
+    def never(*_: object) -> None:
+        raise AssertionError("rows are computed again")
+
+    monkeypatch.setattr("gnnstore.formats.container.leftovers.time.sleep", sleep)
+    monkeypatch.setattr("gnnstore.layerwise.api._to_directory", never)
+    try:
+        if is_brief:
+            found = gnnstore.inference([torch.relu], store, output, resume=True)
+            np.testing.assert_array_equal(found, expected)
+        else:
+            with pytest.raises(UsageError, match="another process is at work there right now"):
+                gnnstore.inference([torch.relu], store, output, resume=True)
+            assert (tmp_path / ".e.npy.rows" / "zarr.json").exists()
+    finally:
+        os.close(lock)
 
 
 @pytest.mark.parametrize("resume", [False, True])

@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from gnnstore.budget.ledger import Reservation
 from gnnstore.converters.partitions.partition import partition
 from gnnstore.embeddings.base import Slots
 from gnnstore.errors import BudgetError, UsageError
+from gnnstore.features.tiers.partition import PartitionFiles, PartitionSlots
 from gnnstore.testing.graphs import random_graph
 
 POLICY = PartitionPolicy(capacity=4, name="spread")
@@ -419,3 +421,25 @@ def test_all_rows_are_in_memory_until_the_state_changes(
     assert all(n == 4 for n, state in num_resident if state != first)
     assert num_resident[2][1] == first, "the state has more batches"
     table.close()
+
+
+@pytest.mark.parametrize(("num_nodes", "num_partitions"), [(3072, 2), (7168, 4), (1000, 3)])
+def test_slots_take_the_memory_that_is_reserved_for_them(
+    tmp_path: Path, num_nodes: int, num_partitions: int
+) -> None:
+    """Pages of a partition may have room for more rows than its share of the nodes."""
+    store = random_graph(num_nodes, 9000, feature_dim=16).write(tmp_path / "g.gnn")
+    partition(store, num_partitions)
+    policy = gnnstore.PartitionPolicy("dispersed", capacity=1)
+    loader = gnnstore.NeighborLoader(str(store), [3], np.arange(50), partitions=policy)
+    sources = loader._sources
+    (reserved,) = (
+        part.fixed
+        for part in sources.placement.ledger.reservations
+        if part.what.endswith(" partitions") and part.what[0].isdigit()
+    )
+    slots = PartitionSlots(
+        PartitionFiles(sources.unit, sources.engine), 1 + sources.shape.num_spare
+    )
+    held = sum(rows.resident_bytes for rows in slots._tables.values())
+    assert reserved == held

@@ -248,6 +248,7 @@ def test_altered_checksums_are_found(store: Path) -> None:
     (problem,) = verify(store).problems
     assert problem.path == str(shard)
     assert "the checksums are altered" in problem.message
+    assert (problem.first_byte, problem.end_byte) == (0, len(data))
 
 
 def test_altered_manifest_is_refused(store: Path) -> None:

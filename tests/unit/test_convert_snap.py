@@ -261,6 +261,12 @@ def test_matrix_market_files_say_their_sizes_first(tmp_path: Path) -> None:
         len(read_store(from_snap(path, tmp_path / "b.gnn", edge_weight=3, options=both)).pairs())
         == 6
     )
+    path.write_text(MATRIX.format("coordinate", "skew-symmetric"))
+    with pytest.raises(InputError, match="of a skew-symmetric matrix, the entries"):
+        from_snap(path, tmp_path / "c.gnn", edge_weight=3, options=both)
+    path.write_text(MATRIX.format("coordinate", "general").replace("300 300", "300 400"))
+    with pytest.raises(InputError, match="a matrix of 300 x 400 joins two kinds of nodes"):
+        from_snap(path, tmp_path / "c.gnn", edge_weight=3)
     path.write_text(MATRIX.format("array", "general"))
     with pytest.raises(InputError, match="a dense matrix is no list of edges"):
         from_snap(path, tmp_path / "c.gnn")

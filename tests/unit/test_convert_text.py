@@ -145,6 +145,32 @@ def test_no_column_takes_the_place_of_one_that_is_missing(
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("1\t2\t\n3\t4\t\n", [[1, 2], [3, 4]]),
+        ("1 2\t\n3 4\t\n", [[1, 2], [3, 4]]),
+        ("1\t\n2\t\n", [[1], [2]]),
+        ("\t1\n\t2\n", [[1], [2]]),
+        ("1\t2\n# a comment\rof two lines\n3\t4\n", [[1, 2], [3, 4]]),
+    ],
+)
+def test_blanks_around_rows_are_no_columns(
+    tmp_path: Path, text: str, rows: list[list[int]], ending: str
+) -> None:
+    has_comments = replace(FEATURES, comments=b"#" if "#" in text else b"")
+    path = write(tmp_path / "t", text.replace("\n", ending))
+    assert read(path, has_comments).tolist() == rows
+
+
+def test_a_name_that_is_missing_between_tabs_is_an_error(tmp_path: Path) -> None:
+    """Also where the first line has spaces."""
+    names = TableFormat("text", num_columns=2, delimiter=None)
+    with pytest.raises(InputError, match="line 2: found 3 fields, expected 2"):
+        list(TextTable(write(tmp_path / "t", "a b\nc\t\td\n"), names).blocks())
+
+
 def test_a_file_of_blank_lines_has_no_rows(tmp_path: Path) -> None:
     blank = TableFormat("float32", delimiter=None, comments=b"#")
     assert read(write(tmp_path / "t", " \n\n# nothing\n"), blank).shape == (0, 0)

@@ -31,6 +31,7 @@ from gnnstore.features.tiers import static as tier
 from gnnstore.features.tiers.static import StaticCache, cache_cost
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.store.csc import TopologyMode
+from gnnstore.graph.shared import SharedTables, shared_tables
 from gnnstore.loaders.options import read_options
 from gnnstore.strategies.loader_spec import ReadOptions
 from gnnstore.testing.graphs import random_graph
@@ -346,3 +347,25 @@ def test_filling_leaves_the_disk_to_the_first_batch(
     check(cache, table[1], held.num_filled)  # the first batch has read
     thread.join()
     check(cache, table[1], N // 2)
+
+
+def test_a_cache_is_in_use_while_its_loader_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other tables are loaded meanwhile: another loader that needs memory must not take it."""
+    graph = random_graph(2000, 9000, feature_dim=64, num_classes=3)
+    store = gnnstore.open(graph.write(tmp_path / "g.gnn"))
+    shared, rows = shared_tables(store), SharedTables.rows
+
+    def loaded(self: SharedTables, *args: Any) -> Any:
+        shared.taken_bytes("another kind")
+        return rows(self, *args)
+
+    monkeypatch.setattr(SharedTables, "rows", loaded)
+    loader = gnnstore.NeighborLoader(
+        store, [3], np.arange(500), batch_size=50, strategy="static", cache_bytes="100kB"
+    )
+    for _ in loader:
+        pass
+    assert loader.stats().cache_rows > 0
+    assert loader.stats().rows_cached > 0

@@ -86,19 +86,20 @@ class Contents:
         return (1 + self.writes) if self.overlaps else 0
 
     def reserve(
-        self, num_partitions: int, capacity: int, num_slots: int, most_edges: int
+        self, num_partitions: int, capacity: int, rows: int, num_slots: int, most_edges: int
     ) -> list[Reservation]:
         """Return the memory of a buffer.
 
         Parameters
         ----------
+        rows : int
+            Of a partition; its pages may have room for more than its share of the nodes.
         num_slots : int
             Partitions that there is memory for: those of a state, and those that are read ahead or
             written meanwhile.
         most_edges : int
             Edges between the partitions of a state, at most.
         """
-        rows = ceil(self.num_nodes / num_partitions)
         on_disk = _ENDS_BYTES + self.position_bytes
         in_graph = on_disk - _TARGET_BYTES
         # One state is taken apart, or still sampled from, while the next is built.
@@ -308,7 +309,8 @@ def _sizes(
     is_whole = resident == num_groups
     slots = capacity + (0 if is_whole else contents.spare_groups * size)
     most_edges = ceil(contents.num_edges * (capacity / num_partitions) ** 2)
-    parts = contents.reserve(num_partitions, capacity, slots, most_edges)
+    rows = ceil(contents.num_nodes / num_partitions)
+    parts = contents.reserve(num_partitions, capacity, rows, slots, most_edges)
     reads = _table_reads(num_groups, resident, order)
     swaps = round(reads * num_groups) - resident
     entering = capacity**2 + swaps * size * (2 * capacity - size)

@@ -36,6 +36,7 @@ _DECIMAL = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?
 _INT64 = np.iinfo(np.int64)
 _KINDS = {"int64": "i", "float32": "f", "float64": "d"}  # as the core calls them
 _SPACES = re.compile(rb"[ \t\v\f]+")  # between fields, as `bytes.split` has it
+_TWO_TABS = re.compile(rb"\t *\t")  # a field is missing between them
 _SEPARATORS = {",": "commas", "\t": "tabs", " ": "spaces"}
 
 
@@ -307,7 +308,7 @@ class TextTable:
             found = [mark for mark in marks if mark.encode() in line.strip()]
             self._delimiter = found[0] if found else " "
         if self._num_columns is None:
-            self._num_columns = len(self._fields(line))
+            self._num_columns = len(self._fields(self._row_of(line)))
 
     def _first_row(self, data: bytes) -> bytes | None:
         """Return the first line that is not to be skipped."""
@@ -323,6 +324,10 @@ class TextTable:
                 return place
             begin = place.stop + 1
         return None
+
+    def _row_of(self, line: bytes) -> bytes:
+        """Return a line without the blanks around it; a tab in front follows a missing field."""
+        return line.rstrip(b" \t\r").lstrip(b" " if self._delimiter == "\t" else b" \t")
 
     def _fields(self, line: bytes) -> list[bytes]:
         if self._delimiter == "," or (self._delimiter == "\t" and self.format.dtype == "text"):
@@ -346,6 +351,8 @@ class TextTable:
             if not stripped:
                 return NameBlock([], np.empty((0, 2), np.int64), np.empty(0, np.int64))
             if self._delimiter == " " and _has_more_than_single_spaces(stripped):
+                if _TWO_TABS.search(stripped):
+                    return None
                 # Arrow would take what is between two spaces for a field, and a tab for a letter.
                 stripped = _SPACES.sub(b" ", stripped)
                 stripped = stripped.replace(b" \n", b"\n").replace(b"\n ", b"\n").strip(b" ")
@@ -461,14 +468,13 @@ class TextTable:
     def _parse_by_line(self, block: TextBlock) -> npt.NDArray[Any] | NameBlock:
         parsed = []
         for number, line in enumerate(block.data.split(b"\n"), block.first_line):
-            text = line.rstrip(b" \t\r")
-            text = text.lstrip(b" " if self._delimiter == "\t" else b" \t")
+            text = self._row_of(line)
+            if self.format.comments and self._is_skipped(text):
+                continue
             if b"\r" in text:
                 self._fail(
                     number, "a carriage return without a line feed ends no line; convert the file"
                 )
-            if self.format.comments and self._is_skipped(text):
-                continue
             if not text:
                 if number == block.first_line + block.data.count(b"\n"):
                     continue  # what follows the last line end

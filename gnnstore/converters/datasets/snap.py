@@ -29,7 +29,7 @@ from gnnstore.progress import Progress
 
 _COMMENTS = b"#%"
 _NUM_ENDS = 2
-_MATRIX_MARKET = b"%%matrixmarket"
+_MATRIX_MARKET, _MAX_BANNER_LINES = b"%%matrixmarket", 10_000
 _EXTRA_HINT = (
     ". Drop the columns after the first two (extra_columns='ignore'), "
     "or keep one as edge_weight (edge_weight=COLUMN)"
@@ -183,7 +183,9 @@ def _is_matrix_market(path: Path, *, is_undirected: bool) -> bool:
         If its entries are no edges, or half of them.
     """
     block = next(read_blocks(path), None)
-    banner = b"" if block is None else block.data.partition(b"\n")[0].lower()
+    if block is None:
+        return False
+    banner = block.data.partition(b"\n")[0].lower()
     if not banner.startswith(_MATRIX_MARKET):
         return False
     words = banner.split()
@@ -196,6 +198,21 @@ def _is_matrix_market(path: Path, *, is_undirected: bool) -> bool:
         raise InputError(
             f"{path}: one half of a symmetric matrix, so that each edge has one direction; add the "
             "other with undirected=True",
+            path=path,
+        )
+    if not {b"general", b"symmetric"} & set(words):
+        raise InputError(
+            f"{path}: of a {words[-1].decode(errors='replace')} matrix, the entries that are left "
+            "out do not equal others; write it as a general one",
+            path=path,
+        )
+    lines = (line.split() for line in block.data.split(b"\n", _MAX_BANNER_LINES))
+    sizes = next((line for line in lines if line and not line[0].startswith(b"%")), [])
+    if len(sizes) == 3 and sizes[0] != sizes[1]:
+        shape = b" x ".join(sizes[:2]).decode(errors="replace")
+        raise InputError(
+            f"{path}: a matrix of {shape} joins two kinds of nodes, and row and column of one "
+            "number would be one node; number them apart, as an edge list",
             path=path,
         )
     return True

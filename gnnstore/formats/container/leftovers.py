@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from gnnstore import _core
+from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE
 from gnnstore.formats.container.files import directory_bytes
 from gnnstore.formats.container.journal import SPILL_DIRECTORY, Journal
@@ -28,13 +29,18 @@ from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY, KINDS
 
 State = Literal["running", "resumable", "unfinished", "set aside", "stale"]
 
-_NAME = re.compile(r"\.(?P<final>.+)\.(?:(?P<kind>tmp|old)-[0-9a-f]{8}|unordered|rows)")
+_NAME = re.compile(r"\.(?P<final>.+)\.(?:(?P<kind>tmp|old)-[0-9a-f]{8}|unordered|(?<=\.npy\.)rows)")
 # A file that is being written, in the store that it is made of.
 COPY_FILE = "copy"
 # Entries that a directory of any kind may hold while it is written.
 _COMMON_ENTRIES = {CHECKSUMS_ARRAY, METADATA_FILE, JOURNAL_FILE, SPILL_DIRECTORY, COPY_FILE}
 # Entries of an embedding table, which is no sealed directory; see `formats.tables.commit`.
 _TABLE_ENTRIES = {"slots", "table.json", "table.json.tmp"}
+
+
+# 'gnnstore gc' holds a lock while it measures a directory; a writer holds it for good.
+_LOCK_ATTEMPTS = 5
+_LOCK_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -115,6 +121,18 @@ def find_leftovers(directory: Path) -> Iterator[Leftover]:
             )
 
 
+def lock_dead(lock: int) -> bool:
+    """Take the lock of a directory, by its descriptor; False if a process is at work in it."""
+    for _ in range(_LOCK_ATTEMPTS):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_LOCK_SECONDS)
+        else:
+            return True
+    return False
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[bool]:
     """Hold the lock of a temporary directory, as far as nobody else does.
@@ -136,6 +154,32 @@ def locked(path: Path) -> Iterator[bool]:
         free = False
     try:
         yield free
+    finally:
+        os.close(lock)
+
+
+@contextmanager
+def alone_in(path: Path) -> Iterator[None]:
+    """Hold the lock of a directory, if there is one, and wait for those that only measure it.
+
+    Raises
+    ------
+    UsageError
+        If a process is at work in it.
+    """
+    try:
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        yield
+        return
+    try:
+        if not lock_dead(lock):
+            raise UsageError(
+                f"{path}: another process is at work there right now; wait for it, or choose "
+                "another output",
+                path=path,
+            )
+        yield
     finally:
         os.close(lock)
 

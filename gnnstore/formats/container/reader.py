@@ -213,6 +213,25 @@ class SealedFiles(Generic[M]):
         """Check the same at the end of a block; see `Identity.kept`."""
         return self._identity.kept()
 
+    def altered_checksums(self) -> Iterator[tuple[FileEntry, CorruptStoreError]]:
+        """Yield the files of the checksums that are not what they were.
+
+        Raises
+        ------
+        StorageError
+            If the operating system refuses a read.
+        """
+        for entry, expected in self.manifest.checksum_files:
+            file = self.path / entry.path
+            with storage_errors("read the checksums", file):
+                crcs = _core.crc32c_file(str(file), max(1, entry.size_bytes))
+            if crcs.tolist() != [expected]:
+                message = (
+                    f"{file}: the checksums are altered; restore the file from a copy, or "
+                    f"{self.manifest.VERB} again"
+                )
+                yield entry, CorruptStoreError(message, path=file, offset=0)
+
     def block_checksums(self) -> npt.NDArray[np.uint32]:
         """Return the crc32c of every block of every file, in the order of the manifest.
 
@@ -222,17 +241,8 @@ class SealedFiles(Generic[M]):
             If they were altered, or there are not as many as the files have blocks.
         """
         with self._identity.kept():
-            for entry, expected in self.manifest.checksum_files:
-                file = self.path / entry.path
-                with storage_errors("read the checksums", file):
-                    crcs = _core.crc32c_file(str(file), max(1, entry.size_bytes))
-                if crcs.tolist() != [expected]:
-                    raise CorruptStoreError(
-                        f"{file}: the checksums are altered; restore the file from a copy, or "
-                        f"{self.manifest.VERB} again",
-                        path=file,
-                        offset=0,
-                    )
+            for _, error in self.altered_checksums():
+                raise error
             return self._checksum_table()
 
     def _checksum_table(self) -> npt.NDArray[np.uint32]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -26,17 +25,19 @@ from gnnstore.errors import (
     storage_errors,
 )
 from gnnstore.formats.container.files import fsync_directory
-from gnnstore.formats.container.leftovers import is_resumable, leftover_bytes, leftovers, remove
+from gnnstore.formats.container.leftovers import (
+    is_resumable,
+    leftover_bytes,
+    leftovers,
+    lock_dead,
+    remove,
+)
 from gnnstore.formats.container.manifest import kind_of
 from gnnstore.formats.container.regular_files import check_tree
 from gnnstore.units import format_size
 
 # Errors of a file system that does not support the flags of renameat2.
 _NO_RENAME_FLAGS = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
-
-# 'gnnstore gc' holds a lock while it measures a directory; a writer holds it for good.
-_LOCK_ATTEMPTS = 5
-_LOCK_SECONDS = 0.1
 
 
 class DirectoryTransaction:
@@ -291,7 +292,12 @@ def _sweep(
             continue
         is_kept = False
         try:
-            _lock_dead(lock, path, final)
+            if not lock_dead(lock):
+                raise UsageError(
+                    f"{final}: another process is writing this store right now ({path.name}); "
+                    "wait for it, or choose another output",
+                    path=final,
+                )
             if path.name.startswith(f".{final.name}.old-") and not final.exists():
                 path.rename(final)
                 on_event(f"restored {final}, which an interrupted overwrite had set aside")
@@ -320,16 +326,3 @@ def _may_adopt(path: Path, adopt: Callable[[Path], bool]) -> bool:
     # Whoever goes on in it opens and makes files below its directories.
     check_tree(path)
     return adopt(path)
-
-
-def _lock_dead(lock: int, path: Path, final: Path) -> None:
-    for _ in range(_LOCK_ATTEMPTS):
-        try:
-            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(_LOCK_SECONDS)
-    raise UsageError(
-        f"{final}: another process is writing this store right now ({path.name}); "
-        "wait for it, or choose another output",
-        path=final,
-    )

@@ -166,12 +166,19 @@ def compare_checksums(
         wrong = {entry.path for entry, _ in reader.wrong_sizes()}
     if not wrong.isdisjoint(entry.path for entry, _ in reader.manifest.checksum_files):
         return
+    altered = [
+        Problem(error.path or "", str(error), 0, entry.size_bytes)
+        for entry, error in reader.altered_checksums()
+    ]
+    on_bytes(sum(entry.size_bytes for entry, _ in reader.manifest.checksum_files))
+    yield from altered
+    if altered:  # without the table nothing can be compared
+        return
     try:
         table = reader.block_checksums()
-    except CorruptStoreError as error:  # without the table nothing can be compared
+    except CorruptStoreError as error:  # there are as many bytes as listed, of another array
         yield Problem(error.path or str(reader.path), str(error))
         return
-    on_bytes(sum(entry.size_bytes for entry, _ in reader.manifest.checksum_files))
     first_blocks = reader.manifest.first_blocks()
     for entry, first in zip(reader.manifest.files, first_blocks[:-1], strict=True):
         on_bytes(entry.size_bytes)
