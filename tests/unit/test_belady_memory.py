@@ -53,6 +53,17 @@ def resident(name: str) -> int:
     raise AssertionError(name)
 
 
+def start_counting() -> int:
+    """Count the peak anew; return the memory that is held."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return resident("VmRSS")
+
+
+def taken_since(before: int) -> int:
+    """Return the memory that was taken and given back; earlier garbage does not count."""
+    return resident("VmHWM") - max(before, resident("VmRSS"))
+
+
 def skewed_trace(num_batches: int, batch_rows: int, num_rows: int, stride: int) -> Trace:
     rng = np.random.default_rng(num_batches)
     dtype = np.int32 if num_rows * stride < 2**31 else np.int64
@@ -84,9 +95,9 @@ def test_planning_takes_no_more_than_it_says(
     state = (np.full(num_slots, -1), np.zeros(num_slots, np.int32))
     held = []
     for _ in range(2):
-        Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
+        before = start_counting()
         planned = _core.plan_belady(trace.ids, trace.offsets, *state, num_threads)
-        taken = resident("VmHWM") - resident("VmRSS")
+        taken = taken_since(before)
         assert taken <= transient_bytes(num_batches, num_accesses // num_batches, num_slots)
         # What it surely takes is seen: the slots of one batch, and what waits.
         assert taken + 2**20 >= 4 * (num_accesses // num_batches) + 8 * num_slots
@@ -112,9 +123,9 @@ def test_planning_in_files_takes_no_more_than_it_says(
     planner = BeladyPlanner(num_slots)
     table_bytes = 4 * num_nodes // num_rounds
     for name in ("first", "second"):
-        Path("/proc/self/clear_refs").write_text("5")
+        before = start_counting()
         plan = planner.plan(spilled, PlanPlace(tmp_path / name, table_bytes))
-        taken = resident("VmHWM") - resident("VmRSS")
+        taken = taken_since(before)
         least = 12 * batch_rows + max(table_bytes, 4 * num_slots)
         promised = spilled_transient_bytes(
             num_nodes, batch_rows, num_batches, num_slots, table_bytes
@@ -130,8 +141,7 @@ def test_going_on_from_other_rows_takes_little() -> None:
     num_slots = 2_000_000
     planner = BeladyPlanner(num_slots)
     nodes = np.random.default_rng(0).integers(-1, num_slots, num_slots)
-    Path("/proc/self/clear_refs").write_text("5")
-    before = resident("VmRSS")
+    before = start_counting()
     planner.restart(nodes)
     taken = resident("VmHWM") - before
     assert 5 * num_slots <= taken <= 10 * num_slots + 2**21
