@@ -10,6 +10,7 @@ Mode = Literal["memory", "mmap", "disk"]
 TOPOLOGIES = ("auto", *get_args(Mode))
 
 
+# The kind of the caches that strategies which plan share, unless they have one of their own.
 PLANNED_CACHE = "planned"
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from gnnstore import _core
-from gnnstore.errors import UsageError
+from gnnstore.errors import UsageError, storage_error
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE
 from gnnstore.formats.container.files import directory_bytes
 from gnnstore.formats.container.journal import SPILL_DIRECTORY, Journal
@@ -166,12 +166,16 @@ def alone_in(path: Path) -> Iterator[None]:
     ------
     UsageError
         If a process is at work in it.
+    StorageError
+        If it is no directory that can be opened.
     """
     try:
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except FileNotFoundError:
         yield
         return
+    except OSError as error:  # a link, perhaps
+        raise storage_error(error, "lock", path) from error
     try:
         if not lock_dead(lock):
             raise UsageError(
