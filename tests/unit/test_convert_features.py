@@ -602,3 +602,19 @@ def test_a_first_line_that_is_no_row_is_named_before_rows_are_counted(
     (tmp_path / "x.csv").write_text(f"{first}\n1,2\n3,4\n5,6\n")
     with pytest.raises(InputError, match=message):
         from_snap(tmp_path / "e.txt", tmp_path / "a.gnn", features=tmp_path / "x.csv")
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint64"])
+def test_integers_that_a_float_would_round_are_refused(tmp_path: Path, dtype: str) -> None:
+    """The first lines have points, so that all are read as floats."""
+    (tmp_path / "e.txt").write_text("0 1\n1 2\n")
+    x = tmp_path / "x.csv"
+    x.write_text("1.0,9007199254740991\n2.0,3\n4.0,5\n")
+    options = ConvertOptions(feature_dtype=dtype, overwrite=True)
+    stored = read_store(
+        from_snap(tmp_path / "e.txt", tmp_path / "a.gnn", features=x, options=options)
+    )
+    assert stored.attributes["x"].tolist() == [[1, 2**53 - 1], [2, 3], [4, 5]]
+    x.write_text("1.0,1\n2.0,9007199254740993\n4.0,5\n")
+    with pytest.raises(InputError, match="row 1: 9007199254740992 may have been rounded"):
+        from_snap(tmp_path / "e.txt", tmp_path / "a.gnn", features=x, options=options)

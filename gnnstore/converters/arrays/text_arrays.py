@@ -16,8 +16,8 @@ from gnnstore.errors import InputError
 
 _EXACT_IN_FLOAT64 = 2**53
 
-
 # Types whose values float32 holds exactly.
+_OF_64_BITS = ("int64", "uint64")
 _IN_FLOAT32 = ("bool", "int8", "uint8", "int16", "uint16")
 
 
@@ -30,6 +30,8 @@ class TextArray(SequentialArray):
         Fields separated by commas, tabs or spaces; without a header.
     dtype : str
         "float32", "float64" or "int64".
+    is_exact : bool
+        Whether the numbers are stored as integers, which no float may have rounded.
     what : str
         Name of a value, for messages.
     num_rows : int, optional
@@ -50,6 +52,7 @@ class TextArray(SequentialArray):
         path: Path,
         dtype: str = "float32",
         *,
+        is_exact: bool = False,
         what: str = "feature",
         num_rows: int | None = None,
         unit: str = "nodes",
@@ -59,6 +62,7 @@ class TextArray(SequentialArray):
         self.label = str(path)
         self.dtype = np.dtype(dtype)
         self._unit = unit
+        self._may_round = is_exact and dtype == "float64"
         table_format = TableFormat(dtype, delimiter=None, what=what)
         self._table = TextTable(path, table_format, memory_bytes=memory_bytes)
         self.memory_bytes = self._table.memory_bytes
@@ -70,19 +74,38 @@ class TextArray(SequentialArray):
         num_rows, rows_read = self.shape[0], 0
         for block in self._table.blocks():
             wanted = block[max(0, start - rows_read) : max(0, num_rows - rows_read)]
+            if self._may_round:
+                self._check_exact(wanted, max(start, rows_read))
             rows_read += len(block)
             for first in range(0, len(wanted), step):
                 yield wanted[first : first + step]
         check_count(self.label, rows_read, num_rows, self._unit)
 
+    def _check_exact(self, rows: npt.NDArray[Any], first: int) -> None:
+        rounded = np.isfinite(rows) & (np.abs(rows) >= _EXACT_IN_FLOAT64)
+        if rounded.any():
+            place = np.unravel_index(int(np.argmax(rounded)), rounded.shape)
+            raise InputError(
+                f"{self.label}: row {first + int(place[0])}: {rows[place]:.0f} may have been "
+                "rounded: numbers with a point or an exponent are read as float64, which does not "
+                "tell integers this large apart; write them without, or store them as float64",
+                path=self.path,
+            )
 
-def text_type(stored: str | None, path: Path) -> str:
+
+def read_as_stored(path: Path, stored: str | None, **options: Any) -> TextArray:
+    """Return a table as an array of a type that holds whatever the stored type does."""
+    exact = stored in _OF_64_BITS
+    return TextArray(path, _text_type(stored, path), is_exact=exact, **options)
+
+
+def _text_type(stored: str | None, path: Path) -> str:
     """Return the type to read a table as, whose numbers are stored as another type.
 
     float32 by default, and for integers that it holds exactly. Integers of 64 bits are read as
     such, unless the first lines have a point or an exponent, as 1.0 has.
     """
-    if stored in {"int64", "uint64"}:
+    if stored in _OF_64_BITS:
         first = next(read_blocks(path), None)
         has_points = first is not None and any(mark in first.data for mark in b".eE")
         return "float64" if has_points else "int64"

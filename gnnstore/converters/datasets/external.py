@@ -17,7 +17,7 @@ from gnnstore.converters.arrays.npy import open_npy
 from gnnstore.converters.arrays.npz import open_npz
 from gnnstore.converters.arrays.scattered import ScatteredRows
 from gnnstore.converters.arrays.source import ArraySource, MemoryArray
-from gnnstore.converters.arrays.text_arrays import TextArray, read_numbers, text_type
+from gnnstore.converters.arrays.text_arrays import read_as_stored, read_numbers
 from gnnstore.converters.inputs import PathLike, existing_file
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
@@ -167,7 +167,7 @@ def _open(name: str, raw: RawLayout | None, what: str, stored: str | None) -> Ar
         return _open_member(path, member)
     existing_file(path, what)
     if is_text(path):
-        return TextArray(path, text_type(stored, path), what="feature")
+        return read_as_stored(path, stored)
     raise UsageError(
         f"{what}: {path} is neither .npy, .npz nor .csv; if it is raw binary, say its type and "
         "shape (features_raw=), as in float32,-1,128"

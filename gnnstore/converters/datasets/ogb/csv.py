@@ -9,7 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.arrays.source import MemoryArray, check_count
-from gnnstore.converters.arrays.text_arrays import TextArray, TextEdges, read_numbers, text_type
+from gnnstore.converters.arrays.text_arrays import (
+    TextArray,
+    TextEdges,
+    read_as_stored,
+    read_numbers,
+)
 from gnnstore.converters.arrays.text_tables import TableFormat, TextTable
 from gnnstore.converters.datasets.ogb.links import RawEdges
 from gnnstore.converters.inputs import existing_file
@@ -71,7 +76,7 @@ def _read_node_attribute(writer: GraphWriter, path: Path, num_nodes: int) -> Non
 
 
 def _copy_features(writer: GraphWriter, path: Path, num_nodes: int) -> None:
-    features = TextArray(path, text_type(writer.options.feature_dtype, path), num_rows=num_nodes)
+    features = read_as_stored(path, writer.options.feature_dtype, num_rows=num_nodes)
     if features.shape[1]:
         writer.set_node_attribute("x", features)
     else:  # the file is empty
