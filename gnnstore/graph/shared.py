@@ -1,6 +1,6 @@
 """Shares tables, caches and the topology among all loaders on a store.
 
-Training, validation and test loaders usually run over one store object. What they open is kept
+Training, validation and test loaders usually run over one store object. Open tables are kept
 per store object and dropped with it, so three loaders cost the memory of one.
 """
 
@@ -116,7 +116,7 @@ class SharedTables:
             return self._rows[key]
 
     def held_row_bytes(self, store: GraphStore, path: str, *, progress: Progress) -> int:
-        """Return what a row of a paged attribute takes in memory, finding it out the first time.
+        """Return the bytes of a row of a paged attribute in memory, finding it out the first time.
 
         Parameters
         ----------

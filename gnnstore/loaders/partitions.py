@@ -212,7 +212,7 @@ class PartitionSources(Sources):
         )
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what batches depend on: the partitions, and the policy as it was resolved."""
+        """Return the facts that batches depend on: the partitions, and the resolved policy."""
         return {"partitions": {"uuid": self.unit.uuid, **self.shape.fingerprint()}}
 
     def order(self, keyed: EpochOrder) -> PartitionOrder:

@@ -187,7 +187,7 @@ class Prediction:
 
     @property
     def first_seconds(self) -> float:
-        """Seconds of the first epoch. What is loaded into memory is so before it begins."""
+        """Seconds of the first epoch; loading into memory comes before it."""
         is_made_before = self.candidate.strategy.mode == "memory" or self.candidate.is_offline
         return self.seconds if is_made_before else self.seconds + self.seconds_once
 

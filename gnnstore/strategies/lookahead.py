@@ -267,7 +267,7 @@ class LookaheadSources(DataSources):
 
     @property
     def cached_by(self) -> str:
-        """By what rows are cached."""
+        """Name of the strategy, whose policy chooses the cached rows."""
         return self.placement.strategy.name
 
     @property

@@ -61,7 +61,7 @@ class Sources:
 
     @property
     def cached_by(self) -> str:
-        """By what rows are cached; empty without a cache."""
+        """Name of what chose the cached rows, a score or a strategy; empty without a cache."""
         return ""
 
     @property
@@ -139,7 +139,7 @@ class DataSources(Sources):
 
     @property
     def cached_by(self) -> str:
-        """By what rows are cached; empty without a cache."""
+        """Name of what chose the cached rows, a score or a strategy; empty without a cache."""
         return (
             "" if self.cache is None or self.placement.cache is None else self.placement.cache.score
         )
@@ -150,7 +150,7 @@ class DataSources(Sources):
         return 0 if self.cache is None else self.cache.num_rows
 
     def sampler(self, config: SamplingConfig) -> NeighborSampler:
-        """Return what samples from the graph."""
+        """Return a sampler of the graph."""
         return self.topology.sampler(config, self._index_dtype)
 
     def batches(self, seeds: SeedSource, config: SamplingConfig) -> SamplingSource:

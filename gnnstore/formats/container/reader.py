@@ -243,9 +243,16 @@ class SealedFiles(Generic[M]):
         with self._identity.kept():
             for _, error in self.altered_checksums():
                 raise error
-            return self._checksum_table()
+            return self.checksum_table()
 
-    def _checksum_table(self) -> npt.NDArray[np.uint32]:
+    def checksum_table(self) -> npt.NDArray[np.uint32]:
+        """Return the same, whether it was altered or not.
+
+        Raises
+        ------
+        CorruptStoreError
+            If there are not as many as the files have blocks.
+        """
         num_blocks = self.manifest.first_blocks()[-1]
         document, path = self._array_document(CHECKSUMS_ARRAY)
         dtype, row_shape, layout = parse_paged(document, path)

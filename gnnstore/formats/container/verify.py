@@ -70,8 +70,8 @@ def find_units(
     Returns
     -------
     dict of SealedFiles to list of Problem
-        The directory first. What can be opened is a `SealedReader`, and has no problems yet; of the
-        others, the files that are missing or have another size, or the reason.
+        The directory first. Those that can be opened are of `SealedReader`, without problems yet.
+        Of the others, the files that are missing or have another size, or the reason.
     list of Problem
         Why some of those in it have not even a manifest.
 
@@ -175,7 +175,7 @@ def compare_checksums(
     if altered:  # without the table nothing can be compared
         return
     try:
-        table = reader.block_checksums()
+        table = reader.checksum_table()
     except CorruptStoreError as error:  # there are as many bytes as listed, of another array
         yield Problem(error.path or str(reader.path), str(error))
         return
