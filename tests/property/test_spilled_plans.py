@@ -22,6 +22,7 @@ from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.caching.trace import Trace, TraceBuilder
 
 Batch = npt.NDArray[Any]
+ROOM_BYTES = 1 << 24
 
 
 @contextmanager
@@ -59,9 +60,15 @@ def check(
     seed: int = 0,
     dtype: type | None = None,
 ) -> None:
-    """Plan superbatches one after the other in both ways."""
+    """Plan superbatches one after the other in both ways.
+
+    Parameters
+    ----------
+    num_rounds : int
+        Of looking for next uses with a table of nodes; 0: there is room for them in memory.
+    """
     in_memory, in_files = BeladyPlanner(num_slots), BeladyPlanner(num_slots)
-    table_bytes = 4 * -(-num_nodes // num_rounds)
+    table_bytes = 4 * -(-num_nodes // num_rounds) if num_rounds else ROOM_BYTES
     with tempfile.TemporaryDirectory() as name:
         path = Path(name)
         for batches in parts:
@@ -87,11 +94,13 @@ def batches_of(num_nodes: int) -> st.SearchStrategy[list[Batch]]:
     st.lists(batches_of(25), max_size=3),
     st.integers(0, 40),
     st.integers(25, 60),
-    st.integers(1, 5),
+    st.integers(0, 5),
     st.tuples(st.integers(0, 9), st.sampled_from([np.int32, np.int64])),
 )
 @example([[]], 3, 30, 1, (0, np.int32))
+@example([[]], 3, 30, 0, (0, np.int32))
 @example([[np.array([7, 7, 7])]], 1, 30, 2, (0, np.int64))
+@example([[np.array([7, 7, 7])]], 1, 30, 0, (0, np.int64))
 @example([[np.array([20, 2, 8, 14, 26])]], 3, 30, 5, (0, np.int32))
 def test_spilled_plans_equal_those_in_memory(
     parts: list[list[Batch]],
@@ -103,7 +112,7 @@ def test_spilled_plans_equal_those_in_memory(
     check(parts, num_slots, num_nodes, num_rounds, seed=put[0], dtype=put[1])
 
 
-@pytest.mark.parametrize("num_rounds", [1, 2, 5])
+@pytest.mark.parametrize("num_rounds", [0, 1, 2, 5])
 @pytest.mark.parametrize("num_slots", [0, 1, 40, 300, 999, 5000])
 def test_longer_traces(num_slots: int, num_rounds: int) -> None:
     rng = np.random.default_rng(num_slots)
@@ -111,7 +120,7 @@ def test_longer_traces(num_slots: int, num_rounds: int) -> None:
     check([list(part) for part in rows], num_slots, 1000, num_rounds)
 
 
-@pytest.mark.parametrize("num_rounds", [1, 3])
+@pytest.mark.parametrize("num_rounds", [0, 1, 3])
 @pytest.mark.parametrize("num_slots", [0, 7000, 60_000])
 @pytest.mark.parametrize(("num_threads", "dtype"), [(1, None), (2, None), (4, None), (4, np.int64)])
 # With room for one batch in the forward pass, and for two of them.

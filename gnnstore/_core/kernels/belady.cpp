@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "kernels/batch_turns.h"
 #include "kernels/belady_planner.h"
 #include "kernels/next_uses.h"
 #include "kernels/parallel.h"
@@ -29,6 +30,8 @@ public:
           next_(slots),
           // One piece, since each piece of the pool ends within a huge page.
           memory_(entered_begin() + longest_batch_ + 1),
+          team_(longest_batch_ < BatchTurns::least_rows ? 1 : std::min(num_threads, 2)),
+          turns_(trace.num_batches, /*are_two=*/true, team_),
           next_uses_(trace, positions, num_slots, nodes, frequencies, slots,
                      static_cast<int32_t *>(slots_bytes()), misses, num_threads) {
         const auto num_batches = static_cast<size_t>(trace.num_batches);
@@ -51,24 +54,34 @@ public:
     }
     void finish_next() { next_uses_.take_carried(carried_next()); }
 
-    const int32_t *next(int64_t batch, int64_t) const { return open(batch); }
+    const int32_t *next(int64_t batch, int64_t) const { return next_ + trace_.offsets[batch]; }
     void *slots_bytes() const { return memory_.data(); }
 
-    const int32_t *open(int64_t batch) const { return next_ + trace_.offsets[batch]; }
+    template <class Begin>
+    const int32_t *open(int64_t batch, const Begin &begin) {
+        const auto begin_here = [this, &begin](int64_t i) {
+            return [slots = slots_of(i), begin_slots = begin(i)] { begin_slots(slots); };
+        };
+        turns_.open(batch, begin_here, [this](int64_t i) { put_slots(i); });
+        open_ = batch;
+        return next(batch, batch);
+    }
     const Id *ids(int64_t batch) const { return trace_.ids + trace_.offsets[batch]; }
-    int32_t *slots() const { return memory_.data() + slots_begin(); }
-    int32_t *positions() const { return memory_.data() + positions_begin(); }
-    int32_t *entered() const { return memory_.data() + entered_begin(); }
+    PlannedRows planned() const {
+        int32_t *const memory = memory_.data();
+        return {slots_of(open_), memory + positions_begin(), memory + entered_begin()};
+    }
 
-    void put(int64_t batch, int64_t num_entering) {
-        const int64_t begin = trace_.offsets[batch];
-        std::copy_n(slots(), trace_.offsets[batch + 1] - begin, next_ + begin);
-        changes_.positions.insert(changes_.positions.end(), positions(),
-                                  positions() + num_entering);
-        changes_.slots.insert(changes_.slots.end(), entered(), entered() + num_entering);
+    void put(int64_t, int64_t num_entering) {
+        const auto [slots, positions, entered] = planned();
+        changes_.positions.insert(changes_.positions.end(), positions, positions + num_entering);
+        changes_.slots.insert(changes_.slots.end(), entered, entered + num_entering);
         changes_.offsets.push_back(static_cast<int64_t>(changes_.slots.size()));
     }
-    void finish() const {}
+    void finish() {
+        turns_.close([this](int64_t i) { put_slots(i); });
+    }
+    void stop() noexcept { turns_.stop(); }
 
     CacheChanges take_changes() { return std::move(changes_); }
 
@@ -79,14 +92,26 @@ private:
         return planner_slots_bytes(trace_.num_batches, num_slots_) / int64_t{sizeof(int32_t)} + 2;
     }
     int64_t slots_begin() const { return carried_begin() + num_slots_ + 1; }
-    int64_t positions_begin() const { return slots_begin() + longest_batch_; }
+    int64_t positions_begin() const { return slots_begin() + 2 * longest_batch_; }
     int64_t entered_begin() const { return positions_begin() + longest_batch_ + 1; }
+
+    // Of a batch in the forward pass, until they take the place of its next uses.
+    int32_t *slots_of(int64_t batch) const {
+        return memory_.data() + slots_begin() + batch % 2 * longest_batch_;
+    }
+    void put_slots(int64_t batch) {
+        const int64_t begin = trace_.offsets[batch];
+        std::copy_n(slots_of(batch), trace_.offsets[batch + 1] - begin, next_ + begin);
+    }
 
     const Trace<Id> trace_;
     const int64_t num_slots_;
     const int64_t longest_batch_;
     int32_t *const next_;  // [num_ids]; and the slots that are the result, batch after batch
     const PooledArray<int32_t> memory_;
+    int64_t open_ = 0;  // a batch
+    Team team_;
+    BatchTurns turns_;
     NextUses<Id> next_uses_;
     CacheChanges changes_;
 };

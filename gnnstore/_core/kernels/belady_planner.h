@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -38,6 +39,27 @@ inline int64_t planner_slots_bytes(int64_t num_batches, int64_t num_slots) {
                         static_cast<int64_t>(sizeof(StayingRows::Count)));
 }
 
+// Room for the plan of a batch, values [its rows], and one more of positions.
+struct PlannedRows {
+    int32_t *slots;      // that it reads from, -1: none
+    int32_t *positions;  // of the rows that enter after it
+    int32_t *entered;    // the slots that those are written to
+};
+
+// Puts the slots that have waited for a batch where its rows stand.
+struct BeginBatch {
+    const WaitingSlots &waiting;
+    WaitingSlots::Chain chain;
+    int32_t first_position;
+    int64_t num_rows;
+    bool needs_ids;
+
+    void operator()(int32_t *slots) const {
+        std::memset(slots, 0xFF, static_cast<size_t>(num_rows) * sizeof *slots);  // -1
+        waiting.put_slots(chain, first_position, slots);
+    }
+};
+
 // Plans a cache. Accesses is what is known of the trace, and where it lies:
 //
 //   Id, offsets() and num_batches(): of the trace
@@ -50,12 +72,13 @@ inline int64_t planner_slots_bytes(int64_t num_batches, int64_t num_slots) {
 //   next(batch, following): the next uses again, in any order of batches; `following` is asked for
 //       after them.
 //   slots_bytes(): memory of planner_slots_bytes, after the backward pass.
-//   open(batch): the next uses a last time, from the first batch to the last, each closed by put.
-//   ids(batch): of the batch that is open.
-//   slots(), positions(), entered(): int32_t of its rows, and one more of positions, to be filled
-//       for put(batch, number that enter): what a batch reads from, which rows enter after it, and
-//       where.
+//   open(batch, begin): the next uses a last time, from the first batch to the last, each closed by
+//       put. begin(i) returns the BeginBatch of this one, or of the one behind it, which another
+//       thread may call while this one is planned.
+//   ids(batch): of the batch that is open, if its BeginBatch says that they are needed.
+//   planned(): of the batch that is open, to be filled for put(batch, number that enter).
 //   finish(): after the last batch.
+//   stop(): instead of it, before whatever tasks need is gone.
 template <class Accesses>
 class Planner {
 public:
@@ -91,9 +114,12 @@ public:
         positions_.count(carried_next_, num_slots_, uses_.data());
         carried_cut_ = decide(-1, carried_next_, num_slots_);
         keep_to_the_end();
+        WaitingSlots waiting(num_batches_, num_slots_,
+                             static_cast<WaitingSlots::Entry *>(accesses_.slots_bytes()));
         try {
-            hand_on_slots();
+            hand_on_slots(waiting);
         } catch (...) {
+            accesses_.stop();
             std::fill_n(nodes_, num_slots_, -1);
             std::fill_n(frequencies_, num_slots_, 0);
             throw;
@@ -200,23 +226,30 @@ private:
         return {end, end + 1, static_cast<int32_t>(partly)};
     }
 
+    // Only rows that stay are asked who they are.
+    bool has_staying(int64_t batch) const {
+        return thresholds_[static_cast<size_t>(batch)].num_rows > 0;
+    }
+
     // Goes through the batches in their order: who keeps its row hands its slot to the next use.
-    void hand_on_slots() {
-        WaitingSlots waiting(num_batches_, num_slots_,
-                             static_cast<WaitingSlots::Entry *>(accesses_.slots_bytes()));
+    void hand_on_slots(WaitingSlots &waiting) {
         start_slots(waiting);
+        // Of even and odd batches, what waits when they begin.
+        WaitingSlots::Chain chains[2];
+        const auto begin = [&](int64_t batch) {
+            chains[batch % 2] = waiting.take(batch);
+            return BeginBatch{waiting, chains[batch % 2], positions_.begin(batch),
+                              size_of(batch), has_staying(batch)};
+        };
         for (int64_t batch = 0; batch < num_batches_; ++batch) {
-            const int32_t *const next = accesses_.open(batch);
-            // Only rows that stay are asked who they are.
-            const bool has_staying = thresholds_[static_cast<size_t>(batch)].num_rows > 0;
-            const Id *const ids = has_staying ? accesses_.ids(batch) : nullptr;
-            int32_t *const slots_here = accesses_.slots();
-            int32_t *const entering = accesses_.positions(), *const entered = accesses_.entered();
-            std::fill_n(slots_here, size_of(batch), -1);
-            const int32_t first = positions_.begin(batch);
-            waiting.take_all(batch, [&](int32_t position, int32_t slot) {
-                slots_here[position - first] = slot;
-            });
+            const int32_t *const next = accesses_.open(batch, begin);
+            const Id *const ids = has_staying(batch) ? accesses_.ids(batch) : nullptr;
+            const auto [slots_here, entering, entered] = accesses_.planned();
+            waiting.forget(chains[batch % 2]);
+            // The batch before has put more.
+            const WaitingSlots::Chain latest = waiting.take(batch);
+            waiting.put_slots(latest, positions_.begin(batch), slots_here);
+            waiting.forget(latest);
             const int64_t num_entering = sort_out(batch, ids, next, waiting, slots_here, entering);
             // Only now: a slot that this batch still reads is written after it was assembled.
             if (num_entering > num_slots_ - free_slots_)

@@ -31,8 +31,25 @@ constexpr int64_t slots_ahead = 32;
 // access stands.
 constexpr int window_bits = 32 - RowGroups::key_bits;
 constexpr uint32_t window_mask = (uint32_t{1} << window_bits) - 1;
+static_assert(TraceWindows::longest <= window_mask + 1);
 
 void prefetch(const void *at) { __builtin_prefetch(at, 1); }
+
+int useful_threads(int64_t num_ids, int num_threads) {
+    return static_cast<int>(
+        std::clamp<int64_t>(num_ids / least_accesses_per_thread, 1, num_threads));
+}
+
+size_t num_begins(const TraceWindows &windows, const RowGroups &groups) {
+    return static_cast<size_t>((groups.num_groups() + 1) * windows.num_windows());
+}
+
+// As many as an access may take 2 bytes for: with few batches, or long ones.
+size_t num_counts(const TraceWindows &windows, int64_t num_batches) {
+    const int64_t count = (windows.num_windows() + num_batches) * (num_batches + 1);
+    const int64_t num_ids = windows.begin(windows.num_windows());
+    return count <= num_ids / 4 ? static_cast<size_t>(count) : 0;
+}
 
 }  // namespace
 
@@ -58,29 +75,60 @@ template <class Id>
 NextUses<Id>::NextUses(const Trace<Id> &trace, const TracePositions &positions, int64_t num_slots,
                        const int64_t *nodes, const int32_t *frequencies, int32_t *uses,
                        int32_t *carried, int64_t *misses, int num_threads)
+    : NextUses(trace, nullptr, TraceWindows::equal(trace.num_ids),
+               RowGroups(std::max(largest_id(trace.ids, trace.num_ids),
+                                  num_slots == 0 ? -1
+                                                 : *std::max_element(nodes, nodes + num_slots)),
+                         trace.num_ids + num_slots),
+               positions, num_slots, nodes, frequencies, uses, carried, misses, num_threads) {}
+
+template <class Id>
+NextUses<Id>::NextUses(const Trace<Id> &trace, const TraceIds<Id> &file, TraceWindows windows,
+                       const RowGroups &groups, const TracePositions &positions,
+                       int64_t num_slots, const int64_t *nodes, const int32_t *frequencies,
+                       int32_t *uses, int32_t *carried, int64_t *misses, int num_threads)
+    : NextUses(trace, &file, std::move(windows), groups, positions, num_slots, nodes, frequencies,
+               uses, carried, misses, num_threads) {}
+
+template <class Id>
+NextUses<Id>::NextUses(const Trace<Id> &trace, const TraceIds<Id> *file, TraceWindows windows,
+                       const RowGroups &groups, const TracePositions &positions,
+                       int64_t num_slots, const int64_t *nodes, const int32_t *frequencies,
+                       int32_t *uses, int32_t *carried, int64_t *misses, int num_threads)
     : trace_(trace),
+      file_(file),
+      windows_(std::move(windows)),
       positions_(positions),
       nodes_(nodes),
       frequencies_(frequencies),
       num_slots_(num_slots),
-      num_threads_(static_cast<int>(std::clamp<int64_t>(
-          trace.num_ids / least_accesses_per_thread, 1, num_threads))),
-      groups_(std::max(largest_id(trace.ids, trace.num_ids),
-                       num_slots == 0 ? -1 : *std::max_element(nodes, nodes + num_slots)),
-              trace.num_ids + num_slots),
+      num_threads_(useful_threads(trace.num_ids, num_threads)),
+      groups_(groups),
       uses_(uses),
       carried_(carried),
-      num_windows_((trace.num_ids + window - 1) / window),
-      begins_(static_cast<size_t>((groups_.num_groups() + 1) * num_windows_)),
+      begins_(num_begins(windows_, groups_)),
       carried_ends_(static_cast<size_t>(groups_.num_groups()), 0) {
-    // As many as an access may take 2 bytes for: with few batches, or long ones.
-    const int64_t num_counts = (num_windows_ + trace.num_batches) * (trace.num_batches + 1);
-    if (num_counts <= trace.num_ids / 4) counts_.resize(static_cast<size_t>(num_counts));
+    counts_.resize(num_counts(windows_, trace.num_batches));
     fill_carried();
     if (groups_.has_keys())
         find<true, KeyedTable>(misses);
     else
         find<false, HashedTable>(misses);
+}
+
+template <class Id>
+int64_t NextUses<Id>::working_bytes(const TraceWindows &windows, const RowGroups &groups,
+                                    int64_t num_batches, int num_threads) {
+    const auto bytes = [](size_t count, size_t size) { return static_cast<int64_t>(count * size); };
+    // Of a thread: a table, and the accesses of its group that are the last of their rows; how far
+    // groups are filled; the ids and the next uses of windows.
+    const int64_t num_ids = windows.begin(windows.num_windows());
+    const int64_t of_thread = 16 * (groups.num_keys() + 1) + 4 * groups.num_groups() +
+                              int64_t{sizeof(Id)} * windows.longest_stretch() +
+                              4 * TraceWindows::longest;
+    return bytes(num_begins(windows, groups), sizeof(uint16_t)) + 4 * groups.num_groups() +
+           bytes(num_counts(windows, num_batches), sizeof(UsesInBatch)) +
+           useful_threads(num_ids, num_threads) * of_thread;
 }
 
 template <class Id>
@@ -101,29 +149,46 @@ void NextUses<Id>::fill_carried() {
 template <class Id>
 template <bool has_keys, class Table>
 void NextUses<Id>::find(int64_t *misses) {
-    run_workers(num_threads_, num_windows_, [&](TaskQueue &windows) {
+    const auto num_stretches = static_cast<int64_t>(windows_.stretches().size());
+    run_workers(num_threads_, num_stretches, [&](TaskQueue &stretches) {
         std::vector<uint32_t> places(static_cast<size_t>(groups_.num_groups()));
-        for (int64_t w; windows.take(w);) fill_window<has_keys>(w, places.data());
+        for_windows(stretches, [&](int64_t w, const Id *ids) {
+            fill_window<has_keys>(w, ids, places.data());
+        });
     });
     run_workers(num_threads_, groups_.num_groups(), [&](TaskQueue &groups) {
         GroupTable<Table> table(groups_);
         for (int64_t group; groups.take(group);) link<has_keys>(group, table, misses);
     });
-    run_workers(num_threads_, num_windows_, [&](TaskQueue &windows) {
+    run_workers(num_threads_, num_stretches, [&](TaskQueue &stretches) {
         std::vector<uint32_t> places(static_cast<size_t>(groups_.num_groups()));
-        const PooledArray<int32_t> held(window);
-        for (int64_t w; windows.take(w);) take_window<has_keys>(w, places.data(), held.data());
+        const PooledArray<int32_t> held(TraceWindows::longest);
+        for_windows(stretches, [&](int64_t w, const Id *ids) {
+            take_window<has_keys>(w, ids, places.data(), held.data());
+        });
     });
+}
+
+template <class Id>
+template <class Use>
+void NextUses<Id>::for_windows(TaskQueue &stretches, const Use &use) const {
+    const PooledArray<Id> read(file_ == nullptr ? 0 : windows_.longest_stretch());
+    for (int64_t i; stretches.take(i);) {
+        const TraceWindows::Stretch &stretch = windows_.stretches()[static_cast<size_t>(i)];
+        if (file_ != nullptr) file_->read(stretch.begin, stretch.end, read.data());
+        const Id *const ids = file_ == nullptr ? trace_.ids + stretch.begin : read.data();
+        for (int64_t w = stretch.first_window; w < stretch.end_window; ++w)
+            use(w, ids + windows_.begin(w) - stretch.begin);
+    }
 }
 
 // Puts a window's accesses into its groups: the row's key, and how far into the window they stand.
 template <class Id>
 template <bool has_keys>
-void NextUses<Id>::fill_window(int64_t w, uint32_t *places) {
+void NextUses<Id>::fill_window(int64_t w, const Id *ids, uint32_t *places) {
     const RowGroups groups = groups_;  // a copy: stores cannot change it, it stays in registers
-    const int64_t num_groups = groups.num_groups(), size = window_size(w);
-    const Id *const ids = trace_.ids + w * window;
-    int32_t *const uses = uses_ + w * window;
+    const int64_t num_groups = groups.num_groups(), size = windows_.end(w) - windows_.begin(w);
+    int32_t *const uses = uses_ + windows_.begin(w);
     std::fill_n(places, num_groups, 0);
     for (int64_t begin = 0; begin < size; begin += line) {
         prefetch(uses + begin);
@@ -153,12 +218,13 @@ void NextUses<Id>::fill_window(int64_t w, uint32_t *places) {
 template <class Id>
 template <bool has_keys, class Table>
 void NextUses<Id>::link(int64_t group, Table &group_table, int64_t *misses) {
-    const uint16_t *const begins = begins_.data() + group * num_windows_;
-    const uint16_t *const ends = begins + num_windows_;
+    const int64_t num_windows = windows_.num_windows();
+    const uint16_t *const begins = begins_.data() + group * num_windows;
+    const uint16_t *const ends = begins + num_windows;
     const int64_t carried_end = carried_ends_[static_cast<size_t>(group)];
     const int64_t carried = group == 0 ? 0 : carried_ends_[static_cast<size_t>(group) - 1];
     int64_t num_accesses = 0;
-    for (int64_t w = 0; w < num_windows_; ++w) num_accesses += ends[w] - begins[w];
+    for (int64_t w = 0; w < num_windows; ++w) num_accesses += ends[w] - begins[w];
     if (num_accesses + carried_end - carried == 0) return;
     group_table.start(num_accesses, carried_end - carried);
     auto &table = group_table.table();
@@ -180,14 +246,14 @@ void NextUses<Id>::link(int64_t group, Table &group_table, int64_t *misses) {
     const auto key_of = [&](uint32_t value, int64_t k) {
         return static_cast<typename Table::Key>(has_keys ? value >> window_bits : trace_.ids[k]);
     };
-    for (int64_t w = num_windows_ - 1; w >= 0; --w) {
+    for (int64_t w = num_windows - 1; w >= 0; --w) {
         // A group's part of one window is too short for the hardware prefetcher to detect.
         if (w >= windows_ahead) {
             const int64_t ahead = w - windows_ahead;
-            const int32_t *const window_uses = uses_ + ahead * window;
+            const int32_t *const window_uses = uses_ + windows_.begin(ahead);
             for (int32_t i = begins[ahead]; i < ends[ahead]; i += line) prefetch(window_uses + i);
         }
-        const int64_t first = w * window;
+        const int64_t first = windows_.begin(w);
         uint32_t held[block];
         int32_t found[block + list_slack];
         for (int32_t behind_block = ends[w]; behind_block > begins[w];) {
@@ -246,14 +312,13 @@ void NextUses<Id>::link(int64_t group, Table &group_table, int64_t *misses) {
         uses_[lasts[j].place] = table.at(lasts[j].key).negative_frequency();
 }
 
-// Puts what was found for a window's accesses to where they stand. held [window].
+// Puts what was found for a window's accesses to where they stand. held [its size].
 template <class Id>
 template <bool has_keys>
-void NextUses<Id>::take_window(int64_t w, uint32_t *places, int32_t *held) {
+void NextUses<Id>::take_window(int64_t w, const Id *ids, uint32_t *places, int32_t *held) {
     const RowGroups groups = groups_;
-    const int64_t size = window_size(w);
-    const Id *const ids = trace_.ids + w * window;
-    int32_t *const uses = uses_ + w * window;
+    const int64_t size = windows_.end(w) - windows_.begin(w);
+    int32_t *const uses = uses_ + windows_.begin(w);
     std::copy_n(uses, size, held);
     for (int64_t group = 0; group < groups.num_groups(); ++group)
         places[group] = begin_of(group, w);
@@ -264,8 +329,8 @@ void NextUses<Id>::take_window(int64_t w, uint32_t *places, int32_t *held) {
 template <class Id>
 void NextUses<Id>::count_window(int64_t w) {
     const int64_t *const offsets = trace_.offsets;
-    const int64_t window_end = w * window + window_size(w);
-    int64_t k = w * window;
+    const int64_t window_end = windows_.end(w);
+    int64_t k = windows_.begin(w);
     int64_t batch = std::upper_bound(offsets, offsets + trace_.num_batches, k) - offsets - 1;
     for (; k < window_end; ++batch) {
         const int64_t end = std::min(offsets[batch + 1], window_end);
@@ -279,7 +344,7 @@ bool NextUses<Id>::add_uses(int64_t batch, UsesInBatch *uses) const {
     if (counts_.empty()) return false;
     const int64_t begin = trace_.offsets[batch], end = trace_.offsets[batch + 1];
     const auto row_size = static_cast<size_t>(trace_.num_batches) + 1;
-    for (int64_t w = begin / window; w * window < end; ++w) {
+    for (int64_t w = windows_.at(begin); begin < end && windows_.begin(w) < end; ++w) {
         const UsesInBatch *const row = &counts_[static_cast<size_t>(w + batch) * row_size];
         for (size_t i = 0; i < row_size; ++i) {
             uses[i].even += row[i].even;

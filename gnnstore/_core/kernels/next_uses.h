@@ -9,14 +9,18 @@
 //
 // All of it happens in the place of the result. With groups that lie in one piece each, next uses
 // took 4 bytes an access more, and their first touch alone as long as finding them.
+//
+// Where groups have keys, ids are looked at window by window only: so they may lie in a file.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <vector>
 
+#include "kernels/parallel.h"
 #include "kernels/superbatch.h"
 #include "kernels/trace_positions.h"
+#include "kernels/trace_windows.h"
 
 namespace gnnstore {
 
@@ -54,6 +58,18 @@ private:
     int shift_ = 0;
 };
 
+// Ids of a trace that lie in a file.
+template <class Id>
+class TraceIds {
+public:
+    // The ids of the accesses from `begin` to `end`, which are those of whole batches. Called by
+    // many threads at once.
+    virtual void read(int64_t begin, int64_t end, Id *ids) const = 0;
+
+protected:
+    ~TraceIds() = default;
+};
+
 // The next uses of the accesses of a trace, and of rows that are in a cache before it.
 //
 // A next use is a position (see TracePositions); or where there is none, the number of batches
@@ -68,6 +84,15 @@ public:
     NextUses(const Trace<Id> &trace, const TracePositions &positions, int64_t num_slots,
              const int64_t *nodes, const int32_t *frequencies, int32_t *uses, int32_t *carried,
              int64_t *misses, int num_threads);
+    // The same where trace.ids is null: windows are of whole batches, and groups have keys.
+    NextUses(const Trace<Id> &trace, const TraceIds<Id> &file, TraceWindows windows,
+             const RowGroups &groups, const TracePositions &positions, int64_t num_slots,
+             const int64_t *nodes, const int32_t *frequencies, int32_t *uses, int32_t *carried,
+             int64_t *misses, int num_threads);
+
+    // The most memory that it takes in the latter case, beside what it is given.
+    static int64_t working_bytes(const TraceWindows &windows, const RowGroups &groups,
+                                 int64_t num_batches, int num_threads);
 
     // Adds those of a batch to `uses` [num_batches + 1], by the batch that they are in; those that are
     // not used again to the last one. False: they are not counted, since batches are too many.
@@ -78,10 +103,6 @@ public:
     void take_carried(int32_t *first_uses);
 
 private:
-    // Accesses of a window. Groups count them in 16 bits. Not nearly a power of two: what a group
-    // has of all windows would meet in few places of a core's cache.
-    static constexpr int64_t window = 50'000;
-    static_assert(window < int64_t{1} << (32 - RowGroups::key_bits));
     // Whose part of a group is fetched before it is needed.
     static constexpr int64_t windows_ahead = 4;
     static constexpr int64_t line = 16;  // values in a cache line
@@ -90,25 +111,33 @@ private:
     static constexpr int64_t block = 256;
 
     uint16_t &begin_of(int64_t group, int64_t w) {
-        return begins_[static_cast<size_t>(group * num_windows_ + w)];
+        return begins_[static_cast<size_t>(group * windows_.num_windows() + w)];
     }
-    int64_t window_size(int64_t w) const { return std::min(window, trace_.num_ids - w * window); }
 
+    NextUses(const Trace<Id> &trace, const TraceIds<Id> *file, TraceWindows windows,
+             const RowGroups &groups, const TracePositions &positions, int64_t num_slots,
+             const int64_t *nodes, const int32_t *frequencies, int32_t *uses, int32_t *carried,
+             int64_t *misses, int num_threads);
     template <bool has_keys, class Table>
     void find(int64_t *misses);
     void fill_carried();
+    // Calls use(window, its ids) for all windows of the stretches.
+    template <class Use>
+    void for_windows(TaskQueue &stretches, const Use &use) const;
     template <bool has_keys>
-    void fill_window(int64_t w, uint32_t *places);
+    void fill_window(int64_t w, const Id *ids, uint32_t *places);
     template <bool has_keys, class Table>
     void link(int64_t group, Table &table, int64_t *misses);
     template <bool has_keys>
-    void take_window(int64_t w, uint32_t *places, int32_t *held);
+    void take_window(int64_t w, const Id *ids, uint32_t *places, int32_t *held);
     void count_window(int64_t w);
     UsesInBatch *counts_of(int64_t w, int64_t batch) {
         return counts_.data() + (w + batch) * (trace_.num_batches + 1);
     }
 
     const Trace<Id> trace_;
+    const TraceIds<Id> *const file_;  // null: they are in memory
+    const TraceWindows windows_;
     const TracePositions &positions_;
     const int64_t *const nodes_;
     const int32_t *const frequencies_;
@@ -117,7 +146,6 @@ private:
     const RowGroups groups_;
     int32_t *const uses_;                 // accesses by window and group, at last as they came
     int32_t *const carried_;              // rows in slots by group
-    const int64_t num_windows_;
     std::vector<uint16_t> begins_;        // [num_groups + 1][num_windows] in each window
     std::vector<uint32_t> carried_ends_;  // of each group's rows in slots
     // Accesses of each batch in each window, counted by the batch of their next use: a row for each

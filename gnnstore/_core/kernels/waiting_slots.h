@@ -58,18 +58,38 @@ public:
     }
     static constexpr int64_t block_size = list_block;
 
-    // Calls use(position, slot) for all that a batch has, and forgets them.
-    template <class Use>
-    void take_all(int64_t batch, const Use &use) {
-        uint32_t end = std::exchange(ends_[static_cast<size_t>(batch)], 0);
-        while (end != 0) {
+    // Entries that were taken from a list.
+    class Chain {
+        friend class WaitingSlots;
+        uint32_t end = 0;  // 0: there are none
+    };
+
+    // Takes all that the list of a batch has by now, to be forgotten at last. There are at most two
+    // chains at a time.
+    Chain take(int64_t batch) {
+        Chain chain;
+        chain.end = std::exchange(ends_[static_cast<size_t>(batch)], 0);
+        return chain;
+    }
+
+    // Puts them where their batch has its accesses, the first at first_position. Another thread may
+    // do so while this one adds.
+    void put_slots(Chain chain, int32_t first_position, int32_t *slots) const {
+        for (uint32_t end = chain.end; end != 0;) {
             const uint32_t chunk = (end - 1) >> chunk_bits_;
             const uint32_t before = before_[chunk];
             if (before != 0) prefetch((before - 1) >> chunk_bits_);
             for (uint32_t i = chunk << chunk_bits_; i < end; ++i)
-                use(entries_[i].position, entries_[i].slot);
-            free_.push_back(chunk);
+                slots[entries_[i].position - first_position] = entries_[i].slot;
             end = before;
+        }
+    }
+
+    void forget(Chain chain) {
+        while (chain.end != 0) {
+            const uint32_t chunk = (chain.end - 1) >> chunk_bits_;
+            free_.push_back(chunk);
+            chain.end = before_[chunk];
         }
     }
 
@@ -81,7 +101,8 @@ private:
     }
 
     static int64_t num_chunks(int64_t num_batches, int64_t num_slots) {
-        return (num_slots >> chunk_bits(num_batches)) + std::min(num_batches, num_slots) + 1;
+        // Of each list and of two chains, one is partly filled.
+        return (num_slots >> chunk_bits(num_batches)) + std::min(num_batches, num_slots) + 3;
     }
 
     uint32_t next_place(uint32_t *ends, uint32_t mask, int64_t batch) {

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 # takes as much again.
 _STATE_BYTES = 8 + 4
 # The most memory that the kernel takes while it plans: of an access, its part of the tables of
-# threads; of one batch, slots and which rows enter where, 12 bytes a row, of which the accesses of
-# two batches hold 2.
-_ACCESS_BYTES, _PLANNED_ROW_BYTES = 1, 10
+# threads; of one batch, slots twice and which rows enter where, 16 bytes a row, of which the
+# accesses of two batches hold 2.
+_ACCESS_BYTES, _PLANNED_ROW_BYTES = 1, 14
 # To count next uses by batch: 2 bytes an access, or less, 8 bytes for each two batches, again for
 # each window of so many accesses.
 _COUNTED_ACCESS_BYTES, _COUNT_BYTES, _WINDOW = 2, 8, 50_000
@@ -212,7 +212,8 @@ class BeladyPlanner:
         place : PlanPlace, optional
             Of a trace in a file: where the plan goes, and the memory for a table of next uses, 4
             bytes for each node of the graph; never takes more than that. With less it goes through
-            the trace several times.
+            the trace several times; where the next uses of all accesses fit in it, the table is
+            left out, which takes half of the time.
 
         Raises
         ------
