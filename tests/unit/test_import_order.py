@@ -62,6 +62,19 @@ TORCH_FREE = (
     "converters",
 )
 
+# The same for the folders of kernels, which include from themselves and from those before.
+KERNELS = (
+    "base",
+    "files",
+    "rows",
+    "reading",
+    "sampling",
+    "traces",
+    "planning",
+    "packing",
+    "building",
+)
+
 MODULES = sorted(
     path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE) != Path("__init__.py")
 )
@@ -114,6 +127,20 @@ def test_every_package_has_a_rule() -> None:
 def test_no_folder_has_more_than_twelve_modules() -> None:
     folders = Counter(path.parent for path in MODULES if path.name != "__init__.py")
     assert {str(folder): n for folder, n in folders.items() if n > 12} == {}
+
+
+def test_kernels_include_only_from_folders_before_theirs() -> None:
+    files = sorted((PACKAGE / "_core/kernels").rglob("*.*"))
+    assert {path.parent.name for path in files} == set(KERNELS)
+    modules = Counter(folder for folder, _ in {(path.parent.name, path.stem) for path in files})
+    assert {folder: n for folder, n in modules.items() if n > 12} == {}
+    above = [
+        f"{path.parent.name}/{path.name} includes {folder}/"
+        for path in files
+        for folder in set(re.findall(r'"kernels/(\w+)/', path.read_text()))
+        if KERNELS.index(folder) > KERNELS.index(path.parent.name)
+    ]
+    assert above == []
 
 
 def test_no_modules_import_each_other_in_a_cycle() -> None:

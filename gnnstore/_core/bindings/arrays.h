@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "bindings/gil.h"
-#include "kernels/errors.h"
-#include "kernels/pooled_array.h"
+#include "kernels/base/errors.h"
+#include "kernels/base/pooled_array.h"
 
 namespace gnnstore {
 

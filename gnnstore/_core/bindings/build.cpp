@@ -5,9 +5,9 @@
 
 #include "bindings/arrays.h"
 #include "bindings/storage.h"
-#include "kernels/csc_build.h"
-#include "kernels/edge_buckets.h"
-#include "kernels/rmat.h"
+#include "kernels/building/csc_build.h"
+#include "kernels/building/edge_buckets.h"
+#include "kernels/building/rmat.h"
 
 using namespace gnnstore;
 using namespace nb::literals;

@@ -1,11 +1,11 @@
-#include "kernels/cache_slots.h"
+#include "kernels/rows/cache_slots.h"
 
 #include <algorithm>
 #include <limits>
 
 #include "bindings/arrays.h"
 #include "bindings/storage.h"
-#include "kernels/pinned_rows.h"
+#include "kernels/rows/pinned_rows.h"
 
 using namespace gnnstore;
 using namespace nb::literals;

@@ -1,7 +1,7 @@
 #include "bindings/arrays.h"
 #include "bindings/storage.h"
-#include "kernels/check_ids.h"
-#include "kernels/crc32c.h"
+#include "kernels/base/check_ids.h"
+#include "kernels/files/crc32c.h"
 
 using namespace gnnstore;
 using namespace nb::literals;

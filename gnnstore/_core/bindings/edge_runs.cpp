@@ -4,7 +4,7 @@
 
 #include "bindings/arrays.h"
 #include "bindings/storage.h"
-#include "kernels/edge_runs.h"
+#include "kernels/building/edge_runs.h"
 
 using namespace gnnstore;
 using namespace nb::literals;

@@ -6,7 +6,7 @@
 #include <tuple>
 
 #include "bindings/storage.h"
-#include "kernels/system.h"
+#include "kernels/base/system.h"
 
 using namespace gnnstore;
 namespace nb = nanobind;

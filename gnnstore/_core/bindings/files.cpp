@@ -6,8 +6,8 @@
 
 #include "bindings/arrays.h"
 #include "bindings/storage.h"
-#include "kernels/files.h"
-#include "kernels/mapping.h"
+#include "kernels/files/files.h"
+#include "kernels/files/mapping.h"
 
 using namespace gnnstore;
 using namespace nb::literals;

@@ -1,5 +1,5 @@
 // The plan of a cache whose rows were chosen beforehand.
-#include "kernels/fixed_cache.h"
+#include "kernels/rows/fixed_cache.h"
 
 #include <limits>
 

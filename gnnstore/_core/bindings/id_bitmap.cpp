@@ -1,7 +1,7 @@
 // Sets of ids as bitmaps.
 #include "bindings/arrays.h"
 #include "bindings/storage.h"
-#include "kernels/id_bitmap.h"
+#include "kernels/building/id_bitmap.h"
 
 using namespace gnnstore;
 using namespace nb::literals;

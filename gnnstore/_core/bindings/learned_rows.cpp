@@ -1,5 +1,5 @@
 // Rows that are learned.
-#include "kernels/learned_rows.h"
+#include "kernels/rows/learned_rows.h"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>

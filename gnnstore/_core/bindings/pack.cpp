@@ -11,11 +11,11 @@
 
 #include "bindings/arrays.h"
 #include "bindings/storage.h"
-#include "kernels/pack.h"
-#include "kernels/pack_index.h"
-#include "kernels/pack_ranges.h"
-#include "kernels/packed_read.h"
-#include "kernels/spill_file.h"
+#include "kernels/files/spill_file.h"
+#include "kernels/packing/pack.h"
+#include "kernels/packing/pack_index.h"
+#include "kernels/packing/pack_ranges.h"
+#include "kernels/packing/packed_read.h"
 
 using namespace gnnstore;
 using namespace nb::literals;

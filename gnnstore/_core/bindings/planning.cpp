@@ -3,12 +3,12 @@
 
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
-#include "kernels/access_lists.h"
-#include "kernels/belady.h"
-#include "kernels/belady_spilled.h"
-#include "kernels/distinct_rows.h"
-#include "kernels/online_caches.h"
-#include "kernels/spill_file.h"
+#include "kernels/files/spill_file.h"
+#include "kernels/planning/belady.h"
+#include "kernels/planning/belady_spilled.h"
+#include "kernels/planning/online_caches.h"
+#include "kernels/traces/access_lists.h"
+#include "kernels/traces/distinct_rows.h"
 
 using namespace gnnstore;
 using namespace nb::literals;

@@ -1,4 +1,4 @@
-#include "kernels/pool.h"
+#include "kernels/base/pool.h"
 
 #include "bindings/arrays.h"
 #include "bindings/storage.h"

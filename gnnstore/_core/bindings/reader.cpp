@@ -11,8 +11,8 @@
 
 #include "bindings/arrays.h"
 #include "bindings/storage.h"
-#include "kernels/node_slots.h"
-#include "kernels/row_reader.h"
+#include "kernels/reading/row_reader.h"
+#include "kernels/rows/node_slots.h"
 
 using namespace gnnstore;
 using namespace nb::literals;

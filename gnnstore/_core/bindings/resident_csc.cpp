@@ -1,9 +1,9 @@
 // The adjacency of partitions that lie in memory together.
-#include "kernels/resident_csc.h"
+#include "kernels/sampling/resident_csc.h"
 
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
-#include "kernels/check_ids.h"
+#include "kernels/base/check_ids.h"
 
 using namespace gnnstore;
 using namespace nb::literals;

@@ -1,4 +1,4 @@
-#include "kernels/rows.h"
+#include "kernels/rows/rows.h"
 
 #include <nanobind/stl/vector.h>
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "bindings/arrays.h"
-#include "kernels/sampling.h"
+#include "kernels/sampling/sampling.h"
 
 void bind_staged_sampling(nanobind::module_ &m);
 

@@ -11,8 +11,8 @@
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
 #include "bindings/sampled_batch.h"
-#include "kernels/equal_ranges.h"
-#include "kernels/sampling.h"
+#include "kernels/sampling/equal_ranges.h"
+#include "kernels/sampling/sampling.h"
 
 using namespace gnnstore;
 using namespace nb::literals;

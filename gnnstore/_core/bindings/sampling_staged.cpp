@@ -14,7 +14,7 @@
 
 #include "bindings/arrays.h"
 #include "bindings/sampled_batch.h"
-#include "kernels/sampling_staged.h"
+#include "kernels/sampling/sampling_staged.h"
 
 using namespace gnnstore;
 using namespace nb::literals;

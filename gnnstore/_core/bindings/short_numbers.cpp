@@ -1,7 +1,7 @@
 // Vectors of integers in fewer bytes.
 #include "bindings/arrays.h"
 #include "bindings/storage.h"
-#include "kernels/short_numbers.h"
+#include "kernels/files/short_numbers.h"
 
 using namespace gnnstore;
 using namespace nb::literals;

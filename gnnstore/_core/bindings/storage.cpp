@@ -3,7 +3,7 @@
 #include "bindings/storage.h"
 
 #include "bindings/arrays.h"
-#include "kernels/errors.h"
+#include "kernels/base/errors.h"
 
 namespace {
 

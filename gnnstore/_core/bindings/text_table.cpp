@@ -6,7 +6,7 @@
 
 #include "bindings/arrays.h"
 #include "bindings/storage.h"
-#include "kernels/text_table.h"
+#include "kernels/building/text_table.h"
 
 using namespace gnnstore;
 using namespace nb::literals;

@@ -1,0 +1,98 @@
+#include "kernels/files/mapping.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <limits>
+
+#include "kernels/base/errors.h"
+#include "kernels/base/system.h"
+#include "kernels/files/files.h"
+
+namespace gnnstore {
+namespace {
+
+int64_t sum_bodies(const std::vector<std::string> &paths, const std::vector<int64_t> &body_bytes,
+                   int64_t page_bytes) {
+    if (paths.size() != body_bytes.size())
+        throw std::invalid_argument("paths and body_bytes must have the same length, got " +
+                                    std::to_string(paths.size()) + " and " +
+                                    std::to_string(body_bytes.size()));
+    int64_t total = 0;
+    for (size_t i = 0; i < paths.size(); ++i) {
+        if (body_bytes[i] < 0)
+            throw std::invalid_argument("body_bytes[" + std::to_string(i) +
+                                        "] must not be negative, got " +
+                                        std::to_string(body_bytes[i]));
+        if (total % page_bytes != 0 && body_bytes[i] > 0)
+            throw std::invalid_argument(
+                "cannot map " + paths[i] + " behind the files before it: their bodies add up to " +
+                std::to_string(total) + " bytes, not a multiple of the system's page of " +
+                std::to_string(page_bytes) + " bytes; write the array with larger pages");
+        total = checked_add(total, body_bytes[i], "the sum of body_bytes");
+    }
+    return total;
+}
+
+void map_body(const File &file, uint8_t *place, int64_t body_bytes) {
+    const int64_t size = file.size();
+    if (size < body_bytes)
+        throw IoError(EIO,
+                      "the file holds " + std::to_string(size) +
+                          " bytes, but its body should have " + std::to_string(body_bytes) +
+                          "; it is truncated",
+                      file.path());
+    if (body_bytes == 0) return;
+    if (sys::mmap(place, static_cast<size_t>(body_bytes), PROT_READ, MAP_SHARED | MAP_FIXED,
+                  file.descriptor(), 0) == MAP_FAILED) {
+        const int code = errno;
+        throw IoError(code, std::string("cannot map: ") + std::strerror(code), file.path());
+    }
+}
+
+}  // namespace
+
+Mapping::Mapping(const std::vector<std::string> &paths, const std::vector<int64_t> &body_bytes,
+                 Advice advice) {
+    const int64_t page_bytes = ::sysconf(_SC_PAGESIZE);
+    const int64_t total = sum_bodies(paths, body_bytes, page_bytes);
+    if (total > std::numeric_limits<int64_t>::max() - page_bytes)
+        throw std::invalid_argument("the sum of body_bytes is too large");
+    const auto reserved = static_cast<size_t>((total + page_bytes - 1) / page_bytes * page_bytes);
+    if (reserved > 0) {
+        void *range = sys::mmap(nullptr, reserved, PROT_NONE,
+                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (range == MAP_FAILED) {
+            const int code = errno;
+            throw IoError(code,
+                          "cannot reserve " + std::to_string(reserved) +
+                              " bytes of address space: " + std::strerror(code),
+                          paths.front());
+        }
+        data_ = static_cast<uint8_t *>(range);
+    }
+    try {
+        int64_t offset = 0;
+        for (size_t i = 0; i < paths.size(); ++i) {
+            const File file(paths[i]);
+            map_body(file, data_ + offset, body_bytes[i]);
+            offset += body_bytes[i];
+        }
+    } catch (...) {
+        if (data_ != nullptr) ::munmap(data_, reserved);
+        throw;
+    }
+    num_bytes_ = total;
+    reserved_bytes_ = reserved;
+    if (reserved > 0 && advice != Advice::normal)
+        (void)sys::madvise(data_, reserved,
+                           advice == Advice::random ? MADV_RANDOM : MADV_SEQUENTIAL);
+}
+
+Mapping::~Mapping() {
+    if (data_ != nullptr) ::munmap(data_, reserved_bytes_);
+}
+
+}  // namespace gnnstore

@@ -1,0 +1,71 @@
+// The trace of a superbatch: which rows each of its batches needs, one batch behind the other.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace gnnstore {
+
+// ids[offsets[i]] to ids[offsets[i + 1] - 1] are the rows of batch i, in any order, repeated or
+// not. Positions in a trace are kept in 32 bits throughout.
+template <class Id>
+struct Trace {
+    const Id *ids;
+    int64_t num_ids;
+    const int64_t *offsets;  // [num_batches + 1]
+    int64_t num_batches;
+};
+
+// The rows that enter a cache after each batch, and the slots that they go to.
+struct CacheChanges {
+    std::vector<int64_t> offsets;    // [num_batches + 1]
+    std::vector<int32_t> positions;  // of the rows that enter after batch i, within that batch
+    std::vector<int32_t> slots;      // that they are written to
+};
+
+inline constexpr int64_t max_trace_ids = std::numeric_limits<int32_t>::max() - 2;
+// Of the batches that need a row: larger ones are not told apart.
+inline constexpr int32_t max_frequency = 65535;
+
+inline void check_num_slots(int64_t num_slots) {
+    if (num_slots > max_trace_ids)
+        throw std::invalid_argument("a cache holds at most " + std::to_string(max_trace_ids) +
+                                    " rows, got " + std::to_string(num_slots));
+}
+
+template <class Id>
+void check_offsets(const Trace<Id> &trace) {
+    using std::to_string;
+    if (trace.num_batches < 0) throw std::invalid_argument("offsets must not be empty");
+    if (trace.num_batches > std::numeric_limits<int32_t>::max())
+        throw std::invalid_argument("a superbatch has at most 2^31 - 1 batches, got " +
+                                    to_string(trace.num_batches));
+    if (trace.num_ids > max_trace_ids)
+        throw std::invalid_argument("a trace has at most " + to_string(max_trace_ids) +
+                                    " ids, got " + to_string(trace.num_ids) +
+                                    "; plan fewer batches at a time");
+    const int64_t *offsets = trace.offsets;
+    if (offsets[0] != 0 || offsets[trace.num_batches] != trace.num_ids)
+        throw std::invalid_argument("offsets must go from 0 to the " + to_string(trace.num_ids) +
+                                    " ids, but go from " + to_string(offsets[0]) + " to " +
+                                    to_string(offsets[trace.num_batches]));
+    for (int64_t i = 0; i < trace.num_batches; ++i)
+        if (offsets[i] > offsets[i + 1])
+            throw std::invalid_argument("offsets must not descend, but " +
+                                        to_string(offsets[i + 1]) + " at position " +
+                                        to_string(i + 1) + " follows " + to_string(offsets[i]));
+}
+
+template <class Id>
+int64_t longest_batch(const Trace<Id> &trace) {
+    int64_t longest = 0;
+    for (int64_t i = 0; i < trace.num_batches; ++i)
+        longest = std::max(longest, trace.offsets[i + 1] - trace.offsets[i]);
+    return longest;
+}
+
+}  // namespace gnnstore
