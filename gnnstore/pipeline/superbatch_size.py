@@ -79,16 +79,13 @@ class SuperbatchSize:
         """The sizes that reservations grow with."""
         return {PLANNED: self.num_batches, SLOTS: self.num_planned_slots}
 
-    def most_planned(self, *, pins_as_sized: bool) -> int:
-        """Return how many batches may be planned at a time.
+    @property
+    def num_batches_repinned(self) -> int:
+        """Batches that may be planned at a time if other rows are pinned than those of `pinned`.
 
-        Parameters
-        ----------
-        pins_as_sized : bool
-            Whether the pinned rows are those that memory was counted for; of others a batch may
-            have fewer.
+        Of others a batch may have fewer, so that traces and plans take more memory for it.
         """
-        if pins_as_sized or not self.plans_in_memory:
+        if not self.plans_in_memory:
             return self.num_batches
         return max(1, int(self.num_batches * self.planned_share))
 

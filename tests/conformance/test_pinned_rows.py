@@ -184,7 +184,7 @@ def test_a_cache_that_is_replaced(
     assert_same_batches(batches_of(loader), expected[BATCHES:])
     assert loader.stats().since(before).rows_cached > 0
     most = job_of(loader).most_planned(other.pinned)
-    assert most == size.most_planned(pins_as_sized=False)
+    assert most == size.num_batches_repinned
     assert (most < size.num_batches) == size.plans_in_memory
 
 

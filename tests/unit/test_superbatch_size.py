@@ -93,9 +93,8 @@ def test_pinned_rows_are_reserved_apart(cache_bytes: int | None) -> None:
         assert size.num_planned_slots == (60 * MB - costs.pinned_bytes) // SLOT
     alone = sizer(100 * MB, costs=replace(costs, pins=None), cache_bytes=cache_bytes)
     assert with_pins.choose().num_batches > alone.choose().num_batches
-    assert size.most_planned(pins_as_sized=True) == 100
-    assert size.most_planned(pins_as_sized=False) == 40
-    assert replace(size, table_bytes=1).most_planned(pins_as_sized=False) == 100
+    assert size.num_batches_repinned == 40
+    assert replace(size, table_bytes=1).num_batches_repinned == 100
 
 
 def test_what_is_left_is_for_rows() -> None:

@@ -127,7 +127,7 @@ class LookaheadJob:
         """Return how many batches may be planned at a time, without the rows that are pinned."""
         of = self.size.pinned
         as_sized = of is None if pinned is None else pinned.is_of(of)
-        return self.size.most_planned(pins_as_sized=as_sized)
+        return self.size.num_batches if as_sized else self.size.num_batches_repinned
 
     @cached_property
     def warms_up(self) -> bool:
