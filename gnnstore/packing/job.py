@@ -240,7 +240,7 @@ class PlanPacker:
 
     def make_planner(self) -> Planner:
         """Return the planner of cached rows, for the empty cache of an epoch."""
-        return self._sampler.make_planner(self.num_slots)
+        return self._sampler.policy.planner(self.num_slots)
 
     def first_batches(self, planner: Planner, most: int) -> PlannedSuperbatch:
         """Sample and plan the first batches; to be closed by the caller."""

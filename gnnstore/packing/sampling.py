@@ -8,12 +8,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
-from gnnstore.caching.policies.fixed import FixedPlanner
+from gnnstore.caching.policies.fixed import Fixed
 from gnnstore.caching.policies.registry import POLICIES
-from gnnstore.caching.scores import SCORES, CacheSettings, select_nodes
+from gnnstore.caching.scores import SCORES, CacheSettings
 from gnnstore.disk.scratch import default_parent
 from gnnstore.errors import UsageError, check_choice
 from gnnstore.formats.packed.manifest import COMPRESSIONS
@@ -35,7 +32,7 @@ from gnnstore.strategies.static import CacheMaker
 
 if TYPE_CHECKING:
     from gnnstore.caching.plan import CachePlan
-    from gnnstore.caching.policies.base import Planner
+    from gnnstore.caching.policies.base import CachePolicy, Planner
     from gnnstore.caching.trace import Trace
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.store import GraphStore
@@ -156,6 +153,9 @@ class PlanSampler:
         The store's parts, opened within the budget of memory.
     size : PlanSize
         Memory that is left for superbatches, and for the cache of training.
+    policy : CachePolicy
+        Chooses the cached rows. Fixed ones enter when they are needed first: nothing is read
+        beforehand.
 
     Raises
     ------
@@ -231,29 +231,23 @@ class PlanSampler:
             table_bytes=self.size.table_bytes,
             purpose="what a plan has sampled ahead",
         )
-        self._presampler, self._specs = presampler, tuple(specs)
-        self._fixed: npt.NDArray[np.int64] | None = None
+        self.policy = self._policy_of(presampler, tuple(specs))
 
-    def make_planner(self, num_slots: int) -> Planner:
-        """Return the planner of cached rows, for the empty cache of an epoch."""
+    def _policy_of(self, presampler: Presampler, specs: tuple[AttributeSpec, ...]) -> CachePolicy:
+        """Return the policy that `cached_by` names."""
         score, engine = self.settings.cached_by, self.sources.engine
-        if score not in SCORES or engine is None or num_slots == 0:
-            return POLICIES[PACKED.policy].planner(num_slots)
-        if self._fixed is None or len(self._fixed) != num_slots:
-            maker = CacheMaker(
-                self.store,
-                self.sources.topology,
-                engine,
-                CacheSettings(score),
-                self._specs,
-                self._presampler,
-                self.settings.num_threads,
-            )
-            # Rows enter when they are needed first, and stay: nothing is read beforehand.
-            self._fixed = np.full(num_slots, -1, np.int64)
-            nodes = select_nodes(maker.scores(), num_slots)
-            self._fixed[: len(nodes)] = nodes
-        return FixedPlanner(self._fixed, self.store.num_nodes)
+        if score not in SCORES or engine is None:
+            return POLICIES[PACKED.policy]
+        maker = CacheMaker(
+            self.store,
+            self.sources.topology,
+            engine,
+            CacheSettings(score),
+            specs,
+            presampler,
+            self.settings.num_threads,
+        )
+        return Fixed(maker.choose, self.store.num_nodes)
 
     def is_read(self, spec: AttributeSpec) -> bool:
         """Whether rows of an attribute are read from disk, so that they are cached and packed."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gnnstore._core import release_memory
 from gnnstore.caching.policies.base import CachePolicy
+from gnnstore.caching.policies.fixed import Fixed
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.features.tiers.planned import PlannedCache
@@ -19,7 +20,6 @@ from gnnstore.graph.shared import CacheKey, shared_tables
 from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs, LookaheadSource
 from gnnstore.pipeline.lookahead.packer import DiskQuota
 from gnnstore.pipeline.lookahead.producer import LookaheadJob
-from gnnstore.pipeline.lookahead.session import FixedNodes
 from gnnstore.pipeline.margins import MANY_BATCHES
 from gnnstore.planning.cost_model import EPOCHS, EpochCosts, Machine, Prediction, Resources
 from gnnstore.planning.reads import ReadTotals
@@ -71,7 +71,7 @@ def reserve(loader: LoaderSpec, place: Placer) -> Placement:
     placement = placed(0)
     strategy, topology = placement.strategy, loader.open_topology(placement, engine)
     specs = loader.node_specs(placement)
-    fixed = _fixed_nodes(loader, placement, topology, engine)
+    policy = _policy(loader, placement, topology, engine)
     staging_bytes = 0 if engine is None else engine.staging_bytes
     spare_bytes = placement.spare_bytes
 
@@ -84,12 +84,11 @@ def reserve(loader: LoaderSpec, place: Placer) -> Placement:
         return MeasuredMisses(
             topology,
             presampler,
-            policy=POLICIES[strategy.policy],
+            policy=policy,
             packs=strategy.packs,
             num_batches=max(1, min(_PROFILE_BATCHES, presampler.epoch_batches, num_batches)),
             num_threads=num_threads,
             spare_bytes=spare_bytes,
-            fixed=fixed,
         )
 
     sampling = num_threads
@@ -198,7 +197,7 @@ def open_rows(strategy: Strategy, loader: LoaderSpec, placement: Placement) -> D
     num_nodes, specs = topology.csc.num_nodes, loader.node_specs(placement)
     job = LookaheadJob(
         partial(_shared_cache, strategy.cache_kind, loader.store, specs, engine, size),
-        POLICIES[strategy.policy],
+        _policy(loader, placement, topology, engine),
         size,
         packs=strategy.packs,
         tmpdir=loader.tmpdir(settings),
@@ -206,7 +205,6 @@ def open_rows(strategy: Strategy, loader: LoaderSpec, placement: Placement) -> D
         num_nodes=num_nodes,
         num_edges=topology.csc.num_edges,
         index_dtype=loader.store.schema.index_dtype,
-        fixed=_fixed_nodes(loader, placement, topology, engine),
         degrees=partial(out_degrees, topology, size.degrees_bytes(num_nodes)),
     )
     superbatches = LookaheadEpochs(job)
@@ -290,14 +288,16 @@ class LookaheadSources(DataSources):
         )
 
 
-def _fixed_nodes(
+def _policy(
     loader: LoaderSpec, placement: Placement, topology: Topology, engine: Engine | None
-) -> FixedNodes | None:
-    """Return whose rows a planned cache holds always; None if its policy decides."""
-    if loader.options.planned is None or loader.options.cache is None:
-        return None
-    maker = CacheMaker.of(loader, placement, topology, engine)
-    return None if maker is None else FixedNodes(maker.choose, loader.store.num_nodes)
+) -> CachePolicy:
+    """Return the strategy's policy, or a fixed choice of rows where `cache=` asks for one."""
+    maker = None
+    if loader.options.planned is not None and loader.options.cache is not None:
+        maker = CacheMaker.of(loader, placement, topology, engine)
+    if maker is None:
+        return POLICIES[placement.strategy.policy]
+    return Fixed(maker.choose, loader.store.num_nodes)
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,6 +21,7 @@ import torch
 
 import gnnstore
 from gnnstore import NeighborLoader
+from gnnstore.caching.policies.fixed import Fixed
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.errors import BudgetError, NotFoundError, StorageError, UsageError
 from gnnstore.graph.shared import shared_tables
@@ -90,11 +91,10 @@ def test_packed_beside_a_cache_that_stays(
     assert_same_batches(batches_of(loader), expected[:BATCHES])
     superbatches = loader._sources.superbatches
     assert superbatches is not None
-    assert superbatches.job.fixed is not None
-    nodes, held = (
-        superbatches.job.fixed.of(loader.stats().cache_rows),
-        superbatches.job.cache().planned_nodes,
-    )
+    policy = superbatches.job.policy
+    assert isinstance(policy, Fixed)
+    nodes = policy.nodes(loader.stats().cache_rows)
+    held = superbatches.job.cache().planned_nodes
     assert held[held >= 0].tolist() == nodes.tolist()
     if score == "degree":
         degrees = np.bincount(gnnstore.open(path).topology("mmap").indices, minlength=N)

@@ -6,11 +6,14 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from gnnstore.budget.ledger import PLANNED, SLOTS, Reservation
+from gnnstore.caching.scores import most_needed
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+    from collections.abc import Callable
 
     from gnnstore.caching.plan import CachePlan, PlanPlace
     from gnnstore.caching.reuse import InitialCache, ReuseCurve
@@ -106,6 +109,9 @@ class CachePolicy(ABC):
     looks_ahead : bool
         Whether it goes by the rows that batches will need, so that the further it sees the less it
         misses, and a cache is worth filling beforehand.
+    is_fixed : bool
+        Whether the rows are the same whatever batches need, so that a cache is always filled
+        beforehand, and the number of batches that are planned together does not matter.
     planning : PlanningBytes or None
         Memory for planning; None if it is only simulated.
     """
@@ -113,6 +119,7 @@ class CachePolicy(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     looks_ahead: ClassVar[bool] = False
+    is_fixed: ClassVar[bool] = False
     planning: ClassVar[PlanningBytes | None] = None
 
     @property
@@ -123,6 +130,16 @@ class CachePolicy(ABC):
     @abstractmethod
     def planner(self, num_slots: int) -> Planner:
         """Return a planner for a cache that is empty."""
+
+    def initial_nodes(
+        self,
+        trace: Trace,
+        num_nodes: int,
+        num_slots: int,
+        degrees: Callable[[], npt.NDArray[np.uint32] | None] = lambda: None,
+    ) -> npt.NDArray[np.int64]:
+        """Return the nodes whose rows warm up an empty cache; see `most_needed`."""
+        return most_needed(trace, num_nodes, num_slots, degrees)
 
     def misses(
         self,
@@ -154,6 +171,13 @@ class CachePolicy(ABC):
             Reservation("planning", of.fixed + of.per_batch_row * batch_rows, per, PLANNING),
             Reservation("what a cache holds", 0, {SLOTS: of.per_slot}),
         ]
+
+
+def slot_layout(nodes: npt.NDArray[np.int64], num_slots: int) -> npt.NDArray[np.int64]:
+    """Return the row in each slot, where these nodes have the first ones."""
+    slots = np.full(num_slots, -1, np.int64)
+    slots[: len(nodes)] = nodes
+    return slots
 
 
 class SpillingPolicy(CachePolicy):

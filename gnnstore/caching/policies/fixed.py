@@ -7,7 +7,7 @@ misses are packed, in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,53 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.caching.plan import CachePlan, PlannedStep, PlanPlace
+from gnnstore.caching.policies.base import CachePolicy, slot_layout
 from gnnstore.caching.policies.belady import check_num_slots
 from gnnstore.caching.trace import Trace
 from gnnstore.errors import UsageError
+
+
+class Fixed(CachePolicy):
+    """Keeps the rows of some nodes, which are chosen when they are first asked for.
+
+    A loader makes it of its own nodes, so that it is not registered. Memory is reserved as for the
+    policy in whose place it stands.
+
+    Parameters
+    ----------
+    choose : callable
+        Returns so many node ids, or fewer, ascending: int64.
+    num_nodes : int
+        Of the graph.
+    """
+
+    name = title = "fixed"
+    is_fixed = True
+
+    def __init__(self, choose: Callable[[int], npt.NDArray[np.int64]], num_nodes: int) -> None:
+        self._choose = choose
+        self._chosen = {0: np.empty(0, np.int64)}  # by the number of slots; the last choice
+        self._num_nodes = num_nodes
+
+    def planner(self, num_slots: int) -> FixedPlanner:
+        """Return a planner for a cache that is empty, and is to hold them."""
+        return FixedPlanner(slot_layout(self.nodes(num_slots), num_slots), self._num_nodes)
+
+    def initial_nodes(
+        self,
+        trace: Trace,  # noqa: ARG002 - the nodes do not depend on what batches need
+        num_nodes: int,  # noqa: ARG002
+        num_slots: int,
+        degrees: object = None,  # noqa: ARG002
+    ) -> npt.NDArray[np.int64]:
+        """Return the nodes whose rows the cache holds always."""
+        return self.nodes(num_slots)
+
+    def nodes(self, num_slots: int) -> npt.NDArray[np.int64]:
+        """Return the nodes for a cache of so many slots."""
+        if num_slots not in self._chosen:
+            self._chosen = {num_slots: self._choose(num_slots)}
+        return self._chosen[num_slots]
 
 
 class FixedPlanner:

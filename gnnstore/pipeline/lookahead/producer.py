@@ -16,7 +16,7 @@ from gnnstore.features.source import files_of
 from gnnstore.interrupts import CancelledError, Flag
 from gnnstore.pipeline.lookahead.driver import Coming, SampledSuperbatch, SamplingJob, Spools
 from gnnstore.pipeline.lookahead.packer import DiskQuota, PackedBatches, SuperbatchPacker
-from gnnstore.pipeline.lookahead.session import CacheSession, FixedNodes, warms_up
+from gnnstore.pipeline.lookahead.session import CacheSession, warms_up
 from gnnstore.pipeline.lookahead.superbatch import PlannedPart, Superbatch
 from gnnstore.threads import SharedLock
 
@@ -86,8 +86,6 @@ class LookaheadJob:
         For packed rows.
     index_dtype : "int64" or "int32"
         Of `n_id` and `edge_index` in a batch.
-    fixed : FixedNodes or None
-        The rows that the cache always holds; None: the policy decides.
     degrees : callable
         Returns the nodes' out-degrees, new ones each time; None if there is no memory for them.
     """
@@ -101,13 +99,12 @@ class LookaheadJob:
     num_nodes: int
     num_edges: int
     index_dtype: IndexDtype
-    fixed: FixedNodes | None = None
     degrees: Callable[[], npt.NDArray[np.uint32] | None] = lambda: None
     totals: LookaheadTotals = field(default_factory=LookaheadTotals)
 
     def begin_session(self) -> CacheSession:
         """Take the cache over, from whoever has it."""
-        return CacheSession.begin(self.cache(), self.policy, self.fixed)
+        return CacheSession.begin(self.cache(), self.policy)
 
     def pinned(self, session: CacheSession, *, warms_up: bool = True) -> PinnedRows | None:
         """Return the rows that plans of a session are made without, for they are always cached.
@@ -132,9 +129,7 @@ class LookaheadJob:
     @cached_property
     def warms_up(self) -> bool:
         """Whether a cache that is empty is warmed up before the first batch."""
-        return self.fixed is not None or warms_up(
-            self.policy, self.size, self.num_nodes, packs=self.packs
-        )
+        return warms_up(self.policy, self.size, self.num_nodes, packs=self.packs)
 
 
 class LookaheadProducer:

@@ -10,39 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore._core import ReadCounts
-from gnnstore.caching.policies.base import CachePolicy, Planner
-from gnnstore.caching.policies.fixed import FixedPlanner
-from gnnstore.caching.scores import most_needed
+from gnnstore.caching.policies.base import CachePolicy, Planner, slot_layout
 
 if TYPE_CHECKING:
     from gnnstore.caching.trace import Trace
     from gnnstore.features.tiers.planned import Lease, PlannedCache
     from gnnstore.pipeline.superbatch_size import SuperbatchSize
-
-
-class FixedNodes:
-    """The nodes whose rows a cache holds always, chosen when they are first asked for.
-
-    Parameters
-    ----------
-    choose : callable
-        Returns so many node ids, or fewer, ascending: int64.
-    """
-
-    def __init__(self, choose: Callable[[int], npt.NDArray[np.int64]], num_nodes: int) -> None:
-        self._choose = choose
-        self._chosen: dict[int, npt.NDArray[np.int64]] = {}
-        self.num_nodes = num_nodes
-
-    def of(self, num_slots: int) -> npt.NDArray[np.int64]:
-        """Return the nodes for a cache of so many slots."""
-        if num_slots not in self._chosen:
-            self._chosen = {num_slots: self._choose(num_slots)}
-        return self._chosen[num_slots]
-
-    def planner(self, num_slots: int) -> FixedPlanner:
-        """Return a planner of a cache that is empty, and is to hold them."""
-        return FixedPlanner(slot_layout(self.of(num_slots), num_slots), self.num_nodes)
 
 
 @dataclass(eq=False)
@@ -55,16 +28,15 @@ class CacheSession:
 
     lease: Lease
     planner: Planner
-    fixed: FixedNodes | None = None
+    policy: CachePolicy
     num_planned: int = 0
 
     @classmethod
-    def begin(cls, cache: PlannedCache, policy: CachePolicy, fixed: FixedNodes | None) -> Self:
+    def begin(cls, cache: PlannedCache, policy: CachePolicy) -> Self:
         """Take the cache over, with the rows that are in it."""
-        lease, num_slots = cache.begin(), cache.num_planned_slots
-        planner = policy.planner(num_slots) if fixed is None else fixed.planner(num_slots)
+        lease, planner = cache.begin(), policy.planner(cache.num_planned_slots)
         planner.restart(cache.planned_nodes)
-        return cls(lease, planner, fixed)
+        return cls(lease, planner, policy)
 
     def warm_up(
         self,
@@ -108,10 +80,7 @@ class CacheSession:
                 found[cache.pinned.nodes] = 0
             return found
 
-        if self.fixed is None:
-            nodes = most_needed(trace, num_nodes, num_slots, other_degrees)
-        else:
-            nodes = self.fixed.of(num_slots)
+        nodes = self.policy.initial_nodes(trace, num_nodes, num_slots, other_degrees)
         filled = self.lease.warm_up(self.num_planned, nodes)
         if filled is None:
             return ReadCounts()
@@ -126,16 +95,11 @@ class CacheSession:
 
 
 def warms_up(policy: CachePolicy, size: SuperbatchSize, num_nodes: int, *, packs: bool) -> bool:
-    """Whether a cache that decides by itself is warmed up before the first batch.
+    """Whether a cache that is empty is warmed up before the first batch.
 
-    One that does not know what is needed begins empty; and rows that are packed come with the pass
-    that packs the others, so that filling would be one more.
+    Unless its rows are fixed, one that does not know what is needed begins empty; and rows that are
+    packed come with the pass that packs the others, so that filling would be one more.
     """
+    if policy.is_fixed:
+        return True
     return policy.looks_ahead and not packs and size.has_room_for_counts(num_nodes)
-
-
-def slot_layout(nodes: npt.NDArray[np.int64], num_slots: int) -> npt.NDArray[np.int64]:
-    """Return the row in each slot, where these nodes have the first ones."""
-    slots = np.full(num_slots, -1, np.int64)
-    slots[: len(nodes)] = nodes
-    return slots

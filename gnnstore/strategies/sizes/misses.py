@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore._core import release_memory
-from gnnstore.caching.policies.base import CachePolicy, Planner
+from gnnstore.caching.policies.base import CachePolicy, Planner, slot_layout
 from gnnstore.caching.scores import most_needed
 from gnnstore.caching.trace import Trace, TraceBuilder
 from gnnstore.features.tiers.pinned import PinnedRows
 from gnnstore.formats.arrays.dtypes import id_dtype
-from gnnstore.pipeline.lookahead.session import FixedNodes, slot_layout, warms_up
+from gnnstore.pipeline.lookahead.session import warms_up
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.planning.workload import Workload
 from gnnstore.strategies.sizes.lookahead import Misses
@@ -43,7 +43,6 @@ class MeasuredMisses:
         num_batches: int,
         num_threads: int,
         spare_bytes: int | None,
-        fixed: FixedNodes | None,
     ) -> None:
         self._topology = topology
         self._presampler = presampler
@@ -51,7 +50,6 @@ class MeasuredMisses:
         self.num_batches = num_batches
         self._num_threads = num_threads
         self._spare_bytes = spare_bytes
-        self._fixed = fixed
         self._trace: Trace | None = None
         self._planned: dict[tuple[int, ...], Misses] = {}
         self._unpinned: tuple[npt.NDArray[Any], Trace] | None = None
@@ -59,8 +57,7 @@ class MeasuredMisses:
     @property
     def compares(self) -> bool:
         """Whether the sample tells how many batches are worth planning together."""
-        # A fixed choice of cached rows does not depend on how many batches are planned.
-        return self._fixed is None and self.num_batches >= _LEAST_TOLD
+        return not self._policy.is_fixed and self.num_batches >= _LEAST_TOLD
 
     def first(self, size: SuperbatchSize) -> Misses:
         """Return the misses from where a loader begins."""
@@ -100,7 +97,7 @@ class MeasuredMisses:
     def pins(self, num_rows: int) -> Pins | None:
         """Return the rows that most batches need, at most so many."""
         trace, num_nodes = self._sampled(), self._topology.csc.num_nodes
-        if self._fixed is not None or trace.num_batches < _LEAST_TOLD:
+        if self._policy.is_fixed or trace.num_batches < _LEAST_TOLD:
             return None
         least = max(2, trace.num_batches // _RARELY)
         nodes = most_needed(trace, num_nodes, num_rows, least=least)
@@ -126,13 +123,10 @@ class MeasuredMisses:
     def _planner(self, size: SuperbatchSize, first: Trace) -> Planner:
         """Return a planner of a cache as the first batches find it."""
         num_slots, num_nodes = size.num_planned_slots, self._topology.csc.num_nodes
-        if self._fixed is not None:
-            planner: Planner = self._fixed.planner(num_slots)
-            planner.restart(slot_layout(self._fixed.of(num_slots), num_slots))
-            return planner
         planner = self._policy.planner(num_slots)
         if warms_up(self._policy, size, num_nodes, packs=self._packs):
-            planner.restart(slot_layout(most_needed(first, num_nodes, num_slots), num_slots))
+            nodes = self._policy.initial_nodes(first, num_nodes, num_slots)
+            planner.restart(slot_layout(nodes, num_slots))
         return planner
 
     def _sampled(self) -> Trace:
