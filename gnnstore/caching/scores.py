@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.caching.thresholds import highest_that_overflows
-from gnnstore.errors import CorruptStoreError, UsageError
-from gnnstore.units import format_size, parse_size
+from gnnstore.errors import CorruptStoreError
+from gnnstore.units import format_size
 
 if TYPE_CHECKING:
     from gnnstore.caching.trace import Trace
@@ -37,22 +37,6 @@ _WORDS = {"degree": "of the highest out-degree", "frequency": "that sampling nee
 
 # Scores are searched in pieces, so that selecting takes only a few MB more.
 _CHUNK = 1 << 20
-
-
-@dataclass(frozen=True)
-class CacheSettings:
-    """The loader's options `cache` and `cache_bytes`.
-
-    Attributes
-    ----------
-    score : "degree" or "frequency"
-        The score by which nodes are chosen.
-    num_bytes : int or None
-        Memory for the cache, its index included; None: the rest of the budget.
-    """
-
-    score: Score = "frequency"
-    num_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -99,35 +83,6 @@ class CacheCost:
     def bytes_of(self, num_rows: int) -> int:
         """Return the bytes of a cache for a number of nodes; 0 for none."""
         return self.index_bytes + num_rows * self.node_bytes if num_rows else 0
-
-
-def read_cache_settings(
-    strategy: str, cache: str | None, cache_bytes: int | str | None, *, reads_disk: bool = True
-) -> CacheSettings | None:
-    """Parse the loader's options `cache` and `cache_bytes`; None where neither is given.
-
-    Parameters
-    ----------
-    reads_disk : bool
-        Whether it reads rows from disk.
-
-    Raises
-    ------
-    UsageError
-        If the score is unknown, or the strategy has no use for a cache.
-    """
-    if cache is not None and cache not in SCORES:
-        raise UsageError(f"cache={cache!r} is unknown; choose one of {', '.join(SCORES)}")
-    num_bytes = None if cache_bytes is None else parse_size(cache_bytes, name="cache_bytes")
-    if cache is None and num_bytes is None:
-        return None
-    if not reads_disk:
-        given = f"cache={cache!r}" if cache is not None else f"cache_bytes={cache_bytes!r}"
-        raise UsageError(
-            f"strategy={strategy!r} has no use for {given}: its rows are in memory or in the "
-            "system's page cache; choose strategy='static', or leave the option out"
-        )
-    return CacheSettings(cache or "frequency", num_bytes)
 
 
 def count_out_degrees(

@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from gnnstore.caching.partitions.policy import PartitionPolicy
-from gnnstore.caching.policies.settings import PlannedSettings
-from gnnstore.caching.scores import CacheSettings, read_cache_settings
+from gnnstore.caching.scores import SCORES
 from gnnstore.disk.engines import ENGINES
 from gnnstore.embeddings.base import ResidentTable
-from gnnstore.errors import UsageError, check_choice
+from gnnstore.errors import UsageError, as_whole_number, check_choice
 from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.strategies.base import Auto
 from gnnstore.strategies.builtin import STRATEGIES, find_strategy
 from gnnstore.strategies.loader_spec import ReadOptions
+from gnnstore.strategies.sizes.settings import CacheSettings, PlannedSettings
 from gnnstore.units import parse_size
 
 _TEMPORAL_STRATEGIES = ("uniform", "last")
@@ -189,30 +189,103 @@ def read_options(
         )
         return ReadOptions(chosen, memory=memory, io_engine=io_engine, plan=os.fspath(plan))
     if isinstance(chosen, Auto):
-        PlannedSettings.read(strategy, None, superbatch, plans=False)
+        _refuse_planning(strategy, superbatch)
         # For a strategy that samples ahead, if that is chosen.
-        planned = PlannedSettings.read(strategy, None, None, tmpdir, disk)
-        settings = read_cache_settings(strategy, cache, cache_bytes)
+        planned = _planned_settings(tmpdir=tmpdir, disk=disk)
+        settings = _cache_settings(cache, cache_bytes)
         return ReadOptions(chosen, topology, memory, io_engine, settings, planned)
-    planned = PlannedSettings.read(
-        strategy, cache_bytes, superbatch, tmpdir, disk, plans=chosen.plans
-    )
-    if planned is not None:
-        if cache is None:
-            return ReadOptions(chosen, topology, memory, io_engine, None, planned)
-        if not chosen.takes_cache:
+    if chosen.plans:
+        planned = _planned_settings(cache_bytes, superbatch, tmpdir, disk)
+        if cache is not None and not chosen.takes_cache:
             raise UsageError(
                 f"strategy={strategy!r} has no use for cache={cache!r}: it decides by itself "
                 "which rows to cache; choose strategy='static' or 'packed', or leave the option out"
             )
-        settings = read_cache_settings(strategy, cache, None)
-        return ReadOptions(chosen, topology, memory, io_engine, settings, planned)
-    settings = read_cache_settings(strategy, cache, cache_bytes, reads_disk=chosen.reads_disk)
+        return ReadOptions(chosen, topology, memory, io_engine, _cache_settings(cache), planned)
+    _refuse_planning(strategy, superbatch, tmpdir, disk)
+    settings = _cache_settings(cache, cache_bytes)
+    if settings is not None and not chosen.reads_disk:
+        given = f"cache={cache!r}" if cache is not None else f"cache_bytes={cache_bytes!r}"
+        raise UsageError(
+            f"strategy={strategy!r} has no use for {given}: its rows are in memory or in the "
+            "system's page cache; choose strategy='static', or leave the option out"
+        )
     if settings is None:
         settings = CacheSettings() if chosen.caches else None
     elif not chosen.caches:  # an alias without a cache, beside what asks for one
         chosen = STRATEGIES[chosen.alias_of]
     return ReadOptions(chosen, topology, memory, io_engine, settings)
+
+
+def _cache_settings(
+    cache: str | None, cache_bytes: int | str | None = None
+) -> CacheSettings | None:
+    """Parse the options `cache` and `cache_bytes`; None where neither is given.
+
+    Raises
+    ------
+    UsageError
+        If the score is unknown, or the size cannot be parsed.
+    """
+    if cache is not None and cache not in SCORES:
+        raise UsageError(f"cache={cache!r} is unknown; choose one of {', '.join(SCORES)}")
+    num_bytes = None if cache_bytes is None else parse_size(cache_bytes, name="cache_bytes")
+    if cache is None and num_bytes is None:
+        return None
+    return CacheSettings(cache or "frequency", num_bytes)
+
+
+def _planned_settings(
+    cache_bytes: int | str | None = None,
+    superbatch: int | str | None = None,
+    tmpdir: Any = None,
+    disk: int | str | None = None,
+) -> PlannedSettings:
+    """Parse the options of a strategy that samples and plans ahead.
+
+    Raises
+    ------
+    UsageError
+        If one makes no sense.
+    """
+    num_batches = None
+    if superbatch is not None and superbatch != "auto":
+        num_batches = as_whole_number(superbatch)
+        if num_batches is None or num_batches < 1:
+            raise UsageError(
+                f"superbatch={superbatch!r}: expected a number of batches, at least 1, or 'auto'"
+            )
+    return PlannedSettings(
+        None if cache_bytes is None else parse_size(cache_bytes, name="cache_bytes"),
+        num_batches,
+        None if tmpdir is None else str(tmpdir),
+        None if disk is None else parse_size(disk, name="disk"),
+    )
+
+
+def _refuse_planning(
+    strategy: str,
+    superbatch: int | str | None,
+    tmpdir: Any = None,
+    disk: int | str | None = None,
+) -> None:
+    """Refuse options of strategies that sample and plan ahead, for one that does not.
+
+    Raises
+    ------
+    UsageError
+    """
+    if disk is not None:
+        raise UsageError(
+            f"strategy={strategy!r} has no use for disk={disk!r}: it keeps nothing there; "
+            "choose strategy='packed' or 'belady', or leave the option out"
+        )
+    for name, value in (("superbatch", superbatch), ("tmpdir", tmpdir)):
+        if value is not None:
+            raise UsageError(
+                f"strategy={strategy!r} has no use for {name}={value!r}: it plans no "
+                "superbatches; choose strategy='belady', or leave the option out"
+            )
 
 
 def _refuse_beside_plan(**options: Any) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gnnstore.caching.policies.fixed import Fixed
 from gnnstore.caching.policies.registry import POLICIES
-from gnnstore.caching.scores import SCORES, CacheSettings
+from gnnstore.caching.scores import SCORES
 from gnnstore.disk.scratch import default_parent
 from gnnstore.errors import UsageError, check_choice
 from gnnstore.formats.packed.manifest import COMPRESSIONS
@@ -28,6 +28,7 @@ from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.strategies.builtin import PACKED
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.open import open_sources
+from gnnstore.strategies.sizes.settings import CacheSettings
 from gnnstore.strategies.static import CacheMaker
 
 if TYPE_CHECKING:

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from gnnstore.budget.limits import affordable_threads
-from gnnstore.caching.policies.settings import PlannedSettings
-from gnnstore.caching.scores import CacheSettings
 from gnnstore.disk.scratch import default_parent
 from gnnstore.formats.container.files import free_bytes
 from gnnstore.graph.indices import IndexRows
@@ -18,6 +16,7 @@ from gnnstore.graph.topology import Topology
 from gnnstore.planning.traits import StrategyTraits
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.strategies.sizes.placement import Placement
+from gnnstore.strategies.sizes.settings import CacheSettings, PlannedSettings
 
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine

@@ -14,7 +14,6 @@ from gnnstore._core import release_memory
 from gnnstore.caching.policies.base import CachePolicy
 from gnnstore.caching.policies.fixed import Fixed
 from gnnstore.caching.policies.registry import POLICIES
-from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.features.tiers.planned import PlannedCache
 from gnnstore.graph.shared import CacheKey, shared_tables
 from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs, LookaheadSource
@@ -31,6 +30,7 @@ from gnnstore.strategies.sizes.lookahead import LookaheadSizer
 from gnnstore.strategies.sizes.misses import EstimatedMisses, MeasuredMisses
 from gnnstore.strategies.sizes.placement import Placement, Placer
 from gnnstore.strategies.sizes.placing import with_engine
+from gnnstore.strategies.sizes.settings import PlannedSettings
 from gnnstore.strategies.sizes.superbatch import Horizon
 from gnnstore.strategies.sources import DataSources
 from gnnstore.strategies.static import CacheMaker

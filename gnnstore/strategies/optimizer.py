@@ -11,8 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gnnstore.caching.policies.settings import PlannedSettings
-from gnnstore.caching.scores import CacheSettings
 from gnnstore.disk.profile.first_use import disk_profile
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.graph.sizes import StoreSizes
@@ -24,6 +22,7 @@ from gnnstore.strategies.sampled_epoch import SampledEpoch
 from gnnstore.strategies.sizes.placement import ASKED_FOR, Placement, Placer
 from gnnstore.strategies.sizes.placing import first_that_fits, place_for
 from gnnstore.strategies.sizes.prefetch import has_two_batches
+from gnnstore.strategies.sizes.settings import CacheSettings, PlannedSettings
 
 if TYPE_CHECKING:
     from gnnstore.strategies.loader_spec import LoaderSpec, ReadOptions

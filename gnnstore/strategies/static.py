@@ -14,7 +14,6 @@ from gnnstore.budget.ledger import CACHED, IN_FLIGHT, Reservation
 from gnnstore.caching.scores import (
     SCORE_DTYPES,
     CacheCost,
-    CacheSettings,
     StaticCacheInfo,
     count_out_degrees,
     select_nodes,
@@ -35,6 +34,7 @@ from gnnstore.strategies.sampled_epoch import SampledEpoch
 from gnnstore.strategies.sizes.placement import Placement, Placer
 from gnnstore.strategies.sizes.placing import with_engine
 from gnnstore.strategies.sizes.prefetch import check_two_batches, prefetch_wish, with_batches
+from gnnstore.strategies.sizes.settings import CacheSettings
 from gnnstore.strategies.sources import DataSources
 from gnnstore.units import format_size
 

@@ -9,10 +9,10 @@ import pytest
 
 from gnnstore.budget.ledger import Ledger
 from gnnstore.caching.policies.registry import BELADY
-from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.features.packed.memory import PackedBatch
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.strategies.sizes.packing import ChunkMemory
+from gnnstore.strategies.sizes.settings import PlannedSettings
 from gnnstore.strategies.sizes.superbatch import SuperbatchCosts, SuperbatchSizer
 
 MB = 10**6

@@ -9,7 +9,7 @@ import pytest
 
 from gnnstore.budget import limits
 from gnnstore.budget.limits import MemoryBudget
-from gnnstore.caching.scores import CacheCost, CacheSettings, StaticCacheInfo
+from gnnstore.caching.scores import CacheCost, StaticCacheInfo
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec, Schema
@@ -20,6 +20,7 @@ from gnnstore.strategies.builtin import STRATEGIES, find_strategy
 from gnnstore.strategies.sizes import placement
 from gnnstore.strategies.sizes.placement import HELD_ROW_BYTES, Placement
 from gnnstore.strategies.sizes.prefetch import check_two_batches
+from gnnstore.strategies.sizes.settings import CacheSettings
 from gnnstore.strategies.static import cache_rows
 
 GB = 10**9

@@ -17,12 +17,7 @@ from hypothesis.extra import numpy as hnp
 
 import gnnstore
 from gnnstore.caching import scores as static_cache
-from gnnstore.caching.scores import (
-    CacheSettings,
-    Score,
-    count_out_degrees,
-    select_nodes,
-)
+from gnnstore.caching.scores import Score, count_out_degrees, select_nodes
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import CorruptStoreError, StorageError, UsageError
 from gnnstore.features.direct import DirectRows
@@ -34,6 +29,7 @@ from gnnstore.formats.store.csc import TopologyMode
 from gnnstore.graph.shared import SharedTables, shared_tables
 from gnnstore.loaders.options import read_options
 from gnnstore.strategies.loader_spec import ReadOptions
+from gnnstore.strategies.sizes.settings import CacheSettings
 from gnnstore.testing.graphs import random_graph
 from gnnstore.testing.stores import write_example_store
 

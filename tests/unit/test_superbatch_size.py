@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger
 from gnnstore.caching.policies.registry import BELADY
-from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.caching.trace import TraceBuilder
 from gnnstore.errors import BudgetError
 from gnnstore.features.files import FileRows
@@ -27,6 +26,7 @@ from gnnstore.features.packed.memory import (
 )
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
+from gnnstore.strategies.sizes.settings import PlannedSettings
 from gnnstore.strategies.sizes.superbatch import Horizon, Pins, SuperbatchCosts, SuperbatchSizer
 
 MB = 10**6

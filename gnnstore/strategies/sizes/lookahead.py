@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Protocol
 from gnnstore.budget.ledger import IN_FLIGHT, Ledger, Reservation, least_more
 from gnnstore.caching.policies.base import MAX_PLANNED
 from gnnstore.caching.policies.registry import POLICIES
-from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.errors import BudgetError, DiskBudgetError
 from gnnstore.features.packed.chunks import CHUNK_STAGING_BYTES
 from gnnstore.features.packed.memory import PackedBatch
@@ -34,6 +33,7 @@ from gnnstore.strategies.sizes.prefetch import (
     prefetch_wish,
     with_batches,
 )
+from gnnstore.strategies.sizes.settings import PlannedSettings
 from gnnstore.strategies.sizes.superbatch import (
     Horizon,
     Pins,

@@ -21,11 +21,11 @@ import numpy.typing as npt
 
 from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger, Reservation
 from gnnstore.caching.policies.base import MAX_PLANNED, CachePolicy, SpillingPolicy
-from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.errors import BudgetError
 from gnnstore.features.packed.memory import PackedBatch
 from gnnstore.features.tiers.planned import PlannedCache
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
+from gnnstore.strategies.sizes.settings import PlannedSettings
 
 # The slot of each row, in the plan that is followed and in the one that is made.
 _ACCESS_BYTES = 2 * np.dtype(np.int32).itemsize

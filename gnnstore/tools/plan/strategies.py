@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.errors import BudgetError
 from gnnstore.graph.store import GraphStore
 from gnnstore.pipeline.lookahead.presample import Presampler
@@ -20,6 +19,7 @@ from gnnstore.strategies.builtin import STATIC, auto
 from gnnstore.strategies.loader_spec import LoaderSpec, ReadOptions
 from gnnstore.strategies.optimizer import StrategyOptimizer
 from gnnstore.strategies.sizes.placing import place_for
+from gnnstore.strategies.sizes.settings import PlannedSettings
 
 # Where curves are drawn: from a hundredth of what the store takes in memory to all of it.
 _CURVE_POINTS = 13
