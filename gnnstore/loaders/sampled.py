@@ -18,7 +18,6 @@ from gnnstore.graph.store import GraphStore
 from gnnstore.loaders.assemble.homogeneous import BatchAssembler
 from gnnstore.loaders.base import BatchLoader
 from gnnstore.loaders.options import LoaderOptions
-from gnnstore.loaders.partitions import PartitionSources
 from gnnstore.pipeline.lookahead.presample import Presampler, batch_shape
 from gnnstore.pipeline.order.epoch import order_bytes
 from gnnstore.pipeline.order.partition import PartitionOrder
@@ -28,6 +27,7 @@ from gnnstore.pipeline.seeds.base import SeedSource
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.open import open_sources
+from gnnstore.strategies.partitions import PartitionSources
 from gnnstore.strategies.saved import open_packed_sources
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from gnnstore.features.source import AbsentRows
 from gnnstore.features.tiers.planned import PlannedCache
 from gnnstore.formats.packed.reader import PACKED, PackedReader
 from gnnstore.formats.store.units import find_unit
+from gnnstore.pipeline.saved_batches import SavedBatches, not_packed
 from gnnstore.planning.traits import StrategyTraits
 from gnnstore.strategies.loader_spec import LoaderSpec
-from gnnstore.strategies.saved_batches import SavedBatches, not_packed
 from gnnstore.strategies.sizes.placement import Placement
 from gnnstore.strategies.sizes.prefetch import check_two_batches
 from gnnstore.strategies.sources import Sources
