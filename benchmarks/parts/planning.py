@@ -26,7 +26,8 @@ from gnnstore.caching.scores import most_needed
 from gnnstore.features.tiers.pinned import PinnedRows
 from gnnstore.graph.store import GraphStore
 from gnnstore.pipeline.batch import EpochRun, Recorder
-from gnnstore.pipeline.lookahead.driver import Coming, SampledSuperbatch, SamplingJob, Spools
+from gnnstore.pipeline.lookahead.driver import Coming, SamplingJob
+from gnnstore.pipeline.lookahead.spools import SampledSuperbatch, Spools
 from gnnstore.pipeline.seeds.nodes import InputNodes
 from gnnstore.sampling import NeighborSampler, SamplingConfig
 from gnnstore.tools.bench.task import Task
@@ -137,9 +138,8 @@ class Run:
         chunk = [
             Coming(k, (k, np.arange(k * size, (k + 1) * size)), run) for k in range(task.batches)
         ]
-        return spools.sample(
-            chunk[:most], SamplingJob(run, self.seeds, self.sampler), pinned=pinned
-        )
+        sampling = SamplingJob(run, self.seeds, self.sampler)
+        return sampling.sample(chunk[:most], spools, pinned=pinned)
 
 
 def in_memory_spools(run: Run) -> closing[Spools]:

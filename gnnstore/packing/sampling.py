@@ -17,8 +17,9 @@ from gnnstore.formats.packed.manifest import COMPRESSIONS
 from gnnstore.loaders.options import read_options
 from gnnstore.packing.size import size_plan
 from gnnstore.pipeline.batch import EpochRun, Recorder
-from gnnstore.pipeline.lookahead.driver import Coming, SampledSuperbatch, SamplingJob, Spools
+from gnnstore.pipeline.lookahead.driver import Coming, SamplingJob
 from gnnstore.pipeline.lookahead.presample import Presampler
+from gnnstore.pipeline.lookahead.spools import SampledSuperbatch, Spools
 from gnnstore.pipeline.order.epoch import order_bytes
 from gnnstore.pipeline.order.keyed import KeyedOrder
 from gnnstore.pipeline.order.state import OrderFields, Position, sampling_fingerprint
@@ -298,7 +299,7 @@ class PlanSampler:
         wanted = [Coming(k, (k, index), run) for k, index, _ in islice(batches, most)]
         for first in range(0, len(wanted), superbatch):
             chunk = wanted[first : first + superbatch]
-            sampled = self._spools.sample(chunk, sampling, bulk_bytes=self._bulk_bytes)
+            sampled = sampling.sample(chunk, self._spools, bulk_bytes=self._bulk_bytes)
             try:
                 if sampled.error is not None:
                     raise sampled.error

@@ -25,8 +25,8 @@ from gnnstore.caching.policies.fixed import Fixed
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.errors import BudgetError, NotFoundError, StorageError, UsageError
 from gnnstore.graph.shared import shared_tables
-from gnnstore.pipeline.lookahead.driver import SampledSuperbatch
 from gnnstore.pipeline.lookahead.producer import LookaheadProducer
+from gnnstore.pipeline.lookahead.spools import SampledSuperbatch
 from gnnstore.pipeline.lookahead.superbatch import Superbatch
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.batches import assert_same_batches, batches_of

@@ -14,8 +14,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from gnnstore.interrupts import Thread
-from gnnstore.pipeline.lookahead.driver import Coming, SampledSuperbatch, SamplingJob
+from gnnstore.pipeline.lookahead.driver import Coming, SamplingJob
 from gnnstore.pipeline.lookahead.producer import LookaheadProducer
+from gnnstore.pipeline.lookahead.spools import SampledSuperbatch
 from gnnstore.pipeline.lookahead.superbatch import Portion, Superbatch
 from gnnstore.threads import THREAD_NAME, Ending
 

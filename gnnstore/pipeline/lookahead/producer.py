@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 from gnnstore._core import ReadCounts, release_memory
 from gnnstore.features.source import files_of
 from gnnstore.interrupts import CancelledError, Flag
-from gnnstore.pipeline.lookahead.driver import Coming, SampledSuperbatch, SamplingJob, Spools
+from gnnstore.pipeline.lookahead.driver import Coming, SamplingJob
 from gnnstore.pipeline.lookahead.packer import DiskQuota, PackedBatches, SuperbatchPacker
 from gnnstore.pipeline.lookahead.session import CacheSession, warms_up
+from gnnstore.pipeline.lookahead.spools import SampledSuperbatch, Spools
 from gnnstore.pipeline.lookahead.superbatch import PlannedPart, Superbatch
 from gnnstore.threads import SharedLock
 
@@ -192,9 +193,9 @@ class LookaheadProducer:
 
     def sample(self, chunk: list[Coming]) -> SampledSuperbatch:
         """Sample some batches."""
-        return self._spools.sample(
+        return self.sampling.sample(
             chunk,
-            self.sampling,
+            self._spools,
             bulk_bytes=self.job.size.bulk_bytes,
             check=self._check_wanted,
             pinned=self.job.pinned(self.session),

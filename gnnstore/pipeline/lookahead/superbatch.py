@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from gnnstore.caching.plan import CachePlan
     from gnnstore.features.tiers.pinned import PinnedRows
     from gnnstore.features.tiers.planned import Lease
-    from gnnstore.pipeline.lookahead.driver import SampledSuperbatch
     from gnnstore.pipeline.lookahead.packer import PackedBatches
+    from gnnstore.pipeline.lookahead.spools import SampledSuperbatch
     from gnnstore.sampling.compact import CompactSample
     from gnnstore.sampling.neighbor import IndexDtype
 
