@@ -227,14 +227,7 @@ def _of_layout(
 ) -> PlanEstimate:
     batches = costs.epochs * costs.batches_per_epoch
     records_bytes = chosen.records_bytes
-    read_bytes = costs.epochs * -(-costs.batches_per_epoch // packer.superbatch)
-    read_bytes *= costs.table_bytes
-    seconds, profile = None, costs.profile
-    if profile is not None and profile.is_direct:
-        # Packed rows are read back once, for their checksums.
-        written = chosen.disk_bytes
-        seconds = (read_bytes + written) / profile.sequential_read_bytes_per_second
-        seconds += written / profile.sequential_write_bytes_per_second
+    read_bytes, written_bytes = costs.epochs * costs.scanned(packer.superbatch), chosen.disk_bytes
     return PlanEstimate(
         batches=batches,
         sampled_batches=sampled,
@@ -246,7 +239,8 @@ def _of_layout(
         num_slots=packer.num_slots,
         cache_bytes=packer.num_slots * sum(costs.row_bytes),
         segment=chosen.segment,
-        seconds=seconds,
+        # Packed rows are read back once, for their checksums.
+        seconds=costs.seconds(read_bytes + written_bytes, written_bytes),
         layouts=layouts,
     )
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gnnstore.disk.profile.device_profile import DeviceProfile
     from gnnstore.disk.profile.tuning import ReadTuning
 
+_NO_READS = ReadTotals()
 # Batches that a plan of superbatches is tried on.
 _ROLLING_BATCHES = 128
 _ROLLING_AT_ONCE = 2
@@ -130,16 +131,9 @@ class Costs:
         records_bytes: int,
         read_bytes: int,
         written_bytes: int = 0,
-        reads: int = 0,
-        apart_bytes: int = 0,
+        apart: ReadTotals = _NO_READS,
     ) -> Layout:
-        """Return a layout; what is read of it includes what is read apart."""
-        seconds = None
-        profile = self.profile
-        if profile is not None and profile.is_direct:
-            seconds = (read_bytes - apart_bytes) / profile.sequential_read_bytes_per_second
-            seconds += written_bytes / profile.sequential_write_bytes_per_second
-            seconds += reads * profile.seconds_per_read + apart_bytes * profile.seconds_per_byte
+        """Return a layout; `read_bytes` are all that is read of it, those apart included."""
         return Layout(
             name=name,
             segment=segment,
@@ -149,10 +143,30 @@ class Costs:
             blow_up=disk_bytes / self.table_bytes if self.table_bytes else 0.0,
             epoch_read_bytes=read_bytes,
             epoch_written_bytes=written_bytes,
-            epoch_reads=reads,
-            epoch_seconds=seconds,
+            epoch_reads=apart.reads,
+            epoch_seconds=self.seconds(read_bytes, written_bytes, apart),
             fits=self.disk_bytes is None or disk_bytes <= self.disk_bytes,
         )
+
+    def seconds(
+        self, read_bytes: int, written_bytes: int, apart: ReadTotals = _NO_READS
+    ) -> float | None:
+        """Return the seconds of reading and writing; None if the disk was not measured.
+
+        Parameters
+        ----------
+        apart : ReadTotals
+            Part of the reads; all others are in order.
+        """
+        profile = self.profile
+        if profile is None or not profile.is_direct:
+            return None
+        in_order = profile.sequential_seconds(read_bytes - apart.num_bytes, written_bytes)
+        return in_order + apart.seconds_on(profile)
+
+    def scanned(self, superbatch: int) -> int:
+        """Return the bytes of an epoch's passes over the tables, one for each superbatch."""
+        return -(-self.batches_per_epoch // superbatch) * self.table_bytes
 
     def per_epoch(self, amount: float, num_batches: int) -> int:
         """Return an amount of some batches, scaled to an epoch."""
@@ -223,8 +237,9 @@ def segmented_layout(
         disk_bytes=(costs.per_epoch(stored + own_bytes, count) + records) * costs.epochs,
         records_bytes=records * costs.epochs,
         read_bytes=costs.per_epoch(own_bytes + apart.num_bytes, count) + records,
-        reads=costs.per_epoch(apart.reads, count),
-        apart_bytes=costs.per_epoch(apart.num_bytes, count),
+        apart=ReadTotals(
+            costs.per_epoch(apart.reads, count), costs.per_epoch(apart.num_bytes, count)
+        ),
     )
 
 
@@ -257,12 +272,11 @@ def rolling_layout(
             size = max(1, min(size, costs.disk_bytes // (at_once * chunk)))
     at_once = 1 if size >= costs.batches_per_epoch else _ROLLING_AT_ONCE
     packed = costs.per_epoch(costs.chunks(misses), len(misses))
-    scans = -(-costs.batches_per_epoch // size)
     return costs.layout(
         "rolling",
         superbatch=size,
         disk_bytes=at_once * size * chunk,
         records_bytes=0,
-        read_bytes=scans * costs.table_bytes + packed,
+        read_bytes=costs.scanned(size) + packed,
         written_bytes=packed,
     )

@@ -62,7 +62,7 @@ def predict(
         first = workload.pages.lru_first_misses(num_pages, num_batches)
         once = first / machine.faults_per_second()
     else:
-        once = workload.table_bytes / machine.disk.sequential_read_bytes_per_second
+        once = machine.disk.sequential_seconds(workload.table_bytes)
     return EpochCosts(workload, machine).one_by_one(candidate, resources, reads, reading, once=once)
 
 

@@ -344,8 +344,9 @@ class _Epoch:
         kept = 0
         if not self.resources.keeps_in_memory:
             kept = int(work.kept_bytes * work.epoch_batches + _SPILLED_ROW_BYTES * num_rows)
-        writing = kept / machine.disk.sequential_write_bytes_per_second
-        recalling = kept / machine.disk.sequential_read_bytes_per_second
+        disk = machine.disk
+        writing = disk.sequential_seconds(written_bytes=kept)
+        recalling = disk.sequential_seconds(kept)
         stages = {"sampling": costs.sampling, "planning": planning}
         reads, in_order, written = ReadTotals(), kept, kept
         making_disk, making_computing = writing, costs.sampling + planning
@@ -358,10 +359,8 @@ class _Epoch:
                 reads, packed = ReadTotals(packed // max(1, work.row_bytes), packed), 0
             passes = num if num < 1 else math.ceil(num)
             scanned = int(passes * work.scan_bytes(policy, slots, size))
-            packing = scanned / machine.disk.sequential_read_bytes_per_second
-            packing += packed / machine.disk.sequential_write_bytes_per_second
-            reading = packed / machine.disk.sequential_read_bytes_per_second
-            reading += machine.random_seconds(reads)
+            packing = disk.sequential_seconds(scanned, packed)
+            reading = disk.sequential_seconds(packed) + machine.random_seconds(reads)
             in_order, written = in_order + scanned + packed, written + packed
             stages |= {"packing": packing, "reading packed": reading}
             making_disk += packing
@@ -402,10 +401,10 @@ class _Epoch:
         # Each epoch of a plan begins with an empty cache, to be followed from any.
         rows = int(work.misses(self.policy, slots, size, initial="nothing") * work.row_bytes)
         in_order = recorded + rows
-        reading = in_order / machine.disk.sequential_read_bytes_per_second
+        reading = machine.disk.sequential_seconds(in_order)
         assembling = self.costs.assembling
         packing = sum(packed.stages[name] for name in ("sampling", "planning", "packing"))
-        packing += recorded / machine.disk.sequential_write_bytes_per_second
+        packing += machine.disk.sequential_seconds(written_bytes=recorded)
         # Packing is done for each epoch, but before training.
         found = Prediction.of(
             self.candidate,

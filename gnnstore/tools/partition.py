@@ -135,11 +135,8 @@ def _facts(
     read, written = plan.moved_bytes
     seconds = None
     if profile is not None:
-        seconds = (
-            read / profile.sequential_read_bytes_per_second
-            + written / profile.sequential_write_bytes_per_second
-            + plan.graph.num_edges / _EDGES_PER_SECOND
-        )
+        seconds = profile.sequential_seconds(read, written)
+        seconds += plan.graph.num_edges / _EDGES_PER_SECOND
     return {
         "path": str(final),
         "num_partitions": plan.num_partitions,

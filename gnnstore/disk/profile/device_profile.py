@@ -108,6 +108,11 @@ class DeviceProfile:
         enough = share * max(rates.values())
         return min(depth for depth, rate in rates.items() if rate >= enough)
 
+    def sequential_seconds(self, read_bytes: float = 0, written_bytes: float = 0) -> float:
+        """Return the seconds of reading and writing bytes in order, in large blocks."""
+        reading = read_bytes / self.sequential_read_bytes_per_second
+        return reading + written_bytes / self.sequential_write_bytes_per_second
+
     @property
     def seconds_per_byte(self) -> float:
         """Seconds for each byte of a read: the slope of t(n) = a + b n through 4 and 64 KiB.
