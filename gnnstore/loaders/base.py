@@ -7,6 +7,7 @@ source; the way of a batch is in `pipeline.batch`.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
 import sys
@@ -16,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, SupportsIndex, cast
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex, cast
 
 import torch
 from torch.utils.data import DataLoader, get_worker_info
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from gnnstore.pipeline.order.epoch import EpochOrder
     from gnnstore.strategies.sources import Sources
 
+# Moved on by every batch; two loaders of the same data each have their own.
+_OF_ITS_OWN = ("_cursor", "_recorder", "_totals")
 _IDLE_OPTIONS = ("worker_init_fn", "multiprocessing_context")
 
 
@@ -192,6 +195,14 @@ class BatchLoader(DataLoader[Any]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+    def __copy__(self) -> Self:
+        """Return a loader at the same position, which moves by itself; they share the data."""
+        copied = object.__new__(type(self))
+        shared = {id(self._order): self._order}  # with the user's sampler, as torch's loaders do
+        own = {name: copy.deepcopy(vars(self)[name], shared) for name in _OF_ITS_OWN}
+        vars(copied).update(vars(self) | own)
+        return copied
 
     @property
     def batches_left(self) -> int:

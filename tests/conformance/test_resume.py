@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import shutil
@@ -402,6 +403,49 @@ def test_the_newest_iterator_counts(store: GraphStore) -> None:
     assert [loader.state_dict()[key] for key in ("epoch", "batches")] == [1, 2]
     list(second)
     assert [loader.state_dict()[key] for key in ("epoch", "batches")] == [2, 0]
+
+
+@pytest.mark.parametrize("made_by", [copy.copy, copy.deepcopy])
+@pytest.mark.parametrize("strategy", ["memory", "static", "belady", "packed"])
+def test_a_copy_has_a_position_of_its_own(
+    path: Path, strategy: str, made_by: Callable[[NeighborLoader], NeighborLoader]
+) -> None:
+    whole = digests(make(path, shuffle=True), 2)
+    loader = make(path, shuffle=True, strategy=strategy, num_threads=1)
+    batches = iter(loader)
+    found = [digest_of(next(batches)) for _ in range(2)]
+    copied = made_by(loader)
+    state = loader.state_dict()
+    assert copied.state_dict() == state
+    found.append(digest_of(next(batches)))
+    assert copied.state_dict() == state
+    copied.load_state_dict(state)
+    in_turn = iter(copied)
+    assert digest_of(next(in_turn)) == whole[2]
+    found.append(digest_of(next(batches)))
+    assert [digest_of(batch) for batch in in_turn] == whole[3:NUM_BATCHES]
+    copied.set_epoch(7)
+    assert (copied.state_dict()["epoch"], loader.state_dict()["batches"]) == (7, 4)
+    found += [digest_of(batch) for batch in batches]
+    assert found + digests(loader) == whole
+    assert (loader.stats().batches, copied.stats().batches) == (2 * NUM_BATCHES, NUM_BATCHES)
+
+
+def test_a_copy_is_traced_by_itself(store: GraphStore, tmp_path: Path) -> None:
+    loader = make(store)
+    copied = copy.copy(loader)
+    with loader.trace(tmp_path / "trace.json"):
+        list(copied)
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {event["ph"] for event in events} == {"M"}, "names alone, and no stages"
+
+
+def test_a_copy_shares_the_sampler(store: GraphStore) -> None:
+    loader = make(store, sampler=InTurn())
+    next(iter(loader))
+    copied = copy.copy(loader)
+    assert copied.sampler is loader.sampler
+    assert copied.state_dict() == loader.state_dict()
 
 
 def test_a_drawn_seed(store: GraphStore) -> None:
