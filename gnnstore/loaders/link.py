@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace as replaced
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
     from gnnstore.caching.partitions.policy import PartitionPolicy
     from gnnstore.embeddings.base import ResidentTable
     from gnnstore.graph.store import GraphStore
-    from gnnstore.pipeline.stats import LoaderStats
     from gnnstore.sampling.neighbor import SamplingConfig
 
 
@@ -238,10 +236,6 @@ tables, progress
         if seeds.edges is not None and seeds.split is None:
             kept["edge_label_index"] = torch.from_numpy(seeds.edges)
         super().__init__(options, seeds, **kept)
-
-    def stats(self) -> LoaderStats:
-        """Return statistics of the loader since it was made; `since` subtracts a reading."""
-        return replaced(super().stats(), negatives_kept=self._seeds.num_edges_kept)
 
     @property
     def input_data(self) -> EdgeSamplerInput:

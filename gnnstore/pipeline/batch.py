@@ -344,6 +344,8 @@ class PreparedBatch:
         Bytes of the sample, and of the attributes once they are there; of the sample alone.
     counts : ReadCounts
         Counts of the reads of attributes.
+    seed_counts : Mapping of str to int
+        Of the labels as they were drawn, whatever `transform_sampler_output` makes of them.
     """
 
     __slots__ = (
@@ -358,6 +360,7 @@ class PreparedBatch:
         "sample_bytes",
         "seconds_gathering",
         "seconds_sampling",
+        "seed_counts",
         "task",
     )
 
@@ -366,6 +369,7 @@ class PreparedBatch:
         self.task: Task | None = task
         self.key = task.key
         self.labels = labels
+        self.seed_counts = labels.counts
         self.output = output
         self.num_nodes = sum(map(len, sample.nodes.values()))
         self.num_edges = sum(map(len, sample.edges.values()))
@@ -473,6 +477,7 @@ class Finisher:
             seconds_transforming=time.perf_counter() - start - gathering,
             seconds_waiting=seconds_waiting + gathering,
             bytes_gathered=batch.bytes_gathered,
+            **batch.seed_counts,
         )
         return batch.output
 

@@ -92,8 +92,7 @@ class LoaderStats:
     bytes_spilled : int
         Subgraphs, plans and packed rows that were written to disk until their batch was assembled.
     negatives_kept : int
-        Negatives that are edges after all, of loaders of edges that draw such ones again; also of
-        batches that were sampled and not yet handed out.
+        Negatives that are edges after all, of loaders of edges that draw such ones again.
     partitions_read, states : int
         With `partitions=`: partitions that were read, and states that have been in memory.
     seconds_swapping : float

@@ -621,14 +621,33 @@ def test_a_single_node_of_weight_is_all_that_is_drawn(path: Path) -> None:
     assert set(drawn(loader).ravel().tolist()) == {N - 1}
 
 
-def test_what_cannot_be_avoided_is_counted(tmp_path: Path) -> None:
-    """Three nodes, all of them connected: every negative is an edge or a loop."""
+@pytest.mark.parametrize("strategy", ["memory", "belady", "packed"])
+@pytest.mark.parametrize("is_transformed", [False, True])
+@pytest.mark.parametrize("mode", ["binary", "triplet"])
+def test_what_cannot_be_avoided_is_counted(
+    tmp_path: Path, mode: str, strategy: str, *, is_transformed: bool
+) -> None:
+    """Three nodes, all of them connected: every negative is an edge or a loop.
+
+    Those of batches that are ready and not handed out yet do not count.
+    """
     ends = np.array([[u, v] for u in range(3) for v in range(3)]).T
-    store = GraphArrays(3, ends).write(tmp_path / "s.gnn")
+    x = np.ones((3, 2), np.float32)
+    store = GraphArrays(3, ends, attributes={"x": x}).write(tmp_path / "s.gnn")
     loader = LinkNeighborLoader(
-        store, [1], batch_size=9, seed=0, neg_sampling="binary", strict_negatives=True
+        store,
+        [1],
+        batch_size=2,
+        seed=0,
+        neg_sampling=mode,
+        strict_negatives=True,
+        strategy=strategy,
+        num_threads=2,
+        transform_sampler_output=(lambda out: out) if is_transformed else None,
     )
-    list(loader)
+    counted = [loader.stats().negatives_kept for _ in loader]
+    assert counted == [2, 4, 6, 8, 9]
+    loader([0, 1])  # on demand, and of no epoch
     assert loader.stats().negatives_kept == 9
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -47,10 +48,13 @@ class SeedLabels(ABC):
         Kind of labels, as a packed plan notes it.
     num_arrays : int
         Length of `arrays()`.
+    counts : Mapping of str to int
+        Counts by their names in `LoaderStats`, added once the batch is handed out.
     """
 
     name: ClassVar[str]
     num_arrays: ClassVar[int]
+    counts: Mapping[str, int] = MappingProxyType({})
 
     @classmethod
     def fingerprint(cls) -> dict[str, Any]:

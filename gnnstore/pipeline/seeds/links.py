@@ -7,9 +7,8 @@ store, and are never copied.
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -20,12 +19,7 @@ import torch
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, InputError
 from gnnstore.formats.packed.manifest import ALL_EDGES, NUM_POSITIONS
-from gnnstore.pipeline.seeds.base import (
-    FIRST_EPOCH_OF_NO_RUN,
-    BatchKey,
-    Int64Array,
-    SeedLabels,
-)
+from gnnstore.pipeline.seeds.base import BatchKey, Int64Array, SeedLabels
 from gnnstore.pipeline.seeds.negatives import Negatives
 from gnnstore.pipeline.seeds.nodes import checked_positions
 from gnnstore.sampling.edges import EdgeFinder
@@ -46,12 +40,16 @@ class LinkLabels(SeedLabels):
         `edge_label` [K, ...] if there are labels; or, of triplets, `src_index` [P],
         `dst_pos_index` [P], and `dst_neg_index` or `src_neg_index` ([P], or [P, A] for more than
         one); and attributes of the seed edges. Indices are local.
+    counts : Mapping of str to int
+        The strict negatives among them that are edges after all (`negatives_kept`); unknown where
+        they come from `arrays` or `metadata`.
     """
 
     name: ClassVar[str] = "links"
     num_arrays: ClassVar[int] = 2
 
     values: dict[str, torch.Tensor]
+    counts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def _is_triplet(self) -> bool:
@@ -212,8 +210,6 @@ class Links:
         self.attributes = tuple(attributes)
         self.split = split
         self.exclude_edges = exclude_edges
-        self._num_edges_kept = 0
-        self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         arguments = {
@@ -254,16 +250,6 @@ class Links:
             "exclude_edges": self.exclude_edges,
             **(negatives or {"neg_sampling": None}),
         }
-
-    @property
-    def num_edges_kept(self) -> int:
-        """Number of negatives that were edges after all, in all batches that were sampled."""
-        return self._num_edges_kept
-
-    def _count(self, key: BatchKey, num_edges: int) -> None:
-        if num_edges and key.epoch < FIRST_EPOCH_OF_NO_RUN:
-            with self._lock:
-                self._num_edges_kept += num_edges
 
     @cached_property
     def _checksums(self) -> dict[str, str | None]:
@@ -319,15 +305,16 @@ class Links:
         }
         attributes = self._attributes_of(graph, positions, ends, places)
         if self.negatives is not None and self.negatives.mode == "triplet":
-            nodes = self._triplets(graph, key, ends, values)
+            nodes, kept = self._triplets(graph, key, ends, values)
         else:
-            nodes = self._pairs(graph, key, ends, ids, values)
+            nodes, kept = self._pairs(graph, key, ends, ids, values)
         without = None
         if self.exclude_edges is not None:
             both = [(sources, targets), (targets, sources)]
             pairs = both if self.exclude_edges == "reverse" else both[:1]
             without = graph.finder.excluding(*np.concatenate(pairs, axis=1))
-        return LinkSeeds(nodes, LinkLabels({**values, **attributes}), without)
+        labels = LinkLabels({**values, **attributes}, {"negatives_kept": kept})
+        return LinkSeeds(nodes, labels, without)
 
     def ends(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return the sources and targets of the edges at some positions [P]."""
@@ -365,15 +352,20 @@ class Links:
         ends: tuple[Int64Array, Int64Array],
         ids: Int64Array,
         values: dict[str, torch.Tensor],
-    ) -> Int64Array:
-        """Write the local indices and labels of positives and negatives; return the seeds."""
+    ) -> tuple[Int64Array, int]:
+        """Write the local indices and labels of positives and negatives.
+
+        Returns
+        -------
+        tuple
+            The seeds, and the number of strict negatives that are edges after all.
+        """
         sources, targets = ends
-        num_positives, negatives = len(sources), self._negatives_in(graph)
+        num_positives, negatives, kept = len(sources), self._negatives_in(graph), 0
         if negatives is not None:
-            drawn = negatives.pairs(key, num_positives, graph.finder)
+            *drawn, kept = negatives.pairs(key, num_positives, graph.finder)
             sources = np.concatenate([sources, drawn[0]])
             targets = np.concatenate([targets, drawn[1]])
-            self._count(key, drawn[2])
         num_negatives = len(sources) - num_positives
         seeds, local = self._numbered(np.concatenate([sources, targets]))
         values["edge_label_index"] = torch.from_numpy(local.reshape(2, -1))
@@ -384,7 +376,7 @@ class Links:
             label = torch.cat([label, label.new_zeros(num_negatives, *label.shape[1:])])
         if label is not None:
             values["edge_label"] = label
-        return seeds
+        return seeds, kept
 
     def _triplets(
         self,
@@ -392,16 +384,16 @@ class Links:
         key: BatchKey,
         positives: tuple[Int64Array, Int64Array],
         values: dict[str, torch.Tensor],
-    ) -> Int64Array:
-        """Write the local indices of positives and of the negatives of each; return the seeds."""
-        negatives = self._negatives_in(graph)
+    ) -> tuple[Int64Array, int]:
+        """Write the local indices of positives and of the negatives of each; see `_pairs`."""
+        negatives, kept = self._negatives_in(graph), 0
         assert negatives is not None  # noqa: S101 - for the type checker
         num_positives, amount = len(positives[0]), int(negatives.amount)
         parts, chunks = [*positives], {}
         for side in ("src", "dst"):
             if negatives.side in (side, "both"):
                 nodes, chunks[side], num_edges = negatives.ends(key, positives, side, graph.finder)
-                self._count(key, num_edges)
+                kept += num_edges
                 # Of disjoint subgraphs tree t belongs to positive t mod P: negative j of all first.
                 parts.append(nodes[chunks[side]].T.ravel() if self.disjoint else nodes.ravel())
         seeds, local = self._numbered(np.concatenate(parts))
@@ -416,7 +408,7 @@ class Links:
             shaped = each[:, 0] if amount == 1 else each
             name = "dst_neg_index" if side == "dst" else "src_neg_index"
             values[name] = torch.from_numpy(np.ascontiguousarray(shaped))
-        return seeds
+        return seeds, kept
 
     def _numbered(self, nodes: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return the seeds, and the place of each node among them."""
