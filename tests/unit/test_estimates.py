@@ -6,12 +6,14 @@ import gzip
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import gnnstore
 from gnnstore.converters import ConvertOptions, from_numpy, from_rmat, from_snap
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.writer import estimates
@@ -245,4 +247,19 @@ def test_a_largest_id_that_no_disk_has_room_for_is_named(tmp_path: Path) -> None
     np.savez(tmp_path / "g.npz", edge_index=np.array([[0], [2**46]]))
     with pytest.raises(NoSpaceError, match=f"cannot convert {2**46 + 1} nodes, whose pointers"):
         from_numpy(tmp_path / "g.npz", tmp_path / "g.gnn")
-    assert not (tmp_path / "g.gnn").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["g.npz"], "nothing to be resumed"
+
+
+def test_a_largest_id_that_an_emptier_disk_has_room_for_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez(tmp_path / "g.npz", edge_index=np.array([[0], [2**23]]))
+    options = ConvertOptions(memory_bytes=2**26)
+    with monkeypatch.context() as patch:
+        patch.setattr("gnnstore.formats.container.files.free_bytes", lambda _: 2**20)
+        with pytest.raises(NoSpaceError, match="repeat the command with resume=True to go on"):
+            from_numpy(tmp_path / "g.npz", tmp_path / "g.gnn", options=options)
+    assert len(list(tmp_path.iterdir())) == 2
+    options = replace(options, resume=True)
+    store = from_numpy(tmp_path / "g.npz", tmp_path / "g.gnn", options=options)
+    assert gnnstore.open(store).num_nodes == 2**23 + 1

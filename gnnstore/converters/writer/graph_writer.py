@@ -313,10 +313,10 @@ class GraphWriter:
                     on_degrees(degrees)
             self._edges, self._nodes.num_nodes = self._finished.spec, self._finished.num_nodes
             return
+        if self.num_nodes is None:  # the largest id decides, which may be a wrong one
+            check_pointers(self._store, self._builder.buffer.max_id + 1)
         with self.progress.phase("sort edges", unit="edges"):
             built = self._builder.finish(self.num_nodes)
-        if self.num_nodes is None:  # the largest id decides, which may be a wrong one
-            check_pointers(self._store, built.num_nodes)
         if self._carried is not None:
             built = CarriedIds(built, self._carried)
         rule = self.options.split_rule

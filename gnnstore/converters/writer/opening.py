@@ -20,10 +20,10 @@ from gnnstore.converters.inputs import PathLike, existing_directory
 from gnnstore.converters.writer.estimates import Estimate, estimate
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.workload import Workload, inspect_inputs
-from gnnstore.errors import UsageError
+from gnnstore.errors import NoSpaceError, UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE
-from gnnstore.formats.container.files import directory_bytes, require_space
+from gnnstore.formats.container.files import capacity_bytes, directory_bytes, require_space
 from gnnstore.formats.container.journal import SPILL_DIRECTORY, foreign_spill_name
 from gnnstore.formats.container.leftovers import is_unordered
 from gnnstore.formats.store.reader import StoreReader
@@ -175,19 +175,27 @@ def place_spill(store: StoreWriter, options: ConvertOptions) -> Path:
 def check_pointers(store: StoreWriter, num_nodes: int) -> None:
     """Refuse a number of nodes whose column pointers alone the disk has no room for.
 
+    If even an empty disk would have none, nothing is kept for another attempt: it is the number
+    that is wrong, or the disk.
+
     Raises
     ------
     NoSpaceError
         Saying how much they would take.
     """
     needed = 8 * (num_nodes + 1)
-    require_space(
-        store.path,
-        needed - directory_bytes(store.temporary_path),
-        f"convert {num_nodes} nodes, whose pointers to edges alone take {format_size(needed)}, on "
-        "disk and in memory where they are sampled",
-        "check the number of nodes",
-    )
+    try:
+        require_space(
+            store.path,
+            needed - directory_bytes(store.temporary_path),
+            f"convert {num_nodes} nodes, whose pointers to edges alone take {format_size(needed)}, "
+            "on disk and in memory where they are sampled",
+            "check the number of nodes",
+        )
+    except NoSpaceError:
+        if needed > capacity_bytes(store.path):
+            store.abort()
+        raise
 
 
 def announce(

@@ -338,8 +338,18 @@ def directory_bytes(path: Path) -> int:
 
 def free_bytes(path: Path) -> int:
     """Return the bytes that may still be written to the file system where a path is, or will be."""
-    space = os.statvfs(next(place for place in (path, *path.parents) if place.exists()))
+    space = _file_system(path)
     return space.f_bavail * space.f_frsize
+
+
+def capacity_bytes(path: Path) -> int:
+    """Return the size of the file system where a path is, or will be, were it empty."""
+    space = _file_system(path)
+    return space.f_blocks * space.f_frsize
+
+
+def _file_system(path: Path) -> os.statvfs_result:
+    return os.statvfs(next(place for place in (path, *path.parents) if place.exists()))
 
 
 def require_space(place: Path, num_bytes: int, doing: str, *remedies: str) -> None:
