@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import gnnstore
+from gnnstore import EmbeddingTable
 from gnnstore.budget.ledger import STAGING
 from gnnstore.converters.partitions.partition import partition
 from gnnstore.disk.profile import first_use as first_measurement
@@ -420,17 +421,30 @@ def test_partitions_that_fit_are_compared(run: Any, store: Path, tmp_path: Path)
 
 
 @pytest.mark.usefixtures("coarse_blocks")
-def test_the_memory_of_partitions_is_that_of_a_loader(run: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("dim", "memory"), [(None, "1MB"), (2000, "30MB")])
+def test_the_memory_of_partitions_is_that_of_a_loader(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dim: int | None, memory: str
+) -> None:
     """But for buckets that are larger than others, and parts that do not go with partitions."""
     store = random_graph(6000, 60_000, feature_dim=60).write(tmp_path / "g.gnn")
-    plan = run("plan", store, *PARTITIONS, "--memory", "1MB", "--json").document
+    options = [*PARTITIONS, "--memory", memory]
+    if dim is not None:  # whose slots are of 64 KiB
+        monkeypatch.setattr("gnnstore.tools.plan.partitions._LEAST_BLOCK_BYTES", 2000)
+        options += ["--embedding-dim", str(dim)]
+    plan = run("plan", store, *options, "--json").document
     for sizes in plan["sizes"]:
         name = f"{sizes['order']}-{sizes['num_partitions']}-{sizes['logical']}"
         partition(store, sizes["num_partitions"], name=name)
         policy = gnnstore.PartitionPolicy(
             capacity=sizes["capacity"], logical=sizes["logical"], order=sizes["order"], name=name
         )
-        loader = gnnstore.LinkNeighborLoader(str(store), [3], batch_size=100, partitions=policy)
+        tables = []
+        if dim is not None:
+            path = tmp_path / f"{name}.emb"
+            tables.append(EmbeddingTable.create(path, store, dim=dim, partitions=policy))
+        loader = gnnstore.LinkNeighborLoader(
+            str(store), [3], batch_size=100, partitions=policy, tables=tables
+        )
         parts = {own.what: own.fixed for own in loader._sources.placement.ledger.reservations}
         for other in (STAGING, "seeds and their order", "compressed attributes", "ids of edges"):
             parts.pop(other, None)

@@ -1,9 +1,9 @@
 """Finds how many partitions fit in a memory budget, and the cost of each choice.
 
-The rules of MariusGNN (section 6), with what they leave out: a partition that is read ahead, and
-one that is still being written, lie in memory beside the buffer. So the number of groups in the
-buffer is not fixed at two but searched: with many small groups less is read in all, and with two
-each pair of groups meets once, at the least bias for the even order.
+The rules of MariusGNN (section 6), with what they leave out: the partitions that are read ahead lie
+in memory beside the buffer. So the number of groups in the buffer is not fixed at two but searched:
+with many small groups less is read in all, and with two each pair of groups meets once, at the
+least bias for the even order.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class Contents:
 
     @property
     def spare_groups(self) -> int:
-        """Groups in memory beside the buffer: one read ahead, one being written."""
-        return (1 + self.writes) if self.overlaps else 0
+        """Groups in memory beside the buffer: where one is written back, the next is read after."""
+        return int(self.overlaps)
 
     def reserve(
         self, num_partitions: int, capacity: int, rows: int, num_slots: int, most_edges: int
