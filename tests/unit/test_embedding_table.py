@@ -38,6 +38,7 @@ from gnnstore.testing.graphs import write_store
 from gnnstore.testing.stores import write_example_store
 from gnnstore.testing.twins.learned_rows import initial_rows
 from gnnstore.tools import cli
+from gnnstore.tools.inspect.tables import describe_table
 
 N, DIM, P = 60, 8, 5
 
@@ -355,6 +356,23 @@ def test_rows_ask_for_an_optimizer_or_none(table_of: Open) -> None:
     assert not table.eval()(torch.tensor([0])).requires_grad
     gnnstore.RowwiseAdagrad(table.train())
     assert table(torch.tensor([0])).requires_grad
+
+
+def test_what_fills_slots_up_takes_no_disk(table_of: Open) -> None:
+    """Of small partitions it would be nearly all of the file."""
+    table = table_of(partitions="five")
+    table.load()
+    for _ in range(2):
+        learn(table, range(N))
+        table.commit()
+    found, num_slots = (table.path / "slots").stat(), 2 * 5
+    assert found.st_size == num_slots * (64 << 10)
+    assert found.st_blocks * 512 <= num_slots * 4096
+    assert describe_table(table.path)["disk_bytes"] < found.st_size, "as inspect says"
+    expected = table[:]
+    table.close()
+    assert gnnstore.verify(table.path).ok
+    assert torch.equal(table_of()[:], expected)
 
 
 @pytest.mark.parametrize("failing", ["slots", "manifest", "rename"])

@@ -168,10 +168,14 @@ class TableManifest:
         return fixed + per_column * self.dim
 
     @property
+    def used_bytes(self) -> int:
+        """Bytes of the values and state of a partition."""
+        return self.rows_per_partition * (self.dim + self.state_floats) * _FLOAT_BYTES
+
+    @property
     def slot_bytes(self) -> int:
-        """Bytes of a slot: values and state of a partition, and what aligns the next one."""
-        used = self.rows_per_partition * (self.dim + self.state_floats) * _FLOAT_BYTES
-        return -(-used // _SLOT_ALIGNMENT) * _SLOT_ALIGNMENT
+        """Bytes of a slot: a partition, and what aligns the next one."""
+        return -(-self.used_bytes // _SLOT_ALIGNMENT) * _SLOT_ALIGNMENT
 
     @property
     def slot_floats(self) -> int:

@@ -49,7 +49,8 @@ class TableDirectory:
         try:
             self.manifest = TableManifest.read(path)
             self.base = self.manifest.find(commit, path)
-            self._file = SlotFile(path / SLOTS_FILE, self.manifest.slot_bytes)
+            sizes = self.manifest.slot_bytes, self.manifest.used_bytes
+            self._file = SlotFile(path / SLOTS_FILE, *sizes)
         except BaseException:
             os.close(self._held)
             raise

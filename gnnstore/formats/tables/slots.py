@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,8 @@ from gnnstore.formats.container.regular_files import open_regular
 _PIECE_BYTES = 4 << 20
 # Below, the page cache costs less than a disk's answer.
 _MIN_DIRECT_BYTES = 1 << 20
+# File systems store whole blocks of this size, and disks take them directly.
+_BLOCK_BYTES = 4096
 
 
 class SlotFile:
@@ -29,10 +32,17 @@ class SlotFile:
     ----------
     path : Path
         The file, which must exist.
+    used_bytes : int
+        Bytes of a slot that hold rows, at its front. The zeros behind them are left to holes in the
+        file, which take no disk: of many small partitions, nearly all of it.
     """
 
-    def __init__(self, path: Path, slot_bytes: int, *, writable: bool = True) -> None:
+    def __init__(
+        self, path: Path, slot_bytes: int, used_bytes: int, *, writable: bool = True
+    ) -> None:
         self.path, self.slot_bytes = path, slot_bytes
+        self._written_bytes = min(slot_bytes, -(-used_bytes // _BLOCK_BYTES) * _BLOCK_BYTES)
+        self._extending = threading.Lock()
         self._flags = os.O_RDWR if writable else os.O_RDONLY
         self._descriptor = -1
         if not os.path.lexists(path):
@@ -101,11 +111,18 @@ class SlotFile:
         """
         offset, crc = slot * self.slot_bytes, 0
         with storage_errors("write embeddings", self.path):
-            for begin in range(0, self.slot_bytes, _PIECE_BYTES):
-                piece = data[begin : begin + _PIECE_BYTES]
+            self._extend(offset + self.slot_bytes)
+            for begin in range(0, self._written_bytes, _PIECE_BYTES):
+                piece = data[begin : min(begin + _PIECE_BYTES, self._written_bytes)]
                 crc = _core.crc32c(piece, crc)
                 write_part(self._descriptor, piece.data, offset + begin)
-        return crc
+        return _core.crc32c(data[self._written_bytes :], crc)
+
+    def _extend(self, num_bytes: int) -> None:
+        """Make the file at least so long, before anything is written there."""
+        with self._extending:
+            if os.fstat(self._descriptor).st_size < num_bytes:
+                os.ftruncate(self._descriptor, num_bytes)
 
     def sync(self) -> None:
         """Make what was written durable.

@@ -38,7 +38,7 @@ def verify_table(path: Path, level: Level, progress: Progress) -> Report:
         for slot, crc in zip(commit.slots.tolist(), commit.crcs.tolist(), strict=True)
         if slot >= 0
     }
-    file = SlotFile(path / SLOTS_FILE, size, writable=False)
+    file = SlotFile(path / SLOTS_FILE, size, manifest.used_bytes, writable=False)
     try:
         found, needed = file.path.stat().st_size, (max(slots, default=-1) + 1) * size
         if found < needed:

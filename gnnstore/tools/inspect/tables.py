@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnnstore.formats.container.files import directory_bytes
+from gnnstore.formats.container.files import allocated_bytes
 from gnnstore.formats.tables.commit import TableManifest
 from gnnstore.units import format_size
 
@@ -43,7 +43,7 @@ def describe_table(path: Path) -> dict[str, Any]:
             }
             for commit in manifest.commits
         ],
-        "disk_bytes": directory_bytes(path),
+        "disk_bytes": allocated_bytes(path),
     }
 
 
