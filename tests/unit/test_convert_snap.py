@@ -14,7 +14,13 @@ import gnnstore
 from gnnstore.converters import ConvertOptions, from_snap
 from gnnstore.converters.arrays.text_tables import TextTable
 from gnnstore.converters.edges.id_remap import IdCollector
-from gnnstore.errors import CorruptStoreError, InputError, NoSpaceError, UsageError
+from gnnstore.errors import (
+    CorruptStoreError,
+    GnnstoreError,
+    InputError,
+    NoSpaceError,
+    UsageError,
+)
 from gnnstore.features.check import verify
 from gnnstore.formats.store import checks
 from gnnstore.testing.graphs import read_store
@@ -253,6 +259,8 @@ def test_matrix_market_files_say_their_sizes_first(tmp_path: Path) -> None:
     stored = read_store(from_snap(path, tmp_path / "a.gnn", edge_weight=3))
     weights = dict(zip(stored.pairs(), stored.edge_attributes["edge_weight"], strict=True))
     assert weights == {(0, 1): 0.5, (1, 2): 0.25, (2, 0): 1}
+    assert stored.num_nodes == 300
+    np.testing.assert_array_equal(stored.original_ids, np.arange(1, 301))
     path.write_text(MATRIX.format("coordinate", "symmetric"))
     with pytest.raises(InputError, match=r"one half of a symmetric matrix.*undirected=True"):
         from_snap(path, tmp_path / "b.gnn", edge_weight=3)
@@ -270,6 +278,40 @@ def test_matrix_market_files_say_their_sizes_first(tmp_path: Path) -> None:
     path.write_text(MATRIX.format("array", "general"))
     with pytest.raises(InputError, match="a dense matrix is no list of edges"):
         from_snap(path, tmp_path / "c.gnn")
+
+
+@pytest.mark.parametrize("entries", ["2 5\n5 2\n", "5 5\n", ""])
+def test_rows_without_entries_are_isolated_nodes(tmp_path: Path, entries: str) -> None:
+    (tmp_path / "g.mtx").write_text(
+        f"%%MatrixMarket matrix coordinate pattern general\n7 7 {entries.count(chr(10))}\n{entries}"
+    )
+    np.save(tmp_path / "x.npy", np.arange(14, dtype=np.float32).reshape(7, 2))
+    stored = read_store(
+        from_snap(tmp_path / "g.mtx", tmp_path / "g.gnn", features=tmp_path / "x.npy")
+    )
+    pairs = [tuple(int(end) - 1 for end in line.split()) for line in entries.splitlines()]
+    assert (stored.num_nodes, sorted(stored.pairs())) == (7, sorted(pairs))
+    np.testing.assert_array_equal(stored.attributes["x"][:, 0], np.arange(0, 14, 2))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "entries", "message"),
+    [
+        ("3 3 1", "4 1", r"line 3.*node id 4 is outside \[1, 4\)"),
+        ("3 3 1", "0 1", r"line 3.*node id 0 is outside \[1, 4\)"),
+        ("3 3", "1 2", r"says '3 3'; expected the numbers of rows, columns and entries"),
+        ("x x 1", "1 2", r"says 'x x 1'; expected the numbers of rows"),
+        (f"{2**46} {2**46} 1", "1 2", f"cannot convert {2**46} nodes, whose pointers"),
+    ],
+)
+def test_sizes_of_a_matrix_that_make_no_sense(
+    tmp_path: Path, sizes: str, entries: str, message: str
+) -> None:
+    banner = "%%MatrixMarket matrix coordinate pattern general"
+    (tmp_path / "g.mtx").write_text(f"{banner}\n{sizes}\n{entries}\n")
+    with pytest.raises(GnnstoreError, match=message):
+        from_snap(tmp_path / "g.mtx", tmp_path / "g.gnn")
+    assert [path.name for path in tmp_path.iterdir()] == ["g.mtx"]
 
 
 @pytest.mark.parametrize("kind", [{"edge_weight": 2}, {"string_ids": True, "num_nodes": 3}])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy.typing as npt
 
 from gnnstore.converters.arrays.text_tables import NameBlock
-from gnnstore.converters.edges.id_remap import IdCollector, IdMap
+from gnnstore.converters.edges.id_remap import IdCollector, IdMap, OneBasedIds
 from gnnstore.converters.edges.name_ids import NameNumbering
 from gnnstore.converters.writer.graph_writer import GraphWriter
 
@@ -23,6 +23,14 @@ def number_ids(writer: GraphWriter, ids: Iterable[npt.NDArray[Any]]) -> IdMap:
     writer.set_num_nodes(found.num_nodes)
     if not found.is_identity:
         writer.set_original_ids(found.original_ids())
+    return found
+
+
+def number_from_one(writer: GraphWriter, num_nodes: int) -> IdMap:
+    """Give numbers to nodes whose ids are 1, ..., N."""
+    writer.set_num_nodes(num_nodes)
+    found = OneBasedIds(num_nodes)
+    writer.set_original_ids(found.original_ids())
     return found
 
 

@@ -16,7 +16,7 @@ from gnnstore.converters.arrays.source import ArraySource, SequentialArray, chec
 from gnnstore.converters.arrays.text_blocks import read_blocks
 from gnnstore.converters.arrays.text_tables import NameBlock, TableFormat, TextTable
 from gnnstore.converters.datasets.external import Paths, open_external, open_labels
-from gnnstore.converters.datasets.numbering import number_ids, number_names
+from gnnstore.converters.datasets.numbering import number_from_one, number_ids, number_names
 from gnnstore.converters.edges.id_remap import IdMap
 from gnnstore.converters.edges.name_ids import NameNumbering
 from gnnstore.converters.inputs import PathLike, describe_files, existing_file, existing_path
@@ -62,7 +62,8 @@ def from_snap(
 
     A line is "source target", with a tab, spaces or a comma between; lines that begin with
     `#` or `%`, and blank ones, are skipped. The file may be gzipped. Quotation marks have no
-    meaning. Of a Matrix Market file, the line of sizes is skipped too.
+    meaning. A Matrix Market file has as many nodes as its line of sizes says rows, of which
+    those without entries are isolated.
 
     Ids need not be contiguous: nodes are numbered 0, ..., N - 1 in ascending order of their
     ids, and the store keeps the ids (`original_id`), unless they are 0, ..., N - 1 already.
@@ -73,7 +74,7 @@ def from_snap(
     Parameters
     ----------
     input : path-like
-        The edge list; read twice, unless `num_nodes` is given.
+        The edge list; read twice, unless `num_nodes` is given or it is a Matrix Market file.
     features : path-like, or sequence of path-like, optional
         The node attribute `x` [N, ...]: see `open_features` for the forms it may have.
     features_raw : RawLayout, optional
@@ -118,7 +119,8 @@ def from_snap(
     check_features(options, has_features=x is not None, remedy="name their files with features=")
     y = None if labels is None else open_labels(labels)
     split_arrays = {} if splits is None else _open_splits(splits)
-    has_sizes = _is_matrix_market(path, is_undirected=options is not None and options.undirected)
+    num_rows = _rows_of_matrix(path, is_undirected=options is not None and options.undirected)
+    last_id = num_rows if num_nodes is None and not string_ids else None
     beside = [file for array in (x, y) if array is not None for file in array.files]
     source: dict[str, Any] = {
         "inputs": describe_files([path, *beside, *_files_of(splits)]),
@@ -135,11 +137,11 @@ def from_snap(
         weight_column=None if edge_weight is None else edge_weight - 1,
         delimiter=None,
         comments=_COMMENTS,
-        minimum=0,
-        limit=num_nodes,
+        minimum=0 if last_id is None else 1,
+        limit=num_nodes if last_id is None else last_id + 1,
         what="node name" if string_ids else "node id",
         ignore_extra=extra_columns == "ignore",
-        skip_header=skip_header or has_sizes,
+        skip_header=skip_header or num_rows is not None,
         extra_hint=_EXTRA_HINT,
         type_hint=_TYPE_HINT,
     )
@@ -150,7 +152,9 @@ def from_snap(
         writer.reserve_memory(table.memory_bytes)
         names = number_names(writer, lambda: _read_names(writer, table)) if string_ids else None
         ids = None
-        if num_nodes is None and names is None:
+        if last_id is not None:
+            ids = number_from_one(writer, last_id)
+        elif num_nodes is None and names is None:
             ids = number_ids(writer, _read_ids(writer, table))
         if num_nodes is None and not writer.num_nodes:
             right = "" if string_ids else ", or give num_nodes= if that is right"
@@ -174,20 +178,25 @@ def from_snap(
         return writer.commit()
 
 
-def _is_matrix_market(path: Path, *, is_undirected: bool) -> bool:
-    """Return whether a file says that it is a matrix, whose sizes stand before its entries.
+def _rows_of_matrix(path: Path, *, is_undirected: bool) -> int | None:
+    """Return the number of rows of a square matrix, which stands before its entries.
+
+    Returns
+    -------
+    int or None
+        None if the file does not say that it is a matrix.
 
     Raises
     ------
     InputError
-        If its entries are no edges, or half of them.
+        If its entries are no edges, or half of them, or it does not say its sizes.
     """
     block = next(read_blocks(path), None)
     if block is None:
-        return False
+        return None
     banner = block.data.partition(b"\n")[0].lower()
     if not banner.startswith(_MATRIX_MARKET):
-        return False
+        return None
     words = banner.split()
     if b"coordinate" not in words:
         raise InputError(
@@ -208,14 +217,21 @@ def _is_matrix_market(path: Path, *, is_undirected: bool) -> bool:
         )
     lines = (line.split() for line in block.data.split(b"\n", _MAX_BANNER_LINES))
     sizes = next((line for line in lines if line and not line[0].startswith(b"%")), [])
-    if len(sizes) == 3 and sizes[0] != sizes[1]:
+    if len(sizes) != 3 or not all(size.isdigit() for size in sizes):
+        shown = b" ".join(sizes)[:100].decode(errors="replace")
+        raise InputError(
+            f"{path}: the first line that is no comment says {shown!r}; expected the numbers of "
+            "rows, columns and entries of a Matrix Market file",
+            path=path,
+        )
+    if sizes[0] != sizes[1]:
         shape = b" x ".join(sizes[:2]).decode(errors="replace")
         raise InputError(
             f"{path}: a matrix of {shape} joins two kinds of nodes, and row and column of one "
             "number would be one node; number them apart, as an edge list",
             path=path,
         )
-    return True
+    return int(sizes[0])
 
 
 def _check_ids(

@@ -42,6 +42,24 @@ class IdMap(Protocol):
         """Return the id of every node, ascending, shape [N]."""
 
 
+class OneBasedIds:
+    """Ids 1, ..., N, of which some may occur in no edge."""
+
+    is_identity = False
+    num_bytes = 0
+
+    def __init__(self, num_nodes: int) -> None:
+        self.num_nodes = self.max_id = num_nodes
+
+    def to_nodes(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Return the numbers of ids; any shape."""
+        return ids - 1
+
+    def original_ids(self) -> npt.NDArray[np.int64]:
+        """Return the id of every node, ascending, shape [N]."""
+        return np.arange(1, self.num_nodes + 1)
+
+
 class IdCollector:
     """Collects the distinct ones among non-negative ids.
 
