@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from gnnstore.budget.ledger import Ledger, Reservation
+from gnnstore.budget.limits import MemoryBudget
 from gnnstore.caching.partitions.policy import PartitionPolicy
 from gnnstore.embeddings.layout import FLOAT_BYTES, InitialRows, rows_in_order
 from gnnstore.errors import (
@@ -62,10 +64,12 @@ def create_files(
     seed: int,
     keep: int,
     overwrite: bool,
+    memory: int | str | None,
 ) -> TableFiles:
     """Create the files of a table; see `EmbeddingTable.create`."""
     graph = _opened(store)
     _check_alone()
+    MemoryBudget.of(memory)  # refuses what is no size
     dim, keep = _positive("dim", dim), _positive("keep", keep, "; the last commit stays")
     if dim > MAX_DIM:
         raise UsageError(f"dim={dim}: a row has at most {MAX_DIM} columns")
@@ -111,7 +115,27 @@ def create_files(
             f"keep={keep}: the manifest has room for {most} commits of "
             f"{manifest.num_partitions} partitions; expected at most that"
         )
+    if unit is None and memory is not None:
+        check_memory(Path(path), manifest, memory)
     return TableFiles(TableDirectory.create(Path(path), manifest, overwrite=overwrite), graph, unit)
+
+
+def check_memory(
+    path: Path, manifest: TableManifest, memory: int | str | None, held_bytes: int = 0
+) -> None:
+    """Check that all rows of a table fit in its budget, of which they may have a part already.
+
+    Raises
+    ------
+    BudgetError
+        Naming what is missing.
+    """
+    budget = MemoryBudget.of(memory, held_bytes)
+    rows = Reservation("embeddings", manifest.num_partitions * manifest.slot_bytes)
+    who = f"the table {path.name}"
+    Ledger(budget.num_bytes, (rows,), who, budget.source).check(
+        None, "partition the store and train with partitions="
+    )
 
 
 def open_files(path: str | os.PathLike[str], store: StorePath, commit: str | None) -> TableFiles:

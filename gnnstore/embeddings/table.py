@@ -16,14 +16,20 @@ import torch
 from torch import Tensor
 
 from gnnstore import _core
-from gnnstore.budget.ledger import Ledger, Reservation
+from gnnstore.budget.ledger import Reservation
 from gnnstore.budget.limits import MemoryBudget
 from gnnstore.caching.partitions.policy import PartitionPolicy
 from gnnstore.embeddings.base import Slots
 from gnnstore.embeddings.buffer import PartitionBuffer
 from gnnstore.embeddings.export import export_rows
 from gnnstore.embeddings.layout import FLOAT_BYTES, InitialRows, RowLayout
-from gnnstore.embeddings.opening import StorePath, TableFiles, create_files, open_files
+from gnnstore.embeddings.opening import (
+    StorePath,
+    TableFiles,
+    check_memory,
+    create_files,
+    open_files,
+)
 from gnnstore.embeddings.rows import StoredRows, num_threads
 from gnnstore.errors import BadIndexError, UsageError, limits_named
 from gnnstore.graph.indexing import select
@@ -140,13 +146,15 @@ class EmbeddingTable(torch.nn.Module):
         overwrite : bool
             Whether to replace a table of this name.
         memory : int or str, optional
-            Limit for a table that is in memory as a whole, as "4GB"; by default what is available.
-            It is compared when rows are first asked for.
+            Limit for a table that is in memory as a whole, as "4GB"; by default what is available
+            when rows are first asked for.
 
         Raises
         ------
         UsageError, NotFoundError
             If options make no sense, or the store has no such partitions.
+        BudgetError
+            If a table without partitions does not fit in `memory`.
         StoreExistsError
             If there is a table, and `overwrite` is false.
         """
@@ -161,6 +169,7 @@ class EmbeddingTable(torch.nn.Module):
             seed=seed,
             keep=keep,
             overwrite=overwrite,
+            memory=memory,
         )
         return cls(files, memory)
 
@@ -311,13 +320,8 @@ class EmbeddingTable(torch.nn.Module):
 
     def _check_budget(self) -> None:
         """Refuse all rows if they are more than the table's own budget."""
-        manifest = self._manifest
-        budget = MemoryBudget.of(self._memory, len(self._buffer.memory) * FLOAT_BYTES)
-        rows = Reservation("embeddings", manifest.num_partitions * manifest.slot_bytes)
-        who = f"the table {self.path.name}"
-        Ledger(budget.num_bytes, (rows,), who, budget.source).check(
-            None, "partition the store and train with partitions="
-        )
+        held_bytes = len(self._buffer.memory) * FLOAT_BYTES
+        check_memory(self.path, self._manifest, self._memory, held_bytes)
 
     @torch.no_grad()
     def apply_gradients(self, scalars: Callable[[int], dict[str, float]]) -> None:

@@ -273,7 +273,8 @@ def test_a_loader_that_is_made_changes_nothing(store: gnnstore.GraphStore, tmp_p
 def test_the_budget_of_a_table_holds_beside_loaders(
     store: gnnstore.GraphStore, tmp_path: Path, partitions: PartitionPolicy | None
 ) -> None:
-    table = table_of(store, tmp_path / "t", partitions=partitions, memory="10kB")
+    table_of(store, tmp_path / "t", partitions=partitions).close()
+    table = EmbeddingTable.open(tmp_path / "t", store, memory="10kB")
     refusal = "the table t needs .* of the memory= budget"
     with pytest.raises(BudgetError, match=refusal):
         table.load()

@@ -758,6 +758,21 @@ def test_a_table_in_memory_keeps_to_its_budget(table_of: Open) -> None:
         table(torch.tensor([0]))
 
 
+def test_a_table_larger_than_its_budget_is_not_created(store: Path, tmp_path: Path) -> None:
+    create, path = gnnstore.EmbeddingTable.create, tmp_path / "b.emb"
+    with pytest.raises(BudgetError, match=r"the table b\.emb needs .*partition the store"):
+        create(path, store, dim=4, memory=65535)
+    with pytest.raises(UsageError, match="'much'"):
+        create(path, store, dim=4, memory="much")
+    assert not path.exists()
+    create(path, store, dim=4, memory=65535, partitions="five").close()
+    with pytest.raises(BudgetError):
+        create(path, store, dim=4, memory=65535, overwrite=True)
+    table = gnnstore.EmbeddingTable.open(path, store)
+    assert table._manifest.partitions == "five", "as before"
+    table.close()
+
+
 @pytest.mark.parametrize("partitions", [None, "five"])
 def test_rows_are_exported_as_an_attribute(
     table_of: Open, store: Path, tmp_path: Path, partitions: str | None
