@@ -567,7 +567,9 @@ class EmbeddingTable(torch.nn.Module):
         raise UsageError(
             f"{self.path}: the rows are those after {ours} (commit {self.commit_id}), and the "
             f"loader is to go on after {theirs}: batches would be learned twice, or never. Open "
-            "the table with commit=, the id that the checkpoint of the loader goes with"
+            "the table with commit=, the id that the checkpoint of the loader goes with. If no "
+            "batch lies between, as from the last one of an epoch to the start of the next, call "
+            "commit() on the table with the state of the loader"
         )
 
     def get_extra_state(self) -> dict[str, str]:

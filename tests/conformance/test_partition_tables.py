@@ -354,6 +354,28 @@ def resumes(store: gnnstore.GraphStore, table: EmbeddingTable, loader: Any) -> d
     return state
 
 
+def test_a_commit_after_the_last_batch_and_a_state_after_the_loop(
+    store: gnnstore.GraphStore, tmp_path: Path
+) -> None:
+    """Only the user knows that nothing lies between them, and can say so."""
+    table = table_of(store, tmp_path / "t")
+    loader = loader_of(store, table)
+    for _ in steps_of(table, loader):
+        if loader.batches_left == 0:
+            table.commit()
+    state = loader.state_dict()
+    assert (state["epoch"], state["batches"]) == (1, 0)
+    table.close()
+    table = EmbeddingTable.open(tmp_path / "t", store)
+    loader = loader_of(store, table)
+    with pytest.raises(UsageError, match=r"If no batch lies between, .* call commit\(\) on"):
+        loader.load_state_dict(state)
+    table.commit(state)
+    loader.load_state_dict(state)
+    assert loader.epoch == 1
+    table.close()
+
+
 @pytest.mark.parametrize("evaluates_between", [False, True])
 def test_the_position_is_that_of_training(
     store: gnnstore.GraphStore, tmp_path: Path, evaluates_between: bool
