@@ -332,7 +332,11 @@ class BatchLoader(DataLoader[Any]):
     # --- state -------------------------------------------------------------------------------
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
-        """Set the number of the epoch that the next iteration will be."""
+        """Set the number of the epoch that the next iteration will be.
+
+        It is a whole one, unless a state within this epoch was loaded and no iteration has begun
+        since. An iteration that is under way goes on in its own epoch.
+        """
         self.epoch = _checked_epoch(epoch)
         self._cursor.leave()
 
@@ -341,7 +345,9 @@ class BatchLoader(DataLoader[Any]):
 
         The convention is that of torchdata's `StatefulDataLoader`. The state is that of the
         newest iterator; before the first one and after the end of an epoch, that of the start
-        of the next epoch. Batches that are prepared but not handed out do not count.
+        of the next epoch. Between the last batch and the end of the loop nothing is left of the
+        epoch, and a loop that goes on from there is over at once, so that what follows it in the
+        epoch is done. Batches that are prepared but not handed out do not count.
 
         Returns
         -------

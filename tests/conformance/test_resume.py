@@ -360,6 +360,11 @@ def test_set_epoch_after_loading(store: GraphStore) -> None:
     assert loader.state_dict() == state
     assert digests(loader) == whole[3:5]
     loader.load_state_dict(state)
+    loader.set_epoch(5)
+    assert [loader.state_dict()[key] for key in ("epoch", "batches")] == [5, 0]
+    loader.set_epoch(0)  # back again, and nothing happened
+    assert loader.state_dict() == state
+    loader.load_state_dict(state)
     loader.set_epoch(2)
     assert loader.state_dict()["batches"] == 0
     assert digests(loader) == whole[10:]
