@@ -126,7 +126,9 @@ private:
 
     // Of the forward pass, where the table was, behind what goes with slots; null: there is no room.
     int32_t *second_planned() const {
-        const int64_t begin = planner_slots_bytes(trace_.num_batches, num_slots_) / 4 + 1;
+        Parts parts;
+        parts.add(planner_slots_bytes(trace_.num_batches, num_slots_));
+        const int64_t begin = parts.size();
         const bool fits = begin + PlannedBatch<Id>::size(longest_batch_) <= table_nodes_;
         return fits ? part(shared_) + begin : nullptr;
     }
