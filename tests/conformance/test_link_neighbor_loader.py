@@ -861,6 +861,23 @@ def test_bad_positions_are_refused(path: Path) -> None:
         loader_of(path)([0, E])
 
 
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("strategy", ["memory", "belady"])
+def test_a_batch_of_no_edges(path: Path, kind: dict[str, Any], strategy: str) -> None:
+    """A sampler of the user's may yield one, as on a rank that has nothing left."""
+    loader = loader_of(
+        path, strategy=strategy, batch_size=1, shuffle=None, batch_sampler=[[0, 7], [], [5]], **kind
+    )
+    lengths = [(len(batch.input_id), batch.num_nodes > 0) for batch in loader]
+    assert lengths == [(2, True), (0, False), (1, True)]
+
+
+def test_labels_of_no_columns(path: Path, edge_index: torch.Tensor) -> None:
+    loader = loader_of(path, edge_label_index=edge_index[:, :50], edge_label=torch.empty(50, 0))
+    assert [batch.edge_label.shape for batch in loader] == [(40, 0), (10, 0)]
+    loader.load_state_dict(loader.state_dict())
+
+
 def test_no_edge_has_no_attributes(path: Path, csc: set[tuple[int, int]]) -> None:
     pair = next((u, v) for u in range(N) for v in range(N) if (u, v) not in csc)
     loader = loader_of(

@@ -104,7 +104,7 @@ class LinkLabels(SeedLabels):
             value = torch.empty(shape, dtype=getattr(torch, dtype))
             # Copied: they may lie anywhere, and tensors must be aligned.
             end = begin + value.nbytes
-            value.view(-1).view(torch.uint8).numpy()[:] = data[begin:end]
+            _bytes_of(value)[:] = data[begin:end]
             values[name], begin = value, end
         return cls(values)
 
@@ -455,6 +455,8 @@ def _restored(store: GraphStore, edges: Any, arguments: dict[str, Any]) -> Links
 
 def _bytes_of(values: torch.Tensor) -> npt.NDArray[np.uint8]:
     """Return the memory of a tensor of any element type, or of a copy."""
+    if not values.numel():  # its strides may be 0, for which torch views no bytes
+        return np.empty(0, np.uint8)
     return values.contiguous().view(-1).view(torch.uint8).numpy()
 
 
