@@ -74,8 +74,8 @@ class Task(ABC):
         """
         return {}
 
-    def finish(self) -> None:  # noqa: B027 - most have nothing to let go of
-        """Let go of what was held for the batch: it has its rows, or failed."""
+    def finish(self, error: BaseException | None = None) -> None:  # noqa: B027 - most hold nothing
+        """Let go of what was held for the batch: it has its rows, or failed with an error."""
 
 
 def reselected(
@@ -440,8 +440,8 @@ class Finisher:
             else:
                 with self.admission.enter(task.key.batch) as admitted:
                     self._join(batch, admitted.hold)
-        except BaseException:
-            task.finish()
+        except BaseException as error:
+            task.finish(error)
             raise
         if self.transform is None:
             self._pin(batch)
@@ -457,9 +457,9 @@ class Finisher:
             batch.labels = batch.labels.from_metadata(batch.output.metadata)
             try:
                 self._join(batch)
-            except BaseException:
+            except BaseException as error:
                 if batch.task is not None:
-                    batch.task.finish()
+                    batch.task.finish(error)
                 raise
             gathering = batch.seconds_gathering
         if self.transform is not None:

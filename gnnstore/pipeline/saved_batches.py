@@ -244,6 +244,11 @@ class SavedTask(Task):
             found |= reselected(of_edges, subgraph.edge_pos, wanted, not_packed, "edges")
         return found
 
+    def finish(self, error: BaseException | None = None) -> None:
+        """Give up its turn if an error came before that."""
+        if error is not None and self._record is not None:
+            self._lease.fail(self._turn, error)
+
     def fill(self) -> None:
         """Read the batch for what it leaves in the cache."""
         self._gather(self._read())

@@ -25,12 +25,15 @@ from gnnstore import NeighborLoader
 from gnnstore.disk.spool import FileSpool
 from gnnstore.errors import NoSpaceError, StorageError
 from gnnstore.features.packed.chunks import PackedSuperbatch
+from gnnstore.features.tiers.sequencer import Ticket
+from gnnstore.loaders.assemble.homogeneous import BatchAssembler
 from gnnstore.pipeline.lookahead.packer import DiskQuota
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.faults import inject
 from gnnstore.testing.forks import ForkServer
 from gnnstore.testing.graphs import random_graph
+from gnnstore.testing.plans import pack
 from gnnstore.threads import interruptible
 from tests.support.loaders import override_sizes
 
@@ -87,6 +90,58 @@ def test_packed_rows_that_cannot_be_read(
     monkeypatch.undo()
     assert not threads()
     assert not list(tmp_path.iterdir())
+    loader.set_epoch(0)
+    assert len(list(loader)) == len(loader)
+
+
+@pytest.mark.parametrize("kind", ["belady", "packed", "plan"])
+def test_a_batch_that_fails_between_its_sample_and_its_rows(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The next one waits for it to have taken its turn; the consumer waits for that thread."""
+    options: dict[str, Any] = {"num_threads": 2, "tmpdir": tmp_path, "strategy": kind}
+    if kind == "plan":
+        plan = pack(path, [4, 4], batch_size=25, output=tmp_path / "plan", cache_bytes="20kB")
+        options = {"num_threads": 2, "plan": plan, "strategy": "auto", "cache_bytes": None}
+        options |= {"superbatch": None}
+    loader = loader_of(path, **options)
+    wait, output = Ticket.wait, BatchAssembler.output
+    tickets: list[Ticket] = []
+    calls, is_waited_for = iter(range(10**6)), threading.Event()
+
+    def noted(self: Ticket, number: int) -> bool:
+        tickets.append(self)
+        is_waited_for.set()
+        return wait(self, number)
+
+    def failing(self: BatchAssembler, sampled: Any) -> Any:
+        if next(calls) == 0:
+            is_waited_for.wait(10)
+            raise MemoryError("out of memory")
+        return output(self, sampled)
+
+    errors: list[BaseException] = []
+
+    def train() -> None:
+        try:
+            list(loader)
+        except BaseException as error:
+            errors.append(error)
+
+    monkeypatch.setattr(Ticket, "wait", noted)
+    monkeypatch.setattr(BatchAssembler, "output", failing)
+    training = threading.Thread(target=train, daemon=True)
+    training.start()
+    training.join(30)
+    is_held_up = training.is_alive()
+    for ticket in tickets:
+        ticket.close()  # or a failure of this test would hold up all others
+    training.join()
+    monkeypatch.undo()
+    assert is_waited_for.is_set()
+    assert not is_held_up
+    assert "out of memory" in str(errors[0])
+    assert not threads()
     loader.set_epoch(0)
     assert len(list(loader)) == len(loader)
 

@@ -214,8 +214,10 @@ class PlannedTask(Task):
             return {}
         return reselected(self._part.gather(self._i, step), step.ids, output.node.numpy())
 
-    def finish(self) -> None:
-        """Give up the place of its packed rows."""
+    def finish(self, error: BaseException | None = None) -> None:
+        """Give up the place of its packed rows, and its turn if an error came before that."""
         if self._part is not None:
+            if error is not None and self._step is not None:
+                self._part.fail(self._i, error)
             self._part.abandon(1)
         self._superbatch.finish()

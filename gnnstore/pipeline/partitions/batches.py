@@ -185,7 +185,7 @@ class StateTask(Task):
         rows = {paths[name]: rows for name, rows in self._state.gather(self._local).items()}
         return reselected(rows, self._nodes, wanted, only_epochs)
 
-    def finish(self) -> None:
+    def finish(self, error: BaseException | None = None) -> None:  # noqa: ARG002
         """Let go of the state."""
         if not self._is_done:
             self._is_done = True
