@@ -231,6 +231,7 @@ class BatchLoader(DataLoader[Any]):
         return self._get_iterator()
 
     def _get_iterator(self) -> Generator[Any, None, None]:  # type: ignore[override]
+        self._refuse_steps_of_others()
         seed = self._draw_seed()
         iteration = self._cursor.begin(_checked_epoch(self.epoch))
         self.epoch += 1
@@ -295,10 +296,24 @@ class BatchLoader(DataLoader[Any]):
         return self._collate
 
     @collate_fn.setter
-    def collate_fn(self, _: Any) -> None:
+    def collate_fn(self, value: Any) -> None:
+        if getattr(value, "__func__", value) is not type(self)._collate:
+            raise _no_step_of("collate_fn")
         # Torch sets it, and frameworks look for it among a loader's attributes. Bound to the loader
         # it would keep one alive, with its files, that nobody else refers to.
         self.__dict__["collate_fn"] = type(self)._collate
+
+    def _refuse_steps_of_others(self) -> None:
+        """Refuse to iterate where a user has replaced a step that only PyG's iterations call.
+
+        Raises
+        ------
+        UsageError
+        """
+        if getattr(self.filter_fn, "__func__", None) is not BatchLoader.filter_fn:
+            raise _no_step_of("filter_fn")
+        if type(self).collate_fn is not BatchLoader.collate_fn:
+            raise _no_step_of("collate_fn")
 
     def _collate(self, index: Any) -> Any:
         """Sample a batch; join it with its attributes too if `filter_per_worker` is set.
@@ -516,6 +531,15 @@ def _displayed(wanted: bool | None, shard: RankShard) -> WaitProgress:
         return open_progress()
 
     return WaitProgress(show if wanted else None)
+
+
+def _no_step_of(name: str) -> UsageError:
+    """Return that iterations do not call a method that was replaced."""
+    return UsageError(
+        f"{name} was replaced, but only batches for an index are made by it, and not those of an "
+        "iteration, which are prepared ahead; change batches with transform=, and samples with "
+        "transform_sampler_output="
+    )
 
 
 def _checked_epoch(epoch: SupportsIndex) -> int:

@@ -351,6 +351,26 @@ def test_transform_sampler_output_comes_before_the_gather(
     assert batch._orig_edge_index.shape == (2, 2)
 
 
+@pytest.mark.parametrize("name", ["filter_fn", "collate_fn"])
+def test_a_step_of_ones_own_is_never_left_out(store: gnnstore.GraphStore, name: str) -> None:
+    """PyG's loaders call these methods for every batch; here, only for those of an index."""
+
+    def marked(loader: Any, argument: Any) -> Any:
+        own: Any = super(type(loader), loader)
+        batch = own.filter_fn(argument) if name == "filter_fn" else own.collate_fn(argument)
+        batch.is_mine = True
+        return batch
+
+    loader = type("Mine", (NeighborLoader,), {name: marked})(store, [2], [3])
+    assert loader([0]).is_mine
+    with pytest.raises(UsageError, match=f"{name} was replaced, .* with transform="):
+        iter(loader)
+    assigned = NeighborLoader(store, [2], [3])
+    with pytest.raises(UsageError, match=f"{name} was replaced"):  # noqa: PT012 - either of them
+        setattr(assigned, name, lambda _: None)
+        iter(assigned)
+
+
 def test_a_class_of_ones_own(store: gnnstore.GraphStore) -> None:
     class Mine(Data):  # type: ignore[misc]
         pass
