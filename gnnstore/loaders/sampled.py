@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch_geometric.data import Data
 
 from gnnstore.embeddings.base import Slots
+from gnnstore.errors import UsageError
 from gnnstore.graph.store import GraphStore
 from gnnstore.loaders.assemble.homogeneous import BatchAssembler
 from gnnstore.loaders.base import BatchLoader
@@ -37,6 +38,8 @@ _log = logging.getLogger(__name__)
 
 # The base keeps them by itself, as they have been decided.
 _OF_THE_BASE = {"seed", "num_threads", "prefetch_batches", "transform", "transform_sampler_output"}
+# PyG's loaders look at these anew for each batch, ours when they are made.
+_READ_ONCE = {"data", "neg_sampling", "custom_cls"}
 
 
 class SampledLoader(BatchLoader):
@@ -135,6 +138,16 @@ class SampledLoader(BatchLoader):
             assembler(opened),
             epoch_batches=presampler.epoch_batches,
         )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse other values of options that are read once, which no batch would show."""
+        has_it = name in _READ_ONCE and name in self.__dict__
+        if has_it and value is not self.__dict__[name]:
+            raise UsageError(
+                f"{name} of a {type(self).__name__} cannot be changed after it is made; make "
+                f"another one with {name}="
+            )
+        super().__setattr__(name, value)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `BatchLoader.load_state_dict`; tables must be at the commit that goes with it."""

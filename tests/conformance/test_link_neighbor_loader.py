@@ -289,6 +289,15 @@ def test_a_loader_is_built_anew_from_its_attributes(path: Path) -> None:
     assert "label_edge_attr" in next(iter(again))
 
 
+@pytest.mark.parametrize("name", ["data", "neg_sampling", "custom_cls"])
+def test_options_that_pyg_reads_for_each_batch_cannot_be_changed(path: Path, name: str) -> None:
+    loader = loader_of(path, neg_sampling="binary")
+    setattr(loader, name, getattr(loader, name))
+    with pytest.raises(gnnstore.UsageError, match=f"another one with {name}="):
+        setattr(loader, name, NegativeSampling("triplet"))
+    assert "edge_label" in next(iter(loader))
+
+
 def test_arrays_of_the_user_are_not_kept_beside_their_copies(path: Path) -> None:
     """And what is kept in their place makes the same loader."""
     edges, label = torch.randint(N, (2, 90)), torch.arange(90)
