@@ -12,7 +12,7 @@ import threading
 from collections.abc import Container, Mapping
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -269,6 +269,18 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
             *(edge.attributes for edge in schema.edge_types),
         )
         return any(name in place for place in places)
+
+    def __iter__(self) -> NoReturn:
+        """Refuse to be taken apart, as code of PyG's does with a pair of stores or with data sets.
+
+        Raises
+        ------
+        UsageError
+        """
+        raise UsageError(
+            f"{self.path}: a store cannot be iterated over; give (store, store) where a feature "
+            "store and a graph store are expected, and store.to_pyg() where a Data is"
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse new values of what is on disk, which no loader would see."""

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data
+from torch_geometric.loader import ImbalancedSampler, NodeLoader
 from torch_geometric.loader import NeighborLoader as PygNeighborLoader
-from torch_geometric.loader import NodeLoader
 from torch_geometric.nn import GraphSAGE
 from torch_geometric.sampler import BaseSampler
 
@@ -125,6 +125,14 @@ def test_the_data_of_a_loader_is_read_when_it_is_used(
     with pytest.raises(AttributeError, match="no attribute 'pos'"):
         found.pos  # noqa: B018
     assert torch.equal(pickle.loads(pickle.dumps(found)).x.cpu(), data.x)  # noqa: S301
+
+
+def test_code_of_pyg_that_takes_a_store_apart_is_told_how(store: gnnstore.GraphStore) -> None:
+    sampler = gnnstore.NeighborLoader(store, [2]).node_sampler
+    with pytest.raises(UsageError, match=r"give \(store, store\) where"):
+        NodeLoader(store, sampler, input_nodes=torch.arange(4))
+    with pytest.raises(UsageError, match=r"store\.to_pyg\(\) where a Data is"):
+        ImbalancedSampler(store)
 
 
 def test_a_mask_by_its_name(store: gnnstore.GraphStore, data: Data) -> None:
