@@ -120,7 +120,9 @@ def predict_epoch(
 ) -> Prediction:
     """Predict an epoch, its misses estimated from how often rows are needed again."""
     work = epoch.workload
-    misses = EstimatedMisses(work, POLICIES[candidate.strategy.policy])
+    misses = EstimatedMisses(
+        work, POLICIES[candidate.strategy.policy], packs=candidate.strategy.packs
+    )
     found = _sizer(
         loader,
         place(0),

@@ -19,11 +19,13 @@ from gnnstore.caching.scores import most_needed, select_nodes
 from gnnstore.caching.trace import Trace
 from gnnstore.disk.profile.tuning import tune_reads
 from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout
-from gnnstore.planning.cost_model import Machine, Prediction, Resources
+from gnnstore.pipeline.superbatch_size import SuperbatchSize
+from gnnstore.planning.cost_model import EpochCosts, Machine, Prediction, Resources
 from gnnstore.planning.reads import ReadTotals
 from gnnstore.planning.workload import SampledTrace, SpatialSampling, TableReads, Workload
 from gnnstore.strategies.base import Candidate
 from gnnstore.strategies.builtin import auto
+from gnnstore.strategies.sizes.misses import EstimatedMisses
 from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.effort import examples
 from gnnstore.testing.twins.caches import run_lru
@@ -247,6 +249,27 @@ def test_reads_that_fill_a_cache(batches: list[Any]) -> None:
     nodes = most_needed(Trace.of(batches), NUM_ROWS, 1000)
     assert work.warm_up_reads(1000).reads == pytest.approx(reads().count(nodes).reads, rel=0.1)
     assert work.warm_up_reads(0).reads == 0
+
+
+@pytest.mark.parametrize("num_slots", [20, NUM_ROWS // 2, NUM_ROWS])
+def test_warming_up_takes_one_pass_at_most(batches: list[Any], num_slots: int) -> None:
+    """Many rows are read with what lies between them, and not one by one."""
+    work, disk = workload_of(batches, gap_bytes=0), machine()
+    found = EpochCosts(work, disk).warming_up(num_slots)
+    apart = disk.random_seconds(work.warm_up_reads(num_slots))
+    one_pass = NUM_ROWS * ROW_BYTES / disk.disk.sequential_read_bytes_per_second
+    assert found == pytest.approx(min(apart, one_pass))
+    assert (found == apart) == (num_slots == 20)
+
+
+def test_a_cache_begins_empty_where_rows_are_packed(batches: list[Any]) -> None:
+    """Disk is needed for the rows that enter it, too, as a planner shows."""
+    work, size = workload_of(batches), SuperbatchSize(len(batches), 4000, in_memory=True)
+    planned = BeladyPlanner(4000).plan(Trace.of(batches)).num_misses
+    found = {packs: EstimatedMisses(work, BELADY, packs) for packs in (False, True)}
+    assert found[True].first(size).num_missed == pytest.approx(planned, rel=0.05)
+    assert found[False].first(size).num_missed < 0.95 * planned
+    assert found[True].later(size) == found[False].later(size)
 
 
 def test_gaps_between_kept_blocks_are_as_wide_as_within_them() -> None:

@@ -144,10 +144,17 @@ class MeasuredMisses:
 
 @dataclass(frozen=True)
 class EstimatedMisses:
-    """Misses of an epoch, from how often a sample needs rows again."""
+    """Misses of an epoch, from how often a sample needs rows again.
+
+    Attributes
+    ----------
+    packs : bool
+        Whether rows are packed, so that a cache begins empty.
+    """
 
     workload: Workload
     policy: CachePolicy
+    packs: bool
 
     @property
     def num_batches(self) -> int:
@@ -160,8 +167,11 @@ class EstimatedMisses:
         return True
 
     def first(self, size: SuperbatchSize) -> Misses:
-        """Return the misses of an epoch."""
+        """Return the misses of the first epoch."""
         work, misses = self.workload, self.later(size)
+        if self.packs:
+            sizes = (size.num_slots, size.num_batches)
+            misses = work.misses(self.policy, *sizes, initial="nothing")
         accesses = int(work.batch_rows * work.epoch_batches)
         each = int(misses / work.epoch_batches)
         return Misses(misses, int(misses), accesses, each, each)
