@@ -204,6 +204,10 @@ class ScoreCurve:
             held = _between((num_rows - above) / rows)
         return int((held * rows).sum()), float((held * uses).sum())
 
+    def has_more_than(self, num_slots: int) -> bool:
+        """Whether more rows than fit have a score at all, so that it tells which of them fit."""
+        return bool(self.rows[1:].sum() > num_slots)
+
     def lowest_score(self, num_slots: int) -> int:
         """Return the lowest score of which most rows are in the cache."""
         if num_slots >= self.num_rows:

@@ -69,9 +69,13 @@ class StrategyOptimizer:
     def ranked(self, candidates: Sequence[Candidate]) -> list[Prediction]:
         """Return the predictions of the candidates, the fastest first."""
         found = fastest_first(self.predictions(candidates))
-        by_frequency = [p.cost for p in found if p.candidate.score == "frequency"]
-        # Another score has never halved the misses; counting degrees takes seconds.
-        if by_frequency and by_frequency[0] < _WORTH_COUNTING * found[0].cost:
+        by_frequency = next((p for p in found if p.candidate.score == "frequency"), None)
+        # Another score has never halved the misses, unless the cache has room for rows that no
+        # sampled batch needs; counting degrees takes seconds.
+        if by_frequency is not None and (
+            by_frequency.cost < _WORTH_COUNTING * found[0].cost
+            or not self.epoch.workload.frequency.has_more_than(by_frequency.resources.num_slots)
+        ):
             return fastest_first(self.with_degrees().predictions(candidates))
         return found
 

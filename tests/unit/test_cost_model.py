@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from gnnstore.planning.reads import ReadTotals
 from gnnstore.planning.workload import SampledTrace, SpatialSampling, TableReads, Workload
 from gnnstore.strategies.base import Candidate
 from gnnstore.strategies.builtin import auto
+from gnnstore.strategies.optimizer import StrategyOptimizer
 from gnnstore.strategies.sizes.misses import EstimatedMisses
 from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.effort import examples
@@ -523,3 +525,25 @@ def test_arrays_are_left_alone(batches: list[npt.NDArray[Any]]) -> None:
     workload_of(batches, SpatialSampling(3, 1))
     for batch, copy in zip(batches, copies, strict=True):
         assert np.array_equal(batch, copy)
+
+
+@pytest.mark.parametrize("share", [0.5, 2])
+def test_degrees_are_counted_where_a_sample_does_not_tell_what_to_cache(
+    batches: list[Any], share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a cache with room for more rows than the sampled batches need, they tell a part only."""
+    work, disk = workload_of(batches), machine()
+    num_needed = len(np.unique(np.concatenate(batches)))
+    slow = forecast("static-frequency", work, disk, Resources(0, int(share * num_needed), 0, 0))
+    fast = replace(slow, candidate=ALL.candidate("packed"), seconds=slow.seconds / 10)
+    counted = replace(slow, candidate=ALL.candidate("static-degree"), seconds=slow.seconds / 100)
+
+    def predictions(self: StrategyOptimizer, _: Any) -> list[Prediction]:
+        return [slow, fast, *[counted] * (self.epoch is counts)]
+
+    monkeypatch.setattr(StrategyOptimizer, "predictions", predictions)
+    counts: Any = SimpleNamespace(workload=work)
+    sampled: Any = SimpleNamespace(workload=work, with_degrees=lambda: counts)
+    nothing: Any = None
+    ranked = StrategyOptimizer(nothing, sampled, 0).ranked(ALL.candidates)
+    assert (ranked[0] is counted) == (share > 1)
