@@ -109,6 +109,10 @@ class WaitProgress:
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), ())
 
+    def another(self) -> WaitProgress:
+        """Return the display of another loader, of the same kind."""
+        return WaitProgress(self._show, self._after_seconds)
+
     @contextmanager
     def phase(self, name: str, total: int | None = None, unit: str = "items") -> Iterator[Phase]:
         """Begin a phase, displayed while somebody waits."""

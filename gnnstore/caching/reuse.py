@@ -205,8 +205,11 @@ class ScoreCurve:
         return int((held * rows).sum()), float((held * uses).sum())
 
     def has_more_than(self, num_slots: int) -> bool:
-        """Whether more rows than fit have a score at all, so that it tells which of them fit."""
-        return bool(self.rows[1:].sum() > num_slots)
+        """Whether more rows have a score than fit, so that scores decide which are cached.
+
+        They also do where all rows fit.
+        """
+        return bool(self.rows[1:].sum() > num_slots or num_slots >= self.num_rows)
 
     def lowest_score(self, num_slots: int) -> int:
         """Return the lowest score of which most rows are in the cache."""

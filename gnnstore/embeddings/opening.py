@@ -31,6 +31,7 @@ from gnnstore.formats.tables.commit import (
 )
 from gnnstore.formats.tables.directory import TableDirectory
 from gnnstore.graph.store import GraphStore
+from gnnstore.units import parse_size
 
 StorePath = GraphStore | str | os.PathLike[str]
 
@@ -69,7 +70,8 @@ def create_files(
     """Create the files of a table; see `EmbeddingTable.create`."""
     graph = _opened(store)
     _check_alone()
-    MemoryBudget.of(memory)  # refuses what is no size
+    if memory is not None:
+        parse_size(memory, name="memory")
     dim, keep = _positive("dim", dim), _positive("keep", keep, "; the last commit stays")
     if dim > MAX_DIM:
         raise UsageError(f"dim={dim}: a row has at most {MAX_DIM} columns")
@@ -123,7 +125,7 @@ def create_files(
 def check_memory(
     path: Path, manifest: TableManifest, memory: int | str | None, held_bytes: int = 0
 ) -> None:
-    """Check that all rows of a table fit in its budget, of which they may have a part already.
+    """Check that all rows of a table fit in its budget, `held_bytes` of which they take already.
 
     Raises
     ------

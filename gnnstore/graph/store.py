@@ -271,7 +271,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         return any(name in place for place in places)
 
     def __iter__(self) -> NoReturn:
-        """Refuse to be taken apart, as code of PyG's does with a pair of stores or with data sets.
+        """Refuse iteration, by which code of PyG's takes apart pairs of stores and data sets.
 
         Raises
         ------

@@ -202,6 +202,7 @@ class BatchLoader(DataLoader[Any]):
         shared = {id(self._order): self._order}  # with the user's sampler, as torch's loaders do
         own = {name: copy.deepcopy(vars(self)[name], shared) for name in _OF_ITS_OWN}
         vars(copied).update(vars(self) | own)
+        copied._recorder.progress = self._recorder.progress.another()
         return copied
 
     @property
@@ -360,9 +361,9 @@ class BatchLoader(DataLoader[Any]):
 
         The convention is that of torchdata's `StatefulDataLoader`. The state is that of the
         newest iterator; before the first one and after the end of an epoch, that of the start
-        of the next epoch. Between the last batch and the end of the loop nothing is left of the
-        epoch, and a loop that goes on from there is over at once, so that what follows it in the
-        epoch is done. Batches that are prepared but not handed out do not count.
+        of the next epoch. A state that is taken after the last batch and before the loop ends
+        has no batches left: a loop that resumes there ends at once, and the code behind it
+        runs. Batches that are prepared but not handed out do not count.
 
         Returns
         -------
@@ -534,10 +535,10 @@ def _displayed(wanted: bool | None, shard: RankShard) -> WaitProgress:
 
 
 def _no_step_of(name: str) -> UsageError:
-    """Return that iterations do not call a method that was replaced."""
+    """Return the error for a replaced method that iterations do not call."""
     return UsageError(
-        f"{name} was replaced, but only batches for an index are made by it, and not those of an "
-        "iteration, which are prepared ahead; change batches with transform=, and samples with "
+        f"{name} was replaced, but iterations prepare batches ahead without it, and only "
+        "loader(index) calls it; change batches with transform=, and samples with "
         "transform_sampler_output="
     )
 

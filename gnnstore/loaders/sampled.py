@@ -140,7 +140,7 @@ class SampledLoader(BatchLoader):
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse other values of options that are read once, which no batch would show."""
+        """Refuse other values of options that are read once: batches would not show them."""
         has_it = name in _READ_ONCE and name in self.__dict__
         if has_it and value is not self.__dict__[name]:
             raise UsageError(

@@ -75,7 +75,7 @@ class Task(ABC):
         return {}
 
     def finish(self, error: BaseException | None = None) -> None:  # noqa: B027 - most hold nothing
-        """Let go of what was held for the batch: it has its rows, or failed with an error."""
+        """Release the resources of the batch, which has its rows, or failed with an error."""
 
 
 def reselected(
@@ -399,7 +399,8 @@ class Totals:
     def add(self, counts: ReadCounts, **amounts: float) -> None:
         """Count a batch."""
         known = self.amounts
-        self.amounts = {name: known.get(name, 0) + amount for name, amount in amounts.items()}
+        added = {name: known.get(name, 0) + amount for name, amount in amounts.items()}
+        self.amounts = known | added
         self.counts += counts
 
 

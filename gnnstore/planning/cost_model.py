@@ -233,8 +233,8 @@ class EpochCosts:
     def warming_up(self, num_slots: int) -> float:
         """Seconds of reading the rows that most batches need into a cache.
 
-        Rows are read in ascending order. Where they are many, so are those between which nothing
-        is left out, and a pass over the table is the most that it takes.
+        Many rows are read with the gaps between them, so that it takes at most one pass over the
+        table.
         """
         apart = self.machine.random_seconds(self.workload.warm_up_reads(num_slots))
         return min(apart, self.machine.disk.sequential_seconds(self.workload.table_bytes))

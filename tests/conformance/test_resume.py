@@ -436,6 +436,15 @@ def test_a_copy_has_a_position_of_its_own(
     assert (loader.stats().batches, copied.stats().batches) == (2 * NUM_BATCHES, NUM_BATCHES)
 
 
+def test_a_copy_displays_its_progress_as_well(store: GraphStore) -> None:
+    loaders = [make(store, progress=shown) for shown in (True, False)]
+    copies = [copy.copy(loader) for loader in loaders]
+    for loader, copied in zip(loaders, copies, strict=True):
+        ours, theirs = (each._recorder.progress for each in (loader, copied))
+        assert theirs is not ours
+        assert theirs._show is ours._show
+
+
 def test_a_copy_is_traced_by_itself(store: GraphStore, tmp_path: Path) -> None:
     loader = make(store)
     copied = copy.copy(loader)

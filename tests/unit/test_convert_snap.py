@@ -13,7 +13,8 @@ import pytest
 import gnnstore
 from gnnstore.converters import ConvertOptions, from_snap
 from gnnstore.converters.arrays.text_tables import TextTable
-from gnnstore.converters.edges.id_remap import IdCollector
+from gnnstore.converters.edges.id_remap import IdCollector, OneBasedIds
+from gnnstore.converters.writer import edge_splits
 from gnnstore.errors import (
     CorruptStoreError,
     GnnstoreError,
@@ -292,6 +293,23 @@ def test_rows_without_entries_are_isolated_nodes(tmp_path: Path, entries: str) -
     pairs = [tuple(int(end) - 1 for end in line.split()) for line in entries.splitlines()]
     assert (stored.num_nodes, sorted(stored.pairs())) == (7, sorted(pairs))
     np.testing.assert_array_equal(stored.attributes["x"][:, 0], np.arange(0, 14, 2))
+
+
+def test_rows_of_a_matrix_are_numbered_a_piece_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there are, as the file's first line says: memory is not for all of them."""
+    monkeypatch.delattr(OneBasedIds, "original_ids")
+    monkeypatch.setattr(edge_splits, "_COPY_BYTES", 8 * 100)
+    (tmp_path / "g.mtx").write_text(
+        "%%MatrixMarket matrix coordinate pattern general\n1234 1234 1\n7 1000\n"
+    )
+    store = gnnstore.open(from_snap(tmp_path / "g.mtx", tmp_path / "g.gnn"))
+    assert np.asarray(store.original_ids).tolist() == list(range(1, 1235))
+    np.save(tmp_path / "x.npy", np.zeros((1235, 1), np.float32))
+    with pytest.raises(InputError, match="1235") as raised:
+        from_snap(tmp_path / "g.mtx", tmp_path / "h.gnn", features=tmp_path / "x.npy")
+    assert "num_nodes" not in str(raised.value), "nodes without edges are there already"
 
 
 @pytest.mark.parametrize(

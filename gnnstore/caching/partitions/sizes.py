@@ -82,7 +82,7 @@ class Contents:
 
     @property
     def spare_groups(self) -> int:
-        """Groups in memory beside the buffer: where one is written back, the next is read after."""
+        """Groups in memory beside the buffer: each is read to where the last was written back."""
         return int(self.overlaps)
 
     def reserve(

@@ -210,10 +210,10 @@ class BeladyPlanner:
         trace : Trace
             Must not be changed while the plan is used, nor be closed while it is made.
         place : PlanPlace, optional
-            Of a trace in a file: where the plan goes, and the memory for a table of next uses, 4
-            bytes for each node of the graph; never takes more than that. With less it goes through
-            the trace several times; where the next uses of all accesses fit in it, the table is
-            left out, which takes half of the time.
+            Of a trace in a file: where the plan goes, and `table_bytes` of memory for next uses,
+            of which it never takes more. Where those of all accesses do not fit, they are found by
+            a table of 4 bytes for each node of the graph; with less than that, the trace is gone
+            through several times.
 
         Raises
         ------

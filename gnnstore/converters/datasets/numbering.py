@@ -30,7 +30,7 @@ def number_from_one(writer: GraphWriter, num_nodes: int) -> IdMap:
     """Give numbers to nodes whose ids are 1, ..., N."""
     writer.set_num_nodes(num_nodes)
     found = OneBasedIds(num_nodes)
-    writer.set_original_ids(found.original_ids())
+    writer.set_original_ids(found.source)
     return found
 
 

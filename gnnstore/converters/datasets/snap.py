@@ -159,7 +159,8 @@ def from_snap(
         if num_nodes is None and not writer.num_nodes:
             right = "" if string_ids else ", or give num_nodes= if that is right"
             raise InputError(f"{path}: has no edges; download or copy it again{right}", path=path)
-        max_id = None if ids is None else ids.max_id
+        # Nodes of a matrix are there without edges as well.
+        max_id = None if ids is None or last_id is not None else ids.max_id
         if x is not None:
             _check_rows(x.source, writer.num_nodes or 0, None if x.row_ids is not None else max_id)
             nodes = x.row_ids

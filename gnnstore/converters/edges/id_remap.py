@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.budget.ledger import Reservation
+from gnnstore.converters.arrays.source import ArraySource, SequentialArray
 from gnnstore.converters.memory import memory_ledger
 from gnnstore.formats.arrays.dtypes import id_dtype
 
@@ -58,6 +59,26 @@ class OneBasedIds:
     def original_ids(self) -> npt.NDArray[np.int64]:
         """Return the id of every node, ascending, shape [N]."""
         return np.arange(1, self.num_nodes + 1)
+
+    @property
+    def source(self) -> ArraySource:
+        """The same ids, made a piece at a time."""
+        return _CountedFromOne(self.num_nodes)
+
+
+class _CountedFromOne(SequentialArray):
+    """The integers 1, ..., N."""
+
+    label = "the rows of a matrix"
+    dtype = np.dtype(np.int64)
+
+    def __init__(self, count: int) -> None:
+        self.shape = (count,)
+
+    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[np.int64]]:
+        """Yield them in order."""
+        for first in range(start, self.shape[0], step):
+            yield np.arange(first + 1, min(first + step, self.shape[0]) + 1)
 
 
 class IdCollector:

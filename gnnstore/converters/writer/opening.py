@@ -175,8 +175,8 @@ def place_spill(store: StoreWriter, options: ConvertOptions) -> Path:
 def check_pointers(store: StoreWriter, num_nodes: int) -> None:
     """Refuse a number of nodes whose column pointers alone the disk has no room for.
 
-    If even an empty disk would have none, nothing is kept for another attempt: it is the number
-    that is wrong, or the disk.
+    If even an empty disk would have none, nothing is kept for another attempt: the number is
+    wrong, or the disk too small.
 
     Raises
     ------

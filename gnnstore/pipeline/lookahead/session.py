@@ -97,8 +97,8 @@ class CacheSession:
 def warms_up(policy: CachePolicy, size: SuperbatchSize, num_nodes: int, *, packs: bool) -> bool:
     """Whether a cache that is empty is warmed up before the first batch.
 
-    Unless its rows are fixed, one that does not know what is needed begins empty; and rows that are
-    packed come with the pass that packs the others, so that filling would be one more.
+    One of fixed rows always is. One whose policy does not look ahead begins empty, and so does one
+    of packed rows, which come with the pass that packs the others: filling would be one more.
     """
     if policy.is_fixed:
         return True

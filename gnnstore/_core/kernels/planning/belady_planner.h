@@ -78,7 +78,7 @@ struct BeginBatch {
 //   ids(batch): of the batch that is open, if its BeginBatch says that they are needed.
 //   planned(): of the batch that is open, to be filled for put(batch, number that enter).
 //   finish(): after the last batch.
-//   stop(): instead of it, before whatever tasks need is gone.
+//   stop(): in place of it after an error; waits for tasks whose memory is about to be freed.
 template <class Accesses>
 class Planner {
 public:

@@ -1,5 +1,5 @@
 // Plans of traces that lie in a file, made and kept in files: the same plans as plan_belady's, in
-// memory that goes with slots, with nodes and with the largest batch, and never with the trace.
+// memory that goes with slots and with the largest batch, and in so much for next uses as is given.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +29,9 @@ struct SpilledPlan {
     uint32_t *change_crcs;          // [num_batches]
 };
 
-// As plan_belady, with ids of type Id in the file. Looks for next uses with a table of table_bytes
-// at most, 4 bytes for each node: where it is too small, in as many rounds as it takes. Batches of
+// As plan_belady, with ids of type Id in the file. Looks for next uses in table_bytes of memory:
+// those of all accesses where they fit, else by a table of 4 bytes a node, in as many rounds as it
+// takes. Batches of
 // more than 30,000 rows are shared out among up to num_threads threads. If writing or reading
 // fails, the cache counts as empty, or is what it was.
 template <class Id>

@@ -18,6 +18,7 @@
 namespace gnnstore {
 namespace {
 
+constexpr int64_t huge_page_bytes = 2 << 20;
 constexpr int64_t max_keyed_groups = 1 << 13;
 constexpr int max_hashed_group_bits = 12;
 // Places are wiped for each group: with more ids for each access, hashing costs less.
@@ -121,11 +122,13 @@ int64_t NextUses<Id>::working_bytes(const TraceWindows &windows, const RowGroups
                                     int64_t num_batches, int num_threads) {
     const auto bytes = [](size_t count, size_t size) { return static_cast<int64_t>(count * size); };
     // Of a thread: a table, and the accesses of its group that are the last of their rows; how far
-    // groups are filled; the ids and the next uses of windows.
+    // groups are filled; the ids and the next uses of windows. Of all these only the ids may be so
+    // many that the pool has them in huge pages.
     const int64_t num_ids = windows.begin(windows.num_windows());
+    const int64_t read_bytes = int64_t{sizeof(Id)} * windows.longest_stretch();
+    const int64_t page = read_bytes < huge_page_bytes / 2 ? 1 : huge_page_bytes;
     const int64_t of_thread = 16 * (groups.num_keys() + 1) + 4 * groups.num_groups() +
-                              int64_t{sizeof(Id)} * windows.longest_stretch() +
-                              4 * TraceWindows::longest;
+                              (read_bytes + page - 1) / page * page + 4 * TraceWindows::longest;
     return bytes(num_begins(windows, groups), sizeof(uint16_t)) + 4 * groups.num_groups() +
            bytes(num_counts(windows, num_batches), sizeof(UsesInBatch)) +
            useful_threads(num_ids, num_threads) * of_thread;

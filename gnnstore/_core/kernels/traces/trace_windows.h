@@ -28,7 +28,7 @@ public:
         return windows;
     }
 
-    // Stretches of whole batches: one that is cut into windows, or as many as fit in a window.
+    // Stretches of whole batches: one batch, cut into windows, or as many as fit in one window.
     static TraceWindows of_batches(const int64_t *offsets, int64_t num_batches) {
         TraceWindows windows;
         for (int64_t first = 0, end; first < num_batches; first = end) {
@@ -55,8 +55,8 @@ public:
     }
 
 private:
-    // In a core's second cache beside the groups' places. Not nearly a power of two: what a group
-    // has of all windows would meet in few places of the cache.
+    // In a core's second cache beside the groups' places. Not nearly a power of two: a group's parts
+    // of all windows would compete for few sets of the cache.
     static constexpr int64_t equal_size = 50'000;
 
     TraceWindows() = default;
