@@ -319,6 +319,7 @@ def test_rows_of_a_matrix_are_numbered_a_piece_at_a_time(
         ("3 3 1", "0 1", r"line 3.*node id 0 is outside \[1, 4\)"),
         ("3 3", "1 2", r"says '3 3'; expected the numbers of rows, columns and entries"),
         ("x x 1", "1 2", r"says 'x x 1'; expected the numbers of rows"),
+        (f"{'9' * 5000} {'9' * 5000} 1", "1 2", "says '999.*; expected the numbers of rows"),
         (f"{2**46} {2**46} 1", "1 2", f"cannot convert {2**46} nodes, whose pointers"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -218,7 +219,7 @@ def _rows_of_matrix(path: Path, *, is_undirected: bool) -> int | None:
         )
     lines = (line.split() for line in block.data.split(b"\n", _MAX_BANNER_LINES))
     sizes = next((line for line in lines if line and not line[0].startswith(b"%")), [])
-    if len(sizes) != 3 or not all(size.isdigit() for size in sizes):
+    if len(sizes) != 3 or not all(re.fullmatch(rb"\d{1,19}", size) for size in sizes):
         shown = b" ".join(sizes)[:100].decode(errors="replace")
         raise InputError(
             f"{path}: the first line that is no comment says {shown!r}; expected the numbers of "
