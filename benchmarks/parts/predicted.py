@@ -17,6 +17,8 @@ from time import perf_counter
 from typing import Any
 from unittest import mock
 
+from gnnstore.features.tiers import static
+from gnnstore.graph.neighbor_cache import beside
 from gnnstore.strategies import open as tables
 from gnnstore.strategies.base import Auto
 from gnnstore.strategies.optimizer import Chosen, StrategyOptimizer, choices_for, with_candidate
@@ -26,7 +28,7 @@ from gnnstore.tools.bench.task import Task
 
 WARM_UP, SOME_BATCHES = 8, 24
 # Threads that fill caches beside the first batches.
-FILLING = ("gnnstore-fill", "gnnstore-neighbors")
+FILLING = (static.FILLING_THREAD, beside.FILLING_THREAD)
 
 
 @dataclass(frozen=True)

@@ -204,11 +204,8 @@ class ScoreCurve:
             held = _between((num_rows - above) / rows)
         return int((held * rows).sum()), float((held * uses).sum())
 
-    def has_more_than(self, num_slots: int) -> bool:
-        """Whether more rows have a score than fit, so that scores decide which are cached.
-
-        They also do where all rows fit.
-        """
+    def tells_which(self, num_slots: int) -> bool:
+        """Whether it tells which rows to cache: more have a score than fit, or all rows fit."""
         return bool(self.rows[1:].sum() > num_slots or num_slots >= self.num_rows)
 
     def lowest_score(self, num_slots: int) -> int:

@@ -74,7 +74,7 @@ class StrategyOptimizer:
         # sampled batch needs; counting degrees takes seconds.
         if by_frequency is not None and (
             by_frequency.cost < _WORTH_COUNTING * found[0].cost
-            or not self.epoch.workload.frequency.has_more_than(by_frequency.resources.num_slots)
+            or not self.epoch.workload.frequency.tells_which(by_frequency.resources.num_slots)
         ):
             return fastest_first(self.with_degrees().predictions(candidates))
         return found

@@ -25,6 +25,7 @@ from gnnstore.interrupts import Flag
 from gnnstore.parallel import LONG_READ_BYTES
 from gnnstore.threads import run_beside
 
+FILLING_THREAD = "gnnstore-fill"
 # A cache is warmed up in pieces of this size: enough for many reads in flight, and little memory
 # for sorting the ids.
 WARM_UP_BYTES = 64 << 20
@@ -196,7 +197,7 @@ class StaticCache:
         for rows, (_, held) in zip(tables, filling.tables, strict=True):
             rows.held = held
         if is_long:
-            self._end_warm_up = run_beside(self, filling.warm_up_beside, "gnnstore-fill")
+            self._end_warm_up = run_beside(self, filling.warm_up_beside, FILLING_THREAD)
 
     @property
     def num_rows(self) -> int:

@@ -21,6 +21,7 @@ from gnnstore.parallel import LONG_READ_BYTES
 from gnnstore.sampling.staged import CachedNeighbors
 from gnnstore.threads import run_beside
 
+FILLING_THREAD = "gnnstore-neighbors"
 _POLL_SECONDS = 0.005
 # Of ids: one that is read, what is wanted of it, and which.
 _PIECES = 3
@@ -49,7 +50,7 @@ class NeighborCache:
             return
         open_from = partial(_open, csc, own_bytes, uuid)
         fill = partial(_fill, open_from, rows, self._filled)
-        self.stop = run_beside(self, fill, "gnnstore-neighbors")
+        self.stop = run_beside(self, fill, FILLING_THREAD)
 
     @property
     def current(self) -> CachedNeighbors | None:
