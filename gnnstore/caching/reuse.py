@@ -12,6 +12,7 @@ the farther half of those in the sample.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Self
@@ -62,6 +63,19 @@ class ReuseCurve:
         farther[1:] = farther[0] - np.cumsum(rates)
         # The pairs farthest apart are few, so that their rates may add up to more than there is.
         return cls(np.maximum(farther, 0.0) / share)
+
+    @classmethod
+    def of_trace(cls, trace: Trace, num_rows: int, share: float = 1.0) -> Self:
+        """Return the curve of the batches of a trace, at least one; see `reuse_distances`."""
+        found = np.zeros(trace.num_batches, np.int64)
+        for distances in reuse_distances(trace, num_rows):
+            found += np.bincount(distances, minlength=trace.num_batches)
+        return cls.of(found, share)
+
+    @staticmethod
+    def scratch_bytes(num_rows: int) -> int:
+        """Return the memory for finding the curve of a trace: when each row was last needed."""
+        return num_rows * np.dtype(np.int32).itemsize
 
     @property
     def batch_rows(self) -> float:
@@ -224,24 +238,22 @@ def _between(shares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.minimum(np.maximum(found, 0.0), 1.0)
 
 
-def reuse_distances(trace: Trace, num_rows: int) -> npt.NDArray[np.int32]:
-    """Return the number of batches since each row of a trace was last needed; 0: never before.
+def reuse_distances(trace: Trace, num_rows: int) -> Iterator[npt.NDArray[np.int32]]:
+    """Yield the number of batches since each row of a batch was last needed; 0: never before.
 
     Parameters
     ----------
     trace : Trace
         With ids below `num_rows`, each at most once in a batch.
 
-    Returns
-    -------
+    Yields
+    ------
     ndarray of int32 [n]
-        In the order of the trace's ids.
+        In the order of the batch's ids.
     """
     last = np.full(num_rows, -1, np.int32)
-    distances = np.empty(len(trace.ids), np.int32)
     for i in range(trace.num_batches):
         ids = trace.batch(i)
         before = last[ids]
-        distances[trace.offsets[i] : trace.offsets[i + 1]] = np.where(before < 0, 0, i - before)
         last[ids] = i
-    return distances
+        yield np.where(before < 0, 0, i - before).astype(np.int32)

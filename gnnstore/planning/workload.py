@@ -231,7 +231,7 @@ class Workload:
         share, num_batches = spatial.share, trace.num_batches
         ids, places = np.unique(trace.ids, return_inverse=True)
         dense = Trace(places.astype(np.int32), trace.offsets)
-        distances = reuse_distances(dense, len(ids))
+        distances = np.concatenate(list(reuse_distances(dense, len(ids))))
         counts = np.bincount(dense.ids, minlength=len(ids)).astype(np.int32)
         rows_of = np.bincount(counts, minlength=2).astype(np.float64)
         uses = np.zeros_like(rows_of)
@@ -434,10 +434,10 @@ def _page_curve(trace: Trace, share: float, reads: TableReads) -> ReuseCurve:
     batches = [np.unique(trace.batch(i) // per_page) for i in range(trace.num_batches)]
     pages = Trace.of(batches)
     found, places = np.unique(pages.ids, return_inverse=True)
-    distances = reuse_distances(Trace(places.astype(np.int32), pages.offsets), len(found))
+    dense = Trace(places.astype(np.int32), pages.offsets)
     per_row = max(1, -(-geometry.row_bytes // PAGE_BYTES))
     weight = per_row * reads.row_bytes / max(1, geometry.row_bytes)
-    return ReuseCurve.of(np.bincount(distances, minlength=trace.num_batches), share / weight)
+    return ReuseCurve.of_trace(dense, len(found), share / weight)
 
 
 def _degree_curve(trace: Trace, share: float, degrees: npt.NDArray[np.uint32]) -> ScoreCurve:

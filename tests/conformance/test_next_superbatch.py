@@ -629,6 +629,36 @@ def test_epochs_that_disk_has_no_room_for_are_refused(path: Path, tmp_path: Path
         long_loader(path, tmpdir=tmp_path, disk=3 * one)
 
 
+def test_later_epochs_need_less_disk_than_the_first(
+    path: Path, many: list[list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With room for the rows of two first epochs, four later ones share a pass: all is packed."""
+    packed: list[tuple[int, int]] = []
+    pack = rolling.SuperbatchPacker.pack
+
+    def recording(self: Any, trace: Any, plan: Any, **options: Any) -> Any:
+        found = pack(self, trace, plan, **options)
+        assert found is not None
+        assert found._packed is not None
+        packed.append((found._packed.num_batches, plan.num_batches))
+        return found
+
+    monkeypatch.setattr(rolling.SuperbatchPacker, "pack", recording)
+    options = {"cache_bytes": "2MB"}
+    first = loader_of(path, **options)
+    list(first)
+    one = ahead_of(first).job.totals.bytes_spilled
+    assert one > 0
+    packed.clear()
+    loader = long_loader(path, disk=2 * one + 20_000, **options)
+    assert loader.stats().superbatch == 4 * BATCHES
+    for epoch in many:
+        assert_same_batches(batches_of(loader), epoch)
+    coming(loader)
+    assert all(done == planned for done, planned in packed)
+    assert max(planned for _, planned in packed) == 4 * BATCHES
+
+
 def test_whatever_comes_between_epochs_of_a_superbatch(
     path: Path, tmp_path: Path, many: list[list[dict[str, Any]]]
 ) -> None:

@@ -215,14 +215,14 @@ def test_thinning_is_as_fine_as_it_may_be() -> None:
 @settings(max_examples=examples(60), deadline=None)
 def test_curves_of_any_sample(batches: list[set[int]], data: st.DataObject) -> None:
     trace = Trace.of([np.array(sorted(batch), np.int64) for batch in batches])
-    distances = reuse_distances(trace, 31)
+    distances = np.concatenate(list(reuse_distances(trace, 31)))
     seen: dict[int, int] = {}
     expected = []
     for i, batch in enumerate(batches):
         expected += [i - seen[row] if row in seen else 0 for row in sorted(batch)]
         seen |= dict.fromkeys(batch, i)
     assert distances.tolist() == expected
-    curve = ReuseCurve.of(np.bincount(distances, minlength=len(batches)))
+    curve = ReuseCurve.of_trace(trace, 31)
     num_batches = data.draw(st.integers(1, 30))
     assert (np.diff(curve.reaching(num_batches)) <= 1e-9).all()
     misses = [curve.belady_misses(slots, num_batches) for slots in (0, 5, 20, 40)]

@@ -193,7 +193,7 @@ def packed(costs: SuperbatchCosts, rows: int) -> SuperbatchCosts:
 def test_one_superbatch_at_a_time_where_there_is_no_other() -> None:
     costs = replace(packed(COSTS, 1000), epoch_batches=300)
     rows = Ledger(0, tuple(costs.packed_on_disk(300)))
-    spilled = Ledger(0, tuple(costs.spilled_on_disk))
+    spilled = Ledger(0, tuple(costs.spilled_on_disk(299)))
     assert rows.peak(costs.on_disk(300)) == 300 * 512_000
     assert rows.peak(costs.on_disk(299)) == 2 * 299 * 512_000
     each = 10_000 * 16 + 60_000 + 1000 * 8
@@ -275,6 +275,28 @@ def test_a_given_number_of_epochs(given: int, epoch: int, expected: int) -> None
     known = Horizon(num_seeds=10_000)
     assert sizer(10**9, epoch, superbatch=given, horizon=known).choose().num_batches == expected
     assert sizer(10**9, epoch, superbatch=given).choose().num_batches == min(given, epoch)
+
+
+@pytest.mark.parametrize(
+    ("later", "one", "two"), [(100, 500, 275), (400, 500, 400), (600, 600, 600)]
+)
+def test_several_epochs_begin_with_a_full_cache(later: int, one: int, two: int) -> None:
+    """There is room for the first epoch, which fills it, alone and with the one that follows."""
+    costs = replace(packed(COSTS, 1000), epoch_batches=10, later_missed=later)
+    assert costs.of_length(10) is costs
+    for num_superbatches, mean in ((1, one), (2, two)):
+        long = costs.of_length(20, num_superbatches)
+        assert long.packed is not None
+        assert long.packed.mean_missed == mean
+        assert long.of_length(20) is long
+    chunks = Ledger(0, tuple(costs.packed_on_disk(20))).peak(costs.on_disk(20))
+    assert chunks >= 10 * (1000 + later) * 512
+    assert chunks == 40 * -(-two * 512 // 4096) * 4096
+    sizes = {PLANNED: 20}
+    first = Ledger(0, (packed(COSTS, 1000).packing[-1],)).peak({PLANNED: 10})
+    assert Ledger(0, (costs.of_length(20).packing[-1],)).peak(sizes) >= first
+    unknown = replace(costs, later_missed=None)
+    assert unknown.of_length(20) is unknown
 
 
 def test_several_epochs_where_that_costs_less() -> None:
@@ -367,7 +389,7 @@ def test_a_choice_stays_within_the_budget(
     except BudgetError:
         return
     assert size.num_bytes <= left
-    on_disk = Ledger(disk, tuple(costs.spilled_on_disk))
+    on_disk = Ledger(disk, tuple(costs.spilled_on_disk(size.num_batches)))
     assert size.plans_in_memory or on_disk.left(costs.on_disk(size.num_batches)) >= 0
     assert 1 <= size.num_batches <= max(1, epoch)
     assert 0 <= size.num_slots <= costs.num_rows

@@ -26,6 +26,7 @@ from gnnstore.parallel import LONG_READ_BYTES
 from gnnstore.pipeline.lookahead.session import warms_up
 from gnnstore.pipeline.margins import with_margin
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
+from gnnstore.planning.cost_model import EPOCHS
 from gnnstore.strategies.sizes.packing import ChunkMemory
 from gnnstore.strategies.sizes.prefetch import (
     PrefetchDepth,
@@ -278,7 +279,8 @@ class BudgetSplit:
                 most = max(1, with_margin(found.most_missed))
                 mean = max(1, self._expected(found.mean_missed))
                 packed = replace(costs.packed, most_missed=most, mean_missed=mean)
-                costs = replace(costs, packed=packed)
+                later = -int(-model.later(size) // model.num_batches)
+                costs = replace(costs, packed=packed, later_missed=max(1, self._expected(later)))
 
                 def cost(size: SuperbatchSize) -> float:
                     return self._packing_cost(model, costs, size)
@@ -378,7 +380,9 @@ class BudgetSplit:
         # what memory holds.
         scans = model.num_batches / size.num_batches
         kept = scans * size.chunk_memory_bytes / costs.row_bytes
-        moved = scans * costs.num_rows + 2 * max(0, model.first(size).num_missed - kept)
+        first, later = model.first(size).num_missed, model.later(size)
+        missed = later + (first - later) / EPOCHS
+        moved = scans * costs.num_rows + 2 * max(0, missed - kept)
         return moved if self._overlaps(size, disk.peak(on_disk)) else _BY_TURNS * moved
 
     def _overlaps(self, size: SuperbatchSize, disk_bytes: int) -> bool:
@@ -542,5 +546,5 @@ class BudgetSplit:
         """
         who = self.placement.ledger.who
         disk = Ledger(self.sizer.disk_bytes, (), who, "of disk space", "disk=")
-        spilled = [] if size.plans_in_memory else costs.spilled_on_disk
+        spilled = [] if size.plans_in_memory else costs.spilled_on_disk(size.num_batches)
         return disk.add(*costs.packed_on_disk(size.num_batches), *spilled)

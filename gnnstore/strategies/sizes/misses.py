@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy.typing as npt
 
 from gnnstore._core import release_memory
 from gnnstore.caching.policies.base import CachePolicy, Planner, slot_layout
+from gnnstore.caching.reuse import ReuseCurve
 from gnnstore.caching.scores import most_needed
 from gnnstore.caching.trace import Trace, TraceBuilder
 from gnnstore.features.tiers.pinned import PinnedRows
@@ -64,8 +66,20 @@ class MeasuredMisses:
         return self._plan(size, size.num_batches)
 
     def later(self, size: SuperbatchSize) -> float:
-        """Return the rows that are missed in mid-run: from a cache of what most of it needs."""
-        return self._plan(size, self.num_batches).num_missed
+        """Return the rows that are missed in mid-run: from a cache of what most of it needs.
+
+        Where rows are packed, the cache has what batches before these needed, which are not in the
+        sample: their misses are estimated, and are no more than from an empty cache.
+        """
+        if self._warms_up(size):
+            return self._plan(size, self.num_batches).num_missed
+        first = self.first(size).num_missed
+        if self._reuse is None:
+            return first
+        misses = self._policy.misses(
+            self._reuse, size.num_planned_slots, size.num_batches, initial="last"
+        )
+        return min(first, misses * self.num_batches / size.num_batches)
 
     def _plan(self, size: SuperbatchSize, num_filled_for: int) -> Misses:
         """Plan from a cache that is filled for so many batches, if it would be filled."""
@@ -124,10 +138,22 @@ class MeasuredMisses:
         """Return a planner of a cache as the first batches find it."""
         num_slots, num_nodes = size.num_planned_slots, self._topology.csc.num_nodes
         planner = self._policy.planner(num_slots)
-        if warms_up(self._policy, size, num_nodes, packs=self._packs):
+        if self._warms_up(size):
             nodes = self._policy.initial_nodes(first, num_nodes, num_slots)
             planner.restart(slot_layout(nodes, num_slots))
         return planner
+
+    def _warms_up(self, size: SuperbatchSize) -> bool:
+        """Whether a cache is filled before the first batch."""
+        return warms_up(self._policy, size, self._topology.csc.num_nodes, packs=self._packs)
+
+    @cached_property
+    def _reuse(self) -> ReuseCurve | None:
+        """How soon rows are needed again; None if there is no memory to find out."""
+        num_nodes, spare = self._topology.csc.num_nodes, self._spare_bytes
+        if spare is not None and ReuseCurve.scratch_bytes(num_nodes) > spare // 2:
+            return None  # the other half is the trace's
+        return ReuseCurve.of_trace(self._sampled(), num_nodes)
 
     def _sampled(self) -> Trace:
         if self._trace is None:

@@ -41,6 +41,8 @@ _TABLE_ENTRY_BYTES = 4
 # subgraph: its slot, and the change that it may bring.
 _SPILLED_NODE_BYTES = 4 + 8
 
+# Superbatches that are there at a time: one that is followed, and the one that is made meanwhile.
+_ON_DISK = 2
 # Epochs that a superbatch may have, where their batches are known. Each time that is doubled the
 # tables are read half as often; but rows are packed that training may stop before.
 _EPOCHS = (2, 4)
@@ -117,6 +119,9 @@ class SuperbatchCosts:
     packed : PackedBatch or None
         Where missed rows are packed. With a cache that is empty, the first batches miss all of
         their rows.
+    later_missed : int or None
+        Rows that a batch misses on average with a cache that earlier epochs have filled, for
+        superbatches of several epochs, which are never the first; None: as many as `packed` says.
     epoch_batches : int
         Batches of an iteration; with a superbatch of so many, there is one at a time.
     chunk_memory_bytes : int
@@ -134,9 +139,29 @@ class SuperbatchCosts:
     labels_bytes: int = 0
     changes_share: float = 1.0
     packed: PackedBatch | None = None
+    later_missed: int | None = None
     epoch_batches: int = 0
     chunk_memory_bytes: int = 0
     pins: Pins | None = None
+
+    def of_length(self, num_batches: int, num_superbatches: int = 1) -> SuperbatchCosts:
+        """Return the costs of superbatches of so many batches.
+
+        Those of several epochs begin with a full cache. Superbatches of one epoch each come before
+        them, the first of which fills it: the costs include room for these.
+
+        Parameters
+        ----------
+        num_superbatches : int
+            Superbatches that are there at a time.
+        """
+        packed, later, epoch = self.packed, self.later_missed, self.epoch_batches
+        if packed is None or later is None or num_batches <= epoch:
+            return self
+        at_first = epoch * (packed.mean_missed + (num_superbatches - 1) * later)
+        most = max(later, -(-at_first // (num_superbatches * num_batches)))
+        mean_missed = min(packed.mean_missed, most)
+        return replace(self, packed=replace(packed, mean_missed=mean_missed), later_missed=None)
 
     @property
     def planned_nodes(self) -> int:
@@ -234,33 +259,35 @@ class SuperbatchCosts:
 
     def chunks_of(self, num_batches: int) -> int:
         """Return the bytes of the packed rows of so many batches."""
-        if self.packed is None:
+        packed = self.of_length(num_batches).packed
+        if packed is None:
             return 0
-        return self.packed.reserve_disk(self.row_bytes).bytes_of({PLANNED: num_batches})
+        return packed.reserve_disk(self.row_bytes).bytes_of({PLANNED: num_batches})
 
     def packed_on_disk(self, num_batches: int) -> list[Reservation]:
         """Return the disk space of packed rows of superbatches of so many batches."""
-        if self.packed is None:
+        packed = self.of_length(num_batches, _ON_DISK).packed
+        if packed is None:
             return []
-        all_of_them = self.packed.reserve_disk(self.row_bytes)
+        all_of_them = packed.reserve_disk(self.row_bytes)
         if not self.chunk_memory_bytes:
             return [all_of_them]
         written = max(0, self.chunks_of(num_batches) - self.chunk_memory_bytes)
         num_superbatches = self.on_disk(num_batches)[PLANNED] // num_batches
         return [replace(all_of_them, fixed=num_superbatches * written, per={})]
 
-    @property
-    def spilled_on_disk(self) -> list[Reservation]:
-        """The disk space of traces, plans, subgraphs and sorted misses, where they are there."""
+    def spilled_on_disk(self, num_batches: int) -> list[Reservation]:
+        """Return the disk space of traces, plans, subgraphs and sorted misses that are there."""
         batch_bytes = (self.id_bytes + _SPILLED_NODE_BYTES) * self.planned_nodes + self.kept_bytes
         if self.num_pinned:  # the subgraph has its ids apart from the trace
             batch_bytes += self.id_bytes * self.batch_nodes
         found = [Reservation("batches sampled ahead", 0, {PLANNED: batch_bytes})]
-        return found if self.packed is None else [*found, self.packed.reserve_sorted()]
+        packed = self.of_length(num_batches, _ON_DISK).packed
+        return found if packed is None else [*found, packed.reserve_sorted()]
 
     def on_disk(self, num_batches: int) -> dict[str, int]:
         """Return the sizes by which disk space grows: two superbatches, or an epoch's only one."""
-        return {PLANNED: (1 if num_batches == self.epoch_batches else 2) * num_batches}
+        return {PLANNED: (1 if num_batches == self.epoch_batches else _ON_DISK) * num_batches}
 
     def with_changes(self, changes: int, accesses: int) -> SuperbatchCosts:
         """Return the costs where so many of the rows of some batches entered the cache."""
@@ -334,7 +361,7 @@ class SuperbatchSizer:
         BudgetError
             If traces and plans do not fit, or a cache of a given size does not beside them.
         """
-        costs, left = self.costs, self._left_bytes
+        costs, left = self.costs.of_length(num_batches), self._left_bytes
         sizes, memory = {PLANNED: num_batches}, self.memory
         if self.horizon is not None and num_batches > self.num_batches:
             memory = memory.add(self.horizon.reserve(self.num_batches))
@@ -347,7 +374,7 @@ class SuperbatchSizer:
             spilled = memory.add(*costs.spilled(tables[-1]), *kept)
             with_rows = sizes | {SLOTS: self._slots(spilled, sizes)}
             saves = spilled.peak(with_rows) < ledger.peak(with_rows)
-            on_disk = Ledger(self.disk_bytes, tuple(costs.spilled_on_disk))
+            on_disk = Ledger(self.disk_bytes, tuple(costs.spilled_on_disk(num_batches)))
             if saves and on_disk.left(costs.on_disk(num_batches)) >= 0:
                 # Memory that other phases leave free makes for fewer passes.
                 roomier = ((t, memory.add(*costs.spilled(t), *kept)) for t in tables[:-1])
