@@ -304,21 +304,28 @@ def test_several_epochs_where_that_costs_less() -> None:
         """Return a pass over the tables for each superbatch, and a read of what is not cached."""
         return 10 / size.num_batches * passes + (10**6 - size.num_slots) / 10**4
 
+    def costs_of(size: SuperbatchSize) -> SuperbatchCosts:
+        return COSTS
+
     known, passes = Horizon(num_seeds=10**6), 1000
     several = sizer(300 * MB, 10, horizon=known)
     one = several.choose()
     assert one.num_batches == 10
-    four = several.lengthen(one, cost)
+    _, four = several.lengthen(one, cost, costs_of)
     assert four.num_batches == 40
     # The orders of its epochs, 8 bytes a seed, lie in memory as well.
     alone = sizer(300 * MB, 40).size_of(40)
     assert (alone.num_slots - four.num_slots) * SLOT == pytest.approx(4 * 8 * MB, abs=SLOT)
     passes = 0
-    assert several.lengthen(one, cost) is one
+    assert several.lengthen(one, cost, costs_of) == (COSTS, one)
     passes = 1000
-    assert sizer(300 * MB, 10).lengthen(one, cost) is one, "nobody knows of other epochs"
+    assert sizer(300 * MB, 10).lengthen(one, cost, costs_of) == (COSTS, one), (
+        "nobody knows of other epochs"
+    )
     part = several.size_of(5)
-    assert several.lengthen(part, cost) is part, "not even one epoch was worth it"
+    assert several.lengthen(part, cost, costs_of) == (COSTS, part), (
+        "not even one epoch was worth it"
+    )
 
 
 def test_too_little_for_two_batches() -> None:

@@ -279,8 +279,7 @@ class BudgetSplit:
                 most = max(1, with_margin(found.most_missed))
                 mean = max(1, self._expected(found.mean_missed))
                 packed = replace(costs.packed, most_missed=most, mean_missed=mean)
-                later = -int(-model.later(size) // model.num_batches)
-                costs = replace(costs, packed=packed, later_missed=max(1, self._expected(later)))
+                costs = self._costs_of(model, replace(costs, packed=packed), size)
 
                 def cost(size: SuperbatchSize) -> float:
                     return self._packing_cost(model, costs, size)
@@ -293,13 +292,15 @@ class BudgetSplit:
         # other place.
         may_keep = self.placement.budget_is_promise or not sizer.disk_bytes
         if cost is not None and sizer.num_rows * sizer.row_bytes >= LONG_READ_BYTES:
-            size = superbatches.lengthen(size, cost)
+            costs, size = superbatches.lengthen(size, cost, partial(self._costs_of, model, costs))
+            superbatches = replace(superbatches, costs=costs)
         if packs and sizer.packed_bytes is None and self.depth != "minimal" and may_keep:
             costs, size = ChunkMemory(
                 superbatches,
                 partial(self._packing_cost, model),
                 lambda num_batches: model.num_batches / num_batches * costs.num_rows,
             ).improve(size)
+            costs = self._costs_of(model, costs, size)
         disk, on_disk = self._disk(costs, size), costs.on_disk(size.num_batches)
         if sizer.packed_bytes is not None:
             epochs = Reservation("packed epochs", sizer.packed_bytes(size))
@@ -373,6 +374,7 @@ class BudgetSplit:
         self, model: MissModel, costs: SuperbatchCosts, size: SuperbatchSize
     ) -> float:
         """Return the rows that packing reads and writes for the model's batches."""
+        costs = self._costs_of(model, costs, size)
         disk, on_disk = self._disk(costs, size), costs.on_disk(size.num_batches)
         if disk.left(on_disk) < 0:
             return math.inf
@@ -384,6 +386,13 @@ class BudgetSplit:
         missed = later + (first - later) / EPOCHS
         moved = scans * costs.num_rows + 2 * max(0, missed - kept)
         return moved if self._overlaps(size, disk.peak(on_disk)) else _BY_TURNS * moved
+
+    def _costs_of(
+        self, model: MissModel, costs: SuperbatchCosts, size: SuperbatchSize
+    ) -> SuperbatchCosts:
+        """Return the costs where a full cache of some size misses what it will miss."""
+        later = math.ceil(model.later(size) / model.num_batches)
+        return replace(costs, later_missed=max(1, self._expected(later)))
 
     def _overlaps(self, size: SuperbatchSize, disk_bytes: int) -> bool:
         """Whether disk has room for two superbatches, given what these or an epoch's only take."""

@@ -448,23 +448,32 @@ class SuperbatchSizer:
         return -(-self.num_batches // -(-self.num_batches // num_batches))
 
     def lengthen(
-        self, size: SuperbatchSize, cost: Callable[[SuperbatchSize], float]
-    ) -> SuperbatchSize:
+        self,
+        size: SuperbatchSize,
+        cost: Callable[[SuperbatchSize], float],
+        costs_of: Callable[[SuperbatchSize], SuperbatchCosts],
+    ) -> tuple[SuperbatchCosts, SuperbatchSize]:
         """Return a size of several epochs in place of one of a whole epoch, if it costs less.
+
+        With the size come the costs that it was found with.
 
         Parameters
         ----------
         cost : callable
             See `choose`.
+        costs_of : callable
+            Returns the costs with the rows that a full cache of some size misses.
         """
         if self.settings.num_batches is not None or size.num_batches < self.num_batches:
-            return size
-        best, least = size, cost(size)
+            return self.costs, size
+        best, least = (self.costs, size), cost(size)
         for num_batches in self._several:
             with suppress(BudgetError):
-                found = self.size_of(num_batches)
+                # Plans in memory leave fewer slots, which miss more.
+                costs = costs_of(self.size_of(num_batches))
+                found = replace(self, costs=costs).size_of(num_batches)
                 if (price := cost(found)) < _WORTH_LENGTHENING * least:
-                    best, least = found, price
+                    best, least = (costs, found), price
         return best
 
     def check(self) -> None:
