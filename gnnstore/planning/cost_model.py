@@ -36,7 +36,8 @@ class Machine:
     disk : DeviceProfile
         Of the file system that holds the store.
     gather_bytes_per_second : float
-        Of one thread that gathers rows from random places in memory.
+        Of each thread that gathers rows from random places in memory, with as many as there are
+        processors.
     num_threads, num_cores : int
         Threads that prepare batches, and processors for them.
     num_faulting : int

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 _PROFILE_BATCHES = 128
 
 # Seconds of a processor, on one of 3 GHz, to plan a row (Belady, with its trace on disk).
-_PLAN_SECONDS = 60e-9
+_PLAN_SECONDS = 20e-9
 # On disk, for each row of a batch that is planned: its id, its slot, and an entry of the cache.
 _SPILLED_ROW_BYTES = 16
 
@@ -371,13 +371,16 @@ class _Epoch:
             reading = machine.random_seconds(reads)
             stages |= {"reading rows": reading}
         issuing = costs.issuing(reads)
-        stages |= {"assembling": costs.assembling + issuing}
+        assembling = costs.assembling + issuing
+        stages |= {"assembling": assembling}
         # Subgraphs are written while others are sampled; packing needs the plan of all.
         making = max(costs.sampling, writing) + planning + (making_disk - writing)
-        following = max(reading + recalling, costs.assembling + issuing)
+        following = max(reading + recalling, assembling)
+        # Beside batches that are assembled, sampling and planning have half of the processors.
+        shared = min(making_computing, assembling)
         busiest = max(
             costs.reading_neighbors + making_disk + reading + recalling,
-            making_computing + costs.assembling + issuing,
+            making_computing + assembling,
         )
         # Where rows are packed, the initial rows of the cache come with the others.
         fills = policy.looks_ahead and not packs
@@ -385,10 +388,10 @@ class _Epoch:
         if once:
             stages = {"filling": once, **stages}
         if self.resources.overlaps:
-            seconds = max(making, following, busiest)
+            seconds = max(making + shared, following, busiest)
             once += making / math.ceil(num) + self._unplanned_seconds()
         else:
-            seconds = self._overlapped(num, making, following, busiest)
+            seconds = self._overlapped(num, making, following, busiest, shared)
         return Prediction.of(
             self.candidate, self.resources, seconds, once, stages, reads, in_order, written
         )
@@ -425,7 +428,9 @@ class _Epoch:
         return share * self.machine.random_seconds(self.workload.direct_reads()) if share else 0.0
 
     @staticmethod
-    def _overlapped(num: float, making: float, following: float, busiest: float) -> float:
+    def _overlapped(
+        num: float, making: float, following: float, busiest: float, shared: float
+    ) -> float:
         """Return the seconds of superbatches, each consumed while the next is made.
 
         Parameters
@@ -436,9 +441,11 @@ class _Epoch:
             Of the whole epoch.
         busiest : float
             Of the disk, or of the processors, in it.
+        shared : float
+            By which making takes longer while batches are assembled.
         """
         if num <= 1:
             return making + following
         alone = (making + following) / num
-        together = (1 - 1 / num) * max(making, following)
+        together = (1 - 1 / num) * max(making + shared, following)
         return max(alone + together, busiest)

@@ -99,9 +99,15 @@ class SampledEpoch:
             spare_bytes=spare if placement.budget_is_promise else None,
             progress=progress,
         )
-        rate = gather_bandwidth(sum(spec.row_bytes for spec in specs), spare)
-        release_memory()
         num_cores = len(os.sched_getaffinity(0))
+        rate = gather_bandwidth(
+            workload.row_bytes,
+            workload.num_rows,
+            workload.batch_rows,
+            num_threads=min(num_threads, num_cores),
+            spare_bytes=spare,
+        )
+        release_memory()
         faulting = int(workload.batch_rows) // MIN_ROWS_PER_FAULT_THREAD
         num_faulting = num_threads * max(1, min(MAX_FAULT_THREADS, faulting))
         machine = Machine(disk, rate, num_threads, num_cores, num_faulting)

@@ -55,7 +55,7 @@ def fix_the_machine(patch: pytest.MonkeyPatch, directory: Path, graph: str) -> N
     patch.setattr(first_measurement, "_kept", {})
     save_profile(usual_profile(directory, **DISKS[graph]))
     patch.setattr(optimizer, "SMALLEST_BYTES", 1 << 20)
-    patch.setattr(sampled_epoch, "gather_bandwidth", lambda *_: 2e9)
+    patch.setattr(sampled_epoch, "gather_bandwidth", lambda *_, **__: 2e9)
     patch.setattr(limits, "available_bytes", lambda: 60_000_000)
     patch.setattr(limits, "group_limit_bytes", lambda: None)
     patch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
