@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from statistics import fmean
 from time import perf_counter
 from typing import Any
 from unittest import mock
@@ -114,8 +115,9 @@ def predictions_of(request: Any, auto: Auto) -> list[dict[str, Any]]:
 
 
 def clock(run: Run, cell: Cell) -> dict[str, Any]:
-    """Return the seconds of the second epoch, and of what came before it more than that.
+    """Return the seconds of the second epoch, and by how many the first one took longer.
 
+    Where a superbatch has several epochs, it is the mean of the epochs of the first full one.
     Where whole superbatches, or batches that are alike, fit into an epoch many times, it is so many
     times what some of them take, once caches that are filled beside the first batches are full.
     """
@@ -142,14 +144,16 @@ def clock(run: Run, cell: Cell) -> dict[str, Any]:
             seconds = (perf_counter() - start) / timed * num_batches
         more = first - seconds / num_batches * warm_up
     else:
+        # Superbatches have 1, 1, 2, 3, ... epochs, up to as many as there is room for.
+        at_once = max(1, step // num_batches)
         epochs = []
-        for _ in range(2):
+        for _ in range(1 + at_once * (at_once - 1) // 2 + at_once):
             start = perf_counter()
             for _batch in loader:
                 pass
             epochs.append(perf_counter() - start)
-        first, seconds = epochs
-        more = first - seconds
+        seconds = fmean(epochs[-at_once:])
+        more = epochs[0] - seconds
     stats = loader.stats()
     return {
         "seconds": seconds,

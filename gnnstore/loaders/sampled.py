@@ -38,8 +38,8 @@ _log = logging.getLogger(__name__)
 
 # The base keeps them by itself, as they have been decided.
 _OF_THE_BASE = {"seed", "num_threads", "prefetch_batches", "transform", "transform_sampler_output"}
-# PyG's loaders look at these anew for each batch, ours when they are made.
-_READ_ONCE = {"data", "neg_sampling", "custom_cls"}
+# The others are read when a loader is made, but for this one.
+_READ_EACH_TIME = {"filter_per_worker"}
 
 
 class SampledLoader(BatchLoader):
@@ -101,6 +101,7 @@ class SampledLoader(BatchLoader):
         attributes["filter_per_worker"] = True if per_worker is None else per_worker
         for name in attributes.keys() - _OF_THE_BASE:
             setattr(self, name, attributes[name])
+        self._read_once = attributes.keys() - _OF_THE_BASE - _READ_EACH_TIME
 
         assembler = partial(BatchAssembler, store, data_class=given.get("custom_cls") or Data)
         if parts is not None:
@@ -141,8 +142,8 @@ class SampledLoader(BatchLoader):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse other values of options that are read once: batches would not show them."""
-        has_it = name in _READ_ONCE and name in self.__dict__
-        if has_it and value is not self.__dict__[name]:
+        is_read_once = name in self.__dict__.get("_read_once", ())
+        if is_read_once and value is not self.__dict__[name]:
             raise UsageError(
                 f"{name} of a {type(self).__name__} cannot be changed after it is made; make "
                 f"another one with {name}="

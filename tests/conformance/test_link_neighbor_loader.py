@@ -289,13 +289,17 @@ def test_a_loader_is_built_anew_from_its_attributes(path: Path) -> None:
     assert "label_edge_attr" in next(iter(again))
 
 
-@pytest.mark.parametrize("name", ["data", "neg_sampling", "custom_cls"])
-def test_options_that_pyg_reads_for_each_batch_cannot_be_changed(path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["data", "neg_sampling", "custom_cls", "num_neighbors", "replace", "memory", "tables"]
+)
+def test_options_that_are_read_once_cannot_be_changed(path: Path, name: str) -> None:
     loader = loader_of(path, neg_sampling="binary")
     setattr(loader, name, getattr(loader, name))
     with pytest.raises(gnnstore.UsageError, match=f"another one with {name}="):
         setattr(loader, name, NegativeSampling("triplet"))
-    assert "edge_label" in next(iter(loader))
+    loader.filter_per_worker = not loader.filter_per_worker  # these are read each time
+    loader.transform = lambda data: data.update({"is_transformed": True})
+    assert next(iter(loader)).is_transformed
 
 
 def test_arrays_of_the_user_are_not_kept_beside_their_copies(path: Path) -> None:
