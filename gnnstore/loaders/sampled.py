@@ -142,8 +142,9 @@ class SampledLoader(BatchLoader):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse other values of options that are read once: batches would not show them."""
-        is_read_once = name in self.__dict__.get("_read_once", ())
-        if is_read_once and value is not self.__dict__[name]:
+        own = self.__dict__
+        is_read_once = name in own and name in own.get("_read_once", ())
+        if is_read_once and value is not own[name]:
             raise UsageError(
                 f"{name} of a {type(self).__name__} cannot be changed after it is made; make "
                 f"another one with {name}="

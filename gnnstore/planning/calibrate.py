@@ -10,13 +10,13 @@ import numpy as np
 from gnnstore.features.memory import MemoryRows
 from gnnstore.threads import for_each
 
-# Far more than caches of processors hold, if there is room for it: of the table, and as much for
-# the rows that are gathered.
+# Of the table, and as much for the rows that are gathered: far more than caches of processors hold.
 _MOST_BYTES = 128 << 20
 _LEAST_BYTES = 1 << 20
+_ID_BYTES = 8
 _SECONDS = 0.05
-# Of a thread, beside which it takes no time to start it.
-_LEAST_ROWS = 1 << 16
+# What each thread gathers between two looks at the clock, so that starting it does not count.
+_TIMED_ROWS, _TIMED_BYTES = 1 << 16, 32 << 20
 
 
 def gather_bandwidth(
@@ -34,15 +34,17 @@ def gather_bandwidth(
     batch_rows : float
         Rows that a thread gathers at a time.
     num_threads : int
-        Threads that gather at the same time.
+        Threads that gather at the same time, at least 1.
     spare_bytes : int
-        Free memory, of which a quarter may be taken for a while.
+        Free memory, of which a quarter may be taken for a while; 2 MiB, or a row for each thread
+        and one more, are taken anyway.
     """
     row_bytes = max(1, row_bytes)
-    each = max(_LEAST_BYTES, min(_MOST_BYTES, spare_bytes // 8)) // row_bytes
-    wanted = int(min(batch_rows, each / num_threads))
+    each_bytes = max(_LEAST_BYTES, min(_MOST_BYTES, spare_bytes // 8))
+    wanted = min(batch_rows, each_bytes / num_threads / (row_bytes + _ID_BYTES))
     # Powers of 2, so that loaders that are alike go by one measurement.
-    return _measured(row_bytes, _rounded(min(num_rows, each)), _rounded(wanted), num_threads)
+    table_rows = _rounded(min(num_rows, each_bytes // row_bytes))
+    return _measured(row_bytes, table_rows, _rounded(int(wanted)), num_threads)
 
 
 def _rounded(number: int) -> int:
@@ -55,7 +57,8 @@ def _measured(row_bytes: int, table_rows: int, batch_rows: int, num_threads: int
     rows = MemoryRows.from_array(np.ones((table_rows, row_bytes), np.uint8))
     ids = np.random.default_rng(0).integers(0, table_rows, (num_threads, batch_rows))
     found = np.ones((num_threads, batch_rows, row_bytes), np.uint8)  # faults in its pages
-    repeats = -(-_LEAST_ROWS // batch_rows)
+    timed_rows = min(_TIMED_ROWS, -(-_TIMED_BYTES // row_bytes))
+    repeats = -(-timed_rows // batch_rows)
 
     def gather(thread: int) -> None:
         for _ in range(repeats):

@@ -36,8 +36,8 @@ class Machine:
     disk : DeviceProfile
         Of the file system that holds the store.
     gather_bytes_per_second : float
-        Of each thread that gathers rows from random places in memory, with as many as there are
-        processors.
+        Of each thread that gathers rows from random places in memory, while all that prepare
+        batches do, or as many as there are processors.
     num_threads, num_cores : int
         Threads that prepare batches, and processors for them.
     num_faulting : int

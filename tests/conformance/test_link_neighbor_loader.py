@@ -297,8 +297,9 @@ def test_options_that_are_read_once_cannot_be_changed(path: Path, name: str) -> 
     setattr(loader, name, getattr(loader, name))
     with pytest.raises(gnnstore.UsageError, match=f"another one with {name}="):
         setattr(loader, name, NegativeSampling("triplet"))
-    loader.filter_per_worker = not loader.filter_per_worker  # these are read each time
-    loader.transform = lambda data: data.update({"is_transformed": True})
+    del loader.custom_cls
+    loader.custom_cls = None  # there is nothing that it would be compared with
+    loader.transform = lambda data: data.update({"is_transformed": True})  # read each time
     assert next(iter(loader)).is_transformed
 
 

@@ -611,6 +611,38 @@ def test_epochs_share_superbatches(
     assert max(packing[4:]) - min(packing[4:]) <= 1
 
 
+def test_beside_a_first_epoch_there_is_one_that_follows(
+    path: Path, many: list[list[dict[str, Any]]]
+) -> None:
+    """Whatever was broken off before: the epoch that fills the cache packs more than others."""
+    loader = long_loader(path)
+    for _ in range(3):
+        running = iter(loader)
+        next(running)
+        del running
+        gc.collect()
+    shares = []
+    for _ in range(3):
+        list(loader)
+        ahead = coming(loader)
+        shares.append(0 if ahead is None else len(ahead.shares))
+    assert shares == [1, 2, 3]
+
+
+@pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if s.plans])
+@pytest.mark.parametrize("num_seeds", [0, 3, 50])
+@pytest.mark.parametrize("superbatch", [None, 8])
+def test_epochs_of_few_batches(
+    path: Path, strategy: str, num_seeds: int, superbatch: int | None
+) -> None:
+    plain = NeighborLoader(path, [4, 4], range(num_seeds), strategy="memory", **OPTIONS)
+    loader = NeighborLoader(
+        path, [4, 4], range(num_seeds), strategy=strategy, superbatch=superbatch, **OPTIONS
+    )
+    for _ in range(4):
+        assert_same_batches(batches_of(loader), batches_of(plain))
+
+
 def test_strategies_that_do_not_pack_plan_an_epoch(path: Path) -> None:
     assert long_loader(path, strategy="belady").stats().superbatch == BATCHES
     for options in ({"num_threads": 0}, {"sampler": torch.arange(200).tolist(), "shuffle": False}):

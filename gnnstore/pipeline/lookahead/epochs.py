@@ -69,7 +69,8 @@ class LookaheadEpochs:
         self._next: NextSuperbatch | None = None
         # A superbatch whose next share is the coming iteration's.
         self._carried: Carried | None = None
-        self._num_iterations = 0
+        # Iterations that came to their end since the cache was taken over.
+        self._num_ended = 0
         # Whether a plan for the next iteration would be worth making: not if another loader uses
         # the cache between two iterations.
         self._plans_next = True
@@ -113,7 +114,6 @@ class LookaheadEpochs:
             To be prepared in any order, joined in theirs. Where a batch cannot be sampled, it
             raises that error once those before it have been handed out.
         """
-        self._num_iterations += 1
         producer, carried, coming = self._begin(key, sampling)
         producer.session.lease.rest(False)
         size = self.job.size
@@ -160,6 +160,7 @@ class LookaheadEpochs:
             with closing(tasks):
                 yield tasks
             unless_done.pop_all()
+            self._num_ended += 1
             if carried is not None and carried.has_more:
                 unless_kept.pop_all()
         if carried is not None and carried.has_more:
@@ -195,7 +196,9 @@ class LookaheadEpochs:
                     producer.take_over(_if_usable(session))
                 return producer, carried, []
             coming.abandon()
-        session = _if_usable(session) or self.job.begin_session()
+        session = _if_usable(session)
+        if session is None:
+            session, self._num_ended = self.job.begin_session(), 0
         return LookaheadProducer(self.job, session, sampling), None, []
 
     def _make_next(
@@ -203,8 +206,9 @@ class LookaheadEpochs:
     ) -> Iterator[NextSuperbatch]:
         """Yield the first superbatch of the next iteration, if there is to be one.
 
-        One that is longer than an iteration has the batches of at most as many as there have been,
-        so that what is made in vain stays in proportion, whatever training stops after.
+        One that is longer than an iteration has the batches of at most as many as there have been
+        with the same cache, so that what is made in vain stays in proportion, whatever training
+        stops after; and beside the rows that fill the cache there are those of one iteration only.
         """
         if following is None:
             return
@@ -214,7 +218,7 @@ class LookaheadEpochs:
             return
         shares, sampling = [Share(following.key, len(chunk))], following.sampling
         # Where another loader uses the cache in between, what is planned beyond is planned again.
-        while self._plans_next and len(shares) < self._num_iterations and len(chunk) < most:
+        while self._plans_next and len(shares) <= self._num_ended and len(chunk) < most:
             following = following.following()
             more = [] if following is None else list(islice(following.coming, most + 1))
             if following is None or not more or len(chunk) + len(more) > most:

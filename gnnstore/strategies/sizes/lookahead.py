@@ -291,7 +291,8 @@ class BudgetSplit:
         # Without a promise nobody has said what else memory is for; but without disk there is no
         # other place.
         may_keep = self.placement.budget_is_promise or not sizer.disk_bytes
-        if cost is not None and sizer.num_rows * sizer.row_bytes >= LONG_READ_BYTES:
+        is_long = sizer.num_rows * sizer.row_bytes >= LONG_READ_BYTES
+        if packs and cost is not None and is_long:
             costs, size = superbatches.lengthen(size, cost, partial(self._costs_of, model, costs))
             superbatches = replace(superbatches, costs=costs)
         if packs and sizer.packed_bytes is None and self.depth != "minimal" and may_keep:
@@ -383,7 +384,9 @@ class BudgetSplit:
         scans = model.num_batches / size.num_batches
         kept = scans * size.chunk_memory_bytes / costs.row_bytes
         first, later = model.first(size).num_missed, model.later(size)
-        missed = later + (first - later) / EPOCHS
+        # The cache is filled once in a run.
+        filling = model.num_batches / (EPOCHS * self.sizer.epoch_batches)
+        missed = later + min(1.0, filling) * (first - later)
         moved = scans * costs.num_rows + 2 * max(0, missed - kept)
         return moved if self._overlaps(size, disk.peak(on_disk)) else _BY_TURNS * moved
 

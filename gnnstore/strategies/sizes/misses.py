@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 # Fewer do not tell how often rows are needed again.
 _LEAST_TOLD = 16
+# Fewer do not tell how many rows are needed again later than that.
+_LEAST_EXTRAPOLATED = 3
+# Without a budget, memory to find out how soon rows are needed again.
+_MOST_SCRATCH_BYTES = 1 << 30
 # Rows that less than one in so many batches needs are not pinned.
 _RARELY = 32
 
@@ -73,6 +77,8 @@ class MeasuredMisses:
         """
         if self._warms_up(size):
             return self._plan(size, self.num_batches).num_missed
+        if size.num_slots >= self._topology.csc.num_nodes:
+            return 0.0
         first = self.first(size).num_missed
         if self._reuse is None:
             return first
@@ -149,11 +155,13 @@ class MeasuredMisses:
 
     @cached_property
     def _reuse(self) -> ReuseCurve | None:
-        """How soon rows are needed again; None if there is no memory to find out."""
-        num_nodes, spare = self._topology.csc.num_nodes, self._spare_bytes
-        if spare is not None and ReuseCurve.scratch_bytes(num_nodes) > spare // 2:
-            return None  # the other half is the trace's
-        return ReuseCurve.of_trace(self._sampled(), num_nodes)
+        """How soon rows are needed again; None if the sample is too small, or memory is."""
+        num_nodes, spare, trace = self._topology.csc.num_nodes, self._spare_bytes, self._sampled()
+        # The other half is the trace's.
+        most = _MOST_SCRATCH_BYTES if spare is None else spare // 2
+        if trace.num_batches < _LEAST_EXTRAPOLATED or ReuseCurve.scratch_bytes(num_nodes) > most:
+            return None
+        return ReuseCurve.of_trace(trace, num_nodes)
 
     def _sampled(self) -> Trace:
         if self._trace is None:

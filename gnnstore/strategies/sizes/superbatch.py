@@ -41,7 +41,7 @@ _TABLE_ENTRY_BYTES = 4
 # subgraph: its slot, and the change that it may bring.
 _SPILLED_NODE_BYTES = 4 + 8
 
-# Superbatches that are there at a time: one that is followed, and the one that is made meanwhile.
+# Superbatches on disk at a time: one that is followed, and the one that is made meanwhile.
 _ON_DISK = 2
 # Epochs that a superbatch may have, where their batches are known. Each time that is doubled the
 # tables are read half as often; but rows are packed that training may stop before.
@@ -147,13 +147,14 @@ class SuperbatchCosts:
     def of_length(self, num_batches: int, num_superbatches: int = 1) -> SuperbatchCosts:
         """Return the costs of superbatches of so many batches.
 
-        Those of several epochs begin with a full cache. Superbatches of one epoch each come before
-        them, the first of which fills it: the costs include room for these.
+        Those of several epochs begin with a full cache. Two superbatches of one epoch each come
+        before them, and the first of these fills the cache: it packs more rows an epoch, for which
+        there is room as well, beside the second.
 
         Parameters
         ----------
         num_superbatches : int
-            Superbatches that are there at a time.
+            Superbatches that take room at a time.
         """
         packed, later, epoch = self.packed, self.later_missed, self.epoch_batches
         if packed is None or later is None or num_batches <= epoch:
