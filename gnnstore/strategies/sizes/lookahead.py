@@ -385,7 +385,7 @@ class BudgetSplit:
         kept = scans * size.chunk_memory_bytes / costs.row_bytes
         first, later = model.first(size).num_missed, model.later(size)
         # The cache is filled once in a run.
-        filling = model.num_batches / (EPOCHS * self.sizer.epoch_batches)
+        filling = model.num_batches / (EPOCHS * max(1, self.sizer.epoch_batches))
         missed = later + min(1.0, filling) * (first - later)
         moved = scans * costs.num_rows + 2 * max(0, missed - kept)
         return moved if self._overlaps(size, disk.peak(on_disk)) else _BY_TURNS * moved
