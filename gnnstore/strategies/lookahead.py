@@ -376,8 +376,10 @@ class _Epoch:
         # Subgraphs are written while others are sampled; packing needs the plan of all.
         making = max(costs.sampling, writing) + planning + (making_disk - writing)
         following = max(reading + recalling, assembling)
-        # Beside batches that are assembled, sampling and planning have half of the processors.
+        # Beside batches that are assembled, sampling and planning have half of the processors; and
+        # beside those that are read, sampling from disk has half of the disk.
         shared = min(making_computing, assembling)
+        shared += min(costs.reading_neighbors, reading + recalling)
         busiest = max(
             costs.reading_neighbors + making_disk + reading + recalling,
             making_computing + assembling,

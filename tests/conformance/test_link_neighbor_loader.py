@@ -300,7 +300,9 @@ def test_options_that_are_read_once_cannot_be_changed(path: Path, name: str) -> 
     del loader.custom_cls
     loader.custom_cls = None  # there is nothing that it would be compared with
     loader.transform = lambda data: data.update({"is_transformed": True})  # read each time
-    assert next(iter(loader)).is_transformed
+    batch = next(iter(loader))
+    assert batch.is_transformed
+    assert "edge_label" in batch
 
 
 def test_arrays_of_the_user_are_not_kept_beside_their_copies(path: Path) -> None:

@@ -27,9 +27,11 @@ def batches() -> list[Any]:
     ]
 
 
-def measured(batches: list[Any], spare_bytes: int | None = None) -> MeasuredMisses:
+def measured(
+    batches: list[Any], num_batches: int = NUM_BATCHES, spare_bytes: int | None = None
+) -> MeasuredMisses:
     def run(*_: Any, trace: Any, **__: Any) -> None:
-        for i in range(NUM_BATCHES):
+        for i in range(num_batches):
             trace.put(i, batches[i])
 
     topology: Any = SimpleNamespace(csc=SimpleNamespace(num_nodes=NUM_NODES))
@@ -39,7 +41,7 @@ def measured(batches: list[Any], spare_bytes: int | None = None) -> MeasuredMiss
         presampler,
         policy=POLICIES["belady"],
         packs=True,
-        num_batches=NUM_BATCHES,
+        num_batches=num_batches,
         num_threads=1,
         spare_bytes=spare_bytes,
     )
@@ -63,4 +65,10 @@ def test_packed_rows_of_later_superbatches(batches: list[Any], num_slots: int) -
 
 def test_without_memory_to_estimate_them_they_are_those_of_the_first(batches: list[Any]) -> None:
     model, size = measured(batches, spare_bytes=10_000), size_of(6000)
+    assert model.later(size) == model.first(size).num_missed
+
+
+@pytest.mark.parametrize("num_batches", [1, 2])
+def test_a_few_batches_do_not_tell_of_later_ones(batches: list[Any], num_batches: int) -> None:
+    model, size = measured(batches, num_batches), size_of(6000)
     assert model.later(size) == model.first(size).num_missed

@@ -317,15 +317,13 @@ def test_several_epochs_where_that_costs_less() -> None:
     alone = sizer(300 * MB, 40).size_of(40)
     assert (alone.num_slots - four.num_slots) * SLOT == pytest.approx(4 * 8 * MB, abs=SLOT)
     passes = 0
-    assert several.lengthen(one, cost, costs_of) == (COSTS, one)
+    assert several.lengthen(one, cost, costs_of)[1] is one
     passes = 1000
-    assert sizer(300 * MB, 10).lengthen(one, cost, costs_of) == (COSTS, one), (
+    assert sizer(300 * MB, 10).lengthen(one, cost, costs_of)[1] is one, (
         "nobody knows of other epochs"
     )
     part = several.size_of(5)
-    assert several.lengthen(part, cost, costs_of) == (COSTS, part), (
-        "not even one epoch was worth it"
-    )
+    assert several.lengthen(part, cost, costs_of)[1] is part, "not even one epoch was worth it"
 
 
 def test_too_little_for_two_batches() -> None:
