@@ -148,17 +148,7 @@ _LIMITS = {
 def resource_error(
     error: BaseException, doing: str, path: str | os.PathLike[str] | None = None
 ) -> ResourceError | None:
-    """Return our error for one that says that a limit of the process was met; else None.
-
-    Parameters
-    ----------
-    error : BaseException
-        As the interpreter, NumPy, torch or the operating system raised it.
-    doing : str
-        The action that failed, as in "read the array 'x'".
-    path : path-like, optional
-        The file or directory it was done to.
-    """
+    """Return our error for one that says that a limit of the process was met; else None."""
     code = _code_of(error)
     if code not in _LIMITS:
         return None
@@ -213,13 +203,7 @@ def _is_unlimited(kind: int) -> bool:
 
 
 class limits_named(ContextDecorator):  # noqa: N801 - used like a function
-    """Turns an error about a limit of the process into a `ResourceError`.
-
-    Parameters
-    ----------
-    doing : str
-        The action that is under way, as in "prepare a batch".
-    """
+    """Turns an error about a limit of the process into a `ResourceError`."""
 
     def __init__(self, doing: str) -> None:
         self._doing = doing
@@ -244,13 +228,7 @@ def as_whole_number(value: object) -> int | None:
 
 
 def whole_number(name: str, value: SupportsIndex) -> int:
-    """Return an option that is a whole number, as Python's own.
-
-    Raises
-    ------
-    UsageError
-        If it is none.
-    """
+    """Return an option that is a whole number, as Python's own."""
     if (number := as_whole_number(value)) is None:
         raise UsageError(f"{name}={value!r} is not a whole number")
     return number
@@ -265,13 +243,7 @@ def as_plain(value: Any) -> Any:
 
 
 def truth(name: str, value: object) -> bool:
-    """Return an option that is True or False, or a number that equals one of them, as such.
-
-    Raises
-    ------
-    UsageError
-        If it is none.
-    """
+    """Return an option that is True or False, or a number that equals one of them, as such."""
     found = as_plain(value)
     if not isinstance(found, int | float) or found not in (0, 1):
         raise UsageError(f"{name}={value!r} is neither True nor False")
@@ -285,17 +257,7 @@ def check_choice(name: str, value: object, choices: Collection[str]) -> None:
 
 
 def storage_error(error: OSError, doing: str, path: str | os.PathLike[str]) -> StorageError:
-    """Turn an `OSError` of the operating system into ours, with the place and the remedy.
-
-    Parameters
-    ----------
-    error : OSError
-        The error of the operating system.
-    doing : str
-        The action that failed, as in "write the array 'x'".
-    path : path-like
-        The file or directory it was done to.
-    """
+    """Turn an `OSError` of the operating system into ours, with the place and the remedy."""
     where = os.fspath(path)
     reason = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

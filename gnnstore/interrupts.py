@@ -57,17 +57,7 @@ class Condition(_RLock):
         check: Callable[[], None] = lambda: None,
         timeout: float | None = None,
     ) -> R | None:
-        """Call a function with the lock held, until it returns something, and return that.
-
-        Parameters
-        ----------
-        look : callable
-            Returns None to wait for the next change.
-        check : callable
-            Called now and then without the lock; raises to end the wait.
-        timeout : float, optional
-            Seconds, after which None is returned.
-        """
+        """Call a function with the lock held, until it returns something, and return that."""
         ends = None if timeout is None else monotonic() + timeout
         waiter = locked()
         is_listed = False
@@ -185,10 +175,7 @@ class Thread(threading.Thread):
 
 
 def uninterrupted(work: Callable[[], R]) -> R:
-    """Do some work whole, whatever signal comes: in a thread of its own, which gets none.
-
-    An exception of the signal's handler is raised afterwards, so the work should not take long.
-    """
+    """Do some work whole, whatever signal comes: in a thread of its own, which gets none."""
     if threading.current_thread() is not threading.main_thread():
         return work()
     call: Pending[R] = Pending()
@@ -218,10 +205,7 @@ def uninterrupted(work: Callable[[], R]) -> R:
 
 
 def in_one_step(*calls: Callable[[], object]) -> None:
-    """Make calls such that a signal is handled before all of them or after.
-
-    None of them may run Python code: they are kernels and methods of built-in types.
-    """
+    """Make calls such that a signal is handled before all of them or after."""
     deque(map(operator.call, calls), maxlen=0)
 
 

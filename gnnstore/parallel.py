@@ -33,27 +33,13 @@ SMALLER_BATCHES = "choose a smaller batch_size or fan-out"
 
 
 class Lookahead:
-    """The limit on batches prepared ahead: a number, and under a budget also their bytes.
-
-    Parameters
-    ----------
-    num_batches : int
-        The most batches that are prepared and not handed out.
-    spare_bytes : int, optional
-        Memory for batches, the one at the consumer included. Until the first batch is seen, one is
-        prepared at a time.
-
-    Attributes
-    ----------
-    must_wait : callable
-        Whether the consumer would have to wait before the next batch can be prepared: it is not
-        asked for then as long as others are in the queue.
-    admission : Admission or None
-        Where each batch waits for its memory; then more of them may be sampled.
-    """
+    """The limit on batches prepared ahead: a number, and under a budget also their bytes."""
 
     def __init__(self, num_batches: int, spare_bytes: int | None = None) -> None:
+        # Whether the consumer would have to wait before the next batch can be prepared: it is not
+        # asked for then as long as others are in the queue.
         self.must_wait: Callable[[], bool] = lambda: False
+        # Where each batch waits for its memory; then more of them may be sampled.
         self.admission: Admission | None = None
         self._num_batches = num_batches
         self._spare_bytes = spare_bytes
@@ -97,13 +83,7 @@ class Lookahead:
         return max(0, self._spare_bytes - (self.num_living - 1) * self._largest_bytes)
 
     def observe(self, batch_bytes: int, sample_bytes: int = 0) -> None:
-        """Learn the size of a batch, and of the part that is there before its rows.
-
-        Raises
-        ------
-        BudgetError
-            If the budget does not hold two such batches: the one in use and the next.
-        """
+        """Learn the size of a batch, and of the part that is there before its rows."""
         self._largest_bytes = max(self._largest_bytes, batch_bytes)
         self._largest_sample_bytes = max(self._largest_sample_bytes, sample_bytes)
         if self._spare_bytes is not None and 2 * batch_bytes > self._spare_bytes:
@@ -116,13 +96,7 @@ class Admission:
     """Admits batches to memory in order, each once an earlier one has left it.
 
     A batch is in memory until the last of the arrays that `hold` was told of is gone: until the
-    consumer has let go of it. A loop does so right after it gets the next batch, which no later
-    call tells of.
-
-    Parameters
-    ----------
-    most : callable
-        Returns how many batches may be in memory.
+    consumer has let go of it.
     """
 
     def __init__(self, most: Callable[[], int]) -> None:
@@ -144,13 +118,7 @@ class Admission:
             self._changed.notify_all()
 
     def enter(self, batch: Hashable) -> Admitted:
-        """Wait until a batch may have memory.
-
-        Raises
-        ------
-        CancelledError
-            If nobody waits for batches any more.
-        """
+        """Wait until a batch may have memory."""
 
         def look() -> bool | None:
             if self._is_closed:
@@ -226,49 +194,7 @@ def ordered_map(
     waiting: Callable[[int], AbstractContextManager[object]] = nullcontext,
     is_held_up: Callable[[], bool] = lambda: False,
 ) -> Generator[R, None, None]:
-    """Apply a function to items in threads, ahead of the consumer, and yield in order.
-
-    Parameters
-    ----------
-    function : callable
-        Called in one of the threads, or in the consumer's if there are none.
-    items : iterable
-        Consumed in the consumer's thread, as far ahead as `lookahead` allows. If they are `Paced`,
-        one that is not ready is asked for once all results before it have been yielded.
-    num_threads : int
-        Threads; 0 computes each result when it is asked for.
-    lookahead : callable
-        Number of results that may be under way or waiting, asked before each submission.
-    timeout_seconds : float, optional
-        The longest wait for one result.
-    initializer : callable, optional
-        Called once in each thread.
-    describe : callable
-        Returns the purpose of item k, which is noted on an exception that `function` raises for it.
-    stop : callable, optional
-        Called before running items are waited for, or after the last item.
-    waiting : callable
-        Returns a context in which the consumer waits for item k, unless that is there already.
-    is_held_up : callable
-        Whether threads wait for something that takes its time: no result is late, then.
-
-    Yields
-    ------
-    object
-        `function(item)` of each item, in the order of the items.
-
-    Raises
-    ------
-    TimeoutError
-        If a result takes longer than `timeout_seconds`.
-    UsageError
-        In a forked process, if there are threads: it has none of them, and would wait for ever.
-
-    Notes
-    -----
-    Closing the generator cancels items that have not begun, waits for the others, and joins
-    the threads. Leaving a `for` loop closes it at once.
-    """
+    """Apply a function to items in threads, ahead of the consumer, and yield in order."""
     if num_threads == 0:
         yield from _in_turn(function, iter(items), describe, waiting)
         return
@@ -356,17 +282,12 @@ class _Threads:
 
 
 class _Calls:
-    """State shared by threads; it must not keep alive the object that closes them.
-
-    Attributes
-    ----------
-    queue : SimpleQueue
-        Calls as (pending, function, argument); anything else ends the threads.
-    """
+    """State shared by threads; it must not keep alive the object that closes them."""
 
     owner: weakref.ref[_Threads]
 
     def __init__(self, initializer: Callable[[], None]) -> None:
+        # Calls as (pending, function, argument); anything else ends the threads.
         self.queue: SimpleQueue[Any] = SimpleQueue()
         self.threads: list[Thread] = []
         self.is_over = False
@@ -434,23 +355,11 @@ class Workers:
         self._threads = _Threads(num_threads, name=name)
 
     def submit(self, task: Callable[[], R]) -> Pending[R]:
-        """Submit a call.
-
-        Raises
-        ------
-        RuntimeError
-            If no thread can be started.
-        """
+        """Submit a call."""
         return self._threads.submit(_call, task)
 
     def run(self, tasks: Iterable[Callable[[], R]]) -> list[R]:
-        """Return the results of tasks, in their order, once all of them have ended.
-
-        Raises
-        ------
-        Exception
-            The exception of the first task that failed.
-        """
+        """Return the results of tasks, in their order, once all of them have ended."""
         calls = [self.submit(task) for task in tasks]
         # All of them, also if one fails: what they fill must not be taken from them.
         for call in calls:
@@ -519,17 +428,7 @@ def prefetch(
     describe: Callable[[int], str] = "while preparing item {}".format,
     stop: Callable[[], None] = lambda: None,
 ) -> Generator[T, None, None]:
-    """Take the items of an iterator in a thread of its own, ahead of the consumer.
-
-    Parameters
-    ----------
-    items : iterator
-        Used in that thread only.
-    num_ahead : int
-        Items that are taken while the consumer works on one; 0 takes each when it is asked for.
-    describe, stop : callable
-        As in `ordered_map`.
-    """
+    """Take the items of an iterator in a thread of its own, ahead of the consumer."""
     taken = ordered_map(
         lambda _: [*islice(items, 1)],
         repeat(None),

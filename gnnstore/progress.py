@@ -83,13 +83,6 @@ class WaitProgress:
 
     Phases may run in any thread, beside work that nobody waits for; what is displayed goes when the
     wait ends. In another process it displays nothing.
-
-    Parameters
-    ----------
-    show : callable, optional
-        Returns the display, as a context; None: nothing is ever displayed.
-    after_seconds : float
-        Length of a wait that needs no display.
     """
 
     def __init__(
@@ -135,11 +128,7 @@ class WaitProgress:
 
     @contextmanager
     def waiting(self, k: int = 0) -> Iterator[None]:
-        """Wait in the context for the k-th of some items.
-
-        Work for the first may go on for long without a word, so that a timer looks after it; while
-        later ones are waited for, phases are displayed once they count.
-        """
+        """Wait in the context for the k-th of some items."""
         if self._show is None:
             yield
             return

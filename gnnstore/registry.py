@@ -19,13 +19,7 @@ T = TypeVar("T", bound=Named)
 
 
 class Registry(Generic[T]):
-    """Values of one kind; iterates over them.
-
-    Parameters
-    ----------
-    values : iterable
-        The first ones, in the order in which lists show them.
-    """
+    """Values of one kind; iterates over them."""
 
     def __init__(self, values: Iterable[T] = ()) -> None:
         self._values: dict[str, T] = {}
@@ -33,13 +27,7 @@ class Registry(Generic[T]):
             self.register(value)
 
     def register(self, value: T) -> T:
-        """Add a value, and return it.
-
-        Raises
-        ------
-        ValueError
-            If its name is taken.
-        """
+        """Add a value, and return it."""
         if value.name in self._values:
             raise ValueError(f"{value.name!r} is registered already: {self._values[value.name]}")
         self._values[value.name] = value

@@ -34,16 +34,7 @@ class Ending:
     """Ends what works for an object: when called, or when nobody has the object any more; once.
 
     The garbage collector may find in any thread that nobody has it, even in one that works for it,
-    or that has a lock which such a thread waits for. To wait there for what ends would be to wait
-    for ever, so another thread does it then: before generators among what was found are closed,
-    which then find it ended.
-
-    Parameters
-    ----------
-    owner : object
-        Weakly referenced; what `end` holds must not hold it.
-    end : callable
-        Called with `args`, at most once, and in no process that was forked meanwhile.
+    or that has a lock which such a thread waits for.
     """
 
     def __init__(self, owner: object, end: Callable[..., object], *args: object) -> None:
@@ -120,13 +111,7 @@ class SharedLock:
 
     @contextmanager
     def shared(self, check: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Hold it together with others.
-
-        Parameters
-        ----------
-        check : callable
-            Called while it waits; raises to end that.
-        """
+        """Hold it together with others."""
         is_held: list[bool] = []  # an interrupt may come as soon as it is
 
         def look() -> bool | None:
@@ -189,15 +174,7 @@ class SharedLock:
 
 
 class Background(Generic[R]):
-    """One call in a thread of its own; made at once where no thread can be started.
-
-    Parameters
-    ----------
-    function : callable
-        Called once.
-    name : str
-        Name of the thread.
-    """
+    """One call in a thread of its own; made at once where no thread can be started."""
 
     def __init__(self, function: Callable[[], R], name: str) -> None:
         self._call: Pending[R] = Pending()
@@ -225,23 +202,7 @@ class Background(Generic[R]):
 
 
 def run_beside(owner: object, work: Callable[[Flag], None], name: str) -> Callable[[], object]:
-    """Work in a thread of its own for as long as an object lives.
-
-    Parameters
-    ----------
-    owner : object
-        Weakly referenced; what `work` holds must not hold it.
-    work : callable
-        Called with a flag, once, and ends soon after it is set. It is called at once where no
-        thread can be started.
-    name : str
-        Name of the thread.
-
-    Returns
-    -------
-    callable
-        Ends the work and waits for its end, as the end of the owner does.
-    """
+    """Work in a thread of its own for as long as an object lives."""
     stop = Flag()
     thread = Thread(target=work, args=(stop,), name=name, daemon=True)
     try:
@@ -289,25 +250,7 @@ def interruptible(
     stop: Flag | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> R:
-    """Run a kernel on a thread of its own, so that it can be interrupted.
-
-    Parameters
-    ----------
-    work : callable
-    name : str
-        Name of the thread.
-    progress : ndarray of int64 [2]
-        The first counts up; the second is made 1 for `work` to end early.
-    stop : Flag, optional
-        Once it is set, so is that.
-    advance : callable, optional
-        Called now and then with the progress since the last call.
-
-    Raises
-    ------
-    CancelledError
-        If `work` failed after `stop` was set.
-    """
+    """Run a kernel on a thread of its own, so that it can be interrupted."""
     result: list[R] = []
     failure: list[BaseException] = []
     # Not `Thread.join`: an interrupted one takes the thread for ended, in CPython 3.11, and files

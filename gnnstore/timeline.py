@@ -30,18 +30,7 @@ _Event = tuple[int, int, int, str, dict[str, Any]]  # start, end, thread, name, 
 
 
 class Timeline:
-    """Records stages from many threads, in bounded memory.
-
-    Parameters
-    ----------
-    max_events : int
-        Later events are counted, but not kept.
-
-    Raises
-    ------
-    UsageError
-        If `max_events` is not positive.
-    """
+    """Records stages from many threads, in bounded memory."""
 
     def __init__(self, max_events: int = MAX_EVENTS) -> None:
         if max_events < 1:
@@ -58,29 +47,11 @@ class Timeline:
         return (_off, ())  # a loader's copy in another process records nothing
 
     def span(self, name: str, /, **args: Any) -> _Span:
-        """Record the time of a `with` block; `as` gives its arguments, which may be extended.
-
-        Parameters
-        ----------
-        name : str
-            The stage. Spans of one thread may lie within each other.
-        **args
-            Numbers or text to show with it, such as `batch=3`.
-        """
+        """Record the time of a `with` block; `as` gives its arguments, which may be extended."""
         return _Span(self, name, args)
 
     def add(self, name: str, start_ns: int, end_ns: int, /, **args: Any) -> None:
-        """Record a stage of the calling thread.
-
-        Parameters
-        ----------
-        name : str
-            The stage.
-        start_ns, end_ns : int
-            Readings of `time.perf_counter_ns`. Time before the recording is left out.
-        **args
-            Numbers or text to show with it.
-        """
+        """Record a stage of the calling thread."""
         thread, start_ns = threading.get_native_id(), max(start_ns, self._begin_ns)
         with self._lock:
             if len(self._events) >= self._max_events:
@@ -91,13 +62,7 @@ class Timeline:
                 self._threads[thread] = threading.current_thread().name
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write the events so far to a file, which is replaced atomically.
-
-        Raises
-        ------
-        StorageError
-            If it cannot be written; an earlier file is then as it was.
-        """
+        """Write the events so far to a file, which is replaced atomically."""
         file = Path(path)
         temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
         with storage_errors("write the timeline", file):
@@ -205,13 +170,7 @@ def _off() -> Timeline:
 
 @contextmanager
 def recorded(path: str | os.PathLike[str], max_events: int = MAX_EVENTS) -> Iterator[Timeline]:
-    """Yield a timeline, and write it when the `with` block is left, by an error too.
-
-    Raises
-    ------
-    NotFoundError, StorageError
-        If the file cannot be written; as far as possible before anything is recorded.
-    """
+    """Yield a timeline, and write it when the `with` block is left, by an error too."""
     file = Path(path).absolute()
     _refuse_unwritable(file)
     timeline = Timeline(max_events)

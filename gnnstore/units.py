@@ -27,16 +27,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
 def parse_size(size: float | str, *, name: str = "size") -> int:
-    """Return a number of bytes from a whole number, or from text such as "8GB" or "512MiB".
-
-    Decimal suffixes (kB, MB, GB, TB) are powers of 1000, binary ones (KiB, MiB, GiB, TiB)
-    powers of 1024. `name` is the argument's name for the message.
-
-    Raises
-    ------
-    UsageError
-        If the text is not a size or the size is negative.
-    """
+    """Return a number of bytes from a whole number, or from text such as "8GB" or "512MiB"."""
     if isinstance(size, float) and size.is_integer():  # as 8e9
         size = int(size)
     if (num_bytes := as_whole_number(size)) is not None:

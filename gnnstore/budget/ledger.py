@@ -38,24 +38,13 @@ Sizes = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Reservation:
-    """Bytes that a part takes.
+    """Bytes that a part takes."""
 
-    Attributes
-    ----------
-    what : str
-        The part, as a phrase that follows a number of bytes.
-    fixed : int
-        Bytes whatever the sizes are.
-    per : Mapping of str to int
-        Bytes for each unit of a size, by the size's name.
-    phase : str
-        The phase in which they are taken; `ALWAYS` by default.
-    """
-
-    what: str
-    fixed: int = 0
+    what: str  # the part, as a phrase that follows a number of bytes
+    fixed: int = 0  # bytes whatever the sizes are
+    # Bytes for each unit of a size, by the size's name.
     per: Mapping[str, int] = field(default_factory=dict)
-    phase: str = ALWAYS
+    phase: str = ALWAYS  # the phase in which they are taken; `ALWAYS` by default
 
     def bytes_of(self, sizes: Sizes) -> int:
         """Return the bytes with some sizes, 0 for those that are not named."""
@@ -64,45 +53,25 @@ class Reservation:
 
 @dataclass(frozen=True)
 class Wish:
-    """A size that is to be as large as possible.
-
-    Attributes
-    ----------
-    least : int
-        The smallest that will do.
-    most : int
-        The largest that is of use.
-    """
+    """A size that is to be as large as possible."""
 
     size: str
-    least: int = 0
-    most: int = 2**62
+    least: int = 0  # the smallest that will do
+    most: int = 2**62  # the largest that is of use
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """The reservations of one resource, within a limit.
+    """The reservations of one resource, within a limit."""
 
-    Attributes
-    ----------
-    limit : int
-        Bytes that may be taken.
-    who : str
-        The part of the program that takes them, to begin an error with.
-    source : str
-        Where the limit is from, as a phrase that follows it.
-    option : str
-        The option that raises the limit; empty where there is none, as of a device.
-    raise_by : int
-        Bytes by which the limit must grow at least, where it is too small: more than are missing
-        where a part of them would go elsewhere.
-    """
-
-    limit: int
+    limit: int  # bytes that may be taken
     reservations: tuple[Reservation, ...] = ()
-    who: str = "this"
-    source: str = "of the memory= budget"
+    who: str = "this"  # the part of the program that takes them, to begin an error with
+    source: str = "of the memory= budget"  # where the limit is from, as a phrase that follows it
+    # The option that raises the limit; empty where there is none, as of a device.
     option: str = "memory="
+    # Bytes by which the limit must grow at least, where it is too small: more than are missing
+    # where a part of them would go elsewhere.
     raise_by: int = 0
 
     @cached_property
@@ -150,13 +119,7 @@ class Ledger:
         return max(0, found)
 
     def solve(self, *wishes: Wish) -> dict[str, int]:
-        """Return the largest sizes that fit, in the order of the wishes.
-
-        Raises
-        ------
-        BudgetError
-            If the smallest that will do take more than the limit.
-        """
+        """Return the largest sizes that fit, in the order of the wishes."""
         sizes = {wish.size: wish.least for wish in wishes}
         self.check(sizes)
         for wish in wishes:
@@ -165,13 +128,7 @@ class Ledger:
         return sizes
 
     def check(self, sizes: Sizes | None = None, *remedies: str) -> None:
-        """Check that some sizes fit.
-
-        Raises
-        ------
-        BudgetError
-            If they do not; says how much is needed, and by how much to raise the limit.
-        """
+        """Check that some sizes fit."""
         if self.left(sizes) < 0:
             raise self.refusal(sizes, *remedies)
 
@@ -198,15 +155,7 @@ class Ledger:
         *remedies: str,
         error: Callable[[str], E] = BudgetError,  # type: ignore[assignment]
     ) -> E:
-        """Return the error that says why some sizes do not fit, and what to do.
-
-        Parameters
-        ----------
-        remedies : str
-            Ways to do with less, each as a phrase.
-        error : callable
-            The type of the error.
-        """
+        """Return the error that says why some sizes do not fit, and what to do."""
         missing, parts = max(-self.left(sizes), self.raise_by), self.explain(sizes)
         if parts and (others := missing + self.left(sizes)):
             parts += f" + {format_size(others)} of other parts"
@@ -233,14 +182,7 @@ def _together(reservations: Sequence[Reservation]) -> Reservation:
 
 
 def least_more(missing: Callable[[int], int]) -> int:
-    """Return the fewest bytes by which a limit must grow.
-
-    Parameters
-    ----------
-    missing : callable
-        Returns how many bytes are too few with so many more, about: 0 once they will do, and then
-        more do as well. The better it tells, the less often it is asked.
-    """
+    """Return the fewest bytes by which a limit must grow."""
     low, high = -1, 0
     while too_few := missing(high):
         low, high = high, high + too_few

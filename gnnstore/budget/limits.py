@@ -24,43 +24,18 @@ _FREE_SHARE = 4
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """The memory that one consumer may use.
-
-    Attributes
-    ----------
-    is_promise : bool
-        Whether the user set the budget, so that batches in flight must stay within it too.
-    source : str
-        Where the number is from, as a phrase that follows a size.
-    is_measured : bool
-        Whether it follows from what is free now, so that what others hold is not part of it.
-    """
+    """The memory that one consumer may use."""
 
     num_bytes: int
+    # Whether the user set the budget, so that batches in flight must stay within it too.
     is_promise: bool
-    source: str
+    source: str  # where the number is from, as a phrase that follows a size
+    # Whether it follows from what is free now, so that what others hold is not part of it.
     is_measured: bool = False
 
     @classmethod
     def of(cls, memory: int | str | None, shared_bytes: int = 0) -> MemoryBudget:
-        """Return the budget that `memory=` stands for.
-
-        Parameters
-        ----------
-        memory : int or str, optional
-            Bytes, or text such as "8GB"; "auto": three quarters of what this process may still
-            allocate. By default all of that, without a promise to stay within it.
-        shared_bytes : int
-            Bytes that the consumer shares with others who hold them already; they are not free,
-            and cost nothing.
-
-        Raises
-        ------
-        UsageError
-            If it is not a size.
-        BudgetError
-            If a cgroup allows less.
-        """
+        """Return the budget that `memory=` stands for."""
         if memory is None:
             free = available_bytes()
             return cls(free + shared_bytes, False, "of available memory", is_measured=True)
@@ -75,38 +50,13 @@ class MemoryBudget:
 def affordable_threads(
     budget_bytes: int, staging_bytes: int, num_threads: int, *, share: int = 4
 ) -> int:
-    """Return the number of threads that may read, at least 1.
-
-    On a machine of 64 cores, buffers that reads go to could take a whole budget.
-
-    Parameters
-    ----------
-    staging_bytes : int
-        Of a thread.
-    share : int
-        Buffers get one part in so many of the budget.
-    """
+    """Return the number of threads that may read, at least 1."""
     most = budget_bytes // share // max(1, staging_bytes)
     return max(1, min(num_threads, most))
 
 
 def parse_memory(memory: int | str, *, name: str = "memory") -> int:
-    """Return the bytes of a budget, which the cgroups of this process allow.
-
-    Parameters
-    ----------
-    memory : int or str
-        Bytes, or text such as "8GB".
-    name : str
-        The option's name for the message, as "memory" or "--memory".
-
-    Raises
-    ------
-    UsageError
-        If it is not a size.
-    BudgetError
-        If a cgroup allows less.
-    """
+    """Return the bytes of a budget, which the cgroups of this process allow."""
     budget, limit = parse_size(memory, name=name), group_limit_bytes()
     if limit is not None and budget > limit:
         option = name if name.startswith("-") else f"{name}="
@@ -119,17 +69,7 @@ def parse_memory(memory: int | str, *, name: str = "memory") -> int:
 
 
 def available_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
-    """Return the bytes of memory that may be allocated before a limit is met.
-
-    Parameters
-    ----------
-    proc, cgroups : Path
-        Where the kernel's files are mounted; parameters for the tests.
-
-    Notes
-    -----
-    Page cache that can be dropped counts as available, in the machine and in a cgroup.
-    """
+    """Return the bytes of memory that may be allocated before a limit is met."""
     lefts = [limit - usage for limit, usage in _group_limits(proc, cgroups)]
     return max(0, min([_machine_bytes(proc), *lefts]))
 

@@ -18,44 +18,25 @@ from gnnstore.disk.spool import FileSpool
 
 @dataclass(frozen=True)
 class PlanPlace:
-    """The files of a plan that is made on disk.
+    """The files of a plan that is made on disk."""
 
-    Attributes
-    ----------
-    path : Path
-        Without a suffix: `path.slots` and `path.changes` are made, and removed by the plan's
-        `close`, or if planning fails.
-    table_bytes : int
-        Memory for planning; see `gnnstore.caching.policies.belady.BeladyPlanner.plan`.
-    """
-
+    # Without a suffix: `path.slots` and `path.changes` are made, and removed by the plan's `close`,
+    # or if planning fails.
     path: Path
+    # Memory for planning; see `gnnstore.caching.policies.belady.BeladyPlanner.plan`.
     table_bytes: int = 0
 
 
 class PlanFiles(NamedTuple):
-    """The files of a plan.
+    """The files of a plan."""
 
-    Attributes
-    ----------
-    slots : FileSpool
-        Of each batch one vector: the slot of each row.
-    changes : FileSpool
-        Of each batch one vector: the positions, and then the slots, of the rows that enter.
-    """
-
-    slots: FileSpool
+    slots: FileSpool  # of each batch one vector: the slot of each row
+    # Of each batch one vector: the positions, and then the slots, of the rows that enter.
     changes: FileSpool
 
     @classmethod
     def make(cls, path: Path, num_batches: int) -> Self:
-        """Make empty files.
-
-        Raises
-        ------
-        StorageError
-            If they cannot be made; nothing is left then.
-        """
+        """Make empty files."""
         slots = FileSpool(path.with_name(f"{path.name}.slots"), num_batches, what="the plan")
         try:
             changes = path.with_name(f"{path.name}.changes")
@@ -76,22 +57,12 @@ class PlanFiles(NamedTuple):
 
 
 class PlannedStep(NamedTuple):
-    """The plan of one batch of n rows.
+    """The plan of one batch of n rows."""
 
-    Attributes
-    ----------
-    slots : ndarray of int32 [n]
-        The slot that each row is read from; -1: it is missed.
-    misses : int
-        Distinct rows that are missed.
-    change_positions, change_slots : ndarray of int32
-        The rows that enter, and their slots.
-    """
-
-    slots: npt.NDArray[np.int32]
-    misses: int
-    change_positions: npt.NDArray[np.int32]
-    change_slots: npt.NDArray[np.int32]
+    slots: npt.NDArray[np.int32]  # int32 [n]: the slot that each row is read from; -1: it is missed
+    misses: int  # distinct rows that are missed
+    change_positions: npt.NDArray[np.int32]  # the rows that enter, and their slots
+    change_slots: npt.NDArray[np.int32]  # the rows that enter, and their slots
 
 
 _NONE = np.empty(0, np.int32)
@@ -102,30 +73,16 @@ class CachePlan:
     """The plan of a cache of C slots for S batches of n rows in all.
 
     Safe to use from many threads.
-
-    Attributes
-    ----------
-    offsets : ndarray of int64 [S + 1]
-        The offsets of the trace.
-    slots : ndarray of int32 [n]
-        The slot that a row is read from, beside the trace's ids; -1: it is read from disk.
-    misses : ndarray of int64 [S]
-        Distinct rows of each batch that are read from disk.
-    change_offsets : ndarray of int64 [S + 1]
-    change_positions, change_slots : ndarray of int32 [changes]
-        Once batch i has been assembled, rows at ``change_positions[j]`` of it are written to
-        slots ``change_slots[j]``, for j from ``change_offsets[i]`` to
-        ``change_offsets[i + 1] - 1``. No slot is written that a later batch still reads.
-    files : PlanFiles or None
-        Hold slots and changes of a plan in files, whose arrays of them are empty.
     """
 
-    offsets: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.int64]  # int64 [S + 1]: the offsets of the trace
+    # int32 [n]: the slot that a row is read from, beside the trace's ids; -1: it is read from disk.
     slots: npt.NDArray[np.int32]
-    misses: npt.NDArray[np.int64]
-    change_offsets: npt.NDArray[np.int64]
+    misses: npt.NDArray[np.int64]  # int64 [S]: distinct rows of each batch that are read from disk
+    change_offsets: npt.NDArray[np.int64]  # int64 [S + 1]
     change_positions: npt.NDArray[np.int32]
     change_slots: npt.NDArray[np.int32]
+    # Hold slots and changes of a plan in files, whose arrays of them are empty.
     files: PlanFiles | None = None
 
     @classmethod
@@ -143,22 +100,7 @@ class CachePlan:
         steps: Iterable[PlannedStep],
         place: PlanPlace | None = None,
     ) -> Self:
-        """Make a plan batch by batch, as planners do that do not look ahead.
-
-        Parameters
-        ----------
-        offsets : ndarray of int64 [S + 1]
-            The offsets of the trace.
-        steps : iterable of PlannedStep
-            Of each batch in turn.
-        place : PlanPlace, optional
-            Where files go; by default the plan is in memory.
-
-        Raises
-        ------
-        NoSpaceError, StorageError
-            If the files cannot be made or written; and whatever `steps` raises.
-        """
+        """Make a plan batch by batch, as planners do that do not look ahead."""
         if place is None:
             made = list(steps)
             changes = np.zeros(len(offsets), np.int64)
@@ -207,26 +149,13 @@ class CachePlan:
         return 0 if self.files is None else self.files.num_disk_bytes
 
     def batch_slots(self, i: int) -> npt.NDArray[np.int32]:
-        """Return the slot of each row of a batch, or -1: int32 [rows of the batch], a view or new.
-
-        Raises
-        ------
-        CorruptStoreError
-            If a file no longer holds what was planned.
-        StorageError
-            If it cannot be read.
-        UsageError
-            If it is closed.
-        """
+        """Return the slot of each row of a batch, or -1: int32 [rows], a view or new."""
         if self.files is not None:
             return self.files.slots.read(i)[0]
         return self.slots[self.offsets[i] : self.offsets[i + 1]]
 
     def batch_changes(self, i: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """Return (positions, slots) of the rows that enter after a batch: int32, views or new.
-
-        Raises as `batch_slots` does.
-        """
+        """Return (positions, slots) of the rows that enter after a batch: int32, views or new."""
         if self.files is not None:
             (both,) = self.files.changes.read(i)
             return both[: len(both) // 2], both[len(both) // 2 :]

@@ -31,29 +31,15 @@ _MAX_EXPONENT = 4.0
 
 @dataclass(frozen=True, eq=False)
 class ReuseCurve:
-    """The distribution of the reuse distances of the rows in a batch.
+    """The distribution of the reuse distances of the rows in a batch."""
 
-    Attributes
-    ----------
-    farther : ndarray of float64 [T]
-        Rows of a batch whose reuse distance exceeds g, for each g below T, the number of batches
-        sampled; the first is all rows of a batch.
-    """
-
+    # float64 [T]: rows of a batch whose reuse distance exceeds g, for each g below T, the number of
+    # batches sampled; the first is all rows of a batch.
     farther: npt.NDArray[np.float64]
 
     @classmethod
     def of(cls, distances: npt.NDArray[np.int64], share: float = 1.0) -> Self:
-        """Return the curve of a sample.
-
-        Parameters
-        ----------
-        distances : ndarray of int64 [T]
-            Rows with each distance, in all batches of the sample; at 0, those that no batch before
-            needed.
-        share : float
-            The sampled rows as a share of all.
-        """
+        """Return the curve of a sample."""
         num_batches = len(distances)
         distance = np.arange(1, num_batches)
         # A sample of T batches has T - g pairs that are g batches apart.
@@ -107,16 +93,7 @@ class ReuseCurve:
     def belady_misses(
         self, num_slots: int, num_batches: int, *, initial: InitialCache = "best"
     ) -> float:
-        """Return the rows that Belady's cache misses in batches that are planned together.
-
-        Parameters
-        ----------
-        num_slots : int
-            Rows that it holds.
-        initial : "best", "last" or "nothing"
-            The rows in it before the first batch: those that most of them need, those that were
-            needed last, as after the plan before, or none.
-        """
+        """Return the rows that Belady's cache misses in batches that are planned together."""
         farther = self.reaching(num_batches)
         first_uses = float(farther.sum())
         if initial == "best":
@@ -149,13 +126,7 @@ class ReuseCurve:
         return _between(shares)
 
     def lru_misses(self, num_slots: int, num_batches: int) -> float:
-        """Return the rows of a batch that an LRU cache misses.
-
-        Parameters
-        ----------
-        num_batches : int
-            Batches of an epoch, the longest distance that is considered.
-        """
+        """Return the rows of a batch that an LRU cache misses."""
         farther = self.reaching(num_batches + 1)
         held = self.batches_held(num_slots, num_batches)
         return float(np.interp(held, np.arange(num_batches + 1), farther))
@@ -177,19 +148,13 @@ class ReuseCurve:
 
 @dataclass(frozen=True, eq=False)
 class ScoreCurve:
-    """The distribution of rows and their uses over the score that a static cache goes by.
+    """The distribution of rows and their uses over the score that a static cache goes by."""
 
-    Attributes
-    ----------
-    rows, uses : ndarray of float64 [M]
-        Rows of each score from 0 on, and uses of such rows by a batch.
-    num_rows : int
-        Of the table; a cache of so many holds all.
-    """
-
+    # float64 [M]: rows of each score from 0 on, and uses of such rows by a batch.
     rows: npt.NDArray[np.float64]
+    # float64 [M]: rows of each score from 0 on, and uses of such rows by a batch.
     uses: npt.NDArray[np.float64]
-    num_rows: int
+    num_rows: int  # of the table; a cache of so many holds all
 
     def misses(self, num_slots: int) -> float:
         """Return the rows of a batch that a cache of the rows with the highest scores misses."""
@@ -203,15 +168,7 @@ class ScoreCurve:
         return float(((1 - held) * self.uses).sum())
 
     def highest(self, num_rows: int, least: int) -> tuple[int, float]:
-        """Return the number of rows with the highest scores, and how many of a batch they are.
-
-        Parameters
-        ----------
-        num_rows : int
-            The most rows.
-        least : int
-            The lowest score that counts.
-        """
+        """Return the number of rows with the highest scores, and how many of a batch they are."""
         rows, uses = self.rows[least:], self.uses[least:]
         above = np.cumsum(rows[::-1])[::-1] - rows
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -239,18 +196,7 @@ def _between(shares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def reuse_distances(trace: Trace, num_rows: int) -> Iterator[npt.NDArray[np.int32]]:
-    """Yield the number of batches since each row of a batch was last needed; 0: never before.
-
-    Parameters
-    ----------
-    trace : Trace
-        With ids below `num_rows`, each at most once in a batch.
-
-    Yields
-    ------
-    ndarray of int32 [n]
-        In the order of the batch's ids.
-    """
+    """Yield the number of batches since each row of a batch was last needed; 0: never before."""
     last = np.full(num_rows, -1, np.int32)
     for i in range(trace.num_batches):
         ids = trace.batch(i)

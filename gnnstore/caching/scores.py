@@ -41,23 +41,12 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class StaticCacheInfo:
-    """The size and content of a static cache.
-
-    Attributes
-    ----------
-    score : "degree" or "frequency"
-    num_rows : int
-        Nodes whose rows it holds.
-    num_bytes : int
-        Memory that it takes, its index included.
-    note : str
-        A remark for the user, such as why it is empty.
-    """
+    """The size and content of a static cache."""
 
     score: Score
-    num_rows: int
-    num_bytes: int
-    note: str = ""
+    num_rows: int  # nodes whose rows it holds
+    num_bytes: int  # memory that it takes, its index included
+    note: str = ""  # a remark for the user, such as why it is empty
 
     def describe(self) -> str:
         """Return the phrase that the loader's reason describes the cache with."""
@@ -88,20 +77,7 @@ class CacheCost:
 def count_out_degrees(
     columns: Iterable[npt.NDArray[Any]], num_nodes: int, source: str
 ) -> npt.NDArray[np.uint32]:
-    """Count the out-degree of each node: uint32 [num_nodes].
-
-    Parameters
-    ----------
-    columns : iterable of ndarray of int32 or int64
-        The in-neighbours of all nodes, in pieces.
-    source : str
-        The store's name, for the message.
-
-    Raises
-    ------
-    CorruptStoreError
-        If one of them is not a node.
-    """
+    """Count the out-degree of each node: uint32 [num_nodes]."""
     counts = np.zeros(num_nodes, np.uint32)
     try:
         for part in columns:
@@ -116,22 +92,7 @@ def count_out_degrees(
 
 
 def select_nodes(scores: npt.NDArray[Any], num_rows: int) -> npt.NDArray[np.int64]:
-    """Choose the nodes with the highest scores; of equal scores, the lowest ids.
-
-    A node with score 0 is not cached, unless there is room for all nodes: its rows would be read
-    for nothing.
-
-    Parameters
-    ----------
-    scores : ndarray of uint8 or uint32 [N]
-    num_rows : int
-        The most nodes to choose.
-
-    Returns
-    -------
-    ndarray of int64 [<= num_rows]
-        Node ids, ascending.
-    """
+    """Choose the nodes with the highest scores; of equal scores, the lowest ids."""
     if num_rows >= len(scores):
         return np.arange(len(scores), dtype=np.int64)
     num_rows = min(num_rows, int(np.count_nonzero(scores)))
@@ -166,24 +127,6 @@ def most_needed(
     """Choose the nodes that occur in most of the first 255 batches of a trace.
 
     Takes a byte for each node of the graph meanwhile, and the degrees.
-
-    Parameters
-    ----------
-    degrees : callable, optional
-        Called if there is room for more nodes than the trace needs: returns out-degrees [N], by
-        which the others are chosen, or None. The array is changed.
-    least : int
-        Nodes that fewer batches need are not chosen for that.
-
-    Returns
-    -------
-    ndarray of int64 [<= num_rows]
-        Node ids, ascending.
-
-    Raises
-    ------
-    StorageError, CorruptStoreError
-        If a trace on disk cannot be read back as it was written.
     """
     counts = np.zeros(num_nodes, np.uint8)
     for i in range(min(trace.num_batches, MAX_COUNTED_BATCHES)):

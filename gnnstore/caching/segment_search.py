@@ -21,34 +21,16 @@ from gnnstore.caching.segments import check_num_batches, ranges_of, segments_of
 
 @dataclass(frozen=True, eq=False)
 class Recurrences:
-    """Counts of the rows that are missed again, by the two batches that miss them.
+    """Counts of the rows that are missed again, by the two batches that miss them."""
 
-    Attributes
-    ----------
-    num_distinct : int
-        Distinct rows that the S batches miss.
-    sums : ndarray of int64 [S + 1, S + 1]
-        ``sums[a, b]``: misses of the batches before b whose row was last missed by a batch
-        before a.
-    """
-
-    num_distinct: int
+    num_distinct: int  # distinct rows that the S batches miss
+    # int64 [S + 1, S + 1]: ``sums[a, b]``: misses of the batches before b whose row was last missed
+    # by a batch before a.
     sums: npt.NDArray[np.int64]
 
     @classmethod
     def of(cls, missed: Sequence[npt.NDArray[Any]], num_rows: int) -> Self:
-        """Count the recurrences in some batches.
-
-        Parameters
-        ----------
-        missed : sequence of ndarray of int32 or int64
-            The distinct rows that each batch misses, ascending.
-
-        Raises
-        ------
-        UsageError
-            If there are more batches than can be compared.
-        """
+        """Count the recurrences in some batches."""
         size = len(missed)
         check_num_batches(size)
         pairs = np.zeros((size, size), np.int64)
@@ -76,10 +58,7 @@ class Recurrences:
         return self.num_distinct + int(self.sums[-1, -1])
 
     def stored_rows(self, segment: int) -> int:
-        """Return the number of rows that all segments of `segment` batches store.
-
-        A row is spared where it was missed before in the same segment.
-        """
+        """Return the number of rows that all segments of `segment` batches store."""
         sums = self.sums
         bounds = [part.start for part in segments_of(self.num_batches, segment)]
         spared = 0
@@ -89,18 +68,7 @@ class Recurrences:
 
 
 def search_segment(recurrences: Recurrences, fits: Callable[[float], bool]) -> int | None:
-    """Return the length of the shortest segments that fit; 1 is packing without any.
-
-    Parameters
-    ----------
-    fits : callable
-        Takes the number of stored rows for each missed one, up to 1.
-
-    Returns
-    -------
-    int or None
-        None: not even one segment of all batches fits.
-    """
+    """Return the length of the shortest segments that fit; 1 is packing without any."""
     missed = max(1, recurrences.num_missed)
     for segment in range(1, max(1, recurrences.num_batches) + 1):
         if fits(recurrences.stored_rows(segment) / missed):

@@ -32,33 +32,14 @@ _HASHES = 2  # DiskGNN: "empirically using 2 hash functions provides good reorde
 
 @dataclass(frozen=True, eq=False)
 class SharedRows:
-    """The rows that two or more batches of one segment miss.
+    """The rows that two or more batches of one segment miss."""
 
-    Attributes
-    ----------
-    rows : ndarray of int32 or int64 [d]
-        Ascending.
-    ranks : ndarray of int32 [d]
-        The place of each in the order on disk.
-    """
-
-    rows: npt.NDArray[Any]
-    ranks: npt.NDArray[np.int32]
+    rows: npt.NDArray[Any]  # int32 or int64 [d]: ascending
+    ranks: npt.NDArray[np.int32]  # int32 [d]: the place of each in the order on disk
 
     @classmethod
     def of(cls, missed: Sequence[npt.NDArray[Any]], num_rows: int) -> Self:
-        """Find and order the shared rows of a segment.
-
-        Parameters
-        ----------
-        missed : sequence of ndarray of int32 or int64
-            The distinct rows that each batch of the segment misses, ascending.
-
-        Raises
-        ------
-        UsageError
-            If there are more batches than a segment may have.
-        """
+        """Find and order the shared rows of a segment."""
         check_num_batches(len(missed))
         rows, keys = [], []
         permutations = [permutation(len(missed), k) for k in range(_HASHES)]
@@ -114,12 +95,7 @@ def segments_of(num_batches: int, segment: int) -> Iterator[range]:
 
 
 def check_num_batches(num_batches: int) -> None:
-    """Refuse more batches than can be numbered.
-
-    Raises
-    ------
-    UsageError
-    """
+    """Refuse more batches than can be numbered."""
     if num_batches > MAX_BATCHES:
         raise UsageError(
             f"{num_batches} batches are to be compared, at most {MAX_BATCHES} can; plan fewer at "
@@ -128,10 +104,7 @@ def check_num_batches(num_batches: int) -> None:
 
 
 def permutation(size: int, number: int) -> npt.NDArray[np.uint16]:
-    """Return a permutation of `size` numbers, the same with every version of NumPy.
-
-    Sorted by the words of SplitMix64, whose seeds are numbered.
-    """
+    """Return a permutation of `size` numbers, the same with every version of NumPy."""
     values = np.arange(1, size + 1, dtype=np.uint64) + np.uint64((number + 1) << 32)
     values *= np.uint64(0x9E3779B97F4A7C15)
     mix(values)
@@ -143,15 +116,7 @@ def permutation(size: int, number: int) -> npt.NDArray[np.uint16]:
 def ranges_of(
     missed: Sequence[npt.NDArray[Any]], num_rows: int
 ) -> Iterator[tuple[int, list[npt.NDArray[Any]]]]:
-    """Yield the rows of some batches, a range of the table at a time.
-
-    Yields
-    ------
-    first : int
-        Of the range of `RANGE_ROWS`.
-    list of ndarray
-        For each batch its rows in the range, less `first`.
-    """
+    """Yield the rows of some batches, a range of the table at a time."""
     for first in range(0, num_rows, RANGE_ROWS):
         parts = []
         for rows in missed:

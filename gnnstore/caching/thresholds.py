@@ -18,21 +18,7 @@ _NUM_BINS = 1 << 16
 
 
 def highest_that_overflows(pieces: Callable[[], Pieces], room: int) -> tuple[int, int]:
-    """Return the highest key that does not fit with all above it, and the room that these leave.
-
-    Parameters
-    ----------
-    pieces : callable
-        Yields all keys; called twice. No piece weighs 2^53.
-    room : int
-        The most that keys may weigh together.
-
-    Returns
-    -------
-    int
-        0 if all fit.
-    int
-    """
+    """Return the highest key that does not fit with all above it, and the room that these leave."""
     # By their upper and, within the bin that matters, their lower 16 bits.
     upper, left = _highest_bin(((keys >> 16, weights) for keys, weights in pieces()), room)
     if upper < 0:

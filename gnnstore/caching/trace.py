@@ -22,24 +22,14 @@ class Trace:
     """The rows that the batches of a superbatch need, one batch behind the other.
 
     Safe to use from many threads.
-
-    Attributes
-    ----------
-    ids : ndarray of int32 or int64 [n]
-        Node ids, in the order of each batch's `n_id`; a batch may repeat them. Of a trace in a
-        file none, but of its element type.
-    offsets : ndarray of int64 [S + 1]
-        Batch i needs ``ids[offsets[i]:offsets[i + 1]]``.
-    file : FileSpool or None
-        Holds the ids of a trace in a file, batch by batch.
-    num_nodes : int
-        Of the graph, where the ids are in a file.
     """
 
+    # int32 or int64 [n]: node ids, in the order of each batch's `n_id`; a batch may repeat them.
     ids: npt.NDArray[Any]
+    # int64 [S + 1]: batch i needs ``ids[offsets[i]:offsets[i + 1]]``.
     offsets: npt.NDArray[np.int64]
-    file: FileSpool | None = None
-    num_nodes: int = 0
+    file: FileSpool | None = None  # holds the ids of a trace in a file, batch by batch
+    num_nodes: int = 0  # of the graph, where the ids are in a file
 
     @classmethod
     def of(cls, batches: list[npt.NDArray[Any]]) -> Self:
@@ -73,17 +63,7 @@ class Trace:
         return 0 if self.file is None else int(np.diff(self.offsets).max(initial=0))
 
     def batch(self, i: int) -> npt.NDArray[Any]:
-        """Return the ids of a batch: a view, or a new array of what the file holds.
-
-        Raises
-        ------
-        CorruptStoreError
-            If the file no longer holds what was written.
-        StorageError
-            If it cannot be read.
-        UsageError
-            If it is closed.
-        """
+        """Return the ids of a batch: a view, or a new array of what the file holds."""
         if self.file is not None:
             return self.file.read(i)[0]
         return self.ids[self.offsets[i] : self.offsets[i + 1]]
@@ -100,46 +80,19 @@ class Trace:
 
 
 class TraceBuilder:
-    """Collects the nodes of a superbatch's batches. `put` is safe to call from many threads.
-
-    Parameters
-    ----------
-    num_batches : int
-        S.
-    num_nodes : int
-        Of the graph; below 2^31, ids take four bytes.
-    path : Path, optional
-        The file to make; by default ids are kept in memory.
-
-    Attributes
-    ----------
-    file : FileSpool or None
-        Receives the ids, which it returns as they were put.
-
-    Raises
-    ------
-    StorageError
-        If the file cannot be made.
-    """
+    """Collects the nodes of a superbatch's batches. `put` is safe to call from many threads."""
 
     def __init__(self, num_batches: int, num_nodes: int, path: Path | None = None) -> None:
         self.num_batches = num_batches
         self.id_dtype = id_dtype(num_nodes - 1)
         self._num_nodes = num_nodes
+        # Receives the ids, which it returns as they were put.
         self.file = None if path is None else FileSpool(path, num_batches, what="the trace")
         self._batches = self.file or MemorySpool()
         self._sizes = [-1] * num_batches  # -1: the batch is not there
 
     def put(self, i: int, n_id: npt.NDArray[Any]) -> None:
-        """Take the nodes of batch i; copies them where their element type is another.
-
-        Raises
-        ------
-        NoSpaceError, StorageError
-            If they cannot be written; the batch then counts as missing.
-        UsageError
-            If it is there already, or the file is closed.
-        """
+        """Take the nodes of batch i; copies them where their element type is another."""
         self._batches.append(i, [n_id.astype(self.id_dtype, copy=False)])
         self._sizes[i] = len(n_id)
 

@@ -16,22 +16,7 @@ PathLike = str | os.PathLike[str]
 
 
 def existing_path(path: PathLike, what: str) -> Path:
-    """Return the path of an input that exists.
-
-    Parameters
-    ----------
-    path : path-like
-        The path as the user gives it.
-    what : str
-        Name of the input for messages, as in "the edge list".
-
-    Raises
-    ------
-    NotFoundError
-        If there is nothing.
-    StorageError
-        If the operating system refuses to look.
-    """
+    """Return the path of an input that exists."""
     found = Path(path)
     with storage_errors(f"look for {what}", found):
         exists = found.exists()
@@ -41,15 +26,7 @@ def existing_path(path: PathLike, what: str) -> Path:
 
 
 def existing_file(path: PathLike, what: str) -> Path:
-    """Return the path of an input that exists and is a file.
-
-    Raises
-    ------
-    NotFoundError
-        If there is nothing.
-    InputError
-        If it is a directory, a FIFO, a device or a socket.
-    """
+    """Return the path of an input that exists and is a file."""
     found = existing_path(path, what)
     if found.is_dir():
         raise InputError(f"{what} should be a file, but {found} is a directory", path=found)
@@ -58,41 +35,19 @@ def existing_file(path: PathLike, what: str) -> Path:
 
 
 def open_input(path: Path) -> BinaryIO:
-    """Open an input for reading; it may be a link.
-
-    Raises
-    ------
-    InputError
-        If it is no regular file.
-    OSError
-        If the operating system refuses.
-    """
+    """Open an input for reading; it may be a link."""
     return open_binary(path, error=InputError)
 
 
 @contextmanager
 def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open an archive for reading, as `open_input` does.
-
-    Raises
-    ------
-    zipfile.BadZipFile
-        If it is none.
-    """
+    """Open an archive for reading, as `open_input` does."""
     with open_input(path) as file, zipfile.ZipFile(file) as archive:
         yield archive
 
 
 def existing_directory(path: PathLike, what: str) -> Path:
-    """Return the path of an input that exists and is a directory.
-
-    Raises
-    ------
-    NotFoundError
-        If there is nothing.
-    InputError
-        If it is a file.
-    """
+    """Return the path of an input that exists and is a directory."""
     found = existing_path(path, what)
     if not found.is_dir():
         raise InputError(f"{what} should be a directory, but {found} is a file", path=found)
@@ -115,26 +70,7 @@ def describe_files(paths: Iterable[PathLike]) -> list[dict[str, Any]]:
 
 
 def choose_name(names: Sequence[str], wanted: str | None, kind: str, path: Path) -> str | None:
-    """Return the one of a data set's splits or tasks to take; None if it has none.
-
-    Parameters
-    ----------
-    names : sequence of str
-        The names that exist.
-    wanted : str, optional
-        The name that the user gives; may be left out where there is only one.
-    kind : str
-        "split" or "task", which is also the name of the option.
-    path : Path
-        The file or directory that lists them.
-
-    Raises
-    ------
-    NotFoundError
-        If the wanted one is not there.
-    UsageError
-        If there are several, and none is named.
-    """
+    """Return the one of a data set's splits or tasks to take; None if it has none."""
     listed = ", ".join(names) or "none"
     if wanted is not None and wanted not in names:
         raise NotFoundError(f"{path}: there is no {kind} {wanted!r}; there is {listed}", path=path)

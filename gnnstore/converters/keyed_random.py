@@ -20,40 +20,14 @@ _BYTES_STD = math.sqrt(8 * (2**16 - 1) / 12)
 
 
 def draw_words(seed: int, purpose: int, first_block: int, num_words: int) -> npt.NDArray[np.uint64]:
-    """Return words of Philox4x64-10 from a block of four on.
-
-    Parameters
-    ----------
-    seed : int
-        In [0, 2**64).
-    purpose : int
-        Tells the streams of one seed apart; in [0, 2**64).
-    first_block : int
-        The counter to begin at.
-    num_words : int
-        Number of words to draw.
-    """
+    """Return words of Philox4x64-10 from a block of four on."""
     return keyed((seed, purpose), (first_block, 0, 0, 0)).random_raw(num_words)
 
 
 def draw_noise(
     seed: int, purpose: int, first: int, shape: tuple[int, int], deviation: float
 ) -> npt.NDArray[np.float32]:
-    """Return noise of mean 0 for rows first, first + 1, ..., float32 of the shape given.
-
-    It is the sum of eight random bytes, standardised. That is normal to within 0.005 of the
-    distribution function, and has the same bits everywhere, which logarithms and cosines
-    have not.
-
-    Parameters
-    ----------
-    seed, purpose : int
-        See `draw_words`.
-    first : int
-        Number of the first row.
-    shape : (int, int)
-        Rows and columns.
-    """
+    """Return noise of mean 0 for rows first, first + 1, ..., float32 of the shape given."""
     num_rows, width = shape
     # Whole blocks of four words a row, so that a row begins where a counter does.
     row_words = -(-width // 4) * 4
@@ -75,23 +49,7 @@ def _sum_of_bytes(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def hash_pairs(
     seed: int, low: npt.NDArray[Any], high: npt.NDArray[Any], rank: npt.NDArray[Any] | None
 ) -> npt.NDArray[np.uint64]:
-    """Return a random word for each pair of numbers, for places that have no single number.
-
-    Every step scrambles all 64 bits, so that every bit of the result depends on both numbers.
-
-    Parameters
-    ----------
-    seed : int
-        In [0, 2**64).
-    low, high : ndarray of non-negative integers, shape [k]
-        The pairs.
-    rank : ndarray of non-negative integers, shape [k], optional
-        Tells equal pairs apart; None if all are 0.
-
-    Returns
-    -------
-    ndarray of uint64, shape [k]
-    """
+    """Return a random word for each pair of numbers, for places that have no single number."""
     words = low.astype(np.uint64)
     words *= np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: SplitMix64's step
     words ^= np.uint64(seed)

@@ -7,16 +7,7 @@ from gnnstore.budget.limits import available_bytes
 
 
 def memory_ledger(who: str, memory_bytes: int | None) -> Ledger:
-    """Return a ledger of the memory that a conversion may use.
-
-    Parameters
-    ----------
-    who : str
-        The work that takes it, to begin an error with.
-    memory_bytes : int or None
-        `ConvertOptions.memory_bytes`; None: as much as is available now, so that work that is too
-        large is refused with a number instead of killed by the kernel half way.
-    """
+    """Return a ledger of the memory that a conversion may use."""
     if memory_bytes is None:
         return Ledger(available_bytes(), (), who, OF_FREE_MEMORY, "")
     return Ledger(memory_bytes, (), who, "of the memory_bytes= budget", "memory_bytes=")

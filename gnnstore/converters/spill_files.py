@@ -17,15 +17,7 @@ from gnnstore.formats.container.regular_files import open_regular
 def read_exactly(
     path: str | os.PathLike[str], offset: int, out: npt.NDArray[np.uint8], what: str
 ) -> None:
-    """Fill an array with bytes of a file; `what` names the file in an error.
-
-    Raises
-    ------
-    CorruptStoreError
-        If the file ends before.
-    StorageError
-        If the operating system refuses.
-    """
+    """Fill an array with bytes of a file; `what` names the file in an error."""
     with storage_errors(f"read {what}", path):
         file = open_regular(path, error=CorruptStoreError, root=Path(path).parent)
         try:
@@ -41,20 +33,7 @@ def read_exactly(
 
 
 class SpillDirectory:
-    """A directory of files that one attempt of a conversion appends to and reads.
-
-    Parameters
-    ----------
-    path : Path
-        Made if it is not there; files of an interrupted attempt in it are removed.
-    what : str
-        Contents of the files, for errors: "names of nodes".
-
-    Raises
-    ------
-    StorageError
-        If the operating system refuses; so do `append` and `read`.
-    """
+    """A directory of files that one attempt of a conversion appends to and reads."""
 
     def __init__(self, path: Path, what: str) -> None:
         self.path = path

@@ -34,23 +34,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EngineProbe:
-    """The result of trying an engine.
-
-    Attributes
-    ----------
-    detail : str
-        How it works here ("io_uring, 128 deep, registered buffers"), or why it does not.
-    remedy : str
-        A way to make it work; empty if it does.
-    is_direct : bool
-        Whether it bypasses the page cache, if the file system allows that.
-    """
+    """The result of trying an engine."""
 
     name: str
     is_available: bool
-    detail: str
-    remedy: str = ""
-    is_direct: bool = True
+    detail: str  # how it works here ("io_uring, 128 deep, registered buffers"), or why it does not
+    remedy: str = ""  # a way to make it work; empty if it does
+    is_direct: bool = True  # whether it bypasses the page cache, if the file system allows that
 
 
 @dataclass(frozen=True)
@@ -91,39 +81,12 @@ class Engine:
 
 
 def probe_engines(path: Path) -> list[EngineProbe]:
-    """Try each engine on a file.
-
-    Parameters
-    ----------
-    path : Path
-        A file that is not empty; its first bytes are read.
-
-    Raises
-    ------
-    StorageError
-        If the file itself cannot be read, by any engine.
-    """
+    """Try each engine on a file."""
     return [_probe(name, path) for name in ENGINES]
 
 
 def choose_engine(path: Path, forced: str | None = None) -> EngineChoice:
-    """Return the given engine, else the first of `ENGINES` that works.
-
-    Parameters
-    ----------
-    path : Path
-        A file of the store, which the engine must be able to read.
-    forced : str, optional
-        An engine's name; by default that of the environment variable, if it is set.
-
-    Raises
-    ------
-    UsageError
-        If the given engine is unknown, or does not work here; the message says why, and what
-        helps.
-    StorageError
-        If the file itself cannot be read, by any engine.
-    """
+    """Return the given engine, else the first of `ENGINES` that works."""
     if forced is not None:
         return _choose_forced(path, "io_engine", forced, "it was asked for")
     if name := os.environ.get(ENVIRONMENT_VARIABLE):
@@ -242,20 +205,7 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 def open_engine(path: Path, forced: str | None = None) -> Engine:
-    """Choose an engine and how it reads, by the measurements of the disk if there are any.
-
-    Parameters
-    ----------
-    path : Path
-        A file of the store, as in `choose_engine`.
-    forced : str, optional
-        As in `choose_engine`.
-
-    Raises
-    ------
-    UsageError, StorageError
-        As in `choose_engine`.
-    """
+    """Choose an engine and how it reads, by the measurements of the disk if there are any."""
     choice = choose_engine(path, forced)
     tuning = tune_reads(load_profile(path))
     with _lock:

@@ -52,36 +52,16 @@ class RunDirectory:
     """A directory of this process, which is removed with all that is in it.
 
     Processes that are forked off do not remove it. While one of them lives, it is not stale.
-
-    Attributes
-    ----------
-    path : Path
-        Absolute.
     """
 
     def __init__(self, path: Path, owner: int) -> None:
         """Take over a directory and the locked descriptor of its owner file; see `create`."""
-        self.path = path
+        self.path = path  # absolute
         self._finish = weakref.finalize(self, _leave, path, owner, os.getpid())
 
     @classmethod
     def create(cls, parent: Path, *, purpose: str) -> Self:
-        """Make a directory, and sweep what killed runs left beside it.
-
-        Parameters
-        ----------
-        parent : Path
-            An existing directory that can be written.
-        purpose : str
-            Contents, as in "sampled subgraphs"; for messages, and the owner file.
-
-        Raises
-        ------
-        NotFoundError
-            If `parent` does not exist.
-        StorageError
-            If nothing can be made there; `NoSpaceError` if that is for want of space.
-        """
+        """Make a directory, and sweep what killed runs left beside it."""
         parent = parent.absolute()
         sweep_stale(parent)
         swept: OSError | None = None
@@ -137,10 +117,7 @@ def default_parent(store: Path) -> Path:
 
 
 def sweep_stale(parent: Path) -> list[Path]:
-    """Remove the run directories in `parent` whose runs are dead, and return their paths.
-
-    Only those of the same user are; what cannot be removed, or looked at, is left.
-    """
+    """Remove the run directories in `parent` whose runs are dead, and return their paths."""
     removed = []
     for path in _run_directories(parent):
         with suppress(OSError):
@@ -185,13 +162,7 @@ def _run_directories(parent: Path) -> list[Path]:
 
 
 def _own(path: Path, purpose: str) -> int:
-    """Make and lock the owner file of a new directory, and return its descriptor.
-
-    Raises
-    ------
-    FileNotFoundError, BlockingIOError
-        If another process has swept the directory before it was locked, or is about to.
-    """
+    """Make and lock the owner file of a new directory, and return its descriptor."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     descriptor = os.open(path / _OWNER_FILE, flags, 0o600)
     try:
@@ -225,15 +196,7 @@ def _lock(descriptor: int) -> None:
 
 @contextmanager
 def _claimed(path: Path) -> Iterator[Claim]:
-    """Say what a directory is, and hold its lock where nobody does.
-
-    Yields
-    ------
-    str
-        "running": in use, or it cannot be opened or known to be dead. "dead": its run is, and
-        the lock is held. "empty": its run was killed before it made the owner file. "foreign":
-        not ours, or gone.
-    """
+    """Say what a directory is, and hold its lock where nobody does."""
     try:
         descriptor = open_regular(path / _OWNER_FILE, os.O_RDWR, error=StorageError, root=path)
     except FileNotFoundError:
@@ -310,8 +273,7 @@ def _remove_own(path: Path) -> None:
 def _hide(path: Path) -> Path:
     """Rename a run directory, and return its path.
 
-    When the interpreter ends, a thread may still be making files. It finds no directory then, and
-    ends; else a file that it makes now and then would keep the directory from being removed.
+    When the interpreter ends, a thread may still be making files.
     """
     hidden = path.with_name(f"{_PREFIX}{secrets.token_hex(4)}")
     with suppress(OSError):

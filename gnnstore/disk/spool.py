@@ -73,25 +73,13 @@ class MemorySpool:
         return 0
 
     def append(self, i: int, arrays: Sequence[npt.NDArray[Any]]) -> None:
-        """Keep the arrays of batch i.
-
-        Raises
-        ------
-        UsageError
-            If there are some already.
-        """
+        """Keep the arrays of batch i."""
         given = list(arrays)
         if self._records.setdefault(i, given) is not given:
             raise UsageError(f"the arrays of batch {i} are there already")
 
     def read(self, i: int) -> list[npt.NDArray[Any]]:
-        """Return the arrays of batch i themselves.
-
-        Raises
-        ------
-        KeyError
-            If there are none.
-        """
+        """Return the arrays of batch i themselves."""
         return self._records[i]
 
     def drop(self, i: int) -> None:
@@ -106,31 +94,8 @@ class MemorySpool:
 class FileSpool:
     """Keeps vectors of int32 and int64 in one file, as threads come with them.
 
-    Where they lie, and their checksums, are in memory: 21 bytes for each. A process that was
-    forked off may read, but not write. Kernels read and write the file, too.
-
-    Parameters
-    ----------
-    path : Path
-        The file to make; removed by `close`, or once nobody holds the spool.
-    num_batches : int
-        S; batches are numbered below.
-    num_arrays : int
-        The most that a batch has.
-    what : str
-        Name of the contents, for messages.
-
-    Attributes
-    ----------
-    begins, counts : ndarray of int64 [S, num_arrays]
-        The byte that each vector begins at, and its numbers; -1: it is not there.
-    crcs : ndarray of uint32 [S, num_arrays]
-        Checksums, which know the number of their batch.
-
-    Raises
-    ------
-    StorageError
-        If the file cannot be made.
+    Where they lie, and their checksums, are in memory: 21 bytes for each. A process that was forked
+    off may read, but not write. Kernels read and write the file, too.
     """
 
     def __init__(
@@ -138,8 +103,13 @@ class FileSpool:
     ) -> None:
         self.path = path
         self.num_batches = num_batches
+        # int64 [S, num_arrays]: the byte that each vector begins at, and its numbers; -1: it is not
+        # there.
         self.begins = np.zeros((num_batches, num_arrays), np.int64)
+        # int64 [S, num_arrays]: the byte that each vector begins at, and its numbers; -1: it is not
+        # there.
         self.counts = np.full((num_batches, num_arrays), -1, np.int64)
+        # uint32 [S, num_arrays]: checksums, which know the number of their batch.
         self.crcs = np.zeros((num_batches, num_arrays), np.uint32)
         self._are_wide = np.zeros((num_batches, num_arrays), np.bool_)
         self._what = what
@@ -159,16 +129,7 @@ class FileSpool:
         return self.file.num_bytes
 
     def append(self, i: int, arrays: Sequence[npt.NDArray[Any]]) -> None:
-        """Write the vectors of batch i behind all others.
-
-        Raises
-        ------
-        NoSpaceError, StorageError
-            If they cannot be written. They may then be written again.
-        UsageError
-            If there are some already, there is no such batch, they are something else, or the
-            file is closed.
-        """
+        """Write the vectors of batch i behind all others."""
         if os.getpid() != self._pid:
             raise UsageError(f"{self.path} was made before a fork; write where it was made")
         if not 0 <= i < self.num_batches or self.counts[i, 0] >= 0:
@@ -199,19 +160,7 @@ class FileSpool:
         self.begins[:, 0], self.counts[:, 0], self.crcs[:, 0] = begins, counts, crcs
 
     def read(self, i: int) -> list[npt.NDArray[Any]]:
-        """Read the vectors of batch i: new arrays.
-
-        Raises
-        ------
-        KeyError
-            If there are none.
-        CorruptStoreError
-            If the file no longer holds what was written.
-        StorageError
-            If it cannot be read.
-        UsageError
-            If it is closed.
-        """
+        """Read the vectors of batch i: new arrays."""
         if self.counts[i, 0] < 0:
             raise KeyError(f"{self.path} has nothing of batch {i}")
 
@@ -234,28 +183,7 @@ class FileSpool:
 
 
 def guarded(call: Callable[[], _Result], doing: str, path: Path) -> _Result:
-    """Return `call()`, with the system's errors as ours.
-
-    Parameters
-    ----------
-    call : callable
-        Something that files of a run are needed for.
-    doing : str
-        The action, as in "write the trace of batch 3".
-    path : Path
-        Of the file; an error may name another one.
-
-    Raises
-    ------
-    CorruptStoreError
-        A file no longer holds what was written.
-    NoSpaceError
-        The disk is full.
-    StorageError
-        The system refuses otherwise.
-    UsageError
-        The file is closed, or what is called refuses its arguments.
-    """
+    """Return `call()`, with the system's errors as ours."""
     try:
         return call()
     except (ValueError, IndexError) as error:

@@ -28,13 +28,7 @@ _LINE_SECONDS, _EVENT_SECONDS = 10.0, 1.0
 
 
 class Usage:
-    """Resources that this process has used: bytes written since now, and peak memory.
-
-    Parameters
-    ----------
-    io : Path
-        The kernel's counters; replaced in tests.
-    """
+    """Resources that this process has used: bytes written since now, and peak memory."""
 
     def __init__(self, io: Path = _IO) -> None:
         self._io = io
@@ -85,19 +79,7 @@ class _PhaseCount:
 
 
 class _Lines(ABC):
-    """Writes about phases to a stream.
-
-    Parameters
-    ----------
-    stream : text file
-        Where the lines go.
-    interval_seconds : float
-        The shortest time between two reports on a phase.
-    clock : callable
-        Returns seconds; replaced in tests.
-    usage : Usage, optional
-        Resources to report as well.
-    """
+    """Writes about phases to a stream."""
 
     reports_beginning = False
 

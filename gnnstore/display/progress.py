@@ -37,17 +37,7 @@ _LEAST_BAR, _MOST_BAR = 8, 40
 def open_progress(
     *, quiet: bool = False, show_usage: bool = False, style: Style = "auto"
 ) -> Iterator[Progress]:
-    """Show progress on stderr while the context lasts.
-
-    Parameters
-    ----------
-    quiet : bool
-        Show nothing.
-    show_usage : bool
-        Show the bytes written and the peak memory, too.
-    style : str
-        How to show it; "auto": as bars on a terminal, else as lines.
-    """
+    """Show progress on stderr while the context lasts."""
     usage = Usage() if show_usage else None
     if style == "auto":
         style = "bar" if sys.stderr.isatty() else "lines"
@@ -73,8 +63,8 @@ def open_progress(
 class _PhaseColumn(bars.ProgressColumn):
     """A phase in one line: name, bar, amount, rate, time left and usage, as far as there is room.
 
-    The name and the amount are always there. On a narrow terminal usage, rate and time left go,
-    in this order, and the bar where less than `_LEAST_BAR` cells are left for it.
+    The name and the amount are always there. On a narrow terminal usage, rate and time left go, in
+    this order, and the bar where less than `_LEAST_BAR` cells are left for it.
     """
 
     def __init__(self, console: Console, usage: Usage | None) -> None:

@@ -44,21 +44,6 @@ class PartitionBuffer:
 
     Its methods are called from one thread, and are not interrupted in the middle: each is made in a
     thread of its own, which gets no signals.
-
-    Parameters
-    ----------
-    load, store : callable
-        Given a partition and its slot, fill the slot, and write it. Called in threads; whatever
-        they raise is raised where the partition is needed, and one that could not be written stays
-        in memory.
-
-    Attributes
-    ----------
-    slots : ndarray of int32 [p]
-        The slot of each resident partition, -1 of others.
-    dirty : ndarray of bool [p]
-        Whether a partition has changed since it was read or written.
-    memory : ndarray of float32 [slots * slot_floats]
     """
 
     def __init__(
@@ -70,9 +55,11 @@ class PartitionBuffer:
     ) -> None:
         self._slot_floats = slot_floats
         self._load, self._store = load, store
+        # int32 [p]: the slot of each resident partition, -1 of others.
         self.slots = np.full(num_partitions, -1, np.int32)
+        # bool [p]: whether a partition has changed since it was read or written.
         self.dirty = np.zeros(num_partitions, np.bool_)
-        self.memory: Slot = np.empty(0, np.float32)
+        self.memory: Slot = np.empty(0, np.float32)  # float32 [slots * slot_floats]
         self._held: dict[int, int] = {}
         self._free: list[int] = []
         self._reads: dict[int, Future[None]] = {}
@@ -114,13 +101,7 @@ class PartitionBuffer:
 
     @_whole
     def enter(self, state: npt.NDArray[np.int64]) -> None:
-        """Make exactly these partitions resident.
-
-        Raises
-        ------
-        StorageError, CorruptStoreError
-            If one could not be read, or one that left could not be written.
-        """
+        """Make exactly these partitions resident."""
         wanted = set(state.tolist())
         for partition in self.resident().tolist():
             if partition not in wanted:

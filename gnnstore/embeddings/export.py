@@ -28,20 +28,7 @@ def export_rows(
     with_graph: bool,
     overwrite: bool,
 ) -> Path:
-    """Write rows, some at a time, as a store that holds them alone or beside all of another.
-
-    Parameters
-    ----------
-    provenance : Mapping
-        Origin of the rows, as JSON values.
-
-    Raises
-    ------
-    UsageError
-        If the other store has an attribute of that name.
-    StoreExistsError, StorageError, InputError
-        As of any store that is written.
-    """
+    """Write rows, some at a time, as a store that holds them alone or beside all of another."""
     schema, node = source.schema, source.schema.node
     if not with_graph:
         schema = Schema((NodeTypeSpec(node.name, node.num_nodes, {}),), ())

@@ -27,16 +27,11 @@ def rows_in_order(num_nodes: int, row_bytes: int) -> int:
 
 
 class RowLayout:
-    """The rows of a table, in the order of nodes or in that of partitions of the store.
-
-    Attributes
-    ----------
-    place : ndarray of int32 or int64 [N], or None
-        Row of each node; None: node i is in row i.
-    """
+    """The rows of a table, in the order of nodes or in that of partitions of the store."""
 
     def __init__(self, manifest: TableManifest, unit: PartitionsReader | None) -> None:
         self._manifest, self._unit = manifest, unit
+        # int32 or int64 [N], or None: row of each node; None: node i is in row i.
         self.place: _Ids | None = None if unit is None else unit.new_ids()
 
     @property
@@ -58,18 +53,11 @@ class RowLayout:
 
 @dataclass(frozen=True)
 class InitialRows:
-    """Initial values of rows: a function of the seed, the node and the column.
+    """Initial values of rows: a function of the seed, the node and the column."""
 
-    Attributes
-    ----------
-    kind : str
-        A key of `INITIAL`.
-    scale : float
-        Of "uniform", values are in [-scale, scale); of "normal", it is the standard deviation;
-        and the others are multiplied with it.
-    """
-
-    kind: str
+    kind: str  # a key of `INITIAL`
+    # Of "uniform", values are in [-scale, scale); of "normal", it is the standard deviation; and
+    # the others are multiplied with it.
     scale: float
     seed: int
     num_nodes: int

@@ -38,18 +38,11 @@ StorePath = GraphStore | str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class TableFiles:
-    """A table on disk, open for one writer.
-
-    Attributes
-    ----------
-    store : GraphStore
-        The store whose nodes the rows are of.
-    unit : PartitionsReader or None
-        The partitions by which rows are cut; None: they are in the order of nodes.
-    """
+    """A table on disk, open for one writer."""
 
     directory: TableDirectory
-    store: GraphStore
+    store: GraphStore  # the store whose nodes the rows are of
+    # The partitions by which rows are cut; None: they are in the order of nodes.
     unit: PartitionsReader | None
 
 
@@ -125,13 +118,7 @@ def create_files(
 def check_memory(
     path: Path, manifest: TableManifest, memory: int | str | None, held_bytes: int = 0
 ) -> None:
-    """Check that all rows of a table fit in its budget, `held_bytes` of which they take already.
-
-    Raises
-    ------
-    BudgetError
-        Naming what is missing.
-    """
+    """Check that all rows of a table fit in its budget, `held_bytes` of which they take already."""
     budget = MemoryBudget.of(memory, held_bytes)
     rows = Reservation("embeddings", manifest.num_partitions * manifest.slot_bytes)
     who = f"the table {path.name}"

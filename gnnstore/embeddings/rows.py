@@ -42,11 +42,7 @@ class StoredRows:
     def read(
         self, nodes: npt.NDArray[np.int64], buffer: PartitionBuffer
     ) -> npt.NDArray[np.float32]:
-        """Return the rows of nodes [len(nodes), dim] as they are now.
-
-        Rows of partitions in `buffer` come from there. Of the others, a partition is read whole,
-        and its checksum compared, where many of its rows are asked for; else row by row.
-        """
+        """Return the rows of nodes [len(nodes), dim] as they are now."""
         dim, per_partition = self._initial.dim, self._directory.manifest.rows_per_partition
         out = np.empty((len(nodes), dim), np.float32)
         rows = self._layout.rows_of(nodes)

@@ -431,13 +431,7 @@ class EmbeddingTable(torch.nn.Module):
         self._buffer.enter(state)
 
     def _check_stepped(self) -> None:
-        """Forget rows that were given out, as their places in memory change.
-
-        Raises
-        ------
-        UsageError
-            If gradients of them wait for a step.
-        """
+        """Forget rows that were given out, as their places in memory change."""
         waiting = sum(leaf.grad is not None for leaf in self.leaves)
         if waiting:
             raise UsageError(
@@ -631,21 +625,7 @@ class EmbeddingTable(torch.nn.Module):
         return self.num_embeddings
 
     def __getitem__(self, ids: Any) -> Tensor:
-        """Return the rows of nodes as they are now, from memory or from disk.
-
-        Rows on disk are read a partition at a time where many of it are asked for, and its checksum
-        is compared; else one by one.
-
-        Parameters
-        ----------
-        ids : as NumPy indexes a matrix
-            A slice, integers or a mask; negative integers count from the last node.
-
-        Raises
-        ------
-        BadIndexError
-            If there is no such node.
-        """
+        """Return the rows of nodes as they are now, from memory or from disk."""
         self._check_usable()
         selection = select(ids, self.shape, str(self.path))
         nodes = np.asarray(selection.rows, np.int64)

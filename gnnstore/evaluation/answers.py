@@ -35,18 +35,11 @@ BYTES_PER_LISTED_EDGE = 40
 
 @dataclass(frozen=True, eq=False)
 class Queries:
-    """Edges whose ends are asked for, by number: [q] each.
-
-    Attributes
-    ----------
-    sources, targets : ndarray of int64
-    relations : ndarray or None
-        None where edges have none.
-    """
+    """Edges whose ends are asked for, by number: [q] each."""
 
     sources: Int64Array
     targets: Int64Array
-    relations: npt.NDArray[Any] | None = None
+    relations: npt.NDArray[Any] | None = None  # none where edges have none
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -58,21 +51,13 @@ class Queries:
 
 @dataclass(frozen=True, eq=False)
 class KnownEdges:
-    """Edges by target.
+    """Edges by target."""
 
-    Attributes
-    ----------
-    csc : Csc
-        Sources by column, ascending.
-    nodes : ndarray of int64 or None
-        The target of each column, ascending, and an empty column behind them; None: column v is
-        that of node v.
-    relations : callable or None
-        Returns the relations of the edges at some positions of `csc`.
-    """
-
-    csc: Csc
+    csc: Csc  # sources by column, ascending
+    # The target of each column, ascending, and an empty column behind them; None: column v is that
+    # of node v.
     nodes: Int64Array | None = None
+    # Returns the relations of the edges at some positions of `csc`.
     relations: Callable[[Int64Array], npt.NDArray[Any]] | None = None
 
     @classmethod
@@ -115,14 +100,7 @@ class KnownEdges:
 
 
 class Answers:
-    """Answers of a block of queries among known edges, for ascending ranges of nodes.
-
-    Parameters
-    ----------
-    edges : KnownEdges
-    queries : Queries
-        The edge that a query is made of is no answer to it.
-    """
+    """Answers of a block of queries among known edges, for ascending ranges of nodes."""
 
     def __init__(self, edges: KnownEdges, queries: Queries) -> None:
         self._edges = edges

@@ -179,13 +179,7 @@ class _Plan(NamedTuple):
 def _plan(
     rows: Table, num_queries: int, known: Sequence[GraphStore | Queries], memory: MemoryBudget
 ) -> _Plan:
-    """Return the largest block of queries that fits.
-
-    Raises
-    ------
-    BudgetError
-        If none does.
-    """
+    """Return the largest block of queries that fits."""
     listed = sum(len(edges) for edges in known if isinstance(edges, Queries))
     # The rows of both ends, and as much again for the score function.
     each = 3 * rows.row_bytes + _LEAST_CANDIDATES * _BYTES_PER_SCORE + _BYTES_PER_QUERY
@@ -241,16 +235,7 @@ def _pass(sides: Sequence[_Side], rows: Table, plan: _Plan) -> Tensor:
 
 
 class _Side:
-    """Queries of which one end is replaced: what is known of their ranks so far.
-
-    Parameters
-    ----------
-    ends : dict of str to Tensor
-        The rows of the ends "src" and "dst".
-    replaced : "src" or "dst"
-    answers : sequence of Answers
-        Candidates that are not compared.
-    """
+    """Queries of which one end is replaced: what is known of their ranks so far."""
 
     def __init__(
         self,
@@ -298,13 +283,7 @@ class _Side:
         scores[tuple(index)] = torch.nan
 
     def _scores(self, rows: Tensor, part: slice) -> Tensor:
-        """Return the scores of candidates for some queries, a tensor of our own.
-
-        Raises
-        ------
-        UsageError, InputError
-            If it is no [q, n] of floating-point numbers, or one is NaN.
-        """
+        """Return the scores of candidates for some queries, a tensor of our own."""
         source, target, relation, side = self._queries
         known = self._known[part]
         queries = LinkQueries(
@@ -379,15 +358,7 @@ def _relations(split: EdgeSplit, relation: str, name: str) -> npt.NDArray[Any]:
 
 
 def _edges(given: Any, relation: str | None, num_nodes: int, name: str) -> Queries:
-    """Return the edges of a split, a pair or a triple of arrays, or an array [2, L].
-
-    Raises
-    ------
-    UsageError
-        If shapes do not fit.
-    InputError
-        If an id is no node.
-    """
+    """Return the edges of a split, a pair or a triple of arrays, or an array [2, L]."""
     if isinstance(given, EdgeSplit):
         parts: list[Any] = list(given.ends(np.dtype(np.int64)))
         if relation is not None:

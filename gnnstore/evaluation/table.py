@@ -17,14 +17,7 @@ from gnnstore.graph.arrays import Attribute
 
 
 class Table:
-    """Rows by node: of a store, an array, a mapping, a tensor or a .npy file.
-
-    Attributes
-    ----------
-    num_rows : int
-    row_bytes : int
-        Bytes of a row in memory.
-    """
+    """Rows by node: of a store, an array, a mapping, a tensor or a .npy file."""
 
     def __init__(self, table: Any) -> None:
         if isinstance(table, (str, os.PathLike)):
@@ -44,6 +37,7 @@ class Table:
                 "each node, [N, ...]: an attribute of a store, an array, a tensor or a .npy file"
             )
         self.num_rows: int = shape[0]
+        # Bytes of a row in memory.
         self.row_bytes: int = max(1, math.prod(shape[1:]) * table.dtype.itemsize)
 
     def __getitem__(self, rows: Any) -> Tensor:

@@ -106,15 +106,7 @@ def verify(
 
 
 def check_batches(reader: PackedReader, num_threads: int, progress: Progress) -> list[Problem]:
-    """Read every batch of a plan, without the rows that come from its cache; return the problems.
-
-    Each thread holds a batch's rows of one attribute.
-
-    Raises
-    ------
-    StorageError
-        If the operating system refuses a read.
-    """
+    """Read every batch of a plan but for rows of its cache; return the problems."""
     plan, path = SavedPlan.open(reader), reader.path
 
     def check(number: int) -> Problem | None:

@@ -30,13 +30,7 @@ MAX_ROW_BYTES = 64
 
 
 def held_row_bytes(array: PagedArray) -> int:
-    """Return the bytes of a row of a stored array in memory.
-
-    Raises
-    ------
-    StorageError
-        If the array cannot be read.
-    """
+    """Return the bytes of a row of a stored array in memory."""
     row_bytes = array.geometry.row_bytes
     if row_bytes > MAX_ROW_BYTES:
         return row_bytes
@@ -45,26 +39,14 @@ def held_row_bytes(array: PagedArray) -> int:
 
 @dataclass(frozen=True, eq=False)
 class CompactRows(RowSource):
-    """A table of integers in memory that are narrower than in a batch.
-
-    Attributes
-    ----------
-    dtype : numpy.dtype
-        Of the rows that are read.
-    """
+    """A table of integers in memory that are narrower than in a batch."""
 
     table: MemoryRows
-    dtype: np.dtype[Any]
+    dtype: np.dtype[Any]  # of the rows that are read
 
     @classmethod
     def load(cls, array: PagedArray) -> Self:
-        """Load a stored array a piece at a time, so that memory never holds it in full width.
-
-        Raises
-        ------
-        StorageError
-            If the array cannot be read.
-        """
+        """Load a stored array a piece at a time, so that memory never holds it in full width."""
         narrow, shape = array.narrowest_dtype, (array.num_rows, *array.row_shape)
         table = _core.pool_empty(math.prod(shape) * narrow.itemsize).view(narrow).reshape(shape)
         for first, piece in array.pieces():

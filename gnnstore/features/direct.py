@@ -25,13 +25,7 @@ class DirectRows(RowSource):
 
     @classmethod
     def open(cls, array: PagedArray, engine: Engine) -> Self:
-        """Open the files of a stored array for an engine.
-
-        Raises
-        ------
-        StorageError
-            If a file cannot be opened, or is shorter than its part of the array.
-        """
+        """Open the files of a stored array for an engine."""
         return cls(FileRows.open(array, engine))
 
     @cached_property
@@ -45,25 +39,11 @@ class DirectRows(RowSource):
         return self.stored
 
     def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> ReadCounts:
-        """Read the rows of `ids` (int32 or int64 [n]) into `out`.
-
-        Raises
-        ------
-        IndexError
-            If an id is out of range.
-        StorageError
-            Naming the file and offset of a read that failed, or met the end of its file.
-        """
+        """Read the rows of `ids` (int32 or int64 [n]) into `out`."""
         return self.read_into(RowRequest(ids), out)
 
     def read_into(self, request: RowRequest, out: npt.NDArray[Any]) -> ReadCounts:
-        """Fill `out` with the rows of a request; cached rows are copied while others are read.
-
-        Raises
-        ------
-        IndexError, StorageError
-            As in `read_rows`; also if a slot is out of range.
-        """
+        """Fill `out` with the rows of a request; cached rows are copied while others are read."""
         if out.size == 0:
             return ReadCounts()
         stored = self.stored
@@ -81,13 +61,7 @@ class DirectRows(RowSource):
         return counts
 
     def read_range(self, first: int, out: npt.NDArray[Any]) -> ReadCounts:
-        """Fill `out` with consecutive rows, in large reads if rows fill their pages.
-
-        Raises
-        ------
-        IndexError, StorageError
-            As in `read_rows`.
-        """
+        """Fill `out` with consecutive rows, in large reads if rows fill their pages."""
         if not self.stored.array.geometry.is_exact:
             return super().read_range(first, out)
         begin = np.array([first])
@@ -100,13 +74,7 @@ class DirectRows(RowSource):
         places: npt.NDArray[np.int64],
         out: npt.NDArray[Any],
     ) -> ReadCounts:
-        """Read ranges of rows that fill their pages; see `FileRows.read_ranges`.
-
-        Raises
-        ------
-        IndexError, StorageError
-            As in `read_rows`.
-        """
+        """Read ranges of rows that fill their pages; see `FileRows.read_ranges`."""
         try:
             counts = self.stored.read_ranges(firsts, ends, places, out)
         except OSError as error:

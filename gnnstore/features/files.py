@@ -28,13 +28,7 @@ class FileRows:
 
     @classmethod
     def open(cls, array: PagedArray, engine: Engine) -> Self:
-        """Open the files of a stored array for an engine.
-
-        Raises
-        ------
-        StorageError
-            If a file cannot be opened, or is shorter than its part of the array.
-        """
+        """Open the files of a stored array for an engine."""
         return cls(array, engine, array.open_files(direct=engine.choice.is_direct))
 
     @cached_property
@@ -64,25 +58,7 @@ class FileRows:
         places: npt.NDArray[np.int64],
         out: npt.NDArray[Any],
     ) -> ReadCounts:
-        """Read ranges of rows in large reads, many in flight at a time.
-
-        Reads go straight to `out` where both places are aligned for direct reads.
-
-        Parameters
-        ----------
-        firsts, ends : ndarray of int64 [k]
-            Rows `firsts[i]` to `ends[i] - 1`, in an array whose rows fill their pages.
-        places : ndarray of int64 [k]
-            Row of `out` that each range begins at.
-        out : ndarray [n, ...] of row_bytes a row, C-ordered
-
-        Raises
-        ------
-        IndexError
-            If a range is not within the table.
-        OSError
-            If a read failed, or met the end of its file.
-        """
+        """Read ranges of rows in large reads, many in flight at a time."""
         wrong = np.flatnonzero((firsts < 0) | (ends < firsts) | (ends > self.num_rows))
         if wrong.size:
             first, end = firsts[wrong[0]], ends[wrong[0]]

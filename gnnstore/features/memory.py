@@ -90,13 +90,6 @@ class MappedRows(RowSource):
         """Copy the rows of `ids` to `out`.
 
         Several threads share one call, so that their page faults overlap.
-
-        Raises
-        ------
-        IndexError
-            If an id is out of range.
-        StorageError
-            If a file has been truncated since it was mapped.
         """
         self.array.check_mapped_files()
         num_threads = max(1, min(MAX_FAULT_THREADS, ids.size // MIN_ROWS_PER_FAULT_THREAD))

@@ -17,19 +17,7 @@ Mode = Literal["memory", "mmap"]
 
 
 def open_rows(array: PagedArray, place: Mode | Engine, num_threads: int = 1) -> RowSource:
-    """Open the rows of a stored array.
-
-    Parameters
-    ----------
-    place : "memory", "mmap" or Engine
-        Load them, with narrow integers in as few bytes as they need; map them; or read them on
-        request with an engine.
-
-    Raises
-    ------
-    StorageError
-        If a file cannot be opened, or is shorter than its part of the array.
-    """
+    """Open the rows of a stored array."""
     if place == "memory":
         is_compact = held_row_bytes(array) < array.geometry.row_bytes
         return CompactRows.load(array) if is_compact else MemoryRows.load(array, num_threads)
@@ -41,20 +29,7 @@ def open_rows(array: PagedArray, place: Mode | Engine, num_threads: int = 1) -> 
 def open_attribute(
     reader: StoreReader, spec: AttributeSpec, place: Mode | Engine, num_threads: int = 1
 ) -> RowSource:
-    """Open the rows of an attribute of a store; a compressed or empty one is loaded.
-
-    Parameters
-    ----------
-    place, num_threads
-        As in `open_rows`.
-
-    Raises
-    ------
-    CorruptStoreError
-        If a compressed array cannot be decoded.
-    StorageError
-        As in `open_rows`.
-    """
+    """Open the rows of an attribute of a store; a compressed or empty one is loaded."""
     if spec.layout == "cold":
         return MemoryRows.from_array(reader.compressed(spec))
     array = reader.paged(spec)

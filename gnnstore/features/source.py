@@ -40,17 +40,11 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class RowSpec:
-    """The rows of a table.
-
-    Attributes
-    ----------
-    dtype : numpy.dtype
-        Of its elements; uint16 for bfloat16.
-    """
+    """The rows of a table."""
 
     num_rows: int
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: np.dtype[Any]  # of its elements; uint16 for bfloat16
 
     @cached_property
     def row_bytes(self) -> int:
@@ -69,22 +63,12 @@ class RowSpec:
 
 
 class RowRequest(NamedTuple):
-    """A request for rows of a source.
+    """A request for rows of a source."""
 
-    Attributes
-    ----------
-    ids : ndarray of int32 or int64 [n]
-        In any order, repeated or not.
-    slots : ndarray of int32 [n], optional
-        Negative: the row is read from this source. The others are copied from `cache`, or stay as
-        they are if there is none. None: all are read.
-    cache : ndarray of uint8 [num_slots * row_bytes], optional
-        The rows of a tier above, by slot. It is handed down, so that they are copied while reads
-        of the others are in flight.
-    """
-
-    ids: npt.NDArray[Any]
+    ids: npt.NDArray[Any]  # int32 or int64 [n]: in any order, repeated or not
+    # int32 [n], optional: negative: the row is read from this source.
     slots: npt.NDArray[np.int32] | None = None
+    # uint8 [num_slots * row_bytes], optional: the rows of a tier above, by slot.
     cache: npt.NDArray[np.uint8] | None = None
 
     def copy_cached(self, out: npt.NDArray[Any]) -> ReadCounts:
@@ -199,16 +183,11 @@ class RowSource(ABC):
 
 @dataclass(frozen=True, eq=False)
 class AbsentRows(RowSource):
-    """A table of which nobody can ask for rows by id: they come with the batches.
-
-    Attributes
-    ----------
-    refusal : callable
-        Returns the error for whoever asks for something else than batches; a function of a module,
-        which can be pickled.
-    """
+    """A table of which nobody can ask for rows by id: they come with the batches."""
 
     attribute: AttributeSpec
+    # Returns the error for whoever asks for something else than batches; a function of a module,
+    # which can be pickled.
     refusal: Callable[[str], Exception]
 
     @cached_property
@@ -222,13 +201,7 @@ class AbsentRows(RowSource):
 
 
 def files_of(tables: Mapping[str, RowSource]) -> dict[str, FileRows]:
-    """Return the files of tables, for packing.
-
-    Raises
-    ------
-    UsageError
-        If a table is not in files.
-    """
+    """Return the files of tables, for packing."""
     files = {path: table.file_rows for path, table in tables.items()}
     missing = [path for path, found in files.items() if found is None]
     if missing:

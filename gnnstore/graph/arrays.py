@@ -73,28 +73,7 @@ class Attribute:
 
     @limits_named("read rows")
     def __getitem__(self, key: Any) -> Any:
-        """Return a copy of a part, chosen as in NumPy: `[ids]`, `[3]`, `[-1, 2]`, `[10:20, ::2]`.
-
-        Only the rows that it needs are read, a piece at a time where a part of each is wanted.
-
-        Parameters
-        ----------
-        key : object
-            Integers, slices, Ellipsis, None, and at most one array (or list, or tensor) of
-            integers or booleans.
-
-        Returns
-        -------
-        ndarray, or a scalar where there is an integer for every axis
-            bfloat16 comes as its bits (uint16); see `tensor` for torch's own type.
-
-        Raises
-        ------
-        BadIndexError
-            If an index is out of range or of another kind, or there are two arrays.
-        BudgetError
-            If it does not fit available memory.
-        """
+        """Return a copy of a part, indexed as in NumPy: `[ids]`, `[3]`, `[10:20, ::2]`."""
         selection = select(key, self.shape, self.spec.path)
         row_bytes = self.spec.row_bytes
         num_bytes = len(selection.rows) * row_bytes
@@ -144,15 +123,7 @@ class Attribute:
     def __array__(
         self, dtype: npt.DTypeLike | None = None, copy: bool | None = None
     ) -> npt.NDArray[Any]:
-        """Return all rows as a new array, for `np.asarray`.
-
-        Raises
-        ------
-        BudgetError
-            If they do not fit available memory.
-        ValueError
-            If `copy` is false: rows on disk are no array yet.
-        """
+        """Return all rows as a new array, for `np.asarray`."""
         if copy is False:
             raise ValueError(f"{self.spec.path}: its rows lie on disk, so reading them is a copy")
         return self.read().astype(self.dtype if dtype is None else dtype, copy=False)
@@ -220,13 +191,7 @@ class Texts(Sequence[str]):
     def __getitem__(self, key: slice) -> list[str]: ...
 
     def __getitem__(self, key: int | slice) -> str | list[str]:
-        """Return a text, or a list of them.
-
-        Raises
-        ------
-        BadIndexError
-            If there is no such text.
-        """
+        """Return a text, or a list of them."""
         if isinstance(key, slice):
             return [self[i] for i in range(*key.indices(len(self)))]
         number = int(key)
@@ -255,16 +220,7 @@ class Splits(Mapping[str, npt.NDArray[np.int64]]):
         self._num_nodes = node.num_nodes
 
     def __getitem__(self, name: str) -> npt.NDArray[np.int64]:
-        """Return the ids of a split.
-
-        Raises
-        ------
-        NoSplitError
-            If there is none of this name; the message lists those there are. It is a `KeyError`
-            and a `NotFoundError`.
-        CorruptStoreError
-            If it holds something else than ids of nodes.
-        """
+        """Return the ids of a split."""
         spec = self._specs.get(name) or self._specs.get(SPLIT_ALIASES.get(name, name))
         if spec is None:
             problem = f"there is no split {name!r}; the store's splits: "

@@ -17,19 +17,7 @@ from gnnstore.graph.arrays import SPLIT_ALIASES, Attribute
 
 
 class EdgeSplit:
-    """The L edges of a split; its arrays are read when they are used.
-
-    Attributes
-    ----------
-    source, target : Attribute
-        Ends of the edges, [L].
-    edge_ids : Attribute or None
-        Positions of the edges in the original input, [L].
-    source_negatives, target_negatives : Attribute or None
-        Nodes [L, A] that replace the source, or the target, of each edge.
-    attributes : dict of str to Attribute
-        Attributes of the edges, [L, ...].
-    """
+    """The L edges of a split; its arrays are read when they are used."""
 
     def __init__(self, reader: StoreReader, spec: EdgeSplitSpec, num_nodes: int) -> None:
         def attribute(part: AttributeSpec | None) -> Attribute | None:
@@ -38,11 +26,14 @@ class EdgeSplit:
         self._reader = reader
         self._spec = spec
         self._num_nodes = num_nodes
-        self.source = Attribute(reader, spec.source)
-        self.target = Attribute(reader, spec.target)
-        self.edge_ids = attribute(spec.edge_id)
+        self.source = Attribute(reader, spec.source)  # ends of the edges, [L]
+        self.target = Attribute(reader, spec.target)  # ends of the edges, [L]
+        self.edge_ids = attribute(spec.edge_id)  # positions of the edges in the original input, [L]
+        # Nodes [L, A] that replace the source, or the target, of each edge.
         self.source_negatives = attribute(spec.source_negatives)
+        # Nodes [L, A] that replace the source, or the target, of each edge.
         self.target_negatives = attribute(spec.target_negatives)
+        # Attributes of the edges, [L, ...].
         self.attributes = {name: Attribute(reader, own) for name, own in spec.attributes.items()}
 
     def __len__(self) -> int:
@@ -62,15 +53,7 @@ class EdgeSplit:
         return torch.from_numpy(self._pair(source, target, np.dtype(np.int64)))
 
     def ends(self, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Return sources and targets, [2, L].
-
-        Raises
-        ------
-        CorruptStoreError
-            If one is no node of the graph.
-        BudgetError
-            If they do not fit available memory.
-        """
+        """Return sources and targets, [2, L]."""
         return self._pair(self._spec.source, self._spec.target, dtype)
 
     def _pair(
@@ -96,29 +79,18 @@ class EdgeSplits(Mapping[str, EdgeSplit]):
     """Edge splits by name; "val" finds "valid".
 
     The training split is not among them where it is the edges of the graph.
-
-    Attributes
-    ----------
-    has_message_train : bool
-        Whether the edges of the graph are the training split: there are splits, and none is
-        called "train".
     """
 
     def __init__(self, reader: StoreReader, edge: EdgeTypeSpec, num_nodes: int) -> None:
         self._reader = reader
         self._specs = edge.splits
         self._num_nodes = num_nodes
+        # Whether the edges of the graph are the training split: there are splits, and none is
+        # called "train".
         self.has_message_train = bool(self._specs) and "train" not in self._specs
 
     def __getitem__(self, name: str) -> EdgeSplit:
-        """Return a split.
-
-        Raises
-        ------
-        NoSplitError
-            If there is none of this name; the message lists those there are. It is a `KeyError`
-            and a `NotFoundError`.
-        """
+        """Return a split."""
         spec = self._specs.get(name) or self._specs.get(SPLIT_ALIASES.get(name, name))
         if spec is not None:
             return EdgeSplit(self._reader, spec, self._num_nodes)

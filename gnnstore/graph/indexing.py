@@ -24,18 +24,12 @@ _ALL = (slice(None), slice(None, None, 1))
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """The part of an array that a key stands for.
+    """The part of an array that a key stands for."""
 
-    Attributes
-    ----------
-    rows : range or ndarray of int64 [k]
-        Rows that hold it, none of them negative; a range has the step 1.
-    within : tuple
-        NumPy's key into an array of these rows.
-    """
-
+    # range or ndarray of int64 [k]: rows that hold it, none of them negative; a range has the step
+    # 1.
     rows: range | npt.NDArray[np.int64]
-    within: tuple[Any, ...]
+    within: tuple[Any, ...]  # numPy's key into an array of these rows
 
     @property
     def is_whole(self) -> bool:
@@ -46,10 +40,7 @@ class Selection:
 
     @property
     def is_by_row(self) -> bool:
-        """Whether pieces of the rows give pieces of what the key stands for, along its first axis.
-
-        Not where an integer and an array stand behind: NumPy may move their axis to the front.
-        """
+        """Whether pieces of the rows give pieces of the result along its first axis."""
         rest = self.within[1:]
         is_mixed = any(isinstance(part, np.ndarray) for part in rest) and any(
             isinstance(part, int) for part in rest
@@ -62,13 +53,7 @@ class Selection:
         return isinstance(self.within[0], slice) and self.within[0].step == -1
 
     def take(self, rows: npt.NDArray[Any]) -> Any:
-        """Return the selected values: an array of their own, or a scalar.
-
-        Parameters
-        ----------
-        rows : ndarray [k, ...]
-            The values of `self.rows`, which nothing else refers to.
-        """
+        """Return the selected values: an array of their own, or a scalar."""
         taken = rows[self.within]
         # A view of a part would keep the memory of all rows; and torch takes no negative strides,
         # not even of an axis of length 1.
@@ -78,23 +63,7 @@ class Selection:
 
 
 def select(key: Any, shape: tuple[int, ...], name: str) -> Selection:
-    """Return which rows of an array a key needs, and which part of them.
-
-    Parameters
-    ----------
-    key : object
-        Index in brackets: integers, slices, Ellipsis, None, and at most one array (or list, or
-        tensor) of integers or booleans, as NumPy takes them.
-    shape : tuple of int
-        Of the array, rows first.
-    name : str
-        Of the array, for errors.
-
-    Raises
-    ------
-    BadIndexError
-        If an index is out of range or of another kind, or there are two arrays.
-    """
+    """Return which rows of an array a key needs, and which part of them."""
     entries = [_entry(part, name) for part in (key if isinstance(key, tuple) else (key,))]
     num_axes = sum(map(_num_axes, entries))
     if num_axes > len(shape):

@@ -47,23 +47,11 @@ class IndexRows:
 
     @classmethod
     def open(cls, array: PagedArray, engine: Engine) -> Self:
-        """Open the files of a stored array of node ids.
-
-        Raises
-        ------
-        StorageError
-            If a file cannot be opened, or is shorter than its part of the array.
-        """
+        """Open the files of a stored array of node ids."""
         return cls(open_rows(array, engine))
 
     def beside(self, pause: Callable[[float], None]) -> IndexRows:
-        """Return the ids for a thread that reads many of them beside others.
-
-        Parameters
-        ----------
-        pause : callable
-            Called after each `read`, with the seconds that it took; may raise.
-        """
+        """Return the ids for a thread that reads many of them beside others."""
         return type(self)(self._rows, pause)
 
     @property
@@ -97,17 +85,7 @@ class IndexRows:
         return self._counts
 
     def fetch(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Read the ids at some positions: [n], in the order of the positions.
-
-        Each page that holds one of them is read once, near ones together.
-
-        Raises
-        ------
-        IndexError
-            If a position is outside the array.
-        StorageError
-            Naming the file and offset of a read that failed, or met the end of its file.
-        """
+        """Read the ids at some positions: [n], in the order of the positions."""
         with self._lock:
             self._num_fetching += 1
         try:
@@ -119,15 +97,7 @@ class IndexRows:
         return gathered.values
 
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """Read the ids at positions start ... stop - 1, in large reads: [stop - start].
-
-        Raises
-        ------
-        IndexError
-            If the range is not within the array.
-        StorageError
-            As in `fetch`.
-        """
+        """Read the ids at positions start ... stop - 1, in large reads: [stop - start]."""
         if not 0 <= start <= stop <= self.num_edges:
             raise IndexError(f"[{start}, {stop}) is not within [0, {self.num_edges})")
         out = empty((stop - start,), self.dtype)

@@ -23,13 +23,7 @@ _NAMED_IDS = 5
 
 
 class NodeIds:
-    """Finds nodes by their ids in the original data.
-
-    Parameters
-    ----------
-    original : AttributeSpec or None
-        The map from nodes to original ids; None: they are the same.
-    """
+    """Finds nodes by their ids in the original data."""
 
     def __init__(self, reader: StoreReader, original: AttributeSpec | None, num_nodes: int) -> None:
         self._reader = reader

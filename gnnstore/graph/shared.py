@@ -48,18 +48,10 @@ C = TypeVar("C", bound=SharedCache)
 
 @dataclass(frozen=True)
 class CacheKey(Generic[C]):
-    """The key of a shared cache, whose type it has.
+    """The key of a shared cache, whose type it has."""
 
-    Attributes
-    ----------
-    kind : hashable
-        Loaders of one kind share the memory of its caches; to others it is taken.
-    of : hashable
-        Whatever else tells caches of a kind apart, such as their tables.
-    """
-
-    kind: Hashable
-    of: Hashable
+    kind: Hashable  # loaders of one kind share the memory of its caches; to others it is taken
+    of: Hashable  # whatever else tells caches of a kind apart, such as their tables
 
 
 @dataclass(frozen=True)
@@ -91,23 +83,14 @@ class SharedTables:
         self._topology_bytes = 0
 
     def add_tier(self, tier: Callable[[RowSource], Tier]) -> None:
-        """Put a tier in front of every table that is opened from now on, above earlier ones.
-
-        Parameters
-        ----------
-        tier : callable
-            Returns a tier over the table that it is given.
-        """
+        """Put a tier in front of every table that is opened from now on, above earlier ones."""
         with self._lock:
             self._tiers.append(tier)
 
     def rows(
         self, store: GraphStore, spec: AttributeSpec, mode: Mode, num_threads: int
     ) -> RowSource:
-        """Return an attribute's rows, loading or mapping them the first time.
-
-        Attributes that are stored compressed are in memory in either mode.
-        """
+        """Return an attribute's rows, loading or mapping them the first time."""
         key = (spec.path, "memory" if spec.layout == "cold" else mode)
         with self._lock:
             if key not in self._rows:
@@ -116,18 +99,7 @@ class SharedTables:
             return self._rows[key]
 
     def held_row_bytes(self, store: GraphStore, path: str, *, progress: Progress) -> int:
-        """Return the bytes of a row of a paged attribute in memory, finding it out the first time.
-
-        Parameters
-        ----------
-        progress : Progress
-            Displays that the values of narrow integers are read.
-
-        Raises
-        ------
-        StorageError
-            If they cannot be read.
-        """
+        """Return the bytes of a row of a paged attribute in memory."""
         with self._lock:
             if path not in self._held_row_bytes:
                 spec = next(spec for spec in store.schema.arrays() if spec.path == path)
@@ -136,13 +108,7 @@ class SharedTables:
             return self._held_row_bytes[path]
 
     def engine(self, path: Path, forced: str | None) -> Engine:
-        """Return the engine that reads the store's files, choosing it the first time.
-
-        Parameters
-        ----------
-        path, forced
-            As in `open_engine`.
-        """
+        """Return the engine that reads the store's files, choosing it the first time."""
         key = (forced, os.environ.get(ENVIRONMENT_VARIABLE))
         with self._lock:
             if key not in self._engines:
@@ -189,28 +155,12 @@ class SharedTables:
         cache: SharedCache | None = None,
         promised_bytes: int = 0,
     ) -> None:
-        """Record that a cache is in use for as long as its owner lives.
-
-        Parameters
-        ----------
-        cache : SharedCache, optional
-            By default whichever of the kind will be made, when a loader is first iterated.
-        promised_bytes : int
-            Bytes that caches of the kind are counted for, even while they have fewer.
-        """
+        """Record that a cache is in use for as long as its owner lives."""
         with self._lock:
             self._uses[owner] = _Use(kind, cache, promised_bytes)
 
     def taken_bytes(self, kind: Hashable) -> int:
-        """Return the bytes of caches, made or promised, that a loader does not share.
-
-        Caches whose loaders are all gone are dropped first.
-
-        Parameters
-        ----------
-        kind : hashable
-            Of the loader's own cache; None if it has none.
-        """
+        """Return the bytes of caches, made or promised, that a loader does not share."""
         with self._lock:
             if self._taken_bytes(kind):
                 gc.collect()  # loaders that only a cycle of references keeps
@@ -247,18 +197,7 @@ class SharedTables:
     def neighbors(
         self, store: GraphStore, csc: Csc, rows: IndexRows, num_bytes: int, spare_bytes: int
     ) -> NeighborCache | None:
-        """Return the neighbour cache of loaders that read in-neighbours from disk.
-
-        That of a large graph is chosen and filled beside batches, in its own memory. A loader with
-        room for a larger one makes do with it; one with less room replaces it.
-
-        Parameters
-        ----------
-        num_bytes : int
-            Memory for the cache.
-        spare_bytes : int
-            Memory for choosing its lists; there is no cache where it does not suffice.
-        """
+        """Return the neighbour cache of loaders that read in-neighbours from disk."""
         with self._lock:
             known = self._neighbors
             if known is not None and known.num_bytes <= num_bytes:

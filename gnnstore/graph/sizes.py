@@ -11,22 +11,12 @@ from gnnstore.formats.store.schema import Schema
 
 @dataclass(frozen=True)
 class TableSize:
-    """A paged attribute: rows that can be read one by one.
+    """A paged attribute: rows that can be read one by one."""
 
-    Attributes
-    ----------
-    path : str
-        The attribute's path in the store.
-    num_rows, row_bytes : int
-        Rows, and bytes of each without padding.
-    of_nodes : bool
-        Whether rows belong to nodes; else to edges.
-    """
-
-    path: str
-    num_rows: int
-    row_bytes: int
-    of_nodes: bool = True
+    path: str  # the attribute's path in the store
+    num_rows: int  # rows, and bytes of each without padding
+    row_bytes: int  # rows, and bytes of each without padding
+    of_nodes: bool = True  # whether rows belong to nodes; else to edges
 
     @property
     def num_bytes(self) -> int:
@@ -36,25 +26,14 @@ class TableSize:
 
 @dataclass(frozen=True)
 class StoreSizes:
-    """Bytes that the parts of a store take when they lie in memory.
+    """Bytes that the parts of a store take when they lie in memory."""
 
-    Attributes
-    ----------
-    topology_bytes : int
-        `indptr`, `indices` and `edge_id`.
-    indptr_bytes, indices_bytes : int
-        Of these, `indptr` and `indices`.
-    tables : tuple of TableSize
-        Paged attributes of nodes and edges.
-    compressed_bytes : int
-        Attributes that are stored compressed and are therefore always read whole.
-    """
-
-    topology_bytes: int
-    tables: tuple[TableSize, ...]
+    topology_bytes: int  # `indptr`, `indices` and `edge_id`
+    tables: tuple[TableSize, ...]  # paged attributes of nodes and edges
+    # Attributes that are stored compressed and are therefore always read whole.
     compressed_bytes: int
-    indptr_bytes: int
-    indices_bytes: int
+    indptr_bytes: int  # of these, `indptr` and `indices`
+    indices_bytes: int  # of these, `indptr` and `indices`
 
     @property
     def rows_bytes(self) -> int:

@@ -271,12 +271,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         return any(name in place for place in places)
 
     def __iter__(self) -> NoReturn:
-        """Refuse iteration, by which code of PyG's takes apart pairs of stores and data sets.
-
-        Raises
-        ------
-        UsageError
-        """
+        """Refuse iteration, by which code of PyG's takes apart pairs of stores and data sets."""
         raise UsageError(
             f"{self.path}: a store cannot be iterated over; give (store, store) where a feature "
             "store and a graph store are expected, and store.to_pyg() where a Data is"
@@ -414,10 +409,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         return edge_index if order is None else edge_index[:, order]
 
     def _order_of_ids(self) -> Tensor | None:
-        """Return the position of each edge by its id; None where positions are ids, or not all are.
-
-        Edges that were added or joined by a conversion leave ids that are not 0 to E - 1.
-        """
+        """Return the position of each edge by its id; None where positions are ids."""
         spec = self.schema.edge.edge_id
         if spec is None:
             return None

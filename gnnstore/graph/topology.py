@@ -18,18 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Topology:
-    """The in-neighbours of all nodes, in memory or with a reader for those on disk.
+    """The in-neighbours of all nodes, in memory or with a reader for those on disk."""
 
-    Attributes
-    ----------
-    csc : Csc
-        If `rows` is set, only length and dtype of its `indices` are used.
-    neighbors : NeighborCache or None
-        In-neighbour lists in memory, which need not be read once they are there.
-    """
-
-    csc: Csc
+    csc: Csc  # if `rows` is set, only length and dtype of its `indices` are used
     rows: IndexRows | None = None
+    # In-neighbour lists in memory, which need not be read once they are there.
     neighbors: NeighborCache | None = None
 
     @property

@@ -40,15 +40,7 @@ class MadeBlock:
 
 
 class BlockMaker:
-    """Makes the blocks of one layer, in order. Not thread-safe.
-
-    Parameters
-    ----------
-    scale : Tensor [N], optional
-        The factors of a normalisation by degrees.
-    packer : BlockPacker, optional
-        Packs the rows of many blocks at once, where that is cheaper.
-    """
+    """Makes the blocks of one layer, in order. Not thread-safe."""
 
     def __init__(
         self,
@@ -98,15 +90,7 @@ class BlockMaker:
             self._packer.stop.set()
 
     def blocks(self, first: int) -> Iterator[MadeBlock]:
-        """Make the blocks of all nodes from `first` on.
-
-        Raises
-        ------
-        BudgetError
-            If not even one node fits.
-        StorageError, CorruptStoreError
-            If the store cannot be read, or is damaged.
-        """
+        """Make the blocks of all nodes from `first` on."""
         self._next = first
         make = self._make if self._needs_edges else self._make_without_edges
         while self._next < self.num_nodes:
@@ -160,15 +144,7 @@ class BlockMaker:
     def _grow(
         self, first: int, last: int | None
     ) -> tuple[npt.NDArray[np.int64], list[npt.NDArray[Any]]]:
-        """Add targets while they fit, or up to `last`; mark them and their in-neighbours.
-
-        Returns
-        -------
-        ndarray of int64 [D + 1]
-            Where the edges of the targets begin.
-        list of ndarray
-            Their sources, in pieces.
-        """
+        """Add targets while they fit, or up to `last`; mark them and their in-neighbours."""
         graph = self._graph
         self._words[:] = 0
         begins = [graph.begins(first, first)]

@@ -22,22 +22,12 @@ LISTED_BYTES = 1 << 14
 
 @dataclass(frozen=True)
 class Pieces:
-    """The sizes of pieces in which a block is made.
+    """The sizes of pieces in which a block is made."""
 
-    Attributes
-    ----------
-    read_ids : int
-        Ids or pointers that are read at a time.
-    edges, targets : int
-        The most by which a block grows at a time.
-    part_bytes : int
-        Bytes of rows that each worker reads at a time.
-    """
-
-    read_ids: int
-    edges: int
-    targets: int
-    part_bytes: int
+    read_ids: int  # ids or pointers that are read at a time
+    edges: int  # the most by which a block grows at a time
+    targets: int  # the most by which a block grows at a time
+    part_bytes: int  # bytes of rows that each worker reads at a time
 
     @classmethod
     def of(cls, memory_bytes: int) -> Pieces:
@@ -88,19 +78,7 @@ class OrderedReader:
 
 
 class GraphReader:
-    """The edges of a store, read in order of their targets.
-
-    Parameters
-    ----------
-    indices : IndexRows or None
-        None: there are no edges.
-    edge_data : Mapping of str to RowSource
-        By the name of the argument that takes it; rows in the order of `indices`.
-    path : str
-        The store's, for messages.
-    workers : Workers
-        Read everything: each has staging memory of its own.
-    """
+    """The edges of a store, read in order of their targets."""
 
     def __init__(
         self,
@@ -131,13 +109,7 @@ class GraphReader:
         return self._indptr.counts + indices + self._counts
 
     def begins(self, first: int, last: int) -> npt.NDArray[np.int64]:
-        """Return where the edges into nodes first ... last - 1 begin, and the end of the last.
-
-        Raises
-        ------
-        CorruptStoreError
-            If they do not ascend, or lie outside the edges.
-        """
+        """Return where the edges into nodes first ... last - 1 begin, and the end of the last."""
         begins = self._indptr.take(first, last + 1)
         if begins[0] < 0 or begins[-1] > self.num_edges or (np.diff(begins) < 0).any():
             raise CorruptStoreError(

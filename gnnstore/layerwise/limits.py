@@ -25,51 +25,30 @@ def block_sizes(num_edges: Any, num_nodes: Any, num_targets: Any) -> dict[str, A
 
 @dataclass(frozen=True)
 class BlockCosts:
-    """The memory of a block while it is made, while the layer runs on it, and while it is written.
+    """The memory of a block while it is made, run by the layer, and written."""
 
-    Attributes
-    ----------
-    making, running, writing : tuple of Reservation
-        By the sizes of a block; the first two with the block itself.
-    """
-
-    making: tuple[Reservation, ...]
-    running: tuple[Reservation, ...]
-    writing: tuple[Reservation, ...]
+    making: tuple[Reservation, ...]  # by the sizes of a block; the first two with the block itself
+    running: tuple[Reservation, ...]  # by the sizes of a block; the first two with the block itself
+    writing: tuple[Reservation, ...]  # by the sizes of a block; the first two with the block itself
 
 
 @dataclass(frozen=True)
 class BlockLimits:
-    """The memory for blocks in their three stages.
+    """The memory for blocks in their three stages."""
 
-    Attributes
-    ----------
-    making, running, writing : Ledger
-        For the block that is made, the one on which the layer runs, and the result that is written.
-    is_ahead : bool
-        Whether the three take place at once.
-    """
-
+    # For the block that is made, the one on which the layer runs, and the result that is written.
     making: Ledger
+    # For the block that is made, the one on which the layer runs, and the result that is written.
     running: Ledger
+    # For the block that is made, the one on which the layer runs, and the result that is written.
     writing: Ledger
-    is_ahead: bool
+    is_ahead: bool  # whether the three take place at once
 
     @classmethod
     def of(
         cls, costs: BlockCosts, memory_bytes: int, mean_degree: float, largest: dict[str, int]
     ) -> BlockLimits:
-        """Divide memory between three blocks, or give it to one where a hub needs it.
-
-        Parameters
-        ----------
-        memory_bytes : int
-            For blocks.
-        mean_degree : float
-            Edges of a target.
-        largest : dict
-            The sizes of the largest block that cannot be made smaller.
-        """
+        """Divide memory between three blocks, or give it to one where a hub needs it."""
         stages = (costs.making, costs.running, costs.writing)
         mean = block_sizes(mean_degree, mean_degree + 1, 1)
         needed = [max(Ledger(0, stage).peak(mean), 1) for stage in stages]

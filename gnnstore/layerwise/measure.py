@@ -32,22 +32,11 @@ _SLACK = 1.1
 
 
 class PeakMeter(TorchDispatchMode):
-    """Measures the peak of the bytes of tensors that are made while it is entered.
-
-    Parameters
-    ----------
-    known : iterable of Tensor
-        Tensors from before; views of these are not counted.
-
-    Attributes
-    ----------
-    peak_bytes : int
-        The most bytes that were alive at once.
-    """
+    """Measures the peak of the bytes of tensors that are made while it is entered."""
 
     def __init__(self, known: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.peak_bytes = 0
+        self.peak_bytes = 0  # the most bytes that were alive at once
         self._alive_bytes = 0
         self._tensors = [tensor for tensor in known if tensor.layout is torch.strided]
         self._seen = {tensor.untyped_storage()._cdata for tensor in self._tensors}
@@ -78,25 +67,7 @@ class PeakMeter(TorchDispatchMode):
 def measure_call(
     call: LayerCall, kind: RowKind, out_dtype: torch.dtype | None
 ) -> tuple[Reservation, Tensor]:
-    """Run a layer on three blocks of zeros.
-
-    Parameters
-    ----------
-    out_dtype : torch.dtype, optional
-        The type of its result; by default that in which it comes.
-
-    Returns
-    -------
-    Reservation
-        Its memory besides the block, with its result, by the sizes of a block.
-    Tensor [1, width]
-        A row of its result.
-
-    Raises
-    ------
-    UsageError
-        If it fails on more rows than those of the small graph.
-    """
+    """Run a layer on three blocks of zeros."""
     many = _PROBE_SIZE
     shapes = [(1, many, 1), (1, many, many)]
     if call.needs_edges:

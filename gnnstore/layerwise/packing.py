@@ -53,28 +53,7 @@ def has_room(memory_bytes: int) -> bool:
 
 
 class BlockPacker:
-    """Packs the blocks of one layer, a group after the other. Not thread-safe.
-
-    Parameters
-    ----------
-    rows : FileRows
-        The layer's input.
-    directory : Path
-        The directory for packed rows.
-    memory_bytes : int
-        For forming and packing a group.
-    disk_bytes : callable
-        Returns the bytes that may be written now.
-
-    Attributes
-    ----------
-    bytes_written : int
-        Of packed rows.
-    counts : ReadCounts
-        Of packing.
-    stop : Flag
-        Once it is set, packing ends within milliseconds, and `find` fails.
-    """
+    """Packs the blocks of one layer, a group after the other. Not thread-safe."""
 
     def __init__(
         self,
@@ -94,43 +73,19 @@ class BlockPacker:
         self._group: dict[int, tuple[int, int]] = {}  # first node -> last node, place
         self._packed: PackedSuperbatch | None = None
         self._is_wanted = True
-        self.bytes_written = 0
-        self.counts = ReadCounts()
-        self.stop = Flag()
+        self.bytes_written = 0  # of packed rows
+        self.counts = ReadCounts()  # of packing
+        self.stop = Flag()  # once it is set, packing ends within milliseconds, and `find` fails
 
     def find(self, first: int, num_nodes: int, outline: Outline) -> tuple[int, int] | None:
-        """Return the end of a block, and its place in the group; None: it is not packed.
-
-        Parameters
-        ----------
-        first : int
-            Its first node.
-        num_nodes : int
-            N; a single block of all nodes is not packed.
-        outline : callable
-            Returns the end of the block that begins with a node, and the ids of the rows behind
-            its targets, ascending.
-        """
+        """Return the end of a block, and its place in the group; None: it is not packed."""
         if first not in self._group and self._is_wanted:
             self.close()
             self._form(first, num_nodes, outline)
         return self._group.get(first)
 
     def read(self, place: int, begin: int, out: npt.NDArray[np.uint8]) -> ReadCounts:
-        """Read a part of a block's chunk. Thread-safe.
-
-        Parameters
-        ----------
-        begin : int
-            Where the part begins, in bytes: a multiple of `PART_BYTES`.
-        out : ndarray of uint8
-            For whole pieces of `PART_BYTES`, or the rest of the chunk.
-
-        Raises
-        ------
-        StorageError, CorruptStoreError
-            As `PackedSuperbatch.read_in_order`.
-        """
+        """Read a part of a block's chunk. Thread-safe."""
         assert self._packed is not None  # noqa: S101 - the block is in a group
         # Not the reader of chunks: it would take staging memory for each thread.
         reader = self._rows.engine.reader

@@ -32,35 +32,25 @@ from gnnstore.progress import Phase
 
 @dataclass(frozen=True)
 class PassStats:
-    """Counts and times of one layer over all nodes.
-
-    Attributes
-    ----------
-    form : str
-        How it was called; see `LayerCall`.
-    rows_read : int
-        Rows of the layer's input, those counted again that several blocks needed.
-    bytes_read, bytes_written : int
-        Of nodes and edges, packing included.
-    bytes_packed : int
-        Of those that were written, the ones in packed rows, which are removed again.
-    seconds : float
-        In all.
-    seconds_waiting, seconds_running, seconds_writing : float
-        Of it, for blocks that were not made yet, for the layer, and for rows of the block before
-        that were not written yet.
-    """
+    """Counts and times of one layer over all nodes."""
 
     name: str
-    form: str
+    form: str  # how it was called; see `LayerCall`
     num_blocks: int
-    rows_read: int
-    bytes_read: int
-    bytes_written: int
+    rows_read: int  # rows of the layer's input, those counted again that several blocks needed
+    bytes_read: int  # of nodes and edges, packing included
+    bytes_written: int  # of nodes and edges, packing included
+    # Of those that were written, the ones in packed rows, which are removed again.
     bytes_packed: int
-    seconds: float
+    seconds: float  # in all
+    # Of it, for blocks that were not made yet, for the layer, and for rows of the block before that
+    # were not written yet.
     seconds_waiting: float
+    # Of it, for blocks that were not made yet, for the layer, and for rows of the block before that
+    # were not written yet.
     seconds_running: float
+    # Of it, for blocks that were not made yet, for the layer, and for rows of the block before that
+    # were not written yet.
     seconds_writing: float
 
     def __str__(self) -> str:
@@ -84,22 +74,7 @@ def run_pass(
     is_ahead: bool,
     phase: Phase,
 ) -> PassStats:
-    """Run a layer on the rows that are not written yet, and write its results.
-
-    Parameters
-    ----------
-    is_ahead : bool
-        Make the next block and write the rows of the one before while the layer runs.
-    phase : Phase
-        Advanced by the nodes whose rows are written.
-
-    Raises
-    ------
-    UsageError
-        If the layer fails on a block.
-    BudgetError, StorageError, CorruptStoreError
-        As `BlockMaker.blocks` and `PagedArrayWriter.append`.
-    """
+    """Run a layer on the rows that are not written yet, and write its results."""
     start = perf_counter()
     waited = ran = 0.0
     num_blocks = 0
@@ -183,13 +158,7 @@ def _as_stored(rows: Tensor) -> npt.NDArray[Any]:
 def degree_scale(
     graph: GraphReader, norm: DegreeNorm, dtype: torch.dtype, advance: Callable[[int], None]
 ) -> Tensor:
-    """Compute 1 / sqrt(degree) of all nodes, in one pass over the edges: [N] of some type.
-
-    Raises
-    ------
-    StorageError, CorruptStoreError
-        If the graph cannot be read, or is damaged.
-    """
+    """Compute 1 / sqrt(degree) of all nodes, in one pass over the edges: [N] of some type."""
     scale = torch.empty(graph.num_nodes, dtype=dtype)
     for first, begins in graph.pieces():
         num_targets = len(begins) - 1

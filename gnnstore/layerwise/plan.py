@@ -34,19 +34,13 @@ _POOL_ROUNDING = 1.125
 
 @dataclass(frozen=True, eq=False)
 class LayerPlan:
-    """The plan of one layer.
-
-    Attributes
-    ----------
-    dtype : str
-        The type in which its result is written.
-    """
+    """The plan of one layer."""
 
     call: LayerCall
     kind: RowKind
     costs: BlockCosts
     width: int
-    dtype: str
+    dtype: str  # the type in which its result is written
 
     @property
     def row_bytes(self) -> int:
@@ -67,24 +61,7 @@ def plan_layers(
     dtype: str | None,
     device: torch.device,
 ) -> list[LayerPlan]:
-    """Try each layer on a small graph, and measure the memory that it takes.
-
-    Parameters
-    ----------
-    table : AttributeSpec
-        The first layer's input.
-    edge_specs : Mapping of str to AttributeSpec
-        Data of edges by the argument that takes it.
-    id_bytes : int
-        Of a source as stored.
-    dtype : str, optional
-        The type in which results are written; by default that in which they are computed.
-
-    Raises
-    ------
-    UsageError
-        If a layer fails or is not layer-wise, or if no layer takes the given data of edges.
-    """
+    """Try each layer on a small graph, and measure the memory that it takes."""
     plans: list[LayerPlan] = []
     width, stored = table.shape[1], table.dtype
     edge_widths = {
@@ -165,18 +142,7 @@ def limit_blocks(
     num_edges: int,
     hub: Hub,
 ) -> list[BlockLimits]:
-    """Limit the blocks of each layer.
-
-    Parameters
-    ----------
-    memory : callable
-        Returns the ledger of a budget, with all parts but the blocks.
-
-    Raises
-    ------
-    BudgetError
-        If the hub's in-neighbourhood does not fit; says how much more is enough.
-    """
+    """Limit the blocks of each layer."""
     found, refused = [], []
     for plan in plans:
         room = max(0, memory(memory_bytes).left())
@@ -223,13 +189,7 @@ def _refusal(
 
 
 def check_dtype(dtype: Any) -> str | None:
-    """Return the name of the floating type in which rows are written.
-
-    Raises
-    ------
-    UsageError
-        If rows cannot be written in it.
-    """
+    """Return the name of the floating type in which rows are written."""
     if dtype is None:
         return None
     name = str(dtype).removeprefix("torch.") if isinstance(dtype, (str, torch.dtype)) else ""

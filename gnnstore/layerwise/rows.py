@@ -43,21 +43,7 @@ def part_memory_bytes(kind: RowKind, part_bytes: int) -> int:
 
 
 class RowReader:
-    """Reads the rows of blocks, converted for a layer. Not thread-safe.
-
-    Parameters
-    ----------
-    kind : RowKind
-        The type of the rows, stored and wanted.
-    part_bytes : int
-        Bytes that each worker reads at a time.
-    workers : Workers
-        Read parts of a block's rows side by side.
-    packer : BlockPacker, optional
-        Packs the rows of many blocks.
-    factors : Tensor of float32 [F], optional
-        Multiply the columns of rows that are stored as integers.
-    """
+    """Reads the rows of blocks, converted for a layer. Not thread-safe."""
 
     def __init__(
         self,
@@ -83,21 +69,7 @@ class RowReader:
         return num_rows * self._kind.row_bytes + _PAGE_BYTES
 
     def read(self, nodes: npt.NDArray[np.int64], num_targets: int, place: int | None) -> Tensor:
-        """Read rows in parts, some of them side by side: [n, F].
-
-        Parameters
-        ----------
-        nodes : ndarray of int64 [n]
-            Their ids; the first `num_targets` follow one another.
-        place : int or None
-            The block's place among those that are packed: the rows behind its targets lie in its
-            chunk. None: they are read from the table.
-
-        Raises
-        ------
-        StorageError, CorruptStoreError
-            If they cannot be read.
-        """
+        """Read rows in parts, some of them side by side: [n, F]."""
         x, bits = self._buffer(len(nodes), 0 if place is None else num_targets)
         num_scattered = len(nodes) if place is None else num_targets
         # One range, where the targets are worth it.
@@ -161,25 +133,13 @@ class RecycledBlocks:
     """Decides whether the pool keeps the buffers of a block for the one that is made next.
 
     A free buffer that is of no use to it would come on top of what it takes.
-
-    Parameters
-    ----------
-    num_alive : int
-        Blocks that are there at once: while one is made, the free buffers are of the one so many
-        before it.
     """
 
     def __init__(self, num_alive: int) -> None:
         self._sizes: deque[tuple[int, ...]] = deque(maxlen=num_alive)
 
     def prepare(self, *num_bytes: int) -> bool:
-        """Free the buffers that the next block cannot use; return whether any may be kept.
-
-        Parameters
-        ----------
-        num_bytes : int
-            Of each buffer that it is going to take.
-        """
+        """Free the buffers that the next block cannot use; return whether any may be kept."""
         sizes = tuple(_size_class(each) for each in num_bytes)
         is_same = len(self._sizes) == self._sizes.maxlen and self._sizes[0] == sizes
         if not is_same:
@@ -189,10 +149,7 @@ class RecycledBlocks:
 
 
 def _size_class(num_bytes: int) -> int:
-    """Return a number that is the same for buffers which the pool uses for one another.
-
-    It rounds up to 8 sizes for each power of two.
-    """
+    """Return a number that is the same for buffers which the pool uses for one another."""
     least = max(num_bytes, _PAGE_BYTES)
     step = 1 << ((least - 1).bit_length() - 4)
     return -(-least // step) * step

@@ -49,55 +49,31 @@ _WRITER_BYTES = 8 << 20
 
 @dataclass(frozen=True, eq=False)
 class InferenceRequest:
-    """The arguments of an inference, each checked by itself.
-
-    Attributes
-    ----------
-    input_spec : AttributeSpec
-        Node attribute that the first layer takes.
-    edge_specs : Mapping of str to AttributeSpec
-        Edge attributes by the argument of layers that takes them.
-    dtype : str or None
-        The type in which rows are written.
-    shard_bytes : int or None
-        Size of the files that are written; by default 64 MiB, and more if there would be many.
-    """
+    """The arguments of an inference, each checked by itself."""
 
     store: GraphStore
     layers: tuple[Layer, ...]
-    input_spec: AttributeSpec
+    input_spec: AttributeSpec  # node attribute that the first layer takes
+    # Edge attributes by the argument of layers that takes them.
     edge_specs: Mapping[str, AttributeSpec]
-    dtype: str | None
+    dtype: str | None  # the type in which rows are written
     device: torch.device
     memory_bytes: int
     num_threads: int
     io_engine: str | None
+    # Size of the files that are written; by default 64 MiB, and more if there would be many.
     shard_bytes: int | None
     progress: Progress
 
 
 class InferenceRun:
-    """An inference over all layers: planned and checked when it is made, and run by `execute`.
-
-    Attributes
-    ----------
-    plans : list of LayerPlan
-        The plan of each layer.
-
-    Raises
-    ------
-    UsageError
-        If a layer fails or is not layer-wise.
-    BudgetError
-        If memory does not suffice for the largest in-neighbourhood.
-    StorageError, CorruptStoreError
-        If the store cannot be read.
-    """
+    """An inference over all layers: planned and checked when it is made, and run by `execute`."""
 
     def __init__(self, request: InferenceRequest) -> None:
         self._request = request
         store = request.store
         edge = store.schema.edge
+        # The plan of each layer.
         self.plans = plan_layers(
             request.layers,
             request.input_spec,
@@ -127,21 +103,7 @@ class InferenceRun:
         return max(_LEAST_SHARD_BYTES, largest // _MAX_SHARDS)
 
     def check_disk(self, directory: Path, present: Path | None, copy_bytes: int) -> None:
-        """Check that the disk has room for all layers, before hours of work.
-
-        Parameters
-        ----------
-        directory : Path
-            The directory for rows.
-        present : Path or None
-            The files of an earlier attempt, which count as room.
-        copy_bytes : int
-            Of a copy of the result.
-
-        Raises
-        ------
-        NoSpaceError
-        """
+        """Check that the disk has room for all layers, before hours of work."""
         tables = [plan.disk_bytes(self._num_nodes) for plan in self.plans]
         needed = max([sum(tables[max(0, k - 1) : k + 1]) for k in range(len(tables))])
         needed = max(needed, tables[-1] + copy_bytes)
@@ -154,20 +116,7 @@ class InferenceRun:
         )
 
     def execute(self, writer: StoreWriter) -> tuple[AttributeSpec, list[PassStats]]:
-        """Run all layers that are not finished.
-
-        Parameters
-        ----------
-        writer : StoreWriter
-            Gets the last layer's rows; those of the others are in its directory meanwhile.
-
-        Returns
-        -------
-        AttributeSpec
-            Of the result.
-        list of PassStats
-            Of each layer that was run.
-        """
+        """Run all layers that are not finished."""
         request = self._request
         stats: list[PassStats] = []
         with Workers(self._num_readers) as workers:
@@ -366,15 +315,7 @@ def _opened(rows: PagedArrayWriter, directory: Path, io_engine: str | None) -> R
 
 
 def check_input(store: GraphStore, name: str) -> AttributeSpec:
-    """Return the node attribute that the first layer takes.
-
-    Raises
-    ------
-    NotFoundError
-        If there is none of this name.
-    UsageError
-        If its rows are not vectors.
-    """
+    """Return the node attribute that the first layer takes."""
     spec = store.node_attribute(name).spec
     if len(spec.shape) != 2:
         raise UsageError(

@@ -157,13 +157,7 @@ class BatchLoader(DataLoader[Any]):
         *,
         epoch_batches: int = 0,
     ) -> None:
-        """Take batches from a source, in as many threads as it has memory for.
-
-        Raises
-        ------
-        UsageError
-            If the source has not the batches of this loader.
-        """
+        """Take batches from a source, in as many threads as it has memory for."""
         placement = opened.placement
         self.num_threads = self._most_threads(waits_for_disk=placement.reads_disk)
         if self._num_threads_given is None:
@@ -305,30 +299,14 @@ class BatchLoader(DataLoader[Any]):
         self.__dict__["collate_fn"] = type(self)._collate
 
     def _refuse_steps_of_others(self) -> None:
-        """Refuse to iterate where a user has replaced a step that only PyG's iterations call.
-
-        Raises
-        ------
-        UsageError
-        """
+        """Refuse to iterate where a user has replaced a step that only PyG's iterations call."""
         if getattr(self.filter_fn, "__func__", None) is not BatchLoader.filter_fn:
             raise _no_step_of("filter_fn")
         if type(self).collate_fn is not BatchLoader.collate_fn:
             raise _no_step_of("collate_fn")
 
     def _collate(self, index: Any) -> Any:
-        """Sample a batch; join it with its attributes too if `filter_per_worker` is set.
-
-        Parameters
-        ----------
-        index : list or tensor of int [B]
-            Positions in the input nodes.
-
-        Notes
-        -----
-        Every call draws anew. In a worker process of another loader (PyG's `ZipLoader`),
-        torch's seed of that worker takes the place of the epoch.
-        """
+        """Sample a batch; join it with its attributes too if `filter_per_worker` is set."""
         seed = self._draw_seed()
         worker = get_worker_info()
         epoch = ON_DEMAND_EPOCH if worker is None else worker.seed
@@ -518,10 +496,7 @@ class BatchLoader(DataLoader[Any]):
 
 
 def _displayed(wanted: bool | None, shard: RankShard) -> WaitProgress:
-    """Return the display of a loader's progress, if there is one.
-
-    Unless it is asked for, only one process of a run does, and only on a terminal.
-    """
+    """Return the display of a loader's progress, if there is one."""
     if wanted is None:
         is_first = get_worker_info() is None and shard.rank == 0
         wanted = is_first and os.environ.get("RANK", "0") == "0" and sys.stderr.isatty()
@@ -580,11 +555,8 @@ def _first_batches(order: EpochOrder, run: EpochRun) -> Iterator[Planned]:
 def _forget_records_of_bases(loader: DataLoader[Any]) -> None:
     """Make Lightning rebuild a loader from its attributes if it has recorded the making of a base.
 
-    While a `*_dataloader` hook runs, Lightning records the arguments of the loader classes that it
-    knows, and what is assigned to a loader after that; to rebuild a loader it calls the class with
-    these arguments and assigns again. Our classes are imported when they are first used. If that is
-    within the hook, the arguments are those of a base such as torch's, and the assignments our own:
-    the new loader would get the old one's order. Without a record it goes by the attributes.
+    If that is within the hook, the arguments are those of a base such as torch's, and the
+    assignments our own: the new loader would get the old one's order.
     """
     record = vars(loader)
     record.pop("__pl_attrs_record", None)

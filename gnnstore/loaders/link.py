@@ -286,13 +286,7 @@ def resolve_links(
     degree_fraction: float = 0.0,
     edge_label_attrs: Sequence[str] = (),
 ) -> Links:
-    """Turn options of `LinkNeighborLoader` into the seed edges of a loader that samples so.
-
-    Raises
-    ------
-    UsageError, InputError, NotFoundError
-        As of `LinkNeighborLoader`.
-    """
+    """Turn options of `LinkNeighborLoader` into the seed edges of a loader that samples so."""
     if isinstance(edge_label_attrs, str):
         raise UsageError(
             f"edge_label_attrs={edge_label_attrs!r}: expected a list of names, such as "
@@ -334,12 +328,7 @@ def _negatives(
     num_chunks: int | None,
     degree_fraction: float,
 ) -> Negatives | None:
-    """Check the options of negatives.
-
-    Raises
-    ------
-    UsageError, InputError
-    """
+    """Check the options of negatives."""
     strict = truth("strict_negatives", strict)
     given = {
         "strict_negatives": strict,

@@ -36,38 +36,17 @@ _NOT_PARAMETERS = {"self", "kwargs", "__class__"}
 
 @dataclass(frozen=True, eq=False)
 class LoaderOptions:
-    """Options of a loader that samples from a store, checked.
+    """Options of a loader that samples from a store, checked."""
 
-    Attributes
-    ----------
-    given : dict
-        By parameter, as the user gave them.
-    store : GraphStore
-    config : SamplingConfig
-        Sampling options.
-    read : ReadOptions
-        Options of reading the store, or the plan that is read instead.
-    torch : dict
-        Keyword arguments of torch's `DataLoader`.
-    """
-
-    given: dict[str, Any]
+    given: dict[str, Any]  # by parameter, as the user gave them
     store: GraphStore
-    config: SamplingConfig
-    read: ReadOptions
-    torch: dict[str, Any]
+    config: SamplingConfig  # sampling options
+    read: ReadOptions  # options of reading the store, or the plan that is read instead
+    torch: dict[str, Any]  # keyword arguments of torch's `DataLoader`
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> LoaderOptions:
-        """Check the `locals()` of a loader's constructor; what it lacks has its default.
-
-        Raises
-        ------
-        UsageError
-            If options contradict one another or are not supported.
-        NotFoundError, CorruptStoreError, StorageError
-            If there is no store, or it cannot be read.
-        """
+        """Check the `locals()` of a loader's constructor; what it lacks has its default."""
         given = {name: v for name, v in parameters.items() if name not in _NOT_PARAMETERS}
         _call(_refuse_unsupported, given)
         if given.get("partitions") is not None:
@@ -93,26 +72,7 @@ def sampling_config(
     directed: bool = True,
     seed: int | None = None,
 ) -> SamplingConfig:
-    """Check the options that say how to sample.
-
-    Parameters
-    ----------
-    num_neighbors : sequence of int or torch_geometric.sampler.NumNeighbors
-        Fan-out of each hop.
-    replace, disjoint : bool
-        As in PyG.
-    subgraph_type : str or torch_geometric.sampler.SubgraphType
-        "directional", "bidirectional" or "induced".
-    directed : bool
-        PyG's old name of subgraph_type="induced" (when False).
-    seed : int or None
-        Key of the draws.
-
-    Raises
-    ------
-    UsageError
-        If a value or a combination makes no sense, or is not supported.
-    """
+    """Check the options that say how to sample."""
     if not directed:
         warnings.warn(
             "directed=False is deprecated; write subgraph_type='induced'",
@@ -158,13 +118,7 @@ def read_options(
     disk: int | str | None = None,
     plan: Any = None,
 ) -> ReadOptions:
-    """Check the options that say how to read the store.
-
-    Raises
-    ------
-    UsageError
-        If the strategy has no use for an option that is given, or one is unknown.
-    """
+    """Check the options that say how to read the store."""
     if io_engine is not None:
         check_choice("io_engine", io_engine, ENGINES)
     if memory is not None and memory != "auto":
@@ -220,13 +174,7 @@ def read_options(
 def _cache_settings(
     cache: str | None, cache_bytes: int | str | None = None
 ) -> CacheSettings | None:
-    """Parse the options `cache` and `cache_bytes`; None where neither is given.
-
-    Raises
-    ------
-    UsageError
-        If the score is unknown, or the size cannot be parsed.
-    """
+    """Parse the options `cache` and `cache_bytes`; None where neither is given."""
     if cache is not None and cache not in SCORES:
         raise UsageError(f"cache={cache!r} is unknown; choose one of {', '.join(SCORES)}")
     num_bytes = None if cache_bytes is None else parse_size(cache_bytes, name="cache_bytes")
@@ -241,13 +189,7 @@ def _planned_settings(
     tmpdir: Any = None,
     disk: int | str | None = None,
 ) -> PlannedSettings:
-    """Parse the options of a strategy that samples and plans ahead.
-
-    Raises
-    ------
-    UsageError
-        If one makes no sense.
-    """
+    """Parse the options of a strategy that samples and plans ahead."""
     num_batches = None
     if superbatch is not None and superbatch != "auto":
         num_batches = as_whole_number(superbatch)
@@ -269,12 +211,7 @@ def _refuse_planning(
     tmpdir: Any = None,
     disk: int | str | None = None,
 ) -> None:
-    """Refuse options of strategies that sample and plan ahead, for one that does not.
-
-    Raises
-    ------
-    UsageError
-    """
+    """Refuse options of strategies that sample and plan ahead, for one that does not."""
     if disk is not None:
         raise UsageError(
             f"strategy={strategy!r} has no use for disk={disk!r}: it keeps nothing there; "
@@ -289,12 +226,7 @@ def _refuse_planning(
 
 
 def _refuse_beside_plan(**options: Any) -> None:
-    """Refuse options that say how to sample or to cache, which was decided when a plan was packed.
-
-    Raises
-    ------
-    UsageError
-    """
+    """Refuse options of sampling and caching, which were decided when a plan was packed."""
     given = [f"{name}={value!r}" for name, value in options.items() if value is not None]
     if given:
         raise UsageError(
@@ -304,12 +236,7 @@ def _refuse_beside_plan(**options: Any) -> None:
 
 
 def _refuse_no_tables(tables: Any = None) -> None:
-    """Refuse what is no sequence of tables; a table alone would be taken for one of its rows.
-
-    Raises
-    ------
-    UsageError
-    """
+    """Refuse what is no sequence of tables; a table alone would be taken for one of its rows."""
     is_sequence = isinstance(tables, list | tuple | None)
     if not is_sequence or not all(isinstance(table, ResidentTable) for table in tables or ()):
         raise UsageError(f"tables={tables!r}: expected a list of gnnstore.EmbeddingTable")
@@ -328,12 +255,7 @@ def _refuse_beside_partitions(
     plan: Any = None,
     rank: int | None = None,
 ) -> None:
-    """Refuse options that say where rows lie, which partitions decide, and what is not built yet.
-
-    Raises
-    ------
-    UsageError
-    """
+    """Refuse options that say where rows lie, which partitions decide."""
     options = {
         "strategy": None if strategy == "auto" else strategy,
         "topology": None if topology == "auto" else topology,
@@ -371,13 +293,7 @@ def _refuse_unsupported(
     weight_attr: str | None = None,
     neighbor_sampler: Any = None,
 ) -> None:
-    """Refuse options of PyG that would change batches in ways that are not built yet.
-
-    Raises
-    ------
-    UsageError
-        Naming the option and what to do without it.
-    """
+    """Refuse options of PyG that would change batches in ways that are not built yet."""
     for name, times in (("input_time", input_time), ("edge_label_time", edge_label_time)):
         if times is not None and time_attr is None:
             raise UsageError(f"{name} is set while time_attr is not; leave {name} out")
@@ -399,13 +315,7 @@ def _refuse_unsupported(
 
 
 def as_store(data: Any) -> GraphStore:
-    """Return the store that a loader was given: open, as a path, or as PyG's pair.
-
-    Raises
-    ------
-    UsageError
-        If it is none of these.
-    """
+    """Return the store that a loader was given: open, as a path, or as PyG's pair."""
     if isinstance(data, (str, Path)):
         return open_store(data)
     if isinstance(data, (tuple, list)) and len(data) == 2 and data[0] is data[1]:

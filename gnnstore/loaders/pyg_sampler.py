@@ -30,13 +30,6 @@ class StoreSampler(BaseSampler):  # type: ignore[misc]
 
     Every call draws anew; in a worker process, torch's seed of that worker takes the place of the
     epoch.
-
-    Parameters
-    ----------
-    sampler : NeighborSampler
-        Samples one batch.
-    edge_ids : RowSource, optional
-        Ids of the edges by position; None: positions are ids.
     """
 
     def __init__(self, sampler: NeighborSampler, edge_ids: RowSource | None = None) -> None:
@@ -65,10 +58,7 @@ class StoreSampler(BaseSampler):  # type: ignore[misc]
     def sample_from_edges(
         self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None
     ) -> SamplerOutput:
-        """Return the sampled neighbourhood of the ends of some edges and of PyG's own negatives.
-
-        PyG draws these from torch's global generator.
-        """
+        """Return the sampled neighbourhood of the ends of some edges and of PyG's own negatives."""
 
         def sample(seeds: torch.Tensor, _: Any) -> SamplerOutput:
             return self.sample_from_nodes(NodeSamplerInput(None, seeds))

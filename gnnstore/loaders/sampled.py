@@ -185,13 +185,7 @@ class SampledLoader(BatchLoader):
                     table.leave(self)
 
     def _enter(self, number: int, epoch: int, now: int) -> int:
-        """Load the rows of a batch's state; begin to read those of the next state.
-
-        Returns
-        -------
-        int
-            The state, to be given as `now` with the next batch.
-        """
+        """Load the rows of a batch's state; begin to read those of the next state."""
         tables, order = self.tables, self._order
         if not isinstance(order, PartitionOrder):
             for table in tables:

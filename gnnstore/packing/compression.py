@@ -28,23 +28,13 @@ _TIMES = 3
 
 @dataclass(frozen=True)
 class Trial:
-    """Compressed size and decompression time of some rows with one codec.
-
-    Attributes
-    ----------
-    raw_bytes, kept_bytes : int
-        Of the rows, and of their frames.
-    decode_seconds : float
-        Of one thread.
-    saved_seconds : float
-        Seconds of reading that compression saves, less those of decoding.
-    """
+    """Compressed size and decompression time of some rows with one codec."""
 
     compression: Compression
-    raw_bytes: int
-    kept_bytes: int
-    decode_seconds: float
-    saved_seconds: float
+    raw_bytes: int  # of the rows, and of their frames
+    kept_bytes: int  # of the rows, and of their frames
+    decode_seconds: float  # of one thread
+    saved_seconds: float  # seconds of reading that compression saves, less those of decoding
 
     def describe(self) -> str:
         """Return it in a phrase."""
@@ -55,15 +45,9 @@ class Trial:
 
 @dataclass(frozen=True)
 class CompressionChoice:
-    """The result of compressing a sample with each codec.
+    """The result of compressing a sample with each codec."""
 
-    Attributes
-    ----------
-    compression : str or None
-        The codec that saves time; None: none does.
-    """
-
-    compression: Compression | None
+    compression: Compression | None  # the codec that saves time; None: none does
     reason: str
     trials: tuple[Trial, ...] = ()
 
@@ -91,17 +75,7 @@ def try_out(
     bytes_per_second: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Trial:
-    """Compress and decode rows of some tables.
-
-    Parameters
-    ----------
-    samples : list of ndarray
-        Rows, in the element type of their table.
-    bytes_per_second : float
-        Read bandwidth of the disk.
-    clock : callable
-        Returns the time in seconds.
-    """
+    """Compress and decode rows of some tables."""
     raw_bytes = kept_bytes = 0
     seconds = 0.0
     for rows in samples:

@@ -42,45 +42,25 @@ _SAFETY = 0.98
 
 @dataclass(frozen=True)
 class PlanEstimate:
-    """An estimate of the disk space, reads and time that packing takes.
+    """An estimate of the disk space, reads and time that packing takes."""
 
-    Attributes
-    ----------
-    batches : int
-        Of all epochs.
-    sampled_batches : int
-        Batches that the estimate was made from.
-    rows_bytes, records_bytes : int
-        Packed rows, and everything else that is kept of the batches.
-    read_bytes : int
-        Bytes that are read of the store at most: its tables once for each superbatch.
-    table_bytes : int
-        Of the attributes whose rows are packed.
-    superbatch, num_slots, cache_bytes : int
-        Batches planned at a time; rows that are cached, and their bytes, in training too.
-    segment : int
-        Batches that share rows on disk; 1: each has its own.
-    seconds : float or None
-        Reading and writing; None if the disk was not measured.
-    layouts : tuple of Layout
-        Packing without segments, with them if there are to be some, and packing while training.
-    compression : CompressionChoice or None
-        The choice, where it was left to the estimate. Its savings are not in the other numbers.
-    """
-
-    batches: int
-    sampled_batches: int
-    rows_bytes: int
-    records_bytes: int
-    read_bytes: int
-    table_bytes: int
+    batches: int  # of all epochs
+    sampled_batches: int  # batches that the estimate was made from
+    rows_bytes: int  # packed rows, and everything else that is kept of the batches
+    records_bytes: int  # packed rows, and everything else that is kept of the batches
+    read_bytes: int  # bytes that are read of the store at most: its tables once for each superbatch
+    table_bytes: int  # of the attributes whose rows are packed
+    # Batches planned at a time; rows that are cached, and their bytes, in training too.
     superbatch: int
+    # Batches planned at a time; rows that are cached, and their bytes, in training too.
     num_slots: int
+    # Batches planned at a time; rows that are cached, and their bytes, in training too.
     cache_bytes: int
-    segment: int
-    seconds: float | None
+    segment: int  # batches that share rows on disk; 1: each has its own
+    seconds: float | None  # reading and writing; None if the disk was not measured
+    # Packing without segments, with them if there are to be some, and packing while training.
     layouts: tuple[Layout, ...] = ()
-    compression: CompressionChoice | None = None
+    compression: CompressionChoice | None = None  # the choice, where it was left to the estimate
 
     @property
     def total_bytes(self) -> int:
@@ -93,13 +73,7 @@ class PlanEstimate:
         return self.total_bytes / self.table_bytes if self.table_bytes else 0.0
 
     def check_disk(self, num_bytes: int) -> None:
-        """Check that the plan fits a budget of disk.
-
-        Raises
-        ------
-        BudgetError
-            If it does not; says by how much, and the disk that packing while training takes.
-        """
+        """Check that the plan fits a budget of disk."""
         shared = f", even with rows shared by {self.segment} batches at a time,"
         rolling = next((layout for layout in self.layouts if layout.name == "rolling"), None)
         Ledger(
@@ -147,23 +121,7 @@ class PlanEstimate:
 def estimate_plan(
     packer: PlanPacker, profile: DeviceProfile | None, *, must_fit: bool = True
 ) -> PlanEstimate:
-    """Sample some batches, plan them, and reckon up what all of them take.
-
-    Where `disk_bytes` has no room for packing, `packer.segment` is set to what fits; with
-    `compress="auto"`, `packer.compression` to what pays.
-
-    Parameters
-    ----------
-    profile : DeviceProfile or None
-        Of the disk, if it was measured.
-    must_fit : bool
-        Whether it is an error if the budget is too small.
-
-    Raises
-    ------
-    BudgetError
-        If no segment fits either; says by how much, and what packing while training would take.
-    """
+    """Sample some batches, plan them, and reckon up what all of them take."""
     settings, budget = packer.settings, packer.settings.disk_bytes
     found = _estimate(packer, profile, _BATCHES)
     shares = settings.segment is None and budget is not None and bool(packer.tables)

@@ -56,28 +56,7 @@ if TYPE_CHECKING:
 
 
 class PlanPacker:
-    """Samples, plans and packs the batches of a plan.
-
-    Attributes
-    ----------
-    sources : dict of str to RowSource
-        The attributes whose rows are cached and packed, by path.
-    tables : dict of str to FileRows
-        The files of these.
-    num_slots, superbatch : int
-        Rows that are cached, and batches that are planned at a time.
-    segment : int
-        Batches that share rows on disk; 1: each has its own. May be set before `pack`.
-    compression : str or None
-        Codec of chunks: "lz4", "zstd", or None. May be set before `pack`.
-
-    Raises
-    ------
-    BudgetError
-        If `memory` has no room for two batches and their plans.
-    GnnstoreError
-        If the store or the input nodes cannot be used.
-    """
+    """Samples, plans and packs the batches of a plan."""
 
     def __init__(self, store: GraphStore, settings: PlanSettings) -> None:
         self.store = store
@@ -88,7 +67,7 @@ class PlanPacker:
         cached = [spec.path for spec in attributes if self._sampler.is_read(spec)]
         size = self._sampler.size
         self._decide(cached, size.num_slots, size.superbatch, settings.segment or 1)
-        self.compression: Compression | None = None
+        self.compression: Compression | None = None  # codec of chunks: "lz4", "zstd", or None
         if settings.compress in COMPRESSIONS:
             self.compression = settings.compress
 
@@ -136,26 +115,7 @@ class PlanPacker:
         progress: Progress | None = None,
         on_event: Callable[[str], None] = lambda _: None,
     ) -> Path:
-        """Pack the plan and give it its name, once it is whole.
-
-        Parameters
-        ----------
-        path : Path
-            The plan's directory; its parent must exist.
-        overwrite : bool
-            Replace a plan of that name.
-        resume : bool
-            Go on with what an interrupted attempt has left, if it was the same.
-        on_event : callable
-            Told in a sentence what a user should know.
-
-        Raises
-        ------
-        NoSpaceError, StorageError
-            If the disk, or the budget of it, is full, or refuses; what is finished is kept.
-        GnnstoreError
-            As of `PackedWriter`, and of sampling.
-        """
+        """Pack the plan and give it its name, once it is whole."""
         settings = self.settings
         writer = PackedWriter(
             path,

@@ -38,40 +38,20 @@ SHARED_BYTES = 4
 
 @dataclass(frozen=True)
 class Layout:
-    """Estimated disk space and reads of one layout.
-
-    Attributes
-    ----------
-    name : "packed", "segmented" or "rolling"
-    segment : int
-        Batches that share rows on disk; 1: none do.
-    superbatch : int
-        Batches that are planned, and packed, at a time.
-    disk_bytes, records_bytes : int
-        At most at a time; of that everything but rows.
-    blow_up : float
-        The same for each byte of the tables.
-    epoch_read_bytes, epoch_written_bytes : int
-        Of an epoch of training.
-    epoch_reads : int
-        Reads of rows that batches share, which lie apart; all others are in order.
-    epoch_seconds : float or None
-        Reading and writing of an epoch; None if the disk was not measured.
-    fits : bool
-        Whether the budget of disk has room for it.
-    """
+    """Estimated disk space and reads of one layout."""
 
     name: Literal["packed", "segmented", "rolling"]
-    segment: int
-    superbatch: int
-    disk_bytes: int
-    records_bytes: int
-    blow_up: float
-    epoch_read_bytes: int
-    epoch_written_bytes: int
-    epoch_reads: int
+    segment: int  # batches that share rows on disk; 1: none do
+    superbatch: int  # batches that are planned, and packed, at a time
+    disk_bytes: int  # at most at a time; of that everything but rows
+    records_bytes: int  # at most at a time; of that everything but rows
+    blow_up: float  # the same for each byte of the tables
+    epoch_read_bytes: int  # of an epoch of training
+    epoch_written_bytes: int  # of an epoch of training
+    epoch_reads: int  # reads of rows that batches share, which lie apart; all others are in order
+    # Reading and writing of an epoch; None if the disk was not measured.
     epoch_seconds: float | None
-    fits: bool
+    fits: bool  # whether the budget of disk has room for it
 
     def describe(self) -> str:
         """Return it in a sentence."""
@@ -96,30 +76,16 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """The quantities from which layouts are estimated.
+    """The quantities from which layouts are estimated."""
 
-    Attributes
-    ----------
-    row_bytes : tuple of int
-        Of each table.
-    table_bytes : int
-        Of all tables.
-    records_bytes : int
-        Of one batch, in a plan.
-    tuning : ReadTuning or None
-        Settings of the reads of shared rows; None without tables.
-    profile : DeviceProfile or None
-        None if the disk was not measured.
-    """
-
-    row_bytes: tuple[int, ...]
-    table_bytes: int
+    row_bytes: tuple[int, ...]  # of each table
+    table_bytes: int  # of all tables
     batches_per_epoch: int
     epochs: int
-    records_bytes: int
+    records_bytes: int  # of one batch, in a plan
     disk_bytes: int | None
-    tuning: ReadTuning | None
-    profile: DeviceProfile | None
+    tuning: ReadTuning | None  # settings of the reads of shared rows; None without tables
+    profile: DeviceProfile | None  # none if the disk was not measured
 
     def layout(
         self,
@@ -151,13 +117,7 @@ class Costs:
     def seconds(
         self, read_bytes: int, written_bytes: int, apart: ReadTotals = _NO_READS
     ) -> float | None:
-        """Return the seconds of reading and writing; None if the disk was not measured.
-
-        Parameters
-        ----------
-        apart : ReadTotals
-            Part of the reads; all others are in order.
-        """
+        """Return the seconds of reading and writing; None if the disk was not measured."""
         profile = self.profile
         if profile is None or not profile.is_direct:
             return None
@@ -178,13 +138,7 @@ class Costs:
 
 
 def packed_layout(costs: Costs, misses: npt.NDArray[np.int64], superbatch: int) -> Layout:
-    """Return the layout in which each batch has its own rows.
-
-    Parameters
-    ----------
-    misses : ndarray of int64 [n]
-        Distinct rows that some batches miss.
-    """
+    """Return the layout in which each batch has its own rows."""
     records = costs.records_bytes * costs.batches_per_epoch
     num_bytes = records + costs.per_epoch(costs.chunks(misses), len(misses))
     return costs.layout(
@@ -203,13 +157,7 @@ def segmented_layout(
     segment: int,
     superbatch: int,
 ) -> Layout:
-    """Return the layout in segments, whose shared rows are found and ordered for some batches.
-
-    Parameters
-    ----------
-    missed : sequence of ndarray of int32 or int64
-        The distinct rows that each of these batches misses, ascending.
-    """
+    """Return the layout in segments, whose shared rows are found and ordered for some batches."""
     tuning = costs.tuning
     assert tuning is not None  # noqa: S101 - where rows are missed, they are read
     stored = own_bytes = num_shared = 0
@@ -246,15 +194,7 @@ def segmented_layout(
 def rolling_layout(
     costs: Costs, batches: Sequence[npt.NDArray[Any]], superbatch: int, num_slots: int
 ) -> Layout:
-    """Return the layout of packing while training, with the same memory and disk.
-
-    Parameters
-    ----------
-    batches : sequence of ndarray of int32 or int64
-        Node ids of some batches in their order.
-    superbatch, num_slots : int
-        Batches that memory has room to plan and pack at a time, and rows to cache beside.
-    """
+    """Return the layout of packing while training, with the same memory and disk."""
     some = list(batches[:_ROLLING_BATCHES])
     size = max(1, min(superbatch, costs.batches_per_epoch))
     for _ in range(2):  # fewer at a time miss more rows, so once more for how many that are

@@ -29,17 +29,11 @@ _WIDE_BYTES = 8
 
 @dataclass(frozen=True, eq=False)
 class RecordMaker:
-    """Makes the records of batches. Safe to use from many threads at once.
-
-    Attributes
-    ----------
-    plain_nodes, edges : tuple of AttributeSpec
-        Attributes whose rows are in the records.
-    """
+    """Makes the records of batches. Safe to use from many threads at once."""
 
     sources: DataSources
-    plain_nodes: tuple[AttributeSpec, ...]
-    edges: tuple[AttributeSpec, ...]
+    plain_nodes: tuple[AttributeSpec, ...]  # attributes whose rows are in the records
+    edges: tuple[AttributeSpec, ...]  # attributes whose rows are in the records
     schema: Schema
 
     def make(
@@ -53,17 +47,7 @@ class RecordMaker:
         chunks: Sequence[DividedChunks] = (),
         crc_arrays: tuple[int, int] = (0, 0),
     ) -> SavedRecord:
-        """Return the record of batch i of a superbatch.
-
-        Parameters
-        ----------
-        misses : DividedMisses or None
-            None: no attribute is cached.
-        chunks : sequence of DividedChunks
-            Of the cached attributes.
-        crc_arrays : pair of int
-            Of how many of them the record gets the checksums of the chunk, and of shared rows.
-        """
+        """Return the record of batch i of a superbatch."""
         places = _NONE_MISSED if misses is None else misses.batch(i)
         shared = None
         shared_crcs: tuple[npt.NDArray[np.uint32], ...] = ()

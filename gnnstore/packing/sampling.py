@@ -51,48 +51,33 @@ COMPRESS = ("none", *COMPRESSIONS, "auto")
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """The epochs, seeds and sampling options that are packed.
+    """The epochs, seeds and sampling options that are packed."""
 
-    Attributes
-    ----------
-    config : SamplingConfig
-        Sampling options, with the seed.
-    input_nodes : None, str, tensor, array or sequence
-        A split, or as of `NeighborLoader`; None: all nodes.
-    seeds : SeedSource or None
-        The source of seeds; None: `input_nodes`.
-    cache : str or None
-        By what rows are cached: "degree" or "frequency", as of `NeighborLoader`, or "belady";
-        None: the last.
-    memory, cache_bytes, superbatch, topology
-        As of `NeighborLoader`, for packing and for the cache of training.
-    disk_bytes : int or None
-        The most that the plan may take; None: what is free.
-    segment : int or None
-        Batches that share rows on disk; 1: each has its own; None: as many as `disk_bytes` asks
-        for (see `estimate_plan`).
-    compress : str
-        How chunks of rows are kept: "none", "lz4", "zstd", or "auto", what pays by a sample and the
-        measurements of the disk (see `estimate_plan`; "none" unless an estimate was made).
-    tmpdir : Path or None
-        For subgraphs that `memory` has no room for; None: beside the store.
-    """
-
-    config: SamplingConfig
-    input_nodes: Any
+    config: SamplingConfig  # sampling options, with the seed
+    input_nodes: Any  # a split, or as of `NeighborLoader`; None: all nodes
     batch_size: int
     epochs: int
-    seeds: SeedSource | None = None
+    seeds: SeedSource | None = None  # the source of seeds; None: `input_nodes`
     shuffle: bool = True
     drop_last: bool = False
+    # By what rows are cached: "degree" or "frequency", as of `NeighborLoader`, or "belady"; None:
+    # the last.
     cache: str | None = None
+    # As of `NeighborLoader`, for packing and for the cache of training.
     memory: int | str | None = None
+    # As of `NeighborLoader`, for packing and for the cache of training.
     cache_bytes: int | str | None = None
+    # As of `NeighborLoader`, for packing and for the cache of training.
     superbatch: int | None = None
-    topology: str = "auto"
-    disk_bytes: int | None = None
+    topology: str = "auto"  # as of `NeighborLoader`, for packing and for the cache of training
+    disk_bytes: int | None = None  # the most that the plan may take; None: what is free
+    # Batches that share rows on disk; 1: each has its own; None: as many as `disk_bytes` asks for
+    # (see `estimate_plan`).
     segment: int | None = None
+    # How chunks of rows are kept: "none", "lz4", "zstd", or "auto", what pays by a sample and the
+    # measurements of the disk (see `estimate_plan`; "none" unless an estimate was made).
     compress: str = "none"
+    # For subgraphs that `memory` has no room for; None: beside the store.
     tmpdir: Path | None = None
     num_threads: int = 1
 
@@ -113,15 +98,9 @@ class PlanSettings:
 
 @dataclass(eq=False)
 class PlannedSuperbatch:
-    """Batches of one epoch, sampled and planned.
+    """Batches of one epoch, sampled and planned."""
 
-    Attributes
-    ----------
-    first : int
-        Number of the first in all epochs together.
-    """
-
-    first: int
+    first: int  # number of the first in all epochs together
     sampled: SampledSuperbatch
     plan: CachePlan
 
@@ -147,25 +126,7 @@ class PlannedSuperbatch:
 
 
 class PlanSampler:
-    """Samples and plans the batches of a plan, superbatch by superbatch.
-
-    Attributes
-    ----------
-    sources : DataSources
-        The store's parts, opened within the budget of memory.
-    size : PlanSize
-        Memory that is left for superbatches, and for the cache of training.
-    policy : CachePolicy
-        Chooses the cached rows. Fixed ones enter when they are needed first: nothing is read
-        beforehand.
-
-    Raises
-    ------
-    BudgetError
-        If `memory` has no room for two batches and their plans.
-    GnnstoreError
-        If the store or the input nodes cannot be used.
-    """
+    """Samples and plans the batches of a plan, superbatch by superbatch."""
 
     def __init__(self, store: GraphStore, settings: PlanSettings) -> None:
         self.store = store
@@ -200,6 +161,7 @@ class PlanSampler:
         )
         seeds_bytes = self.seeds.num_bytes
         seeds_bytes += order_bytes(len(self.seeds), shuffles=settings.shuffle, num_orders=1)
+        # The store's parts, opened within the budget of memory.
         self.sources = open_sources(
             LoaderSpec(
                 store,
@@ -213,6 +175,7 @@ class PlanSampler:
         rolling = self.sources.placement.superbatch
         self._bulk_bytes = None if rolling is None else rolling.bulk_bytes
         specs = [s for s in store.schema.node.attributes.values() if self.is_read(s)]
+        # Memory that is left for superbatches, and for the cache of training.
         self.size = size_plan(
             self.sources.placement,
             row_bytes=sum(spec.row_bytes for spec in specs),
@@ -233,7 +196,7 @@ class PlanSampler:
             table_bytes=self.size.table_bytes,
             purpose="what a plan has sampled ahead",
         )
-        self.policy = self._policy_of(presampler, tuple(specs))
+        self.policy = self._policy_of(presampler, tuple(specs))  # chooses the cached rows
 
     def _policy_of(self, presampler: Presampler, specs: tuple[AttributeSpec, ...]) -> CachePolicy:
         """Return the policy that `cached_by` names."""
@@ -268,20 +231,7 @@ class PlanSampler:
     def superbatches(
         self, epoch: int, superbatch: int, planner: Planner, most: int | None = None
     ) -> Iterator[PlannedSuperbatch]:
-        """Sample and plan the batches of an epoch.
-
-        Parameters
-        ----------
-        superbatch : int
-            Batches at a time.
-        most : int, optional
-            Leave it at so many batches.
-
-        Yields
-        ------
-        PlannedSuperbatch
-            To be closed by the caller.
-        """
+        """Sample and plan the batches of an epoch."""
         settings = self.settings
         batches = self._order.batches(Position(epoch), settings.config.seed)
         run = EpochRun(

@@ -25,23 +25,12 @@ _RECORDS_SHARE = 16
 
 @dataclass(frozen=True)
 class PlanSize:
-    """The decision.
+    """The decision."""
 
-    Attributes
-    ----------
-    num_slots : int
-        Rows that are cached in training.
-    superbatch : int
-        Batches that are planned and packed at a time.
-    memory_bytes : int
-        For a superbatch: its trace, plan, subgraphs and packing.
-    table_bytes : int
-        Of it for a planner whose traces and plans are on disk; 0: they are in memory.
-    """
-
-    num_slots: int
-    superbatch: int
-    memory_bytes: int
+    num_slots: int  # rows that are cached in training
+    superbatch: int  # batches that are planned and packed at a time
+    memory_bytes: int  # for a superbatch: its trace, plan, subgraphs and packing
+    # Of it for a planner whose traces and plans are on disk; 0: they are in memory.
     table_bytes: int = 0
 
 
@@ -55,21 +44,7 @@ def size_plan(
     cache_is_given: bool,
     superbatch_is_given: bool,
 ) -> PlanSize:
-    """Decide from what a loader that packs while it trains would have.
-
-    Parameters
-    ----------
-    placement : Placement
-        Of such a loader, with the size of its superbatches.
-    row_bytes, num_rows : int
-        Of the attributes that are packed, together.
-    seeds_bytes : int
-        Seed nodes and their order, which training holds too.
-    num_batches : int
-        Of an epoch.
-    cache_is_given, superbatch_is_given : bool
-        Whether the user has decided.
-    """
+    """Decide from what a loader that packs while it trains would have."""
     size = placement.superbatch
     if size is None:
         return PlanSize(0, min(num_batches, MAX_PLANNED), _PACKING_BYTES)

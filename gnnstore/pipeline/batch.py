@@ -85,14 +85,7 @@ def reselected(
     refusal: Callable[[str], Exception] | None = None,
     what: str = "nodes",
 ) -> dict[str, Rows]:
-    """Return rows for what `transform_sampler_output` has left of a batch, or put in its place.
-
-    Parameters
-    ----------
-    refusal : callable, optional
-        Returns the error if other rows are wanted than these; by default all are left to whoever
-        gathers by id.
-    """
+    """Return rows for what `transform_sampler_output` has left of a batch, or put in its place."""
     if not rows or np.array_equal(wanted, ids):
         return rows
     order = np.argsort(ids, kind="stable")
@@ -106,13 +99,7 @@ def reselected(
 
 
 class Recorder:
-    """Receives the stages of a loader and its threads; one recorder for all.
-
-    Parameters
-    ----------
-    progress : WaitProgress, optional
-        Displays stages that the consumer waits for.
-    """
+    """Receives the stages of a loader and its threads; one recorder for all."""
 
     def __init__(self, progress: WaitProgress | None = None) -> None:
         self.timeline: Timeline = OFF
@@ -129,23 +116,15 @@ class Recorder:
 
 
 class Stage:
-    """A stage that is measured; made by `Recorder.stage`.
-
-    Attributes
-    ----------
-    args : dict
-        Shown with it.
-    seconds : float
-        Seconds that the stage took, once it is over.
-    """
+    """A stage that is measured; made by `Recorder.stage`."""
 
     __slots__ = ("_name", "_recorder", "_start_ns", "args", "seconds")
 
     def __init__(self, recorder: Recorder, name: str, args: dict[str, Any]) -> None:
         self._recorder = recorder
         self._name = name
-        self.args = args
-        self.seconds = 0.0
+        self.args = args  # shown with it
+        self.seconds = 0.0  # seconds that the stage took, once it is over
 
     def __enter__(self) -> Stage:
         self._start_ns = time.perf_counter_ns()
@@ -164,38 +143,20 @@ class EpochRun:
     """One iteration over an epoch, or over the rest of it, as a source of batches sees it.
 
     It does not hold the loader, which may be forgotten before the run ends.
-
-    Attributes
-    ----------
-    seed, epoch : int
-        First words of the keys.
-    first : int
-        Batches of the epoch that were handed out before.
-    joins_in_threads : bool
-        Whether the threads that sample batches also assemble them.
-    initializer : callable or None
-        Called in each thread that a source starts.
-    timeout_seconds : float or None
-        The longest wait for a batch.
-    describe : callable
-        Describes the k-th batch of the run, to be noted on errors.
-    following : callable
-        Returns the run that is expected next and its batches; None if that is not known.
-    lookahead : Lookahead or None
-        Number of batches that may be prepared ahead.
     """
 
-    seed: int
-    epoch: int
-    first: int
+    seed: int  # first words of the keys
+    epoch: int  # first words of the keys
+    first: int  # batches of the epoch that were handed out before
     num_threads: int
-    joins_in_threads: bool
-    initializer: Callable[[], None] | None
-    timeout_seconds: float | None
-    describe: Callable[[int], str]
+    joins_in_threads: bool  # whether the threads that sample batches also assemble them
+    initializer: Callable[[], None] | None  # called in each thread that a source starts
+    timeout_seconds: float | None  # the longest wait for a batch
+    describe: Callable[[int], str]  # describes the k-th batch of the run, to be noted on errors
     recorder: Recorder
+    # Returns the run that is expected next and its batches; None if that is not known.
     following: Callable[[], tuple[EpochRun, Iterator[Planned]] | None] = lambda: None
-    lookahead: Lookahead | None = None
+    lookahead: Lookahead | None = None  # number of batches that may be prepared ahead
 
     def key(self, batch: int) -> BatchKey:
         """Return the key of a batch by its number in the epoch."""
@@ -254,13 +215,7 @@ class Samplers(Protocol):
 
 
 class SamplingSource(BatchSource):
-    """Samples each batch when its turn comes, in the thread that assembles it.
-
-    Parameters
-    ----------
-    config : SamplingConfig
-        Sampling options, with the seed of the keys.
-    """
+    """Samples each batch when its turn comes, in the thread that assembles it."""
 
     def __init__(self, graph: Samplers, seeds: SeedSource, config: SamplingConfig) -> None:
         self._arguments = (graph, seeds, config)
@@ -324,29 +279,11 @@ class Assembler(Protocol):
         rows: Mapping[str, Rows],
         hold: Callable[[NDArray[Any]], None],
     ) -> tuple[Any, int, ReadCounts]:
-        """Return a batch, the bytes gathered for it, and what reading them took.
-
-        Parameters
-        ----------
-        hold : callable
-            Told of each array of rows.
-        """
+        """Return a batch, the bytes gathered for it, and what reading them took."""
 
 
 class PreparedBatch:
-    """A batch on its way from the threads to the consumer, and what it cost.
-
-    Attributes
-    ----------
-    output : SamplerOutput or Data
-        The sample alone, or joined with its attributes.
-    num_bytes, sample_bytes : int
-        Bytes of the sample, and of the attributes once they are there; of the sample alone.
-    counts : ReadCounts
-        Counts of the reads of attributes.
-    seed_counts : Mapping of str to int
-        Of the labels as they were drawn, whatever `transform_sampler_output` makes of them.
-    """
+    """A batch on its way from the threads to the consumer, and what it cost."""
 
     __slots__ = (
         "bytes_gathered",
@@ -369,32 +306,27 @@ class PreparedBatch:
         self.task: Task | None = task
         self.key = task.key
         self.labels = labels
+        # Of the labels as they were drawn, whatever `transform_sampler_output` makes of them.
         self.seed_counts = labels.counts
-        self.output = output
+        self.output = output  # the sample alone, or joined with its attributes
         self.num_nodes = sum(map(len, sample.nodes.values()))
         self.num_edges = sum(map(len, sample.edges.values()))
+        # Bytes of the sample, and of the attributes once they are there; of the sample alone.
         self.num_bytes = sample.num_bytes + sum(array.nbytes for array in labels.arrays())
+        # Bytes of the sample, and of the attributes once they are there; of the sample alone.
         self.sample_bytes = self.num_bytes
         self.seconds_sampling = 0.0
         self.seconds_gathering = 0.0
         self.bytes_gathered = 0
-        self.counts = ReadCounts()
+        self.counts = ReadCounts()  # counts of the reads of attributes
 
 
 class Totals:
-    """Counts of the batches that a loader has handed out.
-
-    Attributes
-    ----------
-    amounts : dict of str to float
-        Sums by their names in `LoaderStats`.
-    counts : ReadCounts
-        Reads of attribute values.
-    """
+    """Counts of the batches that a loader has handed out."""
 
     def __init__(self) -> None:
-        self.amounts: dict[str, float] = {}
-        self.counts = ReadCounts()
+        self.amounts: dict[str, float] = {}  # sums by their names in `LoaderStats`
+        self.counts = ReadCounts()  # reads of attribute values
 
     def add(self, counts: ReadCounts, **amounts: float) -> None:
         """Count a batch."""
@@ -406,24 +338,17 @@ class Totals:
 
 @dataclass(frozen=True, eq=False)
 class Finisher:
-    """Finishes batches after their seeds are known, in the same way for all sources.
-
-    Attributes
-    ----------
-    transform, transform_sampler_output : callable or None
-        The user's; called in the consumer's thread, in the order of the batches.
-    pin : callable or None
-        Copies a batch to where a GPU can fetch it by itself.
-    admission : Admission or None
-        Where a batch waits for its memory in a thread; None: it does not.
-    """
+    """Finishes batches after their seeds are known, in the same way for all sources."""
 
     assembler: Assembler
+    # The user's; called in the consumer's thread, in the order of the batches.
     transform: Callable[[Any], Any] | None
+    # The user's; called in the consumer's thread, in the order of the batches.
     transform_sampler_output: Callable[[Any], Any] | None
-    pin: Callable[[Any], Any] | None
+    pin: Callable[[Any], Any] | None  # copies a batch to where a GPU can fetch it by itself
     totals: Totals
     recorder: Recorder
+    # Where a batch waits for its memory in a thread; None: it does not.
     admission: Admission | None = None
 
     def prepare(self, task: Task) -> PreparedBatch:
@@ -528,17 +453,7 @@ def load_batches(
     lookahead: Lookahead,
     initializer: Callable[[], None] | None,
 ) -> Generator[Any, None, None]:
-    """Yield the batches of a run, prepared ahead by threads.
-
-    Parameters
-    ----------
-    iteration : Iteration
-        Moved on with each batch that is handed out.
-    lookahead : Lookahead
-        Number of batches that may be prepared ahead.
-    initializer : callable or None
-        Called once in each preparing thread.
-    """
+    """Yield the batches of a run, prepared ahead by threads."""
     ahead: deque[Position] = deque()
     recorder, admission = finisher.recorder, finisher.admission
 

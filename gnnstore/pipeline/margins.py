@@ -22,13 +22,7 @@ def with_margin(largest: int, margin: float = _MARGIN) -> int:
 
 
 def margin_of(sizes: Sequence[int]) -> float:
-    """Return by which part batches may exceed the largest of a sample, from how it varies.
-
-    Parameters
-    ----------
-    sizes : sequence of int
-        Of some batches, `MANY_BATCHES` or so; at least two.
-    """
+    """Return by which part batches may exceed the largest of a sample, from how it varies."""
     # The deviation of n draws is itself known to one in the root of 2 (n - 1).
     deviation: float = stdev(sizes) * (1 + (2 * (len(sizes) - 1)) ** -0.5)
     most = fmean(sizes) + _DEVIATIONS * deviation

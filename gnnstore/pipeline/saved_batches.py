@@ -35,13 +35,7 @@ if TYPE_CHECKING:
 
 
 class SavedBatches(BatchSource):
-    """Hands out the batches of a plan, iteration after iteration.
-
-    Parameters
-    ----------
-    seeds : str or None
-        Name of what the batches of the loader start from, if it has one.
-    """
+    """Hands out the batches of a plan, iteration after iteration."""
 
     def __init__(self, plan: SavedPlan, seeds: str | None = None) -> None:
         self.plan = plan
@@ -76,22 +70,7 @@ class SavedBatches(BatchSource):
         raise not_packed(f"batch of the positions {index!r}")
 
     def agree(self, fingerprint: Mapping[str, Any], seed: int | None, world_size: int) -> int:
-        """Check that a loader would give the batches that were packed; return their seed.
-
-        Parameters
-        ----------
-        fingerprint : Mapping
-            The options that the loader's batches depend on besides the seed.
-        seed : int or None
-            The loader's, if the user gave it one.
-        world_size : int
-            Processes that share the batches.
-
-        Raises
-        ------
-        UsageError
-            Naming each difference.
-        """
+        """Check that a loader would give the batches that were packed; return their seed."""
         if world_size > 1:
             raise UsageError(
                 "plan= and rank= exclude one another: a plan is followed from batch to batch, "
@@ -117,25 +96,7 @@ class SavedBatches(BatchSource):
 
     @contextmanager
     def epoch(self, planned: Iterator[Planned], run: EpochRun) -> Iterator[Iterator[Task]]:
-        """Hand out the batches of one epoch, or of what is left of it.
-
-        Parameters
-        ----------
-        planned : iterator
-            Number of each batch in its epoch, and something else.
-        run : EpochRun
-            Its threads read the batches before the first; without threads the consumer's does.
-
-        Yields
-        ------
-        iterator of SavedTask
-            To be prepared in any order.
-
-        Raises
-        ------
-        UsageError
-            If the epoch is not packed.
-        """
+        """Hand out the batches of one epoch, or of what is left of it."""
         epoch = run.epoch
         epochs = self.plan.reader.manifest.epochs
         if epoch >= epochs:
@@ -186,13 +147,7 @@ class SavedBatches(BatchSource):
 
 
 class SavedTask(Task):
-    """A batch that is to be read.
-
-    Parameters
-    ----------
-    skipped : int
-        Batches of the epoch that do not go through the lease.
-    """
+    """A batch that is to be read."""
 
     stage = "recalling"
 
@@ -205,13 +160,7 @@ class SavedTask(Task):
         self._record: SavedRecord | None = None
 
     def sample(self) -> Sampled:
-        """Return the sample as it was packed.
-
-        Raises
-        ------
-        StorageError, CorruptStoreError
-            If it cannot be read back as it was.
-        """
+        """Return the sample as it was packed."""
         record = self._record = self._read()
         try:
             subgraph = record.subgraph.expand(self._of.index_dtype, empty)
@@ -222,13 +171,7 @@ class SavedTask(Task):
         return Sampled(subgraph, labels)
 
     def rows(self, output: SamplerOutput) -> dict[str, Rows]:
-        """Gather the rows of all attributes, and ids of edges, from the plan.
-
-        Raises
-        ------
-        UsageError
-            If `transform_sampler_output` has added nodes or edges.
-        """
+        """Gather the rows of all attributes, and ids of edges, from the plan."""
         record, self._record = self._record, None
         if record is None:
             raise not_packed("rows of a batch that has them already")

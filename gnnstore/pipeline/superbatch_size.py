@@ -16,57 +16,34 @@ _COUNTS_SHARE = 4
 
 @dataclass(frozen=True)
 class SuperbatchSize:
-    """The size of the superbatches of one loader, and the memory that they take.
-
-    Attributes
-    ----------
-    num_batches : int
-        S.
-    num_slots : int
-        C, the rows that are cached, pinned ones included.
-    in_memory : bool
-        Whether sampled subgraphs stay in memory until they are used; else on disk.
-    reservations : tuple of Reservation
-        Memory for all of it: rows, traces, plans, subgraphs, and sampling them.
-    packing_bytes : int
-        Part of it for packing a superbatch.
-    chunk_memory_bytes : int
-        Part of it for the packed rows of one superbatch that are not written to disk; there is as
-        much for the next one.
-    table_bytes : int
-        Part of it for the table of a planner whose traces and plans are on disk; 0 where they
-        are in memory.
-    bulk_bytes : int
-        Part of it for sampling batches together, where in-neighbours are on disk.
-    sampling_threads : int or None
-        Threads that sample ahead, at most: there is memory for so many. None: for all.
-    overlaps : bool
-        Whether disk has room for two superbatches, so that one can be made beside another.
-    num_unplanned : int
-        Batches that begin an iteration whose first superbatch nobody has made beforehand: they read
-        all of their rows while it is made.
-    num_pinned : int
-        H, the rows that are cached whatever is planned.
-    pinned : ndarray of int32 or int64 [H], or None
-        The nodes whose rows these are, ascending; None in a prediction, or if there are none.
-    planned_share : float
-        The largest part of a batch's rows that are not pinned: traces and plans have memory for so
-        many.
-    """
+    """The size of the superbatches of one loader, and the memory that they take."""
 
     num_batches: int
-    num_slots: int
-    in_memory: bool
+    num_slots: int  # C, the rows that are cached, pinned ones included
+    in_memory: bool  # whether sampled subgraphs stay in memory until they are used; else on disk
+    # Memory for all of it: rows, traces, plans, subgraphs, and sampling them.
     reservations: tuple[Reservation, ...] = ()
-    packing_bytes: int = 0
+    packing_bytes: int = 0  # part of it for packing a superbatch
+    # Part of it for the packed rows of one superbatch that are not written to disk; there is as
+    # much for the next one.
     chunk_memory_bytes: int = 0
+    # Part of it for the table of a planner whose traces and plans are on disk; 0 where they are in
+    # memory.
     table_bytes: int = 0
-    bulk_bytes: int = 0
+    bulk_bytes: int = 0  # part of it for sampling batches together, where in-neighbours are on disk
+    # Threads that sample ahead, at most: there is memory for so many.
     sampling_threads: int | None = None
+    # Whether disk has room for two superbatches, so that one can be made beside another.
     overlaps: bool = True
+    # Batches that begin an iteration whose first superbatch nobody has made beforehand: they read
+    # all of their rows while it is made.
     num_unplanned: int = 0
-    num_pinned: int = 0
+    num_pinned: int = 0  # H, the rows that are cached whatever is planned
+    # int32 or int64 [H], or None: the nodes whose rows these are, ascending; None in a prediction,
+    # or if there are none.
     pinned: npt.NDArray[Any] | None = field(default=None, repr=False, compare=False)
+    # The largest part of a batch's rows that are not pinned: traces and plans have memory for so
+    # many.
     planned_share: float = 1.0
 
     @property
@@ -81,10 +58,7 @@ class SuperbatchSize:
 
     @property
     def num_batches_repinned(self) -> int:
-        """Batches that may be planned at a time if other rows are pinned than those of `pinned`.
-
-        Of others a batch may have fewer, so that traces and plans take more memory for it.
-        """
+        """Batches that may be planned at a time if other rows are pinned than those of `pinned`."""
         if not self.plans_in_memory:
             return self.num_batches
         return max(1, int(self.num_batches * self.planned_share))

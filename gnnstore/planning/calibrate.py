@@ -26,18 +26,6 @@ def gather_bandwidth(
 
     A batch that the processor's cache has no room for takes two or three times as long as one that
     fits, and threads share the bandwidth of memory.
-
-    Parameters
-    ----------
-    row_bytes, num_rows : int
-        Of the table.
-    batch_rows : float
-        Rows that a thread gathers at a time.
-    num_threads : int
-        Threads that gather at the same time, at least 1.
-    spare_bytes : int
-        Free memory, of which a quarter may be taken for a while; 2 MiB, or a row for each thread
-        and one more, are taken anyway.
     """
     row_bytes = max(1, row_bytes)
     each_bytes = max(_LEAST_BYTES, min(_MOST_BYTES, spare_bytes // 8))

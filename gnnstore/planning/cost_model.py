@@ -29,26 +29,15 @@ _BATCH_SECONDS = 1e-3
 
 @dataclass(frozen=True)
 class Machine:
-    """Hardware rates that predictions use.
+    """Hardware rates that predictions use."""
 
-    Attributes
-    ----------
-    disk : DeviceProfile
-        Of the file system that holds the store.
-    gather_bytes_per_second : float
-        Of each thread that gathers rows from random places in memory, while all that prepare
-        batches do, or as many as there are processors.
-    num_threads, num_cores : int
-        Threads that prepare batches, and processors for them.
-    num_faulting : int
-        Threads that wait for a page of a mapping at once.
-    """
-
-    disk: DeviceProfile
+    disk: DeviceProfile  # of the file system that holds the store
+    # Of each thread that gathers rows from random places in memory, while all that prepare batches
+    # do, or as many as there are processors.
     gather_bytes_per_second: float
-    num_threads: int
-    num_cores: int
-    num_faulting: int = 1
+    num_threads: int  # threads that prepare batches, and processors for them
+    num_cores: int  # threads that prepare batches, and processors for them
+    num_faulting: int = 1  # threads that wait for a page of a mapping at once
 
     @property
     def workers(self) -> int:
@@ -68,76 +57,36 @@ class Machine:
 
 @dataclass(frozen=True)
 class Resources:
-    """The memory and disk space that a strategy would take, and how it divides them.
+    """The memory and disk space that a strategy would take, and how it divides them."""
 
-    Attributes
-    ----------
-    memory_bytes : int
-        In all.
-    num_slots : int
-        Rows that it caches.
-    cached_bytes : int
-        Bytes of them; for a mapping, of the page cache that it may have.
-    superbatch : int
-        Batches that are planned at a time; 0 where nothing is planned.
-    keeps_in_memory : bool
-        Whether sampled subgraphs and plans wait in memory; else on disk.
-    disk_bytes : int
-        The most that it takes at once, without the store.
-    chunk_memory_bytes : int
-        Packed rows of a superbatch that stay in memory.
-    overlaps : bool
-        Whether the first superbatch of the next epoch is made during the last of this one.
-    num_threads : int
-        Threads that prepare batches, where memory limits them; 0: all.
-    num_unplanned : int
-        Batches that read all of their rows while the first superbatch is made.
-    """
-
-    memory_bytes: int
-    num_slots: int = 0
-    cached_bytes: int = 0
-    superbatch: int = 0
-    keeps_in_memory: bool = True
-    disk_bytes: int = 0
-    chunk_memory_bytes: int = 0
+    memory_bytes: int  # in all
+    num_slots: int = 0  # rows that it caches
+    cached_bytes: int = 0  # bytes of them; for a mapping, of the page cache that it may have
+    superbatch: int = 0  # batches that are planned at a time; 0 where nothing is planned
+    keeps_in_memory: bool = True  # whether sampled subgraphs and plans wait in memory; else on disk
+    disk_bytes: int = 0  # the most that it takes at once, without the store
+    chunk_memory_bytes: int = 0  # packed rows of a superbatch that stay in memory
+    # Whether the first superbatch of the next epoch is made during the last of this one.
     overlaps: bool = True
-    num_threads: int = 0
-    num_unplanned: int = 0
+    num_threads: int = 0  # threads that prepare batches, where memory limits them; 0: all
+    num_unplanned: int = 0  # batches that read all of their rows while the first superbatch is made
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The predicted epoch of one strategy.
+    """The predicted epoch of one strategy."""
 
-    Attributes
-    ----------
-    candidate : Candidate
-        The strategy and its options.
-    seconds, seconds_once : float
-        Of an epoch, and of what is done once, before or in the first. NaN if it is impossible.
-    stages : Mapping of str to float
-        Seconds of each stage by itself; "filling" and, for a plan, "packing" are done once.
-    bottleneck : str
-        The longest stage of an epoch.
-    reads : ReadTotals
-        Reads of single rows or pages, of an epoch.
-    sequential_bytes, written_bytes : int
-        Read in order, and written, in an epoch.
-    problem : str
-        Why the strategy is impossible; empty if it is not.
-    """
-
-    candidate: Candidate
-    seconds: float
-    seconds_once: float
+    candidate: Candidate  # the strategy and its options
+    seconds: float  # of an epoch, and of what is done once, before or in the first
+    seconds_once: float  # of an epoch, and of what is done once, before or in the first
+    # Seconds of each stage by itself; "filling" and, for a plan, "packing" are done once.
     stages: Mapping[str, float]
-    bottleneck: str
-    reads: ReadTotals
-    sequential_bytes: int
-    written_bytes: int
+    bottleneck: str  # the longest stage of an epoch
+    reads: ReadTotals  # reads of single rows or pages, of an epoch
+    sequential_bytes: int  # read in order, and written, in an epoch
+    written_bytes: int  # read in order, and written, in an epoch
     resources: Resources
-    problem: str = ""
+    problem: str = ""  # why the strategy is impossible; empty if it is not
 
     @classmethod
     def of(  # noqa: PLR0917 - in the order of the fields
@@ -200,13 +149,7 @@ class Prediction:
 
 @dataclass(frozen=True, eq=False)
 class EpochCosts:
-    """The seconds that parts of an epoch take, whatever the strategy.
-
-    Attributes
-    ----------
-    workload : Workload
-    machine : Machine
-    """
+    """The seconds that parts of an epoch take, whatever the strategy."""
 
     workload: Workload
     machine: Machine
@@ -232,11 +175,7 @@ class EpochCosts:
         return reads.reads * _READ_SECONDS / self.machine.workers
 
     def warming_up(self, num_slots: int) -> float:
-        """Seconds of reading the rows that most batches need into a cache.
-
-        Many rows are read with the gaps between them, so that it takes at most one pass over the
-        table.
-        """
+        """Seconds of reading the rows that most batches need into a cache."""
         apart = self.machine.random_seconds(self.workload.warm_up_reads(num_slots))
         return min(apart, self.machine.disk.sequential_seconds(self.workload.table_bytes))
 
@@ -251,18 +190,7 @@ class EpochCosts:
         once: float = 0.0,
         filling: float = 0.0,
     ) -> Prediction:
-        """Predict batches that are sampled, read and assembled one by one.
-
-        Parameters
-        ----------
-        reads : ReadTotals
-            Of rows or pages, in an epoch.
-        reading, issuing : float
-            Seconds that they take, of the disk and of the processors.
-        once, filling : float
-            Seconds of work that is done once: before the first epoch or among its reads, and as a
-            stage of its own.
-        """
+        """Predict batches that are sampled, read and assembled one by one."""
         assembling = self.assembling + issuing
         stages = {"sampling": self.sampling, "reading rows": reading, "assembling": assembling}
         if filling:

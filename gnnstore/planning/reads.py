@@ -19,16 +19,10 @@ from gnnstore.formats.arrays.pages import ShardLayout
 
 @dataclass(frozen=True)
 class ReadTotals:
-    """A number of reads, and their bytes.
-
-    Attributes
-    ----------
-    num_bytes : int
-        Bytes read, gaps and alignment included.
-    """
+    """A number of reads, and their bytes."""
 
     reads: int = 0
-    num_bytes: int = 0
+    num_bytes: int = 0  # bytes read, gaps and alignment included
 
     def __add__(self, other: ReadTotals) -> ReadTotals:
         """Return the sum."""
@@ -42,17 +36,7 @@ class ReadTotals:
 def count_reads(
     rows: npt.NDArray[Any], layout: ShardLayout, alignment_bytes: int, tuning: ReadTuning
 ) -> ReadTotals:
-    """Count the reads that fetch some rows of a stored array.
-
-    Parameters
-    ----------
-    rows : ndarray of int32 or int64 [n]
-        Ascending, each once.
-    alignment_bytes : int
-        Offsets and lengths of reads are multiples of this.
-    tuning : ReadTuning
-        Which rows share a read, and where reads are cut.
-    """
+    """Count the reads that fetch some rows of a stored array."""
     geometry = layout.geometry
     if geometry.row_bytes == 0:
         return ReadTotals()
@@ -68,15 +52,7 @@ def count_reads(
 def count_extents(
     begins: npt.NDArray[np.int64], row_bytes: int, alignment_bytes: int, tuning: ReadTuning
 ) -> ReadTotals:
-    """Count the reads that fetch rows of a file.
-
-    Parameters
-    ----------
-    begins : ndarray of int64 [n]
-        Where the rows begin, ascending.
-    alignment_bytes, tuning
-        As of `count_reads`.
-    """
+    """Count the reads that fetch rows of a file."""
     if len(begins) == 0:
         return ReadTotals()
     end = -(-(begins + row_bytes) // alignment_bytes) * alignment_bytes

@@ -60,22 +60,13 @@ class StrategyTraits:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to use a strategy, of which an epoch can be predicted.
+    """One way to use a strategy, of which an epoch can be predicted."""
 
-    Attributes
-    ----------
-    name : str
-        As `gnnstore plan` shows it.
-    score : "degree", "frequency" or None
-        By what the rows of a static cache are chosen; None without one.
-    is_offline : bool
-        Whether epochs are packed before training, by `gnnstore pack`.
-    """
-
-    name: str
+    name: str  # as `gnnstore plan` shows it
     strategy: StrategyTraits
+    # By what the rows of a static cache are chosen; None without one.
     score: Literal["degree", "frequency"] | None = None
-    is_offline: bool = False
+    is_offline: bool = False  # whether epochs are packed before training, by `gnnstore pack`
 
     @property
     def title(self) -> str:

@@ -47,30 +47,18 @@ _HASH = np.uint32(2654435761)
 
 @dataclass(frozen=True)
 class SpatialSampling:
-    """The blocks of rows that represent a table.
+    """The blocks of rows that represent a table."""
 
-    Attributes
-    ----------
-    block_bits, share_bits : int
-        Rows of a block, and blocks for each one that is kept: logarithms to the base 2.
-    """
-
+    # Rows of a block, and blocks for each one that is kept: logarithms to the base 2.
     block_bits: int = 0
+    # Rows of a block, and blocks for each one that is kept: logarithms to the base 2.
     share_bits: int = 0
 
     @classmethod
     def fit(
         cls, num_uses: int, num_rows: int, row_bytes: int, memory_bytes: int | None = None
     ) -> Self:
-        """Return a sampling that keeps as many blocks as suffice.
-
-        Parameters
-        ----------
-        num_uses : int
-            Rows of all batches of the sample.
-        memory_bytes : int, optional
-            Memory for the analysis.
-        """
+        """Return a sampling that keeps as many blocks as suffice."""
         block_rows = max(_LEAST_BLOCK_ROWS, _BLOCK_BYTES // max(1, row_bytes))
         block_bits = (block_rows - 1).bit_length()
         wanted = max(1, num_uses // _KEPT_USES).bit_length() - 1
@@ -86,10 +74,7 @@ class SpatialSampling:
         return 0.5**self.share_bits
 
     def batches_in(self, memory_bytes: int, batch_nodes: int) -> int:
-        """Return the number of sampled batches that fit in memory_bytes, at least 1.
-
-        Half of the blocks of a small graph would be too few, whatever the memory.
-        """
+        """Return the number of sampled batches that fit in memory_bytes, at least 1."""
         kept_bytes = _USE_BYTES * self.share * max(1, batch_nodes)
         return max(1, int(memory_bytes / kept_bytes))
 
@@ -120,29 +105,15 @@ class SampledTrace(TraceBuilder):
 
 @dataclass(frozen=True, eq=False)
 class TableReads:
-    """The layout of the tables that are read from disk, and how reads of them are merged.
+    """The layout of the tables that are read from disk, and how reads of them are merged."""
 
-    Attributes
-    ----------
-    layouts : tuple of ShardLayout
-        The place of each table's rows.
-    alignments : tuple of int
-        Bytes that reads of each are multiples of.
-    """
-
-    layouts: tuple[ShardLayout, ...]
-    alignments: tuple[int, ...]
+    layouts: tuple[ShardLayout, ...]  # the place of each table's rows
+    alignments: tuple[int, ...]  # bytes that reads of each are multiples of
     tuning: ReadTuning
 
     @classmethod
     def of(cls, arrays: Sequence[PagedArray], tuning: ReadTuning) -> Self:
-        """Return how the rows of stored arrays are read.
-
-        Raises
-        ------
-        StorageError
-            If a file cannot be opened.
-        """
+        """Return how the rows of stored arrays are read."""
         alignments = tuple(array.open_files().alignment_bytes for array in arrays)
         return cls(tuple(array.layout for array in arrays), alignments, tuning)
 
@@ -161,40 +132,28 @@ class TableReads:
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """The rows that an epoch needs of the tables that are read from disk.
+    """The rows that an epoch needs of the tables that are read from disk."""
 
-    Attributes
-    ----------
-    num_rows, row_bytes : int
-        Of the tables, which have a row for each node.
-    batch_bytes, ids_bytes, kept_bytes : float
-        Of a batch with its attributes, of its subgraph alone, and of that while it waits for its
-        batch, node ids not included.
-    seconds_sampling : float
-        Of a batch, with all threads sampling.
-    rows, pages : ReuseCurve
-        Of the tables' rows, and of the pages of 4 KiB that they lie on.
-    frequency : ScoreCurve
-        By the number of other batches that need a row.
-    degree : ScoreCurve or None
-        By out-degree; None unless it was counted.
-    samples_from_disk : bool
-        Whether sampling reads in-neighbours from disk, and keeps it busy for as long.
-    """
-
-    num_rows: int
-    row_bytes: int
+    num_rows: int  # of the tables, which have a row for each node
+    row_bytes: int  # of the tables, which have a row for each node
     epoch_batches: int
     sampled_batches: int
+    # Of a batch with its attributes, of its subgraph alone, and of that while it waits for its
+    # batch, node ids not included.
     batch_bytes: float
+    # Of a batch with its attributes, of its subgraph alone, and of that while it waits for its
+    # batch, node ids not included.
     ids_bytes: float
+    # Of a batch with its attributes, of its subgraph alone, and of that while it waits for its
+    # batch, node ids not included.
     kept_bytes: float
-    seconds_sampling: float
-    rows: ReuseCurve
-    pages: ReuseCurve
-    frequency: ScoreCurve
-    degree: ScoreCurve | None
+    seconds_sampling: float  # of a batch, with all threads sampling
+    rows: ReuseCurve  # of the tables' rows, and of the pages of 4 KiB that they lie on
+    pages: ReuseCurve  # of the tables' rows, and of the pages of 4 KiB that they lie on
+    frequency: ScoreCurve  # by the number of other batches that need a row
+    degree: ScoreCurve | None  # by out-degree; None unless it was counted
     _sample: _Sample = field(repr=False)
+    # Whether sampling reads in-neighbours from disk, and keeps it busy for as long.
     samples_from_disk: bool = False
 
     @property
@@ -221,13 +180,7 @@ class Workload:
         kept_bytes: float,
         seconds_sampling: float,
     ) -> Self:
-        """Return the workload that a sample represents.
-
-        Parameters
-        ----------
-        trace : Trace
-            From a `SampledTrace`, at least one batch.
-        """
+        """Return the workload that a sample represents."""
         share, num_batches = spatial.share, trace.num_batches
         ids, places = np.unique(trace.ids, return_inverse=True)
         dense = Trace(places.astype(np.int32), trace.offsets)
@@ -285,14 +238,7 @@ class Workload:
         *,
         initial: InitialCache = "last",
     ) -> float:
-        """Return the misses of a planned cache in an epoch, planned by superbatches.
-
-        Parameters
-        ----------
-        initial : "last", "best" or "nothing"
-            The rows in the cache when the epoch begins: those that the epoch before has left; in a
-            first epoch, those that its first superbatch needs most; or none.
-        """
+        """Return the misses of a planned cache in an epoch, planned by superbatches."""
         if num_slots >= self.num_rows and initial != "nothing":
             return 0.0
         if not policy.looks_ahead:  # how many batches are planned together does not matter
@@ -363,13 +309,7 @@ class Workload:
         return _scaled(totals, misses * self.epoch_batches / found)
 
     def with_degrees(self, degrees: npt.NDArray[np.uint32]) -> Self:
-        """Return the workload with the curve of a cache by out-degree.
-
-        Parameters
-        ----------
-        degrees : ndarray of uint32 [N]
-            Of all nodes.
-        """
+        """Return the workload with the curve of a cache by out-degree."""
         sample = self._sample
         capped = np.minimum(degrees[sample.trace.ids], _MAX_DEGREE - 1)
         curve = _degree_curve(sample.trace, sample.share, degrees)
@@ -378,26 +318,21 @@ class Workload:
 
 @dataclass(frozen=True, eq=False)
 class _Sample:
-    """The kept rows of a sample, whose reads are counted.
-
-    Attributes
-    ----------
-    spatial : SpatialSampling
-        Which rows are kept.
-    ids, counts : ndarray [n]
-        Rows, ascending, and the number of batches that each occurs in.
-    distances, others, degrees : ndarray
-        In the order of the trace's ids: the reuse distance of each, the number of other batches
-        that need it, and its out-degree.
-    """
+    """The kept rows of a sample, whose reads are counted."""
 
     reads: TableReads
-    spatial: SpatialSampling
-    ids: npt.NDArray[Any]
-    counts: npt.NDArray[Any]
+    spatial: SpatialSampling  # which rows are kept
+    ids: npt.NDArray[Any]  # [n]: rows, ascending, and the number of batches that each occurs in
+    counts: npt.NDArray[Any]  # [n]: rows, ascending, and the number of batches that each occurs in
     trace: Trace
+    # In the order of the trace's ids: the reuse distance of each, the number of other batches that
+    # need it, and its out-degree.
     distances: npt.NDArray[Any]
+    # In the order of the trace's ids: the reuse distance of each, the number of other batches that
+    # need it, and its out-degree.
     others: npt.NDArray[Any]
+    # In the order of the trace's ids: the reuse distance of each, the number of other batches that
+    # need it, and its out-degree.
     degrees: npt.NDArray[Any] | None = None
 
     @property
@@ -406,11 +341,7 @@ class _Sample:
         return self.spatial.share
 
     def scanned_bytes(self, rows: npt.NDArray[Any]) -> float:
-        """Return the bytes that a pass over the tables reads for some of the kept rows alone.
-
-        The gap from a block to the next, of which nothing is known, is taken to be what it would be
-        if the block were there twice.
-        """
+        """Return the bytes that a pass over the tables reads for some of the kept rows alone."""
         once = self.reads.count(rows).num_bytes
         if self.spatial.share_bits == 0:
             return once
@@ -446,11 +377,7 @@ def _degree_curve(trace: Trace, share: float, degrees: npt.NDArray[np.uint32]) -
 
 
 def _degree_histogram(degrees: npt.NDArray[np.uint32]) -> npt.NDArray[np.float64]:
-    """Return the number of nodes with each degree: float64 [_MAX_DEGREE].
-
-    It counts in pieces, as `bincount` converts its input to 64-bit numbers: with the 67 MB of 16.8
-    million degrees that, and the capped ones, were 201 MB more than any budget knew of.
-    """
+    """Return the number of nodes with each degree: float64 [_MAX_DEGREE]."""
     counts = np.zeros(_MAX_DEGREE, np.int64)
     for first in range(0, len(degrees), _COUNTED_AT_ONCE):
         capped = np.minimum(degrees[first : first + _COUNTED_AT_ONCE], _MAX_DEGREE - 1)

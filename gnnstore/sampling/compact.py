@@ -30,48 +30,22 @@ _HEADER_INTS = 3
 
 @dataclass(frozen=True, eq=False)
 class CompactSample:
-    """The compact form of a batch's subgraph; B seeds, n nodes, m edges, L hops.
+    """The compact form of a batch's subgraph; B seeds, n nodes, m edges, L hops."""
 
-    Attributes
-    ----------
-    n_id : ndarray of int32 or int64, shape [n]
-    sources : ndarray of int32 or int64, shape [m]
-        Row 0 of the edge index.
-    num_incoming : ndarray of int32 or int64, shape [t]
-        Edges into each of the first t nodes, t - 1 being the last that has any.
-    edge_pos : ndarray of int32 or int64, shape [m]
-    batch : ndarray of int32 or int64, shape [n], or None
-    num_sampled_nodes, num_sampled_edges : tuple of int, or None
-        Of length L + 1 and L.
-    num_seeds : int
-        B.
-    """
-
-    n_id: npt.NDArray[Any]
-    sources: npt.NDArray[Any]
+    n_id: npt.NDArray[Any]  # int32 or int64, shape [n]
+    sources: npt.NDArray[Any]  # int32 or int64, shape [m]: row 0 of the edge index
+    # int32 or int64, shape [t]: edges into each of the first t nodes, t - 1 being the last that has
+    # any.
     num_incoming: npt.NDArray[Any]
-    edge_pos: npt.NDArray[Any]
-    batch: npt.NDArray[Any] | None
-    num_sampled_nodes: tuple[int, ...] | None
-    num_sampled_edges: tuple[int, ...] | None
+    edge_pos: npt.NDArray[Any]  # int32 or int64, shape [m]
+    batch: npt.NDArray[Any] | None  # int32 or int64, shape [n], or None
+    num_sampled_nodes: tuple[int, ...] | None  # of length L + 1 and L
+    num_sampled_edges: tuple[int, ...] | None  # of length L + 1 and L
     num_seeds: int
 
     @classmethod
     def of(cls, subgraph: Sample, num_nodes: int, num_edges: int) -> Self:
-        """Return a subgraph in its small form, which shares no memory with it.
-
-        Parameters
-        ----------
-        subgraph : Sample
-            Its targets ascend, as they do in all that samplers give.
-        num_nodes, num_edges : int
-            Of the whole graph: ids of nodes are below one, positions of edges below the other.
-
-        Raises
-        ------
-        UsageError
-            If the targets do not ascend.
-        """
+        """Return a subgraph in its small form, which shares no memory with it."""
         sources, targets = subgraph.edge_index
         if len(targets) and not np.all(targets[1:] >= targets[:-1]):
             raise UsageError("the targets of a subgraph to keep must ascend; sort its edges")
@@ -95,20 +69,7 @@ class CompactSample:
         return sum(0 if array is None else array.nbytes for array in arrays)
 
     def expand(self, index_dtype: IndexDtype, empty: Empty = np.empty) -> Sample:
-        """Return the subgraph as it was sampled, in new arrays.
-
-        Parameters
-        ----------
-        index_dtype : "int64" or "int32"
-            dtype of `n_id` and `edge_index`: that of the sampler.
-        empty : callable
-            Returns a new array of a shape and dtype.
-
-        Raises
-        ------
-        UsageError
-            If the graph has ids that do not fit in `index_dtype`.
-        """
+        """Return the subgraph as it was sampled, in new arrays."""
         dtype = np.dtype(index_dtype)
         if max(self.n_id.itemsize, self.sources.itemsize) > dtype.itemsize:
             raise UsageError(
@@ -145,13 +106,7 @@ class CompactSample:
         return found if self.batch is None else [*found, self.batch]
 
     def shortened(self, *, with_ids: bool = True) -> list[npt.NDArray[Any]]:
-        """Return the subgraph as fewer bytes, from which `from_shortened` restores it.
-
-        Parameters
-        ----------
-        with_ids : bool
-            Without `n_id`, whoever restores it has to provide that.
-        """
+        """Return the subgraph as fewer bytes, from which `from_shortened` restores it."""
         header, n_id, *others = self.arrays()
         return [header, *map(_core.shorten, [n_id, *others] if with_ids else others)]
 
@@ -159,18 +114,7 @@ class CompactSample:
     def from_shortened(
         cls, arrays: Sequence[npt.NDArray[Any]], n_id: npt.NDArray[Any] | None = None
     ) -> Self:
-        """Return the subgraph that `shortened` has turned into these vectors.
-
-        Parameters
-        ----------
-        n_id : ndarray of int32 or int64 [n], optional
-            The node ids, where they are not among the vectors.
-
-        Raises
-        ------
-        CorruptStoreError
-            If they are not those of a subgraph.
-        """
+        """Return the subgraph that `shortened` has turned into these vectors."""
         try:
             restored = [*arrays[:1], *map(_core.restore, arrays[1:])]
         except (TypeError, ValueError) as error:
@@ -179,13 +123,7 @@ class CompactSample:
 
     @classmethod
     def from_arrays(cls, arrays: Sequence[npt.NDArray[Any]]) -> Self:
-        """Return the subgraph that `arrays` has turned into these vectors; it keeps them.
-
-        Raises
-        ------
-        CorruptStoreError
-            If they are not those of a subgraph.
-        """
+        """Return the subgraph that `arrays` has turned into these vectors; it keeps them."""
         header = [int(number) for number in arrays[0]] if arrays else []
         if len(header) < _HEADER_INTS or len(arrays) != 5 + header[1]:
             raise CorruptStoreError(

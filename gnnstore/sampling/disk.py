@@ -49,25 +49,6 @@ class DiskNeighborSampler(NeighborSampler):
     """Samples subgraphs of one graph with one configuration, fetching its in-neighbours.
 
     Any number of threads may call its methods at once.
-
-    Parameters
-    ----------
-    csc : Csc
-        The graph. Of `indices` only length and dtype matter: it may be a mapping, which is
-        never touched.
-    index_dtype : "int64" or "int32"
-        dtype of `n_id` and `edge_index`.
-    fetch : callable
-        Returns the elements of `indices` at some positions, which come in any order and may be
-        repeated. Called by the threads that sample.
-    cache : CachedNeighbors or callable, optional
-        In-neighbours that need not be fetched; or what returns those that are in memory when a
-        batch is begun, of this graph.
-
-    Raises
-    ------
-    UsageError
-        The node ids do not fit in `index_dtype`, or the cache belongs to another graph.
     """
 
     samples_together = True
@@ -109,15 +90,7 @@ class DiskNeighborSampler(NeighborSampler):
     def sample(
         self, seeds: npt.ArrayLike, *, epoch: int, batch: int, excluded: Excluded | None = None
     ) -> Sample:
-        """Sample the subgraph of some seed nodes; see `NeighborSampler.sample`.
-
-        Raises
-        ------
-        UsageError, InputError, CorruptStoreError
-            As `NeighborSampler.sample`.
-        StorageError
-            As `fetch`, or a file of a mapped `indptr` has been truncated.
-        """
+        """Sample the subgraph of some seed nodes; see `NeighborSampler.sample`."""
         self.csc.check_mapped_files()
         staged = self._begin(BatchRequest(seeds, epoch, batch, excluded), MAX_COLUMN_POSITIONS)
         while (positions := staged.draw()) is not None:
@@ -128,30 +101,7 @@ class DiskNeighborSampler(NeighborSampler):
     def sample_many(
         self, requests: Iterable[BatchRequest], *, memory_bytes: int, num_threads: int = 1
     ) -> Generator[Sample, None, None]:
-        """Sample batches in groups that fetch together, hop by hop.
-
-        Parameters
-        ----------
-        requests : iterable of BatchRequest
-            Taken group by group.
-        memory_bytes : int
-            Memory of a group: its subgraphs, and buffers for sampling them. Groups grow from a
-            single batch, and are sized by the largest batch so far; a batch that takes more by
-            itself is sampled by itself.
-        num_threads : int
-            Threads that draw and number nodes. The calling one fetches.
-
-        Yields
-        ------
-        Sample
-            The result of `sample` for each request, in their order. A group is yielded before
-            the next is begun.
-
-        Raises
-        ------
-        UsageError, InputError, CorruptStoreError, StorageError
-            As `sample`, once a batch's group is reached.
-        """
+        """Sample batches in groups that fetch together, hop by hop."""
         size, each_bytes, table_bytes = 1, 1, 0
         waiting = iter(requests)
         while group := list(islice(waiting, size)):

@@ -14,40 +14,18 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class EdgeFinder:
-    """Finds the edges between pairs of nodes. Safe to use from many threads at once.
-
-    Parameters
-    ----------
-    csc : Csc
-        The graph, in memory or mapped. A look-up reads log2(in-degree) of its indices.
-    """
+    """Finds the edges between pairs of nodes. Safe to use from many threads at once."""
 
     def __init__(self, csc: Csc) -> None:
         self._csc = csc
 
     def are_edges(self, sources: Int64Array, targets: Int64Array) -> npt.NDArray[np.bool_]:
-        """Tell for each pair [B] of nodes of the graph whether an edge leads from one to the other.
-
-        Raises
-        ------
-        StorageError
-            If a file of a mapped graph has been truncated.
-        """
+        """Return for each pair [B] of nodes whether an edge leads from one to the other."""
         firsts, ends = self.ranges(sources, targets)
         return firsts < ends
 
     def ranges(self, sources: Int64Array, targets: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return the first position of the edges between each pair [B], and the one after the last.
-
-        Edges that a graph has more than once stand side by side in its columns.
-
-        Raises
-        ------
-        StorageError
-            If a file of a mapped graph has been truncated.
-        CorruptStoreError
-            If a column does not lie among the edges.
-        """
+        """Return the first position of the edges between each pair [B], and the end."""
         self._csc.check_mapped_files()
         indptr, indices = self._csc.indptr, self._csc.indices
         try:
@@ -62,27 +40,14 @@ class EdgeFinder:
             ) from error
 
     def excluding(self, sources: Int64Array, targets: Int64Array) -> Excluded:
-        """Return the edges between some pairs [B] in the form that samplers leave them out.
-
-        Returns
-        -------
-        ndarray of int64 [n], three of them
-            Target, first position and the one after the last of each pair that has edges, once
-            each and ascending.
-        """
+        """Return the edges between some pairs [B] in the form that samplers leave them out."""
         begins, ends = self.ranges(sources, targets)
         there = np.flatnonzero(begins < ends)
         begins, first = np.unique(begins[there], return_index=True)
         return targets[there[first]], begins, ends[there[first]]
 
     def first_from(self, sources: Int64Array, targets: Int64Array) -> Int64Array:
-        """Return the first position in the column of each target with a source not below [B].
-
-        Raises
-        ------
-        StorageError
-            If a file of a mapped graph has been truncated.
-        """
+        """Return the first position in the column of each target with a source not below [B]."""
         return self.ranges(sources, targets)[0]
 
     def targets_of(self, positions: Int64Array) -> Int64Array:

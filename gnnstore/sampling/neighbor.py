@@ -50,35 +50,16 @@ _WORD = 2**64  # the key of a draw consists of unsigned 64-bit words
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """The options of neighbour sampling.
+    """The options of neighbour sampling."""
 
-    Attributes
-    ----------
-    fanouts : tuple of int
-        In-neighbours to choose for each node, one number a hop: -1 takes all, 0 none. Without
-        any hop, a batch consists of its seeds.
-    replace : bool
-        Choose with replacement. An in-neighbour may then be chosen twice, which gives two
-        equal edges.
-    subgraph_type : "directional", "bidirectional" or "induced"
-        The edges of the subgraph: those that were chosen; these and their reverses, each
-        once; or all edges of the graph between the chosen nodes.
-    disjoint : bool
-        Give each seed a tree of its own, which shares no node with the others.
-    seed : int
-        First word of the key of all draws, in [0, 2^64).
-
-    Raises
-    ------
-    UsageError
-        A value is out of range, or `disjoint` is combined with "induced".
-    """
-
+    # In-neighbours to choose for each node, one number a hop: -1 takes all, 0 none.
     fanouts: tuple[int, ...]
-    replace: bool = False
+    replace: bool = False  # choose with replacement
+    # The edges of the subgraph: those that were chosen; these and their reverses, each once; or all
+    # edges of the graph between the chosen nodes.
     subgraph_type: SubgraphType = "directional"
-    disjoint: bool = False
-    seed: int = 0
+    disjoint: bool = False  # give each seed a tree of its own, which shares no node with the others
+    seed: int = 0  # first word of the key of all draws, in [0, 2^64)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fanouts", _checked_fanouts(self.fanouts))
@@ -99,34 +80,18 @@ class SamplingConfig:
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """One batch's subgraph; B seeds, n nodes, m edges, L hops. The arrays belong to the caller.
+    """One batch's subgraph; B seeds, n nodes, m edges, L hops. The arrays belong to the caller."""
 
-    Attributes
-    ----------
-    n_id : ndarray of int32 or int64, shape [n]
-        Node ids. The first B are the seeds as given, repetitions included; then the nodes
-        in the order in which they were found.
-    edge_index : ndarray of int32 or int64, shape [2, m]
-        Local ids (positions in `n_id`): sources in row 0, targets in row 1, sorted by target.
-    edge_pos : ndarray of int64, shape [m]
-        Positions of the edges in the CSC arrays.
-    batch : ndarray of int64, shape [n], or None
-        Index of the seed in whose tree a node is, if the trees are disjoint.
-    num_sampled_nodes : list of int, length L + 1, or None
-        B, then the nodes found in each hop. None unless the subgraph is directional: only
-        then are the edges in the order of the hops.
-    num_sampled_edges : list of int, length L, or None
-        The edges chosen in each hop.
-    num_seeds : int
-        B.
-    """
-
-    n_id: npt.NDArray[Any]
+    n_id: npt.NDArray[Any]  # int32 or int64, shape [n]: node ids
+    # int32 or int64, shape [2, m]: local ids (positions in `n_id`): sources in row 0, targets in
+    # row 1, sorted by target.
     edge_index: npt.NDArray[Any]
-    edge_pos: npt.NDArray[np.int64]
+    edge_pos: npt.NDArray[np.int64]  # int64, shape [m]: positions of the edges in the CSC arrays
+    # int64, shape [n], or None: index of the seed in whose tree a node is, if the trees are
+    # disjoint.
     batch: npt.NDArray[np.int64] | None
-    num_sampled_nodes: list[int] | None
-    num_sampled_edges: list[int] | None
+    num_sampled_nodes: list[int] | None  # B, then the nodes found in each hop
+    num_sampled_edges: list[int] | None  # the edges chosen in each hop
     num_seeds: int
 
     @property
@@ -158,29 +123,12 @@ class BatchRequest(NamedTuple):
 class NeighborSampler:
     """Samples subgraphs of one graph with one configuration.
 
-    Holds no state between batches; any number of threads may call `sample` at once, each
-    call running in the thread that makes it.
-
-    Parameters
-    ----------
-    csc : Csc
-        The graph. Need not be trusted: the part that a batch reads is checked.
-    config : SamplingConfig
-    index_dtype : "int64" or "int32"
-        dtype of `n_id` and `edge_index`.
-
-    Attributes
-    ----------
-    samples_together : bool
-        Whether batches that are known ahead are best sampled together, in one thread that asks for
-        all; else one by one, in many.
-
-    Raises
-    ------
-    UsageError
-        The node ids do not fit in `index_dtype`.
+    Holds no state between batches; any number of threads may call `sample` at once, each call
+    running in the thread that makes it.
     """
 
+    # Whether batches that are known ahead are best sampled together, in one thread that asks for
+    # all; else one by one, in many.
     samples_together: ClassVar[bool] = False
 
     def __init__(self, csc: Csc, config: SamplingConfig, index_dtype: IndexDtype = "int64") -> None:
@@ -198,33 +146,7 @@ class NeighborSampler:
     def sample(
         self, seeds: npt.ArrayLike, *, epoch: int, batch: int, excluded: Excluded | None = None
     ) -> Sample:
-        """Sample the subgraph of some seed nodes.
-
-        Parameters
-        ----------
-        seeds : array-like of integers, shape [B]
-            Nodes of the graph; B may be 0, and nodes may be repeated.
-        epoch, batch : int
-            Further words of the key of all draws, in [0, 2^64).
-        excluded : Excluded, optional
-            Edges that are not sampled; fan-outs are filled with others.
-
-        Returns
-        -------
-        Sample
-
-        Raises
-        ------
-        UsageError
-            The seeds are not a vector of integers, `epoch` or `batch` is out of range, or the
-            batch would have billions of nodes.
-        InputError
-            A seed is not a node of the graph.
-        CorruptStoreError
-            The graph is not well-formed where this batch reads it.
-        StorageError
-            A file of a mapped graph has been truncated.
-        """
+        """Sample the subgraph of some seed nodes."""
         check_word("epoch", epoch)
         check_word("batch", batch)
         seed_ids = as_seeds(seeds)
@@ -256,28 +178,14 @@ class NeighborSampler:
         memory_bytes: int,  # noqa: ARG002 - for those that sample together
         num_threads: int = 1,  # noqa: ARG002
     ) -> Iterator[Sample]:
-        """Sample batches that are known ahead; yield the result of `sample` for each, in order.
-
-        Parameters
-        ----------
-        memory_bytes, num_threads : int
-            For batches that are sampled together.
-        """
+        """Sample batches that are known ahead; yield the result of `sample` for each, in order."""
         for seeds, epoch, batch, excluded in requests:
             yield self.sample(seeds, epoch=epoch, batch=batch, excluded=excluded)
 
 
 @contextmanager
 def sampling_errors(source: str, num_nodes: int) -> Iterator[None]:
-    """Turn the exceptions of a sampling kernel into errors that explain them.
-
-    Parameters
-    ----------
-    source : str
-        The graph's name.
-    num_nodes : int
-        Of the graph.
-    """
+    """Turn the exceptions of a sampling kernel into errors that explain them."""
     try:
         yield
     except IndexError as error:

@@ -22,21 +22,11 @@ Int64Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Members:
-    """The partitions in memory, and the ids of their nodes.
+    """The partitions in memory, and the ids of their nodes."""
 
-    Attributes
-    ----------
-    partitions : ndarray of int64 [c]
-        Ascending.
-    rows : int
-        R, nodes of a partition; the last of the graph may have fewer.
-    num_nodes : int
-        Of these partitions.
-    """
-
-    partitions: Int64Array
-    rows: int
-    num_nodes: int
+    partitions: Int64Array  # int64 [c]: ascending
+    rows: int  # R, nodes of a partition; the last of the graph may have fewer
+    num_nodes: int  # of these partitions
 
     @classmethod
     def of(cls, partitions: Int64Array, rows: int, total_nodes: int) -> Members:
@@ -45,13 +35,7 @@ class Members:
         return cls(partitions, rows, int((ends - partitions * rows).sum()))
 
     def local(self, nodes: npt.NDArray[Any]) -> Int64Array:
-        """Return the ids here of nodes [n] of these partitions, by their ids in the partitioning.
-
-        Raises
-        ------
-        KeyError
-            If the partition of one is not in memory.
-        """
+        """Return the local ids of nodes [n] of these partitions, given ids in the partitioning."""
         of, row = np.divmod(nodes.astype(np.int64, copy=False), self.rows)
         rank = np.minimum(np.searchsorted(self.partitions, of), len(self.partitions) - 1)
         if (missing := np.flatnonzero(self.partitions[rank] != of)).size:
@@ -69,13 +53,7 @@ class Members:
         num_partitions: int,
         wanted: npt.NDArray[np.bool_] | None = None,
     ) -> Int64Array:
-        """Return where the bucket of each pair begins in memory, int64 [c * c + 1].
-
-        Parameters
-        ----------
-        wanted : ndarray of bool [c * c], optional
-            The others are taken for empty.
-        """
+        """Return where the bucket of each pair begins in memory, int64 [c * c + 1]."""
         starts = np.zeros(len(self.partitions) ** 2 + 1, np.int64)
         entries = self.bucket_entries(num_partitions)
         sizes = bucket_ptr[entries + 1] - bucket_ptr[entries]
@@ -90,22 +68,12 @@ class Members:
 
 @dataclass(frozen=True, eq=False)
 class Buckets:
-    """The edges between the partitions in memory, by pairs of these.
+    """The edges between the partitions in memory, by pairs of these."""
 
-    Attributes
-    ----------
-    starts : ndarray of int64 [c * c + 1]
-        Where buckets begin, by target and then source.
-    source, target : ndarray of int32 [E]
-        Rows in their partitions.
-    position : ndarray of int32 or int64 [E]
-        In the whole graph.
-    """
-
-    starts: Int64Array
-    source: npt.NDArray[np.int32]
-    target: npt.NDArray[np.int32]
-    position: npt.NDArray[Any]
+    starts: Int64Array  # int64 [c * c + 1]: where buckets begin, by target and then source
+    source: npt.NDArray[np.int32]  # int32 [E]: rows in their partitions
+    target: npt.NDArray[np.int32]  # int32 [E]: rows in their partitions
+    position: npt.NDArray[Any]  # int32 or int64 [E]: in the whole graph
 
     def ends(self, members: Members, places: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return the sources and targets of edges at some places [P], by the ids of members."""
@@ -125,38 +93,17 @@ class Buckets:
 
 @dataclass(frozen=True, eq=False)
 class ResidentGraph:
-    """The adjacency of the partitions in memory.
-
-    Attributes
-    ----------
-    csc : Csc
-        By ids here.
-    positions : ndarray of int32 or int64 [E]
-        Of each edge in the whole graph.
-    """
+    """The adjacency of the partitions in memory."""
 
     members: Members
-    csc: Csc
-    positions: npt.NDArray[Any]
+    csc: Csc  # by ids here
+    positions: npt.NDArray[Any]  # int32 or int64 [E]: of each edge in the whole graph
 
     @classmethod
     def build(
         cls, members: Members, buckets: Buckets, *, num_edges: int, num_threads: int, source: str
     ) -> ResidentGraph:
-        """Build the columns by counting.
-
-        Parameters
-        ----------
-        num_edges : int
-            Of the whole graph.
-        source : str
-            Where buckets came from, for messages.
-
-        Raises
-        ------
-        CorruptStoreError
-            If an edge is out of range or out of order.
-        """
+        """Build the columns by counting."""
         try:
             indptr, indices, positions = _core.resident_csc(
                 buckets.starts,
@@ -179,13 +126,7 @@ class ResidentGraph:
         return cls(members, csc, positions)
 
     def edges_of(self, trained: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
-        """Return the places in the columns of the edges of some buckets, ascending.
-
-        Parameters
-        ----------
-        trained : ndarray of bool [c * c]
-            By target and then source partition.
-        """
+        """Return the places in the columns of the edges of some buckets, ascending."""
         members, csc = self.members, self.csc
         count, rows = len(members.partitions), members.rows
         dtype = id_dtype(csc.num_edges)

@@ -37,24 +37,16 @@ Fetch = Callable[[npt.NDArray[np.int64]], npt.NDArray[Any]]
 
 @dataclass(frozen=True, eq=False)
 class CachedNeighbors:
-    """In-neighbour lists of some nodes in memory: 2 bits a node of the graph, and the lists.
+    """In-neighbour lists of some nodes in memory: 2 bits a node of the graph, and the lists."""
 
-    Attributes
-    ----------
-    bits : ndarray of uint64 [ceil(N / 64)]
-        Bit v % 64 of element v // 64 is set for each cached node v.
-    starts : ndarray of int64 [ceil(N / 64)]
-        The number of elements of `neighbors` before the lists of the nodes of each element.
-    neighbors : ndarray of int32 or int64 [M]
-        The lists, one behind the other, in the order of the nodes.
-    num_nodes : int
-        Nodes whose lists are cached.
-    """
-
+    # uint64 [ceil(N / 64)]: bit v % 64 of element v // 64 is set for each cached node v.
     bits: npt.NDArray[np.uint64]
+    # int64 [ceil(N / 64)]: the number of elements of `neighbors` before the lists of the nodes of
+    # each element.
     starts: npt.NDArray[np.int64]
+    # int32 or int64 [M]: the lists, one behind the other, in the order of the nodes.
     neighbors: npt.NDArray[Any]
-    num_nodes: int
+    num_nodes: int  # nodes whose lists are cached
 
     @property
     def num_bytes(self) -> int:
@@ -64,16 +56,10 @@ class CachedNeighbors:
 
 @dataclass(frozen=True)
 class NeighborCounts:
-    """In-neighbours that batches needed, by their source.
+    """In-neighbours that batches needed, by their source."""
 
-    Attributes
-    ----------
-    cached, fetched : int
-        From the cache, and from `fetch`; some of the latter were asked for twice.
-    """
-
-    cached: int = 0
-    fetched: int = 0
+    cached: int = 0  # from the cache, and from `fetch`; some of the latter were asked for twice
+    fetched: int = 0  # from the cache, and from `fetch`; some of the latter were asked for twice
 
     @property
     def hit_rate(self) -> float:
@@ -89,22 +75,6 @@ class StagedBatch:
     """A batch that is being sampled. For one thread at a time.
 
     Call `draw` and `take` alternately until there is nothing to draw; then `result`, once.
-
-    Parameters
-    ----------
-    csc : Csc
-        Of `indices` only length and dtype matter.
-    index_dtype : "int64" or "int32"
-    seeds, epoch, batch, excluded
-        As in `NeighborSampler.sample`.
-    cache : CachedNeighbors, optional
-    max_column_positions : int
-        The most positions that an induced subgraph asks for at once.
-
-    Raises
-    ------
-    UsageError, InputError, CorruptStoreError
-        As `NeighborSampler.sample`, here or in a later step.
     """
 
     def __init__(
@@ -172,13 +142,7 @@ class StagedBatch:
         return NeighborCounts(self._kernel.num_cached, self._num_fetched)
 
     def waiting_bytes(self, subgraph: Sample) -> int:
-        """Return the approximate bytes of the batch while its largest hop was fetched.
-
-        Parameters
-        ----------
-        subgraph : Sample
-            The result, which is counted too.
-        """
+        """Return the approximate bytes of the batch while its largest hop was fetched."""
         # Positions, the keys that they are sorted by, twice, and ids; then room for new nodes.
         drawn_bytes = 3 * 8 + self._csc.indices.itemsize + subgraph.n_id.itemsize
         return subgraph.num_bytes + drawn_bytes * self._largest_draw

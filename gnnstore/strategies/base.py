@@ -137,17 +137,12 @@ class Auto(StrategyTraits):
     """The choice among strategies that `strategy="auto"` leaves to predictions.
 
     A cache of other loaders is shared until something else is chosen.
-
-    Attributes
-    ----------
-    strategies : tuple of Strategy
-        In the order in which they are predicted.
     """
 
     name: str = "auto"
     mode: Mode = "disk"
     caches: bool = True
-    strategies: tuple[Strategy, ...] = ()
+    strategies: tuple[Strategy, ...] = ()  # in the order in which they are predicted
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -156,11 +151,7 @@ class Auto(StrategyTraits):
 
     @property
     def loadable(self) -> tuple[Candidate, ...]:
-        """Return the candidates among which a loader chooses by predictions.
-
-        Whether everything fits in memory is decided without, and nothing is packed beforehand on
-        demand.
-        """
+        """Return the candidates among which a loader chooses by predictions."""
         return tuple(
             found
             for found in self.candidates

@@ -100,13 +100,7 @@ def auto() -> Auto:
 
 
 def find_strategy(name: str) -> Strategy | Auto:
-    """Return the strategy, or the choice, that a user names.
-
-    Raises
-    ------
-    UsageError
-        If there is none of that name.
-    """
+    """Return the strategy, or the choice, that a user names."""
     choice = auto()
     if name == choice.name:
         return choice

@@ -43,32 +43,17 @@ class ReadOptions:
 
 @dataclass(frozen=True, eq=False)
 class LoaderSpec:
-    """A loader that is to be made, as strategies see it.
-
-    Attributes
-    ----------
-    presampler : Presampler
-        Samples some of its batches beforehand.
-    seeds_bytes : int
-        Other memory of the loader: its seed nodes and their order.
-    num_threads : int
-        Threads that will read, each with staging memory of its own.
-    may_use_fewer : bool
-        Whether fewer threads will do, since nobody asked for so many.
-    knows_epochs : bool
-        Whether the batches of later epochs are known, and there are threads to prepare them.
-    progress : Progress
-        Displays what takes long.
-    """
+    """A loader that is to be made, as strategies see it."""
 
     store: GraphStore
     options: ReadOptions
-    presampler: Presampler
-    seeds_bytes: int
-    num_threads: int
-    may_use_fewer: bool = False
+    presampler: Presampler  # samples some of its batches beforehand
+    seeds_bytes: int  # other memory of the loader: its seed nodes and their order
+    num_threads: int  # threads that will read, each with staging memory of its own
+    may_use_fewer: bool = False  # whether fewer threads will do, since nobody asked for so many
+    # Whether the batches of later epochs are known, and there are threads to prepare them.
     knows_epochs: bool = False
-    progress: Progress = field(default_factory=NullProgress)
+    progress: Progress = field(default_factory=NullProgress)  # displays what takes long
 
     def staging_bytes(self, budget_bytes: int) -> int:
         """Return the memory for staging, with as many threads as the budget allows."""
@@ -81,13 +66,7 @@ class LoaderSpec:
         return engine.staging_bytes * num_threads
 
     def open_engine(self, topology: str) -> Engine | None:
-        """Return the engine that reads the store's arrays; None if there is nothing to read.
-
-        Parameters
-        ----------
-        topology : str
-            Where the topology lies; "disk" is something to read.
-        """
+        """Return the engine that reads the store's arrays; None if there is nothing to read."""
         schema = self.store.schema
         tables = [table for table in StoreSizes.of(schema).tables if table.num_rows]
         if tables:
@@ -138,12 +117,7 @@ class LoaderSpec:
         return shared.own_bytes(self.options.cache or CacheSettings())
 
     def without_second_cache(self) -> Self:
-        """Return the loader without a cache of its own if another kind has the memory.
-
-        A cache takes what its loader's batches leave. Were there another in what this loader's
-        leave, the larger batches of the two would not fit. A cache that the user has sized stays:
-        the user has counted it.
-        """
+        """Return the loader without a cache of its own if another kind has the memory."""
         options = self.options
         if not self.taken_bytes(options.strategy):
             return self

@@ -59,13 +59,7 @@ _SPILLED_ROW_BYTES = 16
 
 
 def reserve(loader: LoaderSpec, place: Placer) -> Placement:
-    """Decide how many batches are planned at a time, and how many rows are cached.
-
-    Raises
-    ------
-    BudgetError
-        If two batches, a plan of two, a cache of a given size, or packed rows do not fit.
-    """
+    """Decide how many batches are planned at a time, and how many rows are cached."""
     engine, presampler = loader.open_engine(place(0).topology), loader.presampler
     placed, num_threads = with_engine(place, engine), loader.num_threads
     placement = placed(0)
@@ -226,11 +220,7 @@ def _shared_cache(
     engine: Engine,
     size: SuperbatchSize,
 ) -> PlannedCache:
-    """Return the slots that loaders over the same attributes share, taking turns.
-
-    A loader whose budget has room for less replaces them; one with room for more makes do with
-    those that exist, and with the rows that are pinned in them.
-    """
+    """Return the slots that loaders over the same attributes share, taking turns."""
     shared, num_nodes = shared_tables(store), store.num_nodes
     row_bytes = sum(spec.row_bytes for spec in specs)
 
@@ -253,17 +243,11 @@ def _shared_cache(
 
 
 class LookaheadSources(DataSources):
-    """The parts of a store whose batches are sampled and planned ahead.
-
-    Attributes
-    ----------
-    superbatches : LookaheadEpochs
-        Samples and plans ahead.
-    """
+    """The parts of a store whose batches are sampled and planned ahead."""
 
     def __init__(self, *parts: Any, superbatches: LookaheadEpochs, **named: Any) -> None:
         super().__init__(*parts, **named)
-        self.superbatches = superbatches
+        self.superbatches = superbatches  # samples and plans ahead
 
     @property
     def cached_by(self) -> str:
@@ -433,19 +417,7 @@ class _Epoch:
     def _overlapped(
         num: float, making: float, following: float, busiest: float, shared: float
     ) -> float:
-        """Return the seconds of superbatches, each consumed while the next is made.
-
-        Parameters
-        ----------
-        num : float
-            Superbatches of an epoch.
-        making, following : float
-            Of the whole epoch.
-        busiest : float
-            Of the disk, or of the processors, in it.
-        shared : float
-            By which making takes longer while batches are assembled.
-        """
+        """Return the seconds of superbatches, each consumed while the next is made."""
         if num <= 1:
             return making + following
         alone = (making + following) / num

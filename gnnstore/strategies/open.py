@@ -16,17 +16,7 @@ from gnnstore.units import format_size
 
 
 def open_sources(loader: LoaderSpec) -> DataSources:
-    """Decide where a store's parts lie, and open them there.
-
-    Raises
-    ------
-    UsageError
-        If options contradict one another, or an engine is not available.
-    BudgetError
-        If the budget is too small for what must be held and two batches.
-    StorageError, CorruptStoreError
-        If the store cannot be read.
-    """
+    """Decide where a store's parts lie, and open them there."""
     given = _given(loader)
     if isinstance(given, Strategy):
         strategy, placement = _reserved(loader)

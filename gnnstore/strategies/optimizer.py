@@ -35,29 +35,17 @@ _RUNNERS_UP = 2
 
 @dataclass(frozen=True, eq=False)
 class StrategyOptimizer:
-    """Predicts an epoch of one loader by each strategy, and ranks them.
-
-    Attributes
-    ----------
-    disk_bytes : int
-        Disk space that may be taken beside the store.
-    """
+    """Predicts an epoch of one loader by each strategy, and ranks them."""
 
     loader: LoaderSpec
     epoch: SampledEpoch
-    disk_bytes: int
+    disk_bytes: int  # disk space that may be taken beside the store
 
     @classmethod
     def of(
         cls, loader: LoaderSpec, placement: Placement, progress: Progress | None = None
     ) -> StrategyOptimizer | None:
-        """Measure, and sample; None if there is nothing to sample or to read.
-
-        Parameters
-        ----------
-        placement : Placement
-            By a strategy that reads from disk.
-        """
+        """Measure, and sample; None if there is nothing to sample or to read."""
         epoch = SampledEpoch.of(loader, placement, progress or loader.progress)
         return None if epoch is None else cls(loader, epoch, loader.disk_bytes())
 
@@ -102,13 +90,7 @@ class StrategyOptimizer:
     def predictions(
         self, candidates: Sequence[Candidate], *, memory: int | None = None
     ) -> list[Prediction]:
-        """Predict an epoch by each of some strategies.
-
-        Parameters
-        ----------
-        memory : int, optional
-            The budget; by default the loader's own.
-        """
+        """Predict an epoch by each of some strategies."""
         found = []
         for candidate in candidates:
             if candidate.score == "degree" and self.epoch.workload.degree is None:
@@ -122,13 +104,7 @@ class StrategyOptimizer:
         return found
 
     def _predict(self, candidate: Candidate, memory: int | None) -> Prediction:
-        """Predict an epoch by one strategy.
-
-        Raises
-        ------
-        BudgetError
-            If the budgets are too small for it.
-        """
+        """Predict an epoch by one strategy."""
         options, strategy = with_candidate(self.loader.options, candidate), candidate.strategy
         if memory is not None:
             options = replace(options, memory=memory)
@@ -168,32 +144,16 @@ def with_candidate(options: ReadOptions, candidate: traits.Candidate) -> ReadOpt
 
 @dataclass(frozen=True)
 class Chosen:
-    """A strategy that "auto" may take.
+    """A strategy that "auto" may take."""
 
-    Attributes
-    ----------
-    options : ReadOptions
-        With the strategy in place of "auto".
-    why, instead_of_static : str
-        See `gnnstore.strategies.sizes.placement.place`.
-    predicted : Prediction or None
-        Of an epoch; None where nothing was predicted.
-    """
-
-    options: ReadOptions
-    why: str = ASKED_FOR
-    instead_of_static: str = ""
-    predicted: Prediction | None = None
+    options: ReadOptions  # with the strategy in place of "auto"
+    why: str = ASKED_FOR  # see `gnnstore.strategies.sizes.placement.place`
+    instead_of_static: str = ""  # see `gnnstore.strategies.sizes.placement.place`
+    predicted: Prediction | None = None  # of an epoch; None where nothing was predicted
 
 
 def choices_for(loader: LoaderSpec, auto: Auto) -> Iterator[Chosen]:
-    """Yield what "auto" takes, and what it takes where that proves not to fit, best first.
-
-    Raises
-    ------
-    BudgetError
-        If nothing can be read within the budget.
-    """
+    """Yield what "auto" takes, and what it takes where that proves not to fit, best first."""
     options = loader.options
     simple = Chosen(replace(options, strategy=auto, planned=None))
     mapped = replace(simple, instead_of_static="strategy 'static' would need more")

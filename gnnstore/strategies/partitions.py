@@ -45,15 +45,7 @@ _HELD_SHARE = 4
 
 
 class PartitionSources(Sources):
-    """The parts of a store's partitions that a loader reads.
-
-    Raises
-    ------
-    UsageError
-        If there are no partitions, or they do not go together with the policy.
-    BudgetError
-        If `memory` has no room for them; says by how much.
-    """
+    """The parts of a store's partitions that a loader reads."""
 
     def __init__(
         self,
@@ -88,12 +80,7 @@ class PartitionSources(Sources):
     # --- memory --------------------------------------------------------------------------------
 
     def _sized(self, policy: PartitionPolicy) -> tuple[BufferShape, Placement]:
-        """Return the first shape that fits, and the memory that it takes.
-
-        Raises
-        ------
-        UsageError, BudgetError
-        """
+        """Return the first shape that fits, and the memory that it takes."""
         unit, memory = self.unit, self._memory
         budget = MemoryBudget.of(memory)
         limit, source = budget.num_bytes, budget.source
@@ -216,13 +203,7 @@ class PartitionSources(Sources):
         return {"partitions": {"uuid": self.unit.uuid, **self.shape.fingerprint()}}
 
     def order(self, keyed: EpochOrder) -> PartitionOrder:
-        """Return the order of a loader.
-
-        Raises
-        ------
-        UsageError
-            If the loader has a sampler.
-        """
+        """Return the order of a loader."""
         if not isinstance(keyed, KeyedOrder):
             raise UsageError(
                 f"partitions= and the sampler {keyed.name}: seeds follow the partitions in "

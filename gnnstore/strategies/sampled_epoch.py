@@ -43,46 +43,26 @@ _TIMED_ALONE, _TIMED_TOGETHER = 4, 64
 
 @dataclass(frozen=True, eq=False)
 class SampledEpoch:
-    """A sample of an epoch's batches, and rates of the machine, that predictions go by.
-
-    Attributes
-    ----------
-    specs : tuple of AttributeSpec
-        Node attributes that are read from disk.
-    topology : Topology
-        The topology that batches were sampled from.
-    seen : Presampled
-        The largest of some batches.
-    spare_bytes : int
-        Of the memory budget, beside what is held, other loaders' caches too.
-    many_seen : list of Presampled
-        More batches, once they have been needed.
-    timed_sampling : dict
-        Seconds of sampling a batch from elsewhere than `topology`, once they have been needed.
-    """
+    """A sample of an epoch's batches, and rates of the machine, that predictions go by."""
 
     presampler: Presampler
     engine: Engine
-    specs: tuple[AttributeSpec, ...]
-    topology: Topology
-    seen: Presampled
+    specs: tuple[AttributeSpec, ...]  # node attributes that are read from disk
+    topology: Topology  # the topology that batches were sampled from
+    seen: Presampled  # the largest of some batches
     workload: Workload
     machine: Machine
-    spare_bytes: int
+    spare_bytes: int  # of the memory budget, beside what is held, other loaders' caches too
+    # More batches, once they have been needed.
     many_seen: list[Presampled] = field(default_factory=list)
+    # Seconds of sampling a batch from elsewhere than `topology`, once they have been needed.
     timed_sampling: dict[tuple[bool, bool, int], float] = field(default_factory=dict)
 
     @classmethod
     def of(
         cls, loader: LoaderSpec, placement: Placement, progress: Progress
     ) -> SampledEpoch | None:
-        """Measure, and sample; None if there is nothing to sample or to read.
-
-        Parameters
-        ----------
-        placement : Placement
-            By a strategy that reads from disk.
-        """
+        """Measure, and sample; None if there is nothing to sample or to read."""
         engine, specs = loader.open_engine(placement.topology), loader.node_specs(placement)
         if engine is None or not specs or not len(loader.presampler.seeds):
             return None
@@ -126,16 +106,7 @@ class SampledEpoch:
         return self.many_seen[0]
 
     def sampled_for(self, loader: LoaderSpec, placement: Placement) -> SampledEpoch:
-        """Return the epoch as a strategy would sample it, timing that where it was not.
-
-        In-neighbours that are read from disk take ten times as long as those in memory, and two or
-        three times as long again batch by batch, as a strategy that plans nothing samples.
-
-        Parameters
-        ----------
-        placement : Placement
-            Says where the topology would lie, and what is left for batches.
-        """
+        """Return the epoch as a strategy would sample it, timing that where it was not."""
         is_read, alone = placement.topology == "disk", not placement.strategy.plans
         if is_read == self.topology.is_read and not (is_read and alone):
             return self
@@ -148,10 +119,7 @@ class SampledEpoch:
         return replace(self, workload=work)
 
     def _seconds_of_sampling(self, loader: LoaderSpec, placement: Placement) -> float:
-        """Sample some batches from where a placement has the topology.
-
-        One that is opened for this has no in-neighbours in memory: choosing them takes longer.
-        """
+        """Sample some batches from where a placement has the topology."""
         topology, store = self.topology, loader.store
         is_read, alone = placement.topology == "disk", not placement.strategy.plans
         if not is_read:
@@ -189,17 +157,7 @@ def sample_workload(
     spare_bytes: int | None,
     progress: Progress,
 ) -> tuple[Presampled, Workload]:
-    """Sample some batches, and look at them.
-
-    Parameters
-    ----------
-    topology : Topology
-        Of the graph, where the loader would have it.
-    reads : TableReads
-        The tables that are read from disk.
-    spare_bytes : int, optional
-        Memory for batches.
-    """
+    """Sample some batches, and look at them."""
     num_nodes = topology.csc.num_nodes
     with progress.phase("sample"):
         began = perf_counter()

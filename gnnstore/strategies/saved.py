@@ -28,24 +28,7 @@ _PACKED = StrategyTraits("packed", "disk", packs=True)
 
 
 class PackedSources(Sources):
-    """The parts of a packed plan that a loader reads instead of a store.
-
-    Parameters
-    ----------
-    memory, io_engine
-        As of `NeighborLoader`.
-    seeds_bytes, num_threads, may_use_fewer
-        As of `LoaderSpec`.
-
-    Raises
-    ------
-    BudgetError
-        If `memory` has no room for the plan's cache and two batches; says by how much.
-    UsageError
-        If an engine is forced that is not available.
-    StorageError
-        If a file cannot be opened.
-    """
+    """The parts of a packed plan that a loader reads instead of a store."""
 
     def __init__(
         self,
@@ -119,17 +102,7 @@ class PackedSources(Sources):
 
 
 def open_packed_sources(loader: LoaderSpec) -> PackedSources:
-    """Open the plan that a loader on a store asks for.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such plan.
-    CorruptStoreError, UnsupportedVersionError
-        If it is not what its manifest promises, or newer.
-    BudgetError, UsageError, StorageError
-        As `PackedSources`.
-    """
+    """Open the plan that a loader on a store asks for."""
     options = loader.options
     reader = PackedReader.open(find_unit(PACKED, loader.store.path, options.plan or ""))
     return PackedSources(

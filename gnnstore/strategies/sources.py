@@ -27,26 +27,14 @@ class Sources:
     """The tables, topology and caches of a loader, opened within its budget.
 
     Pickles as the call that makes it, not as data: a copy in another process opens files itself.
-
-    Attributes
-    ----------
-    placement : Placement
-        Where everything lies, and why.
-    engine : Engine or None
-        The engine that reads rows from disk, if any are read.
-    num_threads : int
-        Threads that may read at once, by the memory that there is for them.
-    nodes, edges : Mapping of str to RowSource
-        Rows by the attribute's name.
-    edge_ids : RowSource or None
-        Ids of the edges in the input, by position; None: positions are ids.
     """
 
-    placement: Placement
-    engine: Engine | None
-    num_threads: int
-    nodes: Mapping[str, RowSource]
-    edges: Mapping[str, RowSource]
+    placement: Placement  # where everything lies, and why
+    engine: Engine | None  # the engine that reads rows from disk, if any are read
+    num_threads: int  # threads that may read at once, by the memory that there is for them
+    nodes: Mapping[str, RowSource]  # rows by the attribute's name
+    edges: Mapping[str, RowSource]  # rows by the attribute's name
+    # Ids of the edges in the input, by position; None: positions are ids.
     edge_ids: RowSource | None
     _again: Callable[[], Sources]
 
@@ -92,13 +80,6 @@ class DataSources(Sources):
     """The graph's topology and the rows of all attributes, open to be read.
 
     Pickles as the decisions that were made: a copy fills a cache of the same rows.
-
-    Attributes
-    ----------
-    topology : Topology
-        The adjacency, and what reads it.
-    cache : RowCache or None
-        Rows that need not be read.
     """
 
     def __init__(

@@ -51,18 +51,13 @@ _CACHE_SHARE = 2
 
 @dataclass(frozen=True, eq=False)
 class CacheMaker:
-    """The inputs from which the cache of a loader is made.
-
-    Attributes
-    ----------
-    specs : tuple of AttributeSpec
-        The node attributes that are read from disk; their rows are cached together.
-    """
+    """The inputs from which the cache of a loader is made."""
 
     store: GraphStore
     topology: Topology
     engine: Engine
     settings: CacheSettings
+    # The node attributes that are read from disk; their rows are cached together.
     specs: tuple[AttributeSpec, ...]
     presampler: Presampler
     num_threads: int
@@ -102,19 +97,7 @@ class CacheMaker:
         return shared_tables(self.store).find_cache(self._key)
 
     def open(self, num_rows: int, counted: list[npt.NDArray[Any]] | None = None) -> StaticCache:
-        """Return the cache, filling it with the best `num_rows` nodes if there is none yet.
-
-        Parameters
-        ----------
-        counted : list of ndarray, optional
-            The scores, if they are known; taken out of the list, so that their memory is
-            free before rows are read.
-
-        Raises
-        ------
-        StorageError
-            If a row cannot be read.
-        """
+        """Return the cache, filling it with the best `num_rows` nodes if there is none yet."""
 
         def make() -> StaticCache:
             shared = shared_tables(self.store)
@@ -150,15 +133,7 @@ class CacheMaker:
 
 
 def reserve(loader: LoaderSpec, place: Placer) -> Placement:
-    """Divide what a store's parts leave between batches in flight and a cache; fill the cache.
-
-    Raises
-    ------
-    BudgetError
-        If two batches, or a cache of a given size, do not fit; says how much is missing.
-    StorageError
-        If a row cannot be read.
-    """
+    """Divide what a store's parts leave between batches in flight and a cache; fill the cache."""
     engine, num_threads = loader.open_engine(place(0).topology), loader.num_threads
     placement = with_engine(place, engine)(0)
     topology = loader.open_topology(placement, engine)
@@ -290,22 +265,7 @@ def cache_rows(
     num_threads: int,
     staging_bytes: int = 0,
 ) -> int:
-    """Return the number of nodes whose rows can be cached.
-
-    Parameters
-    ----------
-    batch_bytes, sample_bytes : int
-        Bytes of a batch, at most, and of its sample; 0 if no budget was promised.
-    num_threads : int
-        Preparing threads.
-    staging_bytes : int
-        Of a thread that reads: of one more, where the cache will be filled beside batches.
-
-    Raises
-    ------
-    BudgetError
-        If the cache was given a size that does not fit beside two batches.
-    """
+    """Return the number of nodes whose rows can be cached."""
     memory = placement.ledger
     most = cost.rows_in(memory.left())
     if bytes_to_read(cost.num_nodes, cost.node_bytes, most) >= LONG_READ_BYTES:

@@ -128,13 +128,7 @@ def root() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status.
-
-    Parameters
-    ----------
-    arguments : sequence of str, optional
-        The words after `gnnstore`; default the process's own.
-    """
+    """Run the command line and return its exit status."""
     open_streams()
     words = sys.argv[1:] if arguments is None else list(arguments)
     session = Session()

@@ -54,19 +54,7 @@ def convert(
     plot_file: Path | None = None,
     **arguments: Any,
 ) -> None:
-    """Run a converter of the library and print what it wrote.
-
-    Parameters
-    ----------
-    converter : str
-        Its name in `gnnstore.converters`.
-    style : str
-        Style of the progress; "auto" with `--json` is JSON too, except on a terminal.
-    plot_file : Path, optional
-        Where to plot the degrees before and after an expansion.
-    **arguments
-        The options of the command: those of `ConvertOptions`, and those of the converter.
-    """
+    """Run a converter of the library and print what it wrote."""
     options = ConvertOptions(**{n: arguments.pop(n) for n in COMMON if n in arguments})
     if options.memory_bytes is not None:
         _return_large_blocks()
@@ -94,13 +82,7 @@ def convert(
 
 
 def _return_large_blocks() -> None:
-    """Let glibc return blocks of 1 MiB and more to the system as soon as they are freed.
-
-    By default it raises this threshold to the largest block that was freed, up to 32 MiB, and
-    keeps smaller ones, for each thread: 130 MB after a text edge list of 95 MB had been read in
-    pieces of 4 MB, which no `--memory` accounts for. That is a choice of the process, so the
-    command line makes it, and not the library.
-    """
+    """Let glibc return blocks of 1 MiB and more to the system as soon as they are freed."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _THRESHOLD_BYTES)

@@ -45,20 +45,7 @@ def partition_store(
     overwrite: bool,
     resume: bool,
 ) -> None:
-    """Choose, estimate, write, and print what was made.
-
-    Parameters
-    ----------
-    num_partitions : int or None
-        None: as many as the disk reads at its full rate.
-    estimate : bool
-        Whether to stop before anything is written.
-
-    Raises
-    ------
-    GnnstoreError
-        As of `partition`.
-    """
+    """Choose, estimate, write, and print what was made."""
     graph = StoreInput(path)
     document: dict[str, Any] = {"store": str(graph.reader.path)}
     with session.progress(show_usage=True) as progress:

@@ -38,19 +38,7 @@ def count_batches(
     *,
     memory_bytes: int | None,
 ) -> npt.NDArray[np.uint8]:
-    """Sample batches and return how many of them need each node, up to 255; at least 1 for seeds.
-
-    Parameters
-    ----------
-    memory_bytes : int or None
-        The budget in which the topology is read, if it fits; it is mapped otherwise. None: all
-        memory that is available.
-
-    Raises
-    ------
-    GnnstoreError
-        If the store or the split is not there.
-    """
+    """Sample batches and count for each node those that need it: 1 for seeds, 255 at most."""
     store = open_store(path)
     config = SamplingConfig(fanouts)
     _, seeds = choose_seeds(store, config, seeds_asked)
@@ -73,16 +61,7 @@ def estimate_order(
     scores: npt.NDArray[np.uint8] | None,
     edge_ids: bool,
 ) -> None:
-    """Print what an order would save, and what the new store takes.
-
-    Parameters
-    ----------
-    by : str
-        See `gnnstore.converters.reorder`.
-    scores : ndarray of uint8 [N], optional
-        How many batches need each node; None: by degree, of which only nodes that are nobody's
-        in-neighbour are known to be needed by no batch but those that start from them.
-    """
+    """Print what an order would save, and what the new store takes."""
     reader = StoreReader.open(path)
     needed: npt.NDArray[Any] | None = scores
     if needed is None:

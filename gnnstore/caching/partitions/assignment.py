@@ -23,19 +23,7 @@ ASSIGNMENTS = ("random", "greedy")
 def states_of_buckets(
     schedule: Schedule, *, assignment: str = "random", seed: int = 0, epoch: int = 0
 ) -> npt.NDArray[np.int32]:
-    """Return the state that trains each bucket, int32 [p, p]: by source, then target partition.
-
-    Parameters
-    ----------
-    assignment : "random" or "greedy"
-        Any state that holds both partitions, each as likely as the others, independently for
-        (i, j) and (j, i); or the first one.
-
-    Raises
-    ------
-    UsageError
-        If two partitions never meet.
-    """
+    """Return the state that trains each bucket, int32 [p, p]: by source, then target partition."""
     check_choice("assignment", assignment, ASSIGNMENTS)
     group_of = schedule.group_of
     num_partitions, num_groups = schedule.num_partitions, len(schedule.groups)
@@ -61,18 +49,7 @@ def states_of_buckets(
 def states_of_nodes(
     schedule: Schedule, partitions: npt.ArrayLike, *, seed: int = 0, epoch: int = 0
 ) -> npt.NDArray[np.int32]:
-    """Return the state that trains each node, int32 [k]: any that holds its partition.
-
-    Parameters
-    ----------
-    partitions : array of int [k]
-        Partition of each node.
-
-    Raises
-    ------
-    UsageError
-        If one is in no state.
-    """
+    """Return the state that trains each node, int32 [k]: any that holds its partition."""
     begins, states = _states_with(schedule.states, len(schedule.groups))
     partitions = np.asarray(partitions, np.int64)
     group = schedule.group_of[partitions]
@@ -90,13 +67,7 @@ def states_of_nodes(
 
 
 def _states_with(held: npt.NDArray[Any], num_kinds: int) -> tuple[Int64Array, Int64Array]:
-    """Return where the states that hold each kind begin in a list, int64 [num_kinds + 1], and it.
-
-    Parameters
-    ----------
-    held : ndarray of int [num_states, ...]
-        The kinds that each state holds: groups, or pairs of them.
-    """
+    """Return where the states of each kind begin in a list, int64 [num_kinds + 1], and the list."""
     states = np.repeat(np.arange(len(held)), held[0].size)
     order = np.argsort(held, axis=None, kind="stable")
     begins = np.searchsorted(held.ravel()[order], np.arange(num_kinds + 1))

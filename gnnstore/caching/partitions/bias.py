@@ -16,20 +16,7 @@ from gnnstore.errors import UsageError
 def edge_permutation_bias(
     states: npt.NDArray[np.int32], bucket_sizes: npt.NDArray[np.int64] | None = None
 ) -> float:
-    """Return the bias B of an epoch, 0 to 1.
-
-    Parameters
-    ----------
-    states : ndarray of int32 [p, p]
-        State that trains each bucket, by source and target partition.
-    bucket_sizes : ndarray of int64 [p, p], optional
-        Edges of each bucket; by default all have as many, as on a graph of equal degrees.
-
-    Raises
-    ------
-    UsageError
-        If sizes are not given for all buckets.
-    """
+    """Return the bias B of an epoch, 0 to 1."""
     num_partitions = len(states)
     if bucket_sizes is None:
         bucket_sizes = np.ones_like(states, np.int64)

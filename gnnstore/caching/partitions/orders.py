@@ -4,13 +4,6 @@ A *state* is the set of partitions that are in the buffer together. Partitions a
 *logical groups*, drawn anew in each epoch, and one state differs from the next by one group
 (MariusGNN, sections 5.2 and 5.3). For training on edges every pair of groups must meet in some
 state; for training on nodes every group must be in one.
-
-| kind | order | states | for |
-|---|---|---|---|
-| two-level | beta | as few swaps as BETA takes, close to the lower bound | edges |
-| two-level | even | the lower bound; groups are swapped evenly (Hamiltonian paths) | edges |
-| dispersed | | each group is read once | nodes |
-| sequential | | one: partitions of training nodes, and others | nodes |
 """
 
 from __future__ import annotations
@@ -43,13 +36,7 @@ class Purpose(IntEnum):
 
 
 def draws(seed: int, epoch: int, purpose: Purpose, state: int = 0) -> np.random.Philox:
-    """Return the generator of a purpose, of which only raw words are to be taken.
-
-    Parameters
-    ----------
-    state : int
-        Of purposes that draw for each state.
-    """
+    """Return the generator of a purpose, of which only raw words are to be taken."""
     return keyed((seed, epoch), (0, 0, state, 2**64 - 1 - purpose))
 
 
@@ -61,18 +48,10 @@ def shuffled(values: npt.ArrayLike, generator: np.random.Philox) -> Int64Array:
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """The states of one epoch.
+    """The states of one epoch."""
 
-    Attributes
-    ----------
-    groups : ndarray of int64 [l, f]
-        Partitions of each logical group.
-    states : ndarray of int64 [n, c_l]
-        Groups in the buffer in each state.
-    """
-
-    groups: Int64Array
-    states: Int64Array
+    groups: Int64Array  # int64 [l, f]: partitions of each logical group
+    states: Int64Array  # int64 [n, c_l]: groups in the buffer in each state
 
     @property
     def num_partitions(self) -> int:
@@ -111,25 +90,7 @@ def two_level(
     seed: int = 0,
     epoch: int = 0,
 ) -> Schedule:
-    """Return a schedule in which every pair of partitions meets.
-
-    Parameters
-    ----------
-    num_partitions : int
-        p, a multiple of `num_groups`.
-    capacity : int
-        Partitions in the buffer, c: at least two groups.
-    num_groups : int
-        Logical groups, l.
-    order : "even" or "beta"
-        Marius' BETA over groups, or Hamiltonian paths of the complete graph one after the other,
-        which need two groups in the buffer.
-
-    Raises
-    ------
-    UsageError
-        If the numbers do not divide one another; names the nearest that do.
-    """
+    """Return a schedule in which every pair of partitions meets."""
     size = group_size(num_partitions, capacity, num_groups)
     per_state = capacity // size
     if per_state < 2 and num_groups > 1:
@@ -159,10 +120,7 @@ def two_level(
 def dispersed(
     num_partitions: int, capacity: int, num_groups: int, *, seed: int = 0, epoch: int = 0
 ) -> Schedule:
-    """Return a schedule in which every partition is read once (section 5.3).
-
-    The parameters are those of `two_level`; a buffer of one group will do.
-    """
+    """Return a schedule in which every partition is read once (section 5.3)."""
     size = group_size(num_partitions, capacity, num_groups)
     generator = draws(seed, epoch, Purpose.STATES)
     order = shuffled(np.arange(num_groups), generator)
@@ -177,20 +135,7 @@ def dispersed(
 def sequential(
     num_partitions: int, capacity: int, num_train: int, *, seed: int = 0, epoch: int = 0
 ) -> Schedule:
-    """Return a schedule of one state: the partitions of training nodes, and others (section 5.3).
-
-    Parameters
-    ----------
-    num_partitions, capacity : int
-        p, and the partitions in the buffer, c.
-    num_train : int
-        Partitions that hold the training nodes, k: 0 to k - 1.
-
-    Raises
-    ------
-    UsageError
-        If they do not fit the buffer.
-    """
+    """Return a schedule of one state: partitions of training nodes, and others (section 5.3)."""
     _check_capacity(num_partitions, capacity)
     if num_train > capacity:
         raise UsageError(
@@ -203,12 +148,7 @@ def sequential(
 
 
 def even_pairs(num_groups: int) -> Int64Array:
-    """Return all pairs of groups, int64 [l (l - 1) / 2, 2], each sharing a group with the next.
-
-    Walecki's decomposition of the complete graph into Hamiltonian paths (of an odd number of
-    vertices: into cycles), one path after the other. Between two visits of a path every group is in
-    the buffer once, so that edges of all groups are trained at an even pace.
-    """
+    """Return all pairs of groups, int64 [l (l - 1) / 2, 2], each sharing a group with the next."""
     num_zigzag = num_groups - num_groups % 2
     if num_zigzag == 0:
         return np.zeros((1, 1), np.int64)
@@ -232,10 +172,7 @@ def beta_swaps(num_groups: int, per_state: int) -> int:
 
 
 def _beta(num_groups: int, per_state: int, generator: np.random.Philox) -> Int64Array:
-    """Return the states of BETA: all but one group stay while the others pass through one slot.
-
-    The groups that stay have then met all others and leave for good.
-    """
+    """Return the states of BETA: all but one group stay while the others pass through one slot."""
     order = shuffled(np.arange(num_groups), generator)
     resident, on_disk = order[:per_state], order[per_state:]
     states = [resident.copy()]
@@ -254,12 +191,7 @@ def _beta(num_groups: int, per_state: int, generator: np.random.Philox) -> Int64
 
 
 def group_size(num_partitions: int, capacity: int, num_groups: int) -> int:
-    """Return the partitions in a group, f, after checking that p, c and l divide one another.
-
-    Raises
-    ------
-    UsageError
-    """
+    """Return the partitions in a group, f, after checking that p, c and l divide one another."""
     _check_capacity(num_partitions, capacity)
     if not 1 <= num_groups <= num_partitions or num_partitions % num_groups:
         near = _nearest_divisors(num_partitions, num_groups)

@@ -23,25 +23,15 @@ KINDS = ("two-level", "dispersed", "sequential")
 
 @dataclass(frozen=True)
 class BufferShape:
-    """Partitions in memory and their order, as far as batches depend on them.
+    """Partitions in memory and their order, as far as batches depend on them."""
 
-    Attributes
-    ----------
-    kind, order, assignment : str
-        As of `PartitionPolicy`.
-    num_partitions, capacity, num_groups : int
-        p, c and l.
-    num_train : int
-        Partitions that hold the training nodes, of "sequential".
-    """
-
-    kind: str
-    order: str
-    assignment: str
-    num_partitions: int
-    capacity: int
-    num_groups: int
-    num_train: int = 0
+    kind: str  # as of `PartitionPolicy`
+    order: str  # as of `PartitionPolicy`
+    assignment: str  # as of `PartitionPolicy`
+    num_partitions: int  # p, c and l
+    capacity: int  # p, c and l
+    num_groups: int  # p, c and l
+    num_train: int = 0  # partitions that hold the training nodes, of "sequential"
 
     @property
     def num_spare(self) -> int:

@@ -33,37 +33,18 @@ _NEARLY_AS_LITTLE = 1.1
 
 @dataclass(frozen=True)
 class Contents:
-    """The contents of a partition buffer, by their bytes.
-
-    Attributes
-    ----------
-    num_nodes : int
-    row_bytes : int
-        Of a node: its id, attributes, embeddings and the state of their optimizer.
-    num_edges : int
-    position_bytes : int
-        Of the position of an edge in the store, which lies beside its ends.
-    edges : "graph", "trained" or "none"
-        See `EdgesRead`.
-    writes : bool
-        Whether rows are learned, and written back when they leave.
-    overlaps : bool
-        Whether the next group is read, and the last one written, while batches are trained.
-    num_building : int
-        Threads that build the graph of a state.
-    fixed_bytes : int
-        Of whatever else is in memory, such as staging.
-    """
+    """The contents of a partition buffer, by their bytes."""
 
     num_nodes: int
-    row_bytes: int
+    row_bytes: int  # of a node: its id, attributes, embeddings and the state of their optimizer
     num_edges: int = 0
-    position_bytes: int = 4
-    edges: EdgesRead = "graph"
-    writes: bool = False
+    position_bytes: int = 4  # of the position of an edge in the store, which lies beside its ends
+    edges: EdgesRead = "graph"  # see `EdgesRead`
+    writes: bool = False  # whether rows are learned, and written back when they leave
+    # Whether the next group is read, and the last one written, while batches are trained.
     overlaps: bool = True
-    num_building: int = 1
-    fixed_bytes: int = 0
+    num_building: int = 1  # threads that build the graph of a state
+    fixed_bytes: int = 0  # of whatever else is in memory, such as staging
 
     @property
     def node_bytes(self) -> int:
@@ -88,18 +69,7 @@ class Contents:
     def reserve(
         self, num_partitions: int, capacity: int, rows: int, num_slots: int, most_edges: int
     ) -> list[Reservation]:
-        """Return the memory of a buffer.
-
-        Parameters
-        ----------
-        rows : int
-            Of a partition; its pages may have room for more than its share of the nodes.
-        num_slots : int
-            Partitions that there is memory for: those of a state, and those that are read ahead or
-            written meanwhile.
-        most_edges : int
-            Edges between the partitions of a state, at most.
-        """
+        """Return the memory of a buffer."""
         on_disk = _ENDS_BYTES + self.position_bytes
         in_graph = on_disk - _TARGET_BYTES
         # One state is taken apart, or still sampled from, while the next is built.
@@ -121,27 +91,15 @@ class Contents:
 
 @dataclass(frozen=True)
 class BufferSizes:
-    """Sizes of a partition buffer, and what an epoch costs with them.
+    """Sizes of a partition buffer, and what an epoch costs with them."""
 
-    Attributes
-    ----------
-    num_partitions, capacity, num_groups : int
-        p, c and l.
-    order : str
-        "even", "beta" or "dispersed".
-    memory_bytes : int
-        Most memory of an epoch, for edges that are spread evenly over buckets.
-    bytes_read, bytes_written : int
-        Of an epoch that begins with an empty buffer.
-    """
-
-    num_partitions: int
-    capacity: int
-    num_groups: int
-    order: str
-    memory_bytes: int
-    bytes_read: int
-    bytes_written: int
+    num_partitions: int  # p, c and l
+    capacity: int  # p, c and l
+    num_groups: int  # p, c and l
+    order: str  # "even", "beta" or "dispersed"
+    memory_bytes: int  # most memory of an epoch, for edges that are spread evenly over buckets
+    bytes_read: int  # of an epoch that begins with an empty buffer
+    bytes_written: int  # of an epoch that begins with an empty buffer
 
     @property
     def resident_groups(self) -> int:
@@ -177,14 +135,7 @@ def places_bytes(num_partitions: int) -> int:
 
 
 def most_partitions(contents: Contents, block_bytes: int) -> int:
-    """Return the largest number of partitions whose files are read at the disk's full rate.
-
-    Parameters
-    ----------
-    block_bytes : int
-        The smallest read that is as fast as reading in order: neither a partition nor a bucket of
-        edges is to be smaller.
-    """
+    """Return the largest number of partitions whose files are read at the disk's full rate."""
     of_nodes = contents.node_bytes // block_bytes
     of_edges = isqrt(contents.bucket_bytes // block_bytes)
     return max(2, min(of_nodes, of_edges, MOST_PARTITIONS, contents.num_nodes))
@@ -198,20 +149,7 @@ def buffer_sizes(
     for_edges: bool = True,
     source: str = Ledger.source,
 ) -> list[BufferSizes]:
-    """Return the sizes that fit a budget, one for each order and number of groups in the buffer.
-
-    Of each, the fewest groups that fit: they are read least often.
-
-    Parameters
-    ----------
-    source : str
-        Where the budget is from, for an error; as of `Ledger`.
-
-    Raises
-    ------
-    BudgetError
-        If none fits; says how much would do.
-    """
+    """Return the sizes that fit a budget, one for each order and number of groups in the buffer."""
     most = most_partitions(contents, block_bytes)
     shapes = list(_shapes(for_edges=for_edges))
     found = []
@@ -246,19 +184,7 @@ def sizes_of_partitions(
     order: str,
     max_bias: float | None = None,
 ) -> list[BufferSizes]:
-    """Return the sizes for partitions that there are, in one order: the best first.
-
-    Of edges all are trained, and what reads least is best; of sizes that read nearly as little,
-    those with the fewest groups, whose states are fewer and larger: they train faster, and rank
-    better (`benchmarks.partition_quality --task sizes`). Of nodes each partition is read once, and
-    the more are together the better. Those that by average buckets do not fit the budget come last,
-    what takes least first.
-
-    Parameters
-    ----------
-    max_bias : float, optional
-        Sizes with more come after the others.
-    """
+    """Return the sizes for partitions that there are, in one order: the best first."""
     residents = {"dispersed": (1,), "even": (2,)}.get(order, RESIDENT_GROUPS)
     found = {
         _sizes(contents, order, resident, num_groups, num_partitions)

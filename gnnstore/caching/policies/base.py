@@ -73,27 +73,13 @@ MAX_PLANNED = 1024
 
 @dataclass(frozen=True)
 class PlanningBytes:
-    """The memory that a planner takes beside the trace and the plan.
+    """The memory that a planner takes beside the trace and the plan."""
 
-    Attributes
-    ----------
-    fixed : int
-        Of any plan.
-    per_access : int
-        For each row of all batches that are planned together.
-    per_slot : int
-        For each row that the cache holds, also between plans.
-    more_per_slot : int
-        While a plan is made.
-    per_batch_row : int
-        For each row of the largest batch.
-    """
-
-    fixed: int
-    per_access: int
-    per_slot: int
-    more_per_slot: int = 0
-    per_batch_row: int = 0
+    fixed: int  # of any plan
+    per_access: int  # for each row of all batches that are planned together
+    per_slot: int  # for each row that the cache holds, also between plans
+    more_per_slot: int = 0  # while a plan is made
+    per_batch_row: int = 0  # for each row of the largest batch
 
 
 class CachePolicy(ABC):
@@ -191,12 +177,4 @@ class SpillingPolicy(CachePolicy):
     def reserve_spilled(
         self, *, num_nodes: int, largest_batch: int, table_bytes: int
     ) -> list[Reservation]:
-        """Return the memory for making a plan in files, beside the cached rows.
-
-        Parameters
-        ----------
-        largest_batch : int
-            Rows of the largest batch.
-        table_bytes : int
-            For next uses; see `BeladyPlanner.plan`.
-        """
+        """Return the memory for making a plan in files, beside the cached rows."""

@@ -92,11 +92,7 @@ class Belady(SpillingPolicy):
     def reserve_spilled(
         self, *, num_nodes: int, largest_batch: int, table_bytes: int
     ) -> list[Reservation]:
-        """Return the memory for making a plan in files, beside the cached rows.
-
-        Pages of the files in the page cache are not counted: the system drops them when memory is
-        needed. The memory of the table of next uses serves slots afterwards, while they wait.
-        """
+        """Return the memory for making a plan in files, beside the cached rows."""
         fixed = _BATCH_ROW_BYTES * largest_batch + _FILE_TABLES_BYTES
         per = {PLANNED: _BATCH_BYTES, SLOTS: _FIRST_USE_BYTES}
         table = min(table_bytes, _NODE_BYTES * num_nodes)
@@ -113,21 +109,13 @@ class Belady(SpillingPolicy):
 def planning_threads() -> int:
     """Return how many threads look for next uses.
 
-    Plans do not depend on them. A superbatch is sampled when it is planned, so processors that
-    sampled it are free. Half of planning is done by one thread: more than four would hardly make
-    it shorter.
+    A superbatch is sampled when it is planned, so processors that sampled it are free.
     """
     return min(4, len(os.sched_getaffinity(0)))
 
 
 def check_num_slots(num_slots: int) -> None:
-    """Refuse a cache that no plan can be made for.
-
-    Raises
-    ------
-    UsageError
-        If the number of slots is out of range.
-    """
+    """Refuse a cache that no plan can be made for."""
     if not 0 <= num_slots <= MAX_SLOTS:
         raise UsageError(
             f"a planned cache has 0 to {MAX_SLOTS} slots, got {num_slots}; "
@@ -140,22 +128,7 @@ def distinct_nodes(
 ) -> npt.NDArray[np.int64]:
     """Return the row in each slot, int64 [C]; a row in several slots is named in the first only.
 
-    A row that left a cache and entered it again may still lie where it was before. Takes 10
-    bytes a slot at most, beside the result.
-
-    Parameters
-    ----------
-    nodes : ndarray of int64 [C]
-        -1: none.
-    num_slots : int
-        C.
-    out : ndarray of int64 [C], optional
-        Takes the result; may be `nodes`.
-
-    Raises
-    ------
-    UsageError
-        If there is not one entry per slot.
+    Takes 10 bytes a slot at most, beside the result.
     """
     if nodes.shape != (num_slots,):
         raise UsageError(
@@ -170,18 +143,7 @@ class BeladyPlanner:
     """Plans superbatch after superbatch for one cache, which it leaves filled between them.
 
     A cache is empty at first. At the end of a superbatch nothing is known of the batches that
-    follow, so it is left with the rows that the most batches have needed so far. Plans must be
-    followed in the order in which they were made. Not to be used by two threads at once.
-
-    Parameters
-    ----------
-    num_slots : int
-        C, the rows that the cache holds; may be 0, or more than there are rows.
-
-    Raises
-    ------
-    UsageError
-        If the number is out of range.
+    follow, so it is left with the rows that the most batches have needed so far.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -200,31 +162,7 @@ class BeladyPlanner:
         return self._nodes.copy()
 
     def plan(self, trace: Trace, place: PlanPlace | None = None) -> CachePlan:
-        """Plan the next superbatch: in memory, or in files if the trace is in one.
-
-        In files it takes the memory of `Belady.reserve_spilled`. If that fails because a file
-        cannot be read or written, the cache may count as empty afterwards.
-
-        Parameters
-        ----------
-        trace : Trace
-            Must not be changed while the plan is used, nor be closed while it is made.
-        place : PlanPlace, optional
-            Of a trace in a file: where the plan goes, and `table_bytes` of memory for next uses,
-            of which it never takes more. Where those of all accesses do not fit, they are found by
-            a table of 4 bytes for each node of the graph; with less than that, the trace is gone
-            through several times.
-
-        Raises
-        ------
-        UsageError
-            If the trace is not well-formed, has 2^31 rows or more, or names nodes that the graph
-            does not have; if it is closed; if the table has no place for a node.
-        CorruptStoreError
-            If a file no longer holds what was written.
-        NoSpaceError, StorageError
-            If the files cannot be made, read or written.
-        """
+        """Plan the next superbatch: in memory, or in files if the trace is in one."""
         if place is not None:
             return self._plan_in_files(trace, place)
         try:

@@ -26,13 +26,6 @@ class Fixed(CachePolicy):
 
     A loader makes it of its own nodes, so that it is not registered. Memory is reserved as for the
     policy in whose place it stands.
-
-    Parameters
-    ----------
-    choose : callable
-        Returns so many node ids, or fewer, ascending: int64.
-    num_nodes : int
-        Of the graph.
     """
 
     name = title = "fixed"
@@ -68,19 +61,7 @@ class FixedPlanner:
     """Plans superbatch after superbatch for a cache that is to hold the rows of some nodes.
 
     A row has its slot, and stays there for good. Usually the cache is filled beforehand, and
-    `restart` tells so: then plans bring no changes. A row that is not there yet enters after the
-    first batch that needs it. Not to be used by two threads at once.
-
-    Parameters
-    ----------
-    nodes : ndarray of int64 [C]
-        The node whose row goes to each slot: strictly ascending; then, at the end, -1 for slots
-        that stay empty.
-
-    Raises
-    ------
-    UsageError
-        If the nodes do not ascend, or are not nodes of the graph.
+    `restart` tells so: then plans bring no changes.
     """
 
     def __init__(self, nodes: npt.NDArray[np.int64], num_nodes: int) -> None:
@@ -107,24 +88,7 @@ class FixedPlanner:
         return np.where(self._held, self._fixed, -1)
 
     def plan(self, trace: Trace, place: PlanPlace | None = None) -> CachePlan:
-        """Plan the next superbatch.
-
-        Parameters
-        ----------
-        trace : Trace
-            Must not be changed while the plan is used, nor be closed while it is made.
-        place : PlanPlace, optional
-            Where files of the plan go; by default it is in memory.
-
-        Raises
-        ------
-        UsageError
-            If an id is not a node of the graph, or the trace is closed.
-        CorruptStoreError
-            If the trace's file no longer holds what was written.
-        NoSpaceError, StorageError
-            If files cannot be made, read or written.
-        """
+        """Plan the next superbatch."""
         held = self._held.copy()
         plan = CachePlan.collect(trace.offsets, self._steps(trace, held), place)
         self._held = held
@@ -143,10 +107,7 @@ class FixedPlanner:
             yield PlannedStep(slots, *planned)
 
     def restart(self, nodes: npt.NDArray[Any]) -> None:
-        """Go on from a cache that holds these rows; those in other slots than theirs do not count.
-
-        See `Planner.restart`.
-        """
+        """Go on from a cache that holds these rows; rows in other slots do not count."""
         if nodes.shape != self._fixed.shape:
             raise UsageError(
                 f"expected the rows in {self.num_slots} slots, got an array of shape {nodes.shape}"

@@ -26,18 +26,8 @@ _State = tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.uint
 class OnlinePlanner:
     """Plans superbatch after superbatch for one cache, empty at first.
 
-    Plans must be followed in the order in which they were made. Not to be used by two threads
-    at once.
-
-    Parameters
-    ----------
-    num_slots : int
-        C, the rows that the cache holds; may be 0, or more than there are rows.
-
-    Raises
-    ------
-    UsageError
-        If the number is out of range.
+    Plans must be followed in the order in which they were made. Not to be used by two threads at
+    once.
     """
 
     def __init__(self, policy: Literal["lru", "sieve"], num_slots: int) -> None:
@@ -88,9 +78,7 @@ class Lru(CachePolicy):
 class Sieve(CachePolicy):
     """Keeps rows by SIEVE (Zhang et al., NSDI '24).
 
-    A batch marks its hits as visited; then its other rows enter in order. To make room, a hand
-    goes from the oldest row to the newest, and around: it takes the first row that is not
-    visited, and on its way makes visited rows unvisited.
+    A batch marks its hits as visited; then its other rows enter in order.
     """
 
     name, title = "sieve", "SIEVE"

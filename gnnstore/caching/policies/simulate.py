@@ -29,22 +29,14 @@ def policies() -> tuple[str, ...]:
 
 @dataclass(frozen=True, eq=False)
 class PolicyRun:
-    """Hits and misses of one cache while S batches of n rows in all were assembled.
-
-    Attributes
-    ----------
-    is_hit : ndarray of bool [n]
-        Whether the row was in the cache before its batch, beside the trace's ids.
-    misses : ndarray of int64 [S]
-        Distinct rows of each batch that were not.
-    filled : ndarray of int64 [rows]
-        Nodes whose rows are read before the first batch, ascending; none where the cache
-        starts empty.
-    """
+    """Hits and misses of one cache while S batches of n rows in all were assembled."""
 
     policy: str
+    # bool [n]: whether the row was in the cache before its batch, beside the trace's ids.
     is_hit: npt.NDArray[np.bool_]
-    misses: npt.NDArray[np.int64]
+    misses: npt.NDArray[np.int64]  # int64 [S]: distinct rows of each batch that were not
+    # int64 [rows]: nodes whose rows are read before the first batch, ascending; none where the
+    # cache starts empty.
     filled: npt.NDArray[np.int64]
 
     @property
@@ -61,15 +53,7 @@ class PolicyRun:
 def run_policy(
     policy: str, trace: Trace, num_slots: int, scores: Mapping[Score, npt.NDArray[Any]]
 ) -> PolicyRun:
-    """Run a cache of some policy over a trace.
-
-    Parameters
-    ----------
-    num_slots : int
-        Rows that the cache holds.
-    scores : mapping of str to ndarray of uint8 or uint32 [N]
-        The scores that "degree" and "frequency" choose rows by.
-    """
+    """Run a cache of some policy over a trace."""
     if policy in POLICIES:
         plan = POLICIES[policy].planner(num_slots).plan(trace)
         return PolicyRun(policy, plan.slots >= 0, plan.misses, np.empty(0, np.int64))

@@ -21,13 +21,7 @@ _STEP_BYTES = 2**23
 
 
 class JoinedArrays(SequentialArray):
-    """Arrays of like rows, joined along their first axis.
-
-    Raises
-    ------
-    InputError
-        Naming the first part whose rows are not like those of the first.
-    """
+    """Arrays of like rows, joined along their first axis."""
 
     def __init__(self, parts: Sequence[ArraySource]) -> None:
         first = parts[0]
@@ -57,17 +51,7 @@ def _describe(part: ArraySource) -> str:
 
 
 class MappedRows(SequentialArray):
-    """A function of each row of another array: one of its columns, or the row in another shape.
-
-    Parameters
-    ----------
-    source : ArraySource
-        The array.
-    row_shape : tuple of int
-        Shape of a row afterwards.
-    function : callable
-        Takes some rows, and returns what becomes of them.
-    """
+    """A function of each row of another array: one of its columns, or the row in another shape."""
 
     def __init__(
         self,
@@ -132,13 +116,7 @@ def _is_whole(values: npt.NDArray[Any]) -> bool:
 
 
 class RowTaker:
-    """Hands out the rows of an array in the pieces that edges come in.
-
-    Parameters
-    ----------
-    source : ArraySource
-        The attribute, a row per edge.
-    """
+    """Hands out the rows of an array in the pieces that edges come in."""
 
     def __init__(self, source: ArraySource) -> None:
         check_rows(source, None, "edges")
@@ -149,13 +127,7 @@ class RowTaker:
         self._num_taken = 0
 
     def take(self, num_rows: int) -> npt.NDArray[Any]:
-        """Return the next rows [num_rows, ...].
-
-        Raises
-        ------
-        InputError
-            If there are not so many.
-        """
+        """Return the next rows [num_rows, ...]."""
         while self._num_held < num_rows:
             piece = next(self._pieces, None)
             if piece is None:

@@ -36,17 +36,7 @@ _ALIGNMENT, _MIN_DIRECT_BYTES, _BUFFER_BYTES = 4096, 2**20, 2**21
 
 
 class FileArray:
-    """An array in a file, as an `ArraySource`.
-
-    Parameters
-    ----------
-    dtype : np.dtype
-        Element type in the file, with its byte order.
-    first_byte : int
-        Where the elements begin.
-    fortran_order : bool
-        Whether the first axis varies fastest.
-    """
+    """An array in a file, as an `ArraySource`."""
 
     def __init__(
         self,
@@ -247,18 +237,10 @@ class _Reader:
 
 @dataclass(frozen=True)
 class RawLayout:
-    """The type and shape of raw binary, which has no header; little-endian, in C order.
+    """The type and shape of raw binary, which has no header; little-endian, in C order."""
 
-    Attributes
-    ----------
-    dtype : str
-        Element type by its name in a store: "float32", "bfloat16", ...
-    shape : tuple of int
-        Shape, rows first. -1 rows: as many as the file has.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
+    dtype: str  # element type by its name in a store: "float32", "bfloat16",
+    shape: tuple[int, ...]  # shape, rows first. -1 rows: as many as the file has.
 
     def __post_init__(self) -> None:
         if self.dtype not in STORAGE_DTYPES:
@@ -273,11 +255,7 @@ class RawLayout:
 
     @staticmethod
     def parse(text: str) -> RawLayout:
-        """Return the layout that "TYPE,ROWS,WIDTH" says.
-
-        >>> RawLayout.parse("float32,-1,128")
-        RawLayout(dtype='float32', shape=(-1, 128))
-        """
+        """Return the layout that "TYPE,ROWS,WIDTH" says."""
         dtype, *extents = text.split(",")
         try:
             shape = tuple(map(int, extents))
@@ -300,15 +278,7 @@ class RawLayout:
 
 
 def open_raw(path: Path, layout: RawLayout) -> FileArray:
-    """Open a raw file.
-
-    Raises
-    ------
-    NotFoundError, StorageError
-        If it is not there, or cannot be looked at.
-    InputError
-        If its size is not that of the layout.
-    """
+    """Open a raw file."""
     existing_file(path, "the raw file")
     with storage_errors("read the raw file", path):
         found = path.stat().st_size

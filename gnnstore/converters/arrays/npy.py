@@ -23,32 +23,16 @@ _KINDS = "biuf"  # booleans, integers, floats: what a store can hold
 
 @dataclass(frozen=True)
 class NpyHeader:
-    """Shape, element type and order of an array in `.npy` form.
-
-    Attributes
-    ----------
-    dtype : np.dtype
-        With the byte order of the file.
-    fortran_order : bool
-        Whether the first axis varies fastest.
-    header_bytes : int
-        Where the elements begin.
-    """
+    """Shape, element type and order of an array in `.npy` form."""
 
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    fortran_order: bool
-    header_bytes: int
+    dtype: np.dtype[Any]  # with the byte order of the file
+    fortran_order: bool  # whether the first axis varies fastest
+    header_bytes: int  # where the elements begin
 
 
 def read_npy_header(stream: IO[bytes], label: str, path: Path) -> NpyHeader:
-    """Read the header that a stream is at.
-
-    Raises
-    ------
-    InputError
-        If it is none, or the array is pickled or of a type that no store can hold.
-    """
+    """Read the header that a stream is at."""
     try:
         version = npy.read_magic(stream)
         if version == (1, 0):
@@ -83,14 +67,7 @@ def read_npy_header(stream: IO[bytes], label: str, path: Path) -> NpyHeader:
 
 
 def open_npy(path: Path) -> ArraySource:
-    """Open a `.npy` file; only its header is read.
-
-    Raises
-    ------
-    NotFoundError, InputError, StorageError
-        If it is missing, no `.npy` file, truncated, pickled, or of a type that no store
-        can hold.
-    """
+    """Open a `.npy` file; only its header is read."""
     existing_file(path, "the array")
     with storage_errors("read the array", path):
         with open_input(path) as stream:

@@ -110,11 +110,7 @@ class NpzMember:
         return flat.reshape(self.shape[::-1]).T if self._fortran_order else flat.reshape(self.shape)
 
     def _read_block(self, first: int, columns: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Fill columns [row_items, count] with rows from `first` on, in Fortran order here.
-
-        Their elements lie scattered over the whole member, which is decompressed once for each
-        block; nothing else of it is kept. Returns the rows as they are asked for, [count, ...].
-        """
+        """Fill columns [row_items, count] with rows from `first` on, in Fortran order here."""
         num_rows, count = self.shape[0], columns.shape[1]
         total, begin = math.prod(self.shape), 0
         for piece in self._stream(0, total, _STEP_ITEMS):
@@ -169,14 +165,7 @@ def _exactly(stream: IO[bytes], num_bytes: int) -> bytes:
 
 
 def open_npz(path: Path) -> Mapping[str, ArraySource]:
-    """Open every array of a `.npz` archive; only headers are read.
-
-    Raises
-    ------
-    NotFoundError, InputError, StorageError
-        If it is missing, not a whole archive, one that expands to more than it can hold, or
-        a member is pickled, damaged, or of a type that no store can hold.
-    """
+    """Open every array of a `.npz` archive; only headers are read."""
     existing_file(path, "the archive")
     try:
         with open_zip(path) as archive:

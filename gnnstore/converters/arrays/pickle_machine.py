@@ -41,18 +41,11 @@ class NotArraysError(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """The position of bytes in a stream.
+    """The position of bytes in a stream."""
 
-    Attributes
-    ----------
-    first_byte, num_bytes : int
-        Place of the bytes in the stream.
-    is_text : bool
-        Whether they are the characters 0 to 255 as UTF-8, as pickles had them before protocol 3.
-    """
-
-    first_byte: int
-    num_bytes: int
+    first_byte: int  # place of the bytes in the stream
+    num_bytes: int  # place of the bytes in the stream
+    # Whether they are the characters 0 to 255 as UTF-8, as pickles had them before protocol 3.
     is_text: bool
 
 
@@ -101,13 +94,6 @@ def follow_pickle(file: IO[bytes], first_byte: int = 0) -> tuple[Any, int]:
     """Return the value of a pickle, and the byte behind it in the stream.
 
     Values are dicts, tuples, numbers, texts, bytes, `NumpyArray` and `StridedTensor`.
-
-    Raises
-    ------
-    NotArraysError
-        Naming what else is in it.
-    Exception
-        Of any kind, where bytes are no pickle.
     """
     opcodes, machine = _Opcodes(file, first_byte), _Machine()
     for name, argument in opcodes:
@@ -160,13 +146,7 @@ class _Opcodes:
 
 
 def skip(file: IO[bytes], num_bytes: int) -> None:
-    """Read so many bytes of a stream and drop them.
-
-    Raises
-    ------
-    EOFError
-        If it ends before.
-    """
+    """Read so many bytes of a stream and drop them."""
     while num_bytes:
         got = len(file.read(min(num_bytes, _SKIP_BYTES)))
         if not got:

@@ -56,20 +56,7 @@ Arrays = Mapping[str, "ArraySource | Mapping[str, ArraySource]"]
 
 
 def open_pickled(path: Path, what: str) -> Arrays:
-    """Open the arrays of a dict that `torch.save` wrote, and of dicts in it; numbers stay on disk.
-
-    Parameters
-    ----------
-    what : str
-        The file's name for messages, as in "the splits".
-
-    Raises
-    ------
-    NotFoundError, StorageError
-        If it is not there, or cannot be read.
-    InputError
-        If it is not complete, or holds anything but dicts of arrays of numbers.
-    """
+    """Open the arrays of a (nested) dict that `torch.save` wrote; numbers stay on disk."""
     existing_file(path, what)
     try:
         return _Pickled(path).arrays()
@@ -205,21 +192,7 @@ class _Pickled:
 
 
 class PickledArray(SequentialArray):
-    """An array whose numbers lie in a pickle or beside it, as an `ArraySource`.
-
-    Parameters
-    ----------
-    member : str, optional
-        Of the archive; None: the file is none.
-    place : Place
-        Where the numbers are.
-    label : str
-        Its name for messages.
-    shape, dtype
-        Shape and type of the array as it is stored.
-    fortran_order : bool
-        Whether the first axis varies fastest.
-    """
+    """An array whose numbers lie in a pickle or beside it, as an `ArraySource`."""
 
     def __init__(
         self,

@@ -41,19 +41,7 @@ def in_order(
     *,
     at_once: int,
 ) -> AbstractContextManager[ArraySource]:
-    """Provide the rows of all nodes in a new order, as long as a context lasts.
-
-    Parameters
-    ----------
-    source : ArraySource [N, ...]
-        The rows as they come.
-    places : ndarray of int32 or int64 [N]
-        Where each row goes: a permutation.
-    directory, memory_bytes
-        See `ScatteredRows`.
-    at_once : int
-        Bytes up to which they are put in order in memory.
-    """
+    """Provide the rows of all nodes in a new order, as long as a context lasts."""
     num_bytes = row_bytes(source) * len(places)
     if num_bytes > at_once:
         nodes = MemoryArray("the new numbers", places)
@@ -67,24 +55,7 @@ def in_order(
 
 
 class ScatteredRows(SequentialArray):
-    """An array sorted by node, made of rows in any order.
-
-    Parameters
-    ----------
-    source : ArraySource [N, ...]
-        The rows as they come.
-    nodes : ArraySource of integers [N]
-        The node of each row; each node has exactly one.
-    directory : Path
-        Where files go, of the size of the array and 8 bytes a row; made if it is not there.
-    memory_bytes : int, optional
-        The most memory to use; None: about 2 GiB.
-
-    Raises
-    ------
-    InputError
-        If there are not as many nodes as rows; while rows are read, if a node has none or two.
-    """
+    """An array sorted by node, made of rows in any order."""
 
     def __init__(
         self,

@@ -22,26 +22,14 @@ _SMALL_BYTES = 2**26  # there is no asking how much memory is free for what need
 
 
 class ArraySource(Protocol):
-    """An array that can be read in order, a piece at a time, any number of times.
+    """An array that can be read in order, a piece at a time, any number of times."""
 
-    Attributes
-    ----------
-    label : str
-        Its name for messages: "graph.npz: x".
-    dtype : np.dtype
-        Its element type, in native byte order.
-    """
-
-    label: str
+    label: str  # its name for messages: "graph.npz: x"
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: np.dtype[Any]  # its element type, in native byte order
 
     def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
-        """Yield the array along its first axis from row `start` on, `step` rows at a time.
-
-        A piece may be shorter than `step`, where that is how the input is cut; it is never
-        empty.
-        """
+        """Yield the array along its first axis from row `start` on, `step` rows at a time."""
 
     def columns(self, step: int) -> Iterator[npt.NDArray[Any]]:
         """Yield a two-dimensional array along its second axis, `step` columns at a time."""
@@ -90,13 +78,7 @@ class SequentialArray(ABC):
         return MemoryArray(self.label, self.read()).columns(step)
 
     def read(self) -> npt.NDArray[Any]:
-        """Return the whole array.
-
-        Raises
-        ------
-        BudgetError
-            If it takes more memory than there is.
-        """
+        """Return the whole array."""
         check_fits(self)
         whole = np.empty(self.shape, self.dtype)
         filled = 0
@@ -114,13 +96,7 @@ def row_bytes(source: ArraySource) -> int:
 def check_rows(
     source: ArraySource, expected: int | None, what: str = "nodes", hint: str = ""
 ) -> None:
-    """Check that an array has a row for each node or edge; see `check_count`.
-
-    Raises
-    ------
-    InputError
-        If it has fewer or more rows, or is a single value.
-    """
+    """Check that an array has a row for each node or edge; see `check_count`."""
     if not source.shape:
         raise InputError(
             f"{source.label}: is a single value; expected a row for each of the {what}. Remove "
@@ -132,13 +108,7 @@ def check_rows(
 def check_count(
     label: str, num_rows: int, expected: int | None, what: str = "nodes", hint: str = ""
 ) -> None:
-    """Check that there are as many rows as nodes or edges; None: nobody knows yet.
-
-    Raises
-    ------
-    InputError
-        If there are fewer or more.
-    """
+    """Check that there are as many rows as nodes or edges; None: nobody knows yet."""
     if expected is not None and num_rows != expected:
         raise InputError(
             f"{label}: has {num_rows} rows, but the graph has {expected} {what}; "
@@ -147,15 +117,7 @@ def check_count(
 
 
 def check_fits(source: ArraySource) -> None:
-    """Raise if a source is too large to be read whole.
-
-    A header may state any shape, and compressed zeros cost nothing to make.
-
-    Raises
-    ------
-    BudgetError
-        If it takes more memory than there is.
-    """
+    """Raise if a source is too large to be read whole."""
     num_bytes = source.dtype.itemsize * math.prod(source.shape)
     if num_bytes > _SMALL_BYTES:
         array = Reservation(f"{list(source.shape)} of {source.dtype}", num_bytes)
@@ -167,15 +129,7 @@ def check_fits(source: ArraySource) -> None:
 
 
 def read_one_number(source: ArraySource, what: str) -> int:
-    """Return the single non-negative integer that an array holds.
-
-    Its shape is looked at before its contents are: a count is no reason to read a gigabyte.
-
-    Raises
-    ------
-    InputError
-        If it holds anything else.
-    """
+    """Return the single non-negative integer that an array holds."""
     if math.prod(source.shape) != 1:
         raise InputError(
             f"{source.label}: expected {what}, found an array of shape {list(source.shape)}"

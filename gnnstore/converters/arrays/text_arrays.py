@@ -22,30 +22,7 @@ _IN_FLOAT32 = ("bool", "int8", "uint8", "int16", "uint16")
 
 
 class TextArray(SequentialArray):
-    """The lines of a text file as rows [N, F].
-
-    Parameters
-    ----------
-    path : Path
-        Fields separated by commas, tabs or spaces; without a header.
-    dtype : str
-        "float32", "float64" or "int64".
-    is_exact : bool
-        Whether the numbers are stored as integers, which no float may have rounded.
-    what : str
-        Name of a value, for messages.
-    num_rows : int, optional
-        The number of lines, if it is known; else lines are counted first.
-    unit : str
-        "nodes" or "edges": the things that rows belong to, for messages.
-    memory_bytes : int, optional
-        The most memory that the conversion may use.
-
-    Attributes
-    ----------
-    memory_bytes : int
-        The most memory that reading takes at a time.
-    """
+    """The lines of a text file as rows [N, F]."""
 
     def __init__(
         self,
@@ -65,7 +42,7 @@ class TextArray(SequentialArray):
         self._may_round = is_exact and dtype == "float64"
         table_format = TableFormat(dtype, delimiter=None, what=what)
         self._table = TextTable(path, table_format, memory_bytes=memory_bytes)
-        self.memory_bytes = self._table.memory_bytes
+        self.memory_bytes = self._table.memory_bytes  # the most memory that reading takes at a time
         num_columns, lines = _measure(self._table, count=num_rows is None)
         self.shape: tuple[int, ...] = (lines if num_rows is None else num_rows, num_columns)
 
@@ -100,11 +77,7 @@ def read_as_stored(path: Path, stored: str | None, **options: Any) -> TextArray:
 
 
 def _text_type(stored: str | None, path: Path) -> str:
-    """Return the type to read a table as, whose numbers are stored as another type.
-
-    float32 by default, and for integers that it holds exactly. Integers of 64 bits are read as
-    such, unless the first lines have a point or an exponent, as 1.0 has.
-    """
+    """Return the type to read a table as, whose numbers are stored as another type."""
     if stored in _OF_64_BITS:
         first = next(read_blocks(path), None)
         has_points = first is not None and any(mark in first.data for mark in b".eE")
@@ -125,13 +98,7 @@ def _measure(table: TextTable, *, count: bool) -> tuple[int, int]:
 
 
 def read_numbers(path: Path, what: str) -> npt.NDArray[Any]:
-    """Return a table as int64, or as float32 if it has fractions.
-
-    Raises
-    ------
-    InputError
-        If a line is no row of numbers, a number is NaN, or the type cannot hold one.
-    """
+    """Return a table as int64, or as float32 if it has fractions."""
 
     def read(dtype: str) -> npt.NDArray[Any]:
         lines = TableFormat(dtype, delimiter=None, what=what, allow_nan=False)
@@ -149,22 +116,7 @@ def read_numbers(path: Path, what: str) -> npt.NDArray[Any]:
 
 
 class TextEdges:
-    """A text file of edges: the numbers of two nodes in a line, separated by a comma.
-
-    Parameters
-    ----------
-    num_nodes : int
-        N: ids are below.
-    num_edges : int, optional
-        The number of lines, if it is known.
-    memory_bytes : int, optional
-        The most memory that the conversion may use.
-
-    Attributes
-    ----------
-    memory_bytes : int
-        The most memory that reading takes at a time.
-    """
+    """A text file of edges: the numbers of two nodes in a line, separated by a comma."""
 
     def __init__(
         self,
@@ -177,16 +129,10 @@ class TextEdges:
         lines = TableFormat("int64", num_columns=2, minimum=0, limit=num_nodes, what="node id")
         self._table = TextTable(path, lines, memory_bytes=memory_bytes)
         self._num_edges = num_edges
-        self.memory_bytes = self._table.memory_bytes
+        self.memory_bytes = self._table.memory_bytes  # the most memory that reading takes at a time
 
     def pairs(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """Yield sources and targets, chunk by chunk.
-
-        Raises
-        ------
-        InputError
-            If a line is no edge, or there are more or fewer lines.
-        """
+        """Yield sources and targets, chunk by chunk."""
         edges_read = 0
         for rows in self._table.blocks():
             edges_read += len(rows)

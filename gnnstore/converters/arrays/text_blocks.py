@@ -41,19 +41,10 @@ _NO_TEXT = (
 
 @dataclass(frozen=True)
 class TextBlock:
-    """Whole lines of a text file.
+    """Whole lines of a text file."""
 
-    Attributes
-    ----------
-    first_line : int
-        Number of the first line, from 1.
-    data : bytes
-        The lines; the last may lack its newline. Blank lines at the end of the file are
-        left out.
-    """
-
-    first_line: int
-    data: bytes
+    first_line: int  # number of the first line, from 1
+    data: bytes  # the lines; the last may lack its newline
 
 
 def block_bytes_for(memory_bytes: int | None, num_in_flight: int) -> int:
@@ -72,25 +63,7 @@ def blocks_memory_bytes(block_bytes: int, num_in_flight: int) -> int:
 def read_blocks(
     path: Path, phase: Phase | None = None, *, block_bytes: int = BLOCK_BYTES
 ) -> Iterator[TextBlock]:
-    """Yield the lines of a text file, decompressed if it is gzipped, in blocks.
-
-    Parameters
-    ----------
-    path : Path
-        The file. Its first bytes tell whether it is gzipped, not its name.
-    phase : Phase, optional
-        Is advanced by the bytes read from disk (compressed ones, so that the total is the
-        file's size).
-    block_bytes : int
-        Size of a block before it is cut at its last line end.
-
-    Raises
-    ------
-    InputError
-        If the gzip stream is truncated or damaged, or a line has no end.
-    StorageError
-        If the file cannot be read.
-    """
+    """Yield the lines of a text file, decompressed if it is gzipped, in blocks."""
     phase = phase or NullPhase()
     line, rest = 1, b""
     num_blank = 0  # lines before `rest`, which count only if something follows them

@@ -42,53 +42,28 @@ _SEPARATORS = {",": "commas", "\t": "tabs", " ": "spaces"}
 
 @dataclass(frozen=True)
 class TableFormat:
-    """The form that the lines of a table must have.
+    """The form that the lines of a table must have."""
 
-    Attributes
-    ----------
-    dtype : str
-        "int64", "float32" or "float64"; "text" gives blocks of `NameBlock`.
-    num_columns : int, optional
-        Fields in a line; None: as many as in the first.
-    weight_column : int, optional
-        Position of a field that is a float32, in a table whose first two fields are the ends of
-        an edge; fields between these are skipped. Blocks are structured: see `row_dtype`.
-    label_column : int, optional
-        Position of a field that is a name of another kind than the ends, in a table of text of
-        three columns: the relation of a triple.
-    delimiter : str, optional
-        The separator of fields; None: a comma, a tab or spaces, whichever the first
-        line has.
-    comments : bytes
-        Characters that make a line a comment when it begins with one of them. With any,
-        blank lines are skipped as well; without, they are errors.
-    minimum, limit : int, optional
-        Allowed values are minimum, ..., limit - 1.
-    what : str
-        Name of a value, for messages.
-    allow_nan : bool
-        Whether NaN is a value (in a table of floats).
-    ignore_extra : bool
-        Whether fields after the `num_columns` first ones are skipped.
-    skip_header : bool
-        Whether the first line that is no comment is skipped.
-    extra_hint, type_hint : str
-        Advice for messages: about too many fields, and about a field that is no integer.
-    """
-
-    dtype: str
-    num_columns: int | None = None
+    dtype: str  # "int64", "float32" or "float64"; "text" gives blocks of `NameBlock`
+    num_columns: int | None = None  # fields in a line; None: as many as in the first
+    # Position of a field that is a float32, in a table whose first two fields are the ends of an
+    # edge; fields between these are skipped.
     weight_column: int | None = None
+    # Position of a field that is a name of another kind than the ends, in a table of text of three
+    # columns: the relation of a triple.
     label_column: int | None = None
+    # The separator of fields; None: a comma, a tab or spaces, whichever the first line has.
     delimiter: str | None = ","
-    comments: bytes = b""
-    minimum: int | None = None
-    limit: int | None = None
-    what: str = "value"
-    allow_nan: bool = True
-    ignore_extra: bool = False
-    skip_header: bool = False
+    comments: bytes = b""  # characters that make a line a comment when it begins with one of them
+    minimum: int | None = None  # allowed values are minimum, ..., limit - 1
+    limit: int | None = None  # allowed values are minimum, ..., limit - 1
+    what: str = "value"  # name of a value, for messages
+    allow_nan: bool = True  # whether NaN is a value (in a table of floats)
+    ignore_extra: bool = False  # whether fields after the `num_columns` first ones are skipped
+    skip_header: bool = False  # whether the first line that is no comment is skipped
+    # Advice for messages: about too many fields, and about a field that is no integer.
     extra_hint: str = ""
+    # Advice for messages: about too many fields, and about a field that is no integer.
     type_hint: str = ""
 
     @property
@@ -111,27 +86,14 @@ class TableFormat:
 
 @dataclass(frozen=True)
 class NameBlock:
-    """Rows two fields of which are names of nodes.
+    """Rows two fields of which are names of nodes."""
 
-    Attributes
-    ----------
-    names : list of bytes
-        The distinct names, in order of appearance, as UTF-8.
-    codes : ndarray of int64, shape [k, 2]
-        The position in `names` of each field.
-    first : ndarray of int64, shape [len(names)]
-        Where each name appears first: 2 i + c in column c of row i.
-    weight : ndarray of float32, shape [k], or None
-        The weight column.
-    labels : NameBlock or None
-        The label column, as a block of its own of one column.
-    """
-
-    names: list[bytes]
-    codes: npt.NDArray[np.int64]
+    names: list[bytes]  # the distinct names, in order of appearance, as UTF-8
+    codes: npt.NDArray[np.int64]  # int64, shape [k, 2]: the position in `names` of each field
+    # int64, shape [len(names)]: where each name appears first: 2 i + c in column c of row i.
     first: npt.NDArray[np.int64]
-    weight: npt.NDArray[np.float32] | None = None
-    labels: NameBlock | None = None
+    weight: npt.NDArray[np.float32] | None = None  # float32, shape [k], or None: the weight column
+    labels: NameBlock | None = None  # the label column, as a block of its own of one column
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -154,19 +116,7 @@ def _num_in_flight() -> int:
 
 
 class TextTable:
-    """A text file of numbers, read as arrays [rows, columns] one block at a time.
-
-    Parameters
-    ----------
-    path : Path
-        The file, plain or gzipped.
-    table_format : TableFormat
-        The form of its lines.
-    block_bytes : int
-        Size of a block of text.
-    memory_bytes : int, optional
-        The most memory that the conversion may use: makes blocks smaller.
-    """
+    """A text file of numbers, read as arrays [rows, columns] one block at a time."""
 
     def __init__(
         self,
@@ -189,14 +139,7 @@ class TextTable:
         return blocks_memory_bytes(self._block_bytes, _num_in_flight())
 
     def read(self, phase: Phase | None = None) -> npt.NDArray[Any]:
-        """Return the whole table, [rows, columns].
-
-        Raises
-        ------
-        InputError
-            See `blocks`; or if it takes half of the memory that is available: tables that are read
-            whole (labels, splits, counts) are small, and 10 MB of gzip may hold 10 GB of zeros.
-        """
+        """Return the whole table, [rows, columns]."""
         blocks, num_bytes, limit = [], 0, available_bytes() // 2
         for block in self.blocks(phase):
             blocks.append(block)
@@ -212,23 +155,7 @@ class TextTable:
         return np.concatenate(blocks) if blocks else empty
 
     def blocks(self, phase: Phase | None = None) -> Iterator[Any]:
-        """Yield the rows in order.
-
-        Parameters
-        ----------
-        phase : Phase, optional
-            Is advanced by the bytes read from disk.
-
-        Yields
-        ------
-        ndarray of the format's dtype, [rows, columns]
-            At least one row; structured, [rows], with a weight column. `NameBlock` for text.
-
-        Raises
-        ------
-        InputError
-            Naming the file, the line and the problem.
-        """
+        """Yield the rows in order."""
         phase, read, told = phase or NullPhase(), _Count(), 0
         # Decompressing and looking for lines is one thread's work, parsing that of all others.
         blocks = read_ahead(self._prepared(read))
@@ -240,13 +167,7 @@ class TextTable:
         phase.advance(read.total - told)
 
     def columns_of(self, block: TextBlock) -> int:
-        """Return how many fields the first row of a block has.
-
-        Raises
-        ------
-        InputError
-            If it is no row, but names the columns, perhaps.
-        """
+        """Return how many fields the first row of a block has."""
         data = self._strip(block.data)
         row = self._first_row(data)
         if row is not None:

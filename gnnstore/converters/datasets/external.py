@@ -31,21 +31,11 @@ Paths = PathLike | Sequence[PathLike]
 
 @dataclass(frozen=True)
 class ArrayFiles:
-    """An array, and the files that it is in.
+    """An array, and the files that it is in."""
 
-    Attributes
-    ----------
-    source : ArraySource
-        The array [N, ...].
-    dtype : str or None
-        Its element type, where NumPy has none.
-    files : tuple of Path
-        In the order of their rows.
-    """
-
-    source: ArraySource
-    dtype: str | None
-    files: tuple[Path, ...]
+    source: ArraySource  # the array [N, ...]
+    dtype: str | None  # its element type, where NumPy has none
+    files: tuple[Path, ...]  # in the order of their rows
 
 
 def open_features(
@@ -55,29 +45,7 @@ def open_features(
     what: str = "the features",
     stored: str | None = None,
 ) -> ArrayFiles:
-    """Open an array in one or several files.
-
-    Parameters
-    ----------
-    paths : path-like, or sequence of path-like
-        `.npy`; `.npz` with one array, or FILE.npz:NAME for one of several; `.csv`, `.tsv` and
-        `.txt`, also gzipped; anything else as raw binary, with a layout. A name with `*` in
-        it stands for all files that match, in the order of the numbers in their names.
-        Several files are joined along their first axis.
-    raw : RawLayout, optional
-        The files are raw binary, like this; the rows it says are those of all files.
-    what : str
-        Name of the array, for messages.
-    stored : str, optional
-        The type that it will be stored as: text is read as one that holds its values.
-
-    Raises
-    ------
-    NotFoundError, InputError, StorageError
-        If a file is missing, damaged, or unlike the others.
-    UsageError
-        If nobody said what a file is.
-    """
+    """Open an array in one or several files."""
     found = _names_of(paths, what)
     if not found:
         raise UsageError(f"{what}: no file was given")
@@ -189,31 +157,12 @@ def _open_member(path: Path, member: str | None) -> ArraySource:
 
 @dataclass(frozen=True)
 class ExternalFeatures(ArrayFiles):
-    """The node attribute `x`, and the files that it is in.
+    """The node attribute `x`, and the files that it is in."""
 
-    Attributes
-    ----------
-    row_ids : ArraySource [N], or None
-        The id of each row; None: row i is that of node i.
-    """
-
-    row_ids: ArraySource | None = None
+    row_ids: ArraySource | None = None  # the id of each row; None: row i is that of node i
 
     def write(self, writer: GraphWriter, nodes: ArraySource | None) -> None:
-        """Write them as `x`, each row as that of its node.
-
-        Parameters
-        ----------
-        nodes : ArraySource [N], or None
-            The node of each row; None: they are in order.
-
-        Raises
-        ------
-        InputError
-            If a node has no row, or several.
-        NoSpaceError
-            If there is no room to sort them.
-        """
+        """Write them as `x`, each row as that of its node."""
         if nodes is None:
             writer.set_node_attribute("x", self.source, dtype=self.dtype)
             return
@@ -229,15 +178,7 @@ def open_external(
     ids: PathLike | None,
     options: ConvertOptions | None,
 ) -> ExternalFeatures | None:
-    """Open the features and the ids of their rows; None if there are none.
-
-    Raises
-    ------
-    UsageError
-        If something is said about features that are not given.
-    NotFoundError, InputError, StorageError
-        See `open_features`.
-    """
+    """Open the features and the ids of their rows; None if there are none."""
     if features is None:
         if raw is not None or ids is not None:
             raise UsageError(

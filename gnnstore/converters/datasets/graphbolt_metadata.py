@@ -26,21 +26,11 @@ _SETS = {"train_set": "train", "validation_set": "valid", "test_set": "test"}
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file that the metadata name.
+    """One file that the metadata name."""
 
-    Attributes
-    ----------
-    place : str
-        Where it is described, for messages: "/data/metadata.yaml: feature_data[2]".
-    name : str
-        Name of its contents: "feat", "seeds", "labels".
-    format : str
-        "numpy", "csv" or "torch".
-    """
-
-    place: str
-    name: str
-    format: str
+    place: str  # where it is described, for messages: "/data/metadata.yaml: feature_data[2]"
+    name: str  # name of its contents: "feat", "seeds", "labels"
+    format: str  # "numpy", "csv" or "torch"
     path: Path
 
 
@@ -71,15 +61,7 @@ class Metadata:
 
 
 def read_metadata(directory: Path) -> Metadata:
-    """Read and check the metadata of a data set.
-
-    Raises
-    ------
-    NotFoundError
-        If there are none.
-    InputError
-        Naming the place in the file, if they are malformed, or of several types.
-    """
+    """Read and check the metadata of a data set."""
     path = existing_file(directory / FILE_NAME, "the data set's metadata")
     with storage_errors("read the metadata", path), open_input(path) as file:
         size = os.fstat(file.fileno()).st_size

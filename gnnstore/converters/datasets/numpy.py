@@ -172,13 +172,7 @@ class _Compressed:
         self._layout = layout
 
     def pairs(self) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
-        """Yield sources and targets.
-
-        Raises
-        ------
-        InputError
-            If `indptr` falls, or does not go from 0 to E.
-        """
+        """Yield sources and targets."""
         taker = RowTaker(self._indices)
         for node, pointers in self._pointers():
             for _, nodes in columns_of_edges(node, pointers, _CHUNK_EDGES):

@@ -99,13 +99,7 @@ def from_pyg(
 
 
 def _as_data(data: Any) -> Data:
-    """Return the graph as a `Data`.
-
-    Raises
-    ------
-    UsageError
-        If it is something else, or has several types of nodes or edges.
-    """
+    """Return the graph as a `Data`."""
     from torch_geometric.data import (  # noqa: PLC0415  (seconds to import)
         Data,
         FeatureStore,

@@ -181,18 +181,7 @@ def from_snap(
 
 
 def _rows_of_matrix(path: Path, *, is_undirected: bool) -> int | None:
-    """Return the number of rows of a square matrix, which stands before its entries.
-
-    Returns
-    -------
-    int or None
-        None if the file does not say that it is a matrix.
-
-    Raises
-    ------
-    InputError
-        If its entries are no edges, or half of them, or it does not say its sizes.
-    """
+    """Return the number of rows of a square matrix, which stands before its entries."""
     block = next(read_blocks(path), None)
     if block is None:
         return None

@@ -15,40 +15,21 @@ from gnnstore.formats.arrays.dtypes import id_dtype
 
 
 class EdgeBuffer:
-    """Edges in memory, in the order of the input.
-
-    Attributes
-    ----------
-    sources, targets : RowBlocks
-        Their ends.
-    attributes : dict of str to RowBlocks, or None
-        Their attribute rows; None before the first chunk came.
-    num_nodes : int or None
-        N, as far as it is known: ids must be below.
-    num_seen : int
-        Edges of the input so far, including those that have left the buffer.
-    max_id : int
-        The largest id so far, -1 without edges.
-    """
+    """Edges in memory, in the order of the input."""
 
     def __init__(self, num_nodes: int | None = None) -> None:
-        self.sources = RowBlocks(np.int32)
-        self.targets = RowBlocks(np.int32)
+        self.sources = RowBlocks(np.int32)  # their ends
+        self.targets = RowBlocks(np.int32)  # their ends
+        # Their attribute rows; None before the first chunk came.
         self.attributes: dict[str, RowBlocks] | None = None
-        self.num_nodes: int | None = None
-        self.num_seen = 0
-        self.max_id = -1
+        self.num_nodes: int | None = None  # N, as far as it is known: ids must be below
+        self.num_seen = 0  # edges of the input so far, including those that have left the buffer
+        self.max_id = -1  # the largest id so far, -1 without edges
         if num_nodes is not None:
             self.set_num_nodes(num_nodes)
 
     def set_num_nodes(self, num_nodes: int) -> None:
-        """Check the ids of the edges to come.
-
-        Raises
-        ------
-        InputError
-            If no graph has so many.
-        """
+        """Check the ids of the edges to come."""
         if num_nodes > MAX_NODES:
             raise InputError(f"the input says {num_nodes} nodes; a graph has at most 2^48")
         self.num_nodes = num_nodes
@@ -59,13 +40,7 @@ class EdgeBuffer:
         self.targets.expect(num_edges)
 
     def check_ids(self, num_nodes: int) -> None:
-        """Check the ids of the edges in the buffer against a count that came after them.
-
-        Raises
-        ------
-        InputError
-            Naming the first id that is not below it, and its position in the buffer.
-        """
+        """Check the ids of the edges in the buffer against a count that came after them."""
         for ends, end in ((self.sources, "source"), (self.targets, "target")):
             position = 0
             for ids in ends:
@@ -95,14 +70,7 @@ class EdgeBuffer:
         attributes: Mapping[str, npt.NDArray[Any]],
         where: str,
     ) -> None:
-        """Take a chunk of edges.
-
-        Raises
-        ------
-        InputError
-            If ids are no integers or out of range, lengths differ, or the chunk's attributes
-            are not those of the chunks before.
-        """
+        """Take a chunk of edges."""
         self._check(sources, targets, where)
         self._take_attributes(attributes, len(sources), where)
         dtype = id_dtype(self.num_nodes if self.num_nodes is not None else self.max_id + 1)

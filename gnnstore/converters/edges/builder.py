@@ -52,27 +52,7 @@ _SHARE = 0.8
 
 
 class EdgeBuilder:
-    """Collects edges in any order, and sorts them into columns.
-
-    Parameters
-    ----------
-    rules : EdgeRules
-        The rules of the conversion.
-    directory : Path, optional
-        Where runs go; made when the first one is written. None: edges that do not fit in
-        memory are refused.
-    num_nodes : int, optional
-        N, if it is known already: ids are then checked as they come.
-    memory_bytes : int, optional
-        The most memory to use; by default all that is available now.
-    journal : Journal, optional
-        Knows the runs of an earlier attempt, whose edges are skipped, and is told new ones.
-
-    Attributes
-    ----------
-    buffer : EdgeBuffer
-        The edges that are in memory.
-    """
+    """Collects edges in any order, and sorts them into columns."""
 
     def __init__(
         self,
@@ -83,7 +63,7 @@ class EdgeBuilder:
         memory_bytes: int | None = None,
         journal: Journal | None = None,
     ) -> None:
-        self.buffer = EdgeBuffer(num_nodes)
+        self.buffer = EdgeBuffer(num_nodes)  # the edges that are in memory
         self._rules = rules
         self._directory = directory
         self._journal = journal
@@ -107,21 +87,7 @@ class EdgeBuilder:
     def expect(
         self, num_edges: int, some_targets: Iterable[npt.NDArray[Any]] | None = None
     ) -> None:
-        """Check that memory or the disk has room for a number of edges to come.
-
-        Parameters
-        ----------
-        some_targets : iterable of ndarray of integers, optional
-            Targets from all over the edges, if exactly these come, without attributes; see
-            `begin_dealing`.
-
-        Raises
-        ------
-        NoSpaceError
-            If they fit neither in memory nor on disk.
-        BudgetError
-            If the budget is too small even to sort on disk.
-        """
+        """Check that memory or the disk has room for a number of edges to come."""
         self._expected = num_edges
         if self._parts:
             return
@@ -153,17 +119,7 @@ class EdgeBuilder:
         attributes: Mapping[str, npt.NDArray[Any]],
         where: str,
     ) -> None:
-        """Take a chunk of edges [k] with attribute rows [k, ...]; `where` names the input.
-
-        Raises
-        ------
-        InputError
-            See `EdgeBuffer.append`.
-        NoSpaceError, StorageError
-            If edges have to go to the disk, and cannot.
-        BudgetError
-            If the budget is too small even to sort on disk.
-        """
+        """Take a chunk of edges [k] with attribute rows [k, ...]; `where` names the input."""
         length = len(sources) if sources.shape == targets.shape else 0
         step = self._piece_edges
         if length <= step or any(len(rows) != length for rows in attributes.values()):
@@ -216,13 +172,7 @@ class EdgeBuilder:
         *,
         more_may_come: bool = False,
     ) -> bool:
-        """Return whether edges can be sorted in memory; if not, they can be on disk.
-
-        Raises
-        ------
-        BudgetError
-            If they cannot.
-        """
+        """Return whether edges can be sorted in memory; if not, they can be on disk."""
         needs = self._needs(num_edges, num_nodes, edges_at_once)
         if needs.left() >= 0:
             return True
@@ -292,22 +242,7 @@ class EdgeBuilder:
             _core.pool_trim()
 
     def finish(self, num_nodes: int | None) -> BuiltEdges:
-        """Sort the edges into columns; the builder is empty afterwards.
-
-        Parameters
-        ----------
-        num_nodes : int or None
-            N; None: one more than the largest id.
-
-        Raises
-        ------
-        InputError
-            If an id is not below `num_nodes`, or the input is shorter than in an earlier attempt.
-        NoSpaceError, StorageError
-            If edges have to go to the disk, and cannot.
-        BudgetError
-            If the budget is too small even to sort on disk.
-        """
+        """Sort the edges into columns; the builder is empty afterwards."""
         buffer = self.buffer
         count = buffer.max_id + 1 if num_nodes is None else num_nodes
         if buffer.max_id >= count:

@@ -36,24 +36,13 @@ _GROUP_EDGES, _GROUP_SHARE = 2**16, 256
 
 @dataclass(frozen=True)
 class SortedEdges:
-    """Consecutive edges of a graph, in the order of targets, then sources.
+    """Consecutive edges of a graph, in the order of targets, then sources."""
 
-    Attributes
-    ----------
-    sources, targets : ndarray of int32 or int64 [k]
-        Their ends.
-    edge_id : ndarray of int32 or int64 [k], or None
-        Positions in the input.
-    attributes : Mapping of str to ndarray [k, ...]
-        Attribute rows.
-    added : ndarray of bool [k], or None
-        Which are self-loops that the conversion added; None if none are.
-    """
-
-    sources: npt.NDArray[Any]
-    targets: npt.NDArray[Any]
-    edge_id: npt.NDArray[Any] | None
-    attributes: Mapping[str, npt.NDArray[Any]]
+    sources: npt.NDArray[Any]  # int32 or int64 [k]: their ends
+    targets: npt.NDArray[Any]  # int32 or int64 [k]: their ends
+    edge_id: npt.NDArray[Any] | None  # int32 or int64 [k], or None: positions in the input
+    attributes: Mapping[str, npt.NDArray[Any]]  # mapping of str to ndarray [k, ...]: attribute rows
+    # bool [k], or None: which are self-loops that the conversion added; None if none are.
     added: npt.NDArray[np.bool_] | None = None
 
     def take(self, rows: Any) -> SortedEdges:
@@ -69,66 +58,38 @@ class SortedEdges:
 
 @dataclass(frozen=True)
 class EdgeChunk:
-    """Consecutive edges of the finished adjacency.
+    """Consecutive edges of the finished adjacency."""
 
-    Attributes
-    ----------
-    indices : ndarray of int32 or int64, shape [k]
-        Source nodes.
-    edge_id : ndarray of int32 or int64, shape [k], or None
-        Positions in the input.
-    attributes : Mapping of str to ndarray [k, ...]
-        Attribute rows of these edges; zeros for self-loops that were added.
-    indptr : ndarray of int64, shape [c]
-        The next entries of `indptr`; those of all chunks are its N + 1 entries.
-    added : ndarray of bool, shape [k], or None
-        Which edges are self-loops that were added; None if none are.
-    to_predict : Mapping of str to SortedEdges
-        By split: edges that lie between these, and are none of the adjacency.
-    """
-
-    indices: npt.NDArray[Any]
-    edge_id: npt.NDArray[Any] | None
+    indices: npt.NDArray[Any]  # int32 or int64, shape [k]: source nodes
+    edge_id: npt.NDArray[Any] | None  # int32 or int64, shape [k], or None: positions in the input
+    # Mapping of str to ndarray [k, ...]: attribute rows of these edges; zeros for self-loops that
+    # were added.
     attributes: Mapping[str, npt.NDArray[Any]]
+    # int64, shape [c]: the next entries of `indptr`; those of all chunks are its N + 1 entries.
     indptr: npt.NDArray[np.int64]
+    # bool, shape [k], or None: which edges are self-loops that were added; None if none are.
     added: npt.NDArray[np.bool_] | None = None
+    # By split: edges that lie between these, and are none of the adjacency.
     to_predict: Mapping[str, SortedEdges] = field(default_factory=dict)
 
 
 class BuiltEdges(Protocol):
-    """A finished adjacency, whose edges can be read in order once.
+    """A finished adjacency, whose edges can be read in order once."""
 
-    Attributes
-    ----------
-    num_nodes, num_edges : int
-        N and E.
-    index_dtype : np.dtype
-        int32 if N < 2**31, else int64.
-    edge_id_dtype : np.dtype or None
-        None if edges keep no ids of their own.
-    """
-
-    num_nodes: int
-    num_edges: int
-    index_dtype: np.dtype[Any]
-    edge_id_dtype: np.dtype[Any] | None
+    num_nodes: int  # N and E
+    num_edges: int  # N and E
+    index_dtype: np.dtype[Any]  # int32 if N < 2**31, else int64
+    edge_id_dtype: np.dtype[Any] | None  # none if edges keep no ids of their own
 
     def chunks(self, *, ends_only: bool = False) -> Iterator[EdgeChunk]:
-        """Yield all edges in column order, sorted by source within a column.
-
-        There is at least one chunk, so that attributes are known even without edges. With
-        `ends_only`, chunks have neither attributes nor ids.
-        """
+        """Yield all edges in column order, sorted by source within a column."""
 
     def close(self) -> None:
         """Remove temporary files, once the edges are written and durable."""
 
 
 def sort_edges(buffer: EdgeBuffer, rules: EdgeRules, num_nodes: int) -> InMemoryEdges:
-    """Sort the edges of a buffer into columns; the buffer is empty afterwards.
-
-    At its peak this takes what `estimate_peak_bytes` and `sort_scratch` say.
-    """
+    """Sort the edges of a buffer into columns; the buffer is empty afterwards."""
     num_edges = buffer.num_edges
     loops = loops_to_add(buffer, rules, num_nodes)
     sources, targets = join_ends(buffer, rules, num_nodes, loops)
@@ -230,17 +191,7 @@ def edge_chunk(
     *,
     stores_ids: bool,
 ) -> EdgeChunk:
-    """Return consecutive edges with their attribute rows.
-
-    Parameters
-    ----------
-    columns : (ndarray, ndarray or None, ndarray)
-        Sources, positions in the input, and the next entries of `indptr`.
-    attributes : Mapping of str to ndarray [E, ...]
-        Attribute rows of all edges of the input.
-    stores_ids : bool
-        Whether the chunk has the positions.
-    """
+    """Return consecutive edges with their attribute rows."""
     indices, ids, indptr = columns
     rows, added = {}, None
     if ids is not None and (attributes or rules.self_loops == "add"):
@@ -262,12 +213,7 @@ def _take_rows(
 def estimate_peak_bytes(
     rules: EdgeRules, num_edges: int, num_nodes: int, attribute_bytes_per_edge: int
 ) -> int:
-    """Return the memory that `sort_edges` takes at its peak, beside `sort_scratch`.
-
-    At that moment the edges as pairs of ids (2 per edge), the columns (1 id, and 1 edge id
-    if there are any), the low bits of targets and `indptr` exist side by side, and the
-    attributes as they came.
-    """
+    """Return the memory that `sort_edges` takes at its peak, beside `sort_scratch`."""
     total = num_edges * rules.copies + (num_nodes if rules.self_loops == "add" else 0)
     id_bytes = id_dtype(num_nodes).itemsize
     has_ids = rules.needs_ids(has_attributes=attribute_bytes_per_edge > 0)

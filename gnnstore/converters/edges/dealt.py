@@ -41,19 +41,7 @@ _THREAD_NAME = "gnnstore-deal"
 def begin_dealing(
     rules: EdgeRules, num_edges: int, num_nodes: int, targets: Iterable[npt.NDArray[Any]]
 ) -> EdgeDealer | None:
-    """Return a dealer of so many edges as they come.
-
-    Parameters
-    ----------
-    targets : iterable of ndarray of integers
-        Targets of some of the edges, from all over the input.
-
-    Returns
-    -------
-    EdgeDealer or None
-        None for `sort_edges` to sort them all at once: if edges have to go, so that their number is
-        known late, or there are too few or too many of them, also in one place.
-    """
+    """Return a dealer of so many edges as they come."""
     if rules.undirected or rules.self_loops == "drop":
         return None
     if num_edges < MIN_EDGES or num_edges + num_nodes > _MAX_EDGES or num_nodes > _MAX_NODES:
@@ -69,10 +57,7 @@ def begin_dealing(
 
 
 def deal_edges(buffer: EdgeBuffer, rules: EdgeRules, num_nodes: int) -> DealtEdges | None:
-    """Deal the edges of a buffer, which is empty afterwards; None as in `begin_dealing`.
-
-    At its peak this, and sorting, takes less than `estimate_peak_bytes` says.
-    """
+    """Deal the edges of a buffer, which is empty afterwards; None as in `begin_dealing`."""
     num_edges = buffer.num_edges
     loops = loops_to_add(buffer, rules, num_nodes).astype(np.int32)
     blocks = (*buffer.targets, loops)
@@ -129,15 +114,7 @@ class EdgeDealer:
     def finish(
         self, attributes: Mapping[str, npt.NDArray[Any]], num_input_edges: int
     ) -> DealtEdges:
-        """Return the edges in columns, once all of them came.
-
-        Parameters
-        ----------
-        attributes : Mapping of str to ndarray [E, ...]
-            Attribute rows of the edges of the input.
-        num_input_edges : int
-            E; those that came behind are self-loops that the rules add.
-        """
+        """Return the edges in columns, once all of them came."""
         self._wait(0)
         is_even = self._buckets.finish() <= 2 * _LARGEST_SHARE * self._num_edges
         # Ids of edges that lie in the order of columns need not be stored.

@@ -84,16 +84,7 @@ class _CountedFromOne(SequentialArray):
 class IdCollector:
     """Collects the distinct ones among non-negative ids.
 
-    Small ids are marked in a bitmap; once there is a large one, sorted runs are kept. Runs are
-    merged when together they are as long as all merged before, so that each id is sorted a
-    logarithmic number of times.
-
-    Parameters
-    ----------
-    dense_limit : int
-        Ids from here on are sorted.
-    memory_bytes : int, optional
-        The most memory that the conversion may use.
+    Small ids are marked in a bitmap; once there is a large one, sorted runs are kept.
     """
 
     def __init__(self, dense_limit: int = DENSE_LIMIT, memory_bytes: int | None = None) -> None:
@@ -109,13 +100,7 @@ class IdCollector:
         self._runs: list[npt.NDArray[np.int64]] = []
 
     def add(self, ids: npt.NDArray[np.int64]) -> None:
-        """Add ids, shape [k].
-
-        Raises
-        ------
-        BudgetError
-            If the distinct ids so far take more than half the memory allowed.
-        """
+        """Add ids, shape [k]."""
         if not len(ids):
             return
         self.num_added += len(ids)

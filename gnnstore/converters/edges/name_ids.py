@@ -35,27 +35,10 @@ _MERGE_NAMES = 256  # read at a time of each part, when all are merged
 
 
 class NameNumbering:
-    """Numbers names in order of appearance.
-
-    Parameters
-    ----------
-    directory : Path
-        Where names go that memory cannot hold; made if it is needed.
-    memory_bytes : int, optional
-        The most memory that the conversion may use; by default all that is available.
-
-    Attributes
-    ----------
-    num_nodes : int
-        Distinct names.
-    name_bytes : int
-        Bytes of all distinct names.
-    memory_bytes : int
-        Memory that is taken while blocks are turned into numbers.
-    """
+    """Numbers names in order of appearance."""
 
     def __init__(self, directory: Path, memory_bytes: int | None = None) -> None:
-        self.num_nodes = self.name_bytes = self.memory_bytes = 0
+        self.num_nodes = self.name_bytes = self.memory_bytes = 0  # distinct names
         self._memory_bytes = memory_bytes
         self._memory = memory_ledger("numbering the names of nodes", memory_bytes)
         self._numbers: dict[bytes, int] = {}
@@ -64,20 +47,7 @@ class NameNumbering:
         self._directory = directory
 
     def collect(self, read: Callable[[], Iterable[NameBlock]]) -> None:
-        """Collect all names of a text, and number them.
-
-        Parameters
-        ----------
-        read : callable
-            Reads the text from its beginning; again, if memory does not hold the names.
-
-        Raises
-        ------
-        StorageError
-            If names have to go to the disk, and cannot.
-        BudgetError
-            If the memory allowed does not even hold a part of them.
-        """
+        """Collect all names of a text, and number them."""
         if self._collect_in_memory(read()):
             return
         self._numbers = {}

@@ -22,22 +22,7 @@ MAX_NODES = 2**48
 
 
 def check_ids(ids: npt.NDArray[Any], limit: int | None, what: str, first_position: int = 0) -> int:
-    """Return the largest of some ids, -1 if there are none.
-
-    Parameters
-    ----------
-    ids : ndarray of any integer type, shape [k]
-        Must lie in [0, limit), or be at least 0 if the limit is None.
-    what : str
-        A name for the ids and their place, as in "edge_index: source node id".
-    first_position : int
-        Position of ids[0] in the whole input.
-
-    Raises
-    ------
-    InputError
-        Naming the first id that is not allowed and its position.
-    """
+    """Return the largest of some ids, -1 if there are none."""
     if ids.dtype.kind not in "iu":
         raise InputError(f"{what}: has the element type {ids.dtype}; ids are integers")
     if not len(ids):
@@ -54,13 +39,7 @@ def check_ids(ids: npt.NDArray[Any], limit: int | None, what: str, first_positio
 
 
 def check_edge_index(source: ArraySource) -> None:
-    """Raise unless an array can be `edge_index` [2, E].
-
-    Raises
-    ------
-    InputError
-        If it has another shape, or holds no integers.
-    """
+    """Raise unless an array can be `edge_index` [2, E]."""
     if len(source.shape) != 2 or source.shape[0] != 2:
         hint = "; transpose it" if source.shape[1:] == (2,) else ""
         raise InputError(
@@ -109,17 +88,7 @@ def some_targets(source: ArraySource) -> Iterator[npt.NDArray[Any]] | None:
 def columns_of_edges(
     first: int, indptr: npt.NDArray[np.int64], max_edges: int
 ) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-    """Yield the edges of consecutive columns as (first edge, column of each), some at a time.
-
-    Parameters
-    ----------
-    first : int
-        The first column.
-    indptr : ndarray of int64
-        Where each column begins, and where the last ends.
-    max_edges : int
-        Edges at a time.
-    """
+    """Yield the edges of consecutive columns as (first edge, column of each), some at a time."""
     for begin in range(int(indptr[0]), int(indptr[-1]), max_edges):
         end = min(begin + max_edges, int(indptr[-1]))
         # Edge e is of the column v with indptr[v] <= e < indptr[v + 1].

@@ -25,15 +25,7 @@ _THREAD_NAME = "gnnstore-memory"
 
 
 class RowBlocks:
-    """A growing array of rows.
-
-    Parameters
-    ----------
-    dtype : dtype
-        Element type; may grow wider, see `append`.
-    row_shape : tuple of int
-        Shape of a row; () for single values.
-    """
+    """A growing array of rows."""
 
     def __init__(self, dtype: npt.DTypeLike, row_shape: tuple[int, ...] = ()) -> None:
         self.dtype = np.dtype(dtype)
@@ -50,11 +42,7 @@ class RowBlocks:
         return self.dtype.itemsize * math.prod(self.row_shape)
 
     def expect(self, num_rows: int) -> None:
-        """Say how many rows there will be in all: memory for the next ones is made ready ahead.
-
-        The system clears each page when it is first written to, and in a virtual machine may have
-        to ask for it: that can take longer than reading what goes there.
-        """
+        """Say how many rows there will be in all: memory for the next ones is made ready ahead."""
         self._num_expected = num_rows
 
     def append(self, rows: npt.NDArray[Any], dtype: npt.DTypeLike | None = None) -> None:

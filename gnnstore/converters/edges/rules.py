@@ -19,22 +19,14 @@ _BLOCK_EDGES = 2**21
 
 @dataclass(frozen=True)
 class EdgeRules:
-    """Rules that turn the E edges of an input into the edges of a store.
+    """Rules that turn the E edges of an input into the edges of a store."""
 
-    Attributes
-    ----------
-    undirected : bool
-        The reverse of edge e exists as edge E + e; of equal edges the one with the smallest
-        id is kept.
-    self_loops : "keep", "drop" or "add"
-        "add": nodes without a self-loop get one, with ids after all others.
-    keep_ids : bool
-        Whether the store has the ids of its edges.
-    """
-
+    # The reverse of edge e exists as edge E + e; of equal edges the one with the smallest id is
+    # kept.
     undirected: bool = False
+    # "add": nodes without a self-loop get one, with ids after all others.
     self_loops: Literal["keep", "drop", "add"] = "keep"
-    keep_ids: bool = True
+    keep_ids: bool = True  # whether the store has the ids of its edges
 
     @property
     def copies(self) -> int:
@@ -48,20 +40,7 @@ class EdgeRules:
     def attribute_rows(
         self, edge_ids: npt.NDArray[Any], num_input_edges: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_] | None]:
-        """Return the input edge whose attributes each edge carries, and which edges were added.
-
-        Parameters
-        ----------
-        edge_ids : ndarray of int32 or int64, shape [k]
-            Ids under these rules.
-
-        Returns
-        -------
-        rows : ndarray of int64, shape [k]
-            Positions in the input; -1 for added self-loops.
-        added : ndarray of bool, shape [k], or None
-            Which of them are added self-loops; None if that cannot be.
-        """
+        """Return the input edge whose attributes each edge carries, and which edges were added."""
         rows = edge_ids.astype(np.int64)
         if self.undirected:
             reverse = (rows >= num_input_edges) & (rows < 2 * num_input_edges)
@@ -93,18 +72,6 @@ def compact_columns(
 
     Works in place, block of columns by block, because a copy of the columns would be the
     conversion's peak of memory.
-
-    Parameters
-    ----------
-    indptr : ndarray of int64, shape [N + 1]
-        Overwritten.
-    indices, edge_id : ndarray, shape [E]
-        Columns sorted by (source, edge id); overwritten.
-
-    Returns
-    -------
-    indices, edge_id
-        Views of the beginnings of the arrays given, with the edges that stay.
     """
     if not rules.undirected and rules.self_loops != "drop":
         return indices, edge_id

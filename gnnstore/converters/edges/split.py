@@ -27,26 +27,14 @@ _SALT = 0x65646765_73706C69  # "edgespli": not what else hashes pairs by the sam
 
 @dataclass(frozen=True)
 class SplitRule:
-    """The rule that tells the split of each edge.
+    """The rule that tells the split of each edge."""
 
-    Attributes
-    ----------
-    fractions : (float, float, float)
-        Shares of train, valid and test. Edges of the remaining share are in no split and no store.
-    seed : int
-        In [0, 2**64).
-    messages : tuple of str
-        Splits whose edges messages pass by.
-    num_negatives : int
-        Fixed negatives of each edge to predict: nodes drawn to replace its target.
-    strict_negatives : bool
-        Draw those again, up to 16 times, that are edges of the graph, loops or the edge itself.
-    """
-
-    fractions: tuple[float, ...]
-    seed: int = 0
-    messages: tuple[str, ...] = ("train",)
+    fractions: tuple[float, ...]  # shares of train, valid and test
+    seed: int = 0  # in [0, 2**64)
+    messages: tuple[str, ...] = ("train",)  # splits whose edges messages pass by
+    # Fixed negatives of each edge to predict: nodes drawn to replace its target.
     num_negatives: int = 0
+    # Draw those again, up to 16 times, that are edges of the graph, loops or the edge itself.
     strict_negatives: bool = False
 
     def __post_init__(self) -> None:
@@ -93,15 +81,7 @@ class SplitRule:
 def sorted_edges(
     built: BuiltEdges, *, keep_ids: bool, ends_only: bool = False
 ) -> Iterator[SortedEdges]:
-    """Yield the edges of a finished adjacency, in pieces; at least one.
-
-    Parameters
-    ----------
-    keep_ids : bool
-        Whether edges have ids; those that are positions are not in the chunks.
-    ends_only : bool
-        Whether edges come without ids and attributes.
-    """
+    """Yield the edges of a finished adjacency, in pieces; at least one."""
     keep_ids = keep_ids and not ends_only
     pointers, first_column, begin = np.empty(0, np.int64), 0, 0
     for chunk in built.chunks(ends_only=ends_only):
@@ -125,33 +105,7 @@ def sorted_edges(
 
 
 class SplitEdges:
-    """The edges of a graph that messages pass by, as `BuiltEdges`, and those to predict.
-
-    Parameters
-    ----------
-    rule : SplitRule
-        The rule.
-    edges : callable
-        Returns an iterator over all edges in order, each time it is called; `ends_only=True` asks
-        for edges without ids and attributes.
-    num_nodes : int
-        N.
-    edge_id_dtype : np.dtype or None
-        Type of the ids of edges; None if they keep none.
-
-    Attributes
-    ----------
-    sizes : dict of str to int
-        Number of edges of each split.
-    is_undirected : bool
-        Whether each edge has its reverse, as often as itself. Then edges to predict are those with
-        source <= target, as their reverses are the same.
-
-    Raises
-    ------
-    InputError
-        If a split is empty.
-    """
+    """The edges of a graph that messages pass by, as `BuiltEdges`, and those to predict."""
 
     def __init__(
         self,

@@ -35,19 +35,11 @@ _BYTES_TO_SORT = 2 * WIDE_BYTES * 9 // 8
 
 @dataclass(frozen=True)
 class Grid:
-    """Nodes in partitions of R rows, edges in a bucket for each pair of them.
+    """Nodes in partitions of R rows, edges in a bucket for each pair of them."""
 
-    Attributes
-    ----------
-    num_partitions, rows : int
-        p and R.
-    place : ndarray of int32 or int64 [N]
-        New id of each node.
-    """
-
-    num_partitions: int
-    rows: int
-    place: npt.NDArray[Any]
+    num_partitions: int  # p and R
+    rows: int  # p and R
+    place: npt.NDArray[Any]  # int32 or int64 [N]: new id of each node
 
     def split(
         self, piece: EdgePiece, step: slice = slice(None)
@@ -62,37 +54,16 @@ class Grid:
 
 @dataclass
 class _Group:
-    """Edges that are sorted at a time.
-
-    Attributes
-    ----------
-    base : int
-        Least place of a target among the rows of all buckets; records count from there.
-    record_bytes : int
-        12 or 24.
-    """
+    """Edges that are sorted at a time."""
 
     name: str
-    base: int
-    record_bytes: int
+    base: int  # least place of a target among the rows of all buckets; records count from there
+    record_bytes: int  # 12 or 24
     num_edges: int = 0
 
 
 class BucketedEdges:
-    """The edges of a store, sorted by bucket, target, source and position.
-
-    Parameters
-    ----------
-    directory : Path
-        Where files go; made if they are needed.
-    memory : Ledger
-        Memory budget; the rest of it is for sorting.
-
-    Attributes
-    ----------
-    counts : ndarray of int64 [p * p]
-        Edges of each bucket, once they are divided.
-    """
+    """The edges of a store, sorted by bucket, target, source and position."""
 
     def __init__(self, graph: StoreInput, grid: Grid, directory: Path, memory: Ledger) -> None:
         self._graph = graph
@@ -104,6 +75,7 @@ class BucketedEdges:
         self._whole = np.empty(0, np.uint8)
         self._groups: list[_Group] = []
         self._splitters = np.empty(0, np.uint64)
+        # int64 [p * p]: edges of each bucket, once they are divided.
         self.counts = np.zeros(grid.num_partitions**2, np.int64)
         # A key has the place of the target among all rows of all buckets, then as many bits of the
         # source's row as there is room for.
@@ -113,13 +85,7 @@ class BucketedEdges:
         self._kept_bits = np.uint64(source_bits) - self._lost_bits
 
     def divide(self, progress: Progress) -> None:
-        """Send every edge to its group, and count the edges of each bucket.
-
-        Raises
-        ------
-        NoSpaceError, StorageError
-            If edges have to go to the disk, and cannot.
-        """
+        """Send every edge to its group, and count the edges of each bucket."""
         num_edges = self._graph.num_edges
         if num_edges > self._most:
             self._choose_splitters(progress)

@@ -22,18 +22,7 @@ _PIECE = 2**18  # a multiple of four: a block of random words
 def node_order(
     num_nodes: int, seed: int, is_first: npt.NDArray[np.bool_] | None, nodes_at_once: int
 ) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield the nodes in an order that depends on the seed alone, a piece at a time.
-
-    Each node has a random word; nodes are sorted by it. Words are drawn once for each piece, so
-    that not all of them need be in memory.
-
-    Parameters
-    ----------
-    is_first : ndarray of bool [num_nodes], optional
-        Nodes that come before all others, in such an order of their own.
-    nodes_at_once : int
-        Nodes of a piece, about.
-    """
+    """Yield the nodes in an order that depends on the seed alone, a piece at a time."""
     num_pieces = max(1, -(-num_nodes // nodes_at_once))
     for wanted in (None,) if is_first is None else (True, False):
         for piece in range(num_pieces):
@@ -60,20 +49,7 @@ def as_they_are(num_nodes: int, nodes_at_once: int) -> Iterator[npt.NDArray[np.i
 
 
 def rows_per_partition(num_nodes: int, num_partitions: int, rows_per_page: list[int]) -> int:
-    """Return the rows of each partition but the last, which may have fewer.
-
-    Partitions begin at pages of all arrays if the last one stays at least half full.
-
-    Parameters
-    ----------
-    rows_per_page : list of int
-        Of each array of nodes.
-
-    Raises
-    ------
-    UsageError
-        If a partition would be empty or too large; names the nearest numbers that work.
-    """
+    """Return the rows of each partition but the last, which may have fewer."""
     if num_partitions < 2 or num_partitions > min(num_nodes, MOST_PARTITIONS):
         raise UsageError(
             f"{num_partitions} partitions: expected 2 to {min(num_nodes, MOST_PARTITIONS)} for "

@@ -63,30 +63,7 @@ _BYTES_TO_DRAW = 5 * 8
 
 @dataclass(frozen=True)
 class Partitioning:
-    """The partitions that a store is to have: how many, how large, and what they cost.
-
-    Parameters
-    ----------
-    graph : StoreInput
-        The store.
-    num_partitions : int
-        p; none of them may be empty.
-    train_first : str or None
-        A split whose nodes fill the first partitions. Nodes are spread at random otherwise.
-    seed : int
-        Which nodes go where; in [0, 2**64).
-    memory_bytes : int or None
-        The most memory to use; None: all that is available.
-    order : "random" or "none"
-        "none" keeps the order of the store: partitions are ranges of its ids.
-
-    Raises
-    ------
-    UsageError
-        If a partition would be empty, or there is no such split or order; names what works.
-    BudgetError
-        If memory does not suffice.
-    """
+    """The partitions that a store is to have: how many, how large, and what they cost."""
 
     graph: StoreInput
     num_partitions: int
@@ -203,12 +180,7 @@ class Partitioning:
         return read + spilled, self.final_bytes + spilled
 
     def check_space(self, final: Path) -> None:
-        """Check that the disk has room, before any work.
-
-        Raises
-        ------
-        NoSpaceError
-        """
+        """Check that the disk has room, before any work."""
         temporary = self.temporary_bytes
         require_space(
             final,
@@ -283,13 +255,7 @@ def partition(
 
 
 def partitions_path(plan: Partitioning, name: str | None, output: PathLike | None) -> Path:
-    """Return where partitions are to lie.
-
-    Raises
-    ------
-    UsageError
-        If both a name and an output are given, or that is no name.
-    """
+    """Return where partitions are to lie."""
     if output is not None:
         if name is not None:
             raise UsageError("give the partitions a --name in the store, or an --output elsewhere")

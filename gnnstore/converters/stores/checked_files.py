@@ -43,15 +43,7 @@ class CheckedFiles:
         }
 
     def fill(self, path: Path, offset: int, out: npt.NDArray[np.uint8]) -> None:
-        """Fill an array with bytes of a file, from an offset on.
-
-        Raises
-        ------
-        CorruptStoreError
-            If a block of the file is not what was written there.
-        StorageError
-            If the operating system refuses.
-        """
+        """Fill an array with bytes of a file, from an offset on."""
         end, size = offset + len(out), self._files[path][0]
         low = -(-offset // BLOCK_BYTES) * BLOCK_BYTES
         high = max(low, end if end == size else end // BLOCK_BYTES * BLOCK_BYTES)
@@ -64,13 +56,7 @@ class CheckedFiles:
                 out[begin - offset : stop - offset] = block[skipped:][: stop - begin]
 
     def check(self, array_path: str) -> None:
-        """Compare all files of an array.
-
-        Raises
-        ------
-        CorruptStoreError, StorageError
-            As in `fill`.
-        """
+        """Compare all files of an array."""
         for path, (size, _) in self._files.items():
             if path.parent == self._reader.path / array_path:
                 self._read(path, 0, empty_piece(size, np.uint8))

@@ -27,11 +27,7 @@ _MIN_NODES = 64  # smaller ones do not fill pages
 
 
 def find_communities(graph: StoreInput, seed: int, progress: Progress) -> npt.NDArray[Any]:
-    """Return the community of each node, [N] of the type of node ids: the number of some node.
-
-    Takes a number and a count of each node in memory. A function of the graph and the seed, which
-    decides between communities that are equally good.
-    """
+    """Return the community of each node, [N] of the type of node ids: the number of some node."""
     num_nodes = graph.num_nodes
     labels = np.arange(num_nodes, dtype=id_dtype(num_nodes))
     sizes = np.ones(num_nodes, np.int32)
@@ -78,10 +74,7 @@ def _choose(
 def rank_communities(
     labels: npt.NDArray[Any], degrees: npt.NDArray[np.uint32]
 ) -> npt.NDArray[np.uint32]:
-    """Return a rank for each node: higher where the nodes of its community are drawn more often.
-
-    Communities too small to fill pages count as one.
-    """
+    """Return a rank for each node: higher where the nodes of its community are drawn more often."""
     sizes = np.bincount(labels, minlength=len(labels))
     small = sizes[labels] < _MIN_NODES
     joined = np.where(small, labels[0] if len(labels) else 0, labels)

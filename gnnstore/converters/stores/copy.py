@@ -59,16 +59,7 @@ def copy_graph_attributes(
 
 
 class CopiedRows(SequentialArray):
-    """The rows of a node attribute, K times over.
-
-    Parameters
-    ----------
-    num_copies : int
-        K.
-    change : callable, optional
-        Takes rows as they are stored [k, ...] and the number of the first of them here; returns
-        what stands in their place.
-    """
+    """The rows of a node attribute, K times over."""
 
     def __init__(
         self,

@@ -30,53 +30,27 @@ _READ_EDGES = 2**20
 
 @dataclass(frozen=True)
 class EdgePiece:
-    """Consecutive edges of a store.
+    """Consecutive edges of a store."""
 
-    Attributes
-    ----------
-    first : int
-        Position of the first of them in `indices`.
-    sources, targets : ndarray of int64, shape [k]
-    """
-
-    first: int
-    sources: npt.NDArray[np.int64]
-    targets: npt.NDArray[np.int64]
+    first: int  # position of the first of them in `indices`
+    sources: npt.NDArray[np.int64]  # int64, shape [k]
+    targets: npt.NDArray[np.int64]  # int64, shape [k]
 
 
 @dataclass(frozen=True)
 class ColumnBlock:
-    """Consecutive columns, each with at most so many of its edges, evenly spaced.
+    """Consecutive columns, each with at most so many of its edges, evenly spaced."""
 
-    Attributes
-    ----------
-    first : int
-        The first column: a target node.
-    degrees : ndarray of int64, shape [c]
-        In-degrees.
-    sources, targets : ndarray of int64, shape [k]
-        The edges that were taken.
-    weights : ndarray of float64, shape [k]
-        Number of edges of its column that each of them stands for.
-    """
-
-    first: int
-    degrees: npt.NDArray[np.int64]
-    sources: npt.NDArray[np.int64]
-    targets: npt.NDArray[np.int64]
+    first: int  # the first column: a target node
+    degrees: npt.NDArray[np.int64]  # int64, shape [c]: in-degrees
+    sources: npt.NDArray[np.int64]  # int64, shape [k]: the edges that were taken
+    targets: npt.NDArray[np.int64]  # int64, shape [k]: the edges that were taken
+    # float64, shape [k]: number of edges of its column that each of them stands for.
     weights: npt.NDArray[np.float64]
 
 
 class StoreInput:
-    """A homogeneous store, read in order.
-
-    Raises
-    ------
-    NotFoundError, CorruptStoreError, UnsupportedVersionError, StorageError
-        See `StoreReader.open`.
-    UsageError
-        If the graph is heterogeneous.
-    """
+    """A homogeneous store, read in order."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.reader = StoreReader.open(path)
@@ -102,25 +76,7 @@ class StoreInput:
         return self.reader.compressed(spec)
 
     def rows(self, spec: AttributeSpec, first: int, last: int) -> npt.NDArray[Any]:
-        """Read consecutive rows of a paged array of the store.
-
-        Parameters
-        ----------
-        first, last : int
-            Rows first, ..., last - 1; 0 <= first <= last <= rows.
-
-        Returns
-        -------
-        ndarray [last - first, *row_shape]
-            Owned by the caller.
-
-        Raises
-        ------
-        StorageError
-            If the operating system refuses a read.
-        CorruptStoreError
-            If a file ends early, or a block of it does not have the checksum that was recorded.
-        """
+        """Read consecutive rows of a paged array of the store."""
         array = self.reader.paged(spec)
         geometry, shard_rows = array.geometry, array.layout.shard_rows
         per_run, stride, row_bytes = (
@@ -169,26 +125,14 @@ class StoreInput:
         return {name: self.rows(own, first, last) for name, own in self.edges.attributes.items()}
 
     def edge_pieces(self, max_edges: int) -> Iterator[EdgePiece]:
-        """Yield all edges in the order of the store, at most so many at a time.
-
-        Raises
-        ------
-        CorruptStoreError
-            If pointers or node ids are out of range.
-        """
+        """Yield all edges in the order of the store, at most so many at a time."""
         for first, indptr in self._pointers(_BLOCK_COLUMNS):
             for begin, targets in columns_of_edges(first, indptr, max_edges):
                 sources = self._sources(begin, begin + len(targets))
                 yield EdgePiece(begin, sources, targets)
 
     def column_blocks(self, num_columns: int, max_degree: int) -> Iterator[ColumnBlock]:
-        """Yield all columns in order, so many at a time, with at most `max_degree` edges each.
-
-        Raises
-        ------
-        CorruptStoreError
-            If pointers or node ids are out of range.
-        """
+        """Yield all columns in order, so many at a time, with at most `max_degree` edges each."""
         # Whole blocks, so that where they begin depends on nothing but their size.
         for first, indptr in self._pointers(max(1, _BLOCK_COLUMNS // num_columns) * num_columns):
             for low in range(0, len(indptr) - 1, num_columns):

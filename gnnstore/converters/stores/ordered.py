@@ -31,13 +31,7 @@ P = ParamSpec("P")
 
 
 def converter(*, edge_ids: bool = True) -> Callable[[Callable[P, Path]], Callable[P, Path]]:
-    """Return a decorator of converters, which obeys `ConvertOptions.node_order`.
-
-    Parameters
-    ----------
-    edge_ids : bool
-        Whether edges keep their positions in the input, unless the options say.
-    """
+    """Return a decorator of converters, which obeys `ConvertOptions.node_order`."""
 
     def decorate(convert: Callable[P, Path]) -> Callable[P, Path]:
         signature = inspect.signature(convert)

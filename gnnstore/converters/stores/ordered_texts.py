@@ -27,10 +27,7 @@ def texts_in_order(
     directory: Path,
     memory_bytes: int | None,
 ) -> Iterator[list[bytes]]:
-    """Yield the texts of nodes in the order of their new numbers, some at a time.
-
-    As `ScatteredRows` does: texts go to files by ranges of numbers, and are put in order there.
-    """
+    """Yield the texts of nodes in the order of their new numbers, some at a time."""
     num_bytes = text.bytes.num_rows + 16 * len(places)
     limit = _MAX_RANGE_BYTES if memory_bytes is None else memory_bytes // _MEMORY_SHARE
     num_ranges = -(-num_bytes // max(1, min(limit, _MAX_RANGE_BYTES)))

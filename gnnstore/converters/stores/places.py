@@ -25,18 +25,7 @@ _TRAINING, _OTHER = 2, 1  # ranks of the nodes of splits
 
 
 def places_by(scores: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Return the number of each node among all, by descending scores.
-
-    Parameters
-    ----------
-    scores : sequence of ndarray of bool or unsigned integers [N]
-        Of equal nodes the next array decides; after the last, the lower id comes first.
-
-    Returns
-    -------
-    ndarray of int32 or int64 [N]
-        A permutation.
-    """
+    """Return the number of each node among all, by descending scores."""
     num_nodes = len(scores[0])
     # One number for all scores, the first of them in its highest digits.
     bases = [int(own.max(initial=0)) + 1 for own in scores]
@@ -88,13 +77,7 @@ def _distinct(
 
 
 def checked_ids(ids: npt.NDArray[Any], num_nodes: int, where: str) -> npt.NDArray[Any]:
-    """Return ids that a store has, if all of them are nodes.
-
-    Raises
-    ------
-    CorruptStoreError
-        Naming the first that is not.
-    """
+    """Return ids that a store has, if all of them are nodes."""
     if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= num_nodes):
         wrong = ids[(ids < 0) | (ids >= num_nodes)]
         raise CorruptStoreError(

@@ -138,13 +138,7 @@ def write_reordered(
     scoring: Scoring,
     **described: Mapping[str, Any],
 ) -> Path:
-    """Write a store with its nodes numbered anew; see `reorder`.
-
-    Parameters
-    ----------
-    **described
-        Provenance: `source` or `origin` of `GraphWriter`.
-    """
+    """Write a store with its nodes numbered anew; see `reorder`."""
     with _writer(graph, output, options, progress, **described) as writer:
         _check_space(writer, graph)
         places = find_places(graph, writer, scoring)
@@ -185,11 +179,7 @@ def _writer(
 
 
 def _check_space(writer: GraphWriter, graph: StoreInput) -> None:
-    """Refuse at once what would fill the disk hours later.
-
-    The result itself was checked for when the writer was made; beside it, an array lies there in
-    ranges of nodes while it is put in order.
-    """
+    """Refuse at once what would fill the disk hours later."""
     paged = [spec for spec in graph.nodes.attributes.values() if spec.layout == "paged"]
     widest = max((spec.num_bytes for spec in paged), default=0)
     if widest <= _in_memory_bytes(writer.options):
@@ -231,13 +221,7 @@ def find_places(graph: StoreInput, writer: GraphWriter, scoring: Scoring) -> npt
 
 
 def write_in_order(graph: StoreInput, writer: GraphWriter, places: npt.NDArray[Any]) -> None:
-    """Write all that a store holds, its nodes numbered anew.
-
-    Parameters
-    ----------
-    places : ndarray of int32 or int64 [N]
-        The new number of each node.
-    """
+    """Write all that a store holds, its nodes numbered anew."""
     if not writer.has_edges:
         _add_edges(graph, writer, places)
     writer.finish_edges()

@@ -23,18 +23,10 @@ TAIL_SHARE = 0.1
 
 @dataclass(frozen=True)
 class DegreeDistribution:
-    """The number of nodes of each in-degree.
+    """The number of nodes of each in-degree."""
 
-    Attributes
-    ----------
-    degrees : ndarray of int64, shape [d]
-        Degrees that occur, ascending.
-    counts : ndarray of int64, shape [d]
-        Nodes that have them; at least 1.
-    """
-
-    degrees: npt.NDArray[np.int64]
-    counts: npt.NDArray[np.int64]
+    degrees: npt.NDArray[np.int64]  # int64, shape [d]: degrees that occur, ascending
+    counts: npt.NDArray[np.int64]  # int64, shape [d]: nodes that have them; at least 1
 
     @classmethod
     def of_blocks(cls, blocks: Iterable[npt.NDArray[np.int64]]) -> DegreeDistribution:
@@ -84,11 +76,7 @@ class DegreeDistribution:
         return np.concatenate(([0.0], (degrees[:, None] + (-0.5, 0.5)).reshape(-1)))
 
     def share_below(self, places: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Return the share of nodes up to real numbers >= 0, with each degree d spread out.
-
-        Evenly over d - 1/2 to d + 1/2 (but for 0), so that multiplying all degrees by a
-        number moves the curve without cutting it into other steps.
-        """
+        """Return the share of nodes up to real numbers >= 0, with each degree d spread out."""
         counts = self.counts[self.degrees > 0]
         after = self.zero_share + np.cumsum(counts) / max(1, self.num_nodes)
         before = after - counts / max(1, self.num_nodes)
@@ -97,12 +85,7 @@ class DegreeDistribution:
         return np.interp(places, self.knots(), heights)
 
     def tail_exponent(self) -> float | None:
-        """Return the exponent a of a power law d^-a fitted to the highest tenth of degrees.
-
-        The maximum-likelihood estimate of Clauset, Shalizi and Newman (SIAM Review 2009,
-        equation 3.7) over the nodes with degree d_min and more, where d_min is the largest
-        that a tenth of the nodes reach, and at least 1. None if these degrees are all alike.
-        """
+        """Return the exponent a of a power law d^-a fitted to the highest tenth of degrees."""
         reaching = np.flatnonzero((self.survival() >= TAIL_SHARE) & (self.degrees >= 1))
         if not len(reaching) or reaching[-1] == len(self.degrees) - 1:
             return None
@@ -131,12 +114,7 @@ class DegreeComparison:
 
     @property
     def distance(self) -> float:
-        """Kolmogorov-Smirnov distance of the degrees in units of their mean, in [0, 1].
-
-        The largest difference, over all x >= 0, of the shares of nodes whose degree is at
-        most x times the mean of their graph, with each degree d above 0 spread evenly over
-        d - 1/2 to d + 1/2. 0 if all nodes were copied with their degrees.
-        """
+        """Kolmogorov-Smirnov distance of the degrees in units of their mean, in [0, 1]."""
         before, after = self.before, self.after
         if not before.mean or not after.mean:
             return 0.0 if before.mean == after.mean else 1.0
@@ -157,12 +135,6 @@ class DegreeComparison:
 
 
 def compare_degrees(before: PathLike, after: PathLike) -> DegreeComparison:
-    """Compare the in-degrees of two stores.
-
-    Raises
-    ------
-    NotFoundError, CorruptStoreError, StorageError
-        If one of them cannot be read.
-    """
+    """Compare the in-degrees of two stores."""
     found = (DegreeDistribution.of_blocks(StoreInput(p).degree_blocks()) for p in (before, after))
     return DegreeComparison(*found)

@@ -138,24 +138,16 @@ class PlantedVectors:
 
     Real and imaginary parts are integers, whose products and sums float64 holds exactly: which
     pairs score highest does not depend on the order in which a library adds.
-
-    Attributes
-    ----------
-    head_of, tail_of : ndarray of int64 [N]
-        The communities in which an entity is a head, and a tail. Relation k is of community k
-        modulo C.
-    heads, tails : ndarray of float64 [N, 2, rank]
-        Real and imaginary parts of the vectors there.
-    relations : ndarray of float64 [R, 2, rank]
-        Vectors of the relations.
     """
 
     num_communities: int
-    head_of: Int64Array
-    tail_of: Int64Array
+    head_of: Int64Array  # int64 [N]: the communities in which an entity is a head, and a tail
+    tail_of: Int64Array  # int64 [N]: the communities in which an entity is a head, and a tail
+    # float64 [N, 2, rank]: real and imaginary parts of the vectors there.
     heads: npt.NDArray[np.float64]
+    # float64 [N, 2, rank]: real and imaginary parts of the vectors there.
     tails: npt.NDArray[np.float64]
-    relations: npt.NDArray[np.float64]
+    relations: npt.NDArray[np.float64]  # float64 [R, 2, rank]: vectors of the relations
 
     @classmethod
     def draw(
@@ -191,13 +183,7 @@ class PlantedVectors:
         return heads[places // len(tails)], tails[places % len(tails)]
 
     def counts(self, num_triples: int) -> Int64Array:
-        """Return how many triples each relation has [R]: relation k in proportion to 1/sqrt(k + 1).
-
-        Raises
-        ------
-        UsageError
-            If one has fewer pairs than triples.
-        """
+        """Return the number of triples of each relation k [R], in proportion to 1/sqrt(k + 1)."""
         shares = 1 / np.sqrt(np.arange(len(self.relations)) + 1)
         bounds = np.round(np.cumsum(shares) / shares.sum() * num_triples).astype(np.int64)
         counts: Int64Array = np.diff(bounds, prepend=0)
@@ -264,13 +250,7 @@ def _planted(
 
 
 def _check(parameters: Mapping[str, Any]) -> None:
-    """Check the parameters of `from_planted_kg`, by name.
-
-    Raises
-    ------
-    UsageError
-        If one is out of range.
-    """
+    """Check the parameters of `from_planted_kg`, by name."""
     num_entities, num_relations = parameters["num_entities"], parameters["num_relations"]
     ranges = {
         "num_entities": (4, 2**40),

@@ -135,11 +135,7 @@ def level_probabilities(
     homophily: float | None,
     probabilities: tuple[float, float, float, float],
 ) -> npt.NDArray[np.float64]:
-    """Return R-MAT's probabilities a, b, c, d of each level, [scale, 4].
-
-    Both ends of an edge agree on all community bits with probability `homophily` if each
-    level lets them agree with its `community_bits`-th root.
-    """
+    """Return R-MAT's probabilities a, b, c, d of each level, [scale, 4]."""
     levels = np.tile(np.array(probabilities, np.float64), (scale, 1))
     if homophily is not None and community_bits:
         agree = homophily ** (1 / community_bits)

@@ -22,27 +22,14 @@ _SPLIT = 0x73706C6974  # "split"
 
 @dataclass(frozen=True)
 class SyntheticNodes:
-    """Communities, features and splits of the 2**scale nodes of a synthetic graph.
+    """Communities, features and splits of the 2**scale nodes of a synthetic graph."""
 
-    Attributes
-    ----------
-    scale : int
-        Logarithm of the number of nodes N to the base 2.
-    num_communities : int
-        C, a power of two.
-    feature_dim : int
-        F.
-    feature_noise : float
-        Standard deviation of the noise in each feature; class means have length 1.
-    seed : int
-        In [0, 2**64).
-    """
-
-    scale: int
-    num_communities: int
+    scale: int  # logarithm of the number of nodes N to the base 2
+    num_communities: int  # C, a power of two
     feature_dim: int
+    # Standard deviation of the noise in each feature; class means have length 1.
     feature_noise: float
-    seed: int
+    seed: int  # in [0, 2**64)
 
     @property
     def community_bits(self) -> int:
@@ -56,11 +43,7 @@ class SyntheticNodes:
         return np.right_shift(plain, self.scale - self.community_bits)
 
     def class_means(self) -> npt.NDArray[np.float32]:
-        """Return the class means [C, F]: rows of length 1, orthogonal if C divides F.
-
-        Entry (c, j) is positive where c and j share an even number of set bits: the rows of
-        a Hadamard matrix, repeated.
-        """
+        """Return the class means [C, F]: rows of length 1, orthogonal if C divides F."""
         classes = np.arange(self.num_communities)[:, None]
         shared = classes & np.arange(self.feature_dim)[None, :]
         parity = np.zeros_like(shared)
@@ -82,15 +65,7 @@ class SyntheticNodes:
     def splits(
         self, candidates: npt.NDArray[np.int64], fractions: tuple[float, float, float]
     ) -> dict[str, npt.NDArray[np.int64]]:
-        """Share nodes out at random.
-
-        Parameters
-        ----------
-        candidates : ndarray of int64
-            Nodes to choose from, ascending.
-        fractions : tuple of float
-            Expected shares of train, valid and test; the rest stays out.
-        """
+        """Share nodes out at random."""
         draws = draw_words(self.seed, _SPLIT, 0, 1 << self.scale)[candidates] / 2.0**64
         bounds = np.cumsum((0.0, *fractions))
         return {

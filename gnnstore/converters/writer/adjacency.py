@@ -45,24 +45,7 @@ def write_adjacency(
     on_degrees: Callable[[npt.NDArray[np.int64]], None] | None = None,
     split_sizes: Mapping[str, int] | None = None,
 ) -> EdgeTypeSpec:
-    """Write `indptr`, `indices`, `edge_id` and the edge attributes side by side, and edge splits.
-
-    Parameters
-    ----------
-    built : BuiltEdges
-        The edges; consumed.
-    attribute_types : Mapping of str to (str, int)
-        Element type and original row axis of attributes, where they are not NumPy's and 0.
-    on_degrees : callable, optional
-        Told the in-degrees of the next nodes, piece by piece.
-    split_sizes : Mapping of str to int, optional
-        Number of edges to predict that come with the chunks.
-
-    Returns
-    -------
-    EdgeTypeSpec
-        The arrays of the adjacency and of the splits.
-    """
+    """Write `indptr`, `indices`, `edge_id`, the edge attributes and edge splits."""
     indptr = _array(store, _DIRECTORY, "indptr", "int64", built.num_nodes + 1)
     edges = _EdgeArrays(
         store,
@@ -185,17 +168,9 @@ _STEP_NODES = 2**20  # degrees that are told at a time: 8 MiB of pointers
 
 @dataclass(frozen=True)
 class FinishedEdges:
-    """An adjacency that lies in the store already.
+    """An adjacency that lies in the store already."""
 
-    Attributes
-    ----------
-    spec : EdgeTypeSpec
-        Its arrays.
-    num_nodes : int
-        N.
-    """
-
-    spec: EdgeTypeSpec
+    spec: EdgeTypeSpec  # its arrays
     num_nodes: int
     _directory: Path
     _layout: ShardLayout
@@ -222,11 +197,7 @@ def record_edges(store: StoreWriter, spec: EdgeTypeSpec, num_nodes: int) -> None
 
 
 def take_up_edges(store: StoreWriter) -> FinishedEdges | None:
-    """Take an adjacency into the store that an earlier attempt finished; None if none did.
-
-    Its shards are compared with their checksums. If one is damaged, the adjacency is to be
-    built again.
-    """
+    """Take an adjacency into the store that an earlier attempt finished; None if none did."""
     record = store.journal.edges()
     if record is None:
         return None

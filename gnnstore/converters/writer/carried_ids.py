@@ -15,15 +15,7 @@ CARRIED_IDS = ""
 
 
 class CarriedIds:
-    """A finished adjacency whose edge ids came as an attribute, as `BuiltEdges`.
-
-    Parameters
-    ----------
-    built : BuiltEdges
-        Edges with an attribute `CARRIED_IDS`, and no ids of their own.
-    edge_id_dtype : np.dtype
-        Type of the ids.
-    """
+    """A finished adjacency whose edge ids came as an attribute, as `BuiltEdges`."""
 
     def __init__(self, built: BuiltEdges, edge_id_dtype: np.dtype[Any]) -> None:
         self.num_nodes = built.num_nodes

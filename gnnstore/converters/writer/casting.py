@@ -32,20 +32,7 @@ SCALES = "x_scale"  # the graph array that goes with features stored as multiple
 
 
 class Caster:
-    """Casts pieces of one attribute from the type they come in to the type they are stored in.
-
-    Parameters
-    ----------
-    name : str
-        The attribute's name, for messages.
-    source, target : str
-        Element types by their names in a store ("float32", "bfloat16", ...).
-
-    Raises
-    ------
-    InputError
-        If a store cannot hold either type.
-    """
+    """Casts pieces of one attribute from the type they come in to the type they are stored in."""
 
     def __init__(self, name: str, source: str, target: str) -> None:
         storage_dtype(source, what=f"the attribute {name!r}")
@@ -60,18 +47,7 @@ class Caster:
         self._rows_done += num_rows
 
     def __call__(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return rows in the storage type of the target.
-
-        Parameters
-        ----------
-        rows : ndarray [k, ...]
-            In the storage type of the source; bfloat16 as its bits.
-
-        Raises
-        ------
-        InputError
-            Naming the row and the value that the target cannot hold.
-        """
+        """Return rows in the storage type of the target."""
         first_row = self._rows_done
         self._rows_done += len(rows)
         if self.source == self.target:
@@ -137,27 +113,7 @@ LARGEST = 127  # -128 is left out, so that negating never overflows
 def column_scales(
     source: ArraySource, dtype: str, step: int, phase: Phase
 ) -> npt.NDArray[np.float32]:
-    """Return the scale of every column.
-
-    Parameters
-    ----------
-    source : ArraySource [N, ...]
-        The features.
-    dtype : str
-        Their element type by its name in a store.
-    step : int
-        Rows to read at a time.
-
-    Returns
-    -------
-    ndarray of float32, shape of a row
-        Above 0; 1 for columns of zeros.
-
-    Raises
-    ------
-    InputError
-        Naming the first value that is not finite.
-    """
+    """Return the scale of every column."""
     largest = np.zeros(source.shape[1:], np.float32)
     rows_done = 0
     for rows in read_ahead(source.rows(step)):

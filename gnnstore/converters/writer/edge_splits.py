@@ -33,28 +33,7 @@ def write_edge_split(
     num_nodes: int,
     where: str,
 ) -> EdgeSplitSpec:
-    """Write the arrays of a split.
-
-    Parameters
-    ----------
-    name : str
-        The split's name in the store.
-    parts : Mapping of str to ndarray or ArraySource
-        By the names of `EdgeSplitSpec`; None: there is none.
-    attributes : Mapping of str to ndarray or ArraySource [L, ...]
-        By the user's names.
-    attribute_types : Mapping of str to (str, int)
-        Element type and original row axis of attributes, where they are not NumPy's and 0.
-    num_nodes : int
-        N.
-    where : str
-        The input's name, for messages.
-
-    Raises
-    ------
-    InputError
-        If the split is empty, lengths contradict one another, or an id is no node.
-    """
+    """Write the arrays of a split."""
     directory = names.edge_split_directory(EDGE_TYPE, name)
     sources = {n: _source(f"{where}: {n}", rows) for n, rows in parts.items() if rows is not None}
     num_edges = sources["source"].shape[0] if sources["source"].shape else 0

@@ -55,50 +55,24 @@ _BASE_MEMORY_BYTES = 2**27  # the interpreter, NumPy, pyarrow and buffers
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates of a machine, for each second.
+    """Rates of a machine, for each second."""
 
-    Attributes
-    ----------
-    edges : float
-        Edges sorted into columns.
-    write_bytes : float
-        Bytes written and synchronised.
-    text_bytes : float
-        Bytes of decompressed text parsed.
-    basis : str
-        The source of the numbers, as a phrase.
-    """
-
-    edges: float = 20e6
-    write_bytes: float = 500e6
-    text_bytes: float = 150e6
-    basis: str = "at the rates of an ordinary laptop"
+    edges: float = 20e6  # edges sorted into columns
+    write_bytes: float = 500e6  # bytes written and synchronised
+    text_bytes: float = 150e6  # bytes of decompressed text parsed
+    basis: str = "at the rates of an ordinary laptop"  # the source of the numbers, as a phrase
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The expected cost of a conversion.
+    """The expected cost of a conversion."""
 
-    Attributes
-    ----------
-    final_bytes : int
-        The finished store.
-    least_bytes : int
-        A lower bound of it; 0 if the inputs do not state their sizes exactly.
-    spill_bytes : int
-        On disk besides, while edges are sorted that memory cannot hold.
-    memory_bytes : int
-        At the peak.
-    basis : str
-        Where the numbers are from.
-    """
-
-    final_bytes: int
-    least_bytes: int
-    spill_bytes: int
-    memory_bytes: int
+    final_bytes: int  # the finished store
+    least_bytes: int  # a lower bound of it; 0 if the inputs do not state their sizes exactly
+    spill_bytes: int  # on disk besides, while edges are sorted that memory cannot hold
+    memory_bytes: int  # at the peak
     seconds: float
-    basis: str
+    basis: str  # where the numbers are from
 
     def __str__(self) -> str:
         spilled = f"{format_size(self.spill_bytes)} of temporary space, "
@@ -119,17 +93,7 @@ def estimate(
     memory_bytes: int | None = None,
     feature_item_bytes: int | None = None,
 ) -> Estimate:
-    """Estimate the cost of a conversion.
-
-    Parameters
-    ----------
-    directory : Path
-        Where it is written; for large work a trial file is written there and removed.
-    memory_bytes : int, optional
-        The budget; by default all memory that is available.
-    feature_item_bytes : int, optional
-        Bytes of a stored feature, if they are cast.
-    """
+    """Estimate the cost of a conversion."""
     num_nodes, copies = workload.num_nodes, rules.copies
     loops = num_nodes if rules.self_loops == "add" else 0
     total = workload.num_edges * copies + loops
@@ -185,13 +149,7 @@ def estimate(
 
 
 def measure_rates(directory: Path, workload: Workload) -> Rates:
-    """Measure for about a second how fast edges are sorted, a disk takes bytes, text is read.
-
-    Parameters
-    ----------
-    directory : Path
-        On the file system to be written to.
-    """
+    """Measure for about a second how fast edges are sorted, a disk takes bytes, text is read."""
     ends = default_rng(0).integers(0, _TRIAL_EDGES // 8, (2, _TRIAL_EDGES), np.int32)
     edges = max(_measure_sorting(ends) for _ in range(_TRIALS))
     write_bytes = _measure_writing(directory)

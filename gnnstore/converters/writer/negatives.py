@@ -45,17 +45,7 @@ def write_negatives(
     is_undirected: bool,
     progress: Progress,
 ) -> EdgeTypeSpec:
-    """Write the negatives of each split; returns the schema with them.
-
-    Parameters
-    ----------
-    edges : EdgeTypeSpec
-        The adjacency and the splits, which are complete.
-    num_nodes : int
-        N.
-    is_undirected : bool
-        Whether splits hold one direction of each edge.
-    """
+    """Write the negatives of each split; returns the schema with them."""
     finder = _Finder(store, edges, is_undirected) if rule.strict_negatives else None
     splits = {}
     for name, split in edges.splits.items():

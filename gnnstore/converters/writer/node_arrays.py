@@ -35,13 +35,7 @@ from gnnstore.progress import Phase, Progress
 
 
 class RowSink:
-    """Takes the rows of one paged attribute, in any pieces, cast on their way.
-
-    Attributes
-    ----------
-    num_nan, num_infinite : int
-        Such values among the rows that were appended.
-    """
+    """Takes the rows of one paged attribute, in any pieces, cast on their way."""
 
     def __init__(
         self, array: PagedArrayWriter, caster: Caster | ScalingCaster, phase: Phase
@@ -50,7 +44,7 @@ class RowSink:
         self._caster = caster
         self._phase = phase
         self._is_float = np.dtype(STORAGE_DTYPES[caster.source]).kind == "f"
-        self.num_nan = self.num_infinite = 0
+        self.num_nan = self.num_infinite = 0  # such values among the rows that were appended
 
     @property
     def num_committed_rows(self) -> int:
@@ -58,33 +52,14 @@ class RowSink:
         return self._array.num_committed_rows
 
     def skip(self, num_rows: int) -> int:
-        """Pass over rows that are written already, instead of reading and appending them.
-
-        Parameters
-        ----------
-        num_rows : int
-            Number of rows that come next.
-
-        Returns
-        -------
-        int
-            How many of them count as appended now; the others are still to come.
-        """
+        """Pass over rows that are written already, instead of reading and appending them."""
         known = self._array.skip(num_rows)
         self._caster.skip(known)
         self._phase.advance(known)
         return known
 
     def append(self, rows: npt.NDArray[Any]) -> None:
-        """Append rows [k, *row_shape] in the type they were announced with.
-
-        Rows that are written already are neither cast nor written.
-
-        Raises
-        ------
-        InputError
-            If there are more than announced, their shape differs, or a value cannot be cast.
-        """
+        """Append rows [k, *row_shape] in the type they were announced with."""
         rows = rows[self.skip(len(rows)) :]
         if len(rows):
             self._count(rows)
@@ -113,30 +88,13 @@ _COPY_BYTES = 2**23  # pieces in which attributes are copied
 
 
 class NodeArrays:
-    """Writes the node attributes of one node type. Not thread-safe.
-
-    Parameters
-    ----------
-    store : StoreWriter
-        The store to write to.
-    options : ConvertOptions
-        The options of the conversion; two of them are about the features "x".
-    progress : Progress
-        Reports how far each attribute is.
-
-    Attributes
-    ----------
-    num_nodes : int or None
-        N, as far as it is known: attributes must have as many rows.
-    attributes : dict of str to AttributeSpec
-        The attributes written so far.
-    scales : dict of str to ndarray of float32, shape of a row
-        The scales of each attribute that is stored in multiples of them.
-    """
+    """Writes the node attributes of one node type. Not thread-safe."""
 
     def __init__(self, store: StoreWriter, options: ConvertOptions, progress: Progress) -> None:
+        # N, as far as it is known: attributes must have as many rows.
         self.num_nodes: int | None = None
-        self.attributes: dict[str, AttributeSpec] = {}
+        self.attributes: dict[str, AttributeSpec] = {}  # the attributes written so far
+        # The scales of each attribute that is stored in multiples of them.
         self.scales: dict[str, npt.NDArray[np.float32]] = {}
         self._store = store
         self._options = options
@@ -154,13 +112,7 @@ class NodeArrays:
         where: str | None = None,
         scales: npt.NDArray[np.float32] | None = None,
     ) -> Iterator[RowSink]:
-        """Write an attribute row by row; see `GraphWriter.node_rows`.
-
-        Parameters
-        ----------
-        scales : ndarray of float32, shape of a row, optional
-            Store int8, as multiples of these.
-        """
+        """Write an attribute row by row; see `GraphWriter.node_rows`."""
         check_count(where or repr(name), num_rows, self.num_nodes)
         is_features = name == "x"
         if is_features and self._options.feature_scale and scales is None:
@@ -205,18 +157,7 @@ class NodeArrays:
         dtype: str | None = None,
         cat_dim: int = 0,
     ) -> None:
-        """Write an attribute: compressed if its rows are single values, else in pages.
-
-        Parameters
-        ----------
-        values, dtype, cat_dim
-            See `GraphWriter.set_node_attribute`.
-
-        Raises
-        ------
-        InputError
-            If there are not N rows, or a store cannot hold the values.
-        """
+        """Write an attribute: compressed if its rows are single values, else in pages."""
         source = MemoryArray(repr(name), values) if isinstance(values, np.ndarray) else values
         dtype = dtype or dtype_name(source.dtype)
         check_rows(source, self.num_nodes)

@@ -34,13 +34,7 @@ from gnnstore.units import format_size
 
 
 def provenance(kind: str, source: Mapping[str, Any], options: ConvertOptions) -> dict[str, Any]:
-    """Return the description of a store's origin.
-
-    Parameters
-    ----------
-    source : Mapping
-        Its inputs (`inputs`: paths and sizes in bytes) and its own parameters.
-    """
+    """Return the description of a store's origin."""
     document = {
         "kind": kind,
         **source,
@@ -54,14 +48,7 @@ def provenance(kind: str, source: Mapping[str, Any], options: ConvertOptions) ->
 
 
 def fingerprint(document: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the facts that must be equal for a conversion to resume an interrupted one.
-
-    Returns
-    -------
-    dict or None
-        The provenance, and when each input last changed. None for data in memory: nothing says
-        whether they would be the same another time.
-    """
+    """Return the facts that must be equal for a conversion to resume an interrupted one."""
     inputs = document.get("inputs")
     if inputs is None and "parameters" not in document:
         return None
@@ -117,24 +104,7 @@ def open_store(
     provenance: Mapping[str, Any],
     graph: Mapping[str, Any],
 ) -> StoreWriter:
-    """Begin a store, or resume an interrupted one if the options say so.
-
-    Parameters
-    ----------
-    provenance : Mapping
-        The description of inputs and options.
-    graph : Mapping
-        Other values that shape the result, as JSON.
-
-    Raises
-    ------
-    UsageError
-        If there is no telling whether an interrupted conversion was of the same data.
-    AlreadyConverted
-        If an attempt that resumes has nothing to do but to put the nodes in order.
-    StoreExistsError, UsageError, NotFoundError, StorageError
-        See `StoreWriter`.
-    """
+    """Begin a store, or resume an interrupted one if the options say so."""
     if options.node_order != "none":
         raise UsageError("node_order is for converters; give the finished store to reorder")
     known = fingerprint(provenance)
@@ -156,13 +126,7 @@ def open_store(
 
 
 def place_spill(store: StoreWriter, options: ConvertOptions) -> Path:
-    """Return the directory for temporary files of edges; nothing is created.
-
-    Raises
-    ------
-    NotFoundError, InputError
-        If the directory that the options name is none.
-    """
+    """Return the directory for temporary files of edges; nothing is created."""
     building = store.temporary_path
     place = building / SPILL_DIRECTORY
     if options.spill_directory is not None:
@@ -173,16 +137,7 @@ def place_spill(store: StoreWriter, options: ConvertOptions) -> Path:
 
 
 def check_pointers(store: StoreWriter, num_nodes: int) -> None:
-    """Refuse a number of nodes whose column pointers alone the disk has no room for.
-
-    If even an empty disk would have none, nothing is kept for another attempt: the number is
-    wrong, or the disk too small.
-
-    Raises
-    ------
-    NoSpaceError
-        Saying how much they would take.
-    """
+    """Refuse a number of nodes whose column pointers alone the disk has no room for."""
     needed = 8 * (num_nodes + 1)
     try:
         require_space(
@@ -207,23 +162,7 @@ def announce(
     progress: Progress,
     workload: Workload | None = None,
 ) -> Estimate | None:
-    """Report the expected cost of a conversion, and refuse one that the disk has no room for.
-
-    Parameters
-    ----------
-    source : Mapping
-        The description of inputs; its `inputs` are inspected, unless a workload is given.
-
-    Returns
-    -------
-    Estimate or None
-        None if the input says nothing.
-
-    Raises
-    ------
-    NoSpaceError
-        If not even the least that the store will take is free.
-    """
+    """Report the expected cost of a conversion, and refuse one that the disk has no room for."""
     if workload is None:
         if "inputs" not in source:
             return None

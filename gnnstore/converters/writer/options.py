@@ -145,13 +145,7 @@ class ConvertOptions:
 
 
 def check_features(options: ConvertOptions | None, *, has_features: bool, remedy: str) -> None:
-    """Refuse the type of features where there are none.
-
-    Raises
-    ------
-    UsageError
-        Whose message ends with `remedy`.
-    """
+    """Refuse the type of features where there are none."""
     if options is not None and options.feature_dtype is not None and not has_features:
         raise UsageError(
             f"feature_dtype={options.feature_dtype!r}: there are no features to store; {remedy}"
@@ -159,12 +153,7 @@ def check_features(options: ConvertOptions | None, *, has_features: bool, remedy
 
 
 def refuse_rules(options: ConvertOptions, doing: str) -> None:
-    """Refuse the rules for edges and features where a store is made of a store.
-
-    Raises
-    ------
-    UsageError
-    """
+    """Refuse the rules for edges and features where a store is made of a store."""
     defaults = ConvertOptions()
     for name in ("undirected", "self_loops", "feature_dtype", "node_order"):
         if getattr(options, name) != getattr(defaults, name):

@@ -32,24 +32,7 @@ def split_name(name: str) -> str:
 def read_split(
     source: ArraySource, num_nodes: int | None, memory_bytes: int | None
 ) -> npt.NDArray[Any]:
-    """Return the array of a split, unless its shape says that it is none or too large.
-
-    Compressed zeros cost nothing to make: what takes gigabytes may have been kilobytes on disk.
-
-    Parameters
-    ----------
-    num_nodes : int, optional
-        N, if it is known.
-    memory_bytes : int, optional
-        The most memory that the conversion may use.
-
-    Raises
-    ------
-    InputError
-        If it has more entries than there are nodes.
-    BudgetError
-        If it takes more memory than is allowed, or than there is.
-    """
+    """Return the array of a split, unless its shape says that it is none or too large."""
     num_entries = math.prod(source.shape)
     if num_nodes is not None and num_entries > num_nodes:
         raise InputError(
@@ -62,22 +45,7 @@ def read_split(
 
 
 def split_ids(values: npt.NDArray[Any], num_nodes: int, where: str) -> npt.NDArray[np.int64]:
-    """Return the node ids of a split.
-
-    Parameters
-    ----------
-    values : ndarray
-        A mask (bool, [N]) or node ids (integers, [k] or [k, 1]), whose order is kept.
-    num_nodes : int
-        N.
-    where : str
-        The input's name, for messages.
-
-    Raises
-    ------
-    InputError
-        If the mask has another length, or the ids are no integers, repeated or out of range.
-    """
+    """Return the node ids of a split."""
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if values.ndim != 1:
@@ -107,15 +75,7 @@ def split_ids(values: npt.NDArray[Any], num_nodes: int, where: str) -> npt.NDArr
 def split_ranges(
     num_nodes: int, fractions: tuple[float, float]
 ) -> dict[str, npt.NDArray[np.int64]]:
-    """Return the node ids of train, valid and test.
-
-    Parameters
-    ----------
-    num_nodes : int
-        Nodes to divide, from the first.
-    fractions : (float, float)
-        Shares of train and valid, each rounded down to whole nodes.
-    """
+    """Return the node ids of train, valid and test."""
     train, valid = (int(num_nodes * fraction) for fraction in fractions)
     bounds = {"train": (0, train), "valid": (train, train + valid)}
     bounds["test"] = (train + valid, num_nodes)

@@ -28,37 +28,22 @@ _EDGE_LISTS = ("edge", "edges", "edge_index")  # other names that begin with "ed
 
 @dataclass(frozen=True)
 class Workload:
-    """The amount of data that a conversion reads, as far as is known.
+    """The amount of data that a conversion reads, as far as is known."""
 
-    Attributes
-    ----------
-    num_nodes, num_edges : int
-        Of the input; 0 for nodes if nothing says.
-    node_bytes, node_items : int
-        Node attributes of wide rows: their bytes in the input's element types, and how many
-        elements they have.
-    edge_row_bytes : int
-        Attributes of one edge.
-    binary_bytes, text_bytes : int
-        Bytes to read; of text, after decompression.
-    is_exact : bool
-        Whether everything was told by headers.
-    text_path : Path, optional
-        The largest text, to try how fast it is read.
-    text_ratio : float
-        Bytes of that text for each byte of the file.
-    """
-
-    num_nodes: int = 0
-    num_edges: int = 0
+    num_nodes: int = 0  # of the input; 0 for nodes if nothing says
+    num_edges: int = 0  # of the input; 0 for nodes if nothing says
+    # Node attributes of wide rows: their bytes in the input's element types, and how many elements
+    # they have.
     node_bytes: int = 0
+    # Node attributes of wide rows: their bytes in the input's element types, and how many elements
+    # they have.
     node_items: int = 0
-    edge_row_bytes: int = 0
-    binary_bytes: int = 0
-    text_bytes: int = 0
-    is_exact: bool = True
-    text_path: Path | None = None
-    text_ratio: float = 1.0
+    edge_row_bytes: int = 0  # attributes of one edge
+    binary_bytes: int = 0  # bytes to read; of text, after decompression
+    text_bytes: int = 0  # bytes to read; of text, after decompression
+    is_exact: bool = True  # whether everything was told by headers
+    text_path: Path | None = None  # the largest text, to try how fast it is read
+    text_ratio: float = 1.0  # bytes of that text for each byte of the file
 
     def __add__(self, other: Workload) -> Workload:
         """Return the work of two inputs together."""

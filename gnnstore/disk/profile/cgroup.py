@@ -24,16 +24,10 @@ _LEAVING_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class MemoryGroup:
-    """A cgroup that this process has made.
-
-    Attributes
-    ----------
-    version : int
-        1 or 2.
-    """
+    """A cgroup that this process has made."""
 
     path: Path
-    version: int
+    version: int  # 1 or 2
 
     @property
     def processes(self) -> Path:
@@ -41,13 +35,7 @@ class MemoryGroup:
         return self.path / "cgroup.procs"
 
     def limit(self, num_bytes: int) -> None:
-        """Limit the group's memory, without swapping, and reset its peak.
-
-        Raises
-        ------
-        OSError
-            If it has more already, which cannot be freed.
-        """
+        """Limit the group's memory, without swapping, and reset its peak."""
         if self.version == 1:
             (self.path / "memory.swappiness").write_text("0")
             (self.path / _LIMITS[1]).write_text(str(num_bytes))
@@ -79,13 +67,7 @@ class MemoryGroup:
 
 @contextmanager
 def memory_group(root: Path = _ROOT, own: Path = _OWN) -> Iterator[MemoryGroup | None]:
-    """Make a group without a limit, and remove it in the end; None if that is not possible.
-
-    Parameters
-    ----------
-    root, own : Path
-        The mount point of cgroups, and the file that names that of this process; for tests.
-    """
+    """Make a group without a limit, and remove it in the end; None if that is not possible."""
     for parent, version in _parents(root, own):
         path = parent / f"gnnstore-benchmark-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         try:
@@ -102,10 +84,7 @@ def memory_group(root: Path = _ROOT, own: Path = _OWN) -> Iterator[MemoryGroup |
 
 
 def _parents(root: Path, own: Path) -> Iterator[tuple[Path, int]]:
-    """Yield directories for a group, with the version: the roots, then this process's and above.
-
-    The root is the administrator's; a part of the tree may have been delegated to a user.
-    """
+    """Yield directories for a group, with the version: the roots, then this process's and above."""
     yield root / "memory", 1
     yield root, 2
     try:

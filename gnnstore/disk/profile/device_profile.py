@@ -50,60 +50,27 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """The measured rates of a file system.
+    """The measured rates of a file system."""
 
-    Attributes
-    ----------
-    filesystem_id : str
-        See `gnnstore.disk.profile.filesystems.filesystem_id`.
-    mount_point, device, filesystem_type : str
-        The mount, for people.
-    engine : str
-        The engine that read: "io_uring" or "pread".
-    is_direct : bool
-        Whether reads bypassed the page cache. If not, the numbers are mostly memory's.
-    measured_at : str
-        ISO 8601, UTC.
-    sequential_read_bytes_per_second, sequential_write_bytes_per_second : float
-        In large blocks.
-    random_reads_per_second : mapping of int to mapping of int to float
-        Block size in bytes -> reads in flight -> reads per second. 4 KiB and 64 KiB are
-        always there; 512 B where the disk can be read in units that small. A slow disk may
-        lack deep queues.
-    """
-
-    filesystem_id: str
-    mount_point: str
-    device: str
-    filesystem_type: str
-    engine: str
-    is_direct: bool
-    measured_at: str
-    sequential_read_bytes_per_second: float
-    sequential_write_bytes_per_second: float
+    filesystem_id: str  # see `gnnstore.disk.profile.filesystems.filesystem_id`
+    mount_point: str  # the mount, for people
+    device: str  # the mount, for people
+    filesystem_type: str  # the mount, for people
+    engine: str  # the engine that read: "io_uring" or "pread"
+    is_direct: bool  # whether reads bypassed the page cache
+    measured_at: str  # ISO 8601, UTC
+    sequential_read_bytes_per_second: float  # in large blocks
+    sequential_write_bytes_per_second: float  # in large blocks
+    # Block size in bytes -> reads in flight -> reads per second. 4 KiB and 64 KiB are always there;
+    # 512 B where the disk can be read in units that small.
     random_reads_per_second: Mapping[int, Mapping[int, float]]
 
     def best_rate(self, block_bytes: int) -> float:
-        """Return the reads per second of a block size at its best queue depth.
-
-        Raises
-        ------
-        KeyError
-            If that block size was not measured.
-        """
+        """Return the reads per second of a block size at its best queue depth."""
         return max(self.random_reads_per_second[block_bytes].values())
 
     def best_depth(self, block_bytes: int, share: float = 0.97) -> int:
-        """Return the smallest queue depth that reaches a share of the best rate.
-
-        In deeper queues reads only wait. The last few per cent are less than the difference
-        between two measurements.
-
-        Raises
-        ------
-        KeyError
-            If that block size was not measured.
-        """
+        """Return the smallest queue depth that reaches a share of the best rate."""
         rates = self.random_reads_per_second[block_bytes]
         enough = share * max(rates.values())
         return min(depth for depth, rate in rates.items() if rate >= enough)
@@ -115,11 +82,7 @@ class DeviceProfile:
 
     @property
     def seconds_per_byte(self) -> float:
-        """Seconds for each byte of a read: the slope of t(n) = a + b n through 4 and 64 KiB.
-
-        Times are per read with the queue full, so this is what is lost to other reads. Where
-        the larger read came out no slower, which is noise, the sequential bandwidth gives it.
-        """
+        """Seconds for each byte of a read: the slope of t(n) = a + b n through 4 and 64 KiB."""
         more_seconds = 1 / self.best_rate(_LARGE_BYTES) - 1 / self.best_rate(_SMALL_BYTES)
         if more_seconds > 0:
             return more_seconds / (_LARGE_BYTES - _SMALL_BYTES)
@@ -151,13 +114,7 @@ class DeviceProfile:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any], path: str) -> DeviceProfile:
-        """Read a profile from JSON values that anybody may have written.
-
-        Raises
-        ------
-        CorruptStoreError
-            If a field is missing, of a wrong type, or out of its range.
-        """
+        """Read a profile from JSON values that anybody may have written."""
         fields = Fields(document, path)
         if not isinstance(fields.document.get("is_direct"), bool):
             raise fields.fail("is_direct", "true or false")
@@ -186,17 +143,10 @@ class DeviceProfile:
 
 @dataclass(frozen=True)
 class KeptProfile:
-    """The saved measurements of one file system.
+    """The saved measurements of one file system."""
 
-    Attributes
-    ----------
-    profile : DeviceProfile
-        The measurement that is used.
-    again : DeviceProfile or None
-        A later measurement, made because the other was in doubt, which did not replace it.
-    """
-
-    profile: DeviceProfile
+    profile: DeviceProfile  # the measurement that is used
+    # A later measurement, made because the other was in doubt, which did not replace it.
     again: DeviceProfile | None = None
 
 
@@ -236,27 +186,12 @@ def _rate(fields: Fields, key: str) -> float:
 
 
 def profile_path(filesystem: str) -> Path:
-    """Return the path of a file system's profile: `devices/ID.json` in the user's cache.
-
-    Parameters
-    ----------
-    filesystem : str
-        From `filesystem_id`.
-
-    Raises
-    ------
-    StorageError
-        If the user has no home directory.
-    """
+    """Return the path of a file system's profile: `devices/ID.json` in the user's cache."""
     return user_cache_directory("devices") / f"{filesystem}.json"
 
 
 def load_profile(path: str | os.PathLike[str]) -> DeviceProfile | None:
-    """Return the profile of the file system of `path`; None if there is none.
-
-    A profile only makes reads faster, so one that cannot be read is reported in a log
-    message and otherwise ignored.
-    """
+    """Return the profile of the file system of `path`; None if there is none."""
     kept = load_kept(path)
     return None if kept is None else kept.profile
 
@@ -306,26 +241,12 @@ def _profile_in(fields: Fields, key: str, identity: str) -> DeviceProfile:
 
 
 def save_profile(profile: DeviceProfile) -> Path:
-    """Save a profile for all later loaders on its file system, and return the file.
-
-    It atomically replaces all that was saved before.
-
-    Raises
-    ------
-    StorageError
-        If it cannot be written.
-    """
+    """Save a profile for all later loaders on its file system, and return the file."""
     return save_kept(KeptProfile(profile))
 
 
 def save_kept(kept: KeptProfile) -> Path:
-    """Save a profile, and a measurement that was made when it was in doubt; as `save_profile`.
-
-    Raises
-    ------
-    StorageError
-        If it cannot be written.
-    """
+    """Save a profile, and a measurement that was made when it was in doubt; as `save_profile`."""
     file = profile_path(kept.profile.filesystem_id)
     document = {"format_version": _FORMAT_VERSION, "profile": kept.profile.to_document()}
     if kept.again is not None:

@@ -21,31 +21,15 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]")
 
 @dataclass(frozen=True)
 class Mount:
-    """A mounted file system, as the kernel lists it.
-
-    Attributes
-    ----------
-    device : str
-        A block device, a server's export, or just a name.
-    kind : str
-        Its type, such as "ext4".
-    """
+    """A mounted file system, as the kernel lists it."""
 
     point: str
-    device: str
-    kind: str
+    device: str  # a block device, a server's export, or just a name
+    kind: str  # its type, such as "ext4"
 
 
 def find_mount(path: str | os.PathLike[str], mounts: Path = _MOUNTS) -> Mount | None:
-    """Return the mount with the longest mount point above `path`; None if it is not known.
-
-    Parameters
-    ----------
-    path : path-like
-        A file or directory; need not exist.
-    mounts : Path
-        The kernel's list; a parameter for the tests.
-    """
+    """Return the mount with the longest mount point above `path`; None if it is not known."""
     try:
         lines = os.fsdecode(mounts.read_bytes()).strip().split("\n")
     except OSError:
@@ -65,17 +49,7 @@ def _unescape(word: str) -> str:
 
 
 def filesystem_id(path: str | os.PathLike[str]) -> str:
-    """Return a name for the file system of `path`, such as "ext4-160a81ff238cf016".
-
-    It is the same after a reboot and under another mount point wherever the file system
-    itself has an identity (ext4, XFS and Btrfs have one); one that lives in memory is new
-    each time it is mounted. Letters, digits, ".", "_" and "-" only.
-
-    Raises
-    ------
-    OSError
-        If there is no such path, or it cannot be reached.
-    """
+    """Return a name for the file system of `path`, such as "ext4-160a81ff238cf016"."""
     identity = os.statvfs(path).f_fsid
     mount = find_mount(path)
     kind = mount.kind if mount else "unknown"

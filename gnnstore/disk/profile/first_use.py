@@ -60,19 +60,7 @@ _lock = threading.Lock()
 def disk_profile(path: Path, progress: Progress | None = None) -> DeviceProfile:
     """Return the measurements of a store's disk; measure it if there are none.
 
-    Measuring takes some seconds, once for each file system. If the result cannot be saved in the
-    user's cache, it is kept for the rest of the process; if the disk cannot be measured, as in a
-    read-only directory, the rates of a common one are assumed. Both are logged.
-
-    Saved measurements are checked on a large file of the store, once in a process, which takes
-    0.2 s. If the disk is more than twice as fast or as slow, it is measured again, which may change
-    the saved ones; that is logged too. If it cannot be checked or measured again, the saved ones
-    are used.
-
-    Parameters
-    ----------
-    path : Path
-        The store, or another directory on the disk.
+    Measuring takes some seconds, once for each file system.
     """
     identity = filesystem_id(path)
     with _lock:

@@ -50,28 +50,14 @@ _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 
 @dataclass(frozen=True)
 class DiskMeasurement:
-    """A measurement of a disk, and its circumstances.
-
-    Attributes
-    ----------
-    directory : str
-        The directory of the file.
-    engine_reason : str
-        The engine, and the reason for its choice.
-    file_bytes : int
-        Size of the file; less than requested if space or time did not suffice.
-    seconds : float
-        In all.
-    remarks : tuple of str
-        Reservations about the rates; empty if there are none.
-    """
+    """A measurement of a disk, and its circumstances."""
 
     profile: DeviceProfile
-    directory: str
-    engine_reason: str
-    file_bytes: int
-    seconds: float
-    remarks: tuple[str, ...]
+    directory: str  # the directory of the file
+    engine_reason: str  # the engine, and the reason for its choice
+    file_bytes: int  # size of the file; less than requested if space or time did not suffice
+    seconds: float  # in all
+    remarks: tuple[str, ...]  # reservations about the rates; empty if there are none
 
 
 def measure_disk(
@@ -82,30 +68,7 @@ def measure_disk(
     engine: str | None = None,
     progress: Progress | None = None,
 ) -> DiskMeasurement:
-    """Measure the disk of `path`. Leaves nothing on it.
-
-    Parameters
-    ----------
-    path : path-like
-        A directory where a file may be made, or a file in one.
-    num_bytes : int
-        Size of the file, at least 1 MiB; at most a tenth of the free space is taken.
-    seconds : float
-        Approximate duration. Queue depths for which the disk is too slow in that time are left out.
-    engine : "io_uring" or "pread", optional
-        By default the one that a loader would choose.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such path.
-    UsageError
-        If the engine is unknown, not available here or "mmap", or a number is out of range.
-    NoSpaceError
-        If a tenth of the free space is less than 1 MiB, or space ran out.
-    StorageError
-        If no file can be made or written there, or a read fails.
-    """
+    """Measure the disk of `path`. Leaves nothing on it."""
     started = perf_counter()
     if not seconds > 0:
         raise UsageError(f"seconds={seconds} is no time to measure in; give a positive number")
@@ -211,15 +174,7 @@ class _Readings:
     def measure(
         self, deadline: float, sequential_seconds: float, progress: Progress
     ) -> tuple[float, dict[int, dict[int, float]]]:
-        """Return bytes per second in sequence, and reads per second at random.
-
-        Parameters
-        ----------
-        deadline : float
-            The end, on the clock of `perf_counter`.
-        sequential_seconds : float
-            The time for reading in sequence.
-        """
+        """Return bytes per second in sequence, and reads per second at random."""
         in_order = ReadRate(
             self._files,
             self._engine,
@@ -300,11 +255,7 @@ class _Sweep:
         self.slices: dict[tuple[int, int], list[float]] = {point: [] for point in points}
 
     def measure(self, point: tuple[int, int], seconds: float) -> None:
-        """Measure one slice in its share of the time, unless it would take far longer.
-
-        The first slice of a point may take the share of all its slices. Twice as long is not too
-        long: fast points leave a part of their share.
-        """
+        """Measure one slice in its share of the time, unless it would take far longer."""
         block, depth = point
         # A deeper queue is no slower. Counting the shallower ones keeps a slice that was
         # disturbed from ruling out all others of its point.

@@ -27,10 +27,7 @@ _SMALL_BYTES, _LARGE_BYTES = 4 << 10, 64 << 10
 
 
 def judge(ratios: Iterable[float]) -> Verdict:
-    """Return the verdict of the ratios of measured rates to expected ones.
-
-    A rate that is far lower outweighs any that are higher, as it needs an explanation.
-    """
+    """Return the verdict of the ratios of measured rates to expected ones."""
     found = tuple(ratios)
     if min(found) < 1 / _FACTOR:
         return "slower"
@@ -38,10 +35,7 @@ def judge(ratios: Iterable[float]) -> Verdict:
 
 
 def compare(new: DeviceProfile, old: DeviceProfile) -> Verdict:
-    """Return whether a disk is faster or slower by a new measurement than by an old one.
-
-    It compares the rates that predictions use: of small blocks, large ones, and in sequence.
-    """
+    """Return whether a disk is faster or slower by a new measurement than by an old one."""
     in_sequence = new.sequential_read_bytes_per_second / old.sequential_read_bytes_per_second
     blocks = (_SMALL_BYTES, _LARGE_BYTES)
     rates = ((new.random_reads_per_second[n], old.random_reads_per_second[n]) for n in blocks)
@@ -55,13 +49,7 @@ def _ratio(new: Mapping[int, float], old: Mapping[int, float]) -> float:
 
 
 def is_due(kept: KeptProfile, now: datetime) -> bool:
-    """Return whether another measurement would count, if the saved one is in doubt.
-
-    Parameters
-    ----------
-    now : datetime
-        With its time zone.
-    """
+    """Return whether another measurement would count, if the saved one is in doubt."""
     if kept.again is None:
         return True
     try:
@@ -73,10 +61,7 @@ def is_due(kept: KeptProfile, now: datetime) -> bool:
 
 
 def merged(kept: KeptProfile, new: DeviceProfile) -> KeptProfile:
-    """Return the profile to save after another measurement, made when `is_due`.
-
-    See the beginning of the module. Of two measurements of a slower disk, the faster one is saved.
-    """
+    """Return the profile to save after another measurement, made when `is_due`."""
     if not new.is_direct:
         return kept  # it is memory's speed, not the disk's
     verdict = compare(new, kept.profile)
@@ -89,10 +74,7 @@ def merged(kept: KeptProfile, new: DeviceProfile) -> KeptProfile:
 
 
 def confirmed(kept: KeptProfile) -> KeptProfile:
-    """Return the profile to save after a check has found the disk to be as fast as it says.
-
-    A slower measurement before that was of a busy minute, and the next such one is the first.
-    """
+    """Return the profile to save after a check has found the disk to be as fast as it says."""
     if kept.again is not None and compare(kept.again, kept.profile) == "slower":
         return KeptProfile(kept.profile)
     return kept

@@ -8,10 +8,7 @@ from pathlib import Path
 
 
 def drop_from_cache(paths: Iterable[Path]) -> None:
-    """Ask the kernel to drop the cached pages of files; needs no privilege once they are clean.
-
-    A directory stands for the files below it. Pages that a process has mapped stay.
-    """
+    """Ask the kernel to drop the cached pages of files; needs no privilege once they are clean."""
     for path in paths:
         for file in path.rglob("*") if path.is_dir() else [path]:
             if file.is_file():

@@ -51,21 +51,7 @@ def in_sequence(num_bytes: int, block_bytes: int) -> Draw:
 
 
 class ReadRate:
-    """A measurement of reads of one size at one queue depth.
-
-    Parameters
-    ----------
-    files : FileSet
-        One file.
-    block_bytes : int
-        Bytes of each read.
-    depth : int
-        Reads in flight.
-    draw : callable
-        Draws the offsets.
-    max_reads : int
-        The most reads of one slice, for files that are small compared to a read.
-    """
+    """A measurement of reads of one size at one queue depth."""
 
     def __init__(
         self,
@@ -99,15 +85,7 @@ class ReadRate:
         return (_WARM_UP_PER_DEPTH + _READS_PER_DEPTH) * self._depth
 
     def measure(self, seconds: float) -> float:
-        """Return the reads per second of one slice that takes about `seconds`.
-
-        A disk that does not complete `least_reads` in that time takes longer.
-
-        Raises
-        ------
-        OSError
-            If a read fails.
-        """
+        """Return the reads per second of one slice that takes about `seconds`."""
         reader = self._open_reader()
         size = min(_WARM_UP_PER_DEPTH * self._depth, self._max_reads)
         elapsed = self._seconds_of(reader, size)
@@ -119,13 +97,7 @@ class ReadRate:
         """Return the median rate, in reads per second, of short slices of `num_reads` each.
 
         For checks that have to be short on any disk: it makes as many slices as fit in `seconds`,
-        and at least one; of two, the faster counts. They begin and end with an empty queue, so this
-        is coarser than `measure`.
-
-        Raises
-        ------
-        OSError
-            If a read fails.
+        and at least one; of two, the faster counts.
         """
         reader = self._open_reader()
         deadline = perf_counter() + seconds

@@ -33,50 +33,18 @@ _SYNC_BYTES = 32 << 20
 
 @dataclass
 class ScratchFile:
-    """An empty file that is open for writing.
-
-    Attributes
-    ----------
-    path : str
-        Opens the same file again, as long as `descriptor` is open.
-    is_direct : bool
-        Whether writes bypass the page cache.
-    """
+    """An empty file that is open for writing."""
 
     directory: Path
     descriptor: int
-    path: str
-    is_direct: bool
+    path: str  # opens the same file again, as long as `descriptor` is open
+    is_direct: bool  # whether writes bypass the page cache
     has_name: bool
 
     def write(
         self, num_bytes: int, seconds: float, on_bytes: Callable[[int], None]
     ) -> tuple[int, float]:
-        """Fill the file with incompressible bytes, from its beginning.
-
-        Parameters
-        ----------
-        num_bytes : int
-            A multiple of 1 MiB.
-        seconds : float
-            No new write of 8 MiB begins after this; the first one always does.
-        on_bytes : callable
-            Called with the bytes of every write.
-
-        Returns
-        -------
-        int
-            Bytes written, and durable; a multiple of 1 MiB.
-        float
-            The seconds that took.
-
-        Raises
-        ------
-        NoSpaceError
-            If the file system is full before the end.
-        StorageError
-            If the operating system refuses otherwise.
-        """
+        """Fill the file with incompressible bytes, from its beginning."""
         chunk = _random_chunk(min(_WRITE_BYTES, num_bytes))
         marks = np.frombuffer(chunk, np.uint64)[:: _BLOCK_BYTES // 8]
         written = unsynced = 0
@@ -126,13 +94,7 @@ class ScratchFile:
 
 @contextmanager
 def open_scratch_file(directory: Path) -> Iterator[ScratchFile]:
-    """Make an empty file in a directory, for as long as the context lasts.
-
-    Raises
-    ------
-    StorageError
-        If it cannot be made, as on a read-only file system.
-    """
+    """Make an empty file in a directory, for as long as the context lasts."""
     with storage_errors(
         "make a file to measure with (any directory on the same file system will do)", directory
     ):

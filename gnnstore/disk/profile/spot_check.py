@@ -41,20 +41,12 @@ _ENGINES = ("io_uring", "pread")
 
 @dataclass(frozen=True)
 class SpotCheck:
-    """The rates that a check has found, and the expected ones.
+    """The rates that a check has found, and the expected ones."""
 
-    Attributes
-    ----------
-    reads_per_second, expected_reads_per_second : float
-        Of 4 KiB, at random.
-    bytes_per_second, expected_bytes_per_second : float
-        In order, in large blocks.
-    """
-
-    reads_per_second: float
-    expected_reads_per_second: float
-    bytes_per_second: float
-    expected_bytes_per_second: float
+    reads_per_second: float  # of 4 KiB, at random
+    expected_reads_per_second: float  # of 4 KiB, at random
+    bytes_per_second: float  # in order, in large blocks
+    expected_bytes_per_second: float  # in order, in large blocks
 
     @property
     def verdict(self) -> Verdict:
@@ -68,16 +60,7 @@ class SpotCheck:
 
 
 def spot_check(path: Path, profile: DeviceProfile) -> SpotCheck | None:
-    """Read a little of a store, in about 0.2 s; None if the disk cannot be checked with it.
-
-    It cannot if no file of the store is as large as that of a first measurement, if reads cannot
-    bypass the page cache, or if the profile is memory's or an assumption.
-
-    Raises
-    ------
-    OSError
-        If it cannot be read, or the engine that the profile was measured with is missing.
-    """
+    """Read a little of a store, in about 0.2 s; None if the disk cannot be checked with it."""
     if not profile.is_direct or profile.engine not in _ENGINES:
         return None
     rates = profile.random_reads_per_second[_SMALL_BYTES]

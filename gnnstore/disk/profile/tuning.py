@@ -35,34 +35,16 @@ _ROW_BLOCK_BYTES = (512, 4 << 10)  # the reads that rows of features need
 
 @dataclass(frozen=True)
 class ReadTuning:
-    """The parameters of an engine's reads.
+    """The parameters of an engine's reads."""
 
-    Attributes
-    ----------
-    gap_bytes : int
-        Rows at most this far apart share a read; a multiple of 512.
-    queue_depth : int
-        Reads in flight.
-    max_read_bytes : int
-        A longer read is cut into pieces of this size; a multiple of 4096.
-    source : str
-        "defaults", or "profile of" and the time of the measurement.
-    """
-
-    gap_bytes: int
-    queue_depth: int
-    max_read_bytes: int
-    source: str
+    gap_bytes: int  # rows at most this far apart share a read; a multiple of 512
+    queue_depth: int  # reads in flight
+    max_read_bytes: int  # a longer read is cut into pieces of this size; a multiple of 4096
+    source: str  # "defaults", or "profile of" and the time of the measurement
 
 
 def tune_reads(profile: DeviceProfile | None) -> ReadTuning:
-    """Return the tuning for a disk.
-
-    Parameters
-    ----------
-    profile : DeviceProfile or None
-        Its measurements. One made through the page cache is ignored, as it is not of the disk.
-    """
+    """Return the tuning for a disk."""
     if profile is None or not profile.is_direct:
         return ReadTuning(
             _DEFAULT_GAP_BYTES, _DEFAULT_QUEUE_DEPTH, _DEFAULT_MAX_READ_BYTES, "defaults"

@@ -12,15 +12,7 @@ from gnnstore.errors import StorageError
 
 
 def user_cache_directory(purpose: str) -> Path:
-    """Return the directory for files of one kind: `$XDG_CACHE_HOME/gnnstore/PURPOSE`.
-
-    `~/.cache` if the variable is unset, empty or relative, as its specification says.
-
-    Raises
-    ------
-    StorageError
-        If the user has no home directory.
-    """
+    """Return the directory for files of one kind: `$XDG_CACHE_HOME/gnnstore/PURPOSE`."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not cache.is_absolute():
         try:
@@ -33,18 +25,7 @@ def user_cache_directory(purpose: str) -> Path:
 
 
 def write_whole(file: Path, parts: Iterable[Any]) -> None:
-    """Write a file atomically: readers see all of it or the file before, never a part.
-
-    Parameters
-    ----------
-    parts : iterable of bytes-like
-        Its content, in order.
-
-    Raises
-    ------
-    OSError
-        If it cannot be written; nothing is left behind.
-    """
+    """Write a file atomically: readers see all of it or the file before, never a part."""
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
     try:

@@ -57,17 +57,11 @@ def num_blocks(chunk_bytes: npt.NDArray[np.int64], piece_bytes: int) -> npt.NDAr
 
 @dataclass(frozen=True, eq=False)
 class ChunkChecksums:
-    """The checksums of the chunks of a table.
+    """The checksums of the chunks of a table."""
 
-    Attributes
-    ----------
-    crcs : ndarray of uint32 [blocks]
-        From ``begins[i]`` to ``begins[i + 1] - 1``: of the blocks of chunk i.
-    begins : ndarray of int64 [S + 1]
-    """
-
+    # uint32 [blocks]: from ``begins[i]`` to ``begins[i + 1] - 1``: of the blocks of chunk i.
     crcs: npt.NDArray[np.uint32]
-    begins: npt.NDArray[np.int64]
+    begins: npt.NDArray[np.int64]  # int64 [S + 1]
 
     @classmethod
     def unknown(cls, chunk_bytes: npt.NDArray[np.int64]) -> ChunkChecksums:
@@ -83,22 +77,7 @@ class ChunkChecksums:
     def compare(
         self, i: int, content: npt.NDArray[np.uint8], offset: int, begin: int = 0, advice: str = ""
     ) -> None:
-        """Compare what was read of a chunk.
-
-        Parameters
-        ----------
-        content : ndarray of uint8
-            Its bytes from `begin` on, a multiple of `BLOCK_BYTES`, to another or the end.
-        offset : int
-            Where they lie in their file.
-        advice : str
-            Follows the message.
-
-        Raises
-        ------
-        OSError
-            Naming the first block that is not what was written.
-        """
+        """Compare what was read of a chunk."""
         found, first = _core.crc32c_blocks(content, BLOCK_BYTES), begin // BLOCK_BYTES
         expected = self.of_chunk(i)[first : first + len(found)]
         bad = np.flatnonzero(found != expected)
@@ -117,11 +96,6 @@ def shared_crcs(row_crcs: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
 
     A batch reads some of a segment's rows, and not those between them, so that there are no blocks
     to compare: it has one checksum for `CHECKED_ROWS` of its rows, of these rows' own.
-
-    Parameters
-    ----------
-    row_crcs : ndarray of uint32 [d]
-        crc32c of each row.
     """
     return _core.crc32c_blocks(row_crcs.astype("<u4").view(np.uint8), 4 * CHECKED_ROWS)
 
@@ -129,15 +103,7 @@ def shared_crcs(row_crcs: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
 def packed_read_error(
     error: OSError, path: str | Path, offset: int, what: str, advice: str
 ) -> Exception:
-    """Return why a chunk could not be read: it is damaged, or the system refused.
-
-    Parameters
-    ----------
-    path, offset
-        Where the chunk lies.
-    what, advice : str
-        Whose rows they are, and what to do where they are damaged.
-    """
+    """Return why a chunk could not be read: it is damaged, or the system refused."""
     if error.errno != errno.EBADMSG:
         return storage_error(error, f"read the packed rows of {what}", path)
     return CorruptStoreError(
@@ -155,18 +121,10 @@ def chunk_bytes(num_rows: npt.NDArray[np.int64], row_bytes: int) -> npt.NDArray[
 
 @dataclass(frozen=True, eq=False)
 class MissIndex:
-    """Destinations of the packed rows of each batch.
+    """Destinations of the packed rows of each batch."""
 
-    Attributes
-    ----------
-    num_rows : ndarray of int64 [S]
-        Distinct missed rows of each batch.
-    places : Spool
-        Of each batch what `batch` returns.
-    """
-
-    num_rows: npt.NDArray[np.int64]
-    places: Spool
+    num_rows: npt.NDArray[np.int64]  # int64 [S]: distinct missed rows of each batch
+    places: Spool  # of each batch what `batch` returns
 
     @property
     def num_bytes(self) -> int:
@@ -181,22 +139,7 @@ class MissIndex:
     def batch(
         self, i: int
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """Return where the rows of a batch go: int32 each, as they are kept, or read from a file.
-
-        Returns
-        -------
-        positions [num_rows[i]]
-            Where in the batch each row of the chunk comes first, in the order of the table.
-        repeat_targets, repeat_sources
-            Where missed rows come again, and where the same row comes first.
-
-        Raises
-        ------
-        CorruptStoreError
-            If the file no longer holds it.
-        StorageError
-            If it cannot be read.
-        """
+        """Return where the rows of a batch go, int32, from memory or from a file."""
         positions, targets, sources = self.places.read(i)
         return positions, targets, sources
 
@@ -207,36 +150,24 @@ class MissIndex:
 
 @dataclass(frozen=True, eq=False)
 class PackedChunks:
-    """Positions of the chunks of a table, in memory and in its file, and their checksums.
+    """Positions of the chunks of a table, in memory and in its file, and their checksums."""
 
-    Attributes
-    ----------
-    offsets : ndarray of int64 [S + 1]
-        Where the chunk of each batch begins, counted through `kept` and the file; the end of the
-        last one.
-    kept : ndarray of uint8
-        The first ones, which are in memory; the file begins where it ends.
-    """
-
+    # int64 [S + 1]: where the chunk of each batch begins, counted through `kept` and the file; the
+    # end of the last one.
     offsets: npt.NDArray[np.int64]
     checksums: ChunkChecksums
+    # The first ones, which are in memory; the file begins where it ends.
     kept: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8), repr=False)
 
 
 @dataclass(frozen=True, eq=False)
 class PackedTable:
-    """The file with the packed rows of one table.
-
-    Attributes
-    ----------
-    files : _core.FileSet
-        The file, open: it is read to the end even if it has been removed.
-    """
+    """The file with the packed rows of one table."""
 
     file_path: Path
     chunks: PackedChunks
     spec: RowSpec
-    files: _core.FileSet
+    files: _core.FileSet  # the file, open: it is read to the end even if it has been removed
 
     @property
     def num_disk_bytes(self) -> int:
@@ -269,21 +200,13 @@ class PackedTable:
 
 @dataclass(frozen=True)
 class PackCounts:
-    """Counts of the bytes and rows that packing has read and written.
+    """Counts of the bytes and rows that packing has read and written."""
 
-    Attributes
-    ----------
-    reads, bytes_read : int
-        Of the tables, with the gaps between rows that are needed.
-    rows_packed : int
-        Distinct rows of each batch, over all batches and tables.
-    """
-
-    reads: int = 0
-    bytes_read: int = 0
+    reads: int = 0  # of the tables, with the gaps between rows that are needed
+    bytes_read: int = 0  # of the tables, with the gaps between rows that are needed
     writes: int = 0
     bytes_written: int = 0
-    rows_packed: int = 0
+    rows_packed: int = 0  # distinct rows of each batch, over all batches and tables
     seconds: float = 0.0
 
     @property
@@ -313,15 +236,7 @@ def chunk_reader(engine: str) -> _core.Reader:
 
 
 class PackedSuperbatch:
-    """The packed rows of a superbatch. Thread-safe; a context manager that closes it.
-
-    Parameters
-    ----------
-    directory : Path
-        Holds the files of `tables` and nothing else; removed by `close`.
-    tables : Mapping of str to PackedTable
-        By the table's path in the store.
-    """
+    """The packed rows of a superbatch. Thread-safe; a context manager that closes it."""
 
     def __init__(
         self,
@@ -349,13 +264,7 @@ class PackedSuperbatch:
         return chunks + self.index.num_disk_bytes
 
     def rows(self, i: int) -> dict[str, RowSource]:
-        """Return the sources of the rows that batch `i` misses, by the table's path.
-
-        Raises
-        ------
-        IndexError
-            If there is no such batch.
-        """
+        """Return the sources of the rows that batch `i` misses, by the table's path."""
         if not 0 <= i < self.num_batches:
             raise IndexError(f"batch {i} is outside [0, {self.num_batches})")
         return {
@@ -366,15 +275,7 @@ class PackedSuperbatch:
     def _read_missed(
         self, i: int, path: str, slots: npt.NDArray[np.int32], out: npt.NDArray[Any]
     ) -> ReadCounts:
-        """Write the rows of a batch whose slot is negative to their places; the others stay.
-
-        Raises
-        ------
-        UsageError
-            If other rows are missed than were packed.
-        StorageError, CorruptStoreError
-            As in `read`.
-        """
+        """Write the rows of a batch whose slot is negative to their places; the others stay."""
         places = first, again, _ = self.index.batch(i)
         num_packed = len(first) + len(again)
         num_missed = int(np.count_nonzero(slots < 0))
@@ -394,24 +295,7 @@ class PackedSuperbatch:
         out: npt.NDArray[np.uint8],
         places: tuple[npt.NDArray[np.int32], ...] | None = None,
     ) -> ReadCounts:
-        """Write the missed rows of batch `i` of a table to their places; the others stay.
-
-        Parameters
-        ----------
-        path : str
-            Of the table in the store.
-        out : ndarray of uint8 [rows of the batch * row_bytes]
-        places : tuple of ndarray, optional
-            The result of `index.batch` for the batch, whose arrays may be in a file.
-
-        Raises
-        ------
-        StorageError
-            Naming the file and offset of a read that failed, or met the end of its file.
-        CorruptStoreError
-            If rows are not what was written, naming file, batch and bytes; or if where rows go is
-            in a file, which no longer holds it. `out` may have been written.
-        """
+        """Write the missed rows of batch `i` of a table to their places; the others stay."""
         table = self.tables[path]
         positions, targets, sources = self.index.batch(i) if places is None else places
         if len(positions) == 0:
@@ -446,26 +330,7 @@ class PackedSuperbatch:
         begin: int = 0,
         reader: _core.Reader | None = None,
     ) -> ReadCounts:
-        """Read packed rows of batch `i` of a table as they lie on disk: in its order.
-
-        Reads go straight to `out` where it lies at a multiple of what direct reads ask for.
-
-        Parameters
-        ----------
-        path : str
-            Of the table in the store.
-        out : ndarray of uint8
-            For the bytes of the chunk from `begin` on, to a multiple of `BLOCK_BYTES` or its end.
-        begin : int
-            A multiple of `BLOCK_BYTES`.
-        reader : _core.Reader, optional
-            With staging memory that is counted elsewhere; by default that of `read`.
-
-        Raises
-        ------
-        StorageError, CorruptStoreError
-            As in `read`.
-        """
+        """Read packed rows of batch `i` of a table as they lie on disk: in its order."""
         table = self.tables[path]
         offset = table.file_offset(i) + begin
         parts = (0, offset, len(out), 0)
@@ -493,13 +358,7 @@ class PackedSuperbatch:
 
 
 class PackedRows(RowSource):
-    """The rows that one batch misses of a table, as they were packed for it, and no others.
-
-    Parameters
-    ----------
-    read_missed : callable
-        Writes the rows whose slot is negative to their places in a buffer.
-    """
+    """The rows that one batch misses of a table, as they were packed for it, and no others."""
 
     def __init__(
         self,
@@ -519,17 +378,7 @@ class PackedRows(RowSource):
         return self._read_missed(np.full(ids.size, -1, np.int32), out)
 
     def read_into(self, request: RowRequest, out: npt.NDArray[Any]) -> ReadCounts:
-        """Fill `out` with the rows of the batch; cached ones are copied when others are read.
-
-        Raises
-        ------
-        UsageError
-            If other rows are missed than were packed.
-        StorageError
-            If they cannot be read.
-        CorruptStoreError
-            If they are not what was packed.
-        """
+        """Fill `out` with the rows of the batch; cached ones are copied when others are read."""
         if request.slots is None:
             return self.read_rows(request.ids, out)
         return self._read_missed(request.slots, out) + request.copy_cached(out)

@@ -41,14 +41,7 @@ _COPIES = 3
 
 
 def compress(raw: npt.NDArray[np.uint8], name: Compression, item_bytes: int) -> bytes | None:
-    """Return the frame of a chunk; None if it would not be smaller.
-
-    Parameters
-    ----------
-    raw : ndarray of uint8 [n * item_bytes]
-    item_bytes : int
-        Of an element: 1, 2, 4 or 8.
-    """
+    """Return the frame of a chunk; None if it would not be smaller."""
     from numcodecs import blosc  # noqa: PLC0415 - not needed for plans without
 
     if len(raw) == 0 or len(raw) > blosc.MAX_BUFFERSIZE - blosc.MAX_OVERHEAD:
@@ -59,13 +52,7 @@ def compress(raw: npt.NDArray[np.uint8], name: Compression, item_bytes: int) -> 
 
 
 def decompress(frame: npt.NDArray[np.uint8], out: npt.NDArray[np.uint8]) -> None:
-    """Fill `out` with what a frame holds.
-
-    Raises
-    ------
-    ValueError
-        If it is no frame of so many bytes.
-    """
+    """Fill `out` with what a frame holds."""
     from numcodecs import blosc  # noqa: PLC0415
 
     head = frame[:16].tobytes()
@@ -81,19 +68,12 @@ def decompress(frame: npt.NDArray[np.uint8], out: npt.NDArray[np.uint8]) -> None
 
 @dataclass(frozen=True, eq=False)
 class Frames:
-    """Positions of chunks and parts after compression.
+    """Positions of chunks and parts after compression."""
 
-    Attributes
-    ----------
-    offsets : ndarray of int64 [chunks + parts + 1]
-        Where each begins; the end of the last.
-    num_bytes, crcs : ndarray of int64 [chunks]
-        Of each chunk as it is kept.
-    """
-
+    # int64 [chunks + parts + 1]: where each begins; the end of the last.
     offsets: npt.NDArray[np.int64]
-    num_bytes: npt.NDArray[np.int64]
-    crcs: npt.NDArray[np.int64]
+    num_bytes: npt.NDArray[np.int64]  # int64 [chunks]: of each chunk as it is kept
+    crcs: npt.NDArray[np.int64]  # int64 [chunks]: of each chunk as it is kept
 
 
 def compress_chunks(
@@ -107,24 +87,7 @@ def compress_chunks(
     memory_bytes: int,
     num_threads: int = 1,
 ) -> Frames:
-    """Compress the chunks at the beginning of a part of a file, where they are; move up the rest.
-
-    Parameters
-    ----------
-    offsets : ndarray of int64 [chunks + parts + 1]
-        Where chunks begin, and what follows them; the end of the last.
-    chunk_bytes : sequence of int
-        Of each chunk, without the padding behind.
-    checksums : ChunkChecksums
-        The checksums of the chunks.
-    memory_bytes : int
-        For chunks and their frames: as many threads as it has room for, at least one.
-
-    Raises
-    ------
-    StorageError
-        If the file cannot be read or written, or does not hold the chunks that were written.
-    """
+    """Compress the chunks at the beginning of a part of a file in place; move up the rest."""
     num_chunks = len(chunk_bytes)
     at_once = memory_bytes // max(1, _COPIES * max(chunk_bytes, default=0))
     num_threads = max(1, min(num_threads, at_once))
@@ -161,18 +124,7 @@ def compress_chunks(
 
 
 class FrameReader:
-    """Reads compressed chunks. Safe to use from many threads at once.
-
-    Parameters
-    ----------
-    reader : _core.Reader
-        The reader of chunks.
-    index : ndarray of int64 [num_batches, ...]
-        Of the plan.
-    begins, num_bytes, crcs : slice
-        Its columns that say where frames begin, how long they are, and their crc32c; one for each
-        cached attribute.
-    """
+    """Reads compressed chunks. Safe to use from many threads at once."""
 
     def __init__(
         self,
@@ -199,17 +151,7 @@ class FrameReader:
         positions: npt.NDArray[np.int32],
         out: npt.NDArray[Any],
     ) -> ReadCounts:
-        """Write the rows of a batch's chunk to their places in `out`; the others stay.
-
-        Raises
-        ------
-        CorruptStoreError
-            If the frame is not what was written; says which bytes, but not whose.
-        StorageError
-            If it cannot be read.
-        OSError
-            As of the reader.
-        """
+        """Write the rows of a batch's chunk to their places in `out`; the others stay."""
         begin, size = int(self._begins[number, column]), int(self._sizes[number, column])
         if len(positions) == 0:
             return ReadCounts()

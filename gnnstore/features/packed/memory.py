@@ -23,24 +23,12 @@ from gnnstore.features.packed.chunks import CHUNK_ALIGNMENT_BYTES
 
 @dataclass(frozen=True)
 class PackingBuffers:
-    """A few large windows and buffers, or less where memory is short.
+    """A few large windows and buffers, or less where memory is short."""
 
-    Attributes
-    ----------
-    num_windows : int
-        Parts of the table that are being read or copied.
-    extra_window_bytes : int
-        Bytes of a window beyond the least.
-    buffer_bytes : int
-        Bytes that are collected of a batch before it is written.
-    num_spare_buffers : int
-        Buffers that are being written, by a thread each up to 16.
-    """
-
-    num_windows: int
-    extra_window_bytes: int
-    buffer_bytes: int
-    num_spare_buffers: int
+    num_windows: int  # parts of the table that are being read or copied
+    extra_window_bytes: int  # bytes of a window beyond the least
+    buffer_bytes: int  # bytes that are collected of a batch before it is written
+    num_spare_buffers: int  # buffers that are being written, by a thread each up to 16
 
     def window_bytes(self, table: FileRows) -> int:
         """Return the size of a window of a table."""
@@ -97,22 +85,12 @@ _SORTING_BUFFERS = 4
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """A batch whose missed rows are to be packed, as far as it is known before.
+    """A batch whose missed rows are to be packed, as far as it is known before."""
 
-    Attributes
-    ----------
-    num_rows : int
-        Rows of the largest batch.
-    most_missed, mean_missed : int
-        Missed rows of a batch: at most, and on average of a superbatch.
-    id_bytes : int
-        4 or 8, as the trace has ids.
-    """
-
-    num_rows: int
-    most_missed: int
-    mean_missed: int
-    id_bytes: int
+    num_rows: int  # rows of the largest batch
+    most_missed: int  # missed rows of a batch: at most, and on average of a superbatch
+    mean_missed: int  # missed rows of a batch: at most, and on average of a superbatch
+    id_bytes: int  # 4 or 8, as the trace has ids
 
     def reserve(self) -> list[Reservation]:
         """Return the memory for packing a superbatch by a trace in memory; positions stay."""
@@ -173,15 +151,7 @@ def sorting_bytes(
     *,
     spills: bool = False,
 ) -> int:
-    """Return the memory for sorting the misses of batches: keys of 8 bytes, twice.
-
-    Parameters
-    ----------
-    read_rows : int
-        Of the largest batch, where its ids and slots are read to be sorted.
-    spills : bool
-        Whether what is sorted goes to files, from memory of each thread.
-    """
+    """Return the memory for sorting the misses of batches: keys of 8 bytes, twice."""
     largest = int(misses.max(initial=0))
     keys = 2 * _pooled_bytes(8 * largest)
     read = _pooled_bytes(id_bytes * read_rows) + _pooled_bytes(4 * read_rows)
@@ -203,20 +173,7 @@ def least_memory(
     *,
     spills: bool = False,
 ) -> int:
-    """Return the least `memory_bytes` that packing works with; with more it is faster.
-
-    Parameters
-    ----------
-    misses : ndarray of int64 [S]
-        Distinct missed rows of each batch. Another position of the same row takes 8 bytes more.
-    id_bytes : int
-        4 or 8, as the trace has them.
-    read_rows : int
-        Rows of the largest batch, if trace and plan are on disk; 0: they are in memory.
-    spills : bool
-        Whether sorted rows go to files. They do in `pack` if the trace is on disk, or memory is
-        short; then another position of a row takes nothing.
-    """
+    """Return the least `memory_bytes` that packing works with; with more it is faster."""
     num_batches, total = len(misses), int(misses.sum())
     if spills:
         rows_bytes = id_bytes * _least_rows(misses)
@@ -229,18 +186,7 @@ def least_memory(
 
 
 def choose_buffers(table: FileRows, num_batches: int, memory_bytes: int) -> PackingBuffers:
-    """Decide how memory is used while a table is packed.
-
-    Parameters
-    ----------
-    memory_bytes : int
-        Memory beside the sorted rows.
-
-    Raises
-    ------
-    BudgetError
-        If there is too little.
-    """
+    """Decide how memory is used while a table is packed."""
     for buffers in _CHOICES:
         if buffers.num_bytes(table, num_batches) <= memory_bytes:
             return buffers
@@ -251,28 +197,7 @@ def choose_buffers(table: FileRows, num_batches: int, memory_bytes: int) -> Pack
 def share_with_rows(
     table: FileRows, misses: npt.NDArray[np.int64], id_bytes: int, memory_bytes: int
 ) -> tuple[PackingBuffers, int]:
-    """Decide how memory is used while a table is packed by rows that are in a file.
-
-    Parameters
-    ----------
-    misses : ndarray of int64 [S]
-        Distinct missed rows of each batch.
-    id_bytes : int
-        Of one of these.
-    memory_bytes : int
-        Memory beside the checksums and positions of chunks.
-
-    Returns
-    -------
-    PackingBuffers
-    int
-        Number of rows that are in memory at a time.
-
-    Raises
-    ------
-    BudgetError
-        If there is too little.
-    """
+    """Decide how memory is used while a table is packed by rows that are in a file."""
     num_batches, total, least = len(misses), int(misses.sum()), _least_rows(misses)
     left_bytes = memory_bytes - id_bytes * min(total, _PREFERRED_STRIDES * least)
     fitting = (s for s in _CHOICES if s.num_bytes(table, num_batches) <= left_bytes)

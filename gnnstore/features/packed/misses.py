@@ -39,24 +39,15 @@ Slots = CachePlan | npt.NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class MissTable:
-    """The distinct rows that each batch misses, and where they go.
+    """The distinct rows that each batch misses, and where they go."""
 
-    Attributes
-    ----------
-    rows : ndarray of int32 or int64 [m]
-        ``rows[begins[i]:begins[i] + index.num_rows[i]]`` are the rows of batch i, in the order of
-        the table. Empty where they are in a file, but of its element type.
-    begins : ndarray of int64 [S]
-    file : FileSpool or None
-        Of each batch its rows.
-    samples : ndarray of int32 or int64
-        Of rows in a file every `STRIDE_ROWS`-th of each batch, by which ends of ranges are found.
-    """
-
+    # int32 or int64 [m]: ``rows[begins[i]:begins[i] + index.num_rows[i]]`` are the rows of batch i,
+    # in the order of the table.
     rows: npt.NDArray[Any]
-    begins: npt.NDArray[np.int64]
+    begins: npt.NDArray[np.int64]  # int64 [S]
     index: MissIndex
-    file: FileSpool | None = None
+    file: FileSpool | None = None  # of each batch its rows
+    # Of rows in a file every `STRIDE_ROWS`-th of each batch, by which ends of ranges are found.
     samples: npt.NDArray[Any] = field(default_factory=lambda: np.empty(0, np.int32), repr=False)
 
     @property
@@ -84,32 +75,18 @@ class MissTable:
 
 @dataclass(frozen=True, eq=False)
 class MissCollector:
-    """Finds and sorts what batches miss. Made by `of`, which checks what it is given.
-
-    Attributes
-    ----------
-    slots : CachePlan, or ndarray of int32 or bool [n]
-    slots_of : callable
-        Returns the slot of each row of a batch.
-    most : ndarray of int64 [S]
-        Distinct rows that each batch misses, at most; exactly, if a plan says it.
-    """
+    """Finds and sorts what batches miss. Made by `of`, which checks what it is given."""
 
     trace: Trace
-    slots: Slots
+    slots: Slots  # cachePlan, or ndarray of int32 or bool [n]
     num_table_rows: int
-    slots_of: Callable[[int], npt.NDArray[np.int32]]
+    slots_of: Callable[[int], npt.NDArray[np.int32]]  # returns the slot of each row of a batch
+    # int64 [S]: distinct rows that each batch misses, at most; exactly, if a plan says it.
     most: npt.NDArray[np.int64]
 
     @classmethod
     def of(cls, trace: Trace, slots: Slots, num_table_rows: int) -> MissCollector:
-        """Check that trace and slots fit together.
-
-        Raises
-        ------
-        UsageError
-            If they do not.
-        """
+        """Check that trace and slots fit together."""
         _check_offsets(trace)
         return cls(trace, slots, num_table_rows, *_slots_of(trace, slots))
 
@@ -126,29 +103,7 @@ class MissCollector:
         num_threads: int = 1,
         stop: Flag | None = None,
     ) -> MissTable:
-        """Find and sort the rows that each batch misses, with as many threads as memory allows.
-
-        It goes on in a thread of its own, so that it may be interrupted.
-
-        Parameters
-        ----------
-        directory : Path, optional
-            Where files are made, "missed" and "positions"; by default all is in memory.
-        stop : Flag, optional
-            Once it is set, sorting ends.
-
-        Raises
-        ------
-        UsageError
-            If an id is not below `num_table_rows`, or the plan misses other rows than it says.
-        BudgetError
-            If there is too little memory.
-        NoSpaceError, StorageError, CorruptStoreError
-            If a trace or plan in files cannot be read, or a file not be made or written; files
-            are removed then.
-        CancelledError
-            If `stop` is set.
-        """
+        """Find and sort the rows that each batch misses, with as many threads as memory allows."""
         spills = directory is not None
         if spills:
             held = spilled_bytes(self.most, self.id_bytes)
@@ -242,20 +197,7 @@ class MissCollector:
     def _sort(
         self, i: int, rows: npt.NDArray[Any], positions: npt.NDArray[np.int32]
     ) -> tuple[int, npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """Find and sort what a batch misses.
-
-        Parameters
-        ----------
-        rows, positions : ndarray [k]
-            Receive the distinct rows in the order of the table, and where each comes first.
-
-        Returns
-        -------
-        int
-            Number of rows.
-        repeat_targets, repeat_sources : ndarray of int32
-            Where rows come again, and where the same row comes first.
-        """
+        """Find and sort what a batch misses."""
         ids, slots = self.trace.batch(i), self.slots_of(i)
         try:
             return _core.sort_misses(ids, slots, rows, positions, num_rows=self.num_table_rows)

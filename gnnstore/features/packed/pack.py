@@ -58,28 +58,15 @@ _IN_MEMORY = -1  # where the core has the number of a file
 
 @dataclass(frozen=True, eq=False)
 class TableJob:
-    """Packs one table of one superbatch: its missed rows, batch by batch in one file.
+    """Packs one table of one superbatch: its missed rows, batch by batch in one file."""
 
-    Attributes
-    ----------
-    path : str
-        Of the table in the store.
-    file_path : Path
-        The file to make; or, if it `grows`, to make longer.
-    begin : int
-        Where the first chunk is to begin in the file, a multiple of 4096.
-    grows : bool
-        Only of rows in memory.
-    num_kept : int
-        Batches, from the first on, whose chunks stay in memory; the file has those after them.
-    """
-
-    path: str
+    path: str  # of the table in the store
     table: FileRows
     missed: MissTable
-    file_path: Path
-    begin: int = 0
-    grows: bool = False
+    file_path: Path  # the file to make; or, if it `grows`, to make longer
+    begin: int = 0  # where the first chunk is to begin in the file, a multiple of 4096
+    grows: bool = False  # only of rows in memory
+    # Batches, from the first on, whose chunks stay in memory; the file has those after them.
     num_kept: int = 0
 
     def run(
@@ -166,18 +153,7 @@ def packed_bytes(
     spilled_id_bytes: int = 0,
     chunk_memory_bytes: int = 0,
 ) -> int:
-    """Return the bytes on disk that packing takes.
-
-    Parameters
-    ----------
-    misses : ndarray of int64 [S]
-        Distinct missed rows of each batch, as in `CachePlan.misses`.
-    spilled_id_bytes : int
-        4 or 8, as a trace on disk has ids: there the sorted rows are as well, with 4 bytes of a
-        position for each. 0: they are in memory.
-    chunk_memory_bytes : int
-        As of `pack`.
-    """
+    """Return the bytes on disk that packing takes."""
     rows = np.asarray(misses, np.int64)
     sorted_bytes = (spilled_id_bytes + 4) * int(rows.sum()) if spilled_id_bytes else 0
     written = rows[_count_kept(tables, rows, chunk_memory_bytes) :]
@@ -188,10 +164,7 @@ def packed_bytes(
 def _count_kept(
     tables: Mapping[str, FileRows], misses: npt.NDArray[np.int64], chunk_memory_bytes: int
 ) -> int:
-    """Return how many batches, from the first on, have chunks that stay in memory.
-
-    The first ones: they are done with first.
-    """
+    """Return how many batches, from the first on, have chunks that stay in memory."""
     each = sum(
         (chunk_bytes(misses, table.row_bytes) for table in tables.values()),
         start=np.zeros(len(misses), np.int64),
@@ -220,51 +193,7 @@ def pack(
     stop: Flag | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> PackedSuperbatch:
-    """Write the missed rows of each batch of a superbatch to files, reading each table once.
-
-    Parameters
-    ----------
-    tables : Mapping of str to FileRows
-        Tables of the same nodes, by path in the store.
-    trace : Trace
-        Must not be changed meanwhile.
-    slots : CachePlan, or ndarray of int32 or bool [n]
-        Beside the trace's ids: negative, or false, is missed.
-    directory : Path
-        Where a directory for the files is made; it must exist.
-    memory_bytes : int
-        For everything: what windows of the table and a buffer for each batch take, and what is
-        read at a time of a trace and plan on disk. Of a trace in memory also 8 bytes for each
-        miss where ids are int32, 12 for int64, of which the result keeps 4; where there is too
-        little for these, and for a trace on disk, they are in files (see `least_memory`).
-    num_threads : int
-        Threads that sort, and then copy rows; one more plans and reads, and 16 wait for writes.
-    chunk_memory_bytes : int
-        For chunks of the first batches, which stay in memory until the result is closed; apart from
-        `memory_bytes`. They have no checksums.
-    disk_bytes : int, optional
-        Bytes that may be written.
-    stop : Flag, optional
-        Once it is set, packing ends within milliseconds.
-    advance : callable, optional
-        Called now and then with the bytes that were read and written since the last call.
-
-    Returns
-    -------
-    PackedSuperbatch
-
-    Raises
-    ------
-    UsageError
-        If trace, slots and tables do not fit together.
-    BudgetError
-        If a budget is too small; by how much. Nothing has been written.
-    NoSpaceError
-        If the file system has too little room; nothing is left behind.
-    StorageError
-        If a file cannot be made, read or written; nothing is left behind.
-    CancelledError
-    """
+    """Write the missed rows of each batch of a superbatch to files, reading each table once."""
     start = perf_counter()
     if stop is not None and stop.is_set():
         raise CancelledError("packing was stopped before it began")
@@ -335,25 +264,7 @@ def append_missed(
     memory_bytes: int,
     num_threads: int = 1,
 ) -> dict[str, PackedChunks]:
-    """Pack collected misses behind what other superbatches have in files that are kept.
-
-    Parameters
-    ----------
-    missed : MissTable
-        In memory; a chunk is written for each of its batches. Counted with `memory_bytes`.
-    files : Mapping of str to (Path, int)
-        For each table a file, which exists, and a multiple of 4096 to begin at.
-
-    Returns
-    -------
-    dict of str to PackedChunks
-        For each table, where the chunk of each batch is in its file.
-
-    Raises
-    ------
-    BudgetError, NoSpaceError, StorageError
-        As `pack`. Behind the beginnings, files may hold anything then.
-    """
+    """Pack collected misses behind what other superbatches have in files that are kept."""
     directory = next(iter(files.values()))[0].parent
     _check_room(directory, packed_bytes(tables, missed.index.num_rows), None)
     chunks: dict[str, PackedChunks] = {}

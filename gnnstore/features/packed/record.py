@@ -34,43 +34,26 @@ _SHARED_ARRAYS = 2
 
 @dataclass(frozen=True, eq=False)
 class SavedRecord:
-    """The contents of a batch of n nodes and m edges in a plan, without its packed rows.
+    """The contents of a batch of n nodes and m edges in a plan, without its packed rows."""
 
-    Attributes
-    ----------
-    seeds : tuple of ndarray
-        Attributes that describe the seeds: `input_id`, int64 [B], where these are nodes.
-    slots : ndarray of int32 [n]
-    change_positions, change_slots : ndarray of int32 [c]
-        As in `PlanStep`.
-    positions, repeat_targets, repeat_sources : ndarray of int32
-        As `MissIndex.batch` returns them.
-    shared : pair of ndarray of int32 [d], or None
-        Positions and ranks of rows that the batches of a segment share; None: the plan has no
-        segments.
-    chunk_crcs : tuple of ndarray of uint32
-        For each cached attribute, of the blocks of the batch's chunk. Empty: there are none, or
-        chunks are compressed.
-    shared_crcs : tuple of ndarray of uint32
-        For each cached attribute, what `chunks.shared_crcs` makes of the shared rows.
-    plain : tuple of ndarray
-        Rows of the attributes that are not cached, [n, ...] or [m, ...].
-    edge_ids : ndarray of int32 or int64 [m], or None
-        None: positions are ids.
-    """
-
+    # Attributes that describe the seeds: `input_id`, int64 [B], where these are nodes.
     seeds: tuple[npt.NDArray[Any], ...]
-    slots: npt.NDArray[np.int32]
-    change_positions: npt.NDArray[np.int32]
-    change_slots: npt.NDArray[np.int32]
-    positions: npt.NDArray[np.int32]
-    repeat_targets: npt.NDArray[np.int32]
-    repeat_sources: npt.NDArray[np.int32]
+    slots: npt.NDArray[np.int32]  # int32 [n]
+    change_positions: npt.NDArray[np.int32]  # int32 [c]: as in `PlanStep`
+    change_slots: npt.NDArray[np.int32]  # int32 [c]: as in `PlanStep`
+    positions: npt.NDArray[np.int32]  # as `MissIndex.batch` returns them
+    repeat_targets: npt.NDArray[np.int32]  # as `MissIndex.batch` returns them
+    repeat_sources: npt.NDArray[np.int32]  # as `MissIndex.batch` returns them
+    # Rows of the attributes that are not cached, [n, ...] or [m, ...].
     plain: tuple[npt.NDArray[Any], ...]
-    edge_ids: npt.NDArray[Any] | None
+    edge_ids: npt.NDArray[Any] | None  # int32 or int64 [m], or None: none: positions are ids
     subgraph: CompactSample
+    # pair of ndarray of int32 [d], or None: positions and ranks of rows that the batches of a
+    # segment share; None: the plan has no segments.
     shared: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]] | None = None
+    # For each cached attribute, of the blocks of the batch's chunk.
     chunk_crcs: tuple[npt.NDArray[np.uint32], ...] = ()
+    # For each cached attribute, what `chunks.shared_crcs` makes of the shared rows.
     shared_crcs: tuple[npt.NDArray[np.uint32], ...] = ()
 
     @property
@@ -80,18 +63,7 @@ class SavedRecord:
         return PlanStep(self.subgraph.n_id, self.slots, *changes)
 
     def check_numbers(self, num_slots: int) -> None:
-        """Refuse numbers that point outside of the batch or the cache: a plan may be of anybody.
-
-        Parameters
-        ----------
-        num_slots : int
-            Of the cache.
-
-        Raises
-        ------
-        CorruptStoreError
-            If there are any.
-        """
+        """Refuse numbers that point outside of the batch or the cache: a plan may be of anybody."""
         graph = self.subgraph
         num_nodes, num_edges = len(graph.n_id), len(graph.edge_pos)
         for what, array, least, end in (
@@ -141,20 +113,7 @@ class SavedRecord:
         *,
         num_seeds: int = 1,
     ) -> SavedRecord:
-        """Return the record that was encoded as these arrays; it keeps them.
-
-        Parameters
-        ----------
-        crc_arrays : pair of int
-            Number of arrays with checksums, as the manifest says.
-        num_seeds : int
-            Number of seeds.
-
-        Raises
-        ------
-        CorruptStoreError
-            If they are those of no record.
-        """
+        """Return the record that was encoded as these arrays; it keeps them."""
         step = num_seeds + _STEP_ARRAYS
         of_chunk = step + (_SHARED_ARRAYS if has_segments else 0)
         of_shared = of_chunk + crc_arrays[0]
@@ -205,13 +164,7 @@ def encode_record(arrays: Sequence[npt.NDArray[Any]]) -> list[memoryview]:
 
 
 def decode_record(record: npt.NDArray[np.uint8]) -> list[npt.NDArray[Any]]:
-    """Return the arrays of a record whose checksum is right, as views.
-
-    Raises
-    ------
-    ValueError, TypeError, IndexError
-        If it is none: a plan may come from anywhere.
-    """
+    """Return the arrays of a record whose checksum is right, as views."""
     words = record.view(np.int64)
     shapes: list[tuple[np.dtype[Any], tuple[int, ...]]] = []
     at = 1

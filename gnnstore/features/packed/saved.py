@@ -41,46 +41,23 @@ _HELP = "Restore the plan from a copy, or pack again; 'gnnstore verify' shows al
 
 @dataclass(frozen=True, eq=False)
 class _PackedTable:
-    """One cached attribute of the store, as its rows are packed.
-
-    Attributes
-    ----------
-    column : int
-        Its number among the cached attributes.
-    begin_column : int
-        Where the index says at which byte its rows of a batch begin.
-    """
+    """One cached attribute of the store, as its rows are packed."""
 
     spec: RowSpec
     rows: FileRows
     row_bytes: int
-    column: int
-    begin_column: int
+    column: int  # its number among the cached attributes
+    begin_column: int  # where the index says at which byte its rows of a batch begin
 
 
 class SavedPlan:
-    """A plan's files, open to be read. Safe to use from many threads at once.
-
-    Parameters
-    ----------
-    engine : Engine
-        The engine that reads rows.
-
-    Attributes
-    ----------
-    tables : dict of str to FileRows
-        The files of packed rows, by the attribute's path in the store.
-
-    Raises
-    ------
-    StorageError
-        If a file cannot be opened.
-    """
+    """A plan's files, open to be read. Safe to use from many threads at once."""
 
     def __init__(self, reader: PackedReader, engine: Engine) -> None:
         self.reader = reader
         self.engine = engine
         self._chunks = chunk_reader(engine.name)
+        # The files of packed rows, by the attribute's path in the store.
         self.tables = {
             spec.path: _packed_rows(spec, reader.rows[spec.path], engine)
             for spec in reader.manifest.cached_specs
@@ -123,15 +100,7 @@ class SavedPlan:
 
     @classmethod
     def open(cls, reader: PackedReader, forced: str | None = None) -> SavedPlan:
-        """Open a plan with the engine that is asked for, or the fastest that works.
-
-        Raises
-        ------
-        UsageError
-            If the engine is not available.
-        StorageError
-            If a file cannot be opened.
-        """
+        """Open a plan with the engine that is asked for, or the fastest that works."""
         largest = max(reader.files, key=lambda entry: entry.size_bytes)
         return cls(reader, open_engine(reader.path / largest.path, forced))
 
@@ -149,15 +118,7 @@ class SavedPlan:
         return self._chunks.staging_bytes + shared + frames + int(records.max(initial=0))
 
     def record(self, number: int) -> SavedRecord:
-        """Read what the plan holds of a batch, of all epochs counted together.
-
-        Raises
-        ------
-        CorruptStoreError
-            If it is not what was written; says which batch and bytes.
-        StorageError
-            If it cannot be read.
-        """
+        """Read what the plan holds of a batch, of all epochs counted together."""
         begin, num_bytes, crc = (int(value) for value in self.reader.index[number, :3])
         record = empty((num_bytes,), np.uint8)
         try:
@@ -218,23 +179,7 @@ class SavedPlan:
     def read_missed(
         self, number: int, record: SavedRecord, path: str, out: npt.NDArray[Any]
     ) -> ReadCounts:
-        """Write the packed rows of a batch to their places; the others stay.
-
-        They are compared with the plan's checksums.
-
-        Parameters
-        ----------
-        path : str
-            Of the attribute in the store.
-        out : ndarray [n, *row_shape], C-ordered
-
-        Raises
-        ------
-        CorruptStoreError
-            If they are not what was packed; says which batch and bytes. Some are written then.
-        StorageError
-            Naming the file and offset of a read that failed, or met the end of its file.
-        """
+        """Write the packed rows of a batch to their places; the others stay."""
         packed = self._packed[path]
         table, column = packed.rows, packed.column
         counts = ReadCounts()
@@ -304,20 +249,7 @@ class SavedPlan:
 
 
 def _packed_rows(spec: AttributeSpec, packed: PagedArray, engine: Engine) -> FileRows:
-    """Open the packed rows of an attribute of the store.
-
-    Parameters
-    ----------
-    spec : AttributeSpec
-        As the store has it.
-    packed : PagedArray
-        Bytes of the chunks.
-
-    Raises
-    ------
-    StorageError
-        If the file cannot be opened.
-    """
+    """Open the packed rows of an attribute of the store."""
     geometry = PageGeometry(spec.row_bytes, DEFAULT_PAGE_BYTES)
     array = PagedArray(spec, plan_shards(geometry, spec.num_rows), packed.file_paths)
     return FileRows(array, engine, packed.open_files(direct=engine.choice.is_direct))

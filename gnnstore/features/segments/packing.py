@@ -47,69 +47,39 @@ _LOOKING_BYTES = 24 << 20
 
 @dataclass(frozen=True)
 class SegmentPlace:
-    """Positions of the shared rows of one segment.
+    """Positions of the shared rows of one segment."""
 
-    Attributes
-    ----------
-    first, end : int
-        Its batches: first to end - 1 of the superbatch.
-    num_rows, part_rows : int
-        Shared rows, and of a whole part. Each part begins on a page.
-    first_part, first_row : int
-        Among all parts, and all shared rows, of the superbatch.
-    """
-
-    first: int
-    end: int
-    num_rows: int
-    part_rows: int
-    first_part: int
-    first_row: int
+    first: int  # its batches: first to end - 1 of the superbatch
+    end: int  # its batches: first to end - 1 of the superbatch
+    num_rows: int  # shared rows, and of a whole part
+    part_rows: int  # shared rows, and of a whole part
+    first_part: int  # among all parts, and all shared rows, of the superbatch
+    first_row: int  # among all parts, and all shared rows, of the superbatch
 
 
 @dataclass(frozen=True, eq=False)
 class DividedChunks:
-    """Positions of the chunks and parts of a table in its file, and the checksums of their rows.
+    """Positions of the chunks and parts of a table in its file, and the checksums of their rows."""
 
-    Attributes
-    ----------
-    offsets : ndarray of int64 [S + parts + 1]
-        Where the chunk of each batch and each part begins; the end of the last.
-    checksums : ChunkChecksums
-        Of the chunks; what it has of parts is of rows that are not in their order yet.
-    shared_crcs : ndarray of uint32
-        crc32c of each shared row, segment by segment in its order.
-    """
-
+    # int64 [S + parts + 1]: where the chunk of each batch and each part begins; the end of the
+    # last.
     offsets: npt.NDArray[np.int64]
+    # Of the chunks; what it has of parts is of rows that are not in their order yet.
     checksums: ChunkChecksums
+    # crc32c of each shared row, segment by segment in its order.
     shared_crcs: npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, eq=False)
 class DividedMisses:
-    """The misses of a superbatch: shared ones by segment, the others by batch.
+    """The misses of a superbatch: shared ones by segment, the others by batch."""
 
-    Attributes
-    ----------
-    missed : MissTable
-        The packed chunks: one for each batch, and then one for each part.
-    index : MissIndex
-        Of all misses. The positions of a batch are those of its own rows, in the order of the
-        table, and then those of shared rows, by rank.
-    ranks : ndarray of int32 or int64
-        Beside the positions of shared rows: the place of each in its segment's order.
-    own : ndarray of int64 [S]
-        Rows in the chunk of each batch.
-    ordered : ndarray of int32 or int64
-        The rows of all parts, in their segment's order.
-    """
-
-    missed: MissTable
-    index: MissIndex
+    missed: MissTable  # the packed chunks: one for each batch, and then one for each part
+    index: MissIndex  # of all misses
+    # Beside the positions of shared rows: the place of each in its segment's order.
     ranks: npt.NDArray[Any]
-    own: npt.NDArray[np.int64]
-    ordered: npt.NDArray[Any]
+    own: npt.NDArray[np.int64]  # int64 [S]: rows in the chunk of each batch
+    ordered: npt.NDArray[Any]  # the rows of all parts, in their segment's order
     segments: tuple[SegmentPlace, ...]
 
     @property
@@ -142,22 +112,14 @@ class DividedMisses:
 
 @dataclass(frozen=True, eq=False)
 class BatchMisses:
-    """Destinations of the missed rows of one batch, all int32.
+    """Destinations of the missed rows of one batch, all int32."""
 
-    Attributes
-    ----------
-    positions : ndarray
-        Of each row of the batch's chunk.
-    repeat_targets, repeat_sources : ndarray
-        Positions that get the row of another one.
-    shared_positions, shared_ranks : ndarray
-        Of rows that the segment's batches share, with their ranks, which ascend.
-    """
-
-    positions: npt.NDArray[np.int32]
-    repeat_targets: npt.NDArray[np.int32]
-    repeat_sources: npt.NDArray[np.int32]
+    positions: npt.NDArray[np.int32]  # of each row of the batch's chunk
+    repeat_targets: npt.NDArray[np.int32]  # positions that get the row of another one
+    repeat_sources: npt.NDArray[np.int32]  # positions that get the row of another one
+    # Of rows that the segment's batches share, with their ranks, which ascend.
     shared_positions: npt.NDArray[np.int32]
+    # Of rows that the segment's batches share, with their ranks, which ascend.
     shared_ranks: npt.NDArray[np.int32]
 
 
@@ -168,15 +130,7 @@ def divide_misses(
     num_table_rows: int,
     row_bytes: int,
 ) -> DividedMisses:
-    """Find what the batches of each segment share. Takes `missed` over: it is changed.
-
-    Parameters
-    ----------
-    segment : int
-        Batches of a segment; with 1 nothing is shared.
-    row_bytes : int
-        Of the table with the longest rows.
-    """
+    """Find what the batches of each segment share. Takes `missed` over: it is changed."""
     index, rows = missed.index, missed.rows
     own = index.num_rows.copy()
     if segment == 1:
@@ -213,15 +167,7 @@ def divide_misses(
 
 
 def segment_memory(misses: npt.NDArray[np.int64], id_bytes: int, num_tables: int) -> int:
-    """Return the memory for dividing rows, beside that for packing (see `least_memory`).
-
-    Parameters
-    ----------
-    misses : ndarray of int64 [S]
-        Distinct missed rows of each batch.
-    id_bytes : int
-        4 or 8, as the trace has them.
-    """
+    """Return the memory for dividing rows, beside that for packing (see `least_memory`)."""
     total = int(misses.sum())
     # A copy for the kernel, and half as many shared rows in two orders, with their buffers, and
     # with a checksum of each.
@@ -238,25 +184,7 @@ def append_divided(
     memory_bytes: int,
     num_threads: int = 1,
 ) -> dict[str, DividedChunks]:
-    """Write the chunks of batches, and behind them the parts of segments.
-
-    Parameters
-    ----------
-    files : Mapping of str to (Path, int)
-        As of `append_missed`.
-    memory_bytes : int
-        For what is divided, and to pack it.
-
-    Returns
-    -------
-    dict of str to DividedChunks
-        For each table.
-
-    Raises
-    ------
-    BudgetError, NoSpaceError, StorageError
-        As `append_missed`.
-    """
+    """Write the chunks of batches, and behind them the parts of segments."""
     chunks = append_missed(
         tables,
         divided.missed,

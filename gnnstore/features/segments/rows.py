@@ -23,15 +23,7 @@ _IS_READ, _IS_LEFT = np.int32(-1), np.int32(0)
 
 
 class SharedReader:
-    """The shared rows of a plan with segments. Safe to use from many threads at once.
-
-    Parameters
-    ----------
-    reader : PackedReader
-        Of a plan that has segments.
-    engine : Engine
-        Reads each page once, and those that are near together.
-    """
+    """The shared rows of a plan with segments. Safe to use from many threads at once."""
 
     def __init__(self, reader: PackedReader, engine: Engine) -> None:
         assert reader.segments is not None  # noqa: S101 - for the type checker
@@ -49,28 +41,7 @@ class SharedReader:
         *,
         crcs: npt.NDArray[np.uint32],
     ) -> ReadCounts:
-        """Write the rows that a batch shares with others to their places; the others stay.
-
-        Parameters
-        ----------
-        number : int
-            Of the batch, of all epochs counted together.
-        column : int
-            Of the attribute, among those that are cached.
-        places : pair of ndarray of int32 [d]
-            Where in the batch each row goes, and its rank: its place in the segment's order.
-        out : ndarray [n, *row_shape], C-ordered
-        crcs : ndarray of uint32
-            As `shared_crcs` returns them of the rows.
-
-        Raises
-        ------
-        CorruptStoreError
-            If rows are not what was packed, or there are not so many; says which bytes, but not
-            whose. They are written then.
-        StorageError
-            Naming the file and offset of a read that failed, or met the end of its file.
-        """
+        """Write the rows that a batch shares with others to their places; the others stay."""
         positions, ranks = places
         if len(positions) == 0 or table.row_bytes == 0:
             return ReadCounts()

@@ -29,40 +29,21 @@ _WORDS = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8)
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """The rows of a batch that a tier has, and the others.
+    """The rows of a batch that a tier has, and the others."""
 
-    Attributes
-    ----------
-    positions : ndarray of int64 [h]
-        Positions in the batch of the rows in the tier.
-    slots : ndarray of int64 [h]
-        Their slots.
-    others : ndarray of int64 [n - h]
-        Positions of the rows that come from below.
-    """
-
-    positions: npt.NDArray[np.int64]
-    slots: npt.NDArray[np.int64]
-    others: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]  # int64 [h]: positions in the batch of the rows in the tier
+    slots: npt.NDArray[np.int64]  # int64 [h]: their slots
+    others: npt.NDArray[np.int64]  # int64 [n - h]: positions of the rows that come from below
 
 
 @dataclass(frozen=True, eq=False)
 class DeviceRows:
-    """The rows of some nodes, as a tensor on a device. Immutable, so safe to use from threads.
+    """The rows of some nodes, as a tensor on a device. Immutable, so safe to use from threads."""
 
-    Attributes
-    ----------
-    slots : SlotIndex
-        Which nodes they are; in main memory.
-    words : Tensor [C, row_bytes / bytes of a word], on the device
-    dtype : torch.dtype
-        Of a row's elements.
-    """
-
-    slots: SlotIndex
+    slots: SlotIndex  # which nodes they are; in main memory
     words: torch.Tensor
     row_shape: tuple[int, ...]
-    dtype: torch.dtype
+    dtype: torch.dtype  # of a row's elements
 
     @classmethod
     def from_nodes(
@@ -73,22 +54,7 @@ class DeviceRows:
         *,
         dtype: torch.dtype | None = None,
     ) -> Self:
-        """Read the rows of some nodes and move them to a device, some megabytes at a time.
-
-        Parameters
-        ----------
-        nodes : ndarray of int64 [C]
-            Strictly ascending.
-        dtype : torch.dtype, optional
-            The type of elements where NumPy has none: torch.bfloat16 for a table of its bits.
-
-        Raises
-        ------
-        UsageError
-            If the nodes do not ascend, or are not in the table.
-        StorageError
-            If a row cannot be read.
-        """
+        """Read the rows of some nodes and move them to a device, some megabytes at a time."""
         try:
             slots = SlotIndex.of(nodes, source.num_rows)
         except (ValueError, IndexError) as error:
@@ -126,29 +92,13 @@ class DeviceRows:
         return self.words.nbytes
 
     def split(self, ids: npt.NDArray[Any]) -> Split:
-        """Tell the rows of a batch that are here from the others.
-
-        Parameters
-        ----------
-        ids : ndarray of int32 or int64 [n]
-            A batch may repeat them.
-        """
+        """Tell the rows of a batch that are here from the others."""
         slots = self.slots.slots(ids)
         positions = np.flatnonzero(slots >= 0)
         return Split(positions, slots[positions].astype(np.int64), np.flatnonzero(slots < 0))
 
     def fill(self, out: torch.Tensor, split: Split) -> None:
-        """Write the rows that are here to their places; the others stay as they are.
-
-        Parameters
-        ----------
-        out : Tensor [n, *row_shape] of `dtype`, contiguous, on the device
-
-        Raises
-        ------
-        UsageError
-            If it is another tensor.
-        """
+        """Write the rows that are here to their places; the others stay as they are."""
         self._check(out, len(split.positions) + len(split.others), "out")
         slots, places = (
             torch.from_numpy(part).to(self.device) for part in (split.slots, split.positions)
@@ -174,27 +124,7 @@ def assemble(
     device_tier: DeviceRows,
     lower: Callable[[npt.NDArray[Any]], torch.Tensor],
 ) -> torch.Tensor:
-    """Return the rows of a batch on the tier's device.
-
-    Rows of the tier are copied on the device; only the other rows are read, and moved.
-
-    Parameters
-    ----------
-    n_id : ndarray of int32 or int64 [n]
-    lower : callable
-        Returns the rows of some ids, a contiguous tensor [m, *row_shape] on any device. Called
-        once, with the ids that the tier does not hold, in their order; not at all if there are
-        none.
-
-    Returns
-    -------
-    Tensor [n, *row_shape], on the device
-
-    Raises
-    ------
-    UsageError
-        If `lower` returns other rows than it was asked for; and whatever it raises.
-    """
+    """Return the rows of a batch on the tier's device."""
     split = device_tier.split(n_id)
     out = device_tier.empty(len(n_id))
     device_tier.fill(out, split)  # goes on while the others are read

@@ -34,19 +34,11 @@ _PIECE_BYTES = 2**26
 
 
 class Ranges(NamedTuple):
-    """Ranges of rows of a file, and where they go.
+    """Ranges of rows of a file, and where they go."""
 
-    Attributes
-    ----------
-    firsts, ends : ndarray of int64 [k]
-        Rows `firsts[i]` to `ends[i] - 1`.
-    places : ndarray of int64 [k]
-        Row of the output that each begins at.
-    """
-
-    firsts: Int64Array
-    ends: Int64Array
-    places: Int64Array
+    firsts: Int64Array  # int64 [k]: rows `firsts[i]` to `ends[i] - 1`
+    ends: Int64Array  # int64 [k]: rows `firsts[i]` to `ends[i] - 1`
+    places: Int64Array  # int64 [k]: row of the output that each begins at
 
     def joined(self) -> Ranges:
         """Return the ranges that are not empty, those that continue one another as one."""
@@ -78,13 +70,7 @@ class PartitionFiles:
 
     @contextmanager
     def checking_beside(self) -> Iterator[None]:
-        """Verify checksums in a thread, of what is read meanwhile; all are verified at the end.
-
-        Raises
-        ------
-        CorruptStoreError
-            At the end, if a block is not what was written, whatever else was raised meanwhile.
-        """
+        """Verify checksums in a thread, of what is read meanwhile; all are verified at the end."""
         with Workers(1, f"{THREAD_NAME}-checksums") as workers:
             self._checking = workers
             try:
@@ -102,15 +88,7 @@ class PartitionFiles:
     def read_rows(
         self, spec: AttributeSpec, first: int, out: npt.NDArray[Any], proceed: Callable[[], None]
     ) -> None:
-        """Fill `out` with the rows of new ids `first` and following.
-
-        Raises
-        ------
-        StorageError
-            Naming the file and offset of a read that failed.
-        CorruptStoreError
-            If a block is not what was written; within `checking_beside`, at its end.
-        """
+        """Fill `out` with the rows of new ids `first` and following."""
         rows = self._rows(spec)
         step = max(1, _PIECE_BYTES // max(1, rows.row_bytes))
         for begin in range(0, len(out), step):
@@ -125,13 +103,7 @@ class PartitionFiles:
         out: npt.NDArray[Any],
         proceed: Callable[[], None],
     ) -> None:
-        """Read ranges of edges to their places in `out`, about a piece at a time.
-
-        Raises
-        ------
-        StorageError, CorruptStoreError
-            As `read_rows`.
-        """
+        """Read ranges of edges to their places in `out`, about a piece at a time."""
         if not len(ranges.firsts):
             return
         rows = self._rows(spec)
@@ -198,18 +170,12 @@ def _whole_blocks(
 
 
 class PartitionSlots:
-    """Memory for the rows of some partitions: all node attributes, and the store's ids.
-
-    Attributes
-    ----------
-    slot_of : dict of int to int
-        Slot of each partition that has its rows in memory.
-    """
+    """Memory for the rows of some partitions: all node attributes, and the store's ids."""
 
     def __init__(self, files: PartitionFiles, num_slots: int) -> None:
         self.files = files
         self.num_slots = num_slots
-        self.slot_of: dict[int, int] = {}
+        self.slot_of: dict[int, int] = {}  # slot of each partition that has its rows in memory
         unit = files.unit
         rows = num_slots * unit.rows_per_partition
         self._specs = {spec.path: spec for spec in (unit.order_spec, *unit.nodes.values())}
@@ -223,13 +189,7 @@ class PartitionSlots:
         return sum(spec.row_bytes for spec in (unit.order_spec, *unit.nodes.values()))
 
     def read(self, partition: int, slot: int, proceed: Callable[[], None]) -> None:
-        """Read the rows of a partition into a slot, in the place of what is there.
-
-        Raises
-        ------
-        StorageError, CorruptStoreError
-            As `PartitionFiles.read_rows`; the slot is empty then.
-        """
+        """Read the rows of a partition into a slot, in the place of what is there."""
         self.forget([known for known, its in self.slot_of.items() if its == slot])
         unit = self.files.unit
         new_ids, begin = unit.rows(partition), slot * unit.rows_per_partition

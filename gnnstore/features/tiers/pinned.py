@@ -19,18 +19,11 @@ from gnnstore.features.tiers.static import SlotIndex
 
 @dataclass(frozen=True, eq=False)
 class PinnedRows:
-    """The nodes whose rows are always cached, in slots behind those that are planned.
+    """The nodes whose rows are always cached, in slots behind those that are planned."""
 
-    Attributes
-    ----------
-    nodes : ndarray of int64 [H]
-        Ascending; the row of ``nodes[k]`` is in slot ``first_slot + k``.
-    first_slot : int
-        The number of slots that are planned.
-    """
-
+    # int64 [H]: ascending; the row of ``nodes[k]`` is in slot ``first_slot + k``.
     nodes: npt.NDArray[np.int64]
-    first_slot: int
+    first_slot: int  # the number of slots that are planned
     _bits: npt.NDArray[np.uint64]
     _ranks: npt.NDArray[np.int32]
 
@@ -71,24 +64,7 @@ class PinnedRows:
         slots: npt.NDArray[np.int32],
         positions: npt.NDArray[np.int32],
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """Return the plan of a batch, from that of its unpinned ids: slots of all, and positions.
-
-        Parameters
-        ----------
-        ids : ndarray of int32 or int64 [n]
-            All of the batch.
-        slots : ndarray of int32 [m]
-            Of each unpinned id.
-        positions : ndarray of int32
-            The rows that enter the cache, among the m.
-
-        Raises
-        ------
-        ValueError
-            If there are not m unpinned ids.
-        IndexError
-            If an id or a position is out of range.
-        """
+        """Return the plan of a batch from that of its unpinned ids."""
         return _core.add_pinned(
             self._bits, self._ranks, ids, slots, positions, first_slot=self.first_slot
         )

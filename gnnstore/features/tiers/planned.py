@@ -36,21 +36,14 @@ _ROW_ON_ITS_WAY_BYTES = 4 * 8
 
 @dataclass(frozen=True, eq=False)
 class PlanStep:
-    """The part of a plan for one batch of n rows, of which c enter the cache.
+    """The part of a plan for one batch of n rows, of which c enter the cache."""
 
-    Attributes
-    ----------
-    ids : ndarray of int32 or int64 [n]
-        Node ids, in the order of the batch's `n_id`.
-    slots : ndarray of int32 [n]
-        The slot that each row is copied from; -1: the row is missed.
-    change_positions, change_slots : ndarray of int32 [c]
-        Rows at these positions of the batch are written to these slots afterwards.
-    """
-
-    ids: npt.NDArray[Any]
+    ids: npt.NDArray[Any]  # int32 or int64 [n]: node ids, in the order of the batch's `n_id`
+    # int32 [n]: the slot that each row is copied from; -1: the row is missed.
     slots: npt.NDArray[np.int32]
+    # int32 [c]: rows at these positions of the batch are written to these slots afterwards.
     change_positions: npt.NDArray[np.int32]
+    # int32 [c]: rows at these positions of the batch are written to these slots afterwards.
     change_slots: npt.NDArray[np.int32]
 
 
@@ -58,25 +51,7 @@ class PlannedCache:
     """C slots, each with room for one row of every table, and the nodes whose rows are in them.
 
     The last H slots may be for pinned rows: they are filled once, when the cache is warmed up for
-    the first time, and stay whatever lease follows. Plans are made of the slots before them. The
-    rows of a node are in the cache together or not at all. Memory comes from the pool of buffers.
-    Thread-safe; one lease at a time may use the slots.
-
-    Parameters
-    ----------
-    tables : Mapping of str to RowSource
-        The tables by path.
-    num_slots : int
-        C; may be 0.
-    pinned : ndarray of int32 or int64 [H], optional
-        Nodes whose rows are pinned, strictly ascending.
-    num_nodes : int
-        Of the graph, if rows are pinned.
-
-    Raises
-    ------
-    UsageError
-        If the number of slots is out of range.
+    the first time, and stay whatever lease follows. Plans are made of the slots before them.
     """
 
     def __init__(
@@ -146,10 +121,7 @@ class PlannedCache:
 
     @property
     def planned_nodes(self) -> npt.NDArray[np.int64]:
-        """The node in each planned slot after the last batch, int64 [C - H]; -1: none. A copy.
-
-        A node may be in two slots, if it left the cache and entered it again.
-        """
+        """The node in each planned slot after the last batch, int64 [C - H]; -1: none. A copy."""
         return self._nodes[: self._num_planned].copy()
 
     @property
@@ -163,18 +135,11 @@ class PlannedCache:
         return self._sequencer.is_free
 
     def begin(self) -> Lease:
-        """Return a lease of the cache, as the last batch left it, to follow a new plan.
-
-        An earlier lease loses the cache: if it goes on, its batches are read from disk. Waits while
-        one of them uses the slots, so that `planned_nodes` is final on return.
-        """
+        """Return a lease of the cache, as the last batch left it, to follow a new plan."""
         return Lease(self)
 
     def retire(self) -> None:
-        """Free the slots' memory: no batch uses them any more, and leases read every row.
-
-        An idle loader keeps its lease, and with it the cache, until it is iterated again.
-        """
+        """Free the slots' memory: no batch uses them any more, and leases read every row."""
         self._sequencer.retire()
         self._rows = {}
         self._nodes.fill(-1)
@@ -282,36 +247,7 @@ class Lease:
     ) -> dict[str, Rows]:
         """Return the rows of a batch as new arrays [n, *row_shape], one for each table.
 
-        Missed rows are read at once. When the batches before are done, the others are copied from
-        their slots, and rows enter the cache. A batch that need not wait copies while its reads are
-        in flight.
-
-        Parameters
-        ----------
-        number : int
-            The batch's number in the iteration, from 0.
-        step : PlanStep
-            Of a plan for this cache, as the batches before leave it.
-        missed : Mapping of str to RowSource, optional
-            Sources of the batch's missed rows alone, by the table's path, such as
-            `PackedRows`; by default they are read from the tables.
-
-        Returns
-        -------
-        dict of str to Rows
-            Rows and counts by the table's path.
-
-        Raises
-        ------
-        GnnstoreError
-            If an earlier batch failed: slots have other rows than the plan expects.
-        UsageError
-            If the lease is closed, the number was used before, or the plan is not for the rows in
-            the cache.
-        IndexError
-            If an id, a position or a slot is out of range.
-        StorageError
-            If a row cannot be read.
+        Missed rows are read at once.
         """
         try:
             return self._gather(number, step, missed)
@@ -320,29 +256,7 @@ class Lease:
             raise
 
     def warm_up(self, number: int, nodes: npt.NDArray[np.int64]) -> ReadCounts | None:
-        """Read some rows into the first slots, in the order in which they lie on disk.
-
-        Pinned rows that are not there yet are read with them. It has a number in the iteration, as
-        a batch does, and empties the planned slots before. Many rows are read faster in order than
-        as batches happen to miss them.
-
-        Parameters
-        ----------
-        number : int
-            As of `gather`.
-        nodes : ndarray of int64 [<= C - H]
-            Ascending; node ``nodes[s]`` goes to slot s.
-
-        Returns
-        -------
-        ReadCounts or None
-            None if another lease has the cache.
-
-        Raises
-        ------
-        GnnstoreError, UsageError, StorageError
-            As `gather`.
-        """
+        """Read some rows into the first slots, in the order in which they lie on disk."""
         try:
             if self._ticket.look(number) == "never":
                 return None
@@ -419,13 +333,7 @@ def _buffer_bytes(pinned_bytes: int, row_bytes: int) -> int:
 def _merged(
     a: npt.NDArray[np.int64], b: npt.NDArray[np.int64], most: int
 ) -> Iterator[tuple[int, int, int, int]]:
-    """Cut two ascending arrays at the same values, into pieces of at most `most` of each.
-
-    Yields
-    ------
-    tuple of int
-        A piece is from one number to the next of `a`, and from the third to the fourth of `b`.
-    """
+    """Cut two ascending arrays at the same values, into pieces of at most `most` of each."""
     begin = first = 0
     while begin < len(a) or first < len(b):
         some = [part for part in (a[begin : begin + most], b[first : first + most]) if len(part)]

@@ -42,19 +42,13 @@ class Sequencer:
             return not is_wanted and not self._is_retired
 
     def begin(self) -> Ticket:
-        """Issue a ticket; the holder of the one before does not get another turn.
-
-        Returns when its last turn is over.
-        """
+        """Issue a ticket; the holder of the one before does not get another turn."""
         ticket = Ticket(self)
         self._hand_over(ticket)
         return ticket
 
     def retire(self) -> None:
-        """Give no more turns, nor to tickets that are issued later.
-
-        Returns when the last turn is over.
-        """
+        """Give no more turns, nor to tickets that are issued later."""
         self._is_retired = True
         self._hand_over(None)
 
@@ -111,15 +105,7 @@ class Ticket:
         return self._next
 
     def look(self, number: int) -> Turn:
-        """Take the turn of a batch if it has come; say if it has ("now") or will come.
-
-        Raises
-        ------
-        GnnstoreError
-            If an earlier batch failed.
-        UsageError
-            If the ticket is closed, or the number has had its turn.
-        """
+        """Take the turn of a batch if it has come; say if it has ("now") or will come."""
         with self._sequencer.lock:
             self._check(number)
             if self._sequencer.latest is not self:
@@ -130,13 +116,7 @@ class Ticket:
             return "now"
 
     def wait(self, number: int) -> bool:
-        """Take the turn of a batch when it comes; return False if another ticket was issued.
-
-        Raises
-        ------
-        GnnstoreError, UsageError
-            As `look`, at once when it happens.
-        """
+        """Take the turn of a batch when it comes; return False if another ticket was issued."""
         is_waiting = False
 
         def look() -> bool | None:

@@ -56,14 +56,9 @@ def bytes_to_read(num_rows: int, row_bytes: int, num_wanted: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class SlotIndex:
-    """The slots of the cached nodes, in 1.5 bits per node of the graph.
+    """The slots of the cached nodes, in 1.5 bits per node of the graph."""
 
-    Attributes
-    ----------
-    nodes : ndarray of int64 [C]
-        The cached nodes in ascending order; node `nodes[s]` is in slot s.
-    """
-
+    # int64 [C]: the cached nodes in ascending order; node `nodes[s]` is in slot s.
     nodes: npt.NDArray[np.int64]
     _bits: npt.NDArray[np.uint64]
     _ranks: npt.NDArray[np.int32]
@@ -91,17 +86,7 @@ class SlotIndex:
 def warm_up(
     rows: RowSource, nodes: npt.NDArray[np.int64], table: npt.NDArray[np.uint8]
 ) -> ReadCounts:
-    """Read the rows of nodes (int64 [C], ascending) into the beginning of a table.
-
-    Parameters
-    ----------
-    table : ndarray of uint8 [at least C * row_bytes]
-
-    Raises
-    ------
-    StorageError
-        If a row cannot be read.
-    """
+    """Read the rows of nodes (int64 [C], ascending) into the beginning of a table."""
     return sum((counts for _, counts in _warm_up(rows, nodes, table, WARM_UP_BYTES)), ReadCounts())
 
 
@@ -118,15 +103,7 @@ def _warm_up(
 
 
 class StaticCache:
-    """Rows of the same nodes from some tables, in memory. Thread-safe.
-
-    Parameters
-    ----------
-    tables : Mapping of str to RowSource
-        The tables by path; rows that are not cached are read from them.
-    num_nodes : int
-        Rows of each.
-    """
+    """Rows of the same nodes from some tables, in memory. Thread-safe."""
 
     def __init__(self, tables: Mapping[str, RowSource], num_nodes: int) -> None:
         self._tables = {path: StaticRows(table) for path, table in tables.items()}
@@ -141,29 +118,12 @@ class StaticCache:
 
         If that takes long, a thread does it beside what else reads the tables; until then fewer
         rows are cached.
-
-        Parameters
-        ----------
-        nodes : ndarray of int64 [C]
-            Ascending; none empties the cache.
-        scores : ndarray of uint8 or uint32 [C]
-            The scores of the nodes; the lowest leave first.
-
-        Raises
-        ------
-        StorageError
-            If a row cannot be read; the cache is empty then. Beside others, whoever needs the row
-            is told.
         """
         with self._lock:
             self._warm_up(nodes, scores)
 
     def shrink(self, num_rows: int) -> None:
-        """Keep only the `num_rows` nodes with the highest scores.
-
-        Batches that are being read finish with the old cache. Rows are read anew, because old and
-        new cache together might not fit in memory.
-        """
+        """Keep only the `num_rows` nodes with the highest scores."""
         with self._lock:
             if self._index is None or num_rows >= self.num_rows:
                 return
@@ -222,20 +182,14 @@ class StaticCache:
 
 @dataclass(eq=False)
 class _CachedRows:
-    """The cached rows of one table: those of node `index.nodes[s]` lie in slot s.
-
-    Attributes
-    ----------
-    num_filled : int
-        Slots, from the first on, whose rows are there.
-    reading, has_read : Flag
-        Whether the first batch has begun to read beside the filling, and has ended.
-    """
+    """The cached rows of one table: those of node `index.nodes[s]` lie in slot s."""
 
     index: SlotIndex
     table: npt.NDArray[np.uint8]
-    num_filled: int = 0
+    num_filled: int = 0  # slots, from the first on, whose rows are there
+    # Whether the first batch has begun to read beside the filling, and has ended.
     reading: Flag = field(default_factory=Flag)
+    # Whether the first batch has begun to read beside the filling, and has ended.
     has_read: Flag = field(default_factory=Flag)
 
     @classmethod
@@ -258,13 +212,7 @@ class _WarmUp:
         self.tables = tables
 
     def fill(self, piece_bytes: int, stop: Flag) -> None:
-        """Read all rows, until `stop` is set.
-
-        Raises
-        ------
-        StorageError
-            If a row cannot be read.
-        """
+        """Read all rows, until `stop` is set."""
         for source, held in self.tables:
             for num_filled, _ in _warm_up(source, held.index.nodes, held.table, piece_bytes):
                 held.num_filled = num_filled

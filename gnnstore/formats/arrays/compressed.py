@@ -39,19 +39,7 @@ def write_compressed(
     array: npt.NDArray[Any],
     row_dimension: str | None = None,
 ) -> None:
-    """Write an array, zstd-compressed, with zarr-python.
-
-    Parameters
-    ----------
-    directory : Path
-        The array's directory; Zarr creates its files in it.
-    spec : AttributeSpec
-        Its `dtype` is recorded beside Zarr's own (bfloat16 is kept as uint16).
-    array : ndarray
-        Any shape, in the storage type of `spec.dtype`.
-    row_dimension : str, optional
-        As in `AttributeSpec.dimension_names`.
-    """
+    """Write an array, zstd-compressed, with zarr-python."""
     import zarr  # noqa: PLC0415  (not needed to read metadata, which must be quick)
     from zarr.codecs import ZstdCodec  # noqa: PLC0415
 
@@ -131,15 +119,7 @@ def _file_name(position: tuple[int, ...]) -> str:
 
 
 def read_compressed(directory: Path, spec: AttributeSpec) -> npt.NDArray[Any]:
-    """Read a compressed array whole, into a new array in its storage type.
-
-    Raises
-    ------
-    CorruptStoreError
-        If it is not what the schema says, or cannot be decoded.
-    StorageError
-        If the operating system refuses a read.
-    """
+    """Read a compressed array whole, into a new array in its storage type."""
     values = np.empty(spec.shape, STORAGE_DTYPES[spec.dtype])
     for place, chunk in read_chunks(directory, spec):
         values[place] = chunk
@@ -151,15 +131,8 @@ def read_chunks(
 ) -> Iterator[tuple[tuple[slice, ...], npt.NDArray[Any]]]:
     """Yield the chunks of a compressed array, each with its place: (slices, values).
 
-    The values are overwritten by the next chunk's. Memory is taken for one chunk and its file,
-    whatever they hold: a frame is decoded into the bytes that a chunk of the array has.
-
-    Raises
-    ------
-    CorruptStoreError
-        If it is not what the schema says, or cannot be decoded.
-    StorageError
-        If the operating system refuses a read.
+    Memory is taken for one chunk and its file, whatever they hold: a frame is decoded into the
+    bytes that a chunk of the array has.
     """
     path = str(directory / METADATA_FILE)
     document = parse_object(read_small(Path(path), MAX_ARRAY_METADATA_BYTES), path=path)
@@ -186,13 +159,7 @@ def read_chunks(
 
 
 def _decode(frame: bytes, out: npt.NDArray[np.uint8]) -> None:
-    """Fill `out` with what a frame of Zstandard holds, and take no memory beside it.
-
-    Raises
-    ------
-    RuntimeError, ValueError
-        If it is no frame, or one of more or fewer bytes.
-    """
+    """Fill `out` with what a frame of Zstandard holds, and take no memory beside it."""
     from numcodecs import zstd  # noqa: PLC0415  (not needed to read metadata, which must be quick)
 
     declared = _declared_bytes(frame)

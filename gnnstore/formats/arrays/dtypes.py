@@ -22,13 +22,7 @@ STORAGE_DTYPES: dict[str, np.dtype] = {
 
 
 def storage_dtype(name: str, *, what: str = "array") -> np.dtype:
-    """Return the NumPy dtype in which elements of type `name` are stored.
-
-    Raises
-    ------
-    InputError
-        If a store cannot hold this type; `what` is named in the message.
-    """
+    """Return the NumPy dtype in which elements of type `name` are stored."""
     try:
         return STORAGE_DTYPES[name]
     except KeyError:
@@ -44,10 +38,7 @@ def dtype_name(dtype: npt.DTypeLike) -> str:
 
 
 def id_dtype(most: int) -> np.dtype:
-    """Return the narrower type for ids up to `most`: int32 if it holds that, else int64.
-
-    Arrays of a store go by the number of nodes or edges, which is one more than the largest id.
-    """
+    """Return the narrower type for ids up to `most`: int32 if it holds that, else int64."""
     return np.dtype(np.int32 if most < 2**31 else np.int64)
 
 
@@ -57,18 +48,7 @@ def zarr_data_type(name: str) -> str:
 
 
 def to_bfloat16_bits(values: npt.NDArray[np.floating]) -> npt.NDArray[np.uint16]:
-    """Round floats to bfloat16 (nearest, ties to even) and return their 16 bits.
-
-    Parameters
-    ----------
-    values : ndarray of float16, float32 or float64, any shape
-        NaN stays NaN (a quiet one), infinities stay infinite.
-
-    Returns
-    -------
-    ndarray of uint16, same shape
-        A new array.
-    """
+    """Round floats to bfloat16 (nearest, ties to even) and return their 16 bits."""
     single = np.ascontiguousarray(values, dtype=np.float32)
     bits = single.view(np.uint32)
     # Adding 0x7fff plus the lowest kept bit carries into the kept half exactly when

@@ -33,26 +33,13 @@ ALIGNMENT_BYTES = 4096
 
 
 class GrowingFile:
-    """Bytes one behind the other, in regions that are made durable one by one.
-
-    Parameters
-    ----------
-    root : Path
-        The sealed directory that is built.
-    name : str
-        Path of the array in it.
-
-    Attributes
-    ----------
-    size_bytes : int
-        With what was appended to the region that is open.
-    """
+    """Bytes one behind the other, in regions that are made durable one by one."""
 
     def __init__(self, root: Path, name: str) -> None:
         self.name = name
         self._directory = root / name
         self.file_path = self._directory / shard_name(0, 0)
-        self.size_bytes = 0
+        self.size_bytes = 0  # with what was appended to the region that is open
         self._region_begin = 0
         self._sums = BlockChecksums()
         self._taken: tuple[int, BlockChecksums] | None = None
@@ -63,12 +50,7 @@ class GrowingFile:
             )
 
     def append(self, parts: Iterable[memoryview]) -> int:
-        """Write bytes from the next multiple of 4096 on, and return where that is.
-
-        Raises
-        ------
-        NoSpaceError, StorageError
-        """
+        """Write bytes from the next multiple of 4096 on, and return where that is."""
         begin = self.size_bytes + -self.size_bytes % ALIGNMENT_BYTES
         place = begin
         with storage_errors("write", self.file_path):

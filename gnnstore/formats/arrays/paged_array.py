@@ -27,23 +27,12 @@ Advice = Literal["normal", "random", "sequential"]
 
 @dataclass(frozen=True)
 class PagedArray:
-    """Rows of one shape and type in shards of raw pages.
+    """Rows of one shape and type in shards of raw pages."""
 
-    Attributes
-    ----------
-    spec : AttributeSpec
-        Name, element type, shape.
-    layout : ShardLayout
-        Page geometry and the cut into shards.
-    file_paths : tuple of Path
-        The shards, in order.
-    check_place : callable
-        Called when the shards have been opened; raises if they are not those of this array.
-    """
-
-    spec: AttributeSpec
-    layout: ShardLayout
-    file_paths: tuple[Path, ...]
+    spec: AttributeSpec  # name, element type, shape
+    layout: ShardLayout  # page geometry and the cut into shards
+    file_paths: tuple[Path, ...]  # the shards, in order
+    # Called when the shards have been opened; raises if they are not those of this array.
     check_place: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
     _maps: dict[Advice, npt.NDArray[np.uint8]] = field(
         default_factory=dict, repr=False, compare=False
@@ -107,18 +96,7 @@ class PagedArray:
     def map(self, advice: Advice = "random") -> npt.NDArray[np.uint8]:
         """Map the bodies of all shards, one behind the other, read-only.
 
-        Row i starts at byte `geometry.offset(i)`. The mapping is made once per advice and
-        lives as long as any array made from it.
-
-        Returns
-        -------
-        ndarray of uint8
-            A view of the files: a page that is truncated later faults when touched.
-
-        Raises
-        ------
-        StorageError
-            If a shard cannot be opened or mapped.
+        Row i starts at byte `geometry.offset(i)`.
         """
         with self._lock:
             mapped = self._maps.get(advice)
@@ -135,18 +113,7 @@ class PagedArray:
             return mapped
 
     def check_mapped_files(self) -> None:
-        """Look whether the files behind the mapping are still as long as they were.
-
-        Touching a page of a mapping that has been cut off ends the process (SIGBUS). This
-        turns a file that was truncated while a run used it into an error; what happens
-        between this look and the touch it cannot see. A file that was removed or replaced
-        does no harm: the mapping keeps the old one.
-
-        Raises
-        ------
-        StorageError
-            If a shard is shorter than its body.
-        """
+        """Look whether the files behind the mapping are still as long as they were."""
         for path, file_id, num_bytes in zip(
             self.file_paths, self._file_ids, self.body_bytes, strict=True
         ):
@@ -174,13 +141,7 @@ class PagedArray:
         return [(status.st_dev, status.st_ino) for status in found]
 
     def view(self, advice: Advice = "random") -> npt.NDArray[Any]:
-        """Return the array [rows, *row_shape] as a view of the mapping.
-
-        Raises
-        ------
-        InputError
-            If rows do not fill their pages, so that no strided view exists.
-        """
+        """Return the array [rows, *row_shape] as a view of the mapping."""
         if not self.geometry.is_exact:
             raise InputError(
                 f"{self.spec.path}: rows of {self.geometry.row_bytes} bytes do not fill their "
@@ -190,18 +151,7 @@ class PagedArray:
         return self.map(advice)[:used].view(self.dtype).reshape(self.spec.shape)
 
     def load(self, num_threads: int = 1) -> npt.NDArray[Any]:
-        """Read the whole array into memory, densely, on huge pages.
-
-        Returns
-        -------
-        ndarray [rows, *row_shape]
-            Owned by the caller; its memory goes back to the buffer pool when released.
-
-        Raises
-        ------
-        StorageError
-            Naming the file and offset of a failed read.
-        """
+        """Read the whole array into memory, densely, on huge pages."""
         dense = _core.pool_empty(self.num_rows * self.geometry.row_bytes)
         try:
             _core.read_pages(
@@ -217,23 +167,7 @@ class PagedArray:
         return dense.view(self.dtype).reshape(self.spec.shape)
 
     def gather(self, ids: npt.ArrayLike, num_threads: int = 1) -> npt.NDArray[Any]:
-        """Copy rows out of the mapping.
-
-        Parameters
-        ----------
-        ids : array-like of int, shape [k]
-            Row numbers, in any order, repeats allowed.
-
-        Returns
-        -------
-        ndarray [k, *row_shape]
-            A copy.
-
-        Raises
-        ------
-        InputError
-            If an id is outside [0, rows) or not an integer.
-        """
+        """Copy rows out of the mapping."""
         wanted = np.asarray(ids)
         if wanted.size == 0:
             wanted = wanted.astype(np.int64)
@@ -257,13 +191,7 @@ class PagedArray:
         return out.view(self.dtype).reshape(len(wanted), *self.row_shape)
 
     def read_slice(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """Copy consecutive rows out of a sequential mapping; for scans.
-
-        Returns
-        -------
-        ndarray [stop - start, *row_shape]
-            A copy.
-        """
+        """Copy consecutive rows out of a sequential mapping; for scans."""
         geometry = self.geometry
         per_run, stride = geometry.rows_per_page, geometry.page_stride_bytes
         first, last = start // per_run, geometry.num_runs(stop)
@@ -273,18 +201,7 @@ class PagedArray:
         return rows.view(self.dtype).reshape(stop - start, *self.row_shape)
 
     def pieces(self, num_bytes: int = 4 << 20) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-        """Yield the first row and a copy of consecutive rows, until all rows were yielded.
-
-        Parameters
-        ----------
-        num_bytes : int
-            Size of a piece; a single row may be larger.
-
-        Raises
-        ------
-        StorageError
-            If a shard cannot be mapped, or was truncated between that and the first piece.
-        """
+        """Yield the first row and a copy of consecutive rows, until all rows were yielded."""
         self.map("sequential")
         self.check_mapped_files()
         step = max(1, num_bytes // max(1, self.geometry.row_bytes))
@@ -292,13 +209,7 @@ class PagedArray:
             yield first, self.read_slice(first, min(first + step, self.num_rows))
 
     def open_files(self, *, direct: bool = False) -> _core.FileSet:
-        """Open the files of the array's rows; `direct` reads past the page cache.
-
-        Raises
-        ------
-        StorageError
-            If a file cannot be opened, or is shorter than its part of the array.
-        """
+        """Open the files of the array's rows; `direct` reads past the page cache."""
         try:
             files = _core.FileSet(self.file_paths, self.body_bytes, direct=direct)
         except OSError as error:

@@ -37,28 +37,8 @@ def _zeroed_pages(num_runs: int, run_bytes: int) -> npt.NDArray[np.uint8]:
 class PagedArrayWriter:
     """Streams the rows of one array into its shards.
 
-    Memory is two buffers of about 2 MiB (or one row, where rows are longer), whatever the
-    size of the array. Used through `StoreWriter.paged`; not thread-safe.
-
-    Parameters
-    ----------
-    directory : Path
-        The array's directory; exists and is empty.
-    spec : AttributeSpec
-        Name, element type and shape of the whole array.
-    page_bytes : int
-        Page size, a power of two.
-    shard_bytes : int, optional
-        Approximate size of a shard; chosen from the array's size by default.
-    journal : Journal, optional
-        Is told each finished shard. Shards that it knows already are not written again.
-    row_dimension : str, optional
-        As in `AttributeSpec.dimension_names`.
-
-    Attributes
-    ----------
-    num_committed_rows : int
-        Rows, from the first, that an earlier attempt has written.
+    Memory is two buffers of about 2 MiB (or one row, where rows are longer), whatever the size of
+    the array. Used through `StoreWriter.paged`; not thread-safe.
     """
 
     def __init__(
@@ -93,6 +73,7 @@ class PagedArrayWriter:
         self.files: list[StoredFile] = []
         if journal is not None:
             self.files = journal.committed_shards(spec, self.layout)
+        # Rows, from the first, that an earlier attempt has written.
         self.num_committed_rows = min(spec.num_rows, len(self.files) * self.layout.shard_rows)
         self._runs_flushed = len(self.files) * self.layout.shard_runs
 
@@ -110,39 +91,13 @@ class PagedArrayWriter:
         return whole - (0 if self._shard is None else self._shard.size_bytes)
 
     def skip(self, num_rows: int) -> int:
-        """Pass over rows that an earlier attempt has written.
-
-        Parameters
-        ----------
-        num_rows : int
-            Number of rows that come next.
-
-        Returns
-        -------
-        int
-            How many of them are in place already, and count as appended now. The others are
-            to be appended.
-        """
+        """Pass over rows that an earlier attempt has written."""
         known = max(0, min(num_rows, self.num_committed_rows - self._rows_done))
         self._rows_done += known
         return known
 
     def append(self, rows: npt.NDArray[Any]) -> None:
-        """Append rows.
-
-        Parameters
-        ----------
-        rows : ndarray [k, *row_shape] of the array's storage type
-            Any k, 0 included; any strides. bfloat16 is passed as its bits (uint16). Those
-            that an earlier attempt has written are passed over.
-
-        Raises
-        ------
-        InputError
-            If the shape or type is not the declared one or there are too many rows.
-        StorageError
-            If the operating system refuses the write.
-        """
+        """Append rows."""
         if rows.shape[1:] != self.row_shape or rows.ndim == 0 or rows.dtype != self.dtype:
             raise InputError(
                 f"the attribute {self.spec.name!r} was declared with rows of shape "
@@ -224,13 +179,7 @@ class PagedArrayWriter:
             self._journal.record_shard(self.spec, self.layout, number, crcs)
 
     def close(self) -> None:
-        """Finish the array: complete the last shard, write the Zarr metadata. Idempotent.
-
-        Raises
-        ------
-        InputError
-            If fewer rows came than were declared.
-        """
+        """Finish the array: complete the last shard, write the Zarr metadata. Idempotent."""
         if self.files and self.files[-1][0] == METADATA_FILE:
             return
         if not self.is_complete:

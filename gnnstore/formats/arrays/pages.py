@@ -29,8 +29,8 @@ def _floor_power_of_two(value: int) -> int:
 class PageGeometry:
     """Rows of `row_bytes` in pages of `page_bytes`.
 
-    A row that fits in a page never straddles two; a longer row starts on a page. The unit
-    that repeats is the *run*: one page of rows, or the pages of one long row.
+    A row that fits in a page never straddles two; a longer row starts on a page. The unit that
+    repeats is the *run*: one page of rows, or the pages of one long row.
     """
 
     row_bytes: int
@@ -72,20 +72,12 @@ class PageGeometry:
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """The division of an array's runs into shard files and inner chunks.
-
-    Attributes
-    ----------
-    shard_runs : int
-        Runs in a full shard; a power of two when there are several shards.
-    chunk_runs : int
-        Runs in an inner chunk; 1 unless rows fill pages exactly.
-    """
+    """The division of an array's runs into shard files and inner chunks."""
 
     geometry: PageGeometry
     num_rows: int
-    shard_runs: int
-    chunk_runs: int
+    shard_runs: int  # runs in a full shard; a power of two when there are several shards
+    chunk_runs: int  # runs in an inner chunk; 1 unless rows fill pages exactly
 
     @property
     def shard_rows(self) -> int:
@@ -133,11 +125,7 @@ class ShardLayout:
 def plan_shards(
     geometry: PageGeometry, num_rows: int, shard_bytes: int | None = None
 ) -> ShardLayout:
-    """Choose the shards and inner chunks of an array of `num_rows` rows.
-
-    By default shards have 1 GiB, and more (up to 16 GiB) when there would be over 64 of
-    them. The last shard of several, and an only one, is as long as its rows need.
-    """
+    """Choose the shards and inner chunks of an array of `num_rows` rows."""
     stride = geometry.page_stride_bytes
     total_runs = max(1, geometry.num_runs(num_rows))
     if shard_bytes is None:

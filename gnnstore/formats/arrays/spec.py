@@ -15,30 +15,14 @@ Layout = Literal["paged", "cold"]
 
 @dataclass(frozen=True)
 class AttributeSpec:
-    """One array of a store.
+    """One array of a store."""
 
-    Attributes
-    ----------
-    name : str
-        The user's name ("x"); a role ("indptr") for structural arrays.
-    path : str
-        Directory of the Zarr array, relative to the store.
-    layout : "paged" or "cold"
-        Raw pages for arrays that are read by row; compressed for those read whole.
-    dtype : str
-        Element type, "bfloat16" included.
-    shape : tuple of int
-        Shape as stored: rows first.
-    cat_dim : int
-        The axis that counted rows in the original data (PyG's `__cat_dim__`).
-    """
-
-    name: str
-    path: str
-    layout: Layout
-    dtype: str
-    shape: tuple[int, ...]
-    cat_dim: int = 0
+    name: str  # the user's name ("x"); a role ("indptr") for structural arrays
+    path: str  # directory of the Zarr array, relative to the store
+    layout: Layout  # raw pages for arrays that are read by row; compressed for those read whole
+    dtype: str  # element type, "bfloat16" included
+    shape: tuple[int, ...]  # shape as stored: rows first
+    cat_dim: int = 0  # the axis that counted rows in the original data (PyG's `__cat_dim__`)
 
     @property
     def num_rows(self) -> int:
@@ -59,25 +43,12 @@ class AttributeSpec:
         return self.num_bytes // max(1, self.num_rows)
 
     def dimension_names(self, rows: str | None = None) -> list[str]:
-        """Return a name for each axis.
-
-        Parameters
-        ----------
-        rows : str, optional
-            Name of the first axis, where other arrays of the group have the same rows; by default
-            the array has all axes to itself.
-        """
+        """Return a name for each axis."""
         names = [f"{self.name}_{axis}" for axis in range(len(self.shape))]
         return names if rows is None else [rows, *names[1:]]
 
     def check(self, dtype: str, shape: tuple[int, ...], file: str) -> None:
-        """Compare with what an array's own metadata says.
-
-        Raises
-        ------
-        CorruptStoreError
-            If the types or shapes differ.
-        """
+        """Compare with what an array's own metadata says."""
         if (dtype, shape) != (self.dtype, self.shape):
             raise CorruptStoreError(
                 f"{file}: the array is {dtype} {list(shape)}, but the schema says {self.dtype} "
@@ -87,13 +58,7 @@ class AttributeSpec:
 
     @classmethod
     def from_json(cls, fields: Fields) -> AttributeSpec:
-        """Check a parsed description; `dataclasses.asdict` is the way back.
-
-        Raises
-        ------
-        CorruptStoreError
-            Naming the field that is malformed.
-        """
+        """Check a parsed description; `dataclasses.asdict` is the way back."""
         shape = fields.integers("shape")
         num_axes = max(1, len(shape))
         return cls(

@@ -45,19 +45,7 @@ def paged_metadata(
     layout: ShardLayout,
     dimension_names: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Return the `zarr.json` document of a paged array.
-
-    Parameters
-    ----------
-    dtype : str
-        Element type, "bfloat16" included.
-    row_shape : tuple of int
-        Shape of one row; () for a one-dimensional array.
-    layout : ShardLayout
-        Number of rows, page geometry, shards and inner chunks.
-    dimension_names : sequence of str, optional
-        A name for each axis, which tools such as xarray go by.
-    """
+    """Return the `zarr.json` document of a paged array."""
     geometry = layout.geometry
     sharding = {
         "chunk_shape": [layout.chunk_rows, *row_shape],
@@ -115,13 +103,8 @@ def shard_index(layout: ShardLayout, shard: int) -> npt.NDArray[np.uint8]:
 def parse_paged(document: dict[str, Any], path: str) -> tuple[str, tuple[int, ...], ShardLayout]:
     """Check a paged array's `zarr.json` and return (dtype, row shape, shard layout).
 
-    The document must be, value for value, what `paged_metadata` writes for its own shape,
-    type and page size: a reader that trusts the arithmetic cannot be led astray.
-
-    Raises
-    ------
-    CorruptStoreError
-        Naming the field that is malformed or differs.
+    The document must be, value for value, what `paged_metadata` writes for its own shape, type and
+    page size: a reader that trusts the arithmetic cannot be led astray.
     """
     top = Fields(document, path)
     shape = top.integers("shape", 0)
@@ -165,13 +148,7 @@ def _check_dimension_names(array: Fields, num_axes: int) -> None:
 def parse_compressed(
     document: dict[str, Any], path: str
 ) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-    """Check a compressed array's `zarr.json` and return (dtype, shape, chunk shape).
-
-    Raises
-    ------
-    CorruptStoreError
-        Naming the field that is malformed, or of an array that is encoded in another way.
-    """
+    """Check a compressed array's `zarr.json` and return (dtype, shape, chunk shape)."""
     top = Fields(document, path)
     shape = top.integers("shape", 0)
     own = top.fields("attributes").fields("gnnstore")

@@ -72,13 +72,7 @@ def fill_at(descriptor: int, out: memoryview, offset: int) -> int:
 
 
 def read_part(descriptor: int, num_bytes: int, offset: int) -> npt.NDArray[np.uint8]:
-    """Return bytes of a file from an offset on.
-
-    Raises
-    ------
-    OSError
-        If they cannot be read, or the file ends before.
-    """
+    """Return bytes of a file from an offset on."""
     out = np.empty(num_bytes, np.uint8)
     count = fill_at(descriptor, out.data, offset)
     if count < num_bytes:
@@ -141,10 +135,8 @@ class BlockChecksums:
 class ChecksummedFile:
     """A new file that is written once, from start to end, with a crc32c of each block.
 
-    The file is created exclusively, with the mode that the umask allows. `close` makes it
-    durable; nothing is before. A thread does large writes while the caller prepares the next ones.
-    They bypass the page cache if they are aligned and the file system allows it: through the cache
-    a gigabyte takes five times as much processor time.
+    The file is created exclusively, with the mode that the umask allows. `close` makes it durable;
+    nothing is before. A thread does large writes while the caller prepares the next ones.
     """
 
     def __init__(self, path: Path) -> None:
@@ -158,14 +150,7 @@ class ChecksummedFile:
             self._file = path.open("xb", buffering=0)
 
     def write(self, data: npt.NDArray[np.uint8]) -> None:
-        """Append the bytes of a contiguous uint8 array, which stay as they are until the next call.
-
-        Raises
-        ------
-        StorageError
-            If the operating system refuses, perhaps an earlier write; `NoSpaceError` if the disk
-            is full.
-        """
+        """Append the bytes of a contiguous uint8 array, unchanged until the next call."""
         self._wait()
         offset = self.size_bytes
         if len(data) >= _BEHIND_BYTES:
@@ -296,20 +281,7 @@ def fsync_directory(path: Path) -> None:
 
 
 def read_small(path: Path, max_bytes: int, root: Path | None = None) -> bytes:
-    """Return the contents of a small file of a store or a plan.
-
-    Parameters
-    ----------
-    root : Path, optional
-        Below it no directory may be a link; by default that of the file.
-
-    Raises
-    ------
-    CorruptStoreError
-        If the file is missing, larger than `max_bytes`, or no regular file.
-    StorageError
-        If it cannot be read.
-    """
+    """Return the contents of a small file of a store or a plan."""
     try:
         with open_binary(path, error=CorruptStoreError, root=root or path.parent) as file:
             data = file.read(max_bytes + 1)
@@ -360,24 +332,7 @@ def _file_system(path: Path) -> os.statvfs_result:
 
 
 def require_space(place: Path, num_bytes: int, doing: str, *remedies: str) -> None:
-    """Refuse at once what would fill the disk hours later.
-
-    Parameters
-    ----------
-    place : Path
-        The file or directory to be written; it need not exist yet.
-    num_bytes : int
-        About how much it will take.
-    doing : str
-        The action that is about to begin, as in "sort edges on disk".
-    *remedies : str
-        Advice, besides freeing space.
-
-    Raises
-    ------
-    NoSpaceError
-        If less is free.
-    """
+    """Refuse at once what would fill the disk hours later."""
     with storage_errors(doing, place):
         free = free_bytes(place)
     if num_bytes > free:

@@ -39,29 +39,18 @@ SPILL_DIRECTORY = "spill"
 
 
 class Journal:
-    """The lines of one writer; made by `create` or `reopen`. Not thread-safe.
-
-    Attributes
-    ----------
-    directory : Path
-        The temporary directory that the journal lies in.
-    fingerprint : Mapping
-        Description of the contents and how they are written: a run may go on with this directory
-        if its own is equal. Empty: none may.
-    decided : Mapping
-        Further choices of the first run, which runs that go on take over.
-    steps : list of dict
-        The steps that are finished, in order; see `record_step`.
-    spill_directory : Path
-        Where sorted runs of edges go; exists only if somebody makes it.
-    """
+    """The lines of one writer; made by `create` or `reopen`. Not thread-safe."""
 
     def __init__(self, directory: Path, records: Sequence[Record]) -> None:
-        self.directory = directory
+        self.directory = directory  # the temporary directory that the journal lies in
+        # Description of the contents and how they are written: a run may go on with this directory
+        # if its own is equal.
         self.fingerprint: Mapping[str, Any] = records[0]["fingerprint"]
+        # Further choices of the first run, which runs that go on take over.
         self.decided: Mapping[str, Any] = records[0].get("decided", {})
+        # Where sorted runs of edges go; exists only if somebody makes it.
         self.spill_directory = directory / SPILL_DIRECTORY
-        self.steps: list[Record] = []
+        self.steps: list[Record] = []  # the steps that are finished, in order; see `record_step`
         self._shards: dict[tuple[str, int], Record] = {}
         self._compressed: dict[str, Record] = {}
         self._runs: list[Record] = []
@@ -79,13 +68,7 @@ class Journal:
         fingerprint: Mapping[str, Any],
         decided: Mapping[str, Any] | None = None,
     ) -> Journal:
-        """Begin a journal in an empty directory.
-
-        Raises
-        ------
-        StorageError
-            If the operating system refuses.
-        """
+        """Begin a journal in an empty directory."""
         header = {
             "kind": "header",
             "version": JOURNAL_VERSION,
@@ -151,8 +134,8 @@ class Journal:
     def committed_shards(self, spec: AttributeSpec, layout: ShardLayout) -> list[StoredFile]:
         """Return the first shards of a paged array, as far as they are complete.
 
-        Their bytes are read and compared: that costs less than writing them again, and what
-        a disk lost in spite of its promise is found now rather than in training.
+        Their bytes are read and compared: that costs less than writing them again, and what a disk
+        lost in spite of its promise is found now rather than in training.
         """
         found: list[StoredFile] = []
         for number in range(layout.num_shards):
@@ -190,20 +173,7 @@ class Journal:
         )
 
     def compressed_files(self, path: str, content_crc: int) -> list[StoredFile] | None:
-        """Return the files of a compressed array that is written already, if it is the same one.
-
-        Parameters
-        ----------
-        path : str
-            The array's path in the store.
-        content_crc : int
-            crc32c of its values and description.
-
-        Returns
-        -------
-        list of (name, size, crc32c of each block), or None
-            None if the array has to be written.
-        """
+        """Return the files of a compressed array that is written already, if it is the same one."""
         record = self._compressed.get(path)
         if record is None or record["content_crc"] != content_crc:
             return None
@@ -223,27 +193,12 @@ class Journal:
     # ---- sorted runs of edges
 
     def use_spill_directory(self, path: Path) -> None:
-        """Put the runs to come elsewhere; those of an earlier attempt stay where they are.
-
-        Parameters
-        ----------
-        path : Path
-            Absolute. Its name must be that of `foreign_spill_name`, so that who cleans up
-            cannot be led by a journal to remove anything else.
-        """
+        """Put the runs to come elsewhere; those of an earlier attempt stay where they are."""
         if path != self.spill_directory:
             self._record({"kind": "spill_directory", "path": str(path)})
 
     def runs(self) -> list[Record]:
-        """Return the runs that an earlier attempt finished, in order.
-
-        Returns
-        -------
-        list of dict
-            As they were given to `record_run`. A run whose files are not there with their
-            exact sizes, or lie elsewhere, ends the list: those behind it would leave a gap in the
-            input.
-        """
+        """Return the runs that an earlier attempt finished, in order."""
         found = []
         for record in self._runs:
             files = zip(map(Path, record["run"]["files"]), record["sizes"], strict=True)
@@ -258,14 +213,7 @@ class Journal:
         return ".." not in path.parts and any(map(path.is_relative_to, places))
 
     def record_run(self, run: Mapping[str, Any]) -> None:
-        """Write down that a sorted run of edges is complete and durable.
-
-        Parameters
-        ----------
-        run : Mapping
-            JSON values. `files`: absolute paths of the run's files, which have been
-            synchronised; the rest is the caller's own.
-        """
+        """Write down that a sorted run of edges is complete and durable."""
         sizes = [Path(path).stat().st_size for path in run["files"]]
         self._record({"kind": "run", "run": dict(run), "sizes": sizes})
 
@@ -281,28 +229,13 @@ class Journal:
         return self._edges
 
     def record_edges(self, edges: Mapping[str, Any]) -> None:
-        """Write down that every shard of the adjacency is recorded.
-
-        Parameters
-        ----------
-        edges : Mapping
-            JSON values: what the adjacency is.
-        """
+        """Write down that every shard of the adjacency is recorded."""
         self._record({"kind": "edges", "edges": dict(edges)})
 
     # ---- steps of arrays that grow together
 
     def record_step(self, ends: Mapping[str, tuple[int, int]], values: Mapping[str, Any]) -> None:
-        """Write down that another step is durable.
-
-        Parameters
-        ----------
-        ends : Mapping of str to pair of int
-            For each array that grows, by path: the bytes of its file now, and the crc32c of those
-            that the step has added.
-        values : Mapping
-            JSON values of the caller.
-        """
+        """Write down that another step is durable."""
         record = {
             "kind": "step",
             "number": len(self.steps),

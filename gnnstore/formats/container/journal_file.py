@@ -74,15 +74,7 @@ def _is_record(record: Record) -> bool:
 
 
 def append_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Append the line of a record, durably.
-
-    Raises
-    ------
-    CorruptStoreError
-        If the journal is no regular file.
-    StorageError
-        If the operating system refuses.
-    """
+    """Append the line of a record, durably."""
     with storage_errors("write the journal", path):
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         descriptor = open_regular(path, flags, error=CorruptStoreError, root=path.parent)
@@ -92,15 +84,7 @@ def append_record(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def cut_journal(path: Path, num_bytes: int) -> None:
-    """Remove what a journal holds behind a record.
-
-    Raises
-    ------
-    CorruptStoreError
-        If the journal is no regular file.
-    StorageError
-        If the operating system refuses.
-    """
+    """Remove what a journal holds behind a record."""
     with storage_errors("continue the journal", path):
         descriptor = open_regular(path, os.O_WRONLY, error=CorruptStoreError, root=path.parent)
         try:
@@ -116,16 +100,7 @@ def encode_record(record: Mapping[str, Any]) -> bytes:
 
 
 def read_records(path: Path) -> tuple[list[Record], int]:
-    """Return the records of a journal up to the first damaged line, and their bytes.
-
-    Returns
-    -------
-    list of dict
-        The header first; empty, if there is no journal, or it is no regular file or begins with
-        no header of this version.
-    int
-        Where the first damaged line begins, or the file ends.
-    """
+    """Return the records of a journal up to the first damaged line, and their bytes."""
     try:
         with open_binary(path, error=StorageError, root=path.parent) as file:
             data = file.read(_MAX_JOURNAL_BYTES + 1)

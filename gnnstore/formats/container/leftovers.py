@@ -45,27 +45,13 @@ _LOCK_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Leftover:
-    """A temporary directory.
-
-    Attributes
-    ----------
-    final : Path or None
-        The store that it was to become, or was; None for what a run has spilled.
-    state : str
-        "running": a process is at work in it. "resumable": a conversion can go on with it.
-        "unfinished": nothing in it is of use. "set aside": a whole store, see above.
-        "stale": spilled by a run that was killed.
-    num_bytes : int
-        Bytes of its files, spilled ones on other disks included.
-    age_seconds : float
-        Time since something in it last changed.
-    """
+    """A temporary directory."""
 
     path: Path
-    final: Path | None
+    final: Path | None  # the store that it was to become, or was; None for what a run has spilled
     state: State
-    num_bytes: int
-    age_seconds: float
+    num_bytes: int  # bytes of its files, spilled ones on other disks included
+    age_seconds: float  # time since something in it last changed
 
 
 def leftovers(final: Path) -> list[Path]:
@@ -99,13 +85,7 @@ def rows_path(final: Path) -> Path:
 
 
 def find_leftovers(directory: Path) -> Iterator[Leftover]:
-    """Yield every temporary directory of a conversion in `directory`, not below it.
-
-    Raises
-    ------
-    OSError
-        If the directory cannot be read.
-    """
+    """Yield every temporary directory of a conversion in `directory`, not below it."""
     for path in sorted(directory.iterdir()):
         match = _NAME.fullmatch(path.name)
         if match is None or path.is_symlink() or not path.is_dir() or not is_ours(path):
@@ -135,13 +115,7 @@ def lock_dead(lock: int) -> bool:
 
 @contextmanager
 def locked(path: Path) -> Iterator[bool]:
-    """Hold the lock of a temporary directory, as far as nobody else does.
-
-    Yields
-    ------
-    bool
-        False if a process is at work in it, or it cannot be opened.
-    """
+    """Hold the lock of a temporary directory, as far as nobody else does."""
     try:
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -160,15 +134,7 @@ def locked(path: Path) -> Iterator[bool]:
 
 @contextmanager
 def alone_in(path: Path) -> Iterator[None]:
-    """Hold the lock of a directory, if there is one, and wait for those that only measure it.
-
-    Raises
-    ------
-    UsageError
-        If a process is at work in it.
-    StorageError
-        If it is no directory that can be opened.
-    """
+    """Hold the lock of a directory, if there is one, and wait for those that only measure it."""
     try:
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -200,10 +166,7 @@ def is_resumable(path: Path) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Delete a temporary directory, and what was spilled for it elsewhere; it must be locked.
-
-    Of what cannot be deleted as much as possible is.
-    """
+    """Delete a temporary directory, and what was spilled for it elsewhere; it must be locked."""
     for spill in _foreign_spill(path):
         _core.remove_tree(spill)
     _core.remove_tree(path)

@@ -58,14 +58,6 @@ class Manifest(ABC):
     """Fields that the manifests of all kinds have.
 
     A kind defines `fields`, `parse` and `arrays`.
-
-    Attributes
-    ----------
-    files : tuple of FileEntry
-        Every file but the root `zarr.json` and the checksums; in the order in which their
-        blocks stand in the checksums array.
-    checksum_files : tuple of (FileEntry, int)
-        The files of the checksums array, each with the crc32c of the whole file.
     """
 
     FORMAT: ClassVar[str]
@@ -85,7 +77,10 @@ class Manifest(ABC):
 
     created_by: str
     uuid: str = ""
+    # Every file but the root `zarr.json` and the checksums; in the order in which their blocks
+    # stand in the checksums array.
     files: tuple[FileEntry, ...] = ()
+    # The files of the checksums array, each with the crc32c of the whole file.
     checksum_files: tuple[tuple[FileEntry, int], ...] = ()
     reader_features: tuple[str, ...] = ()
     writer_features: tuple[str, ...] = ()
@@ -97,12 +92,7 @@ class Manifest(ABC):
     @classmethod
     @abstractmethod
     def parse(cls, own: Fields) -> Mapping[str, Any]:
-        """Check the fields of this kind, and return them as arguments of the class.
-
-        Raises
-        ------
-        CorruptStoreError
-        """
+        """Check the fields of this kind, and return them as arguments of the class."""
 
     @abstractmethod
     def arrays(self) -> tuple[AttributeSpec, ...]:
@@ -161,16 +151,7 @@ class Manifest(ABC):
 
     @classmethod
     def decode(cls, text: bytes, path: str) -> Self:
-        """Check the bytes of a root `zarr.json` and return the manifest in it.
-
-        Raises
-        ------
-        UnsupportedVersionError
-            If the format version or a reader feature is not read; this comes before every
-            other check, since another version may differ in all the rest.
-        CorruptStoreError
-            If the file is not a manifest of this kind, is malformed or altered.
-        """
+        """Check the bytes of a root `zarr.json` and return the manifest in it."""
         attributes = parse_object(text, path=path).get("attributes")
         if not isinstance(attributes, dict) or cls.key() not in attributes:
             raise CorruptStoreError(
@@ -223,24 +204,13 @@ class Manifest(ABC):
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of sealed directory.
+    """A kind of sealed directory."""
 
-    Attributes
-    ----------
-    manifest : type of Manifest
-        Fields and version.
-    open : callable
-        Opens a directory of this kind: returns its `SealedReader`.
-    entries : frozenset of str
-        Names that its directory may have in it while it is written, besides those of every kind.
-    directory : str
-        Where in a store those lie that belong to it; "": nowhere.
-    """
-
-    manifest: type[Manifest]
-    open: Callable[[Path], Any]
+    manifest: type[Manifest]  # fields and version
+    open: Callable[[Path], Any]  # opens a directory of this kind: returns its `SealedReader`
+    # Names that its directory may have in it while it is written, besides those of every kind.
     entries: frozenset[str]
-    directory: str = ""
+    directory: str = ""  # where in a store those lie that belong to it; "": nowhere
 
     @property
     def name(self) -> str:
@@ -252,10 +222,7 @@ KINDS: Registry[Kind] = Registry()
 
 
 def kind_of(path: Path) -> Kind | None:
-    """Return of which kind a directory looks to be, of any version, intact or not.
-
-    Decides what `overwrite` may replace; reads nothing but the start of the root metadata.
-    """
+    """Return of which kind a directory looks to be, of any version, intact or not."""
     try:
         with open_binary(path / METADATA_FILE, error=StorageError, root=path) as file:
             head = file.read(_HEAD_BYTES)
@@ -265,15 +232,7 @@ def kind_of(path: Path) -> Kind | None:
 
 
 def content_uuid(manifest: bytes, blocks: npt.NDArray[np.uint32]) -> str:
-    """Return the identity of a directory: equal for equal contents, whenever they were written.
-
-    Parameters
-    ----------
-    manifest : bytes
-        The root metadata, with an empty uuid.
-    blocks : ndarray of uint32
-        The checksum of every block of every file.
-    """
+    """Return the identity of a directory: equal for equal contents, whenever they were written."""
     digest = hashlib.sha256(manifest + blocks.astype("<u4").tobytes()).digest()
     # A UUID whose bits mean what its maker says (RFC 9562, version 8).
     marked = bytearray(digest[:16])
@@ -290,17 +249,7 @@ def seal(zeroed: bytes, crc: int) -> bytes:
 
 
 def check_seal(text: bytes, path: str, verb: str) -> None:
-    """Refuse a sealed document that is not what it was.
-
-    Parameters
-    ----------
-    verb : str
-        The verb for making such a directory again, as in "pack".
-
-    Raises
-    ------
-    CorruptStoreError
-    """
+    """Refuse a sealed document that is not what it was."""
     matches = list(_CRC_FIELD.finditer(text))
     if len(matches) == 1:
         (match,) = matches

@@ -16,13 +16,7 @@ MAX_PATH_BYTES = 2048  # the directory's own path comes on top; Linux allows 409
 
 
 def encode(name: str) -> str:
-    """Return `name` as one path component: letters, digits, '_', '-' and '.' stay.
-
-    Raises
-    ------
-    InputError
-        If the name is empty or too long.
-    """
+    """Return `name` as one path component: letters, digits, '_', '-' and '.' stay."""
     try:
         component = quote(name, safe="")
     except UnicodeEncodeError:
@@ -101,14 +95,7 @@ def graph_array(name: str) -> str:
 
 
 def check_relative_path(path: str, *, file: str) -> str:
-    """Return a path that a store's metadata claims, if it stays inside the store.
-
-    Raises
-    ------
-    CorruptStoreError
-        If it is absolute, empty, too long for a file system, or has a component that is '.', '..'
-        or empty, or a NUL or backslash.
-    """
+    """Return a path that a store's metadata claims, if it stays inside the store."""
     parts = path.split("/")
     longest = max(len(part.encode()) for part in parts)
     if len(path) > MAX_PATH_BYTES or longest > MAX_FILE_NAME_BYTES:

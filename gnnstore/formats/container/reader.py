@@ -74,13 +74,7 @@ class Identity:
         return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
     def check(self) -> None:
-        """Refuse another directory, unless its contents are equal.
-
-        Raises
-        ------
-        StorageError
-            If another one has taken its place, or if that cannot be found out.
-        """
+        """Refuse another directory, unless its contents are equal."""
         found = self._look()
         if found is None or found == self._found:
             return
@@ -98,10 +92,7 @@ class Identity:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Check at the end that what was read meanwhile is of this directory; see `check`.
-
-        After an error too: its cause may be another directory in this one's place.
-        """
+        """Check at the end that what was read meanwhile is of this directory; see `check`."""
         try:
             yield
         except (GnnstoreError, OSError):
@@ -115,31 +106,17 @@ _SCAN_BYTES = 16 * 2**20
 
 
 class SealedFiles(Generic[M]):
-    """The files of a sealed directory, as its manifest lists them; they may be damaged.
-
-    Attributes
-    ----------
-    path : Path
-        The directory, absolute.
-    manifest : Manifest
-        Identity, contents, files.
-    """
+    """The files of a sealed directory, as its manifest lists them; they may be damaged."""
 
     def __init__(self, path: Path, manifest: M, identity: Identity | None = None) -> None:
-        self.path = path
-        self.manifest = manifest
+        self.path = path  # the directory, absolute
+        self.manifest = manifest  # identity, contents, files
         self._identity = identity or Identity(path, type(manifest))
         self._identity.uuid = manifest.uuid
 
     @classmethod
     def find(cls, path: str | os.PathLike[str], kind: type[M]) -> SealedFiles[M]:
-        """Read the manifest of a directory of some kind.
-
-        Raises
-        ------
-        NotFoundError, UnsupportedVersionError, CorruptStoreError, StorageError
-            See `SealedReader.open`.
-        """
+        """Read the manifest of a directory of some kind."""
         directory = Path(os.path.abspath(path))  # noqa: PTH100  (resolve() would hide links)
         root = directory / METADATA_FILE
         if not directory.is_dir() or not os.path.lexists(root):
@@ -164,13 +141,7 @@ class SealedFiles(Generic[M]):
         return sum(entry.size_bytes for entry in self.files)
 
     def wrong_sizes(self) -> Iterator[tuple[FileEntry, CorruptStoreError]]:
-        """Yield the files that are not there with the size that the manifest gives.
-
-        Raises
-        ------
-        StorageError
-            If the operating system does not tell.
-        """
+        """Yield the files that are not there with the size that the manifest gives."""
         checked: set[str] = set()
         for entry in self.files:
             error = self._wrong_size(entry, checked)
@@ -214,13 +185,7 @@ class SealedFiles(Generic[M]):
         return self._identity.kept()
 
     def altered_checksums(self) -> Iterator[tuple[FileEntry, CorruptStoreError]]:
-        """Yield the files of the checksums that are not what they were.
-
-        Raises
-        ------
-        StorageError
-            If the operating system refuses a read.
-        """
+        """Yield the files of the checksums that are not what they were."""
         for entry, expected in self.manifest.checksum_files:
             file = self.path / entry.path
             with storage_errors("read the checksums", file):
@@ -233,26 +198,14 @@ class SealedFiles(Generic[M]):
                 yield entry, CorruptStoreError(message, path=file, offset=0)
 
     def block_checksums(self) -> npt.NDArray[np.uint32]:
-        """Return the crc32c of every block of every file, in the order of the manifest.
-
-        Raises
-        ------
-        CorruptStoreError
-            If they were altered, or there are not as many as the files have blocks.
-        """
+        """Return the crc32c of every block of every file, in the order of the manifest."""
         with self._identity.kept():
             for _, error in self.altered_checksums():
                 raise error
             return self.checksum_table()
 
     def checksum_table(self) -> npt.NDArray[np.uint32]:
-        """Return the same, whether it was altered or not.
-
-        Raises
-        ------
-        CorruptStoreError
-            If there are not as many as the files have blocks.
-        """
+        """Return the same, whether it was altered or not."""
         num_blocks = self.manifest.first_blocks()[-1]
         document, path = self._array_document(CHECKSUMS_ARRAY)
         dtype, row_shape, layout = parse_paged(document, path)
@@ -277,8 +230,8 @@ class SealedFiles(Generic[M]):
 class SealedReader(SealedFiles[M]):
     """An open, validated directory. Needs NumPy only; pickles as its path and identity.
 
-    Opening reads metadata. It checks that every listed file is there with its exact size, and
-    that every file an array needs is listed. It does not read the data: that is `verify`'s work.
+    Opening reads metadata. It checks that every listed file is there with its exact size, and that
+    every file an array needs is listed. It does not read the data: that is `verify`'s work.
     """
 
     MANIFEST: ClassVar[type[Manifest]]
@@ -292,12 +245,7 @@ class SealedReader(SealedFiles[M]):
         self.check()
 
     def check(self) -> None:
-        """Compare what the arrays hold with the manifest, as far as that is quick.
-
-        Raises
-        ------
-        CorruptStoreError
-        """
+        """Compare what the arrays hold with the manifest, as far as that is quick."""
 
     def problems(self) -> Iterator[Problem]:
         """Yield where arrays cannot be read; or else, where they mean nothing; reads all."""
@@ -349,19 +297,7 @@ class SealedReader(SealedFiles[M]):
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Open a directory.
-
-        Raises
-        ------
-        NotFoundError
-            If there is no such directory, or it is of no kind.
-        UnsupportedVersionError
-            If it was written by a newer gnnstore, or by one that is too old.
-        CorruptStoreError
-            If metadata is malformed or altered, or a file is missing, short, long or unlisted.
-        StorageError
-            If the operating system refuses a read.
-        """
+        """Open a directory."""
         found: SealedFiles[Any] = SealedFiles.find(path, cls.MANIFEST)
         with found.kept():
             for _, error in found.wrong_sizes():
@@ -369,13 +305,7 @@ class SealedReader(SealedFiles[M]):
             return cls(found.path, found.manifest)
 
     def require(self, uuid: str) -> None:
-        """Refuse to stand for another directory, which was pickled.
-
-        Raises
-        ------
-        StorageError
-            If this is not the one with that identity.
-        """
+        """Refuse to stand for another directory, which was pickled."""
         if self.uuid != uuid:
             word = self.manifest.WORD
             raise StorageError(
@@ -395,13 +325,7 @@ class SealedReader(SealedFiles[M]):
         return self._paged[spec.path]
 
     def compressed(self, spec: AttributeSpec) -> npt.NDArray[Any]:
-        """Read a compressed array whole into a new array in its storage type.
-
-        Raises
-        ------
-        CorruptStoreError
-            If it cannot be decoded or is not what the manifest says.
-        """
+        """Read a compressed array whole into a new array in its storage type."""
         check_directories(self.path, spec.path)  # no file of an empty array need be listed
         with self._identity.kept():
             return read_compressed(self.path / spec.path, spec)
@@ -409,13 +333,7 @@ class SealedReader(SealedFiles[M]):
     def compressed_chunks(
         self, spec: AttributeSpec
     ) -> Iterator[tuple[tuple[slice, ...], npt.NDArray[Any]]]:
-        """Yield the places and values of a compressed array's chunks, one in memory at a time.
-
-        Raises
-        ------
-        CorruptStoreError
-            If one cannot be decoded, or the array is not what the manifest says.
-        """
+        """Yield the places and values of a compressed array's chunks, one in memory at a time."""
         check_directories(self.path, spec.path)
         with self._identity.kept():
             yield from read_chunks(self.path / spec.path, spec)

@@ -37,23 +37,7 @@ def open_regular(
     error: type[GnnstoreError],
     root: Path | None = None,
 ) -> int:
-    """Open a regular file, and return its descriptor.
-
-    Parameters
-    ----------
-    flags : int
-        Flags of open(2). A file that is created is readable and writable as the umask allows.
-    error : type of GnnstoreError
-        Raised if something else lies there.
-    root : Path, optional
-        A directory that the path begins with, below which symbolic links are refused; the
-        directory itself may be one. By default links are followed.
-
-    Raises
-    ------
-    OSError
-        If the operating system refuses.
-    """
+    """Open a regular file, and return its descriptor."""
     path = Path(path)
     if root == _OWN_DESCRIPTORS:
         root = None
@@ -89,22 +73,7 @@ def open_binary(
 
 
 def stat_below(root: Path, name: str, checked: set[str]) -> os.stat_result:
-    """Return the status of a file of a store or a plan.
-
-    Parameters
-    ----------
-    name : str
-        Path of the file in the directory `root`.
-    checked : set of str
-        The directories on the way to earlier files, which are not looked at again; grows.
-
-    Raises
-    ------
-    CorruptStoreError
-        If it is no regular file, or lies behind a symbolic link.
-    OSError
-        If the operating system refuses.
-    """
+    """Return the status of a file of a store or a plan."""
     check_directories(root, os.path.dirname(name), checked)  # noqa: PTH120 - a str, many times
     path = root / name
     found = path.lstat()
@@ -114,17 +83,7 @@ def stat_below(root: Path, name: str, checked: set[str]) -> os.stat_result:
 
 
 def check_directories(root: Path, name: str, checked: set[str] | None = None) -> None:
-    """Refuse a path in a store or a plan that leads over a symbolic link.
-
-    Parameters
-    ----------
-    name : str
-        Path of a directory in the directory `root`. It need not exist.
-
-    Raises
-    ------
-    CorruptStoreError
-    """
+    """Refuse a path in a store or a plan that leads over a symbolic link."""
     if not name or (checked is not None and name in checked):
         return
     check_directories(root, os.path.dirname(name), checked)  # noqa: PTH120 - see above
@@ -135,12 +94,7 @@ def check_directories(root: Path, name: str, checked: set[str] | None = None) ->
 
 
 def check_tree(root: Path) -> None:
-    """Refuse a directory that holds anything but directories and regular files, at any depth.
-
-    Raises
-    ------
-    CorruptStoreError
-    """
+    """Refuse a directory that holds anything but directories and regular files, at any depth."""
     for place, directories, names in os.walk(root):
         for name in (*directories, *names):
             path = Path(place, name)
@@ -179,13 +133,7 @@ def _refuse_special(path: Path, root: Path | None, error: type[GnnstoreError]) -
 
 
 def check_regular(path: Path, error: type[GnnstoreError]) -> None:
-    """Refuse what exists and is no regular file; links are followed.
-
-    Raises
-    ------
-    GnnstoreError
-        Of the type that is given.
-    """
+    """Refuse what exists and is no regular file; links are followed."""
     found = path.stat().st_mode
     if not stat.S_ISREG(found):
         raise _refusal(path, found, error)

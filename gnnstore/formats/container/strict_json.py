@@ -25,33 +25,12 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def value_bound(text: bytes) -> int:
-    """Return a number that a JSON text has no more keys and values than.
-
-    Each one but the outermost follows a bracket, a comma or a colon. Those in strings count too,
-    so that nothing need be parsed: what is counted is not in memory yet.
-    """
+    """Return a number that a JSON text has no more keys and values than."""
     return 1 + sum(map(text.count, (b"[", b"{", b",", b":")))
 
 
 def parse_object(text: bytes, *, path: str, max_values: int = MAX_VALUES) -> dict[str, Any]:
-    """Parse a JSON object strictly.
-
-    Parameters
-    ----------
-    text : bytes
-        Of bounded length: the caller knows how long such a file may be.
-    path : str
-        Where it came from, for messages.
-    max_values : int
-        The most that `value_bound` may be.
-
-    Raises
-    ------
-    CorruptStoreError
-        If the text is not UTF-8 JSON, may have more than `max_values` keys and values, nests
-        deeper than `MAX_DEPTH`, repeats a key, contains NaN, Infinity, a number beyond those of
-        double precision or a lone surrogate, or is not an object.
-    """
+    """Parse a JSON object strictly."""
 
     def fail(reason: str) -> CorruptStoreError:
         return CorruptStoreError(f"{path}: malformed metadata: {reason}", path=path)
@@ -112,15 +91,7 @@ def _depth(document: Any) -> int:
 
 
 class Fields:
-    """Typed access to the fields of a parsed object, with errors that name file and field.
-
-    Parameters
-    ----------
-    path : str
-        The file it came from, for messages.
-    where : str
-        The object's place in the file, for messages ("schema.node_types[0]").
-    """
+    """Typed access to the fields of a parsed object, with errors that name file and field."""
 
     def __init__(self, document: Any, path: str, where: str = "") -> None:
         if not isinstance(document, Mapping):

@@ -41,43 +41,7 @@ _NO_RENAME_FLAGS = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 
 
 class DirectoryTransaction:
-    """A directory under construction.
-
-    Parameters
-    ----------
-    final : Path
-        The name that the directory gets on commit.
-    overwrite : bool
-        Whether an existing directory is replaced; it stays untouched until the commit.
-    is_replaceable : callable
-        Told the existing directory before any work; returns whether it is of the kind that
-        may be replaced. Keeps `--overwrite` from deleting someone's home directory.
-    on_event : callable
-        Told, in a sentence, when leftovers of a dead writer were removed.
-    adopt : callable, optional
-        Told each directory that a dead writer left; returns whether to go on in it, instead
-        of sweeping it. It may raise, and then that directory stays.
-    noun, attempt : str
-        Names of the directory and of its leftovers, for messages.
-    directory : str
-        Where in a store it may lie; "": nowhere.
-
-    Attributes
-    ----------
-    path : Path
-        The directory to build in.
-    adopted : bool
-        Whether it was left by a dead writer.
-
-    Raises
-    ------
-    StoreExistsError
-        If the final name exists and `overwrite` is false.
-    UsageError
-        If what exists must not be replaced, or another process is writing it now.
-    CorruptStoreError
-        If a directory to go on in holds links, FIFOs, devices or sockets.
-    """
+    """A directory under construction."""
 
     def __init__(
         self,
@@ -102,7 +66,7 @@ class DirectoryTransaction:
         check_parent(self.final)
         _check_outside(self.final, directory)
         found = _sweep(self.final, on_event, adopt, attempt)
-        self.adopted = found is not None
+        self.adopted = found is not None  # whether it was left by a dead writer
         if found is None:
             check_final(self.final, overwrite, is_replaceable, noun)
             found = self._create()
@@ -136,20 +100,7 @@ class DirectoryTransaction:
                 raise
 
     def commit(self, before_rename: Callable[[], None] = lambda: None) -> None:
-        """Make every directory durable and give the directory its name.
-
-        Parameters
-        ----------
-        before_rename : callable
-            Called when everything is durable, to remove what must not be in the result.
-
-        Raises
-        ------
-        StoreExistsError
-            If the name was taken meanwhile.
-        StorageError
-            If the operating system refuses.
-        """
+        """Make every directory durable and give the directory its name."""
         with storage_errors("commit", self.final):
             for root, _, _ in os.walk(self.path):
                 fsync_directory(Path(root))
@@ -214,13 +165,7 @@ class DirectoryTransaction:
 
 
 def check_parent(path: Path) -> None:
-    """Raise unless there is a directory to write into.
-
-    Raises
-    ------
-    NotFoundError, UsageError
-        If there is nothing, or something else.
-    """
+    """Raise unless there is a directory to write into."""
     parent = path.parent
     if parent.is_dir():
         return
@@ -254,13 +199,7 @@ def _check_outside(final: Path, directory: str) -> None:
 def check_final(
     final: Path, overwrite: bool, is_replaceable: Callable[[Path], bool], noun: str
 ) -> None:
-    """Raise if a name is taken, and must not be given to something else.
-
-    Raises
-    ------
-    StoreExistsError, UsageError
-        See `DirectoryTransaction`.
-    """
+    """Raise if a name is taken, and must not be given to something else."""
     if not os.path.lexists(final):
         return
     if not overwrite:

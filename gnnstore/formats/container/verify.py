@@ -65,21 +65,7 @@ class Report:
 def find_units(
     directory: Path,
 ) -> tuple[dict[SealedFiles[Any], list[Problem]], list[Problem]]:
-    """Find a sealed directory and those that lie in it, such as the plans of a store.
-
-    Returns
-    -------
-    dict of SealedFiles to list of Problem
-        The directory first. Those that can be opened are of `SealedReader`, without problems yet.
-        Of the others, the files that are missing or have another size, or the reason.
-    list of Problem
-        Why some of those in it have not even a manifest.
-
-    Raises
-    ------
-    NotFoundError, UnsupportedVersionError, CorruptStoreError, StorageError
-        If the directory itself has none.
-    """
+    """Find a sealed directory and those that lie in it, such as the plans of a store."""
     # A directory of no kind is opened as a store, which says what is wrong with it.
     units = dict([_open(kind_of(directory) or KINDS["store"], directory)])
     problems: list[Problem] = []
@@ -146,21 +132,7 @@ def stray_files(reader: SealedFiles[Any]) -> Iterator[Problem]:
 def compare_checksums(
     reader: SealedFiles[Any], num_threads: int, on_bytes: Callable[[int], None]
 ) -> Iterator[Problem]:
-    """Compare every file with what was recorded of it; yield the ranges that differ.
-
-    Of a directory that could not be opened, files that are missing or have another size are passed
-    over.
-
-    Parameters
-    ----------
-    on_bytes : callable
-        Told how many more bytes were compared.
-
-    Raises
-    ------
-    StorageError
-        If the operating system refuses a read.
-    """
+    """Compare every file with what was recorded of it; yield the ranges that differ."""
     wrong: set[str] = set()
     if not isinstance(reader, SealedReader):
         wrong = {entry.path for entry, _ in reader.wrong_sizes()}

@@ -60,41 +60,8 @@ _MAX_DIFFERENCES = 3  # named in a message
 class SealedWriter:
     """Builds a directory under a temporary name; `seal` gives it its own. Not thread-safe.
 
-    A context manager: leaving it without a commit leaves nothing behind, unless the writer
-    can be resumed and was stopped by what is no fault of the data: no space, an I/O error,
-    Ctrl-C. Then, as after a crash, what is finished stays, until a writer of the same output
-    goes on with it (`resume`) or removes it.
-
-    Parameters
-    ----------
-    path : path-like
-        The directory; its parent must exist.
-    overwrite : bool
-        Replace an existing directory of the same kind, atomically, at commit.
-    page_bytes : int
-        Page size of paged arrays: a power of two from 512 to 2 MiB.
-    shard_bytes : int, optional
-        Approximate size of a shard file; by default chosen per array (1 to 16 GiB).
-    on_event : callable, optional
-        Told in a sentence what a user should know, such as leftovers that were removed.
-    fingerprint : Mapping, optional
-        Description of the contents as JSON values: an attempt with an equal fingerprint writes the
-        same bytes. None: the writer cannot be resumed.
-    decided : Mapping, optional
-        Further choices; an attempt that goes on has those of the first, in `journal.decided`.
-    resume : bool
-        Go on with what an interrupted attempt left, if there is anything.
-
-    Attributes
-    ----------
-    journal : Journal
-        The finished parts, and where sorted runs of edges may be put meanwhile.
-
-    Raises
-    ------
-    StoreExistsError, UsageError, NotFoundError, StorageError
-        If the output cannot be written there, or what was left is of other data or options;
-        before any work.
+    A context manager: leaving it without a commit leaves nothing behind, unless the writer can be
+    resumed and was stopped by what is no fault of the data: no space, an I/O error, Ctrl-C.
     """
 
     READER: ClassVar[type[SealedReader[Any]]]
@@ -183,26 +150,7 @@ class SealedWriter:
         num_rows: int,
         cat_dim: int = 0,
     ) -> PagedArrayWriter:
-        """Begin a paged array: rows are read one by one, so they are laid out raw, in pages.
-
-        Parameters
-        ----------
-        array_path : str
-            Where it lies in the directory; see `formats.names`.
-        name : str
-            The user's name of it.
-        row_shape : tuple of int
-            Shape of one row; () for one value a row.
-        dtype : str
-            Element type ("float32", "bfloat16", ...).
-        num_rows : int
-            Rows that will be appended.
-
-        Raises
-        ------
-        InputError
-            If rows are empty, the type cannot be stored, or the path is taken.
-        """
+        """Begin a paged array: rows are read one by one, so they are laid out raw, in pages."""
         if 0 in row_shape:
             raise InputError(
                 f"the attribute {name!r} has rows of shape {list(row_shape)}, which hold nothing; "
@@ -246,14 +194,7 @@ class SealedWriter:
         dtype: str | None = None,
         cat_dim: int = 0,
     ) -> AttributeSpec:
-        """Write an array that is read whole, compressed, and return its description.
-
-        Parameters
-        ----------
-        array : ndarray
-            Any shape, any type that can be stored; bfloat16 as its bits with
-            `dtype="bfloat16"`.
-        """
+        """Write an array that is read whole, compressed, and return its description."""
         dtype = dtype or dtype_name(array.dtype)
         stored = np.ascontiguousarray(array, dtype=storage_dtype(dtype, what=f"{name!r}"))
         stored = stored.reshape(array.shape)  # ascontiguousarray makes 0-d arrays 1-d
@@ -277,12 +218,7 @@ class SealedWriter:
         return None
 
     def check_spec(self, spec: AttributeSpec) -> None:
-        """Refuse an array that must not be in a directory of this kind, before it is written.
-
-        Raises
-        ------
-        InputError
-        """
+        """Refuse an array that must not be in a directory of this kind, before it is written."""
         if len(spec.shape) > MAX_DIMENSIONS:
             raise InputError(
                 f"the attribute {spec.name!r} has {len(spec.shape)} axes, an array may have "
@@ -308,25 +244,7 @@ class SealedWriter:
     # ---- the end
 
     def seal(self, manifest: Manifest) -> Path:
-        """Finish every array, write the manifest, and rename the directory into place.
-
-        Parameters
-        ----------
-        manifest : Manifest
-            But for its files and uuid. Each of its arrays must have been written.
-
-        Returns
-        -------
-        Path
-            The final path.
-
-        Raises
-        ------
-        InputError
-            If an array got fewer rows than declared, or readers would refuse the directory.
-        StorageError, StoreExistsError
-            See `DirectoryTransaction.commit`.
-        """
+        """Finish every array, write the manifest, and rename the directory into place."""
         for array_path, writer in self._writers.items():
             writer.close()
             for name, size, crcs in writer.files:
@@ -409,13 +327,7 @@ class SealedWriter:
         return tuple(entries)
 
     def abort(self, *, keep: bool = False) -> None:
-        """Stop without a result. Does nothing after a commit.
-
-        Parameters
-        ----------
-        keep : bool
-            Whether to leave what is finished for a later attempt; the rest is removed.
-        """
+        """Stop without a result. Does nothing after a commit."""
         if not self._open:
             return
         self._open = False
@@ -470,19 +382,7 @@ class SealedWriter:
 
 
 def _can_continue(kind: type[Manifest], fingerprint: Mapping[str, Any], directory: Path) -> bool:
-    """Whether an attempt with this fingerprint may go on in a directory that one left.
-
-    Returns
-    -------
-    bool
-        False if nothing in it is of use.
-
-    Raises
-    ------
-    UsageError
-        If it was left by an attempt with other data or options: what is in it may be worth
-        hours, so it is not for us to remove.
-    """
+    """Whether an attempt with this fingerprint may go on in a directory that one left."""
     records, _ = read_records(directory / JOURNAL_FILE)
     if not records or not Journal(directory, records).has_work:
         return False

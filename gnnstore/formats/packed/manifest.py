@@ -63,37 +63,7 @@ ALL_EDGES = "all edges"
 
 @dataclass(frozen=True, kw_only=True)
 class PackedManifest(Manifest):
-    """Identity, contents and files of packed epochs.
-
-    Attributes
-    ----------
-    fingerprint : Mapping
-        All that the batches depend on besides the seed, as in the state of a loader.
-    epochs : int
-        Epochs 0 to epochs - 1 are packed.
-    superbatch : int
-        Batches that were planned at a time.
-    segment : int
-        Batches that share rows on disk; 1: each has its own.
-    compression : str or None
-        Codec of chunks: "lz4" or "zstd"; None: not compressed.
-    piece_bytes : int
-        Bytes of rows that one checksum in a record covers.
-    num_slots : int
-        Rows of each cached attribute that are held while the batches are assembled.
-    cached_by : str
-        The policy that chose the cached rows: "belady", "degree" or "frequency".
-    largest_batch_bytes : int
-        Of a batch with its attributes.
-    cached : tuple of str
-        Paths in the store of the node attributes whose missed rows are packed.
-    plain : tuple of str
-        Paths of the other attributes, of nodes and of edges, whose rows are in the records.
-    has_edge_ids : bool
-        Whether records hold edge ids; else positions are ids.
-    paged_arrays : tuple of AttributeSpec
-        The arrays of the plan, but for graph-level ones.
-    """
+    """Identity, contents and files of packed epochs."""
 
     FORMAT: ClassVar[str] = "gnnstore-plan"
     VERSION: ClassVar[int] = PLAN_FORMAT_VERSION
@@ -105,22 +75,25 @@ class PackedManifest(Manifest):
     ATTEMPT: ClassVar[str] = "attempt to pack"
     MAKE: ClassVar[str] = "make one with 'gnnstore pack'"
 
+    # All that the batches depend on besides the seed, as in the state of a loader.
     fingerprint: Mapping[str, Any]
     seed: int
-    epochs: int
+    epochs: int  # epochs 0 to epochs - 1 are packed
     batches_per_epoch: int
-    superbatch: int
-    segment: int
-    compression: Compression | None
-    piece_bytes: int
-    num_slots: int
-    cached_by: str
-    largest_batch_bytes: int
+    superbatch: int  # batches that were planned at a time
+    segment: int  # batches that share rows on disk; 1: each has its own
+    compression: Compression | None  # codec of chunks: "lz4" or "zstd"; None: not compressed
+    piece_bytes: int  # bytes of rows that one checksum in a record covers
+    num_slots: int  # rows of each cached attribute that are held while the batches are assembled
+    cached_by: str  # the policy that chose the cached rows: "belady", "degree" or "frequency"
+    largest_batch_bytes: int  # of a batch with its attributes
     schema: Schema
+    # Paths in the store of the node attributes whose missed rows are packed.
     cached: tuple[str, ...]
+    # Paths of the other attributes, of nodes and of edges, whose rows are in the records.
     plain: tuple[str, ...]
-    has_edge_ids: bool
-    paged_arrays: tuple[AttributeSpec, ...] = ()
+    has_edge_ids: bool  # whether records hold edge ids; else positions are ids
+    paged_arrays: tuple[AttributeSpec, ...] = ()  # the arrays of the plan, but for graph-level ones
 
     @property
     def store_uuid(self) -> str | None:
@@ -251,15 +224,7 @@ class PackedManifest(Manifest):
 def pack_command(
     path: Path, asked: Mapping[str, Any], *, epochs: Any, seed: Any, seeds: str | None = None
 ) -> str:
-    """Return the command that packs a plan anew, for the loader that has a fingerprint.
-
-    Parameters
-    ----------
-    path : Path
-        The plan, in a store or elsewhere.
-    seeds : str or None
-        Name of the nodes or edges that batches start from, if they have one.
-    """
+    """Return the command that packs a plan anew, for the loader that has a fingerprint."""
     place = ["STORE", "--output", str(path)]
     if path.parent.name == PLANS_DIRECTORY:
         place = [str(path.parent.parent), "--name", path.name]

@@ -33,20 +33,7 @@ _MAX_BATCHES = 8  # named for a damaged range
 
 
 class PackedReader(SealedReader[PackedManifest]):
-    """Open, validated packed epochs. It does not read records and rows.
-
-    Attributes
-    ----------
-    index : ndarray of int64 [num_batches, columns]
-        Of each batch, epoch by epoch: where its record begins, its bytes and crc32c; the rows of
-        its chunk; where its chunk begins, for each cached attribute. Where chunks are compressed,
-        then the bytes of each, and then their crc32c.
-    segments : ndarray of int64 [segments, 4 + cached attributes] or None
-        Of each segment, where batches share rows: its batches, as first and end; its shared rows;
-        the rows of a part; where its first part begins, for each cached attribute.
-    rows : dict of str to PagedArray
-        The packed rows, by the attribute's path in the store.
-    """
+    """Open, validated packed epochs. It does not read records and rows."""
 
     MANIFEST: ClassVar[type[PackedManifest]] = PackedManifest
 
@@ -100,13 +87,7 @@ class PackedReader(SealedReader[PackedManifest]):
         return self.index[:, 3] * self.manifest.cached_specs[column].row_bytes
 
     def batches_in(self, file: str, first_byte: int, end_byte: int) -> list[int]:
-        """Return the numbers of the batches that have bytes in a part of a file.
-
-        Parameters
-        ----------
-        file : str
-            Relative to the plan.
-        """
+        """Return the numbers of the batches that have bytes in a part of a file."""
         begins, ends = self._extents(file)
         hit = (begins < end_byte) & (ends > first_byte)
         numbers = {int(number) for number in np.flatnonzero(hit)}

@@ -28,21 +28,13 @@ _MAX_ROWS = 2**31
 
 @dataclass(frozen=True)
 class SegmentLayout:
-    """Positions of the shared rows of one segment, of one attribute.
-
-    Attributes
-    ----------
-    part_rows, part_bytes : int
-        Of a whole part; bytes from the beginning of one to that of the next.
-    begin : int
-        Of the first part in the file.
-    """
+    """Positions of the shared rows of one segment, of one attribute."""
 
     num_rows: int
     row_bytes: int
-    part_rows: int
-    part_bytes: int
-    begin: int
+    part_rows: int  # of a whole part; bytes from the beginning of one to that of the next
+    part_bytes: int  # of a whole part; bytes from the beginning of one to that of the next
+    begin: int  # of the first part in the file
 
     def offset(self, rank: int) -> int:
         """Return where the row of a rank begins."""
@@ -92,17 +84,7 @@ def check_segments(
     num_batches: int,
     file_bytes: Mapping[str, int],
 ) -> str:
-    """Return the defect of a table of segments; empty if it has none.
-
-    Parameters
-    ----------
-    specs : sequence of AttributeSpec
-        The cached attributes.
-    num_batches : int
-        Batches of the plan, which the segments must cover.
-    file_bytes : Mapping of str to int
-        Size of the file of packed rows, by the attribute's path.
-    """
+    """Return the defect of a table of segments; empty if it has none."""
     bounds = [0, *table[:, 1].tolist()]
     is_covered = table[:, 0].tolist() == bounds[:-1] and bounds[-1] == num_batches
     if not is_covered or (np.diff(bounds) < 1).any():

@@ -37,39 +37,7 @@ from gnnstore.units import format_size
 
 
 class PackedWriter(SealedWriter):
-    """Builds packed epochs under a temporary name; `commit` gives them their own.
-
-    Parameters
-    ----------
-    path : Path
-        The plan's directory; its parent must exist.
-    asked : Mapping
-        Description of the plan as JSON values: an attempt may be continued by one with an equal
-        description.
-    decided : Mapping
-        Further choices, such as the sizes of superbatches. A continued attempt has those of the
-        first.
-    on_event : callable
-        Told in a sentence what a user should know.
-
-    Attributes
-    ----------
-    decided : Fields
-        The choices in force: those given, or those of the attempt that is continued.
-    index : list of list of int
-        Of each batch that is done; see `PackedReader`.
-    segments : list of list of int
-        Of each segment that is done; see `PackedReader`.
-    num_superbatches : int
-        Superbatches that are done.
-    largest_batch_bytes : int
-        Of those that are done.
-
-    Raises
-    ------
-    StoreExistsError, UsageError, NotFoundError, StorageError
-        If the plan cannot be written there, or what was left is of another one.
-    """
+    """Builds packed epochs under a temporary name; `commit` gives them their own."""
 
     READER: ClassVar[type[PackedReader]] = PackedReader
 
@@ -83,10 +51,10 @@ class PackedWriter(SealedWriter):
         resume: bool = False,
         on_event: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.index: list[list[int]] = []
-        self.segments: list[list[int]] = []
-        self.num_superbatches = 0
-        self.largest_batch_bytes = 0
+        self.index: list[list[int]] = []  # of each batch that is done; see `PackedReader`
+        self.segments: list[list[int]] = []  # of each segment that is done; see `PackedReader`
+        self.num_superbatches = 0  # superbatches that are done
+        self.largest_batch_bytes = 0  # of those that are done
         self._growing: dict[str, GrowingFile] = {}
         super().__init__(
             path,
@@ -131,17 +99,7 @@ class PackedWriter(SealedWriter):
         largest_batch_bytes: int,
         segments: Sequence[Sequence[int]] = (),
     ) -> None:
-        """Make what was appended durable, and write it down.
-
-        Parameters
-        ----------
-        index : sequence of sequence of int
-            Of each of its batches.
-        largest_batch_bytes : int
-            Of its batches.
-        segments : sequence of sequence of int
-            Of each of its segments, where there are any.
-        """
+        """Make what was appended durable, and write it down."""
         ends = {name: file.end_region() for name, file in self._growing.items()}
         values = {
             "largest_batch_bytes": largest_batch_bytes,
@@ -152,15 +110,7 @@ class PackedWriter(SealedWriter):
         self._count(values)
 
     def commit(self, manifest: PackedManifest, graph: Mapping[str, npt.NDArray[Any]]) -> Path:
-        """Write index, checksums and manifest, and rename the plan into place.
-
-        Parameters
-        ----------
-        manifest : PackedManifest
-            But for its files and arrays.
-        graph : Mapping of str to ndarray
-            Values of the graph-level arrays, by path.
-        """
+        """Write index, checksums and manifest, and rename the plan into place."""
         arrays = []
         for name, file in self._growing.items():
             arrays.append(AttributeSpec(name, name, "paged", "uint8", (file.size_bytes,)))

@@ -58,8 +58,8 @@ def check_meaning(reader: Reader) -> Iterator[Problem]:
 class EdgeSums:
     """Sums by which edges in one order are compared with edges in another.
 
-    Every position has a random weight, so that sums are equal only if at every position there is
-    an edge with the same ends, but for a chance in 2^64.
+    Every position has a random weight, so that sums are equal only if at every position there is an
+    edge with the same ends, but for a chance in 2^64.
     """
 
     def __init__(self, seed: int | None = None) -> None:

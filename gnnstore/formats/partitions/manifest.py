@@ -39,28 +39,7 @@ ORDER_KINDS: tuple[OrderKind, ...] = get_args(OrderKind)
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionsManifest(Manifest):
-    """Identity, contents and files of partitions.
-
-    Attributes
-    ----------
-    store_uuid : str
-        The store whose nodes and edges they hold.
-    num_partitions, rows_per_partition : int
-        p and R; the last partition may have fewer rows, and has one at least.
-    order_kind : str
-        How nodes were spread: "random"; "train-first": those of a split first; "none": as they
-        are in the store.
-    seed : int
-        Of the order.
-    train_split : str or None
-        Of "train-first", the name of the split.
-    num_train_partitions : int
-        Of "train-first", the first partitions, which hold all nodes of the split; else 0.
-    nodes : Mapping of str to AttributeSpec
-        The node attributes, by name: those of the store, rows in the new order.
-    paged_arrays : tuple of AttributeSpec
-        The other arrays.
-    """
+    """Identity, contents and files of partitions."""
 
     FORMAT: ClassVar[str] = "gnnstore-partitions"
     VERSION: ClassVar[int] = PARTITIONS_FORMAT_VERSION
@@ -70,17 +49,21 @@ class PartitionsManifest(Manifest):
     ATTEMPT: ClassVar[str] = "attempt to partition"
     MAKE: ClassVar[str] = "make one with 'gnnstore partition'"
 
-    store_uuid: str
+    store_uuid: str  # the store whose nodes and edges they hold
     num_nodes: int
     num_edges: int
-    num_partitions: int
-    rows_per_partition: int
+    num_partitions: int  # p and R; the last partition may have fewer rows, and has one at least
+    rows_per_partition: int  # p and R; the last partition may have fewer rows, and has one at least
+    # How nodes were spread: "random"; "train-first": those of a split first; "none": as they are in
+    # the store.
     order_kind: OrderKind
-    seed: int
-    train_split: str | None
+    seed: int  # of the order
+    train_split: str | None  # of "train-first", the name of the split
+    # Of "train-first", the first partitions, which hold all nodes of the split; else 0.
     num_train_partitions: int
+    # The node attributes, by name: those of the store, rows in the new order.
     nodes: Mapping[str, AttributeSpec]
-    paged_arrays: tuple[AttributeSpec, ...]
+    paged_arrays: tuple[AttributeSpec, ...]  # the other arrays
 
     def spec(self, path: str) -> AttributeSpec:
         """Return the description of an array that is no node attribute."""

@@ -45,11 +45,6 @@ class PartitionsReader(SealedReader[PartitionsManifest]):
 
     A partition's rows are consecutive rows of each array, and may begin within a page: R is a
     multiple of the rows of a page only where that leaves the last partition at least half full.
-
-    Attributes
-    ----------
-    bucket_ptr : ndarray of int64 [p * p + 1]
-        Where each bucket begins in the arrays of edges.
     """
 
     MANIFEST: ClassVar[type[PartitionsManifest]] = PartitionsManifest
@@ -156,13 +151,7 @@ class PartitionsReader(SealedReader[PartitionsManifest]):
         return range(begin, min(begin + self.rows_per_partition, self.num_nodes))
 
     def new_ids(self, nodes: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-        """Return the new ids of some nodes of the store; by default of all.
-
-        Raises
-        ------
-        CorruptStoreError
-            If one is no row of the partitions.
-        """
+        """Return the new ids of some nodes of the store; by default of all."""
         place = self.paged(self.place_spec)
         found = place.load() if nodes is None else place.gather(nodes)
         if len(found) and not 0 <= found.min() <= found.max() < self.num_nodes:
@@ -218,22 +207,7 @@ def find_partitions(store: Path) -> list[Path]:
 def open_partitions(
     store: Path, name: str | os.PathLike[str] | None, *, store_uuid: str
 ) -> PartitionsReader:
-    """Open a partitioning of a store.
-
-    Parameters
-    ----------
-    name : str, path-like or None
-        Its name, or the path of its directory; None: the only one of the store.
-
-    Raises
-    ------
-    UsageError
-        If none was named and there is not exactly one; or it is of another store.
-    NotFoundError
-        If there is none of that name; the message lists those there are.
-    CorruptStoreError, UnsupportedVersionError, StorageError
-        If it cannot be opened.
-    """
+    """Open a partitioning of a store."""
     if name is None:
         found = find_partitions(store)
         if not found:

@@ -38,13 +38,7 @@ class PartitionsWriter(SealedWriter):
         return self.paged(array_path, name=name, row_shape=(), dtype=dtype, num_rows=num_values)
 
     def commit(self, **fields: Any) -> Path:
-        """Finish every array, write the manifest, and rename the partitions into place.
-
-        Parameters
-        ----------
-        **fields
-            Fields of `PartitionsManifest`, but for the arrays.
-        """
+        """Finish every array, write the manifest, and rename the partitions into place."""
         specs = [writer.spec for writer in self._writers.values()]
         nodes = {s.name: s for s in specs if s.path.startswith(f"{NODES_GROUP}/")}
         return self.seal(

@@ -189,11 +189,7 @@ def _check_edge_ids(reader: Reader, spec: AttributeSpec, *, is_whole: bool) -> I
 
 
 def _repeated_value(array: PagedArray) -> int | None:
-    """Return a value that an array has twice; None if there is none.
-
-    Values are sorted in groups of a bounded size. Groups are drawn, so that nobody can make an
-    array whose values are all in one.
-    """
+    """Return a value that an array has twice; None if there is none."""
     num_groups = -(-array.num_rows // _SORTED_IDS) or 1
     factor = np.uint64(secrets.randbits(63) * 2 + 1)
     for group in range(num_groups):

@@ -22,29 +22,16 @@ TopologyMode = Literal["memory", "mmap", "disk"]
 
 @dataclass(frozen=True)
 class Csc:
-    """In-neighbours by column: those of node v are `indices[indptr[v]:indptr[v + 1]]`.
+    """In-neighbours by column: those of node v are `indices[indptr[v]:indptr[v + 1]]`."""
 
-    Attributes
-    ----------
-    indptr : ndarray of int64, shape [num_dst + 1]
-    indices : ndarray of int32 or int64, shape [E]
-        Source nodes, ascending within a column.
-    edge_id : ndarray of int32 or int64, shape [E], or None
-        Position of each edge in the original input; None where the position in `indices`
-        is the edge's only id.
-    num_src : int
-        Number of source nodes; indices lie in [0, num_src).
-    source : str
-        Where it came from, for messages.
-    mapped : tuple of PagedArray
-        The stored arrays of which the three are views; none if they are in memory.
-    """
-
-    indptr: npt.NDArray[np.int64]
-    indices: npt.NDArray[Any]
+    indptr: npt.NDArray[np.int64]  # int64, shape [num_dst + 1]
+    indices: npt.NDArray[Any]  # int32 or int64, shape [E]: source nodes, ascending within a column
+    # int32 or int64, shape [E], or None: position of each edge in the original input; None where
+    # the position in `indices` is the edge's only id.
     edge_id: npt.NDArray[Any] | None
-    num_src: int
-    source: str = "the graph"
+    num_src: int  # number of source nodes; indices lie in [0, num_src)
+    source: str = "the graph"  # where it came from, for messages
+    # The stored arrays of which the three are views; none if they are in memory.
     mapped: tuple[PagedArray, ...] = ()
 
     def check_mapped_files(self) -> None:
@@ -68,11 +55,7 @@ class Csc:
             yield self.read_slice(first, min(first + _PIECE_IDS, self.num_edges))
 
     def read_slice(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """Return consecutive `indices`, for scans.
-
-        Mapped ones are copied from a sequential mapping: faults of a random one, which reads
-        page by page, take ten times as long.
-        """
+        """Return consecutive `indices`, for scans."""
         for array in self.mapped:
             if array.spec.name == "indices":
                 return array.read_slice(start, stop)
@@ -88,14 +71,7 @@ class Csc:
 def load_csc(
     reader: StoreReader, edge: EdgeTypeSpec, mode: TopologyMode = "memory", num_threads: int = 1
 ) -> Csc:
-    """Return the adjacency of an edge type.
-
-    Parameters
-    ----------
-    mode : "memory", "mmap" or "disk"
-        Whether the arrays are read into RAM (huge pages) or mapped from disk; with "disk",
-        `indptr` is read and the others, which samplers then read piece by piece, are mapped.
-    """
+    """Return the adjacency of an edge type."""
     mapped: list[PagedArray] = []
 
     def get(spec: AttributeSpec) -> npt.NDArray[Any]:

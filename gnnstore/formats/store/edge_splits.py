@@ -18,29 +18,20 @@ _PARTS = {**_SOURCES, **_TARGETS, "edge_id": 1}
 
 @dataclass(frozen=True)
 class EdgeSplitSpec:
-    """The L edges of a split, by their ends; L is at least 1.
+    """The L edges of a split, by their ends; L is at least 1."""
 
-    Attributes
-    ----------
-    source, target : AttributeSpec
-        Node ids, [L].
-    edge_id : AttributeSpec, optional
-        Positions in the original input, [L].
-    source_negatives, target_negatives : AttributeSpec, optional
-        Nodes [L, A] that replace the source, or the target, of each edge.
-    negative_source, negative_target : AttributeSpec, optional
-        Ends of negative edges [K] that all edges of the split share.
-    attributes : Mapping of str to AttributeSpec
-        Attributes of the edges, [L, ...].
-    """
-
-    source: AttributeSpec
-    target: AttributeSpec
-    edge_id: AttributeSpec | None = None
+    source: AttributeSpec  # node ids, [L]
+    target: AttributeSpec  # node ids, [L]
+    edge_id: AttributeSpec | None = None  # positions in the original input, [L]
+    # Nodes [L, A] that replace the source, or the target, of each edge.
     source_negatives: AttributeSpec | None = None
+    # Nodes [L, A] that replace the source, or the target, of each edge.
     target_negatives: AttributeSpec | None = None
+    # Ends of negative edges [K] that all edges of the split share.
     negative_source: AttributeSpec | None = None
+    # Ends of negative edges [K] that all edges of the split share.
     negative_target: AttributeSpec | None = None
+    # Attributes of the edges, [L, ...].
     attributes: Mapping[str, AttributeSpec] = field(default_factory=dict)
 
     @property
@@ -74,13 +65,7 @@ class EdgeSplitSpec:
 
     @classmethod
     def from_json(cls, fields: Fields) -> EdgeSplitSpec:
-        """Check a parsed description; `dataclasses.asdict` is the way back.
-
-        Raises
-        ------
-        CorruptStoreError
-            Naming the field that is malformed.
-        """
+        """Check a parsed description; `dataclasses.asdict` is the way back."""
         given = ("source", "target", *filter(fields.has, _PARTS))
         parts = {name: AttributeSpec.from_json(fields.fields(name)) for name in given}
         group = fields.fields("attributes")
@@ -88,12 +73,7 @@ class EdgeSplitSpec:
         return cls(**parts, attributes=attributes)
 
     def check(self, file: str) -> None:
-        """Raise if the lengths of the arrays, or their types, contradict one another.
-
-        Raises
-        ------
-        CorruptStoreError
-        """
+        """Raise if the lengths of the arrays, or their types, contradict one another."""
 
         def fail(spec: AttributeSpec, expected: str) -> CorruptStoreError:
             return CorruptStoreError(

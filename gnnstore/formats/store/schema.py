@@ -26,18 +26,10 @@ IndexDtype = Literal["int64", "int32"]
 
 @dataclass(frozen=True)
 class TextSpec:
-    """Texts, one behind the other, and where each begins.
+    """Texts, one behind the other, and where each begins."""
 
-    Attributes
-    ----------
-    bytes : AttributeSpec
-        UTF-8, uint8 [B].
-    offsets : AttributeSpec
-        int64 [N + 1]; text i is bytes[offsets[i]:offsets[i + 1]].
-    """
-
-    bytes: AttributeSpec
-    offsets: AttributeSpec
+    bytes: AttributeSpec  # UTF-8, uint8 [B]
+    offsets: AttributeSpec  # int64 [N + 1]; text i is bytes[offsets[i]:offsets[i + 1]]
 
     @classmethod
     def from_json(cls, fields: Fields) -> TextSpec:
@@ -84,8 +76,7 @@ class EdgeTypeSpec:
     """The edges of one type in CSC form: columns are targets, `indices` their in-neighbours.
 
     Splits are of edges to predict. Where there are some and none is called "train", the edges of
-    the graph are the training split. The values of an integer attribute may have names: value i
-    that of number i.
+    the graph are the training split.
     """
 
     source: str
@@ -112,12 +103,7 @@ class EdgeTypeSpec:
         return (self.indptr, self.indices, *ids, *self.attributes.values(), *splits, *texts)
 
     def check_splits(self, file: str) -> None:
-        """Raise if splits, or the names of an attribute's values, contradict the rest.
-
-        Raises
-        ------
-        CorruptStoreError
-        """
+        """Raise if splits, or the names of an attribute's values, contradict the rest."""
         for split in self.splits.values():
             split.check(file)
         for name, text in self.value_names.items():
@@ -137,13 +123,7 @@ class EdgeTypeSpec:
 
     @classmethod
     def from_json(cls, fields: Fields) -> EdgeTypeSpec:
-        """Check a parsed description; `dataclasses.asdict` is the way back.
-
-        Raises
-        ------
-        CorruptStoreError
-            Naming the field that is malformed.
-        """
+        """Check a parsed description; `dataclasses.asdict` is the way back."""
         none = Fields({}, fields.path)
         splits = fields.fields("splits") if fields.has("splits") else none
         texts = fields.fields("value_names") if fields.has("value_names") else none
@@ -163,26 +143,17 @@ class EdgeTypeSpec:
 
 @dataclass(frozen=True)
 class Schema:
-    """The contents of a store.
-
-    Attributes
-    ----------
-    graph_attributes : Mapping
-        Graph-level values that JSON can hold.
-    graph_arrays : Mapping
-        Graph-level tensors.
-    index_dtype : "int64" or "int32"
-        Type of `edge_index` and `n_id` in batches: that of the source data.
-    explicit_num_nodes : bool
-        Whether the source data carried `num_nodes` as a value of its own, in which case
-        PyG's batches carry it too.
-    """
+    """The contents of a store."""
 
     node_types: tuple[NodeTypeSpec, ...]
     edge_types: tuple[EdgeTypeSpec, ...]
+    # Graph-level values that JSON can hold.
     graph_attributes: Mapping[str, Any] = field(default_factory=dict)
-    graph_arrays: Mapping[str, AttributeSpec] = field(default_factory=dict)
+    graph_arrays: Mapping[str, AttributeSpec] = field(default_factory=dict)  # graph-level tensors
+    # Type of `edge_index` and `n_id` in batches: that of the source data.
     index_dtype: IndexDtype = "int64"
+    # Whether the source data carried `num_nodes` as a value of its own, in which case PyG's batches
+    # carry it too.
     explicit_num_nodes: bool = False
 
     @property
@@ -200,10 +171,7 @@ class Schema:
         return self.edge_types[0]
 
     def scales_of(self, attribute: AttributeSpec) -> AttributeSpec | None:
-        """Return the graph-level array that a node attribute's values are multiples of, if any.
-
-        Somebody else's array of that name has another type, or not the shape of a row.
-        """
+        """Return the graph-level array that a node attribute's values are multiples of, if any."""
         scales = self.graph_arrays.get(f"{attribute.name}_scale")
         if scales is None or (attribute.dtype, scales.dtype) != ("int8", "float32"):
             return None
@@ -245,13 +213,7 @@ class Schema:
 
     @classmethod
     def from_json(cls, fields: Fields) -> Schema:
-        """Check a parsed schema field by field.
-
-        Raises
-        ------
-        CorruptStoreError
-            Naming the field that is malformed, or two facts that disagree.
-        """
+        """Check a parsed schema field by field."""
         return cls(
             node_types=tuple(map(NodeTypeSpec.from_json, fields.children("node_types"))),
             edge_types=tuple(map(EdgeTypeSpec.from_json, fields.children("edge_types"))),
@@ -262,13 +224,7 @@ class Schema:
         ).checked(fields.path)
 
     def checked(self, file: str) -> Schema:
-        """Return the schema if its facts agree with one another.
-
-        Raises
-        ------
-        CorruptStoreError
-            If two arrays share a path or an array's length is not that of its nodes or edges.
-        """
+        """Return the schema if its facts agree with one another."""
 
         def require(spec: AttributeSpec, num_rows: int, what: str) -> None:
             if not spec.shape or spec.shape[0] != num_rows:
@@ -340,15 +296,7 @@ def _check_text(text: TextSpec, num_texts: int, file: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreManifest(Manifest):
-    """Identity, contents and files of a store.
-
-    Attributes
-    ----------
-    schema : Schema
-        Node types, edge types, attributes.
-    provenance : Mapping
-        Where the data came from.
-    """
+    """Identity, contents and files of a store."""
 
     FORMAT: ClassVar[str] = "gnnstore"
     VERSION: ClassVar[int] = FORMAT_VERSION
@@ -358,8 +306,8 @@ class StoreManifest(Manifest):
     ATTEMPT: ClassVar[str] = "conversion"
     MAKE: ClassVar[str] = "make one with 'gnnstore convert' (see 'gnnstore convert --help')"
 
-    schema: Schema
-    provenance: Mapping[str, Any] = field(default_factory=dict)
+    schema: Schema  # node types, edge types, attributes
+    provenance: Mapping[str, Any] = field(default_factory=dict)  # where the data came from
 
     def fields(self) -> Mapping[str, Any]:
         """Return the fields of a store, as JSON values."""

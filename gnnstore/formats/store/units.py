@@ -32,13 +32,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 def unit_path(kind: Kind, store: Path, name: str) -> Path:
-    """Return where a unit of a store lies, or is to lie.
-
-    Raises
-    ------
-    UsageError
-        If that is no name.
-    """
+    """Return where a unit of a store lies, or is to lie."""
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"{name!r} is no name of a {kind.name}; use up to 100 letters, digits, '_', '-' and "
@@ -69,22 +63,7 @@ def unit_names(kind: Kind, store: Path) -> str:
 
 
 def find_unit(kind: Kind, store: Path, unit: str | os.PathLike[str]) -> Path:
-    """Return the directory of a unit that is named, or given as a path.
-
-    Parameters
-    ----------
-    store : Path
-        Whose units are looked through.
-    unit : str or path-like
-        A name in the directory of the store, or the path of a directory.
-
-    Raises
-    ------
-    NotFoundError
-        If there is none; the message lists those of the store.
-    CorruptStoreError
-        If the name is that of a symbolic link.
-    """
+    """Return the directory of a unit that is named, or given as a path."""
     text = os.fspath(unit)
     named = store / kind.directory / text
     if text and "/" not in text and os.path.lexists(named / METADATA_FILE):
@@ -112,15 +91,7 @@ def refuse_existing(path: Path) -> None:
 
 
 def make_units_directory(kind: Kind, store: Path) -> None:
-    """Make the directory for units of a store, a group without attributes, if there is none.
-
-    Raises
-    ------
-    CorruptStoreError
-        If it is a symbolic link.
-    StorageError
-        If the store cannot be written.
-    """
+    """Make the directory for units of a store, a group without attributes, if there is none."""
     directory = store / kind.directory
     check_directories(store, kind.directory)
     try:
@@ -164,19 +135,7 @@ def units_directory(kind: Kind, store: Path, *, is_needed: bool) -> Iterator[Non
 
 
 def remove_unit(kind: Kind, store: Path, name: str) -> None:
-    """Remove a unit of a store. Loaders that have it open go on.
-
-    Raises
-    ------
-    UsageError
-        If that is no name.
-    NotFoundError
-        If there is no such unit; the message lists those there are.
-    CorruptStoreError
-        If it is a symbolic link.
-    StorageError
-        If it cannot be removed.
-    """
+    """Remove a unit of a store. Loaders that have it open go on."""
     path = unit_path(kind, store, name)
     check_directories(store, f"{kind.directory}/{name}")
     if not kind.manifest.is_at(path):

@@ -41,12 +41,7 @@ class StoreWriter(SealedWriter):
         return "edge" if is_of_edges else None
 
     def check_spec(self, spec: AttributeSpec) -> None:
-        """Refuse attributes that batches would not show.
-
-        Raises
-        ------
-        InputError
-        """
+        """Refuse attributes that batches would not show."""
         super().check_spec(spec)
         group, *parts = spec.path.split("/")
         is_attribute = group == "nodes" or (group == "edges" and "attrs" in parts)
@@ -59,17 +54,7 @@ class StoreWriter(SealedWriter):
     def texts(
         self, directory: str, texts: Iterable[list[bytes]], num_texts: int, num_bytes: int
     ) -> TextSpec:
-        """Write texts as their bytes, one after the other, and where each begins.
-
-        Parameters
-        ----------
-        directory : str
-            Of both arrays, in the store.
-        texts : iterable of list of bytes
-            Some at a time, as UTF-8.
-        num_texts, num_bytes : int
-            Number of the texts, and of their bytes together.
-        """
+        """Write texts as their bytes, one after the other, and where each begins."""
         letters, offsets = (
             self.paged(
                 f"{directory}/{part}", name=part, row_shape=(), dtype=dtype, num_rows=num_rows
@@ -91,27 +76,7 @@ class StoreWriter(SealedWriter):
         return TextSpec(letters.spec, offsets.spec)
 
     def commit(self, schema: Schema, provenance: Mapping[str, Any]) -> Path:
-        """Finish every array, write the manifest, and rename the store into place.
-
-        Parameters
-        ----------
-        schema : Schema
-            Descriptions of the arrays; every one of them must have been written.
-        provenance : Mapping
-            Where the data came from; JSON values.
-
-        Returns
-        -------
-        Path
-            The store's final path.
-
-        Raises
-        ------
-        InputError
-            If an array got fewer rows than declared, or the metadata cannot be JSON.
-        StorageError, StoreExistsError
-            See `DirectoryTransaction.commit`.
-        """
+        """Finish every array, write the manifest, and rename the store into place."""
         schema.checked(str(self.path))
         created_by = f"gnnstore {__version__}"
         return self.seal(StoreManifest(created_by=created_by, schema=schema, provenance=provenance))

@@ -67,30 +67,16 @@ STATE_FLOATS = {
 
 @dataclass(frozen=True)
 class Commit:
-    """Rows as they were at a moment.
+    """Rows as they were at a moment."""
 
-    Attributes
-    ----------
-    id : str
-        Identity, which no other commit has.
-    parent : str or None
-        The commit that it goes on from.
-    steps : int
-        Steps of the optimizer before it.
-    position : Mapping or None
-        State of the loader at that moment, as its `state_dict` returned it.
-    slots : ndarray of int64 [p]
-        The slot that holds each partition; -1: its rows are as they begin.
-    crcs : ndarray of uint32 [p]
-        Checksum of each slot; 0 where there is none.
-    """
-
-    id: str
-    parent: str | None
-    steps: int
+    id: str  # identity, which no other commit has
+    parent: str | None  # the commit that it goes on from
+    steps: int  # steps of the optimizer before it
+    # State of the loader at that moment, as its `state_dict` returned it.
     position: Mapping[str, Any] | None
+    # int64 [p]: the slot that holds each partition; -1: its rows are as they begin.
     slots: npt.NDArray[np.int64]
-    crcs: npt.NDArray[np.uint32]
+    crcs: npt.NDArray[np.uint32]  # uint32 [p]: checksum of each slot; 0 where there is none
 
     @classmethod
     def first(cls, num_partitions: int) -> Self:
@@ -125,35 +111,24 @@ class Commit:
 
 @dataclass(frozen=True, kw_only=True)
 class TableManifest:
-    """Shape and options of a table, and its last commits, the newest last.
-
-    Attributes
-    ----------
-    partitions, partitions_uuid : str or None
-        Name and identity of the partitions of the store by which rows are cut; None: rows are cut
-        in the order of nodes.
-    rows_per_partition : int
-        Rows of each partition but the last.
-    optimizer : str
-        A key of `STATE_FLOATS`: what is kept of each row beside its values.
-    init, scale, seed : str, float, int
-        How rows begin.
-    keep : int
-        Commits that stay.
-    """
+    """Shape and options of a table, and its last commits, the newest last."""
 
     uuid: str
     store_uuid: str
+    # Name and identity of the partitions of the store by which rows are cut; None: rows are cut in
+    # the order of nodes.
     partitions: str | None
+    # Name and identity of the partitions of the store by which rows are cut; None: rows are cut in
+    # the order of nodes.
     partitions_uuid: str | None
     num_nodes: int
     dim: int
-    rows_per_partition: int
-    optimizer: str
-    init: str
-    scale: float
-    seed: int
-    keep: int
+    rows_per_partition: int  # rows of each partition but the last
+    optimizer: str  # a key of `STATE_FLOATS`: what is kept of each row beside its values
+    init: str  # how rows begin
+    scale: float  # how rows begin
+    seed: int  # how rows begin
+    keep: int  # commits that stay
     commits: tuple[Commit, ...] = ()
 
     @property
@@ -188,13 +163,7 @@ class TableManifest:
         return range(begin, min(begin + self.rows_per_partition, self.num_nodes))
 
     def find(self, commit: str | None, path: Path) -> Commit:
-        """Return a commit by its id; by default the last one.
-
-        Raises
-        ------
-        UsageError
-            If it is not kept.
-        """
+        """Return a commit by its id; by default the last one."""
         if commit is None:
             return self.commits[-1]
         for found in self.commits:
@@ -212,15 +181,7 @@ class TableManifest:
         return replace(self, commits=(*before, new)[-self.keep :])
 
     def write(self, directory: Path) -> None:
-        """Give a directory this manifest, durably and in one moment.
-
-        Raises
-        ------
-        UsageError
-            If readers would refuse it, as for a position of a loader that is too large.
-        StorageError
-            If the operating system refuses; either manifest is there then.
-        """
+        """Give a directory this manifest, durably and in one moment."""
         own = {key: value for key, value in self.__dict__.items() if key != "commits"}
         commits = [commit.fields() for commit in self.commits]
         table = {"format": FORMAT, "version": VERSION, "created_by": f"gnnstore {__version__}"}
@@ -246,12 +207,7 @@ class TableManifest:
 
     @classmethod
     def read(cls, directory: Path) -> Self:
-        """Read and check the manifest of a directory.
-
-        Raises
-        ------
-        NotFoundError, UnsupportedVersionError, CorruptStoreError, StorageError
-        """
+        """Read and check the manifest of a directory."""
         path = directory / MANIFEST_FILE
         if not path.exists():
             raise NotFoundError(

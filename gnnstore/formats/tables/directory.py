@@ -32,15 +32,7 @@ _READS, _GAP_BYTES = 16, 4096
 
 
 class TableDirectory:
-    """An open table on disk, which this process alone may write.
-
-    Attributes
-    ----------
-    path : Path
-    manifest : TableManifest
-    base : Commit
-        The commit that what is read and written goes on from.
-    """
+    """An open table on disk, which this process alone may write."""
 
     def __init__(self, path: Path, commit: str | None = None) -> None:
         self.path = path
@@ -61,13 +53,7 @@ class TableDirectory:
 
     @classmethod
     def create(cls, path: Path, manifest: TableManifest, *, overwrite: bool = False) -> Self:
-        """Make a table that nothing has been learned of, and open it.
-
-        Raises
-        ------
-        StoreExistsError, UsageError, NotFoundError, StorageError
-            See `DirectoryTransaction`.
-        """
+        """Make a table that nothing has been learned of, and open it."""
         if overwrite and (path / MANIFEST_FILE).exists():
             os.close(_locked(path))  # nobody is writing it
         transaction = DirectoryTransaction(
@@ -91,13 +77,7 @@ class TableDirectory:
         return cls(path)
 
     def read(self, partition: int, out: npt.NDArray[np.uint8]) -> bool:
-        """Read a partition as it was written last; return whether it ever was.
-
-        Raises
-        ------
-        CorruptStoreError, StorageError
-            See `SlotFile.read`.
-        """
+        """Read a partition as it was written last; return whether it ever was."""
         slot = int(self._slots[partition])
         if slot >= 0:
             self._file.read(slot, out, int(self._crcs[partition]))
@@ -108,13 +88,7 @@ class TableDirectory:
         return bool(self._slots[partition] >= 0)
 
     def read_rows(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.float32]) -> None:
-        """Read the values of rows [n] of partitions that are written, without their checksums.
-
-        Raises
-        ------
-        StorageError
-            If the operating system refuses.
-        """
+        """Read the values of rows [n] of partitions that are written, without their checksums."""
         manifest = self.manifest
         partition, row = np.divmod(rows, manifest.rows_per_partition)
         size = self._file.path.stat().st_size // manifest.slot_bytes
@@ -131,13 +105,7 @@ class TableDirectory:
             )
 
     def write(self, partition: int, data: npt.NDArray[np.uint8]) -> None:
-        """Write a partition beside what is committed.
-
-        Raises
-        ------
-        StorageError
-            See `SlotFile.write`.
-        """
+        """Write a partition beside what is committed."""
         with self._lock:
             slot = int(self._slots[partition])
             if slot not in self._loose:
@@ -164,14 +132,7 @@ class TableDirectory:
         return [k for k, slot in enumerate(self._slots.tolist()) if slot in self._doubtful]
 
     def commit(self, steps: int, position: Mapping[str, Any] | None) -> str:
-        """Make what was written since the last commit durable and whole, and return its id.
-
-        Raises
-        ------
-        StorageError
-            If the operating system refuses. The last commit stays as it is; another attempt writes
-            again what this one wrote.
-        """
+        """Make what was written since the last commit durable and whole, and return its id."""
         for partition in self.doubtful():
             data = np.empty(self.manifest.slot_bytes, np.uint8)
             self.read(partition, data)
@@ -210,13 +171,7 @@ class TableDirectory:
 
 
 def _locked(path: Path) -> int:
-    """Return a descriptor that keeps others from writing a table until it is closed.
-
-    Raises
-    ------
-    UsageError
-        If another process, or another table of this one, has it open.
-    """
+    """Return a descriptor that keeps others from writing a table until it is closed."""
     if not path.is_dir():
         TableManifest.read(path)  # raises: there is none
     with storage_errors("open the table", path):

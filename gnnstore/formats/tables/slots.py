@@ -27,14 +27,6 @@ class SlotFile:
     """Slots that are read and written as a whole, bypassing the page cache if they are large.
 
     Threads may read and write different slots at once.
-
-    Parameters
-    ----------
-    path : Path
-        The file, which must exist.
-    used_bytes : int
-        Bytes of a slot that hold rows, at its front. The zeros behind them are left to holes in the
-        file, which take no disk: of many small partitions, nearly all of it.
     """
 
     def __init__(
@@ -66,15 +58,7 @@ class SlotFile:
         return open_regular(self.path, flags, error=CorruptStoreError, root=self.path.parent)
 
     def read(self, slot: int, out: npt.NDArray[np.uint8], crc: int) -> None:
-        """Read a slot, and compare its checksum.
-
-        Raises
-        ------
-        CorruptStoreError
-            If the file ends within the slot, or the checksum is another.
-        StorageError
-            If the operating system refuses.
-        """
+        """Read a slot, and compare its checksum."""
         offset, found = slot * self.slot_bytes, 0
         for begin in range(0, self.slot_bytes, _PIECE_BYTES):
             piece = out[begin : begin + _PIECE_BYTES]
@@ -102,13 +86,7 @@ class SlotFile:
         )
 
     def write(self, slot: int, data: npt.NDArray[np.uint8]) -> int:
-        """Write a slot, and return its checksum. It is durable after `sync`.
-
-        Raises
-        ------
-        StorageError
-            If the operating system refuses; `NoSpaceError` if the disk is full.
-        """
+        """Write a slot, and return its checksum. It is durable after `sync`."""
         offset, crc = slot * self.slot_bytes, 0
         with storage_errors("write embeddings", self.path):
             self._extend(offset + self.slot_bytes)
@@ -125,13 +103,7 @@ class SlotFile:
                 os.ftruncate(self._descriptor, num_bytes)
 
     def sync(self) -> None:
-        """Make what was written durable.
-
-        Raises
-        ------
-        StorageError
-            If the operating system refuses: nothing is known of what was written then.
-        """
+        """Make what was written durable."""
         with storage_errors("synchronise embeddings", self.path):
             os.fsync(self._descriptor)
 

@@ -23,12 +23,6 @@ def verify_table(path: Path, level: Level, progress: Progress) -> Report:
     """Check the manifest of a table, and but for "header" every slot of its commits.
 
     A table that is being trained should be closed: its slots come and go with commits.
-
-    Raises
-    ------
-    UnsupportedVersionError, StorageError
-    CorruptStoreError
-        If the manifest is malformed.
     """
     manifest, report = TableManifest.read(path), Report(level, files=2)
     size = manifest.slot_bytes

@@ -30,15 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class NeighborCache:
-    """The in-neighbour lists that are in memory at the moment. Thread-safe.
-
-    Parameters
-    ----------
-    num_bytes : int
-        Memory for the cache, once it is there; choosing its lists takes no more.
-    uuid : str
-        The store's.
-    """
+    """The in-neighbour lists that are in memory at the moment. Thread-safe."""
 
     def __init__(self, csc: Csc, rows: IndexRows, num_bytes: int, uuid: str) -> None:
         self._filled: list[CachedNeighbors | None] = []

@@ -48,24 +48,7 @@ def bytes_to_choose(csc: Csc) -> int:
 def open_neighbor_cache(
     csc: Csc, rows: IndexRows, num_bytes: int, uuid: str
 ) -> CachedNeighbors | None:
-    """Return the most important in-neighbour lists that fit; None if none does.
-
-    Parameters
-    ----------
-    csc : Csc
-        Of `indices`, only length and dtype matter.
-    num_bytes : int
-        Memory for the cache, its index included.
-    uuid : str
-        The store's, by which the choice is saved.
-
-    Raises
-    ------
-    CorruptStoreError
-        If `indptr` does not ascend, or an in-neighbour is not a node.
-    StorageError
-        If the lists cannot be read.
-    """
+    """Return the most important in-neighbour lists that fit; None if none does."""
     capacity = (num_bytes - index_bytes(csc.num_nodes)) // csc.indices.itemsize
     if capacity <= 0:
         return None

@@ -24,27 +24,7 @@ _CHUNK = 1 << 18
 def choose_lists(
     csc: Csc, out_degrees: npt.NDArray[np.uint32], max_neighbors: int
 ) -> npt.NDArray[np.uint64]:
-    """Choose the most important lists that hold at most `max_neighbors` in-neighbours.
-
-    Nodes without out-edges are not chosen: only a seed could need their lists.
-
-    Parameters
-    ----------
-    csc : Csc
-        Only `indptr` is read.
-    out_degrees : ndarray of uint32 [num_src]
-        From `gnnstore.caching.scores.count_out_degrees`.
-
-    Returns
-    -------
-    ndarray of uint64 [ceil(N / 64)]
-        Bit v % 64 of element v // 64 is set for each node v that is chosen.
-
-    Raises
-    ------
-    CorruptStoreError
-        If `indptr` does not ascend from 0 to the number of edges.
-    """
+    """Choose the most important lists that hold at most `max_neighbors` in-neighbours."""
     threshold, left = highest_that_overflows(
         lambda: ((keys, degrees * (keys > 0)) for _, degrees, keys in _keys(csc, out_degrees)),
         max_neighbors,
@@ -88,13 +68,7 @@ def _set_bits(bits: npt.NDArray[np.uint64], first: int, chosen: npt.NDArray[np.b
 
 
 def in_degrees(csc: Csc) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-    """Yield the first node of a piece and the lengths of its lists, for all nodes.
-
-    Raises
-    ------
-    CorruptStoreError
-        If `indptr` does not ascend from 0 to the number of edges.
-    """
+    """Yield the first node of a piece and the lengths of its lists, for all nodes."""
     expected = 0
     for first in range(0, csc.num_nodes, _CHUNK):
         part = csc.indptr[first : first + _CHUNK + 1]

@@ -33,33 +33,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ListsKey:
-    """The settings that a choice depends on.
-
-    Attributes
-    ----------
-    array : str
-        Path of `indices` in the store.
-    num_nodes : int
-        N.
-    max_neighbors : int
-        The cache's capacity.
-    """
+    """The settings that a choice depends on."""
 
     uuid: str
-    array: str
+    array: str  # path of `indices` in the store
     num_nodes: int
-    max_neighbors: int
+    max_neighbors: int  # the cache's capacity
 
     def file(self) -> Path:
-        """Return the path of the saved choice.
-
-        Raises
-        ------
-        StorageError
-            If the user has no home directory.
-        ValueError
-            If the uuid is malformed: it comes from a file, and becomes part of a name.
-        """
+        """Return the path of the saved choice."""
         return user_cache_directory("neighbors") / f"{self._prefix()}-{self.max_neighbors}"
 
     def _prefix(self) -> str:
@@ -81,10 +63,7 @@ def _modified(path: Path) -> float:
 
 
 def load_lists(key: ListsKey) -> npt.NDArray[np.uint64] | None:
-    """Return the bitmap of the chosen nodes, uint64 [ceil(N / 64)]; None if none is saved.
-
-    A file that cannot be read, or is damaged, is reported in a log message and made again.
-    """
+    """Return the bitmap of the chosen nodes, uint64 [ceil(N / 64)]; None if none is saved."""
     try:
         file = key.file()
         with open_binary(file, error=StorageError, root=file.parent) as opened:

@@ -11,29 +11,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """D consecutive nodes (the targets), and m edges into them from n distinct nodes.
+    """D consecutive nodes (the targets), and m edges into them from n distinct nodes."""
 
-    Attributes
-    ----------
-    x : Tensor [n, F]
-        Rows of the targets, in their order, and then of the other in-neighbours. Targets come
-        first so that node i of a bipartite block is the same node on both sides, as convolutions
-        that add self-loops assume.
-    begins : Tensor of int64 [D + 1]
-        The edges into target i are begins[i] ... begins[i + 1] - 1.
-    sources : Tensor of int64 [m]
-        Rows of `x`.
-    edges : Mapping of str to Tensor [m, ...]
-        Data of the edges, by the name of the argument that takes it.
-    scale : Tensor [n] or None
-        The factor of each row in a normalisation by degrees.
-    """
-
-    x: Tensor
-    begins: Tensor
-    sources: Tensor
+    x: Tensor  # rows of the targets, in their order, and then of the other in-neighbours
+    begins: Tensor  # the edges into target i are begins[i] ... begins[i + 1] - 1.
+    sources: Tensor  # rows of `x`
+    # Data of the edges, by the name of the argument that takes it.
     edges: Mapping[str, Tensor] = field(default_factory=dict)
-    scale: Tensor | None = None
+    scale: Tensor | None = None  # the factor of each row in a normalisation by degrees
 
     @property
     def num_targets(self) -> int:

@@ -38,23 +38,14 @@ _CHECK_ISOLATED = 5
 
 @dataclass(frozen=True, eq=False)
 class LayerCall:
-    """A layer, and the form in which it is called.
-
-    Attributes
-    ----------
-    form : str
-        "rows": without edges. "sparse pair", "sparse": with a matrix [D, n]. "pair", "single":
-        with a list of edges. The pairs are (rows of sources, rows of targets).
-    norm : DegreeNorm or None
-        The weights that are computed for it.
-    takes : tuple of str
-        The data of edges that it takes.
-    """
+    """A layer, and the form in which it is called."""
 
     layer: Layer
+    # "rows": without edges. "sparse pair", "sparse": with a matrix [D, n]. "pair", "single": with a
+    # list of edges.
     form: str
-    norm: DegreeNorm | None = None
-    takes: tuple[str, ...] = ()
+    norm: DegreeNorm | None = None  # the weights that are computed for it
+    takes: tuple[str, ...] = ()  # the data of edges that it takes
 
     @property
     def needs_edges(self) -> bool:
@@ -89,11 +80,7 @@ class LayerCall:
 
 
 def is_alone(rows: Tensor) -> bool:
-    """Return whether no other tensor refers to the memory of this one.
-
-    The result of a layer may be a part of its input, or memory that the layer keeps and fills anew
-    for the next block. Where torch does not tell, it is taken for one.
-    """
+    """Return whether no other tensor refers to the memory of this one."""
     return _num_users is not None and _users(rows) == _ALONE
 
 
@@ -133,22 +120,13 @@ def _rows_of_targets(out: Any, block: Block) -> Tensor:
 
 @dataclass(frozen=True)
 class RowKind:
-    """The width, types and place of a layer's input.
-
-    Attributes
-    ----------
-    stored : str
-        The type of rows as stored.
-    dtype : torch.dtype
-        The type that the layer computes with.
-    edge_widths : Mapping of str to int
-        Width of the edge data that there is, by argument; 0 for a vector.
-    """
+    """The width, types and place of a layer's input."""
 
     width: int
-    stored: str
-    dtype: torch.dtype
+    stored: str  # the type of rows as stored
+    dtype: torch.dtype  # the type that the layer computes with
     device: torch.device
+    # Width of the edge data that there is, by argument; 0 for a vector.
     edge_widths: Mapping[str, int]
 
     @property
@@ -173,13 +151,7 @@ class RowKind:
 
 
 def choose_call(layer: Layer, kind: RowKind) -> LayerCall:
-    """Return a call of a layer that gives the right result on a small graph.
-
-    Raises
-    ------
-    UsageError
-        If it fails on rows of this kind, or is not layer-wise.
-    """
+    """Return a call of a layer that gives the right result on a small graph."""
     with torch.random.fork_rng(devices=[]):
         return _choose_call(layer, kind)
 

@@ -22,21 +22,12 @@ from gnnstore.layerwise.models.block import Block
 
 @dataclass(frozen=True)
 class DegreeNorm:
-    """The normalisation of edge weights: w(j, i) / sqrt(degree(j) degree(i)).
+    """The normalisation of edge weights: w(j, i) / sqrt(degree(j) degree(i))."""
 
-    Attributes
-    ----------
-    adds_loops : bool
-        Each node gets one self-loop, in place of any that it has; it keeps their weight.
-    loop_weight : float
-        Of a self-loop that is added.
-    weight_name : str or None
-        The edge data with the weights; None: all are 1.
-    """
-
+    # Each node gets one self-loop, in place of any that it has; it keeps their weight.
     adds_loops: bool
-    loop_weight: float
-    weight_name: str | None
+    loop_weight: float  # of a self-loop that is added
+    weight_name: str | None  # the edge data with the weights; None: all are 1
 
     @classmethod
     def of(cls, conv: Any, weight_name: str | None) -> DegreeNorm | None:
@@ -51,14 +42,7 @@ class DegreeNorm:
         return cls(conv.add_self_loops, fill, weight_name)
 
     def edges(self, block: Block) -> tuple[Block, Tensor]:
-        """Return a block with its edges and self-loops, in the order of targets, and weights.
-
-        Returns
-        -------
-        Block
-        Tensor [m']
-            In the block's floating type, not yet normalised.
-        """
+        """Return a block with its edges and self-loops, in the order of targets, and weights."""
         weights = None if self.weight_name is None else block.edges[self.weight_name]
         if weights is not None:
             weights = weights.reshape(-1).to(block.x.dtype)

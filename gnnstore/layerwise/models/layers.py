@@ -38,22 +38,13 @@ _HOW = (
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """A layer of a model: one pass over all nodes.
+    """A layer of a model: one pass over all nodes."""
 
-    Attributes
-    ----------
-    name : str
-        For messages, such as "layer 1 (SAGEConv)".
-    conv : callable or None
-        Takes ((x, x_dst), edge_index), or is a convolution of PyTorch Geometric; None: the layer
-        does not use neighbours.
-    after : tuple of callable
-        Each takes the rows [n, width] of the one before it.
-    """
-
-    name: str
+    name: str  # for messages, such as "layer 1 (SAGEConv)"
+    # Takes ((x, x_dst), edge_index), or is a convolution of PyTorch Geometric; None: the layer does
+    # not use neighbours.
     conv: Callable[..., Tensor] | None
-    after: tuple[Callable[..., Tensor], ...]
+    after: tuple[Callable[..., Tensor], ...]  # each takes the rows [n, width] of the one before it
 
     def finish(self, rows: Tensor) -> Tensor:
         """Apply the functions that follow the convolution."""
@@ -68,19 +59,7 @@ class Layer:
 
 
 def read_layers(model: Any) -> tuple[Layer, ...]:
-    """Split a model into layers.
-
-    Parameters
-    ----------
-    model : sequence of callable, torch.nn.Module
-        Layers in order; or one of PyTorch Geometric's `BasicGNN` models (GraphSAGE, GCN, GAT,
-        GIN, PNA, EdgeCNN); or one layer.
-
-    Raises
-    ------
-    UsageError
-        If it cannot be run layer by layer, or has weights without a shape as yet.
-    """
+    """Split a model into layers."""
     stages = list(_stages(model))
     if not stages:
         raise UsageError(f"there is no layer to run; {_HOW}")
@@ -181,10 +160,7 @@ def modules_of(layers: Sequence[Layer]) -> list[torch.nn.Module]:
 
 @contextmanager
 def evaluating(layers: Sequence[Layer]) -> Iterator[None]:
-    """Put modules into evaluation mode, without caches, for as long as the context lasts.
-
-    Convolutions that cache a graph would take that of a block, or of a trial, for the next one.
-    """
+    """Put modules into evaluation mode, without caches, for as long as the context lasts."""
     modules = [m for module in modules_of(layers) for m in module.modules()]
     before = [
         (module, name, vars(module)[name])
@@ -202,10 +178,7 @@ def evaluating(layers: Sequence[Layer]) -> Iterator[None]:
 
 
 def describe(layer: Layer) -> list[dict[str, Any]]:
-    """Return all that a layer's result depends on, as JSON values: parts, settings and weights.
-
-    A plain function is identified by its name only.
-    """
+    """Return all that a layer's result depends on, as JSON values: parts, settings and weights."""
     return [_describe(part) for part in layer.parts]
 
 

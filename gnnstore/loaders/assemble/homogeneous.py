@@ -45,21 +45,13 @@ class BatchSchema(Protocol):
 
 @dataclass(frozen=True)
 class _Attribute:
-    """One attribute of nodes or edges: where its rows lie, how they become a tensor.
-
-    Attributes
-    ----------
-    is_bfloat16 : bool
-        Whether the values are the bits of bfloat16, which NumPy does not know.
-    cat_dim : int
-        The row axis in the source data.
-    """
+    """One attribute of nodes or edges: where its rows lie, how they become a tensor."""
 
     path: str
     rows: RowSource
     spec: RowSpec
-    is_bfloat16: bool
-    cat_dim: int
+    is_bfloat16: bool  # whether the values are the bits of bfloat16, which NumPy does not know
+    cat_dim: int  # the row axis in the source data
 
     @classmethod
     def all_of(
@@ -80,17 +72,7 @@ class _Attribute:
 
 
 class BatchAssembler:
-    """Assembles the batches of one loader. Safe to use from many threads at once.
-
-    Parameters
-    ----------
-    store : GraphStore or PackedEpochs
-        Homogeneous.
-    sources : Sources
-        Its parts, opened.
-    data_class : type
-        `Data` or a subclass, made without arguments.
-    """
+    """Assembles the batches of one loader. Safe to use from many threads at once."""
 
     def __init__(self, store: BatchSchema, sources: Sources, data_class: type[Data] = Data) -> None:
         self._arguments = (store, sources, data_class)
@@ -118,24 +100,7 @@ class BatchAssembler:
         rows: Mapping[str, Rows] = _NOTHING,
         hold: Callable[[npt.NDArray[Any]], None] = lambda _: None,
     ) -> tuple[Data, int, ReadCounts]:
-        """Gather the attributes of a subgraph.
-
-        Parameters
-        ----------
-        output : SamplerOutput
-            `edge` holds positions in the store's CSC order, or is None.
-        labels : SeedLabels
-            Of its seeds.
-        rows : mapping of str to Rows, optional
-            Rows of its nodes and edges that are there already, by the attribute's path.
-        hold : callable, optional
-            Told of each array of rows, whose memory is the batch's.
-
-        Returns
-        -------
-        Data, int, ReadCounts
-            The batch, the bytes gathered for it, and what reading them took.
-        """
+        """Gather the attributes of a subgraph."""
         values: dict[str, Any] = {}
         bytes_gathered, counts = 0, ReadCounts()
 
@@ -224,12 +189,7 @@ def _edge_index(row: Tensor, col: Tensor) -> Tensor:
 
 
 def _checked(data_class: Any) -> type[Data]:
-    """Refuse what makes no `Data`, before the first batch.
-
-    Raises
-    ------
-    UsageError
-    """
+    """Refuse what makes no `Data`, before the first batch."""
     try:
         if issubclass(data_class, Data):
             data_class()

@@ -55,39 +55,7 @@ def sample_in_order(
     turn: Callable[[], AbstractContextManager[object]] = nullcontext,
     is_held_up: Callable[[], bool] = lambda: False,
 ) -> Generator[T, None, None]:
-    """Sample batches in threads; or together, where each hop is then one pass over a file.
-
-    Parameters
-    ----------
-    items : iterable
-        The batches to sample; consumed in the calling thread.
-    request : callable
-        Returns what to sample for the k-th item; in the thread that samples it.
-    then : callable
-        Takes the k-th subgraph, and the seconds that sampling it has taken; called in that thread
-        too.
-    lookahead : callable
-        Number of batches that may be sampled ahead, if they are sampled one by one.
-    bulk_bytes : int or None
-        Memory of batches that are sampled together.
-    describe : callable
-        Describes the k-th batch; noted on an exception.
-    one_by_one : bool
-        Whether batches are never sampled together, as those of a loader that plans nothing.
-    initializer : callable, optional
-        Called once in each thread.
-    timeout_seconds : float, optional
-        The longest wait for a batch, where they are sampled one by one.
-    turn : callable
-        Returns a context in which a batch is sampled, or all that are sampled together.
-    is_held_up : callable
-        Whether that is waited for.
-
-    Yields
-    ------
-    object
-        Results of `then`, in the order of the requests.
-    """
+    """Sample batches in threads; or together, where each hop is then one pass over a file."""
     recorder = recorder or Recorder()
     if sampler.samples_together and not one_by_one:
         together = sampler.sample_many(
@@ -134,19 +102,11 @@ def sample_in_order(
 
 
 class Coming(NamedTuple):
-    """A batch that is to be sampled.
+    """A batch that is to be sampled."""
 
-    Attributes
-    ----------
-    number : int
-        Its place in its iteration.
-    run : EpochRun
-        The iteration that it belongs to.
-    """
-
-    number: int
+    number: int  # its place in its iteration
     planned: Planned
-    run: EpochRun
+    run: EpochRun  # the iteration that it belongs to
 
     def describe(self) -> str:
         """Return a description of the batch, to be noted on errors."""
@@ -155,15 +115,9 @@ class Coming(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SamplingJob:
-    """The sampler and the seeds of a superbatch, and the run that samples it.
+    """The sampler and the seeds of a superbatch, and the run that samples it."""
 
-    Attributes
-    ----------
-    run : EpochRun
-        Without threads in it, whoever asks for a superbatch samples it.
-    """
-
-    run: EpochRun
+    run: EpochRun  # without threads in it, whoever asks for a superbatch samples it
     seeds: SeedSource
     sampler: NeighborSampler
 
@@ -184,26 +138,7 @@ class SamplingJob:
         most_threads: int | None = None,
         turn: SharedLock | None = None,
     ) -> SampledSuperbatch:
-        """Sample batches until one cannot be, and keep them.
-
-        Parameters
-        ----------
-        chunk : list of Coming
-            The batches, of one iteration or of several in a row.
-        spools : Spools
-            Where their subgraphs and their trace go.
-        bulk_bytes : int, optional
-            Memory for those that are sampled together.
-        check : callable, optional
-            Called before each batch and after the last; raises if they are not wanted any more.
-        pinned : PinnedRows, optional
-            The rows to leave out of the trace; subgraphs keep all of their ids then.
-        most_threads : int, optional
-            Threads that sample, at most; by default as many as prepare batches.
-        turn : SharedLock, optional
-            Held as long as subgraphs take memory: shared for a batch, or alone for batches that are
-            sampled together.
-        """
+        """Sample batches until one cannot be, and keep them."""
         first, run = chunk[0].number, self.run
         num_threads = run.num_threads
         if most_threads is not None:

@@ -35,23 +35,12 @@ _WORTH_PLANNING = 2
 
 @dataclass(frozen=True, eq=False)
 class NextEpoch:
-    """The iteration that is expected to come next.
+    """The iteration that is expected to come next."""
 
-    Attributes
-    ----------
-    key : object
-        Equal to that of the iteration, if it is the one.
-    items : iterable
-        Its batches in order.
-    sampling : SamplingJob
-        The sampling of a superbatch. It lives as long as that, so it should not hold the loader.
-    following : callable
-        Returns the iteration after it; None if that is not known.
-    """
-
-    key: Hashable
-    items: Iterable[Planned]
-    sampling: SamplingJob
+    key: Hashable  # equal to that of the iteration, if it is the one
+    items: Iterable[Planned]  # its batches in order
+    sampling: SamplingJob  # the sampling of a superbatch
+    # Returns the iteration after it; None if that is not known.
     following: Callable[[], NextEpoch | None] = lambda: None
 
     @property
@@ -93,27 +82,7 @@ class LookaheadEpochs:
         key: Hashable = None,
         following: Callable[[], NextEpoch | None] = lambda: None,
     ) -> Iterator[Iterator[PlannedTask]]:
-        """Sample, plan and hand out the batches of one iteration.
-
-        Parameters
-        ----------
-        items : iterable
-            The batches in order; consumed in the consumer's thread, two superbatches ahead. Unless
-            the first superbatch was made beforehand, a few batches come without a plan while it is.
-        sampling : SamplingJob
-            Without threads in it, the consumer's samples and plans.
-        key : object
-            Identity of this iteration, as one before may have told with `following`.
-        following : callable, optional
-            Returns the next iteration, if it is known. Its first superbatch is made once the
-            last of this one is, if disk has room for both; it may go on to iterations after that.
-
-        Yields
-        ------
-        iterator of PlannedTask
-            To be prepared in any order, joined in theirs. Where a batch cannot be sampled, it
-            raises that error once those before it have been handed out.
-        """
+        """Sample, plan and hand out the batches of one iteration."""
         producer, carried, coming = self._begin(key, sampling)
         producer.session.lease.rest(False)
         size = self.job.size
@@ -204,12 +173,7 @@ class LookaheadEpochs:
     def _make_next(
         self, producer: LookaheadProducer, following: NextEpoch | None
     ) -> Iterator[NextSuperbatch]:
-        """Yield the first superbatch of the next iteration, if there is to be one.
-
-        One that is longer than an iteration has the batches of at most as many as there have been
-        with the same cache, so that what is made in vain stays in proportion, whatever training
-        stops after; and beside the rows that fill the cache there are those of one iteration only.
-        """
+        """Yield the first superbatch of the next iteration, if there is to be one."""
         if following is None:
             return
         most = self._most_planned(producer)
@@ -269,13 +233,6 @@ class _PlannedTasks(Paced[PlannedTask]):
 
     A session may be overtaken: where another loader takes the cache over, batches that were planned
     before would read every row. When that loader is done, the rest is planned again.
-
-    Parameters
-    ----------
-    then : callable
-        Called once a superbatch is made, before its first batch.
-    num_made : callable
-        Returns the number of superbatches that have been made.
     """
 
     def __init__(
@@ -363,22 +320,13 @@ def _may_take_back(producer: LookaheadProducer, part: PlannedPart, num_left: int
 
 
 def _if_usable(session: CacheSession | None) -> CacheSession | None:
-    """Return a session that has the cache, none of whose batches is yet to come.
-
-    The process that this one was forked from may have planned some, which nobody will assemble.
-    """
+    """Return a session that has the cache, none of whose batches is yet to come."""
     is_usable = session is not None and session.lease.is_current and session.is_followed
     return session if is_usable else None
 
 
 class _Chunks(Iterator[list[Any]]):
-    """Lists of `size` items; what came before an error is yielded before it is raised.
-
-    Parameters
-    ----------
-    num_first : int
-        Items of a list that comes before these; 0: there is none.
-    """
+    """Lists of `size` items; what came before an error is yielded before it is raised."""
 
     def __init__(self, items: Iterable[Any], size: int, num_first: int = 0) -> None:
         self._items = iter(items)

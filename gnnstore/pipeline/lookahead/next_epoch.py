@@ -27,38 +27,20 @@ Made = Superbatch | SampledSuperbatch
 
 @dataclass(frozen=True)
 class Share:
-    """The batches that an iteration has of a superbatch that was made before it began.
+    """The batches that an iteration has of a superbatch that was made before it began."""
 
-    Attributes
-    ----------
-    key : object
-        Identity of the iteration.
-    num_batches : int
-        Batches of it, from its first on.
-    """
-
-    key: Hashable
-    num_batches: int
+    key: Hashable  # identity of the iteration
+    num_batches: int  # batches of it, from its first on
 
 
 @dataclass(eq=False)
 class Carried:
-    """A superbatch that was made before the iterations that have its batches.
+    """A superbatch that was made before the iterations that have its batches."""
 
-    Attributes
-    ----------
-    producer : LookaheadProducer
-        Made it, and keeps its files.
-    shares : list of Share
-        Of the iterations that are still to come, in order.
-    begin : int
-        The first batch that has not been handed out.
-    """
-
-    producer: LookaheadProducer
+    producer: LookaheadProducer  # made it, and keeps its files
     made: Made
-    shares: list[Share]
-    begin: int = 0
+    shares: list[Share]  # of the iterations that are still to come, in order
+    begin: int = 0  # the first batch that has not been handed out
     _pid: int = field(default_factory=os.getpid, init=False)
     _abandon: Ending | None = field(default=None, init=False)
 
@@ -101,15 +83,7 @@ class Carried:
 
 
 class NextSuperbatch:
-    """A superbatch that is being made, or was.
-
-    Parameters
-    ----------
-    shares : list of Share
-        Of the iterations that it is for.
-    plans : bool
-        Whether it is planned and packed as well; else only sampled.
-    """
+    """A superbatch that is being made, or was."""
 
     def __init__(
         self,

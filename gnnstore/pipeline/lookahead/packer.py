@@ -39,29 +39,7 @@ _MAX_PIECES = 1 << 22
 
 
 class SuperbatchPacker:
-    """Packs the superbatches of one iteration.
-
-    Parameters
-    ----------
-    tables : Mapping of str to FileRows
-        The tables whose missed rows are packed, by path.
-    directory : Path
-        Where files go; removed with what is in it by whoever made it.
-    memory_bytes : int
-        For packing one superbatch.
-    chunk_memory_bytes : int
-        For its chunks that are not written, until it is done with.
-    may_wait : bool
-        Whether batches are assembled by other threads than the one that asks for more, so that
-        packing may wait until an earlier superbatch is done with.
-    stop : Flag
-        Set to end what is being packed.
-    turn : callable
-        Returns a context in which there is the memory for packing.
-    waits_for_others : callable, optional
-        Whether it waits for room that another iteration has, too. That may not go on before this
-        one has its batch, unless nobody waits for it.
-    """
+    """Packs the superbatches of one iteration."""
 
     def __init__(
         self,
@@ -91,13 +69,7 @@ class SuperbatchPacker:
         self._progress = progress or NullProgress()
 
     def is_faster(self, trace: Trace, plan: CachePlan) -> bool:
-        """Whether packing what there is room for takes less time than reading it row by row.
-
-        Raises
-        ------
-        CorruptStoreError, StorageError
-            If a trace or a plan is in a file that cannot be read.
-        """
+        """Whether packing what there is room for takes less time than reading it row by row."""
         num_batches, _ = self._fitting(trace, plan)
         reads = int(plan.misses[:num_batches].sum()) * len(self._tables)
         pieces = [_Pieces.of(table) for table in self._tables.values()]
@@ -108,28 +80,7 @@ class SuperbatchPacker:
         return reads > _WORTH * needed
 
     def pack(self, trace: Trace, plan: CachePlan, *, patience: float = inf) -> PackedBatches | None:
-        """Pack the missed rows of a superbatch's batches.
-
-        Parameters
-        ----------
-        patience : float
-            Seconds to wait for room on disk, at most.
-
-        Returns
-        -------
-        PackedBatches or None
-            Of the first batches, if the budget of disk has no room for more: how many rows will
-            be missed was estimated. None: there is none at all, or none beside earlier
-            superbatches, whose batches the caller itself is to assemble. These rows are better
-            read one by one than waited for.
-
-        Raises
-        ------
-        BudgetError, NoSpaceError, StorageError
-            As `gnnstore.features.packed.pack.pack`.
-        CancelledError
-            If `stop` is set meanwhile.
-        """
+        """Pack the missed rows of a superbatch's batches."""
         num_batches, wanted = self._fitting(trace, plan)
         if num_batches == 0:
             return None
@@ -178,16 +129,10 @@ class SuperbatchPacker:
 
 @dataclass(frozen=True)
 class _Pieces:
-    """A table in pieces, each of which a pass reads as fast as the disk reads a row by itself.
+    """A table in pieces, each of which a pass reads as fast as the disk reads a row by itself."""
 
-    Attributes
-    ----------
-    rows_each, num_pieces : int
-        Rows of a piece, and pieces of the table.
-    """
-
-    rows_each: int
-    num_pieces: int
+    rows_each: int  # rows of a piece, and pieces of the table
+    num_pieces: int  # rows of a piece, and pieces of the table
 
     @classmethod
     def of(cls, table: FileRows) -> Self:
@@ -235,22 +180,7 @@ class DiskQuota:
 
 
 class PackedBatches:
-    """The packed rows of a superbatch, until the last of its batches has them, or gives them up.
-
-    Parameters
-    ----------
-    num_batches : int
-        All of the superbatch.
-    removed : callable
-        Called once its files are gone.
-
-    Attributes
-    ----------
-    bytes_packed : int
-        Bytes on disk.
-    bytes_read : int
-        Bytes of the tables that were read for it.
-    """
+    """The packed rows of a superbatch, until the last of its batches has them, or gives them up."""
 
     def __init__(
         self, packed: PackedSuperbatch, num_batches: int, removed: Callable[[], None]
@@ -259,8 +189,8 @@ class PackedBatches:
         self._packed: PackedSuperbatch | None = packed
         self._removed = removed
         self._num_waiting = num_batches
-        self.bytes_packed = packed.num_bytes
-        self.bytes_read = packed.counts.bytes_read
+        self.bytes_packed = packed.num_bytes  # bytes on disk
+        self.bytes_read = packed.counts.bytes_read  # bytes of the tables that were read for it
         self._lock = threading.Lock()
 
     def rows(self, i: int) -> dict[str, RowSource] | None:

@@ -56,31 +56,17 @@ _MAX_SHUFFLED = 2**20
 
 @dataclass(frozen=True)
 class Presampled:
-    """Sizes of the sampled batches, and the rows that they need.
+    """Sizes of the sampled batches, and the rows that they need."""
 
-    Attributes
-    ----------
-    num_batches : int
-        Number of sampled batches.
-    largest_bytes : int
-        Bytes of the largest, its attributes included; 0 if there were none.
-    largest_nodes, largest_ids_bytes : int
-        Nodes of the largest, and bytes of a subgraph without attributes.
-    num_nodes, num_bytes : tuple of int
-        Of each, attributes included.
-    largest_labels_bytes : int
-        Bytes of the labels of a batch's seeds, beyond an id for each start node.
-    largest_kept_bytes : int
-        Bytes of a subgraph while it waits for its batch, its node ids not included.
-    """
-
-    num_batches: int
-    largest_bytes: int
-    largest_nodes: int = 0
-    largest_ids_bytes: int = 0
-    num_nodes: tuple[int, ...] = ()
-    num_bytes: tuple[int, ...] = ()
+    num_batches: int  # number of sampled batches
+    largest_bytes: int  # bytes of the largest, its attributes included; 0 if there were none
+    largest_nodes: int = 0  # nodes of the largest, and bytes of a subgraph without attributes
+    largest_ids_bytes: int = 0  # nodes of the largest, and bytes of a subgraph without attributes
+    num_nodes: tuple[int, ...] = ()  # of each, attributes included
+    num_bytes: tuple[int, ...] = ()  # of each, attributes included
+    # Bytes of the labels of a batch's seeds, beyond an id for each start node.
     largest_labels_bytes: int = 0
+    # Bytes of a subgraph while it waits for its batch, its node ids not included.
     largest_kept_bytes: int = 0
 
     @cached_property
@@ -93,32 +79,17 @@ class Presampled:
 
 @dataclass(frozen=True, eq=False)
 class Presampler:
-    """Sampling options of a loader, as far as they are known before an epoch.
+    """Sampling options of a loader, as far as they are known before an epoch."""
 
-    Attributes
-    ----------
-    config : SamplingConfig
-        Its seed does not matter.
-    in_order : bool
-        Whether batches take seeds in their order; else any.
-    node_bytes, edge_bytes : int
-        Attribute values that a node and an edge bring into a batch.
-    index_dtype : "int64" or "int32"
-        Of `n_id` and `edge_index`.
-    world_size : int
-        Loaders that the batches of an epoch are dealt out to.
-    progress : Progress
-        Displays the batches that are sampled.
-    """
-
-    config: SamplingConfig
+    config: SamplingConfig  # its seed does not matter
     seeds: SeedSource
     batch_size: int
-    in_order: bool
-    node_bytes: int
-    edge_bytes: int
-    index_dtype: IndexDtype = "int64"
-    world_size: int = 1
+    in_order: bool  # whether batches take seeds in their order; else any
+    node_bytes: int  # attribute values that a node and an edge bring into a batch
+    edge_bytes: int  # attribute values that a node and an edge bring into a batch
+    index_dtype: IndexDtype = "int64"  # of `n_id` and `edge_index`
+    world_size: int = 1  # loaders that the batches of an epoch are dealt out to
+    # Displays the batches that are sampled.
     progress: Progress = field(default_factory=NullProgress)
 
     @classmethod
@@ -168,21 +139,7 @@ class Presampler:
         num_batches: int = _MEASURED_BATCHES,
         one_by_one: bool = False,
     ) -> Presampled:
-        """Sample some batches.
-
-        Parameters
-        ----------
-        counts : ndarray of uint8 [N], optional
-            Counts the batches that need each node; takes more batches than their size does.
-        trace : TraceBuilder, optional
-            Receives the nodes of as many batches as it takes.
-        spare_bytes : int, optional
-            Memory for batches: as in a run, no more are sampled ahead than it holds.
-        num_batches : int
-            How many without `counts` or `trace`.
-        one_by_one : bool
-            Whether batches are not sampled together where in-neighbours are read from disk.
-        """
+        """Sample some batches."""
         if trace is not None:
             num_batches = trace.num_batches
         if counts is not None:
@@ -286,13 +243,7 @@ def _kept_bytes(subgraph: Sample, csc: Csc) -> int:
 
 
 def batch_shape(options: dict[str, Any]) -> tuple[int, bool]:
-    """Return the seeds of a batch, and whether they come in their order.
-
-    Parameters
-    ----------
-    options : dict
-        Keyword arguments of torch's `DataLoader`, which has found them sound.
-    """
+    """Return the seeds of a batch, and whether they come in their order."""
     batch_sampler = options.get("batch_sampler")
     batches = batch_sampler if batch_sampler is not None else options.get("sampler")
     in_order = batches is None and not options.get("shuffle")

@@ -38,22 +38,12 @@ _PATIENCE_SECONDS = 1.0  # for batches that are being read, and have room on dis
 
 @dataclass
 class LookaheadTotals:
-    """The cost of the superbatches that have been handed out.
-
-    Attributes
-    ----------
-    bytes_spilled : int
-        Of their subgraphs and packed rows, on disk.
-    bytes_packing : int
-        Read of the tables to pack rows.
-    warm_up : ReadCounts
-        Of warming the cache up.
-    """
+    """The cost of the superbatches that have been handed out."""
 
     seconds_planning: float = 0.0
-    bytes_spilled: int = 0
-    bytes_packing: int = 0
-    warm_up: ReadCounts = field(default_factory=ReadCounts)
+    bytes_spilled: int = 0  # of their subgraphs and packed rows, on disk
+    bytes_packing: int = 0  # read of the tables to pack rows
+    warm_up: ReadCounts = field(default_factory=ReadCounts)  # of warming the cache up
 
     def add(
         self,
@@ -71,35 +61,18 @@ class LookaheadTotals:
 
 @dataclass(eq=False)
 class LookaheadJob:
-    """The way in which the superbatches of a loader are made, and what has been done for them.
+    """The way in which the superbatches of a loader are made, and what has been done for them."""
 
-    Attributes
-    ----------
-    cache : callable
-        Returns the slots. They may be shared with other loaders, which take turns.
-    size : SuperbatchSize
-        As it was decided.
-    packs : bool
-        Whether missed rows are packed.
-    tmpdir : Path
-        Where subgraphs wait that do not fit in memory, and packed rows.
-    quota : DiskQuota
-        For packed rows.
-    index_dtype : "int64" or "int32"
-        Of `n_id` and `edge_index` in a batch.
-    degrees : callable
-        Returns the nodes' out-degrees, new ones each time; None if there is no memory for them.
-    """
-
-    cache: Callable[[], PlannedCache]
+    cache: Callable[[], PlannedCache]  # returns the slots
     policy: CachePolicy
-    size: SuperbatchSize
-    packs: bool
-    tmpdir: Path
-    quota: DiskQuota
+    size: SuperbatchSize  # as it was decided
+    packs: bool  # whether missed rows are packed
+    tmpdir: Path  # where subgraphs wait that do not fit in memory, and packed rows
+    quota: DiskQuota  # for packed rows
     num_nodes: int
     num_edges: int
-    index_dtype: IndexDtype
+    index_dtype: IndexDtype  # of `n_id` and `edge_index` in a batch
+    # Returns the nodes' out-degrees, new ones each time; None if there is no memory for them.
     degrees: Callable[[], npt.NDArray[np.uint32] | None] = lambda: None
     totals: LookaheadTotals = field(default_factory=LookaheadTotals)
 
@@ -108,15 +81,7 @@ class LookaheadJob:
         return CacheSession.begin(self.cache(), self.policy)
 
     def pinned(self, session: CacheSession, *, warms_up: bool = True) -> PinnedRows | None:
-        """Return the rows that plans of a session are made without, for they are always cached.
-
-        Packed rows are those that plans miss of all.
-
-        Parameters
-        ----------
-        warms_up : bool
-            Whether those that are not there yet are read before the first plan.
-        """
+        """Return the rows that plans of a session are made without, for they are always cached."""
         cache = session.lease.cache
         comes = warms_up and self.warms_up and not session.num_planned
         return cache.pinned if not self.packs and (cache.holds_pinned or comes) else None
@@ -134,16 +99,7 @@ class LookaheadJob:
 
 
 class LookaheadProducer:
-    """Makes superbatches, one at a time, and keeps what is to be closed after them.
-
-    Parameters
-    ----------
-    session : CacheSession
-        Goes on with the next plan.
-    turn : SharedLock, optional
-        Of whatever makes superbatches beside this: sampling, filling a cache, planning and packing
-        take memory in turns.
-    """
+    """Makes superbatches, one at a time, and keeps what is to be closed after them."""
 
     def __init__(
         self,
@@ -216,11 +172,7 @@ class LookaheadProducer:
         return Superbatch(sampled, part, seconds, spilled)
 
     def make_unplanned(self, chunk: list[Coming]) -> Superbatch:
-        """Sample some batches that will read all of their rows.
-
-        Until they have, the disk is left to them: beside a pass over a table, reads row by row take
-        ten times as long, and no later batch is handed out before them.
-        """
+        """Sample some batches that will read all of their rows."""
         sampled = self.sample(chunk)
         spilled = sampled.kept.num_disk_bytes + sampled.trace.num_disk_bytes
         sampled.forget_trace()
@@ -230,16 +182,7 @@ class LookaheadProducer:
         return superbatch
 
     def plan_again(self, superbatch: Superbatch, former: PlannedPart, begin: int) -> bool:
-        """Plan the batches from one on, which nobody has, from what the cache holds now.
-
-        Their rows are packed again if reading them one by one would take longer.
-
-        Returns
-        -------
-        bool
-            Whether they are planned: not while another superbatch is planned or packed, or its
-            batches are sampled together.
-        """
+        """Plan the batches from one on, which nobody has, from what the cache holds now."""
         with self.turn.alone_unless_taken() as is_mine:
             if not is_mine:
                 return False
@@ -268,19 +211,7 @@ class LookaheadProducer:
     def _plan(
         self, sampled: SampledSuperbatch, *, begin: int | None = None
     ) -> tuple[PlannedPart, Trace, float]:
-        """Plan batches that come after all that have been planned.
-
-        Parameters
-        ----------
-        begin : int, optional
-            The first that is planned again. By default all are planned for the first time, and a
-            cache that is empty is warmed up before, if it is to be.
-
-        Returns
-        -------
-        tuple of PlannedPart, Trace and float
-            The plan; what it was made of; and the seconds.
-        """
+        """Plan batches that come after all that have been planned."""
         job, recorder = self.job, self.sampling.run.recorder
         if not self.session.lease.is_current:
             self.take_over()
@@ -309,11 +240,7 @@ class LookaheadProducer:
     def _trace_of(
         self, sampled: SampledSuperbatch, begin: int | None, pinned: PinnedRows | None
     ) -> Trace:
-        """Return the trace to plan, of as many batches as there is memory for a plan of.
-
-        It is made again of subgraphs where batches are planned again, or other rows are pinned
-        than when they were sampled, for another loader has replaced the cache.
-        """
+        """Return the trace to plan, of as many batches as there is memory for a plan of."""
         num_batches, first = len(sampled.notes), begin or 0
         end = min(num_batches, first + self.job.most_planned(pinned))
         if begin is None and pinned is sampled.pinned and end == num_batches:
@@ -325,14 +252,7 @@ class LookaheadProducer:
     def _pack(
         self, trace: Trace, part: PlannedPart, *, is_asked_for: bool = False
     ) -> PackedBatches | None:
-        """Pack what a plan misses, unless it has no use or no room.
-
-        Parameters
-        ----------
-        is_asked_for : bool
-            Whether the consumer waits, without whom others may not give up their room: only if it
-            is faster than to read the rows, and there is room.
-        """
+        """Pack what a plan misses, unless it has no use or no room."""
         job, sampling, plan = self.job, self.sampling, part.plan
         if not job.packs or plan is None or plan.num_batches == 0:
             return None
@@ -375,10 +295,7 @@ class LookaheadProducer:
         return packed
 
     def take_over(self, session: CacheSession | None = None) -> None:
-        """Go on with another session, by default one that takes the cache from whoever has it.
-
-        Batches that were planned before go on without the cache, reading every row.
-        """
+        """Go on with another session, by default one that takes the cache from whoever has it."""
         self.session = self.job.begin_session() if session is None else session
         self._end = 0
 

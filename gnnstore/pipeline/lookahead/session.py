@@ -44,29 +44,7 @@ class CacheSession:
         num_nodes: int,
         degrees: Callable[[], npt.NDArray[np.uint32] | None] = lambda: None,
     ) -> ReadCounts:
-        """Warm up a cache that is empty, with the rows that it always holds, or most batches need.
-
-        The batches would read them too, but one by one and as they come; in order, most of a
-        million rows out of 17 million come with one pass over the table. Where there is room for
-        more rows than these batches need, the next epoch's other ones are most likely among those
-        of high degree: on W with room for 1.4 times as many, that epoch reads 0.36 of the rows.
-
-        Pinned rows that are not there yet are read in the same pass.
-
-        Parameters
-        ----------
-        trace : Trace
-            Of the first batches, without the rows that are pinned.
-        num_nodes : int
-            Of the graph; counting takes a byte for each.
-        degrees : callable, optional
-            See `most_needed`.
-
-        Raises
-        ------
-        StorageError
-            If a row cannot be read.
-        """
+        """Warm up an empty cache with pinned rows and the rows that most batches need."""
         cache = self.lease.cache
         lacks_pinned = cache.pinned is not None and not cache.holds_pinned
         is_empty = trace.num_accesses > 0 and not (self.planner.nodes >= 0).any()
@@ -95,11 +73,7 @@ class CacheSession:
 
 
 def warms_up(policy: CachePolicy, size: SuperbatchSize, num_nodes: int, *, packs: bool) -> bool:
-    """Whether a cache that is empty is warmed up before the first batch.
-
-    One of fixed rows always is. One whose policy does not look ahead begins empty, and so does one
-    of packed rows, which come with the pass that packs the others: filling would be one more.
-    """
+    """Whether a cache that is empty is warmed up before the first batch."""
     if policy.is_fixed:
         return True
     return policy.looks_ahead and not packs and size.has_room_for_counts(num_nodes)

@@ -33,16 +33,7 @@ class BatchNote:
 
 
 class KeptSubgraphs:
-    """The subgraphs of a superbatch, shortened. Safe to use from many threads at once.
-
-    Parameters
-    ----------
-    spool : Spool
-        Where they wait. Closed by `close`.
-    ids : FileSpool or None
-        Holds the node ids of each batch: the file of their trace. Ids are not written twice. Not
-        closed.
-    """
+    """The subgraphs of a superbatch, shortened. Safe to use from many threads at once."""
 
     def __init__(self, spool: Spool, ids: FileSpool | None) -> None:
         self._spool = spool
@@ -64,23 +55,11 @@ class KeptSubgraphs:
         return self._spool.num_disk_bytes
 
     def append(self, i: int, subgraph: CompactSample) -> None:
-        """Keep the subgraph of batch i, which has none yet.
-
-        Raises
-        ------
-        NoSpaceError, StorageError, UsageError
-            See `Spool.append`.
-        """
+        """Keep the subgraph of batch i, which has none yet."""
         self._spool.append(i, subgraph.shortened(with_ids=self.has_ids))
 
     def read(self, i: int) -> CompactSample:
-        """Return the subgraph of batch i.
-
-        Raises
-        ------
-        CorruptStoreError, KeyError, StorageError, UsageError
-            See `Spool.read`.
-        """
+        """Return the subgraph of batch i."""
         n_id = None if self._ids is None else self._ids.read(i)[0]
         return CompactSample.from_shortened(self._spool.read(i), n_id)
 
@@ -95,24 +74,14 @@ class KeptSubgraphs:
 
 @dataclass(eq=False)
 class SampledSuperbatch:
-    """S batches that are sampled, but not planned.
+    """S batches that are sampled, but not planned."""
 
-    Attributes
-    ----------
-    first : int
-        Number of the first in its iteration.
-    error : Exception or None
-        Why there are no more batches after these.
-    pinned : PinnedRows or None
-        The rows that were left out of the trace.
-    """
-
-    first: int
+    first: int  # number of the first in its iteration
     kept: KeptSubgraphs
     trace: Trace
     notes: list[BatchNote]
-    error: Exception | None
-    pinned: PinnedRows | None = None
+    error: Exception | None  # why there are no more batches after these
+    pinned: PinnedRows | None = None  # the rows that were left out of the trace
 
     @property
     def num_bytes(self) -> int:
@@ -124,10 +93,7 @@ class SampledSuperbatch:
         return self.kept.read(i)
 
     def forget_trace(self) -> None:
-        """Let go of the trace: once a plan is made of it, or none will be. Idempotent.
-
-        Its file stays, as long as the subgraphs' node ids are in it.
-        """
+        """Let go of the trace: once a plan is made of it, or none will be. Idempotent."""
         if self.kept.has_ids:
             self.trace.close()
             self.trace = Trace.of([])
@@ -139,19 +105,7 @@ class SampledSuperbatch:
 
 
 class Spools:
-    """The samples, traces and plans of superbatches, in memory or in files of one directory.
-
-    Parameters
-    ----------
-    tmpdir : Path
-        Where a directory for files is made once there are any.
-    most_in_memory : int
-        Batches of a superbatch whose samples stay in memory; those of a longer one go to a file.
-    table_bytes : int
-        Memory for planning from files; 0: traces and plans stay in memory.
-    purpose : str
-        Purpose of the directory, for people who find it.
-    """
+    """The samples, traces and plans of superbatches, in memory or in files of one directory."""
 
     def __init__(
         self,
@@ -180,13 +134,7 @@ class Spools:
         return self._directory
 
     def samples(self, name: str, num_batches: int, ids: FileSpool | None = None) -> KeptSubgraphs:
-        """Return where the subgraphs of a superbatch wait.
-
-        Parameters
-        ----------
-        ids : FileSpool, optional
-            Will hold their node ids.
-        """
+        """Return where the subgraphs of a superbatch wait."""
         if num_batches <= self._most_in_memory:
             return KeptSubgraphs(MemorySpool(), ids)
         path = self.directory / f"batch-{name}"

@@ -32,30 +32,17 @@ class PlannedPart:
     """The batches of a superbatch from one on, as they were planned under one lease.
 
     A lease may be lost to another loader on the same store, and the rest be planned again.
-
-    Attributes
-    ----------
-    plan : CachePlan or None
-        None once each batch has taken its share: memory is counted for the plan that is followed
-        and the one that is made, and iterators hold on to what they have yielded last.
-    begin : int
-        The first batch, in the superbatch.
-    end : int
-        The batch after the last that is planned, in the superbatch.
-    first : int
-        The number of the first under the lease.
-    packed : PackedBatches or None
-        Where rows are that the plan misses; None: in their table.
-    pinned : PinnedRows or None
-        The rows that the plan does not know, for they are always cached.
     """
 
+    # None once each batch has taken its share: memory is counted for the plan that is followed and
+    # the one that is made, and iterators hold on to what they have yielded last.
     plan: CachePlan | None
     lease: Lease
-    begin: int
-    end: int
-    first: int
-    packed: PackedBatches | None = None
+    begin: int  # the first batch, in the superbatch
+    end: int  # the batch after the last that is planned, in the superbatch
+    first: int  # the number of the first under the lease
+    packed: PackedBatches | None = None  # where rows are that the plan misses; None: in their table
+    # The rows that the plan does not know, for they are always cached.
     pinned: PinnedRows | None = None
 
     def step(self, i: int, ids: npt.NDArray[Any]) -> PlanStep:
@@ -95,20 +82,14 @@ class PlannedPart:
 
 @dataclass(eq=False)
 class Superbatch:
-    """S batches, sampled and planned.
-
-    Attributes
-    ----------
-    part : PlannedPart or None
-        How batches that are handed out from now on are planned; None: they read all of their rows.
-    read : Flag
-        Set once all of its batches have their rows, or failed.
-    """
+    """S batches, sampled and planned."""
 
     sampled: SampledSuperbatch
+    # How batches that are handed out from now on are planned; None: they read all of their rows.
     part: PlannedPart | None
     seconds_planning: float
     bytes_spilled: int
+    # Set once all of its batches have their rows, or failed.
     read: Flag = field(default_factory=Flag)
 
     def __post_init__(self) -> None:
@@ -147,17 +128,12 @@ class Superbatch:
 
 @dataclass(frozen=True, eq=False)
 class Portion:
-    """The batches of a superbatch that one iteration hands out, from `begin` to `end`.
-
-    Attributes
-    ----------
-    error : Exception or None
-        Why the iteration has no more batches after these, although it should.
-    """
+    """The batches of a superbatch that one iteration hands out, from `begin` to `end`."""
 
     superbatch: Superbatch
     begin: int
     end: int
+    # Why the iteration has no more batches after these, although it should.
     error: Exception | None = None
 
     @classmethod
@@ -192,13 +168,7 @@ class PlannedTask(Task):
         self._step: PlanStep | None = None
 
     def sample(self) -> Sampled:
-        """Return the sample as it was drawn.
-
-        Raises
-        ------
-        StorageError, CorruptStoreError
-            If it or its plan was written to disk and cannot be read back as it was.
-        """
+        """Return the sample as it was drawn."""
         try:
             compact, self._step = self._superbatch.pop(self._part, self._i)
             return Sampled(compact.expand(self._index_dtype, empty), self._labels)

@@ -11,13 +11,7 @@ from gnnstore.pipeline.order.state import Position
 
 
 class EpochCursor:
-    """The position of the next batch, and the position that a loaded state asks for.
-
-    Parameters
-    ----------
-    order : EpochOrder
-        A sampler's state is part of a position.
-    """
+    """The position of the next batch, and the position that a loaded state asks for."""
 
     def __init__(self, order: EpochOrder) -> None:
         self._order = order
@@ -64,21 +58,12 @@ class EpochCursor:
 
 
 class Iteration:
-    """One iteration over an epoch, or over what is left of it.
-
-    Attributes
-    ----------
-    start : Position
-        Where it begins. `sampler` is set only where the user's sampler must be brought there.
-    position : Position
-        Where the consumer is. Whoever hands out a batch moves it.
-    is_left : bool
-        Whether the loader has moved on to another epoch since the last batch.
-    """
+    """One iteration over an epoch, or over what is left of it."""
 
     def __init__(self, cursor: EpochCursor, start: Position, position: Position) -> None:
-        self.start = start
-        self.position = position
+        self.start = start  # where it begins
+        self.position = position  # where the consumer is
+        # Whether the loader has moved on to another epoch since the last batch.
         self.is_left = False
         self._cursor = cursor
 

@@ -74,11 +74,7 @@ class EpochOrder(Protocol):
 
 
 def epoch_order(num_seeds: int, seed: int, epoch: int) -> Any:
-    """Return the shuffled order of an epoch: of 0 to num_seeds - 1, to be indexed and sliced.
-
-    A pure function of its arguments on every machine. An array, `epoch_permutation`; of more than
-    `MAX_SORTED` positions a `KeyedBijection`, which takes no memory.
-    """
+    """Return the shuffled order of an epoch: of 0 to num_seeds - 1, to be indexed and sliced."""
     return drawn_order(num_seeds, shuffle_draws(seed, epoch))
 
 
@@ -90,11 +86,7 @@ def drawn_order(num_seeds: int, generator: np.random.Philox) -> Any:
 
 
 def epoch_permutation(num_seeds: int, seed: int, epoch: int) -> Int64Array:
-    """Return a permutation of 0 to num_seeds - 1, int64 [num_seeds].
-
-    Positions are sorted by 64-bit keys straight from a counter-based generator, whose stream NumPy
-    guarantees, unlike that of its `permutation`.
-    """
+    """Return a permutation of 0 to num_seeds - 1, int64 [num_seeds]."""
     return permutation(num_seeds, shuffle_draws(seed, epoch))
 
 
@@ -109,19 +101,7 @@ def shuffle_draws(seed: int, epoch: int) -> np.random.Philox:
 
 
 class KeyedBijection:
-    """A permutation of many positions, each computed when it is asked for.
-
-    A Feistel network over the bits that the positions have; where it leads beyond the last one, it
-    is applied again until it does not (cycle walking: Black and Rogaway, "Ciphers with Arbitrary
-    Finite Domains", CT-RSA 2002), which on average is less than once.
-
-    Parameters
-    ----------
-    num_seeds : int
-        Positions are 0 to num_seeds - 1.
-    generator : numpy.random.Philox
-        Gives the keys of the rounds.
-    """
+    """A permutation of many positions, each computed when it is asked for."""
 
     def __init__(self, num_seeds: int, generator: np.random.Philox) -> None:
         num_bits = max(2, (num_seeds - 1).bit_length())

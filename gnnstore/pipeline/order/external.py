@@ -27,15 +27,9 @@ from gnnstore.pipeline.seeds.nodes import crc_of_positions
 
 @dataclass(frozen=True)
 class ExternalSampler:
-    """The order of a sampler that the user gave; an `EpochOrder`.
+    """The order of a sampler that the user gave; an `EpochOrder`."""
 
-    Attributes
-    ----------
-    sampler : iterable
-        Gives batches of positions; or single positions if batches are not made at all.
-    """
-
-    sampler: Any
+    sampler: Any  # gives batches of positions; or single positions if batches are not made at all
 
     shuffles = False
     is_keyed = varies = False
@@ -48,13 +42,7 @@ class ExternalSampler:
         return f"{type(self.sampler).__name__}{inner}"
 
     def start(self, *, epoch_done: bool = False) -> dict[str, Any]:
-        """Return the state needed to go on from the sampler's present position.
-
-        Parameters
-        ----------
-        epoch_done : bool
-            Whether it has given all of an epoch, though the batch is still to be handed out.
-        """
+        """Return the state needed to go on from the sampler's present position."""
         if (stateful := self._stateful) is not None:
             return {"state": copy.deepcopy(stateful.state_dict()), "epoch_done": epoch_done}
         generator = self._generator
@@ -70,13 +58,7 @@ class ExternalSampler:
         return max(0, len(self.sampler) - position.batches)
 
     def check(self, position: Position, seed: int) -> None:  # noqa: ARG002
-        """Check that this sampler can go on from a position of `start` or `batches`.
-
-        Raises
-        ------
-        UsageError
-            If a value is missing or makes no sense, or is of another kind of sampler.
-        """
+        """Check that this sampler can go on from a position of `start` or `batches`."""
         state = position.sampler
         if state is None:
             raise UsageError(f"the state says nothing of {self.name}, which this loader uses")
@@ -106,13 +88,7 @@ class ExternalSampler:
         start: Position,
         seed: int,  # noqa: ARG002 - the sampler has its own
     ) -> Iterator[tuple[int, Any, Position]]:
-        """Yield the number, the positions [B] and the place after each batch from `start` on.
-
-        Raises
-        ------
-        UsageError
-            If the sampler gives another order than it gave before.
-        """
+        """Yield the number, the positions [B] and the place after each batch from `start` on."""
         given = self._run_again(start) if self._stateful is None else self._go_on(start)
         for number, (index, state) in enumerate(given, start.batches):
             yield number, index, Position(start.epoch, number + 1, state)

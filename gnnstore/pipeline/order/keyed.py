@@ -18,23 +18,13 @@ _INT_CHUNK = 65536
 
 @dataclass(frozen=True)
 class KeyedOrder:
-    """Cuts a keyed permutation of all positions, or the positions as they are, into batches.
+    """Cuts a keyed permutation of all positions, or the positions as they are, into batches."""
 
-    Attributes
-    ----------
-    num_seeds : int
-        Positions are 0 to num_seeds - 1.
-    batch_size : int or None
-        B; None: every batch is a single position, not a list of one.
-    shard : RankShard
-        The batches of the epoch that this process takes.
-    """
-
-    num_seeds: int
-    batch_size: int | None
+    num_seeds: int  # positions are 0 to num_seeds - 1
+    batch_size: int | None  # B; None: every batch is a single position, not a list of one
     shuffles: bool
     drop_last: bool
-    shard: RankShard = ALONE
+    shard: RankShard = ALONE  # the batches of the epoch that this process takes
 
     name = None
     is_keyed = True
@@ -50,13 +40,7 @@ class KeyedOrder:
         """Return nothing: the order follows from (seed, epoch)."""
 
     def check(self, position: Position, seed: int) -> None:  # noqa: ARG002
-        """Check that an epoch has as many batches as were handed out.
-
-        Raises
-        ------
-        UsageError
-            If it has fewer.
-        """
+        """Check that an epoch has as many batches as were handed out."""
         if position.batches > self.num_batches:
             raise UsageError(
                 f"the state's 'batches' is {position.batches}; expected at most "

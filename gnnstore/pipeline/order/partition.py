@@ -24,15 +24,9 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class Assigned(ABC):
-    """The seeds that each state of an epoch trains.
+    """The seeds that each state of an epoch trains."""
 
-    Attributes
-    ----------
-    counts : ndarray of int64 [n]
-        Seeds of each state.
-    """
-
-    counts: Int64Array
+    counts: Int64Array  # int64 [n]: seeds of each state
 
 
 class Assigner(ABC):
@@ -53,19 +47,13 @@ class InState(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class EpochByStates:
-    """The states of an epoch, and their batches.
-
-    Attributes
-    ----------
-    num_batches : ndarray of int64 [n]
-        Batches of each state.
-    """
+    """The states of an epoch, and their batches."""
 
     seed: int
     epoch: int
     schedule: Schedule
     assigned: Assigned
-    num_batches: Int64Array
+    num_batches: Int64Array  # int64 [n]: batches of each state
     shuffles: bool
 
     @cached_property
@@ -96,13 +84,7 @@ class EpochByStates:
 
 @dataclass(frozen=True, eq=False)
 class PartitionOrder:
-    """Deals out the seeds of each state in batches, state after state; an `EpochOrder`.
-
-    Attributes
-    ----------
-    batch_size : int
-        B. The last batch of each state may be smaller, or is left out if `drop_last` is set.
-    """
+    """Deals out the seeds of each state in batches, state after state; an `EpochOrder`."""
 
     shape: BufferShape
     seeds: Assigner
@@ -138,13 +120,7 @@ class PartitionOrder:
         """Return nothing: the order follows from (seed, epoch)."""
 
     def check(self, position: Position, seed: int) -> None:
-        """Check that an epoch has as many batches as were handed out.
-
-        Raises
-        ------
-        UsageError
-            If it has fewer.
-        """
+        """Check that an epoch has as many batches as were handed out."""
         total = self.of(seed, position.epoch).total
         if position.batches > total:
             raise UsageError(
@@ -157,13 +133,7 @@ class PartitionOrder:
         return first + k
 
     def num_left(self, position: Position, seed: int | None) -> int:
-        """Return the number of batches of an epoch that follow a position.
-
-        Raises
-        ------
-        UsageError
-            If the seed is not known.
-        """
+        """Return the number of batches of an epoch that follow a position."""
         if seed is None:
             raise UsageError("the number of batches depends on seed=, which is not drawn yet")
         return max(0, self.of(seed, position.epoch).total - position.batches)

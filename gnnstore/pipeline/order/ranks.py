@@ -24,37 +24,16 @@ _INSTEAD = ("sampler", "batch_sampler")
 
 @dataclass(frozen=True)
 class RankShard:
-    """The batches of an epoch that one rank takes.
+    """The batches of an epoch that one rank takes."""
 
-    Attributes
-    ----------
-    rank : int
-        Of this process, from 0.
-    world_size : int
-        W, the number of processes; 1: this one takes them all.
-    """
-
-    rank: int = 0
-    world_size: int = 1
+    rank: int = 0  # of this process, from 0
+    world_size: int = 1  # W, the number of processes; 1: this one takes them all
 
     @classmethod
     def of(
         cls, rank: int | None, world_size: int | None, seed: int | None, options: dict[str, Any]
     ) -> Self:
-        """Check what the user has given.
-
-        Parameters
-        ----------
-        rank, world_size : int or None
-            Both or none.
-        options : dict
-            Keyword arguments of torch's `DataLoader`.
-
-        Raises
-        ------
-        UsageError
-            If they make no sense, or the ranks would not deal out the same batches.
-        """
+        """Check what the user has given."""
         if rank is None and world_size is None:
             return cls()
         if rank is None or world_size is None:
@@ -85,27 +64,11 @@ class RankShard:
         return cls(rank, world_size)
 
     def number(self, first: int, k: int, num_batches: int) -> int:
-        """Return the number in its epoch of the k-th batch that this rank takes.
-
-        Parameters
-        ----------
-        first : int
-            Batches that all ranks have had before.
-        k : int
-            From 0. Beyond the end of the epoch its first batches are taken once more.
-        num_batches : int
-            Of the epoch of all ranks.
-        """
+        """Return the number in its epoch of the k-th batch that this rank takes."""
         return (first + self.rank + k * self.world_size) % max(1, num_batches)
 
     def num_rounds(self, first: int, num_batches: int, *, drop_last: bool) -> int:
-        """Return how many batches each rank takes of what is left of an epoch.
-
-        Parameters
-        ----------
-        drop_last : bool
-            Whether no rank takes one where there is not one for all.
-        """
+        """Return how many batches each rank takes of what is left of an epoch."""
         left = max(0, num_batches - first)
         return left // self.world_size if drop_last else -(-left // self.world_size)
 
@@ -127,9 +90,8 @@ ALONE = RankShard()
 class RankSampler(DistributedSampler[int]):
     """Positions that one rank takes in an epoch, whose order depends on (seed, epoch) alone.
 
-    A `DistributedSampler` by type, so that whoever inspects a loader sees that it shares the
-    seeds already, and does not split them again. Not for use without its loader, which counts
-    the epochs and knows the numbers of the batches.
+    A `DistributedSampler` by type, so that whoever inspects a loader sees that it shares the seeds
+    already, and does not split them again.
     """
 
     def __init__(

@@ -27,54 +27,30 @@ _ABSENT = object()
 
 
 class Position(NamedTuple):
-    """A place between two batches of a run.
+    """A place between two batches of a run."""
 
-    Attributes
-    ----------
-    epoch : int
-        Number of the epoch.
-    batches : int
-        Batches of it that were handed out.
-    sampler : dict or None
-        State from which the user's own sampler resumes; None without one.
-    """
-
-    epoch: int
-    batches: int = 0
+    epoch: int  # number of the epoch
+    batches: int = 0  # batches of it that were handed out
+    # State from which the user's own sampler resumes; None without one.
     sampler: dict[str, Any] | None = None
 
 
 class OrderFields(NamedTuple):
-    """The part of a fingerprint that tells the order of epochs, but for the seed.
-
-    Attributes
-    ----------
-    sampler : str or None
-        Name of the user's own sampler.
-    """
+    """The part of a fingerprint that tells the order of epochs, but for the seed."""
 
     batch_size: int | None
     drop_last: bool
     shuffle: bool
-    sampler: str | None = None
+    sampler: str | None = None  # name of the user's own sampler
 
 
 @dataclass(frozen=True)
 class LoaderState:
-    """The contents of a loader's `state_dict`.
+    """The contents of a loader's `state_dict`."""
 
-    Attributes
-    ----------
-    position : Position
-        The next batch is the first after it.
-    seed : int
-        Key of sampling and shuffling, given or drawn.
-    fingerprint : dict
-        Other options that batches depend on, by the names that users know; plain values.
-    """
-
-    position: Position
-    seed: int
+    position: Position  # the next batch is the first after it
+    seed: int  # key of sampling and shuffling, given or drawn
+    # Other options that batches depend on, by the names that users know; plain values.
     fingerprint: dict[str, Any]
 
     def as_dict(self) -> dict[str, Any]:
@@ -91,13 +67,7 @@ class LoaderState:
 
     @classmethod
     def from_dict(cls, state: Any) -> Self:
-        """Check and take over what `as_dict` returned.
-
-        Raises
-        ------
-        UsageError
-            If it is something else, of another version, or lacks a value.
-        """
+        """Check and take over what `as_dict` returned."""
         if not isinstance(state, Mapping):
             raise UsageError(
                 f"the state is a {type(state).__name__}; expected the dict that state_dict() of a "
@@ -116,18 +86,7 @@ class LoaderState:
         return copy.deepcopy(found)
 
     def refuse_unless_of(self, fingerprint: Mapping[str, Any], seed: int | None) -> None:
-        """Check that a loader would go on with the same batches.
-
-        Parameters
-        ----------
-        seed : int or None
-            The loader's, if the user gave it one.
-
-        Raises
-        ------
-        UsageError
-            Naming each difference.
-        """
+        """Check that a loader would go on with the same batches."""
         if different := self.differences(fingerprint, seed):
             raise UsageError(
                 "the state (found) is not of a loader like this one (expected), and would give "
@@ -162,13 +121,7 @@ def sampling_fingerprint(
 
 
 def checked(state: Mapping[str, Any], name: str, *kinds: type) -> Any:
-    """Return a value of a state.
-
-    Raises
-    ------
-    UsageError
-        If it is missing, or of none of these types.
-    """
+    """Return a value of a state."""
     wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
     if name not in state:
         raise UsageError(

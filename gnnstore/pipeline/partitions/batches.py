@@ -174,13 +174,7 @@ class StateTask(Task):
         return Sampled(replace(sample, n_id=self._nodes), seeds.labels)
 
     def rows(self, output: SamplerOutput) -> dict[str, Rows]:
-        """Copy the rows of the nodes from the partitions in memory.
-
-        Raises
-        ------
-        UsageError
-            If `transform_sampler_output` has added nodes.
-        """
+        """Copy the rows of the nodes from the partitions in memory."""
         paths, wanted = self._of.paths, output.node.numpy()
         rows = {paths[name]: rows for name, rows in self._state.gather(self._local).items()}
         return reselected(rows, self._nodes, wanted, only_epochs)

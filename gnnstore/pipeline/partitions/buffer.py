@@ -39,53 +39,25 @@ def building_threads() -> int:
 
 @dataclass
 class BufferTotals:
-    """Counts of the reads so far.
+    """Counts of the reads so far."""
 
-    Attributes
-    ----------
-    partitions, states : int
-        Partitions read, and states that have been in memory.
-    seconds_waiting : float
-        Seconds that the consumer waited for a state.
-    """
-
-    partitions: int = 0
-    states: int = 0
-    seconds_waiting: float = 0.0
+    partitions: int = 0  # partitions read, and states that have been in memory
+    states: int = 0  # partitions read, and states that have been in memory
+    seconds_waiting: float = 0.0  # seconds that the consumer waited for a state
 
 
 class StateToRead(NamedTuple):
-    """A state that is to be in memory.
+    """A state that is to be in memory."""
 
-    Attributes
-    ----------
-    number : int
-        In its epoch.
-    partitions : ndarray of int64 [c]
-        Ascending.
-    trained : ndarray of bool [c * c] or None
-        Whether the edges of each pair of partitions are trained in it, by target and then source.
-    """
-
-    number: int
-    partitions: Int64Array
+    number: int  # in its epoch
+    partitions: Int64Array  # int64 [c]: ascending
+    # bool [c * c] or None: whether the edges of each pair of partitions are trained in it, by
+    # target and then source.
     trained: npt.NDArray[np.bool_] | None = None
 
 
 class ResidentState:
-    """A state whose partitions are in memory, as long as batches need them.
-
-    Attributes
-    ----------
-    number : int
-        In its epoch.
-    graph : ResidentGraph or None
-        None where no edge is sampled, or looked up.
-    buckets : Buckets or None
-        The edges that it trains, where these alone were read.
-    prepared : object
-        The result of `prepare` for it.
-    """
+    """A state whose partitions are in memory, as long as batches need them."""
 
     def __init__(
         self,
@@ -96,9 +68,11 @@ class ResidentState:
         changed: Condition,
     ) -> None:
         self.number, self.members = number, members
+        # None where no edge is sampled, or looked up.
         self.graph = edges if isinstance(edges, ResidentGraph) else None
+        # The edges that it trains, where these alone were read.
         self.buckets = edges if isinstance(edges, Buckets) else None
-        self.prepared: Any = None
+        self.prepared: Any = None  # the result of `prepare` for it
         self._slots, self._changed = slots, changed
         self._first_rows = slots.first_rows(members.partitions)
         self._num_batches = self._num_reading = 0
@@ -159,17 +133,7 @@ class ResidentState:
 
 
 class StateBuffer:
-    """The memory for the partitions of a loader, which its iterations take in turn.
-
-    Parameters
-    ----------
-    num_slots : int
-        Partitions that there is room for: those of a state, and those read ahead.
-    edges : "graph", "trained" or "none"
-        Whether all edges between partitions are read, those that are trained, or none.
-    num_threads : int
-        Threads that build graphs.
-    """
+    """The memory for the partitions of a loader, which its iterations take in turn."""
 
     def __init__(
         self, files: PartitionFiles, num_slots: int, *, edges: EdgesRead, num_threads: int
@@ -190,17 +154,7 @@ class StateBuffer:
         following: Callable[[], Int64Array] | None = None,
         prepare: Callable[[ResidentState], Any] = lambda _: None,
     ) -> Iterator[StatesAhead]:
-        """Bring states into memory one after the other; takes the memory from who has it.
-
-        Parameters
-        ----------
-        in_thread : bool
-            Whether a thread reads ahead; else each is read when it is asked for.
-        following : callable, optional
-            Returns the partitions that the next run begins with.
-        prepare : callable
-            Called with each state once it is in memory, in that thread.
-        """
+        """Bring states into memory one after the other; takes the memory from who has it."""
         if self._run is not None:
             self._run.lose()
         self._run = ahead = StatesAhead(self, states, following, prepare, in_thread=in_thread)
@@ -217,15 +171,7 @@ class StateBuffer:
         before: ResidentState | None,
         wait: Callable[[Callable[[], bool]], None],
     ) -> ResidentState:
-        """Read what is not in memory yet, and build the graph.
-
-        Parameters
-        ----------
-        before : ResidentState or None
-            May still be in use, unlike those before it.
-        wait : callable
-            Waits until a condition holds; raises if the run ends before.
-        """
+        """Read what is not in memory yet, and build the graph."""
         unit, partitions = self.files.unit, wanted.partitions
         members = Members.of(partitions, unit.rows_per_partition, unit.num_nodes)
 

@@ -27,14 +27,9 @@ if TYPE_CHECKING:
 
 
 class SeedsByState(Assigner):
-    """Seeds, grouped by the partitions that must be in memory for them.
+    """Seeds, grouped by the partitions that must be in memory for them."""
 
-    Attributes
-    ----------
-    are_edges : bool
-        Whether every pair of partitions has to be in memory together in an epoch.
-    """
-
+    # Whether every pair of partitions has to be in memory together in an epoch.
     are_edges: ClassVar[bool] = False
 
     def edges_read(self) -> EdgesRead:
@@ -42,12 +37,7 @@ class SeedsByState(Assigner):
         return "none"
 
     def check_in_first(self, num_partitions: int) -> None:
-        """Refuse seeds that are not in the first partitions, which alone are in every epoch.
-
-        Raises
-        ------
-        UsageError
-        """
+        """Refuse seeds that are not in the first partitions, which alone are in every epoch."""
 
     @abstractmethod
     def positions(self, assigned: Any, state: int, resident: ResidentState) -> npt.NDArray[Any]:
@@ -68,32 +58,12 @@ class SeedsByState(Assigner):
 
     @abstractmethod
     def bytes_with(self, most_edges: int) -> int:
-        """Return the memory that dividing them takes, and what is kept of it.
-
-        Parameters
-        ----------
-        most_edges : int
-            Edges that may be in memory together.
-        """
+        """Return the memory that dividing them takes, and what is kept of it."""
 
 
 @singledispatch
 def by_state(seeds: Any, unit: PartitionsReader, assignment: str) -> SeedsByState:  # noqa: ARG001
-    """Return the seeds of a loader, grouped by the partitions of a store.
-
-    A kind of seeds that partitions can train registers a function here.
-
-    Parameters
-    ----------
-    seeds : SeedSource
-    assignment : "random" or "greedy"
-        See `PartitionPolicy`.
-
-    Raises
-    ------
-    UsageError
-        If the kind has none, or seeds like these cannot be grouped.
-    """
+    """Return the seeds of a loader, grouped by the partitions of a store."""
     raise UsageError(
         f"partitions= and seeds of the kind {type(seeds).__name__}: these cannot be trained by "
         "partitions; leave partitions= out"
@@ -105,13 +75,7 @@ _ORDER_BYTES = 2 * 8 + 16 + 16
 
 
 class GroupedByState(Assigned):
-    """Seeds that are known before their state is in memory.
-
-    Parameters
-    ----------
-    states : ndarray of int32 [k]
-        State that trains each position.
-    """
+    """Seeds that are known before their state is in memory."""
 
     def __init__(self, states: npt.NDArray[np.int32], num_states: int) -> None:
         self.counts = np.bincount(states, minlength=num_states).astype(np.int64)
@@ -125,13 +89,7 @@ class GroupedByState(Assigned):
 
 
 class NodesByState(SeedsByState):
-    """Seed nodes: each is trained in some state that its partition is in.
-
-    Parameters
-    ----------
-    nodes : InputNodes
-        By the store's ids.
-    """
+    """Seed nodes: each is trained in some state that its partition is in."""
 
     def __init__(self, nodes: InputNodes, unit: PartitionsReader) -> None:
         self._nodes, self._unit = nodes, unit
@@ -182,15 +140,7 @@ def _(seeds: InputNodes, unit: PartitionsReader, assignment: str) -> NodesByStat
 
 
 class EdgesOfStates(Assigned):
-    """Seed edges that are all edges of the graph: known by the pairs of partitions.
-
-    Parameters
-    ----------
-    states : ndarray of int32 [p, p]
-        State that trains the edges of each pair, by source and target partition.
-    sizes : ndarray of int64 [p, p]
-        Number of these edges.
-    """
+    """Seed edges that are all edges of the graph: known by the pairs of partitions."""
 
     def __init__(self, states: npt.NDArray[np.int32], sizes: Int64Array, num_states: int) -> None:
         self.states = states
@@ -199,20 +149,7 @@ class EdgesOfStates(Assigned):
 
 
 class LinksByState(SeedsByState):
-    """Seed edges: each is trained in the state that the pair of its partitions is assigned to.
-
-    Parameters
-    ----------
-    links : Links
-        By the store's ids; negatives are drawn among the nodes in memory.
-    assignment : "random" or "greedy"
-        See `PartitionPolicy`.
-
-    Raises
-    ------
-    UsageError
-        If negatives are drawn by weight.
-    """
+    """Seed edges: each is trained in the state that the pair of its partitions is assigned to."""
 
     are_edges = True
 

@@ -26,34 +26,19 @@ ON_DEMAND_EPOCH = 2**63 - 1
 
 
 class BatchKey(NamedTuple):
-    """The key of a batch: with the store and the options it determines the batch.
+    """The key of a batch: with the store and the options it determines the batch."""
 
-    Attributes
-    ----------
-    seed, epoch, batch : int
-        Seed of the run, number of the epoch, and of the batch in it.
-    """
-
-    seed: int
-    epoch: int
-    batch: int
+    seed: int  # seed of the run, number of the epoch, and of the batch in it
+    epoch: int  # seed of the run, number of the epoch, and of the batch in it
+    batch: int  # seed of the run, number of the epoch, and of the batch in it
 
 
 class SeedLabels(ABC):
-    """Attributes of a batch that describe its seeds.
+    """Attributes of a batch that describe its seeds."""
 
-    Attributes
-    ----------
-    name : str
-        Kind of labels, as a packed plan notes it.
-    num_arrays : int
-        Length of `arrays()`.
-    counts : Mapping of str to int
-        Counts by their names in `LoaderStats`, added once the batch is handed out.
-    """
-
-    name: ClassVar[str]
-    num_arrays: ClassVar[int]
+    name: ClassVar[str]  # kind of labels, as a packed plan notes it
+    num_arrays: ClassVar[int]  # length of `arrays()`
+    # Counts by their names in `LoaderStats`, added once the batch is handed out.
     counts: Mapping[str, int] = MappingProxyType({})
 
     @classmethod

@@ -20,29 +20,7 @@ if TYPE_CHECKING:
 
 
 def resolve_edges(store: GraphStore, edge_label_index: Any) -> npt.NDArray[Any] | None:
-    """Turn whatever names edges into sources and targets.
-
-    Parameters
-    ----------
-    store : GraphStore
-        The graph; N nodes.
-    edge_label_index : None, str, tensor or array [2, L], pair of vectors [L], or (edge type, any)
-        None: all edges of the graph. A name: those of an edge split.
-
-    Returns
-    -------
-    ndarray of int32 or int64 [2, L] or None
-        A copy; int32 where ids fit. None: all edges.
-
-    Raises
-    ------
-    InputError
-        If there are none, an id is no node, or the values are not integers.
-    UsageError
-        If it names another edge type.
-    NoSplitError
-        If there is no split of this name.
-    """
+    """Turn whatever names edges into sources and targets."""
     edge_label_index = _without_type(store, edge_label_index)
     if split := named_split(store, edge_label_index):
         return store.edge_splits[split].ends(id_dtype(store.num_nodes - 1))
@@ -82,13 +60,7 @@ def resolve_edges(store: GraphStore, edge_label_index: Any) -> npt.NDArray[Any] 
 
 
 def named_split(store: GraphStore, edge_label_index: Any) -> str | None:
-    """Return the name of the edge split that was given; None for edges, or all of the graph.
-
-    Raises
-    ------
-    NoSplitError
-        If there is no split of this name; the message lists those there are.
-    """
+    """Return the name of the edge split that was given; None for edges, or all of the graph."""
     name = _without_type(store, edge_label_index)
     splits = store.edge_splits
     is_all = splits.has_message_train and name in ("train", "training")
@@ -99,13 +71,7 @@ def named_split(store: GraphStore, edge_label_index: Any) -> str | None:
 
 
 def check_ids_are_dense(store: GraphStore) -> None:
-    """Raise unless a label for each edge of the graph can be found by the edge's id.
-
-    Raises
-    ------
-    InputError
-        If edges have ids above those of so many, as where some were left out.
-    """
+    """Raise unless a label for each edge of the graph can be found by the edge's id."""
     ids = store.topology("mmap").edge_id
     if ids is not None and len(ids) and ids.max() >= store.num_edges:
         raise InputError(
@@ -138,13 +104,7 @@ def _is_edge_type(value: Any) -> bool:
 
 
 def resolve_labels(edge_label: Any, num_edges: int) -> torch.Tensor | None:
-    """Check the labels of edges; returns a copy [L, ...].
-
-    Raises
-    ------
-    InputError
-        If there are not as many as edges.
-    """
+    """Check the labels of edges; returns a copy [L, ...]."""
     if edge_label is None:
         return None
     try:

@@ -16,13 +16,7 @@ KINDS: Registry[type[SeedLabels]] = Registry((NodeLabels, LinkLabels))
 
 
 def labels_of(fingerprint: Mapping[str, Any]) -> type[SeedLabels]:
-    """Return the kind of labels of the loader that has a fingerprint.
-
-    Raises
-    ------
-    UnsupportedVersionError
-        If it is unknown.
-    """
+    """Return the kind of labels of the loader that has a fingerprint."""
     name = fingerprint.get(KIND, NodeLabels.name)
     if not isinstance(name, str) or name not in KINDS:
         raise UnsupportedVersionError(

@@ -31,24 +31,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class LinkLabels(SeedLabels):
-    """Attributes of a batch that describe its seed edges, as PyG's `LinkLoader` writes them.
-
-    Attributes
-    ----------
-    values : dict of str to Tensor
-        By the batch's attribute. `input_id` [P] always; then `edge_label_index` [2, K], with
-        `edge_label` [K, ...] if there are labels; or, of triplets, `src_index` [P],
-        `dst_pos_index` [P], and `dst_neg_index` or `src_neg_index` ([P], or [P, A] for more than
-        one); and attributes of the seed edges. Indices are local.
-    counts : Mapping of str to int
-        The strict negatives among them that are edges after all (`negatives_kept`); unknown where
-        they come from `arrays` or `metadata`.
-    """
+    """Attributes of a batch that describe its seed edges, as PyG's `LinkLoader` writes them."""
 
     name: ClassVar[str] = "links"
     num_arrays: ClassVar[int] = 2
 
-    values: dict[str, torch.Tensor]
+    values: dict[str, torch.Tensor]  # by the batch's attribute
+    # The strict negatives among them that are edges after all (`negatives_kept`); unknown where
+    # they come from `arrays` or `metadata`.
     counts: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -130,20 +120,11 @@ _HIDDEN = {
 
 
 class LinkGraph(NamedTuple):
-    """The graph that edges, their negatives and their neighbourhoods lie in.
+    """The graph that edges, their negatives and their neighbourhoods lie in."""
 
-    Attributes
-    ----------
-    finder : EdgeFinder
-        Of its edges; None where none is looked up.
-    num_nodes : int
-        Negatives are 0 to num_nodes - 1.
-    positions : ndarray of int32 or int64 [E] or None
-        In the store, of each of its edges; None: it is the store's graph.
-    """
-
-    finder: Any
-    num_nodes: int
+    finder: Any  # of its edges; None where none is looked up
+    num_nodes: int  # negatives are 0 to num_nodes - 1
+    # int32 or int64 [E] or None: in the store, of each of its edges; None: it is the store's graph.
     positions: npt.NDArray[Any] | None = None
 
 
@@ -164,27 +145,7 @@ class LinkSeeds(NamedTuple):
 
 
 class Links:
-    """The seed edges of a loader, by position.
-
-    Parameters
-    ----------
-    edges : ndarray of int32 or int64 [2, L] or None
-        Sources and targets; None: all edges of the graph, in the order of the store's columns.
-    ids : ndarray of int64 [L] or None
-        Values of `input_id` in batches, by position, or of all edges by id; None: these.
-    edge_label : Tensor [L, ...] or None
-        By position, or of all edges by id; shifted so that 0 is the label of negatives if these
-        are drawn in pairs.
-    disjoint : bool
-        Whether each end starts a subgraph of its own.
-    attributes : sequence of str
-        Attributes of the graph's edges that a batch shows of its seed edges, which must be edges
-        of the graph; or those of a split.
-    split : str or None
-        The edge split of the store that `edges` are.
-    exclude_edges : "self", "reverse" or None
-        Which edges a batch does not sample: its seed edges ("self"), and their reverses as well.
-    """
+    """The seed edges of a loader, by position."""
 
     labels = LinkLabels
 
@@ -264,14 +225,7 @@ class Links:
         return EdgeFinder(self.store.topology_at_hand())
 
     def select(self, index: Any, key: BatchKey) -> LinkSeeds:
-        """Return the seed edges at some positions [P], and the negatives of the batch.
-
-        Raises
-        ------
-        InputError
-            If a position is not one of the edges, or an edge whose attributes are asked for is
-            none of the graph.
-        """
+        """Return the seed edges at some positions [P], and the negatives of the batch."""
         positions = checked_positions(index, len(self), "edge_label_index")
         graph = LinkGraph(self._finder, self.store.num_nodes)
         return self.seeds_in(graph, positions, self.ends(positions), key)
@@ -283,20 +237,7 @@ class Links:
         ends: tuple[Int64Array, Int64Array],
         key: BatchKey,
     ) -> LinkSeeds:
-        """Return seed edges and the negatives of the batch, in the ids of a graph.
-
-        Parameters
-        ----------
-        positions : ndarray of int64 [P]
-            In `edge_label_index`; of all edges, in the store.
-        ends : pair of ndarray of int64 [P]
-            Sources and targets, in the ids of the graph.
-
-        Raises
-        ------
-        InputError
-            If an edge whose attributes are asked for is none of the graph.
-        """
+        """Return seed edges and the negatives of the batch, in the ids of a graph."""
         sources, targets = ends
         places = positions if self.edges is None else None
         ids = positions if self.edges is not None else self.edge_ids(positions)
@@ -353,13 +294,7 @@ class Links:
         ids: Int64Array,
         values: dict[str, torch.Tensor],
     ) -> tuple[Int64Array, int]:
-        """Write the local indices and labels of positives and negatives.
-
-        Returns
-        -------
-        tuple
-            The seeds, and the number of strict negatives that are edges after all.
-        """
+        """Write the local indices and labels of positives and negatives."""
         sources, targets = ends
         num_positives, negatives, kept = len(sources), self._negatives_in(graph), 0
         if negatives is not None:

@@ -33,37 +33,24 @@ _STREAMS = {name: 2**64 - 1 - k for k, name in enumerate(("src", "dst", "src end
 
 @dataclass(frozen=True, eq=False)
 class Negatives:
-    """Options of the negatives of a batch.
+    """Options of the negatives of a batch."""
 
-    Attributes
-    ----------
-    mode : "binary" or "triplet"
-        Pairs of nodes, both ends drawn; or nodes in the place of a positive's end.
-    amount : float
-        A, negatives per positive; a whole number for triplets.
-    num_nodes : int
-        N; nodes 0 to N - 1 are drawn.
-    src_weights, dst_weights : ndarray of float64 [N] or None
-        Cumulative sums of the nodes' weights as sources and as targets; None: uniform.
-    side : "dst", "src" or "both"
-        Which end of a positive the negatives of triplets replace.
-    num_chunks : int or None
-        Chunks of a batch whose positives share A negatives; None: each positive has its own.
-    degree_fraction : float
-        Share of the negatives of triplets that are ends of other positives of the batch.
-    is_strict : bool
-        Whether negatives that are edges, loops or the positive itself are drawn again, up to
-        `MAX_REDRAWS` times.
-    """
-
-    mode: str
-    amount: float
-    num_nodes: int
+    mode: str  # pairs of nodes, both ends drawn; or nodes in the place of a positive's end
+    amount: float  # A, negatives per positive; a whole number for triplets
+    num_nodes: int  # N; nodes 0 to N - 1 are drawn
+    # float64 [N] or None: cumulative sums of the nodes' weights as sources and as targets; None:
+    # uniform.
     src_weights: npt.NDArray[np.float64] | None = None
+    # float64 [N] or None: cumulative sums of the nodes' weights as sources and as targets; None:
+    # uniform.
     dst_weights: npt.NDArray[np.float64] | None = None
-    side: str = "dst"
+    side: str = "dst"  # which end of a positive the negatives of triplets replace
+    # Chunks of a batch whose positives share A negatives; None: each positive has its own.
     num_chunks: int | None = None
+    # Share of the negatives of triplets that are ends of other positives of the batch.
     degree_fraction: float = 0.0
+    # Whether negatives that are edges, loops or the positive itself are drawn again, up to
+    # `MAX_REDRAWS` times.
     is_strict: bool = False
 
     @property
@@ -87,10 +74,7 @@ class Negatives:
     def pairs(
         self, key: BatchKey, num_positives: int, finder: EdgeFinder
     ) -> tuple[Int64Array, Int64Array, int]:
-        """Return the sources and targets [⌈P·A⌉] of negative pairs, and how many are edges.
-
-        Edges are looked for, in the graph of `finder`, and counted if it is strict.
-        """
+        """Return the sources and targets [⌈P·A⌉] of negative pairs, and how many are edges."""
         count = math.ceil(num_positives * self.amount)
 
         def draw(attempt: int) -> Int64Array:
@@ -113,26 +97,7 @@ class Negatives:
         side: str,
         finder: EdgeFinder,
     ) -> tuple[Int64Array, Int64Array, int]:
-        """Draw nodes in the place of one end of each positive.
-
-        Parameters
-        ----------
-        positives : pair of ndarray of int64 [P]
-            Sources and targets.
-        side : "src" or "dst"
-            The end that is replaced.
-        finder : EdgeFinder
-            Of the graph; used if it is strict.
-
-        Returns
-        -------
-        nodes : ndarray of int64 [C, A]
-            The negatives of each chunk; C is P where positives have their own.
-        chunks : ndarray of int64 [P]
-            Chunk of each positive, ascending.
-        num_edges : int
-            Nodes among them that are connected to a positive of their chunk.
-        """
+        """Draw nodes in the place of one end of each positive."""
         own = positives[0 if side == "src" else 1]
         num_positives, amount = len(own), int(self.amount)
         num_chunks = min(self.num_chunks or num_positives, num_positives)
@@ -209,14 +174,7 @@ def _collide(
 
 
 def cumulative_weights(weights: Any, num_nodes: int, name: str) -> npt.NDArray[np.float64] | None:
-    """Return the cumulative sums of the weights of all nodes; None for None.
-
-    Raises
-    ------
-    InputError
-        If there are not as many as nodes, or one is negative, not a number or infinite, or all
-        are 0.
-    """
+    """Return the cumulative sums of the weights of all nodes; None for None."""
     if weights is None:
         return None
     if isinstance(weights, torch.Tensor):

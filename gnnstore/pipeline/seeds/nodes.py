@@ -31,12 +31,7 @@ _CRC_CHUNK = 2**20  # 8 MB at a time of what is not there as an array
 
 @dataclass(frozen=True, eq=False)
 class NodeLabels(SeedLabels):
-    """Attributes of a batch that describe its seed nodes, as PyG's `NodeLoader` writes them.
-
-    Attributes
-    ----------
-    input_id : Tensor of int64 [B]
-    """
+    """Attributes of a batch that describe its seed nodes, as PyG's `NodeLoader` writes them."""
 
     name: ClassVar[str] = "nodes"
     num_arrays: ClassVar[int] = 1
@@ -93,24 +88,14 @@ class NodeSeeds(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class InputNodes:
-    """The seed nodes of a loader, by position.
+    """The seed nodes of a loader, by position."""
 
-    Attributes
-    ----------
-    num_seeds : int
-        Positions 0 to num_seeds - 1 can be asked for.
-    nodes : ndarray of int64 [num_seeds] or None
-        Node ids; None: every node, position and id being the same.
-    ids : ndarray of int64 [num_seeds] or None
-        Values of `input_id` in batches; None: the positions.
-    name : str or None
-        The split, or "all" nodes.
-    """
-
-    num_seeds: int
+    num_seeds: int  # positions 0 to num_seeds - 1 can be asked for
+    # int64 [num_seeds] or None: node ids; None: every node, position and id being the same.
     nodes: Int64Array | None
+    # int64 [num_seeds] or None: values of `input_id` in batches; None: the positions.
     ids: Int64Array | None
-    name: str | None = None
+    name: str | None = None  # the split, or "all" nodes
 
     @cached_property
     def nodes_crc(self) -> int:
@@ -147,13 +132,7 @@ class InputNodes:
         }
 
     def select(self, index: Any, key: BatchKey | None = None) -> NodeSeeds:  # noqa: ARG002
-        """Return the seed nodes at some positions, whatever the key.
-
-        Raises
-        ------
-        InputError
-            If a position is not one of 0 to num_seeds - 1.
-        """
+        """Return the seed nodes at some positions, whatever the key."""
         positions = checked_positions(index, self.num_seeds, "input_nodes")
         nodes = positions if self.nodes is None else self.nodes[positions]
         ids = positions if self.ids is None else self.ids[positions]
@@ -161,26 +140,7 @@ class InputNodes:
 
 
 def resolve_input_nodes(store: GraphStore, input_nodes: Any, input_id: Any = None) -> InputNodes:
-    """Turn whatever names nodes into seed nodes.
-
-    Parameters
-    ----------
-    store : GraphStore
-        The graph; N nodes.
-    input_nodes : None, str, tensor, array, sequence or (str, any of these)
-        None: all nodes. A string: a split of the store. Booleans [N]: a mask. Integers:
-        node ids, in this order, duplicates kept. A pair: PyG's (node type, nodes).
-    input_id : tensor or array of int64 [num_seeds], optional
-        Values of `input_id` in batches. By default node ids for a mask, positions else.
-
-    Raises
-    ------
-    NotFoundError
-        If the store has no such split.
-    InputError
-        If an id is negative or beyond the last node, a mask has the wrong length, or the
-        values are not integers.
-    """
+    """Turn whatever names nodes into seed nodes."""
     if isinstance(input_nodes, tuple) and len(input_nodes) == 2 and isinstance(input_nodes[0], str):
         node_type, input_nodes = input_nodes
         if node_type != store.schema.node.name:
@@ -257,13 +217,7 @@ def _crc_of_all(ids: Int64Array | None, num_seeds: int) -> int:
 
 
 def to_numpy(values: Any) -> npt.NDArray[Any]:
-    """Return a tensor, an array or a sequence as an array; the memory may be shared.
-
-    Raises
-    ------
-    InputError
-        If it is none that NumPy knows: a tensor of bfloat16, say, or lists of several lengths.
-    """
+    """Return a tensor, an array or a sequence as an array; the memory may be shared."""
     try:
         if isinstance(values, torch.Tensor):
             return values.detach().cpu().numpy()
@@ -276,18 +230,7 @@ def to_numpy(values: Any) -> npt.NDArray[Any]:
 
 
 def checked_positions(index: Any, num_positions: int, where: str) -> Int64Array:
-    """Return the index of a batch as positions [B].
-
-    Parameters
-    ----------
-    where : str
-        The option that positions are in.
-
-    Raises
-    ------
-    InputError
-        If it is not integers from 0 to num_positions - 1.
-    """
+    """Return the index of a batch as positions [B]."""
     positions = np.atleast_1d(to_numpy(index))
     if positions.size == 0:
         positions = positions.astype(np.int64)
@@ -318,13 +261,7 @@ def crc_of_ids(ids: npt.NDArray[Any], crc: int = 0) -> int:
 
 
 def crc_of_positions(index: Any, crc: int = 0) -> int:
-    """Return the crc32c of a batch's positions after those before it.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If these are not integers.
-    """
+    """Return the crc32c of a batch's positions after those before it."""
     positions = np.atleast_1d(to_numpy(index))
     if positions.dtype.kind not in "iu":
         raise TypeError(f"positions of type {positions.dtype}")

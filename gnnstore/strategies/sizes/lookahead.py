@@ -88,23 +88,13 @@ _TOGETHER = "sampling batches together"
 
 @dataclass(frozen=True)
 class Misses:
-    """The rows that caches miss of some batches.
+    """The rows that caches miss of some batches."""
 
-    Attributes
-    ----------
-    num_missed : float
-        Rows that are missed.
-    num_changes, num_accesses : int
-        Rows that enter the cache, and all rows of the batches.
-    most_missed, mean_missed : int
-        Rows that one batch misses.
-    """
-
-    num_missed: float
-    num_changes: int
-    num_accesses: int
-    most_missed: int
-    mean_missed: int
+    num_missed: float  # rows that are missed
+    num_changes: int  # rows that enter the cache, and all rows of the batches
+    num_accesses: int  # rows that enter the cache, and all rows of the batches
+    most_missed: int  # rows that one batch misses
+    mean_missed: int  # rows that one batch misses
 
 
 class MissModel(Protocol):
@@ -130,84 +120,46 @@ class MissModel(Protocol):
 
 @dataclass(frozen=True)
 class LookaheadSize:
-    """A budget as it is divided.
+    """A budget as it is divided."""
 
-    Attributes
-    ----------
-    placement : Placement
-        With staging memory for the threads that there are.
-    disk_bytes : int
-        Disk space that superbatches take.
-    """
-
-    placement: Placement
+    placement: Placement  # with staging memory for the threads that there are
     num_threads: int
     size: SuperbatchSize
-    disk_bytes: int
+    disk_bytes: int  # disk space that superbatches take
 
 
 @dataclass(frozen=True, eq=False)
 class LookaheadSizer:
-    """Sizes a strategy that samples and plans ahead.
+    """Sizes a strategy that samples and plans ahead."""
 
-    Attributes
-    ----------
-    placed : callable
-        Returns where a store's parts lie with so many more bytes of memory.
-    see_many : callable
-        Samples more batches than were seen, if it comes to that.
-    misses : callable
-        Returns a model of misses, given the preparing threads, and how many batches may be planned
-        to find out.
-    num_rows, row_bytes : int
-        Of the tables whose rows are cached together.
-    horizon : Horizon or None
-        Reuse of rows in later epochs.
-    num_threads : int
-        Preparing threads, of which fewer will be started where staging memory is for fewer.
-    may_use_fewer : bool
-        Whether one thread will do where there is no room for more.
-    staging_bytes : int
-        Memory of a thread that reads; 0: nothing is read.
-    reads_neighbors : bool
-        Whether in-neighbours are read from disk.
-    samples_slowly : bool
-        Whether they may have to come from there: batches are not sampled just to find what to pin.
-    reads_more : bool
-        Whether other rows than those of the tables are read one by one.
-    disk_bytes : int
-        For what is kept on disk: packed rows, and traces and plans that memory is too small for.
-    packed_bytes : callable, optional
-        Returns the disk space of epochs that are packed before training.
-    """
-
+    # Returns where a store's parts lie with so many more bytes of memory.
     placed: Callable[[int], Placement]
     seen: Presampled
-    see_many: Callable[[], Presampled]
+    see_many: Callable[[], Presampled]  # samples more batches than were seen, if it comes to that
+    # Returns a model of misses, given the preparing threads, and how many batches may be planned to
+    # find out.
     misses: Callable[[int, int], MissModel]
     strategy: StrategyTraits
     settings: PlannedSettings
-    num_rows: int
-    row_bytes: int
+    num_rows: int  # of the tables whose rows are cached together
+    row_bytes: int  # of the tables whose rows are cached together
     epoch_batches: int
-    horizon: Horizon | None
+    horizon: Horizon | None  # reuse of rows in later epochs
+    # Preparing threads, of which fewer will be started where staging memory is for fewer.
     num_threads: int
-    may_use_fewer: bool
-    staging_bytes: int
-    reads_neighbors: bool
+    may_use_fewer: bool  # whether one thread will do where there is no room for more
+    staging_bytes: int  # memory of a thread that reads; 0: nothing is read
+    reads_neighbors: bool  # whether in-neighbours are read from disk
+    # Whether they may have to come from there: batches are not sampled just to find what to pin.
     samples_slowly: bool
-    reads_more: bool
+    reads_more: bool  # whether other rows than those of the tables are read one by one
+    # For what is kept on disk: packed rows, and traces and plans that memory is too small for.
     disk_bytes: int
+    # Returns the disk space of epochs that are packed before training.
     packed_bytes: Callable[[SuperbatchSize], int] | None = None
 
     def choose(self) -> LookaheadSize:
-        """Return the sizes with as many batches in flight as there is room for.
-
-        Raises
-        ------
-        BudgetError
-            If two batches, a plan of two, a cache of a given size, or packed rows do not fit.
-        """
+        """Return the sizes with as many batches in flight as there is room for."""
         split = BudgetSplit(self, self.placed(0), self.seen)
         if not split.placement.budget_is_promise:
             return split.size()
@@ -253,13 +205,7 @@ class BudgetSplit:
     depth: PrefetchDepth = "default"
 
     def size(self, raise_by: int = 0) -> LookaheadSize:
-        """Divide the budget.
-
-        Parameters
-        ----------
-        raise_by : int
-            Bytes by which the budget must grow, for the error if it is too small.
-        """
+        """Divide the budget."""
         sizer, packs, held = self.sizer, self.packs, self._held(raise_by)
         sampling = self._sampling(held)
         superbatches = self._superbatches(held.add(*sampling))
@@ -349,13 +295,7 @@ class BudgetSplit:
         *,
         compares: bool,
     ) -> tuple[SuperbatchCosts, SuperbatchSize]:
-        """Return a size with pinned rows, if there are rows worth it, and its costs.
-
-        Parameters
-        ----------
-        compares : bool
-            Whether sizes are compared by what they miss.
-        """
+        """Return a size with pinned rows, if there are rows worth it, and its costs."""
         best, least = (superbatches.costs, size), model.later(size) if compares else math.inf
         for share in (_PINNED_SHARE, *(_MORE_PINNED_SHARES if compares else ())):
             pins = model.pins(int(share * size.num_slots))
@@ -551,11 +491,7 @@ class BudgetSplit:
         return found
 
     def _disk(self, costs: SuperbatchCosts, size: SuperbatchSize) -> Ledger:
-        """Return the disk with what superbatches of some size keep there.
-
-        The disk is not solved for a number of batches: whether plans are kept there follows from
-        the memory that a number takes, and of the numbers that fit the cheapest is searched.
-        """
+        """Return the disk with what superbatches of some size keep there."""
         who = self.placement.ledger.who
         disk = Ledger(self.sizer.disk_bytes, (), who, "of disk space", "disk=")
         spilled = [] if size.plans_in_memory else costs.spilled_on_disk(size.num_batches)

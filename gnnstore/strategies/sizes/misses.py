@@ -70,11 +70,7 @@ class MeasuredMisses:
         return self._plan(size, size.num_batches)
 
     def later(self, size: SuperbatchSize) -> float:
-        """Return the rows that are missed in mid-run: from a cache of what most of it needs.
-
-        Where rows are packed, the cache has what batches before these needed, which are not in the
-        sample: their misses are estimated, and are no more than from an empty cache.
-        """
+        """Return the rows that are missed in mid-run: from a cache of what most of it needs."""
         if self._warms_up(size):
             return self._plan(size, self.num_batches).num_missed
         if size.num_slots >= self._topology.csc.num_nodes:
@@ -178,17 +174,11 @@ class MeasuredMisses:
 
 @dataclass(frozen=True)
 class EstimatedMisses:
-    """Misses of an epoch, from how often a sample needs rows again.
-
-    Attributes
-    ----------
-    packs : bool
-        Whether rows are packed, so that a cache begins empty.
-    """
+    """Misses of an epoch, from how often a sample needs rows again."""
 
     workload: Workload
     policy: CachePolicy
-    packs: bool
+    packs: bool  # whether rows are packed, so that a cache begins empty
 
     @property
     def num_batches(self) -> int:

@@ -33,18 +33,11 @@ Cost = Callable[[SuperbatchCosts, SuperbatchSize], float]
 
 @dataclass(frozen=True)
 class ChunkMemory:
-    """Weighs memory for packed rows against longer superbatches, whose rows go to disk.
-
-    Attributes
-    ----------
-    cost : callable
-        Of a size, with the costs that it was found with.
-    passes_cost : callable
-        Returns the least that superbatches of so many batches cost, whatever memory they have.
-    """
+    """Weighs memory for packed rows against longer superbatches, whose rows go to disk."""
 
     sizer: SuperbatchSizer
-    cost: Cost
+    cost: Cost  # of a size, with the costs that it was found with
+    # Returns the least that superbatches of so many batches cost, whatever memory they have.
     passes_cost: Callable[[int], float]
 
     def improve(self, size: SuperbatchSize) -> tuple[SuperbatchCosts, SuperbatchSize]:

@@ -50,44 +50,22 @@ _ALTERNATIVES: dict[tuple[Mode, Mode], tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Placement:
-    """The decision.
+    """The decision."""
 
-    Attributes
-    ----------
-    strategy : StrategyTraits
-        The mode in which rows of paged attributes are read.
-    topology : "memory", "mmap" or "disk"
-        Where the graph's topology lies. On disk, in-neighbours are read by an engine.
-    modes : Mapping of str to "memory", "mmap" or "disk"
-        Where the rows of each paged attribute lie, by its path. Under strategies that read
-        them, narrow ones are in memory as far as the budget allows.
-    ledger : Ledger
-        The budget of memory: `memory=`, or what was available; and what is held as long as the
-        loader lives.
-    budget_is_promise : bool
-        Whether the user set the budget, so that batches in flight must stay within it too.
-    reason : str
-        Why, in one sentence.
-    neighbors_bytes : int
-        Memory for in-neighbour lists where the others are on disk.
-    cache : StaticCacheInfo, optional
-        Rows that are held besides; set by `with_cache`.
-    superbatch : SuperbatchSize, optional
-        Other memory of a planned strategy; set by `with_superbatch`.
-    predicted : Prediction or None
-        Of an epoch; None where nothing was predicted.
-    """
-
-    strategy: StrategyTraits
-    topology: Mode
-    modes: Mapping[str, Mode]
+    strategy: StrategyTraits  # the mode in which rows of paged attributes are read
+    topology: Mode  # where the graph's topology lies
+    modes: Mapping[str, Mode]  # where the rows of each paged attribute lie, by its path
+    # The budget of memory: `memory=`, or what was available; and what is held as long as the loader
+    # lives.
     ledger: Ledger
+    # Whether the user set the budget, so that batches in flight must stay within it too.
     budget_is_promise: bool
-    reason: str
-    neighbors_bytes: int = 0
-    cache: StaticCacheInfo | None = None
+    reason: str  # why, in one sentence
+    neighbors_bytes: int = 0  # memory for in-neighbour lists where the others are on disk
+    cache: StaticCacheInfo | None = None  # rows that are held besides; set by `with_cache`
+    # Other memory of a planned strategy; set by `with_superbatch`.
     superbatch: SuperbatchSize | None = None
-    predicted: Prediction | None = None
+    predicted: Prediction | None = None  # of an epoch; None where nothing was predicted
 
     @property
     def budget_bytes(self) -> int:
@@ -172,52 +150,7 @@ def place(
     instead_of_static: str = "",
     why: str = ASKED_FOR,
 ) -> Placement:
-    """Decide where a store's parts lie while a loader runs.
-
-    Parameters
-    ----------
-    sizes : StoreSizes
-        The tables and the topology to place.
-    strategy : StrategyTraits or mapping of str to StrategyTraits
-        The strategy; or, for "auto", those to take by where rows lie: in memory where everything
-        fits the budget, else on disk.
-    topology : "auto", "memory", "mmap" or "disk"
-        "auto": in memory where it fits the budget beside the rest; else on disk where rows are
-        read from disk too, and mapped where they are mapped.
-    seeds_bytes : int
-        Other memory of the loader: its seed nodes and their order.
-    cached_bytes : int
-        Bytes in caches of other loaders on the same store: memory that a loader with such a cache
-        shares, and one of another strategy does not have.
-    taken_bytes : int
-        Bytes of those caches that such a loader has no part in: their part of a budget that the
-        user has set, which is one for all loaders on a store.
-    more_bytes : int
-        Memory that the budget is assumed to have besides.
-    is_frugal : bool
-        Whether only what must be in memory is held there: no narrow tables, and no in-neighbours.
-    shared_tables : collection of str
-        Paths of tables that other loaders hold in memory. Narrow ones are taken from there: they
-        stay, and would come on top of the budget.
-    staging_bytes : callable
-        Returns what the engines' staging takes under a budget; called only if rows are read
-        by them.
-    held_row_bytes : callable, optional
-        Returns what a row of a table takes in memory, by the table's path; by default as many bytes
-        as it is stored in. Called for narrow tables only.
-    instead_of_static : str
-        Why "auto" is not to choose "static", if it is not: it takes "mmap" then.
-    why : str
-        Why it is this strategy, unless it is "auto".
-
-    Raises
-    ------
-    UsageError
-        If a choice is unknown, strategy "memory" is to leave the topology out, or "mmap" is to
-        read it.
-    BudgetError
-        If what must lie in memory does not fit.
-    """
+    """Decide where a store's parts lie while a loader runs."""
     _check_topology(None if isinstance(strategy, Mapping) else strategy, topology)
     limit, source = budget.num_bytes + more_bytes, budget.source
     if not budget.is_measured:
@@ -327,10 +260,7 @@ def _check_topology(strategy: StrategyTraits | None, topology: str) -> None:
 
 
 def read_tables(attributes: Iterable[AttributeSpec]) -> list[AttributeSpec]:
-    """Return the attributes whose rows are read from disk where memory is short, perhaps none.
-
-    Narrow rows, such as labels, are held in memory, as long as there are wide ones besides.
-    """
+    """Return the attributes whose rows are read from disk where memory is short, perhaps none."""
     paged = [spec for spec in attributes if spec.layout == "paged" and spec.num_bytes]
     return [spec for spec in paged if spec.row_bytes > HELD_ROW_BYTES] or paged
 
@@ -341,13 +271,7 @@ def _held_tables(
     most_bytes: int | None,
     held_row_bytes: Callable[[str], int] | None,
 ) -> dict[str, int]:
-    """Return the narrow tables to hold in memory although others are not, with their bytes.
-
-    Parameters
-    ----------
-    most_bytes : int or None
-        Memory for all of them; None: only those are held that others hold anyway.
-    """
+    """Return the narrow tables to hold in memory although others are not, with their bytes."""
     narrow = [table for table in sizes.tables if table.row_bytes <= HELD_ROW_BYTES]
     if held_row_bytes is not None:
         # To find out reads all of a table: not one of which not even an eighth would fit.

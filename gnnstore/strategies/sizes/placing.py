@@ -21,18 +21,7 @@ T = TypeVar("T")
 
 
 def place_for(loader: LoaderSpec, strategy: StrategyTraits, *, staging: bool = True) -> Placement:
-    """Return where a strategy has the store's parts lie, if the budget has room for the rest.
-
-    Parameters
-    ----------
-    staging : bool
-        Whether an engine is opened to ask what it needs; else nothing is counted for it.
-
-    Raises
-    ------
-    UsageError, BudgetError
-        As `place`.
-    """
+    """Return where a strategy has the store's parts lie, if the budget has room for the rest."""
     return next(_placers(loader, strategy, staging=staging))(0)
 
 
@@ -42,23 +31,7 @@ def first_that_fits(
     divide: Callable[[Placer], T],
     **reasons: Any,
 ) -> T:
-    """Return the result of the first placement of a store's parts that leaves enough to the rest.
-
-    Parts that may also be elsewhere are held in memory only as long as the rest fits, so that more
-    memory never gives less.
-
-    Parameters
-    ----------
-    divide : callable
-        Divides what a placement leaves; raises BudgetError if that is too little.
-    reasons : str
-        See `gnnstore.strategies.sizes.placement.place`.
-
-    Raises
-    ------
-    UsageError, BudgetError
-        As `place` and `divide`: the refusal that asks for the least.
-    """
+    """Return the first placement of a store's parts that leaves enough memory for the rest."""
     refusals: list[BudgetError] = []
     for placed in _placers(loader, strategy, **reasons):
         is_placed = False
@@ -80,10 +53,7 @@ def first_that_fits(
 def _placers(
     loader: LoaderSpec, strategy: StrategyTraits, *, staging: bool = True, **reasons: Any
 ) -> Iterator[Placer]:
-    """Yield callables that place a store's parts, given more bytes of memory than there are.
-
-    The first as a loader would have them; others with less and less in memory.
-    """
+    """Yield callables that place a store's parts, given more bytes of memory than there are."""
     options, shared = loader.options, shared_tables(loader.store)
     placed = partial(
         place,

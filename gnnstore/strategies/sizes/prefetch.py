@@ -29,13 +29,7 @@ def with_batches(memory: Ledger) -> Ledger:
 
 
 def check_two_batches(memory: Ledger, batch_bytes: int, *remedies: str) -> None:
-    """Check that there is room for a batch and the one before it.
-
-    Raises
-    ------
-    BudgetError
-        If there is not; says how much is needed.
-    """
+    """Check that there is room for a batch and the one before it."""
     with_batches(memory).check({IN_FLIGHT: 2 * batch_bytes}, *(remedies or (SMALLER_BATCHES,)))
 
 
@@ -51,15 +45,7 @@ def prefetch_wish(
     num_threads: int,
     depth: PrefetchDepth = "default",
 ) -> Wish:
-    """Return how many bytes batches in flight should have.
-
-    Parameters
-    ----------
-    left_bytes : int
-        Bytes for them and a cache.
-    batch_bytes, sample_bytes : int
-        Of a batch, at most, and of the part that is there before its rows.
-    """
+    """Return how many bytes batches in flight should have."""
     least = _LEAST * batch_bytes
     if depth == "minimal":
         return Wish(IN_FLIGHT, least, least)

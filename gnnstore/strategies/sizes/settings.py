@@ -11,40 +11,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """The loader's options `cache` and `cache_bytes`.
+    """The loader's options `cache` and `cache_bytes`."""
 
-    Attributes
-    ----------
-    score : "degree" or "frequency"
-        The score by which nodes are chosen.
-    num_bytes : int or None
-        Memory for the cache, its index included; None: the rest of the budget.
-    """
-
-    score: Score = "frequency"
+    score: Score = "frequency"  # the score by which nodes are chosen
+    # Memory for the cache, its index included; None: the rest of the budget.
     num_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class PlannedSettings:
-    """The loader's options for a strategy that samples and plans ahead.
+    """The loader's options for a strategy that samples and plans ahead."""
 
-    Attributes
-    ----------
-    cache_bytes : int or None
-        Memory for the cached rows; None: what the budget leaves.
-    num_batches : int or None
-        Batches of a superbatch; None: as many as there is room for, an epoch at most, or a few
-        epochs where rows are packed.
-    tmpdir : str or None
-        Where subgraphs are written to that do not fit in memory, and packed rows; None: beside
-        the store.
-    disk_bytes : int or None
-        For packed rows, and traces and plans that memory is too small for; None: half of what is
-        free there.
-    """
-
-    cache_bytes: int | None = None
+    cache_bytes: int | None = None  # memory for the cached rows; None: what the budget leaves
+    # Batches of a superbatch; None: as many as there is room for, an epoch at most, or a few epochs
+    # where rows are packed.
     num_batches: int | None = None
+    # Where subgraphs are written to that do not fit in memory, and packed rows; None: beside the
+    # store.
     tmpdir: str | None = None
+    # For packed rows, and traces and plans that memory is too small for; None: half of what is free
+    # there.
     disk_bytes: int | None = None

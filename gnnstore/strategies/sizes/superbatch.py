@@ -58,15 +58,9 @@ _ROWS_SHARE = 2
 
 @dataclass(frozen=True)
 class Horizon:
-    """The epochs after the next one, whose batches are known before they begin.
+    """The epochs after the next one, whose batches are known before they begin."""
 
-    Attributes
-    ----------
-    num_seeds : int
-        Seeds of an epoch, whose order is kept while its batches wait.
-    """
-
-    num_seeds: int
+    num_seeds: int  # seeds of an epoch, whose order is kept while its batches wait
 
     def reserve(self, epoch_batches: int) -> Reservation:
         """Return the memory of the orders of epochs that are planned together."""
@@ -76,85 +70,44 @@ class Horizon:
 
 @dataclass(frozen=True, eq=False)
 class Pins:
-    """Rows that a cache may hold whatever is planned.
+    """Rows that a cache may hold whatever is planned."""
 
-    Attributes
-    ----------
-    num_rows : int
-        Number of these rows.
-    planned_share : float
-        Rows of a batch that are others, at most, among all of the largest.
-    nodes : ndarray of int32 or int64 [num_rows], or None
-        Whose rows they are, ascending; None where that is only estimated.
-    """
-
-    num_rows: int
-    planned_share: float
+    num_rows: int  # number of these rows
+    planned_share: float  # rows of a batch that are others, at most, among all of the largest
+    # int32 or int64 [num_rows], or None: whose rows they are, ascending; None where that is only
+    # estimated.
     nodes: npt.NDArray[Any] | None = None
 
 
 @dataclass(frozen=True)
 class SuperbatchCosts:
-    """The reservations of superbatches, from the sizes of a batch.
+    """The reservations of superbatches, from the sizes of a batch."""
 
-    Attributes
-    ----------
-    num_rows : int
-        Rows of the tables: more slots are of no use.
-    row_bytes : int
-        Bytes of a row, of all tables that are cached.
-    batch_nodes : int
-        Nodes of the largest batch.
-    id_bytes : int
-        Of a node id in a trace.
-    kept_bytes : int
-        Of a batch's subgraph without node ids, from when it is sampled until it is joined with its
-        rows.
-    policy : CachePolicy
-        Whose planner it is.
-    labels_bytes : int
-        Of a batch's labels, which are in memory from when it is sampled until it is joined.
-    changes_share : float
-        Rows of a batch that enter the cache, among all of it.
-    packed : PackedBatch or None
-        Where missed rows are packed. With a cache that is empty, the first batches miss all of
-        their rows.
-    later_missed : int or None
-        Rows that a batch misses on average with a cache that earlier epochs have filled, for
-        superbatches of several epochs, which are never the first; None: as many as `packed` says.
-    epoch_batches : int
-        Batches of an iteration; with a superbatch of so many, there is one at a time.
-    chunk_memory_bytes : int
-        For packed rows of a superbatch that are not written.
-    pins : Pins or None
-        The rows that are pinned.
-    """
-
-    num_rows: int
-    row_bytes: int
-    batch_nodes: int
-    id_bytes: int
+    num_rows: int  # rows of the tables: more slots are of no use
+    row_bytes: int  # bytes of a row, of all tables that are cached
+    batch_nodes: int  # nodes of the largest batch
+    id_bytes: int  # of a node id in a trace
+    # Of a batch's subgraph without node ids, from when it is sampled until it is joined with its
+    # rows.
     kept_bytes: int
-    policy: CachePolicy
+    policy: CachePolicy  # whose planner it is
+    # Of a batch's labels, which are in memory from when it is sampled until it is joined.
     labels_bytes: int = 0
-    changes_share: float = 1.0
-    packed: PackedBatch | None = None
+    changes_share: float = 1.0  # rows of a batch that enter the cache, among all of it
+    packed: PackedBatch | None = None  # where missed rows are packed
+    # Rows that a batch misses on average with a cache that earlier epochs have filled, for
+    # superbatches of several epochs, which are never the first; None: as many as `packed` says.
     later_missed: int | None = None
+    # Batches of an iteration; with a superbatch of so many, there is one at a time.
     epoch_batches: int = 0
-    chunk_memory_bytes: int = 0
-    pins: Pins | None = None
+    chunk_memory_bytes: int = 0  # for packed rows of a superbatch that are not written
+    pins: Pins | None = None  # the rows that are pinned
 
     def of_length(self, num_batches: int, num_superbatches: int = 1) -> SuperbatchCosts:
         """Return the costs of superbatches of so many batches.
 
-        Those of several epochs begin with a full cache. Two superbatches of one epoch each come
-        before them, and the first of these fills the cache: it packs more rows an epoch, for which
-        there is room as well, beside the second.
-
-        Parameters
-        ----------
-        num_superbatches : int
-            Superbatches that take room at a time.
+        Two superbatches of one epoch each come before them, and the first of these fills the cache:
+        it packs more rows an epoch, for which there is room as well, beside the second.
         """
         packed, later, epoch = self.packed, self.later_missed, self.epoch_batches
         if packed is None or later is None or num_batches <= epoch:
@@ -250,9 +203,8 @@ class SuperbatchCosts:
     def tables(self, left_bytes: int) -> list[int]:
         """Return the sizes that a table of next uses may have, from the largest down.
 
-        With fewer than 4 bytes a node, a plan takes its trace in several passes: 0.8 ms each for
-        a batch of 136,000 nodes, and more where the files have to come from the disk. The last is
-        worth its memory.
+        With fewer than 4 bytes a node, a plan takes its trace in several passes: 0.8 ms each for a
+        batch of 136,000 nodes, and more where the files have to come from the disk.
         """
         whole = _TABLE_ENTRY_BYTES * max(1, self.num_rows)
         most = max(_LEAST_TABLE_BYTES, left_bytes // _KEPT_SHARE)
@@ -309,28 +261,15 @@ def per_batch(reservations: list[Reservation]) -> int:
 
 @dataclass(frozen=True)
 class SuperbatchSizer:
-    """Sizes superbatches within the budgets of a loader.
-
-    Attributes
-    ----------
-    settings : PlannedSettings
-        The sizes that the user has given.
-    memory : Ledger
-        With everything that is held besides, batches in flight included.
-    num_batches : int
-        Batches of an epoch.
-    disk_bytes : int
-        Disk space for what is kept there.
-    horizon : Horizon or None
-        Where superbatches may have several epochs, what is known of those; only rows that are
-        packed are worth it.
-    """
+    """Sizes superbatches within the budgets of a loader."""
 
     costs: SuperbatchCosts
-    settings: PlannedSettings
-    memory: Ledger
-    num_batches: int
-    disk_bytes: int = 0
+    settings: PlannedSettings  # the sizes that the user has given
+    memory: Ledger  # with everything that is held besides, batches in flight included
+    num_batches: int  # batches of an epoch
+    disk_bytes: int = 0  # disk space for what is kept there
+    # Where superbatches may have several epochs, what is known of those; only rows that are packed
+    # are worth it.
     horizon: Horizon | None = None
 
     @cached_property
@@ -355,13 +294,7 @@ class SuperbatchSizer:
         return [n for k in _EPOCHS if 1 < (n := k * self.num_batches) <= MAX_PLANNED]
 
     def size_of(self, num_batches: int) -> SuperbatchSize:
-        """Return a superbatch of so many batches, with the cache that it leaves memory for.
-
-        Raises
-        ------
-        BudgetError
-            If traces and plans do not fit, or a cache of a given size does not beside them.
-        """
+        """Return a superbatch of so many batches, with the cache that it leaves memory for."""
         costs, left = self.costs.of_length(num_batches), self._left_bytes
         sizes, memory = {PLANNED: num_batches}, self.memory
         if self.horizon is not None and num_batches > self.num_batches:
@@ -399,21 +332,7 @@ class SuperbatchSizer:
         )
 
     def choose(self, cost: Callable[[SuperbatchSize], float] | None = None) -> SuperbatchSize:
-        """Choose how many batches to plan at a time.
-
-        Parameters
-        ----------
-        cost : callable, optional
-            Returns what batches sampled beforehand would cost with some size; infinity if it will
-            not do. By default the more batches the better, as long as half of the memory is left
-            to rows.
-
-        Raises
-        ------
-        BudgetError
-            If not even two batches can be planned at a time, or a size that was given does not
-            fit.
-        """
+        """Choose how many batches to plan at a time."""
         least, *others = self.counts
         if not others:
             return self.size_of(least)
@@ -440,10 +359,7 @@ class SuperbatchSizer:
         return min(reversed(tried), key=lambda one: one[0])[1]
 
     def _even(self, num_batches: int) -> int:
-        """Return the fewest batches with as many superbatches in an epoch, where rows are packed.
-
-        The last is as long as the others, then: the next epoch's first is packed beside it.
-        """
+        """Return the fewest batches that give as many superbatches an epoch when packing."""
         if self.costs.packed is None:
             return num_batches
         return -(-self.num_batches // -(-self.num_batches // num_batches))
@@ -454,17 +370,7 @@ class SuperbatchSizer:
         cost: Callable[[SuperbatchSize], float],
         costs_of: Callable[[SuperbatchSize], SuperbatchCosts],
     ) -> tuple[SuperbatchCosts, SuperbatchSize]:
-        """Return a size of several epochs in place of one of a whole epoch, if it costs less.
-
-        With the size come the costs that it was found with.
-
-        Parameters
-        ----------
-        cost : callable
-            See `choose`.
-        costs_of : callable
-            Returns the costs with the rows that a full cache of some size misses.
-        """
+        """Return a size of several epochs in place of one of a whole epoch, if it costs less."""
         if self.settings.num_batches is not None or size.num_batches < self.num_batches:
             return self.costs, size
         best, least = (self.costs, size), cost(size)
@@ -478,13 +384,7 @@ class SuperbatchSizer:
         return best
 
     def check(self) -> None:
-        """Check that some size fits.
-
-        Raises
-        ------
-        BudgetError
-            As `choose`.
-        """
+        """Check that some size fits."""
         try:
             # Where any size fits this one nearly always does, at a hundredth of the work.
             self.size_of(self.counts[0])

@@ -27,37 +27,17 @@ _SLICE_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class DeviceLimits:
-    """Speed of a disk by one measurement.
+    """Speed of a disk by one measurement."""
 
-    Attributes
-    ----------
-    random_reads_per_second : float
-        Of 4 KiB, at the best of some queue depths.
-    bytes_per_second : float
-        In order, in large blocks.
-    engine : str
-        Engine that read.
-    is_direct : bool
-        Whether reads bypassed the page cache.
-    seconds : float
-        Duration of the measurement.
-    """
-
-    random_reads_per_second: float
-    bytes_per_second: float
-    engine: str
-    is_direct: bool
-    seconds: float
+    random_reads_per_second: float  # of 4 KiB, at the best of some queue depths
+    bytes_per_second: float  # in order, in large blocks
+    engine: str  # engine that read
+    is_direct: bool  # whether reads bypassed the page cache
+    seconds: float  # duration of the measurement
 
 
 def measure_device(array: PagedArray) -> DeviceLimits:
-    """Read some of the largest file of an array, at random and in order.
-
-    Raises
-    ------
-    StorageError
-        If it cannot be read.
-    """
+    """Read some of the largest file of an array, at random and in order."""
     started = time.perf_counter()
     sizes = array.body_bytes
     largest = max(range(len(sizes)), key=sizes.__getitem__)

@@ -41,15 +41,7 @@ def bench_disk(
     num_bytes: int,
     engine: str | None,
 ) -> int:
-    """Measure, keep the result, draw it, print it, and return the exit status.
-
-    The measurement is printed even if it could not be saved or plotted.
-
-    Raises
-    ------
-    GnnstoreError
-        As `measure_disk`.
-    """
+    """Measure, keep the result, draw it, print it, and return the exit status."""
     with session.progress() as progress:
         measured = measure_disk(
             path, num_bytes=num_bytes, seconds=seconds, engine=engine, progress=progress

@@ -49,22 +49,7 @@ def bench_load(
     no_limit: bool,
     plot_file: Path | None,
 ) -> int:
-    """Time, draw, print, and return the exit status.
-
-    Parameters
-    ----------
-    seeds_asked : SeedOptions
-        The seeds of batches.
-    memory : float or int
-        Share of the features, or bytes.
-
-    Raises
-    ------
-    UsageError
-        If there is nothing to read, or no limit can be set and `no_limit` is not given.
-    NotFoundError, CorruptStoreError, StorageError
-        If the store or the split cannot be read.
-    """
+    """Time, draw, print, and return the exit status."""
     started = perf_counter()
     store = open_store(path)
     config = SamplingConfig(fanouts, seed=seed)

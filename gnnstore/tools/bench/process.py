@@ -34,20 +34,7 @@ def ask_process(
     *,
     on_line: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any] | str:
-    """Run `python *words` and return the JSON object of its last line, or why there is none.
-
-    The object {"problem": text} counts as a reason, too. An interrupt ends the process, and lets
-    it clean up first.
-
-    Parameters
-    ----------
-    words : sequence of str
-        Arguments of the interpreter, such as "-m", a module and a JSON document.
-    group : MemoryGroup or None
-        Group that the process enters before it starts.
-    on_line : callable
-        Called with each line of its output, the last included.
-    """
+    """Run `python *words` and return the JSON object of its last line, or why there is none."""
     command = [sys.executable, *words]
     if group is not None:
         command = ["sh", "-c", _ENTER, str(group.processes), *command]

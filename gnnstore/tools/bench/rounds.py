@@ -29,18 +29,10 @@ NO_LIMIT = "without a limit: the page cache serves whoever reads through it"
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """Result of one run of a way of loading.
+    """Result of one run of a way of loading."""
 
-    Attributes
-    ----------
-    outcome : Outcome
-        Answer of its process.
-    stages : dict of str to float
-        Seconds of a batch in each stage; empty if the task records none.
-    """
-
-    outcome: Outcome
-    stages: dict[str, float]
+    outcome: Outcome  # answer of its process
+    stages: dict[str, float]  # seconds of a batch in each stage; empty if the task records none
 
 
 @dataclass(eq=False)
@@ -64,13 +56,7 @@ class Contender:
 
 
 def require_group() -> int:
-    """Return the version of the memory cgroups that can be made here.
-
-    Raises
-    ------
-    UsageError
-        If none can be made.
-    """
+    """Return the version of the memory cgroups that can be made here."""
     with group_if(is_limited=True) as group:
         if group is not None:
             return group.version
@@ -95,13 +81,7 @@ def play(
     worker: str = WORKER,
     progress: Progress | None = None,
 ) -> list[DeviceLimits]:
-    """Time all ways in turns; one that failed is not tried again.
-
-    Returns
-    -------
-    list of DeviceLimits
-        The disk, measured before each run.
-    """
+    """Time all ways in turns; one that failed is not tried again."""
     devices = []
     shown = progress or NullProgress()
     for number in range(repeats):
@@ -158,15 +138,7 @@ def describe(
     epoch_batches: int,
     cgroup_version: int,
 ) -> dict[str, Any]:
-    """Return the results as the JSON document of `gnnstore bench load`.
-
-    Parameters
-    ----------
-    names : Mapping of str to str
-        The seeds of batches, as "input_nodes" or as "links".
-    cgroup_version : int
-        Version of the cgroup that kept the limit; 0 if there was none.
-    """
+    """Return the results as the JSON document of `gnnstore bench load`."""
     task, features = contenders[0].task, split_tables(store.schema)[0]
     timed = {contender.name: contender for contender in contenders if contender.rounds}
     baseline = timed.get(BASELINE)

@@ -41,13 +41,7 @@ from gnnstore.tools.bench.task import ALLOWANCE_BYTES, MAP_THREADS, Task
 
 
 def split_tables(schema: Schema) -> tuple[list[AttributeSpec], list[AttributeSpec]]:
-    """Return the attributes whose rows are read from disk, and those held in memory.
-
-    Raises
-    ------
-    UsageError
-        If no attribute is stored in pages, so that there is nothing to be read.
-    """
+    """Return the attributes whose rows are read from disk, and those held in memory."""
     attributes = [*schema.node.attributes.values(), *schema.edge.attributes.values()]
     wide = read_tables(attributes)
     if not wide:
@@ -59,44 +53,30 @@ def split_tables(schema: Schema) -> tuple[list[AttributeSpec], list[AttributeSpe
 
 
 class Run:
-    """The store with its structure in memory, and the limit.
-
-    Attributes
-    ----------
-    features : list of PagedArray
-        The tables that are read from disk.
-    held : dict of str to RowSource
-        Narrow attributes, in memory, by path.
-    seeds : ndarray of int64 or None
-        Nodes, or edges [2, L]; None: all edges.
-    source : InputNodes or Links
-        These, with what is drawn beside them.
-    timeline : Timeline
-        Where stages are recorded that no loader records.
-    memory_bytes : int
-        The budget of a loader.
-    limit_bytes : int
-        Of the group; 0 without a limit.
-    """
+    """The store with its structure in memory, and the limit."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
         self.store = gnnstore.open(task.store)
         self.num_threads = task.num_threads or len(os.sched_getaffinity(0))
-        self.timeline: Timeline = OFF
+        self.timeline: Timeline = OFF  # where stages are recorded that no loader records
         # Shared with the loaders, which would load both after the limit is set.
         shared = shared_tables(self.store)
         self.csc: Csc = shared.csc(self.store, "memory", self.num_threads)
         self.config = SamplingConfig(tuple(task.fanouts), seed=task.seed)
+        # Nodes, or edges [2, L]; None: all edges.
         self.seeds = np.load(task.seeds) if task.seeds else None
+        # These, with what is drawn beside them.
         self.source: InputNodes | Links = (
             resolve_input_nodes(self.store, self.seeds)
             if task.links is None
             else resolve_links(self.store, self.config, self.seeds, **task.links)
         )
         wide, narrow = split_tables(self.store.schema)
+        # The tables that are read from disk.
         self.features = [self.store.reader.paged(spec) for spec in wide]
         self._of_nodes = {spec.path for spec in self.store.schema.node.attributes.values()}
+        # Narrow attributes, in memory, by path.
         self.held = {
             spec.path: shared.rows(self.store, spec, "memory", self.num_threads) for spec in narrow
         }
@@ -107,8 +87,8 @@ class Run:
         resident = sum(rows.resident_bytes for rows in self.held.values())
         self.room_bytes += sum(spec.num_bytes for spec in narrow) - resident
         held_bytes = resident + self.csc.num_bytes + self.source.num_bytes
-        self.memory_bytes = held_bytes + self.room_bytes - ALLOWANCE_BYTES
-        self.limit_bytes = 0
+        self.memory_bytes = held_bytes + self.room_bytes - ALLOWANCE_BYTES  # the budget of a loader
+        self.limit_bytes = 0  # of the group; 0 without a limit
 
     def limit(self) -> None:
         """Limit the memory group from now on to what it holds, and the room."""
@@ -157,8 +137,8 @@ class Run:
     def map_batches(self) -> Iterator[int]:
         """Sample with gnnstore, gather with NumPy from a mapping, many threads at a time.
 
-        A common way to write this by hand. With 2 threads it is several times slower, and without
-        MADV_RANDOM, which `random` stands for, no batch comes to an end in minutes.
+        With 2 threads it is several times slower, and without MADV_RANDOM, which `random` stands
+        for, no batch comes to an end in minutes.
         """
         sampler = NeighborSampler(self.csc, self.config, self.store.schema.index_dtype)
         tables = [(_Mapped(array), array.spec.path in self._of_nodes) for array in self.features]

@@ -26,23 +26,7 @@ _MICROSECOND = 1e-6
 
 
 def stages_of(file: Path, seconds: float, *, faults_are_reads: bool) -> dict[str, float]:
-    """Return the seconds of each of `STAGES`, which add up to `seconds`.
-
-    Parameters
-    ----------
-    file : Path
-        Timeline written by `loader.trace`.
-    seconds : float
-        The time from the beginning of the recording that is divided.
-    faults_are_reads : bool
-        Whether rows are read by page faults. Nobody knows what part of gathering that is; so
-        all of it counts as reading.
-
-    Raises
-    ------
-    OSError, ValueError
-        If the file cannot be read or is no timeline.
-    """
+    """Return the seconds of each of `STAGES`, which add up to `seconds`."""
     document = json.loads(file.read_text())
     spans = [
         (max(0.0, begin), min(seconds, end), event["name"], event.get("args", {}))

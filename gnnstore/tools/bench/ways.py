@@ -12,33 +12,17 @@ BASELINE = "map"
 
 @dataclass(frozen=True)
 class Way:
-    """A way of loading batches.
+    """A way of loading batches."""
 
-    Attributes
-    ----------
-    options : dict
-        Options of `NeighborLoader`; empty for the mapping.
-    is_compared : bool
-        Whether it is timed unless told otherwise.
-    is_limited : bool
-        Whether its memory is limited.
-    is_made_ahead : bool
-        Whether an epoch is sampled, planned and packed during the one before it.
-    is_even : bool
-        Whether all batches cost about the same, so that a sample is enough.
-    reads_by_faults : bool
-        Whether rows are read by page faults.
-    packs : bool
-        Whether packed rows may be written to disk.
-    """
-
+    # Options of `NeighborLoader`; empty for the mapping.
     options: dict[str, Any] = field(default_factory=dict)
-    is_compared: bool = True
-    is_limited: bool = True
+    is_compared: bool = True  # whether it is timed unless told otherwise
+    is_limited: bool = True  # whether its memory is limited
+    # Whether an epoch is sampled, planned and packed during the one before it.
     is_made_ahead: bool = False
-    is_even: bool = False
-    reads_by_faults: bool = False
-    packs: bool = False
+    is_even: bool = False  # whether all batches cost about the same, so that a sample is enough
+    reads_by_faults: bool = False  # whether rows are read by page faults
+    packs: bool = False  # whether packed rows may be written to disk
 
 
 def ways() -> dict[str, Way]:

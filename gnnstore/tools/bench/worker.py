@@ -53,13 +53,7 @@ def prepare(run: Run) -> Prepared:
 
 
 def perform(task: Task, prepare: Callable[[Run], Prepared] = prepare) -> Outcome:
-    """Do what the task says.
-
-    Raises
-    ------
-    GnnstoreError
-        As the loader, such as for a budget that is too small.
-    """
+    """Do what the task says."""
     run = Run(task)
     start = perf_counter()
     batches, loader = prepare(run)

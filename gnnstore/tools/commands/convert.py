@@ -193,13 +193,7 @@ def _negate(_ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
 
 
 def _add_kind(kind: str, help_text: str, *options: Decorator, source: str | None = "input") -> None:
-    """Add a kind whose options are the arguments of the converter `from_KIND`.
-
-    Parameters
-    ----------
-    source : str, optional
-        Name of the argument before OUTPUT; None for a kind that has no input.
-    """
+    """Add a kind whose options are the arguments of the converter `from_KIND`."""
 
     @command.command(name=kind, help=help_text)
     @together(

@@ -60,15 +60,7 @@ class Trained:
 
 
 def run_demo(session: Session, directory: str, *, scale: int, epochs: int, seed: int) -> None:
-    """Convert, inspect, train, and print the report.
-
-    Parameters
-    ----------
-    directory : str
-        Where the store is made; created if need be.
-    scale : int
-        The graph has 2^scale nodes.
-    """
+    """Convert, inspect, train, and print the report."""
     seconds: dict[str, float] = {}
     path = _output(directory)
     session.say(f"Making a graph of 2^{scale} nodes and converting it into {path} ...")
@@ -150,11 +142,7 @@ def _document(
 
 
 def _anonymous_bytes() -> int:
-    """Return the resident memory of this process that belongs to no file.
-
-    The resident size also counts pages of mapped files, which the kernel drops when memory is
-    short; anonymous memory is what training really needs.
-    """
+    """Return the resident memory of this process that belongs to no file."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024

@@ -58,21 +58,12 @@ class Mlp(torch.nn.Module):
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of training one model.
-
-    Attributes
-    ----------
-    test_accuracy : float
-        Share of test nodes that are classified correctly, 0 to 1.
-    seconds : float
-        Training and testing together.
-    stats : LoaderStats or None
-        Statistics of the training loader; None for a model without one.
-    """
+    """Result of training one model."""
 
     model: str
-    test_accuracy: float
-    seconds: float
+    test_accuracy: float  # share of test nodes that are classified correctly, 0 to 1
+    seconds: float  # training and testing together
+    # Statistics of the training loader; None for a model without one.
     stats: LoaderStats | None = None
 
 
@@ -153,8 +144,8 @@ def train_mlp(
 def shuffled_features(store: GraphStore, seed: int) -> Callable[[Data], Data]:
     """Return a transform that gives every node the features of another, always the same one.
 
-    A model that still scores well under it learns from something other than the features:
-    the control that tells a working loader from one that delivers rows of the wrong nodes.
+    A model that still scores well under it learns from something other than the features: the
+    control that tells a working loader from one that delivers rows of the wrong nodes.
     """
     other = torch.from_numpy(np.random.default_rng(seed).permutation(store.num_nodes))
 

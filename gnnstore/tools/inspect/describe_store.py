@@ -145,13 +145,7 @@ def describe_files(reader: StoreReader, spec: AttributeSpec) -> list[dict[str, A
 
 
 def find_array(reader: StoreReader, wanted: str) -> AttributeSpec:
-    """Return the array with this path, or with this name where only one has it.
-
-    Raises
-    ------
-    NotFoundError
-        If there is none, or several; the message lists the paths.
-    """
+    """Return the array with this path, or with this name where only one has it."""
     arrays = reader.schema.arrays()
     found = [spec for spec in arrays if spec.path == wanted.strip("/")]
     found = found or [spec for spec in arrays if spec.name == wanted]

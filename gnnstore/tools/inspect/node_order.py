@@ -25,36 +25,21 @@ _PIECE_RUNS = 2**18
 
 @dataclass(frozen=True)
 class OrderSaving:
-    """The bytes that a pass over a table reads for the rows that batches need.
+    """The bytes that a pass over a table reads for the rows that batches need."""
 
-    Attributes
-    ----------
-    table : str
-        The widest paged attribute of nodes, by its path.
-    table_bytes : int
-        Its pages.
-    read_bytes, ordered_bytes : int
-        Bytes that a pass reads now, gaps included that cost less than a read of their own; and
-        those that it would read if the needed rows lay in front of the others.
-    needed_share : float
-        Rows that are needed, among all.
-    """
-
-    table: str
-    table_bytes: int
+    table: str  # the widest paged attribute of nodes, by its path
+    table_bytes: int  # its pages
+    # Bytes that a pass reads now, gaps included that cost less than a read of their own; and those
+    # that it would read if the needed rows lay in front of the others.
     read_bytes: int
+    # Bytes that a pass reads now, gaps included that cost less than a read of their own; and those
+    # that it would read if the needed rows lay in front of the others.
     ordered_bytes: int
-    needed_share: float
+    needed_share: float  # rows that are needed, among all
 
     @classmethod
     def of(cls, reader: StoreReader, needed: npt.NDArray[np.bool_]) -> Self | None:
-        """Estimate it for a store; None if no attribute of nodes lies in pages.
-
-        Parameters
-        ----------
-        needed : ndarray of bool [N]
-            Which rows batches may need.
-        """
+        """Estimate it for a store; None if no attribute of nodes lies in pages."""
         spec = _widest(reader)
         if spec is None or not len(needed):
             return None

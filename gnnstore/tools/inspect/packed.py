@@ -91,26 +91,22 @@ def _describe_segments(plan: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class PlanRows:
-    """Counts of one plan with S batches in all, B in each epoch.
+    """Counts of one plan with S batches in all, B in each epoch."""
 
-    Attributes
-    ----------
-    needed, missed, packed : ndarray of int64 [S]
-        Rows of each batch; those among them that miss the cache; those in its packed chunk.
-        Where batches share rows on disk, a chunk has fewer rows than were missed.
-    ages : ndarray of int64 [B]
-        Number of rows by reuse distance, in batches; at 0, rows that no earlier batch of the
-        epoch needed. An epoch begins with an empty cache.
-    num_slots : int
-        Capacity of the cache in rows.
-    """
-
+    # int64 [S]: rows of each batch; those among them that miss the cache; those in its packed
+    # chunk.
     needed: npt.NDArray[np.int64]
+    # int64 [S]: rows of each batch; those among them that miss the cache; those in its packed
+    # chunk.
     missed: npt.NDArray[np.int64]
+    # int64 [S]: rows of each batch; those among them that miss the cache; those in its packed
+    # chunk.
     packed: npt.NDArray[np.int64]
+    # int64 [B]: number of rows by reuse distance, in batches; at 0, rows that no earlier batch of
+    # the epoch needed.
     ages: npt.NDArray[np.int64]
     batches_per_epoch: int
-    num_slots: int
+    num_slots: int  # capacity of the cache in rows
 
     def to_json(self) -> dict[str, Any]:
         """Return the counts as JSON values."""
@@ -123,15 +119,7 @@ class PlanRows:
 
 
 def scan_plan(reader: PackedReader, progress: Progress) -> PlanRows:
-    """Count rows from the records of a plan, in one pass and 4 bytes per node; reads no row.
-
-    Raises
-    ------
-    CorruptStoreError
-        If a record is damaged; the message names the batch.
-    StorageError
-        If it cannot be read.
-    """
+    """Count rows from the records of a plan, in one pass and 4 bytes per node; reads no row."""
     from gnnstore.features.packed.saved import SavedPlan  # noqa: PLC0415 - engines, on demand
 
     manifest = reader.manifest

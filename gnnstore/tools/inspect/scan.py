@@ -67,20 +67,12 @@ def scan_array(
 
 @dataclass(frozen=True)
 class Degrees:
-    """Degree distributions of a graph.
-
-    Attributes
-    ----------
-    num_isolated : int
-        Nodes without any edge.
-    saving : OrderSaving or None
-        Bytes that the order by degree would save.
-    """
+    """Degree distributions of a graph."""
 
     inward: DegreeDistribution
     outward: DegreeDistribution
-    num_isolated: int
-    saving: OrderSaving | None
+    num_isolated: int  # nodes without any edge
+    saving: OrderSaving | None  # bytes that the order by degree would save
 
     def stats(self) -> dict[str, Any]:
         """Return the statistics that `gnnstore inspect --stats` shows, as JSON values."""
@@ -95,15 +87,7 @@ class Degrees:
 
 
 def count_degrees(reader: StoreReader, progress: Progress) -> Degrees:
-    """Count degrees, in a few megabytes and 5 bytes per node.
-
-    Raises
-    ------
-    UsageError
-        If the graph has several types of nodes or edges.
-    CorruptStoreError
-        If its topology is damaged.
-    """
+    """Count degrees, in a few megabytes and 5 bytes per node."""
     edge, num_nodes = reader.schema.edge, reader.schema.node.num_nodes
     is_isolated = np.ones(num_nodes, np.bool_)
     inward = DegreeDistribution.of_blocks(_in_degrees(reader, is_isolated, progress))

@@ -140,13 +140,7 @@ def _memory() -> dict[str, int | None]:
 
 
 def describe_filesystem(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return facts about the file system that holds `path`.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such file or directory.
-    """
+    """Return facts about the file system that holds `path`."""
     place = Path(path)
     if not place.exists():
         raise NotFoundError(f"{place}: no such file or directory", path=place)
@@ -204,15 +198,7 @@ def _rotational(place: Path) -> bool | None:
 
 
 def describe_engines(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Try each engine on a file at `path`: a store's own, or one that is made for it.
-
-    Returns
-    -------
-    dict
-        "forced": what the environment variable says, or None; "probes": a list with "name",
-        "is_available", "detail" and "remedy" for each engine, or None where there is no file
-        to read and none can be made.
-    """
+    """Try each engine on a file at `path`: a store's own, or one that is made for it."""
     return {
         "forced": os.environ.get(ENVIRONMENT_VARIABLE) or None,
         "probes": _probe(Path(path)),

@@ -41,19 +41,11 @@ _DRAWN_SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 
 @dataclass(frozen=True, eq=False)
 class _Disk:
-    """The tables whose rows are read from disk, and how they are read.
-
-    Attributes
-    ----------
-    arrays : tuple of PagedArray
-    reads : TableReads
-    profile : DeviceProfile or None
-        Measurements, unless they were made through the page cache.
-    """
+    """The tables whose rows are read from disk, and how they are read."""
 
     arrays: tuple[PagedArray, ...]
     reads: TableReads
-    profile: DeviceProfile | None
+    profile: DeviceProfile | None  # measurements, unless they were made through the page cache
 
     @classmethod
     def of(cls, store: GraphStore) -> Self:
@@ -86,24 +78,7 @@ def plan_caches(
     disk_bytes: int | None = None,
     strategies: tuple[str, ...] | None = None,
 ) -> int:
-    """Sample, compare, draw, print, and return the exit status.
-
-    Parameters
-    ----------
-    seeds_asked : SeedOptions
-        The seeds of batches.
-    caches : tuple of float or int, optional
-        Sizes of caches: shares of the rows (float) or bytes (int).
-    memory_bytes, disk_bytes : int, optional
-        Budgets that strategies are predicted within.
-    strategies : tuple of str, optional
-        Names of candidates to predict; None: all.
-
-    Raises
-    ------
-    GnnstoreError
-        If the store or the split is not there, or holds nothing to plan.
-    """
+    """Sample, compare, draw, print, and return the exit status."""
     store = open_store(path)
     _Disk.of(store)  # before the disk is measured, if there is nothing to read from it
     sizes = caches or (_SHARES if plot_file is None else _DRAWN_SHARES)

@@ -50,26 +50,7 @@ def pack_plan(
     resume: bool,
     **settings: Any,
 ) -> None:
-    """Estimate, check, pack, and print what was made.
-
-    Parameters
-    ----------
-    seeds_asked : SeedOptions
-        The seeds of batches.
-    of_links : Mapping
-        Options of links that batches show: files of weights and labels, and names of attributes.
-    **settings
-        Of `PlanSettings`, as they are.
-
-    Raises
-    ------
-    UsageError
-        If neither a name nor an output is given, or both are.
-    BudgetError, NoSpaceError
-        If memory or disk do not suffice; nothing has been written then, if that could be told.
-    GnnstoreError
-        As of `PlanPacker`.
-    """
+    """Estimate, check, pack, and print what was made."""
     if (name is None) == (output is None):
         raise UsageError("give the plan a --name in the store, or an --output elsewhere")
     store = open_store(path)

@@ -48,13 +48,7 @@ def plan_partitions(
     memory_bytes: int | None,
     plot_file: Path | None,
 ) -> int:
-    """Find the sizes that fit, draw, print, and return the exit status.
-
-    Raises
-    ------
-    GnnstoreError
-        If the store is not there, has no rows to hold in a buffer, or nothing fits.
-    """
+    """Find the sizes that fit, draw, print, and return the exit status."""
     store = open_store(path)
     contents = _contents(store, embedding_dim)
     budget = MemoryBudget.of(memory_bytes)

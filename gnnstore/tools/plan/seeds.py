@@ -24,24 +24,7 @@ _ALL = "all"
 def choose_seeds(
     store: GraphStore, config: SamplingConfig, asked: SeedOptions, **more: Any
 ) -> tuple[dict[str, str | None], InputNodes | Links]:
-    """Return the seeds of batches: by name, as "input_nodes" or as "links", and themselves.
-
-    Parameters
-    ----------
-    asked : SeedOptions
-        By default the split "train" of nodes, or else all nodes.
-    **more
-        Of `LinkNeighborLoader` and its negatives; files in place of arrays.
-
-    Raises
-    ------
-    NotFoundError
-        If a split or a file does not exist.
-    UsageError
-        If a split of nodes is empty, or the options of links contradict one another.
-    InputError
-        If a file does not hold edges of this graph.
-    """
+    """Return the seeds of batches: by name, as "input_nodes" or as "links", and themselves."""
     more = {option: _read_if_file(value) for option, value in more.items() if value}
     if asked.links is not None:
         edges = None if asked.links == _ALL else _read_if_file(asked.links)

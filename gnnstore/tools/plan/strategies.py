@@ -29,33 +29,17 @@ _MOST_SHARE = 1.1
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """Options of a prediction.
-
-    Attributes
-    ----------
-    store : GraphStore
-    config : SamplingConfig
-    seeds : SeedSource
-    batch_size : int
-    num_threads : int
-        Threads that would prepare batches.
-    memory_bytes, disk_bytes : int or None
-        Budgets; None: the defaults of a loader.
-    candidates : tuple of Candidate
-        Strategies to predict.
-    draws_curve : bool
-        Whether to predict for other budgets, too.
-    """
+    """Options of a prediction."""
 
     store: GraphStore
     config: SamplingConfig
     seeds: SeedSource
     batch_size: int
-    num_threads: int
-    memory_bytes: int | None
-    disk_bytes: int | None
-    candidates: tuple[Candidate, ...]
-    draws_curve: bool
+    num_threads: int  # threads that would prepare batches
+    memory_bytes: int | None  # budgets; None: the defaults of a loader
+    disk_bytes: int | None  # budgets; None: the defaults of a loader
+    candidates: tuple[Candidate, ...]  # strategies to predict
+    draws_curve: bool  # whether to predict for other budgets, too
 
     def spec(self, memory_bytes: int | None) -> LoaderSpec:
         """Return the specification of a loader with `strategy="auto"`."""
@@ -72,13 +56,7 @@ class Asked:
 
 
 def predict_strategies(asked: Asked, progress: Progress) -> dict[str, Any]:
-    """Measure the disk if it was not, sample, and predict.
-
-    Returns
-    -------
-    dict
-        JSON values, for the document of `gnnstore plan`.
-    """
+    """Measure the disk if it was not, sample, and predict."""
     spec = asked.spec(asked.memory_bytes)
     try:
         placement = place_for(spec, STATIC)

@@ -34,24 +34,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class TracedEpoch:
-    """The first batches of an epoch.
+    """The first batches of an epoch."""
 
-    Attributes
-    ----------
-    epoch_batches : int
-        Batches of the whole epoch.
-    trace : Trace
-        Nodes of the sampled batches.
-    scores : dict of str to ndarray of uint8 or uint32 [N]
-        Scores of nodes for static caches; "frequency" comes from other batches than these.
-    seconds : float
-        Duration of sampling.
-    """
-
-    epoch_batches: int
-    trace: Trace
+    epoch_batches: int  # batches of the whole epoch
+    trace: Trace  # nodes of the sampled batches
+    # dict of str to ndarray of uint8 or uint32 [N]: scores of nodes for static caches; "frequency"
+    # comes from other batches than these.
     scores: dict[Score, npt.NDArray[Any]]
-    seconds: float
+    seconds: float  # duration of sampling
 
 
 def load_topology(

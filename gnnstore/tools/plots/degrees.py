@@ -15,18 +15,7 @@ if TYPE_CHECKING:
 
 
 def draw_degrees(name: str, degrees: Degrees, file: Path) -> Path:
-    """Plot the share of nodes with at least each in-degree and out-degree, as a PNG.
-
-    Parameters
-    ----------
-    name : str
-        Name of the store, for the title.
-
-    Raises
-    ------
-    StorageError
-        If the file cannot be written.
-    """
+    """Plot the share of nodes with at least each in-degree and out-degree, as a PNG."""
     figure, (axes,) = new_axes(1, 7)
     for line, (direction, found) in enumerate((("in", degrees.inward), ("out", degrees.outward))):
         label = (
@@ -47,13 +36,7 @@ def draw_degrees(name: str, degrees: Degrees, file: Path) -> Path:
 
 
 def draw_comparison(comparison: DegreeComparison, file: Path) -> Path:
-    """Plot the share of nodes with at least each in-degree, before and after, as a PNG.
-
-    Raises
-    ------
-    StorageError
-        If the file cannot be written.
-    """
+    """Plot the share of nodes with at least each in-degree, before and after, as a PNG."""
     before, after = comparison.before, comparison.after
     figure, (plain, scaled) = new_axes(2, 10)
     for line, (name, found) in enumerate((("seed", before), ("expanded", after))):

@@ -21,13 +21,7 @@ def speed(bytes_per_second: float) -> str:
 
 
 def draw_profile(profile: DeviceProfile, file: Path) -> Path:
-    """Plot reads per second and bandwidth over the queue depth, as a PNG.
-
-    Raises
-    ------
-    StorageError
-        If the file cannot be written.
-    """
+    """Plot reads per second and bandwidth over the queue depth, as a PNG."""
     figure, (reads, bandwidth) = new_axes(2, 10)
     blocks = sorted(profile.random_reads_per_second.items())
     for (block, rates), (colour, marker) in zip(blocks, LINES, strict=False):

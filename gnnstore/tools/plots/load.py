@@ -28,18 +28,7 @@ _NAMES = {"reading": "reading rows", "other": "none of these"}
 
 
 def draw_load(document: Mapping[str, Any], file: Path) -> Path:
-    """Plot the time of an epoch by strategy, and the shares of its stages, as a PNG.
-
-    Parameters
-    ----------
-    document : mapping
-        The output of `gnnstore bench load --json`.
-
-    Raises
-    ------
-    StorageError
-        If the file cannot be written.
-    """
+    """Plot the time of an epoch by strategy, and the shares of its stages, as a PNG."""
     found = [item for item in document["strategies"] if item["rounds"]]
     height = 1.9 + 0.42 * len(found)
     figure, (times, shares) = new_axes(2, 10, height, sharey=True, width_ratios=(3, 2))

@@ -23,18 +23,7 @@ _LINES = (
 
 
 def draw_packed(name: str, rows: PlanRows, file: Path) -> Path:
-    """Plot the rows of each batch, and the reuse distances of rows, as a PNG.
-
-    Parameters
-    ----------
-    name : str
-        Name of the plan, for the title.
-
-    Raises
-    ------
-    StorageError
-        If the file cannot be written.
-    """
+    """Plot the rows of each batch, and the reuse distances of rows, as a PNG."""
     figure, (by_batch, reuse) = new_axes(2, 10)
     _draw_rows(by_batch, rows)
     _draw_reuse(reuse, rows)

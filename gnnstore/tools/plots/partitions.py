@@ -11,18 +11,7 @@ from gnnstore.tools.plots.pictures import LINES, new_axes, save_picture
 
 
 def draw_partitions(document: Mapping[str, Any], file: Path) -> Path:
-    """Plot the Edge Permutation Bias over the seconds of an epoch's reads and writes, as a PNG.
-
-    Parameters
-    ----------
-    document : mapping
-        The output of `gnnstore plan --partitions --json`.
-
-    Raises
-    ------
-    StorageError
-        If the file cannot be written.
-    """
+    """Plot the Edge Permutation Bias over the seconds of an epoch's reads and writes, as a PNG."""
     figure, (axes,) = new_axes(1, 7)
     orders = list(dict.fromkeys(one["order"] for one in document["sizes"]))
     for order, (colour, marker) in zip(orders, cycle(LINES), strict=False):

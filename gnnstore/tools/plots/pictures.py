@@ -43,15 +43,7 @@ def draw_into(
 
 
 def check_picture(file: Path) -> None:
-    """Check that a plot can be drawn, before work that may take hours.
-
-    Raises
-    ------
-    UsageError
-        If matplotlib is not installed.
-    NotFoundError, UsageError
-        If there is no directory to write into.
-    """
+    """Check that a plot can be drawn, before work that may take hours."""
     try:
         import matplotlib.figure  # noqa: F401, PLC0415 - optional, and slow to import
     except ImportError as error:
@@ -101,13 +93,7 @@ def legend_below(figure: Figure, axes: Axes, **options: Any) -> None:
 
 
 def save_picture(figure: Figure, file: Path, title: str) -> Path:
-    """Add a title, and write the figure once it is drawn: as SVG if the file is named so, or PNG.
-
-    Raises
-    ------
-    StorageError
-        If the file cannot be written.
-    """
+    """Add a title and write the figure, as SVG or PNG by the file's suffix."""
     figure.suptitle(title, fontsize=10)
     picture = io.BytesIO()
     if file.suffix == ".svg":

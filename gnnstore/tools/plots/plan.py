@@ -20,18 +20,7 @@ if TYPE_CHECKING:
 
 
 def draw_plan(document: Mapping[str, Any], file: Path) -> Path:
-    """Plot the rows read over the cache size, and predicted times over memory, as a PNG.
-
-    Parameters
-    ----------
-    document : mapping
-        The output of `gnnstore plan --json`.
-
-    Raises
-    ------
-    StorageError
-        If the file cannot be written.
-    """
+    """Plot the rows read over the cache size, and predicted times over memory, as a PNG."""
     times = _times(document["predictions"])
     # Single points would compare nothing.
     is_curve = any(len(points) > 1 for points in times.values())

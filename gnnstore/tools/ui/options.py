@@ -23,15 +23,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
-    """A type of option whose text is parsed by a function.
-
-    Parameters
-    ----------
-    name : str
-        Shown by `--help` in place of a value.
-    parse : callable
-        Takes the text and the option's name; raises UsageError for a bad value.
-    """
+    """A type of option whose text is parsed by a function."""
 
     def __init__(self, name: str, parse: Callable[[str, str], Any]) -> None:
         self.name = name
@@ -136,20 +128,12 @@ def plot_option(help_text: str) -> Decorator:
 
 @dataclass(frozen=True)
 class SeedOptions:
-    """The seeds of batches, as given on the command line.
+    """The seeds of batches, as given on the command line."""
 
-    Attributes
-    ----------
-    input_nodes : str or None
-        A split of nodes, or "all"; None: the default.
-    links : str or None
-        "all" edges, an edge split, or a file; None: batches start from nodes.
-    neg_sampling : dict or None
-        Mode and amount; like the rest, as of `LinkNeighborLoader`.
-    """
-
-    input_nodes: str | None = None
+    input_nodes: str | None = None  # a split of nodes, or "all"; None: the default
+    # "all" edges, an edge split, or a file; None: batches start from nodes.
     links: str | None = None
+    # Mode and amount; like the rest, as of `LinkNeighborLoader`.
     neg_sampling: dict[str, Any] | None = None
     neg_side: str | None = None
     shared_negatives: int | None = None
@@ -210,15 +194,7 @@ def _seeds_together(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def refuse_given(is_refused: Callable[[str], bool], problem: str) -> None:
-    """Refuse options of the running command that somebody has given and nothing would read.
-
-    Parameters
-    ----------
-    is_refused : callable
-        Says so of an option, by the name of its parameter.
-    problem : str
-        Said after the option's name.
-    """
+    """Refuse options of the running command that somebody has given and nothing would read."""
     context = click.get_current_context()
     for param in context.command.params:
         name = str(param.name)

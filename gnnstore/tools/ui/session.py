@@ -69,10 +69,7 @@ class Session:
             click.echo(self.in_flags(message), err=True)
 
     def in_flags(self, message: str) -> str:
-        """Return a message of the library with `--memory 1GB` for `memory=1GB`.
-
-        So its reader has typed it. Paths stay, such as those of directories called seed=1.
-        """
+        """Return a message of the library with `--memory 1GB` for `memory=1GB`."""
 
         def flag(found: re.Match[str]) -> str:
             name, value = found.groups()
@@ -97,8 +94,7 @@ def open_streams() -> None:
     """Make the standard streams safe to print anything on.
 
     Streams that the parent process has closed are opened on the null device: otherwise opened files
-    would take their descriptors, and receive the output. Characters of a path that the encoding
-    lacks are escaped.
+    would take their descriptors, and receive the output.
     """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:

@@ -46,15 +46,7 @@ def print_table(
     right: Iterable[str] = (),
     optional: Iterable[str] = (),
 ) -> None:
-    """Print rows under a header.
-
-    Parameters
-    ----------
-    right : iterable of str
-        Columns that are aligned to the right.
-    optional : iterable of str
-        Columns that a narrow terminal goes without, the first of them first.
-    """
+    """Print rows under a header."""
     kept, numeric = list(range(len(columns))), set(right)
     cells = [[str(cell) for cell in row] for row in rows]
     table = _table(console, columns, cells, kept, numeric)

@@ -18,13 +18,7 @@ _LISTS = ("num_nodes_list", "num_edges_list")
 
 
 def convert_binary(writer: GraphWriter, raw: Path, *, add_inverse_edge: bool) -> RawEdges:
-    """Read `raw/` of the binary layout into a writer, and return its edges.
-
-    Raises
-    ------
-    NotFoundError, InputError
-        Naming the archive and the member.
-    """
+    """Read `raw/` of the binary layout into a writer, and return its edges."""
     path = raw / "data.npz"
     members = open_npz(path)
     num_nodes = _read_count(members, path, "num_nodes_list")

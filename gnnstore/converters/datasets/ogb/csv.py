@@ -25,13 +25,7 @@ _ENDING = ".csv.gz"
 
 
 def convert_csv(writer: GraphWriter, raw: Path, *, add_inverse_edge: bool) -> RawEdges:
-    """Read `raw/` of the text layout into a writer, and return its edges.
-
-    Raises
-    ------
-    NotFoundError, InputError
-        Naming the file and the line.
-    """
+    """Read `raw/` of the text layout into a writer, and return its edges."""
     num_nodes = _read_count(raw / "num-node-list.csv.gz", "nodes")
     num_edges = _read_count(raw / "num-edge-list.csv.gz", "edges")
     writer.set_num_nodes(num_nodes)

@@ -36,21 +36,12 @@ Pair = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class RawEdges:
-    """The edges of `raw/`.
-
-    Attributes
-    ----------
-    num_edges : int
-        E.
-    pairs : callable
-        Reads sources and targets from the first edge on, some at a time.
-    attributes : Mapping of str to ArraySource [E, ...]
-        Their attributes, by their names in the store.
-    """
+    """The edges of `raw/`."""
 
     num_edges: int
+    # Reads sources and targets from the first edge on, some at a time.
     pairs: Callable[[], Iterable[Pair]]
-    attributes: Mapping[str, ArraySource]
+    attributes: Mapping[str, ArraySource]  # their attributes, by their names in the store
 
 
 @dataclass(frozen=True)
@@ -67,15 +58,7 @@ class LinkSplit:
 
 
 def open_link_splits(directory: Path) -> dict[str, LinkSplit] | None:
-    """Open the edges to predict of a directory of `split/`; None if it has splits of nodes.
-
-    Raises
-    ------
-    NotFoundError
-        If the file of a split is not there.
-    InputError
-        If a file holds anything but arrays, or other ones than a split has.
-    """
+    """Open the edges to predict of a directory of `split/`; None if it has splits of nodes."""
     paths = {name: [directory / f"{name}{ending}" for ending in _ENDINGS] for name in SPLITS}
     there = {name: [path for path in found if path.exists()] for name, found in paths.items()}
     files = {name: found[0] for name, found in there.items() if found}
@@ -103,21 +86,7 @@ def set_link_splits(
     *,
     edges_are_as_given: bool,
 ) -> None:
-    """Write the edges to predict into a writer.
-
-    Parameters
-    ----------
-    edges : RawEdges
-        The edges of the graph. If those to train on are the same, with the same attributes, they
-        are not stored twice.
-    edges_are_as_given : bool
-        Whether the store's edges are exactly these: none is added or dropped.
-
-    Raises
-    ------
-    InputError
-        If arrays are no lists of nodes, or not of one length.
-    """
+    """Write the edges to predict into a writer."""
     for name, split in splits.items():
         if name == "train" and edges_are_as_given and _is_graph(split, edges):
             continue

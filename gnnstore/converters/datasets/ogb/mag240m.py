@@ -41,13 +41,7 @@ def input_files(root: Path) -> list[Path]:
 
 
 def convert_mag240m(writer: GraphWriter, root: Path) -> None:
-    """Read the papers and their citations into a writer.
-
-    Raises
-    ------
-    NotFoundError, InputError
-        Naming the file.
-    """
+    """Read the papers and their citations into a writer."""
     citations = root / _CITATIONS
     if not citations.exists():
         raise NotFoundError(f"{root}: {_CITATIONS} is not there", path=citations)

@@ -28,13 +28,7 @@ def open_split_file(path: Path) -> Arrays:
 
 
 def set_splits(writer: GraphWriter, path: Path) -> None:
-    """Read all splits of a file into a writer.
-
-    Raises
-    ------
-    InputError
-        If the file holds anything but arrays of integers, or they name no nodes.
-    """
+    """Read all splits of a file into a writer."""
     for name, ids in open_split_file(path).items():
         if isinstance(ids, Mapping):
             raise InputError(f"{path}: {name} is a dict; expected the ids of nodes", path=path)

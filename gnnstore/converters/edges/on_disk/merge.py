@@ -49,23 +49,7 @@ class _Merged:
 
 
 class SpilledEdges:
-    """A finished adjacency in sorted runs on disk, as `BuiltEdges`.
-
-    Parameters
-    ----------
-    parts : list of SpilledPart
-        All edges of the input, in order.
-    rules : EdgeRules
-        The rules of the conversion; dropped self-loops are not in the runs.
-    num_nodes : int
-        N.
-    memory_bytes : int
-        The most to use while merging.
-    directory : Path
-        Where the runs lie.
-    journal : Journal, optional
-        Is told before the runs are deleted.
-    """
+    """A finished adjacency in sorted runs on disk, as `BuiltEdges`."""
 
     def __init__(
         self,

@@ -23,25 +23,14 @@ WINDOW_RECORDS = 2**12
 
 @dataclass(frozen=True)
 class Boundary:
-    """The first record of a range.
+    """The first record of a range."""
 
-    Attributes
-    ----------
-    target, source : int
-        The ends of its first record.
-    places : tuple of int
-        For each run, its first record at or behind the boundary.
-    is_record : bool
-        False: no record lies at the boundary, it stands before all of the target's.
-    repeats : bool
-        Whether a record before the boundary has the same ends.
-    """
-
-    target: int
-    source: int
-    places: tuple[int, ...]
+    target: int  # the ends of its first record
+    source: int  # the ends of its first record
+    places: tuple[int, ...]  # for each run, its first record at or behind the boundary
+    # False: no record lies at the boundary, it stands before all of the target's.
     is_record: bool = False
-    repeats: bool = False
+    repeats: bool = False  # whether a record before the boundary has the same ends
 
     @property
     def first_loop(self) -> int:
@@ -75,17 +64,7 @@ class Range:
 def plan_ranges(
     runs: Sequence[EdgeRun], num_nodes: int, max_records: int, max_columns: int
 ) -> Iterator[Range]:
-    """Yield ranges that together hold everything, in order.
-
-    Parameters
-    ----------
-    runs : sequence of EdgeRun
-        In the order in which equal edges are to stand.
-    max_records : int
-        Records of a range. It is kept, as long as it is at least 512 for each run.
-    max_columns : int
-        Columns of a range.
-    """
+    """Yield ranges that together hold everything, in order."""
     begin = Boundary(0, 0, (0,) * len(runs))
     is_first = True
     for end in _boundaries(runs, num_nodes, max_records):

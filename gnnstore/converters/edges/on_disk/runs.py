@@ -38,33 +38,15 @@ _COPY_BYTES = 2**20  # pieces in which positions are looked at and attribute row
 
 @dataclass(frozen=True)
 class EdgeRun:
-    """A sorted run of edges in files.
+    """A sorted run of edges in files."""
 
-    Attributes
-    ----------
-    stem : str
-        Path of its files, without their endings.
-    num_records : int
-        Edges in it.
-    record_bytes : int
-        12 or 24.
-    first_position : int
-        Position in the input of the edge at position 0 of the part.
-    is_reverse : bool
-        Whether it holds the reverses of the part's edges.
-    in_place : bool
-        Whether its edges came sorted, and none is missing between them.
-    num_attributes : int
-        Attribute files.
-    """
-
-    stem: str
-    num_records: int
-    record_bytes: int
-    first_position: int
-    is_reverse: bool
-    in_place: bool
-    num_attributes: int
+    stem: str  # path of its files, without their endings
+    num_records: int  # edges in it
+    record_bytes: int  # 12 or 24
+    first_position: int  # position in the input of the edge at position 0 of the part
+    is_reverse: bool  # whether it holds the reverses of the part's edges
+    in_place: bool  # whether its edges came sorted, and none is missing between them
+    num_attributes: int  # attribute files
 
     @property
     def records_path(self) -> str:
@@ -101,27 +83,14 @@ class EdgeRun:
 
 @dataclass(frozen=True)
 class SpilledPart:
-    """The runs of one part of the input, with what a later attempt must know of it.
+    """The runs of one part of the input, with what a later attempt must know of it."""
 
-    Attributes
-    ----------
-    num_edges : int
-        Edges of the input in it.
-    max_id : int
-        The largest id in it.
-    attributes : tuple of (str, str, list of int)
-        Name, NumPy type and row shape of each attribute.
-    runs : tuple of EdgeRun
-        One; two if reverse edges are added.
-    crcs : tuple of int
-        crc32c of each file, run by run.
-    """
-
-    num_edges: int
-    max_id: int
+    num_edges: int  # edges of the input in it
+    max_id: int  # the largest id in it
+    # Name, NumPy type and row shape of each attribute.
     attributes: tuple[tuple[str, str, tuple[int, ...]], ...]
-    runs: tuple[EdgeRun, ...]
-    crcs: tuple[int, ...]
+    runs: tuple[EdgeRun, ...]  # one; two if reverse edges are added
+    crcs: tuple[int, ...]  # crc32c of each file, run by run
 
     def is_sound(self) -> bool:
         """Return whether all files have the checksums that they were written with."""
@@ -147,13 +116,7 @@ class SpilledPart:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> SpilledPart:
-        """Return the part of a journal's record.
-
-        Raises
-        ------
-        CorruptStoreError
-            If it is not one that `to_json` makes.
-        """
+        """Return the part of a journal's record."""
         fields = Fields(record, "journal", "run")
         found = cls(
             fields.integer("num_edges"),
@@ -215,15 +178,7 @@ def spill_bytes_per_edge(rules: EdgeRules, record_bytes: int, attribute_bytes: i
 def write_part(
     stem: Path, buffer: EdgeBuffer, num_edges: int, rules: EdgeRules, num_threads: int
 ) -> SpilledPart:
-    """Sort the first edges of a buffer and write them, durably; they stay in the buffer.
-
-    Memory is twice the records of the part. The files' names begin with `stem`.
-
-    Raises
-    ------
-    StorageError
-        If the operating system refuses.
-    """
+    """Sort the first edges of a buffer and write them, durably; they stay in the buffer."""
     record_bytes = record_bytes_for(buffer.max_id)
     first = buffer.num_seen - buffer.num_edges
     attributes = buffer.attributes or {}

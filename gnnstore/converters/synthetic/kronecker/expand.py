@@ -199,39 +199,21 @@ def _write_edges(writer: GraphWriter, graph: StoreInput, expander: EdgeExpander)
 
 @dataclass(frozen=True)
 class EdgeCopies:
-    """The copies of consecutive edges of the seed.
+    """The copies of consecutive edges of the seed."""
 
-    Attributes
-    ----------
-    first, last : int
-        They are copies of edges first, ..., last - 1.
-    parents : ndarray of int64, shape [k]
-        Which of these each is a copy of, counted from 0.
-    sources, targets : ndarray of int32 or int64, shape [k]
-    """
-
-    first: int
-    last: int
+    first: int  # they are copies of edges first, ..., last - 1
+    last: int  # they are copies of edges first, ..., last - 1
+    # int64, shape [k]: which of these each is a copy of, counted from 0.
     parents: npt.NDArray[np.int64]
-    sources: npt.NDArray[Any]
-    targets: npt.NDArray[Any]
+    sources: npt.NDArray[Any]  # int32 or int64, shape [k]
+    targets: npt.NDArray[Any]  # int32 or int64, shape [k]
 
 
 class EdgeExpander:
     """Turns edges of the seed into edges between copies.
 
-    Which pattern of blocks an edge gets is a hash of its two ends, whichever comes first, so
-    that both directions of an undirected edge get the same, one of them transposed. Of
-    parallel edges each gets its own.
-
-    Parameters
-    ----------
-    num_nodes : int
-        N of the seed.
-    factor : FactorGraph
-        The patterns.
-    seed : int
-        In [0, 2**64).
+    Which pattern of blocks an edge gets is a hash of its two ends, whichever comes first, so that
+    both directions of an undirected edge get the same, one of them transposed.
     """
 
     def __init__(self, num_nodes: int, factor: FactorGraph, seed: int) -> None:

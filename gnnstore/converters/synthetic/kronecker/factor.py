@@ -39,23 +39,7 @@ def derive_factor(
 ) -> FactorGraph:
     """Derive the factor graph from a seed graph.
 
-    Needs 2 bytes a node of the seed while it runs. A function of the arguments alone.
-
-    Parameters
-    ----------
-    num_copies : int
-        K, from 1 to MAX_FACTOR.
-    edge_factor : float
-        Edges for each edge of the seed, from K MIN_DEGREE_RATIO to K^2.
-    seed : int
-        In [0, 2**64).
-
-    Raises
-    ------
-    UsageError
-        If a parameter is out of range.
-    CorruptStoreError, StorageError
-        If the seed graph cannot be read.
+    Needs 2 bytes a node of the seed while it runs.
     """
     check_factor(num_copies, edge_factor)
     densities = np.ones((num_copies, num_copies))
@@ -86,12 +70,7 @@ def check_factor(num_copies: int, edge_factor: float) -> None:
 def group_densities(
     graph: StoreInput, num_groups: int, progress: Progress
 ) -> npt.NDArray[np.float64]:
-    """Return how many edges join groups of nodes, float64 [K, K], symmetric.
-
-    The groups come from linear deterministic greedy streaming partitioning (Stanton and
-    Kliot, KDD 2012), passed over several times (Nishimura and Ugander, KDD 2013): each node
-    joins the group of most of its neighbours, weighted by the room that is left there.
-    """
+    """Return how many edges join groups of nodes, float64 [K, K], symmetric."""
     groups = np.full(graph.num_nodes, num_groups, np.int16)  # num_groups: in none yet
     # A step decides on some nodes at once; were they many, all would rush to one group.
     step = max(1, min(_MAX_STEP_NODES, graph.num_nodes // (8 * num_groups)))
@@ -140,20 +119,8 @@ def _regroup(
 def balance(densities: npt.NDArray[np.float64], ratio: float) -> npt.NDArray[np.float64]:
     """Scale rows and columns until each sums to `ratio`, with no entry above 1.
 
-    The result is min(1, a_i X_ij b_j), where Sinkhorn's scaling alternates between the a and
-    the b; the closest to X in relative entropy of all that meet the conditions.
-
-    Parameters
-    ----------
-    densities : ndarray of float64, shape [K, K]
-        X: not negative.
-    ratio : float
-        In (0, K].
-
-    Returns
-    -------
-    ndarray of float64, shape [K, K]
-        Sums are exact to within 1e-12; every entry is above 0, and below 1 unless all are 1.
+    The result is min(1, a_i X_ij b_j), where Sinkhorn's scaling alternates between the a and the b;
+    the closest to X in relative entropy of all that meet the conditions.
     """
     size = len(densities)
     even = np.full((size, size), ratio / size)

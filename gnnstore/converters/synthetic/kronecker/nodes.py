@@ -36,14 +36,7 @@ def check_noise(feature_noise: float) -> None:
 def write_nodes(
     writer: GraphWriter, graph: StoreInput, num_copies: int, feature_noise: float | None, seed: int
 ) -> None:
-    """Write the attributes and splits of `num_copies` copies of the seed's nodes.
-
-    Parameters
-    ----------
-    feature_noise : float or None
-        Standard deviation of the noise on `x`, as a share of each column's own; None to leave
-        `x` out.
-    """
+    """Write the attributes and splits of `num_copies` copies of the seed's nodes."""
     for name, spec in graph.nodes.attributes.items():
         noise = None
         if name == "x":
@@ -58,17 +51,7 @@ def write_nodes(
 
 
 class Noise:
-    """Adds noise to features; a function of (seed, row, column), whatever comes at once.
-
-    Parameters
-    ----------
-    graph : StoreInput
-        Says how far the values of each column spread.
-    share : float
-        Standard deviation of the noise in units of the column's own.
-    seed : int
-        In [0, 2**64).
-    """
+    """Adds noise to features; a function of (seed, row, column), whatever comes at once."""
 
     def __init__(self, graph: StoreInput, spec: AttributeSpec, share: float, seed: int) -> None:
         self._dtype = spec.dtype
@@ -112,15 +95,7 @@ class Noise:
         return np.sqrt(np.maximum(0.0, squares / count - (sums / count) ** 2))
 
     def added(self, rows: npt.NDArray[Any], first: int) -> npt.NDArray[Any]:
-        """Return rows [k, ...] of the features with noise, in their own type.
-
-        Parameters
-        ----------
-        rows : ndarray [k, ...]
-            As stored; bfloat16 as its bits.
-        first : int
-            Number of the first of them in the expanded graph.
-        """
+        """Return rows [k, ...] of the features with noise, in their own type."""
         if self._is_exact or not rows.size:
             return rows
         out = np.empty_like(rows)

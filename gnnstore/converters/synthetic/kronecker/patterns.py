@@ -24,21 +24,15 @@ _RATIO_TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class FactorGraph:
-    """K x K probabilities as patterns: sets of blocks, one of which each edge is copied into.
-
-    Attributes
-    ----------
-    num_copies : int
-        K.
-    offsets : ndarray of int64, shape [2^b + 1]
-        Where the blocks of each pattern begin.
-    rows, columns : ndarray of int32, shape [offsets[-1]]
-        The blocks: an edge (u, v) becomes (copy row of u, copy column of v).
-    """
+    """K x K probabilities as patterns: sets of blocks, one of which each edge is copied into."""
 
     num_copies: int
-    offsets: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.int64]  # int64, shape [2^b + 1]: where the blocks of each pattern begin
+    # int32, shape [offsets[-1]]: the blocks: an edge (u, v) becomes (copy row of u, copy column of
+    # v).
     rows: npt.NDArray[np.int32]
+    # int32, shape [offsets[-1]]: the blocks: an edge (u, v) becomes (copy row of u, copy column of
+    # v).
     columns: npt.NDArray[np.int32]
 
     @property
@@ -59,10 +53,7 @@ class FactorGraph:
 
 
 def round_ratio(ratio: float, num_copies: int) -> tuple[int, float]:
-    """Return b and a ratio that is a multiple of 2^-b, and as good as the one given.
-
-    It differs by 1e-4 of itself, or by 0.2 % where it is below a tenth.
-    """
+    """Return b and a ratio that is a multiple of 2^-b, and as good as the one given."""
 
     def error(bits: int) -> float:
         exact = (1 << bits) * ratio
@@ -82,24 +73,7 @@ def round_ratio(ratio: float, num_copies: int) -> tuple[int, float]:
 def draw_patterns(
     probabilities: npt.NDArray[np.float64], ratio: float, bits: int, seed: int
 ) -> FactorGraph:
-    """Cut probabilities into 2^bits patterns.
-
-    A pattern is what is left of 2^44 P after it has been halved 44 times: a parallel class of
-    edges goes half to either side, and the odd ones are divided such that each node keeps
-    half of its own, rounded up or down. Of the first 44 - bits halvings one side is kept, of
-    the others both.
-
-    Parameters
-    ----------
-    probabilities : ndarray of float64, shape [K, K]
-        P, with rows and columns that sum to `ratio`.
-    ratio : float
-        A multiple of 2^-bits.
-    bits : int
-        b.
-    seed : int
-        In [0, 2**64).
-    """
+    """Cut probabilities into 2^bits patterns."""
     size = len(probabilities)
     counts = np.floor(probabilities * 2.0**_UNIT_BITS).astype(np.int64)
     total = round(ratio * 2**bits) << (_UNIT_BITS - bits)
@@ -139,21 +113,7 @@ class _Splitter:
         self._block = 0
 
     def halve(self, codes: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> list[_Counts]:
-        """Return two halves of a multigraph.
-
-        Parameters
-        ----------
-        codes : ndarray of int64, shape [k]
-            Edges: row * size + column; ascending.
-        counts : ndarray of int64, shape [k]
-            Number of times that each occurs.
-
-        Returns
-        -------
-        list of two (codes, counts)
-            Of n parallel edges, n / 2 are in either half, rounded up or down; likewise of the
-            edges of each row and column.
-        """
+        """Return two halves of a multigraph."""
         odd = np.flatnonzero(counts & 1)
         above = np.zeros(len(codes), bool)
         above[odd[self._tour(codes[odd])]] = True
@@ -167,9 +127,8 @@ class _Splitter:
     def _tour(self, codes: npt.NDArray[np.int64]) -> list[int]:
         """Return the edges that one half gets of a bipartite graph without parallel edges.
 
-        Nodes of odd degree are joined with one more node of the other side; all degrees are
-        then even, so the graph is a union of closed tours. A tour passes every node as often
-        from rows to columns as back, and one half gets the edges passed in one direction.
+        Nodes of odd degree are joined with one more node of the other side; all degrees are then
+        even, so the graph is a union of closed tours.
         """
         size, num_edges = self._size, len(codes)
         if not num_edges:
