@@ -39,8 +39,8 @@ from gnnstore.errors import BudgetError
 from gnnstore.graph.store import GraphStore
 from gnnstore.graph.topology import Topology
 from gnnstore.pipeline.lookahead.presample import Presampler
-from gnnstore.pipeline.seeds.nodes import resolve_input_nodes
 from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.seeds.nodes import resolve_input_nodes
 
 ORDERS = ("none", "degree", "frequency", "community")
 CACHED = 0.1

@@ -42,10 +42,10 @@ from torch_geometric.nn import GraphSAGE, SAGEConv
 import gnnstore
 from benchmarks.harness import parser, report
 from examples.train_knowledge_graph import ComplEx, loss_of, ranks_of
-from gnnstore.caching.partitions.sizes import Contents, places_bytes, sizes_of_partitions
 from gnnstore.converters import ConvertOptions, from_numpy, from_ogb, from_planted_kg, from_rmat
 from gnnstore.converters.partitions.partition import partition
 from gnnstore.evaluation import mrr
+from gnnstore.partitions.sizes import Contents, places_bytes, sizes_of_partitions
 
 IN_MEMORY = "in memory"
 SHARES = {"1/2": 0.5, "1/4": 0.25}

@@ -38,8 +38,8 @@ from benchmarks.parts import sequential
 from gnnstore.converters import from_rmat
 from gnnstore.converters.partitions.partition import partition
 from gnnstore.disk.profile.page_cache import drop_from_cache
-from gnnstore.features.tiers.partition import PartitionFiles
 from gnnstore.formats.partitions.reader import PartitionsReader, open_partitions
+from gnnstore.partitions.rows import PartitionFiles
 from gnnstore.sampling.resident import ResidentGraph
 
 SEED, FEATURE_DIM, EDGE_FACTOR, FANOUTS = 0, 128, 15, [5, 5]

@@ -41,8 +41,8 @@ from gnnstore.packing.job import PlanPacker
 from gnnstore.packing.sampling import PlanSettings
 from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.margins import with_margin
-from gnnstore.pipeline.seeds.nodes import resolve_input_nodes
 from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.seeds.nodes import resolve_input_nodes
 from gnnstore.tools.bench.rounds import measure_disk_of, run_cold
 from gnnstore.tools.bench.setup import Run
 from gnnstore.tools.bench.task import ALLOWANCE_BYTES, Outcome, Task

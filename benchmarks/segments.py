@@ -34,8 +34,8 @@ from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.packing.estimate import estimate_plan
 from gnnstore.packing.job import PlanPacker
 from gnnstore.packing.sampling import PlanSettings
-from gnnstore.planning.reads import ReadTotals, count_extents
 from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.strategies.predict.reads import ReadTotals, count_extents
 from gnnstore.units import format_size
 
 BUDGETS = (3.0, 5.0)

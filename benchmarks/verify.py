@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.harness import parser, report, time_in_turns
 from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.features.check import verify
-from gnnstore.testing.stores import write_example_store
+from tests.support.stores import write_example_store
 
 
 def read_all(store: Path) -> int:

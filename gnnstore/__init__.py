@@ -18,7 +18,6 @@ from gnnstore._version import __version__
 
 if TYPE_CHECKING:
     from gnnstore import converters, evaluation
-    from gnnstore.caching.partitions.policy import PartitionPolicy
     from gnnstore.embeddings.optimizers import SGD, Adagrad, RowwiseAdagrad, SparseAdam
     from gnnstore.embeddings.table import EmbeddingTable
     from gnnstore.errors import (
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from gnnstore.loaders.link import LinkNeighborLoader
     from gnnstore.loaders.node import NeighborLoader
     from gnnstore.loaders.saved import open_plan
+    from gnnstore.partitions.policy import PartitionPolicy
     from gnnstore.sampling.dense import batch_to_dense
 
 # Public name -> the module that defines it; None: the name is a module itself.
@@ -57,7 +57,7 @@ _HOMES: dict[str, str | None] = {
     "NeighborLoader": "gnnstore.loaders.node",
     "NoSpaceError": "gnnstore.errors",
     "NotFoundError": "gnnstore.errors",
-    "PartitionPolicy": "gnnstore.caching.partitions.policy",
+    "PartitionPolicy": "gnnstore.partitions.policy",
     "ResourceError": "gnnstore.errors",
     "RowwiseAdagrad": "gnnstore.embeddings.optimizers",
     "SGD": "gnnstore.embeddings.optimizers",

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -27,7 +27,9 @@ from hypothesis import settings
 from gnnstore.disk.engines import ENGINES, ENVIRONMENT_VARIABLE, probe_engines
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.strategies.sizes import placement
-from gnnstore.testing.forks import ForkServer, fork_server
+
+if TYPE_CHECKING:
+    from tests.support.forks import ForkServer
 
 # Asserts of what tests share explain themselves as those of tests do.
 pytest.register_assert_rewrite("tests.support")
@@ -210,10 +212,12 @@ def tiny_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def forks() -> Iterator[ForkServer]:
     """Start processes that have imported torch and our loaders before."""
+    from tests.support.forks import fork_server  # noqa: PLC0415 - asserts are rewritten first
+
     pytest.importorskip("torch_geometric")
     modules = (
         "gnnstore.layerwise.run",
-        "gnnstore.testing.plans",
+        "tests.support.plans",
         "torch_geometric.nn",
         "zarr",
     )

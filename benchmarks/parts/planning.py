@@ -23,13 +23,13 @@ import gnnstore
 from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger
 from gnnstore.caching.policies.belady import Belady, BeladyPlanner
 from gnnstore.caching.scores import most_needed
-from gnnstore.features.tiers.pinned import PinnedRows
+from gnnstore.features.pinned import PinnedRows
 from gnnstore.graph.store import GraphStore
 from gnnstore.pipeline.batch import EpochRun, Recorder
 from gnnstore.pipeline.lookahead.driver import Coming, SamplingJob
 from gnnstore.pipeline.lookahead.spools import SampledSuperbatch, Spools
-from gnnstore.pipeline.seeds.nodes import InputNodes
 from gnnstore.sampling import NeighborSampler, SamplingConfig
+from gnnstore.seeds.nodes import InputNodes
 from gnnstore.tools.bench.task import Task
 
 # In memory; in files with a table of all nodes, and in passes of a quarter of them; the same with

@@ -18,11 +18,11 @@ from time import perf_counter
 from typing import Any
 from unittest import mock
 
-from gnnstore.features.tiers import static
+from gnnstore.features import static
 from gnnstore.graph.neighbor_cache import beside
 from gnnstore.strategies import open as tables
+from gnnstore.strategies.auto import Chosen, StrategyOptimizer, choices_for, with_candidate
 from gnnstore.strategies.base import Auto
-from gnnstore.strategies.optimizer import Chosen, StrategyOptimizer, choices_for, with_candidate
 from gnnstore.strategies.sizes.placing import place_for
 from gnnstore.tools.bench.setup import Run
 from gnnstore.tools.bench.task import Task

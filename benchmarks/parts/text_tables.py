@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import measure, report, spread
-from gnnstore.converters.arrays.text_tables import TableFormat, TextTable
+from gnnstore.converters.inputs.text_tables import TableFormat, TextTable
 from gnnstore.units import format_size
 
 BAR_BYTES = 300e6

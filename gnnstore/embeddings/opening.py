@@ -11,7 +11,6 @@ import torch
 
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget
-from gnnstore.caching.partitions.policy import PartitionPolicy
 from gnnstore.embeddings.layout import FLOAT_BYTES, InitialRows, rows_in_order
 from gnnstore.errors import (
     UsageError,
@@ -31,6 +30,7 @@ from gnnstore.formats.tables.commit import (
 )
 from gnnstore.formats.tables.directory import TableDirectory
 from gnnstore.graph.store import GraphStore
+from gnnstore.partitions.policy import PartitionPolicy
 from gnnstore.units import parse_size
 
 StorePath = GraphStore | str | os.PathLike[str]

@@ -18,8 +18,6 @@ from torch import Tensor
 from gnnstore import _core
 from gnnstore.budget.ledger import Reservation
 from gnnstore.budget.limits import MemoryBudget
-from gnnstore.caching.partitions.policy import PartitionPolicy
-from gnnstore.embeddings.base import Slots
 from gnnstore.embeddings.buffer import PartitionBuffer
 from gnnstore.embeddings.export import export_rows
 from gnnstore.embeddings.layout import FLOAT_BYTES, InitialRows, RowLayout
@@ -34,6 +32,8 @@ from gnnstore.embeddings.rows import StoredRows, num_threads
 from gnnstore.errors import BadIndexError, UsageError, limits_named
 from gnnstore.graph.indexing import select
 from gnnstore.interrupts import in_one_step
+from gnnstore.partitions.followers import Slots
+from gnnstore.partitions.policy import PartitionPolicy
 
 # Rows are handed on in pieces of this size where they are in memory; and what a row's place takes.
 _PIECE_BYTES, _SORTING_BYTES = 64 << 20, 64

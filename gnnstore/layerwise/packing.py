@@ -28,7 +28,7 @@ from gnnstore.features.packed.chunks import (
 from gnnstore.features.packed.pack import pack
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.interrupts import CancelledError, Flag
-from gnnstore.planning.reads import count_reads
+from gnnstore.strategies.predict.reads import count_reads
 
 _log = logging.getLogger(__name__)
 

@@ -39,10 +39,10 @@ from gnnstore.pipeline.order.cursor import EpochCursor
 from gnnstore.pipeline.order.from_torch import order_of, own_sampler, shuffles
 from gnnstore.pipeline.order.ranks import ALONE, RankShard
 from gnnstore.pipeline.order.state import LoaderState, OrderFields, Position
-from gnnstore.pipeline.seeds.base import ON_DEMAND_EPOCH, BatchKey, SeedLabels
 from gnnstore.pipeline.stats import LoaderStats, peak_rss_bytes
 from gnnstore.progress import Progress, WaitProgress
 from gnnstore.sampling.neighbor import check_word
+from gnnstore.seeds.base import ON_DEMAND_EPOCH, BatchKey, SeedLabels
 from gnnstore.timeline import MAX_EVENTS, OFF, Timeline, recorded
 
 if TYPE_CHECKING:

@@ -30,22 +30,22 @@ from gnnstore.errors import (
 from gnnstore.loaders.options import LoaderOptions
 from gnnstore.loaders.pyg_sampler import StoreSampler
 from gnnstore.loaders.sampled import SampledLoader
-from gnnstore.pipeline.seeds.edges import (
+from gnnstore.seeds.edges import (
     check_ids_are_dense,
     named_split,
     resolve_edges,
     resolve_labels,
 )
-from gnnstore.pipeline.seeds.links import Links
-from gnnstore.pipeline.seeds.negatives import MODES, SIDES, Negatives, cumulative_weights
-from gnnstore.pipeline.seeds.nodes import resolve_input_ids
+from gnnstore.seeds.links import Links
+from gnnstore.seeds.negatives import MODES, SIDES, Negatives, cumulative_weights
+from gnnstore.seeds.nodes import resolve_input_ids
 
 if TYPE_CHECKING:
     from torch_geometric.sampler import SamplerOutput
 
-    from gnnstore.caching.partitions.policy import PartitionPolicy
-    from gnnstore.embeddings.base import ResidentTable
     from gnnstore.graph.store import GraphStore
+    from gnnstore.partitions.followers import ResidentTable
+    from gnnstore.partitions.policy import PartitionPolicy
     from gnnstore.sampling.neighbor import SamplingConfig
 
 

@@ -20,13 +20,13 @@ from gnnstore.errors import limits_named
 from gnnstore.loaders.options import LoaderOptions
 from gnnstore.loaders.pyg_sampler import StoreSampler
 from gnnstore.loaders.sampled import SampledLoader
-from gnnstore.pipeline.seeds.nodes import resolve_input_nodes
+from gnnstore.seeds.nodes import resolve_input_nodes
 
 if TYPE_CHECKING:
     from torch_geometric.sampler import SamplerOutput
 
-    from gnnstore.caching.partitions.policy import PartitionPolicy
-    from gnnstore.embeddings.base import ResidentTable
+    from gnnstore.partitions.followers import ResidentTable
+    from gnnstore.partitions.policy import PartitionPolicy
 
 
 class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]

@@ -15,13 +15,13 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from gnnstore.caching.partitions.policy import PartitionPolicy
 from gnnstore.caching.scores import SCORES
 from gnnstore.disk.engines import ENGINES
-from gnnstore.embeddings.base import ResidentTable
 from gnnstore.errors import UsageError, as_whole_number, check_choice
 from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store
+from gnnstore.partitions.followers import ResidentTable
+from gnnstore.partitions.policy import PartitionPolicy
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.strategies.base import Auto
 from gnnstore.strategies.builtin import STRATEGIES, find_strategy

@@ -18,7 +18,7 @@ from torch_geometric.sampler import (
 from torch_geometric.sampler.neighbor_sampler import edge_sample
 
 from gnnstore.loaders.assemble.homogeneous import sampler_output
-from gnnstore.pipeline.seeds.base import ON_DEMAND_EPOCH
+from gnnstore.seeds.base import ON_DEMAND_EPOCH
 
 if TYPE_CHECKING:
     from gnnstore.features.source import RowSource

@@ -13,26 +13,26 @@ from typing import TYPE_CHECKING, Any
 
 from torch_geometric.data import Data
 
-from gnnstore.embeddings.base import Slots
 from gnnstore.errors import UsageError
 from gnnstore.graph.store import GraphStore
 from gnnstore.loaders.assemble.homogeneous import BatchAssembler
 from gnnstore.loaders.base import BatchLoader
 from gnnstore.loaders.options import LoaderOptions
+from gnnstore.partitions.followers import Slots
+from gnnstore.partitions.order import PartitionOrder
+from gnnstore.partitions.sources import PartitionSources
 from gnnstore.pipeline.lookahead.presample import Presampler, batch_shape
 from gnnstore.pipeline.order.epoch import order_bytes
-from gnnstore.pipeline.order.partition import PartitionOrder
 from gnnstore.pipeline.order.ranks import RankShard
 from gnnstore.pipeline.order.state import Position, sampling_fingerprint
-from gnnstore.pipeline.seeds.base import SeedSource
 from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.seeds.base import SeedSource
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.open import open_sources
-from gnnstore.strategies.partitions import PartitionSources
 from gnnstore.strategies.saved import open_packed_sources
 
 if TYPE_CHECKING:
-    from gnnstore.embeddings.base import ResidentTable
+    from gnnstore.partitions.followers import ResidentTable
 
 _log = logging.getLogger(__name__)
 

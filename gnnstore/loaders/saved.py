@@ -20,7 +20,7 @@ from gnnstore.loaders.assemble.homogeneous import BatchAssembler
 from gnnstore.loaders.base import BatchLoader
 from gnnstore.pipeline.order.epoch import order_bytes
 from gnnstore.pipeline.order.state import OrderFields, checked
-from gnnstore.pipeline.seeds.kinds import labels_of
+from gnnstore.seeds.kinds import labels_of
 from gnnstore.strategies.saved import PackedSources
 
 

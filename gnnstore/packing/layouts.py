@@ -18,8 +18,8 @@ from gnnstore.caching.segments import SharedRows, segments_of
 from gnnstore.caching.trace import Trace
 from gnnstore.features.packed.chunks import chunk_bytes
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES
-from gnnstore.planning.reads import ReadTotals, count_extents
 from gnnstore.strategies.builtin import PACKED
+from gnnstore.strategies.predict.reads import ReadTotals, count_extents
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from gnnstore.features.segments.packing import DividedChunks, DividedMisses
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.formats.store.schema import Schema
-    from gnnstore.pipeline.seeds.base import SeedLabels
     from gnnstore.sampling.compact import CompactSample
+    from gnnstore.seeds.base import SeedLabels
     from gnnstore.strategies.sources import DataSources
 
 _NOWHERE = np.empty(0, np.int32)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger
 from gnnstore.caching.policies.base import MAX_PLANNED
-from gnnstore.features.tiers.planned import PlannedCache
+from gnnstore.features.planned import PlannedCache
 
 if TYPE_CHECKING:
     from gnnstore.strategies.sizes.placement import Placement

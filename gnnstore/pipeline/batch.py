@@ -21,8 +21,8 @@ from gnnstore._core import ReadCounts, pool_exchange, pool_trim
 from gnnstore.errors import limits_named
 from gnnstore.features.source import Rows
 from gnnstore.parallel import Admission, Lookahead, ordered_map
-from gnnstore.pipeline.seeds.base import BatchKey, SeedLabels, SeedSource
 from gnnstore.progress import WaitProgress
+from gnnstore.seeds.base import BatchKey, SeedLabels, SeedSource
 from gnnstore.timeline import OFF, Timeline
 
 if TYPE_CHECKING:

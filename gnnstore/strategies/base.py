@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from gnnstore.planning import traits
-from gnnstore.planning.traits import Mode, StrategyTraits
+from gnnstore.strategies.predict import traits
+from gnnstore.strategies.predict.traits import Mode, StrategyTraits
 
 if TYPE_CHECKING:
-    from gnnstore.planning.cost_model import Prediction
     from gnnstore.strategies.loader_spec import LoaderSpec
-    from gnnstore.strategies.sampled_epoch import SampledEpoch
+    from gnnstore.strategies.predict.cost import Prediction
+    from gnnstore.strategies.predict.sampled_epoch import SampledEpoch
     from gnnstore.strategies.sizes.placement import Placement, Placer
     from gnnstore.strategies.sources import DataSources
 

@@ -6,12 +6,12 @@ from functools import partial
 
 from gnnstore._core import release_memory
 from gnnstore.graph.sizes import StoreSizes
-from gnnstore.planning.cost_model import EpochCosts, Machine, Prediction, Resources
-from gnnstore.planning.reads import ReadTotals
-from gnnstore.planning.workload import PAGE_BYTES, Workload
 from gnnstore.strategies.base import Candidate, Strategy
 from gnnstore.strategies.loader_spec import LoaderSpec
-from gnnstore.strategies.sampled_epoch import SampledEpoch
+from gnnstore.strategies.predict.cost import EpochCosts, Machine, Prediction, Resources
+from gnnstore.strategies.predict.reads import ReadTotals
+from gnnstore.strategies.predict.sampled_epoch import SampledEpoch
+from gnnstore.strategies.predict.workload import PAGE_BYTES, Workload
 from gnnstore.strategies.sizes.placement import Placement, Placer
 from gnnstore.strategies.sizes.prefetch import check_two_batches
 from gnnstore.strategies.sources import DataSources

@@ -13,8 +13,8 @@ from gnnstore.graph.indices import IndexRows
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.graph.topology import Topology
-from gnnstore.planning.traits import StrategyTraits
 from gnnstore.progress import NullProgress, Progress
+from gnnstore.strategies.predict.traits import StrategyTraits
 from gnnstore.strategies.sizes.placement import Placement
 from gnnstore.strategies.sizes.settings import CacheSettings, PlannedSettings
 

@@ -14,18 +14,18 @@ from gnnstore._core import release_memory
 from gnnstore.caching.policies.base import CachePolicy
 from gnnstore.caching.policies.fixed import Fixed
 from gnnstore.caching.policies.registry import POLICIES
-from gnnstore.features.tiers.planned import PlannedCache
+from gnnstore.features.planned import PlannedCache
 from gnnstore.graph.shared import CacheKey, shared_tables
 from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs, LookaheadSource
 from gnnstore.pipeline.lookahead.packer import DiskQuota
 from gnnstore.pipeline.lookahead.producer import LookaheadJob
 from gnnstore.pipeline.margins import MANY_BATCHES
-from gnnstore.planning.cost_model import EPOCHS, EpochCosts, Machine, Prediction, Resources
-from gnnstore.planning.reads import ReadTotals
-from gnnstore.planning.workload import Workload
 from gnnstore.strategies.base import Candidate, Strategy
 from gnnstore.strategies.loader_spec import LoaderSpec
-from gnnstore.strategies.sampled_epoch import SampledEpoch, out_degrees
+from gnnstore.strategies.predict.cost import EPOCHS, EpochCosts, Machine, Prediction, Resources
+from gnnstore.strategies.predict.reads import ReadTotals
+from gnnstore.strategies.predict.sampled_epoch import SampledEpoch, out_degrees
+from gnnstore.strategies.predict.workload import Workload
 from gnnstore.strategies.sizes.lookahead import LookaheadSizer
 from gnnstore.strategies.sizes.misses import EstimatedMisses, MeasuredMisses
 from gnnstore.strategies.sizes.placement import Placement, Placer
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from gnnstore.graph.store import GraphStore
     from gnnstore.graph.topology import Topology
     from gnnstore.pipeline.lookahead.presample import Presampled
-    from gnnstore.pipeline.seeds.base import SeedSource
     from gnnstore.pipeline.stats import LoaderStats
     from gnnstore.pipeline.superbatch_size import SuperbatchSize
     from gnnstore.sampling.neighbor import SamplingConfig
+    from gnnstore.seeds.base import SeedSource
 
 # Sampling and planning these takes about 1.5 s for batches of 136,000 nodes: less than a tenth
 # of an epoch that they make faster. Small ones are done at once.

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import cast
 
 from gnnstore.errors import BudgetError
+from gnnstore.strategies.auto import choices_for
 from gnnstore.strategies.base import Auto, Strategy
 from gnnstore.strategies.loader_spec import LoaderSpec
-from gnnstore.strategies.optimizer import choices_for
 from gnnstore.strategies.sizes.placement import Placement, Placer
 from gnnstore.strategies.sizes.placing import first_that_fits
 from gnnstore.strategies.sources import DataSources

@@ -8,20 +8,20 @@ from gnnstore.budget.ledger import CACHED, SLOTS, STAGING, Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget, affordable_threads
 from gnnstore.disk.engines import Engine
 from gnnstore.features.packed.saved import SavedPlan
+from gnnstore.features.planned import PlannedCache
 from gnnstore.features.source import AbsentRows
-from gnnstore.features.tiers.planned import PlannedCache
 from gnnstore.formats.packed.reader import PACKED, PackedReader
 from gnnstore.formats.store.units import find_unit
-from gnnstore.pipeline.saved_batches import SavedBatches, not_packed
-from gnnstore.planning.traits import StrategyTraits
+from gnnstore.pipeline.saved import SavedBatches, not_packed
 from gnnstore.strategies.loader_spec import LoaderSpec
+from gnnstore.strategies.predict.traits import StrategyTraits
 from gnnstore.strategies.sizes.placement import Placement
 from gnnstore.strategies.sizes.prefetch import check_two_batches
 from gnnstore.strategies.sources import Sources
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:
-    from gnnstore.pipeline.seeds.base import SeedSource
+    from gnnstore.seeds.base import SeedSource
 
 # Rows that were packed, by whatever planned cache.
 _PACKED = StrategyTraits("packed", "disk", packs=True)

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.topology import Topology
-    from gnnstore.pipeline.seeds.base import SeedSource
     from gnnstore.pipeline.stats import LoaderStats
     from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
+    from gnnstore.seeds.base import SeedSource
     from gnnstore.strategies.loader_spec import LoaderSpec
     from gnnstore.strategies.sizes.placement import Placement
 

@@ -18,7 +18,7 @@ from gnnstore.caching.scores import (
     count_out_degrees,
     select_nodes,
 )
-from gnnstore.features.tiers.static import (
+from gnnstore.features.static import (
     StaticCache,
     bytes_to_read,
     cache_cost,
@@ -26,11 +26,11 @@ from gnnstore.features.tiers.static import (
 from gnnstore.graph.shared import CacheKey, shared_tables
 from gnnstore.parallel import LONG_READ_BYTES
 from gnnstore.pipeline.margins import with_margin
-from gnnstore.planning.cost_model import EpochCosts, Machine, Prediction, Resources
-from gnnstore.planning.workload import Workload
 from gnnstore.strategies.base import Candidate, Strategy
 from gnnstore.strategies.loader_spec import LoaderSpec
-from gnnstore.strategies.sampled_epoch import SampledEpoch
+from gnnstore.strategies.predict.cost import EpochCosts, Machine, Prediction, Resources
+from gnnstore.strategies.predict.sampled_epoch import SampledEpoch
+from gnnstore.strategies.predict.workload import Workload
 from gnnstore.strategies.sizes.placement import Placement, Placer
 from gnnstore.strategies.sizes.placing import with_engine
 from gnnstore.strategies.sizes.prefetch import check_two_batches, prefetch_wish, with_batches

@@ -41,7 +41,7 @@ _COMMANDS = {
         "Write a partitioned copy of a store's nodes and edges.",
     ),
     "rm": ("gnnstore.tools.commands.rm", "Remove a packed plan or partitions of a store."),
-    "plan": ("gnnstore.tools.commands.plan", "Predict epoch times and cache misses."),
+    "plan": ("gnnstore.tools.commands.predict", "Predict epoch times and cache misses."),
     "bench": ("gnnstore.tools.commands.bench", "Measure a disk, or strategies on a store."),
     "info": ("gnnstore.tools.commands.info", "Show versions, build and machine, for bug reports."),
 }

@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnnstore.caching.partitions.sizes import Contents, most_partitions
 from gnnstore.converters.partitions.order import rows_per_partition
 from gnnstore.converters.partitions.partition import Partitioning, partition, partitions_path
 from gnnstore.converters.stores.graph import StoreInput
@@ -15,8 +14,9 @@ from gnnstore.disk.profile.first_use import disk_profile
 from gnnstore.errors import UsageError
 from gnnstore.formats.partitions.reader import PartitionsReader
 from gnnstore.formats.store.units import refuse_existing
+from gnnstore.partitions.sizes import Contents, most_partitions
 from gnnstore.tools.inspect.partitioned import describe_partitions, render_partitions
-from gnnstore.tools.plan.partitions import full_rate_bytes
+from gnnstore.tools.predict.partitions import full_rate_bytes
 from gnnstore.tools.ui.session import Session
 from gnnstore.units import format_duration, format_size
 

@@ -14,11 +14,11 @@ from gnnstore.formats.store.reader import StoreReader
 from gnnstore.graph.store import open as open_store
 from gnnstore.graph.topology import Topology
 from gnnstore.pipeline.lookahead.presample import Presampler
-from gnnstore.pipeline.seeds.nodes import InputNodes
 from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.seeds.nodes import InputNodes
 from gnnstore.tools.inspect.node_order import OrderSaving, describe_saving
-from gnnstore.tools.plan.seeds import choose_seeds
-from gnnstore.tools.plan.trace import load_topology
+from gnnstore.tools.predict.seeds import choose_seeds
+from gnnstore.tools.predict.trace import load_topology
 from gnnstore.tools.ui.session import Session
 from gnnstore.tools.ui.tables import print_facts
 from gnnstore.units import format_size

@@ -29,11 +29,11 @@ from gnnstore.disk.profile.rates import ReadRate, at_random
 from gnnstore.disk.profile.tuning import tune_reads
 from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout
 from gnnstore.graph.shared import shared_tables
-from gnnstore.planning.workload import SampledTrace, SpatialSampling, TableReads, Workload
-from gnnstore.strategies.sampled_epoch import sample_workload
-from gnnstore.testing.disks import keep_usual_profile
-from gnnstore.testing.forks import ForkServer
+from gnnstore.strategies.predict.sampled_epoch import sample_workload
+from gnnstore.strategies.predict.workload import SampledTrace, SpatialSampling, TableReads, Workload
 from gnnstore.tools.bench.task import ALLOWANCE_BYTES, Task
+from tests.support.disks import keep_usual_profile
+from tests.support.forks import ForkServer
 
 # Of `load_task.ALLOWANCE_BYTES` a loader needs less; what is over budget must not hide in the rest.
 SPARED_BYTES = 24 * 10**6
@@ -151,7 +151,7 @@ def test_choosing_beside_the_cache_of_another_loader(
         given.append((spare_bytes, shared_tables(opened).resident_bytes))
         return sample_workload(*arguments, spare_bytes=spare_bytes, **options)
 
-    monkeypatch.setattr("gnnstore.strategies.sampled_epoch.sample_workload", sampling)
+    monkeypatch.setattr("gnnstore.strategies.predict.sampled_epoch.sample_workload", sampling)
     seeds = np.load(store.parent / "seeds.npy")
     loaders = [
         gnnstore.NeighborLoader(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gnnstore.converters import ConvertOptions, from_numpy
-from gnnstore.testing.forks import ForkServer
+from tests.support.forks import ForkServer
 
 pytest.importorskip("torch_geometric")
 

@@ -11,7 +11,7 @@ import pytest
 
 from gnnstore.converters import from_numpy
 from gnnstore.converters.partitions.partition import partition
-from gnnstore.testing.forks import ForkServer
+from tests.support.forks import ForkServer
 
 ALLOWANCE_BYTES = 48 * 10**6
 NUM_NODES, DIM, BUDGET_BYTES = 400_000, 128, 100 * 10**6

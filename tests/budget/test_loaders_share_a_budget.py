@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from gnnstore.converters import from_numpy
-from gnnstore.testing.forks import ForkServer
+from tests.support.forks import ForkServer
 
 ALLOWANCE_BYTES = 48 * 10**6
 

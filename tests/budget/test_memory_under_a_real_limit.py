@@ -24,9 +24,9 @@ from gnnstore.converters import ConvertOptions, from_numpy, partition, reorder
 from gnnstore.converters.edges.columns import estimate_peak_bytes
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.formats import PartitionsReader, StoreReader
-from gnnstore.testing.disks import keep_usual_profile
-from gnnstore.testing.forks import ForkServer
+from tests.support.disks import keep_usual_profile
 from tests.support.engines import available
+from tests.support.forks import ForkServer
 
 ALLOWANCE_BYTES = 48 * 10**6
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from gnnstore.budget import limits
-from gnnstore.testing.forks import ForkServer
-from gnnstore.testing.stores import write_example_store
 from gnnstore.tools.cli import main
+from tests.support.forks import ForkServer
+from tests.support.stores import write_example_store
 
 LIMIT_BYTES = 2 * 10**9
 TOO_MUCH = "2.5GB"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gnnstore.converters import ConvertOptions, from_numpy
-from gnnstore.testing.forks import ForkServer
+from tests.support.forks import ForkServer
 
 ALLOWANCE_BYTES = 32 * 10**6
 NUM_NODES, NUM_EDGES, MEMORY = 60_000, 600_000, 190 * 10**6

@@ -12,8 +12,8 @@ import pytest
 
 from gnnstore.converters import ConvertOptions, from_numpy
 from gnnstore.converters.partitions.partition import partition
-from gnnstore.testing.effort import choose
-from gnnstore.testing.forks import ForkServer
+from tests.support.effort import choose
+from tests.support.forks import ForkServer
 
 ALLOWANCE_BYTES = 48 * 10**6
 NUM_NODES, NUM_EDGES, MEMORY = choose(

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gnnstore.testing.stores import write_example_store
 from gnnstore.tools.cli import main
+from tests.support.stores import write_example_store
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,11 @@ import pytest
 
 from gnnstore.converters import ConvertOptions
 from gnnstore.formats import StoreReader
-from gnnstore.testing import published
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from gnnstore.tools import cli
 from gnnstore.tools.commands import convert as cmd_convert
 from gnnstore.tools.convert import COMMON
+from tests.support import published
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 needs_shared_data = pytest.mark.skipif(

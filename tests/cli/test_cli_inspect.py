@@ -13,10 +13,10 @@ from rich.console import Console
 
 from gnnstore.budget import limits
 from gnnstore.disk.engines import ENGINES, ENVIRONMENT_VARIABLE
-from gnnstore.testing.stores import write_example_store
 from gnnstore.tools.inspect import scan
 from gnnstore.tools.inspect.render_store import render_store
 from gnnstore.tools.inspect.scan import _ValueRange
+from tests.support.stores import write_example_store
 
 
 def test_the_description_adds_up(run: Any, example: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 from gnnstore.features.packed.saved import SavedPlan
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.loaders.saved import open_plan
-from gnnstore.testing.plans import pack
-from gnnstore.testing.stores import write_example_store
+from tests.support.plans import pack
+from tests.support.stores import write_example_store
 
 pytest.importorskip("matplotlib")
 

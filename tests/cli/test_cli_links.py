@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import gnnstore
-from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.graphs import random_graph
+from tests.support.batches import assert_same_batches, batches_of
 
 N, BATCH = 600, ("--num-neighbors", "4,3", "--batch-size", "90")
 LOADER: dict[str, Any] = {"batch_size": 90, "shuffle": True, "seed": 7}

@@ -15,10 +15,10 @@ pytest.importorskip("torch_geometric")
 
 import gnnstore
 from gnnstore.disk.profile.device_profile import save_profile
-from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.faults import inject
 from gnnstore.testing.graphs import random_graph
-from gnnstore.testing.stores import assert_same_files
+from tests.support.disks import usual_profile
+from tests.support.stores import assert_same_files
 
 PACK = ("--num-neighbors", "4,4", "--batch-size", "50", "--superbatch", "3", "--cache", "100kB")
 

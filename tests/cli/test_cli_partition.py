@@ -14,10 +14,10 @@ from gnnstore.converters import partition
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats import PartitionsReader
 from gnnstore.formats.partitions.reader import find_partitions
-from gnnstore.testing.disks import keep_usual_profile
 from gnnstore.testing.graphs import random_graph
-from gnnstore.testing.hostile import reseal
-from gnnstore.testing.stores import assert_same_files
+from tests.support.disks import keep_usual_profile
+from tests.support.hostile import reseal
+from tests.support.stores import assert_same_files
 
 
 @pytest.fixture(scope="module")

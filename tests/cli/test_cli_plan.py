@@ -19,14 +19,14 @@ from gnnstore.converters.partitions.partition import partition
 from gnnstore.disk.profile import first_use as first_measurement
 from gnnstore.disk.profile.device_profile import DeviceProfile, save_profile
 from gnnstore.errors import StorageError
-from gnnstore.strategies import optimizer
+from gnnstore.strategies import auto as optimizer
 from gnnstore.strategies.builtin import auto
-from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.graphs import random_graph, write_store
-from gnnstore.testing.stores import write_example_store
 from gnnstore.testing.twins.caches import minimum_misses, run_lru, run_sieve
 from gnnstore.testing.twins.reads import plan_reads
-from gnnstore.tools.plan.caches import _Disk
+from gnnstore.tools.predict.caches import _Disk
+from tests.support.disks import usual_profile
+from tests.support.stores import write_example_store
 
 pytest.importorskip("torch_geometric")
 
@@ -382,10 +382,10 @@ PARTITIONS = ("--partitions", "edges", "-q")
 @pytest.fixture
 def coarse_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a small store have partitions: its rows are smaller than what a disk reads at once."""
-    monkeypatch.setattr("gnnstore.tools.plan.partitions._LEAST_BLOCK_BYTES", 64)
-    monkeypatch.setattr("gnnstore.tools.plan.partitions._SHARE_OF_RATE", 1e-9)
+    monkeypatch.setattr("gnnstore.tools.predict.partitions._LEAST_BLOCK_BYTES", 64)
+    monkeypatch.setattr("gnnstore.tools.predict.partitions._SHARE_OF_RATE", 1e-9)
     # Staging takes more than all that the store has.
-    monkeypatch.setattr("gnnstore.tools.plan.partitions._fixed_bytes", lambda _: 0)
+    monkeypatch.setattr("gnnstore.tools.predict.partitions._fixed_bytes", lambda _: 0)
 
 
 @pytest.mark.usefixtures("coarse_blocks")
@@ -429,7 +429,7 @@ def test_the_memory_of_partitions_is_that_of_a_loader(
     store = random_graph(6000, 60_000, feature_dim=60).write(tmp_path / "g.gnn")
     options = [*PARTITIONS, "--memory", memory]
     if dim is not None:  # whose slots are of 64 KiB
-        monkeypatch.setattr("gnnstore.tools.plan.partitions._LEAST_BLOCK_BYTES", 2000)
+        monkeypatch.setattr("gnnstore.tools.predict.partitions._LEAST_BLOCK_BYTES", 2000)
         options += ["--embedding-dim", str(dim)]
     plan = run("plan", store, *options, "--json").document
     for sizes in plan["sizes"]:

@@ -10,7 +10,7 @@ import pytest
 
 import gnnstore
 from gnnstore.testing.graphs import random_graph
-from gnnstore.testing.stores import assert_same_files
+from tests.support.stores import assert_same_files
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ import torch
 
 import gnnstore
 from gnnstore.converters import ConvertOptions, from_numpy, from_ogb, from_rmat
-from gnnstore.testing.effort import choose, is_long
-from gnnstore.testing.forks import RUN_SCRIPT, ForkServer
+from tests.support.effort import choose, is_long
+from tests.support.forks import RUN_SCRIPT, ForkServer
 from tests.support.modules import import_file
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

@@ -16,11 +16,11 @@ from gnnstore.converters import ConvertOptions, from_rmat
 from gnnstore.errors import BudgetError
 from gnnstore.pipeline.lookahead.presample import Presampled
 from gnnstore.pipeline.margins import MANY_BATCHES, margin_of, with_margin
-from gnnstore.strategies import sampled_epoch
 from gnnstore.strategies.builtin import STRATEGIES
-from gnnstore.testing.batches import assert_same_batches, batches_of
-from gnnstore.testing.disks import keep_usual_profile
-from gnnstore.testing.effort import choose
+from gnnstore.strategies.predict import sampled_epoch
+from tests.support.batches import assert_same_batches, batches_of
+from tests.support.disks import keep_usual_profile
+from tests.support.effort import choose
 
 BATCHES = 6
 

@@ -26,16 +26,17 @@ from gnnstore.disk.profile.device_profile import (
 from gnnstore.errors import BudgetError, StorageError, UsageError
 from gnnstore.graph.topology import Topology
 from gnnstore.pipeline.lookahead.presample import Presampled, Presampler
-from gnnstore.planning.cost_model import Prediction
-from gnnstore.strategies import lookahead, optimizer
+from gnnstore.strategies import auto as optimizer
+from gnnstore.strategies import lookahead
 from gnnstore.strategies import open as tables
 from gnnstore.strategies.base import Auto
 from gnnstore.strategies.builtin import STATIC, STRATEGIES, auto
 from gnnstore.strategies.loader_spec import LoaderSpec
+from gnnstore.strategies.predict.cost import Prediction
 from gnnstore.strategies.sizes.placing import place_for
-from gnnstore.testing.disks import usual_profile
-from gnnstore.testing.forks import ForkServer
-from gnnstore.testing.stores import write_example_store
+from tests.support.disks import usual_profile
+from tests.support.forks import ForkServer
+from tests.support.stores import write_example_store
 
 pytest.importorskip("torch_geometric")
 

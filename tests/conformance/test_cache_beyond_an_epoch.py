@@ -12,7 +12,7 @@ from gnnstore import NeighborLoader
 from gnnstore.caching.scores import most_needed
 from gnnstore.caching.trace import Trace
 from gnnstore.converters import ConvertOptions, from_rmat
-from gnnstore.testing.batches import assert_same_batches, batches_of
+from tests.support.batches import assert_same_batches, batches_of
 
 
 @pytest.fixture(scope="module")

@@ -17,11 +17,11 @@ from gnnstore.packing.estimate import estimate_plan
 from gnnstore.packing.job import PlanPacker
 from gnnstore.packing.sampling import PlanSettings
 from gnnstore.sampling.neighbor import SamplingConfig
-from gnnstore.testing.batches import assert_same_batches, batches_of
-from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.graphs import GraphArrays, random_graph
-from gnnstore.testing.plans import pack
+from tests.support.batches import assert_same_batches, batches_of
+from tests.support.disks import usual_profile
 from tests.support.graphs import E, N
+from tests.support.plans import pack
 from tests.support.references import BATCHES, EPOCHS, batches_in_memory, loader_of_plan
 
 

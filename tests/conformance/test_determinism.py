@@ -14,8 +14,8 @@ import torch
 import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.converters import from_rmat
-from gnnstore.testing.forks import ForkServer
 from tests.support.batches import digest_of, digests
+from tests.support.forks import ForkServer
 
 pytestmark = pytest.mark.usefixtures("way_of_reading")
 

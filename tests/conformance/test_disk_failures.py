@@ -23,8 +23,8 @@ from gnnstore import NeighborLoader
 from gnnstore.disk.engines import ENGINES, probe_engines
 from gnnstore.errors import InputError, StorageError
 from gnnstore.graph.shared import shared_tables
-from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.faults import inject
+from tests.support.batches import assert_same_batches, batches_of
 from tests.support.graphs import N
 from tests.support.references import OPTIONS
 

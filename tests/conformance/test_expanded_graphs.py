@@ -17,8 +17,8 @@ import torch
 import gnnstore
 from gnnstore.converters import ConvertOptions, from_kronecker, from_numpy, from_ogb, from_rmat
 from gnnstore.converters.synthetic.degrees import compare_degrees
-from gnnstore.testing.effort import choose
 from gnnstore.testing.graphs import read_store, write_store
+from tests.support.effort import choose
 from tests.support.modules import import_file
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_sage.py"

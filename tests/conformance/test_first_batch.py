@@ -17,16 +17,16 @@ import pytest
 
 from gnnstore import GraphStore, NeighborLoader
 from gnnstore.errors import InputError
+from gnnstore.features import static as static_tier
 from gnnstore.features.packed import pack as packing
-from gnnstore.features.tiers import static as static_tier
-from gnnstore.features.tiers.planned import PlannedCache
+from gnnstore.features.planned import PlannedCache
 from gnnstore.pipeline.lookahead import packer
 from gnnstore.pipeline.lookahead.producer import LookaheadProducer
 from gnnstore.pipeline.lookahead.superbatch import PlannedTask
 from gnnstore.strategies import static as static_strategy
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.strategies.sizes import lookahead as sizes
-from gnnstore.testing.batches import assert_same_batches, batches_of
+from tests.support.batches import assert_same_batches, batches_of
 from tests.support.graphs import N
 
 pytestmark = pytest.mark.timeout(120)

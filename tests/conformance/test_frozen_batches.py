@@ -27,9 +27,9 @@ from gnnstore import NeighborLoader
 from gnnstore.converters import from_pyg
 from gnnstore.strategies.base import Candidate
 from gnnstore.strategies.builtin import PACKED, auto, find_strategy
-from gnnstore.testing.plans import pack
 from tests.support.batches import digests
 from tests.support.loaders import override_sizes
+from tests.support.plans import pack
 
 FROZEN = Path(__file__).parents[1] / "data" / "frozen" / "batches.json"
 SEED, EPOCHS = 11, 2

@@ -26,13 +26,14 @@ from gnnstore import BudgetError, NeighborLoader
 from gnnstore.budget import limits
 from gnnstore.disk.profile import first_use as first_measurement
 from gnnstore.disk.profile.device_profile import save_profile
-from gnnstore.planning.workload import TableReads
-from gnnstore.strategies import optimizer, sampled_epoch
-from gnnstore.testing.disks import usual_profile
-from gnnstore.testing.effort import choose
+from gnnstore.strategies import auto as optimizer
+from gnnstore.strategies.predict import sampled_epoch
+from gnnstore.strategies.predict.workload import TableReads
 from gnnstore.testing.graphs import GraphArrays
-from gnnstore.testing.plans import pack
 from gnnstore.tools.cli import main
+from tests.support.disks import usual_profile
+from tests.support.effort import choose
+from tests.support.plans import pack
 
 FROZEN = Path(__file__).parents[1] / "data" / "frozen" / "sizes.json"
 SHOWN = (

@@ -21,14 +21,14 @@ from torch_geometric.sampler.neighbor_sampler import edge_sample
 
 import gnnstore
 from gnnstore import LinkNeighborLoader
-from gnnstore.pipeline.seeds.base import BatchKey
-from gnnstore.pipeline.seeds.links import Links
-from gnnstore.pipeline.seeds.negatives import Negatives, cumulative_weights
 from gnnstore.sampling import NeighborSampler, SamplingConfig
+from gnnstore.seeds.base import BatchKey
+from gnnstore.seeds.links import Links
+from gnnstore.seeds.negatives import Negatives, cumulative_weights
 from gnnstore.strategies.builtin import STRATEGIES
-from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.graphs import GraphArrays, random_graph
-from gnnstore.testing.plans import pack
+from tests.support.batches import assert_same_batches, batches_of
+from tests.support.plans import pack
 
 N, E, FANOUTS, BATCH_SIZE, SEED = 600, 6_000, [4, 3], 40, 5
 KINDS: dict[str, dict[str, Any]] = {

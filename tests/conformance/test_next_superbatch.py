@@ -25,7 +25,7 @@ import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.errors import NoSpaceError
 from gnnstore.features.packed import pack as packing
-from gnnstore.features.tiers.sequencer import Sequencer, Ticket
+from gnnstore.features.turns import Sequencer, Ticket
 from gnnstore.pipeline.lookahead import packer as rolling
 from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs
 from gnnstore.pipeline.lookahead.next_epoch import NextSuperbatch
@@ -33,8 +33,8 @@ from gnnstore.pipeline.lookahead.producer import LookaheadProducer
 from gnnstore.pipeline.lookahead.spools import SampledSuperbatch
 from gnnstore.sampling.compact import CompactSample
 from gnnstore.strategies.builtin import STRATEGIES
-from gnnstore.testing.batches import assert_same_batches, batches_of
-from gnnstore.testing.forks import ForkServer
+from tests.support.batches import assert_same_batches, batches_of
+from tests.support.forks import ForkServer
 
 pytestmark = pytest.mark.timeout(120)
 

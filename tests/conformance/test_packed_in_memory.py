@@ -17,8 +17,8 @@ from gnnstore import NeighborLoader
 from gnnstore.converters import ConvertOptions, from_rmat
 from gnnstore.errors import StorageError
 from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs
-from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.faults import inject
+from tests.support.batches import assert_same_batches, batches_of
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -20,10 +20,10 @@ from gnnstore.errors import BudgetError, NotFoundError, UsageError
 from gnnstore.features.check import verify
 from gnnstore.formats.container.verify import LEVELS
 from gnnstore.strategies.sizes import placement
-from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.graphs import GraphArrays, random_graph
-from gnnstore.testing.plans import pack
+from tests.support.batches import assert_same_batches, batches_of
 from tests.support.graphs import E, N, graph_of_three_tables
+from tests.support.plans import pack
 from tests.support.references import BATCHES, EPOCHS, OPTIONS, batches_in_memory, loader_of_plan
 
 

@@ -19,10 +19,10 @@ from gnnstore import LinkNeighborLoader, PartitionPolicy
 from gnnstore.converters.partitions.partition import partition
 from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.formats.partitions.reader import PartitionsReader
-from gnnstore.testing.batches import assert_same_batches, batches_of
-from gnnstore.testing.effort import choose
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from gnnstore.testing.twins.partitions import partitions_loaded
+from tests.support.batches import assert_same_batches, batches_of
+from tests.support.effort import choose
 from tests.support.loaders import partition_order_of
 
 N, E, SEED = 230, 1_500, 5

@@ -31,12 +31,12 @@ from gnnstore.errors import (
     UsageError,
 )
 from gnnstore.formats.partitions.reader import PartitionsReader
-from gnnstore.pipeline.partitions.buffer import ResidentState, StateToRead
-from gnnstore.testing.batches import assert_same_batches, batches_of
-from gnnstore.testing.effort import choose
+from gnnstore.partitions.buffer import ResidentState, StateToRead
 from gnnstore.testing.faults import inject
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from gnnstore.testing.twins.partitions import partitions_loaded
+from tests.support.batches import assert_same_batches, batches_of
+from tests.support.effort import choose
 from tests.support.loaders import partition_order_of, threads_of_loaders
 
 N, E, SEED = 300, 3_000, 5

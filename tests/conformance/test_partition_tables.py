@@ -14,9 +14,9 @@ import gnnstore
 from gnnstore import EmbeddingTable, LinkNeighborLoader, PartitionPolicy, RowwiseAdagrad
 from gnnstore.budget.ledger import Reservation
 from gnnstore.converters.partitions.partition import partition
-from gnnstore.embeddings.base import Slots
 from gnnstore.errors import BudgetError, UsageError
-from gnnstore.features.tiers.partition import PartitionFiles, PartitionSlots
+from gnnstore.partitions.followers import Slots
+from gnnstore.partitions.rows import PartitionFiles, PartitionSlots
 from gnnstore.testing.graphs import random_graph
 
 POLICY = PartitionPolicy(capacity=4, name="spread")

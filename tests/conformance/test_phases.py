@@ -23,7 +23,7 @@ from gnnstore.pipeline.lookahead.session import CacheSession
 from gnnstore.pipeline.lookahead.spools import Spools
 from gnnstore.sampling.neighbor import NeighborSampler
 from gnnstore.strategies.builtin import STRATEGIES
-from gnnstore.testing.batches import assert_same_batches, batches_of
+from tests.support.batches import assert_same_batches, batches_of
 
 pytestmark = pytest.mark.timeout(60)
 

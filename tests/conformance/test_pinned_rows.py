@@ -16,8 +16,8 @@ import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.pipeline.lookahead.producer import LookaheadJob, LookaheadProducer
 from gnnstore.strategies.sizes.lookahead import BudgetSplit
-from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.graphs import random_graph
+from tests.support.batches import assert_same_batches, batches_of
 
 N = 4000
 OPTIONS: dict[str, Any] = {"batch_size": 60, "shuffle": True, "seed": 3}

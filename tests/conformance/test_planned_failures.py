@@ -25,17 +25,17 @@ from gnnstore import NeighborLoader
 from gnnstore.disk.spool import FileSpool
 from gnnstore.errors import NoSpaceError, StorageError
 from gnnstore.features.packed.chunks import PackedSuperbatch
-from gnnstore.features.tiers.sequencer import Ticket
+from gnnstore.features.turns import Ticket
 from gnnstore.loaders.assemble.homogeneous import BatchAssembler
 from gnnstore.pipeline.lookahead.packer import DiskQuota
 from gnnstore.strategies.builtin import STRATEGIES
-from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.faults import inject
-from gnnstore.testing.forks import ForkServer
 from gnnstore.testing.graphs import random_graph
-from gnnstore.testing.plans import pack
 from gnnstore.threads import interruptible
+from tests.support.batches import assert_same_batches, batches_of
+from tests.support.forks import ForkServer
 from tests.support.loaders import override_sizes
+from tests.support.plans import pack
 
 pytestmark = pytest.mark.timeout(120)
 

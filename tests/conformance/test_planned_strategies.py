@@ -29,8 +29,8 @@ from gnnstore.pipeline.lookahead.producer import LookaheadProducer
 from gnnstore.pipeline.lookahead.spools import SampledSuperbatch
 from gnnstore.pipeline.lookahead.superbatch import Superbatch
 from gnnstore.strategies.builtin import STRATEGIES
-from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.faults import inject
+from tests.support.batches import assert_same_batches, batches_of
 from tests.support.graphs import WIDTH, N, graph_of_three_tables
 from tests.support.loaders import override_sizes
 from tests.support.references import BATCHES, OPTIONS

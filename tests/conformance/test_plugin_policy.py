@@ -22,9 +22,9 @@ from gnnstore.caching.policies.base import CachePolicy, PlanningBytes
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.trace import Trace
 from gnnstore.strategies.builtin import BELADY, STRATEGIES
-from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.tools.bench.ways import ways
 from gnnstore.tools.cli import main
+from tests.support.batches import assert_same_batches, batches_of
 from tests.support.references import OPTIONS, batches_in_memory
 
 CACHE = {"strategy": "hashed", "cache_bytes": "100kB"}

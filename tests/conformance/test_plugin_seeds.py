@@ -23,13 +23,13 @@ from gnnstore.formats.packed.manifest import NUM_POSITIONS
 from gnnstore.formats.partitions.reader import PartitionsReader
 from gnnstore.loaders.options import LoaderOptions
 from gnnstore.loaders.sampled import SampledLoader
-from gnnstore.pipeline.partitions.seeds import by_state
-from gnnstore.pipeline.seeds.base import BatchKey, SeedLabels
-from gnnstore.pipeline.seeds.kinds import KINDS
+from gnnstore.partitions.seeds import by_state
+from gnnstore.seeds.base import BatchKey, SeedLabels
+from gnnstore.seeds.kinds import KINDS
 from gnnstore.strategies.builtin import STRATEGIES
-from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.graphs import random_graph
-from gnnstore.testing.plans import pack
+from tests.support.batches import assert_same_batches, batches_of
+from tests.support.plans import pack
 
 N, FANOUTS, BATCH_SIZE, SEED = 800, [4, 3], 30, 5
 

@@ -28,21 +28,21 @@ from gnnstore.budget.ledger import CACHED, Reservation
 from gnnstore.disk.profile.device_profile import save_profile
 from gnnstore.features.source import RowSource, Tier
 from gnnstore.graph.shared import CacheKey, shared_tables
-from gnnstore.planning.cost_model import EpochCosts, Prediction, Resources
-from gnnstore.planning.reads import ReadTotals
-from gnnstore.strategies import optimizer
+from gnnstore.strategies import auto as optimizer
 from gnnstore.strategies.base import Candidate, Strategy
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.strategies.loader_spec import LoaderSpec
-from gnnstore.strategies.sampled_epoch import SampledEpoch
+from gnnstore.strategies.predict.cost import EpochCosts, Prediction, Resources
+from gnnstore.strategies.predict.reads import ReadTotals
+from gnnstore.strategies.predict.sampled_epoch import SampledEpoch
 from gnnstore.strategies.sizes.placement import Placement, Placer
 from gnnstore.strategies.sizes.prefetch import check_two_batches
 from gnnstore.strategies.sources import DataSources
-from gnnstore.testing.batches import assert_same_batches, batches_of
-from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.graphs import random_graph
 from gnnstore.tools.bench.ways import ways
 from gnnstore.tools.cli import main
+from tests.support.batches import assert_same_batches, batches_of
+from tests.support.disks import usual_profile
 from tests.support.graphs import WIDTH
 from tests.support.references import OPTIONS
 

@@ -20,13 +20,13 @@ from gnnstore.caching.trace import Trace
 from gnnstore.disk.engines import open_engine
 from gnnstore.features.opening import open_rows
 from gnnstore.features.packed.pack import pack
+from gnnstore.features.planned import PlannedCache, PlanStep
 from gnnstore.features.source import RowRequest, RowSource, Tier, files_of
-from gnnstore.features.tiers.planned import PlannedCache, PlanStep
-from gnnstore.features.tiers.static import StaticCache
+from gnnstore.features.static import StaticCache
 from gnnstore.graph.shared import shared_tables
 from gnnstore.strategies.builtin import STRATEGIES
-from gnnstore.testing.batches import assert_same_batches
 from gnnstore.testing.graphs import random_graph
+from tests.support.batches import assert_same_batches
 
 N, E, WIDTH = 600, 6000, 30
 NUM_SLOTS = 100

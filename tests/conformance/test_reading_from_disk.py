@@ -19,13 +19,13 @@ from gnnstore import NeighborLoader, _core
 from gnnstore.converters import ConvertOptions
 from gnnstore.disk.engines import ENGINES, ENVIRONMENT_VARIABLE, probe_engines
 from gnnstore.errors import BudgetError, UsageError
-from gnnstore.features.tiers.static import cache_cost
+from gnnstore.features.static import cache_cost
 from gnnstore.graph.shared import shared_tables
 from gnnstore.pipeline.lookahead import presample as presampling
 from gnnstore.strategies.sizes.placement import Placement
-from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from gnnstore.testing.twins.reads import plan_reads
+from tests.support.batches import assert_same_batches, batches_of
 from tests.support.graphs import WIDTH, N, graph_of_three_tables
 from tests.support.references import OPTIONS
 

@@ -26,8 +26,8 @@ from torch.utils.data.distributed import DistributedSampler
 import gnnstore
 from gnnstore import GraphStore, NeighborLoader, UsageError
 from gnnstore.converters import from_rmat
-from gnnstore.testing.forks import ForkServer
 from tests.support.batches import digest_of, digests
+from tests.support.forks import ForkServer
 
 NUM_SEEDS = 150
 BATCH_SIZE = 32

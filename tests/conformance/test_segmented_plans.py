@@ -17,12 +17,12 @@ from gnnstore.errors import UsageError
 from gnnstore.features.segments import packing as segment_packing
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.packing.size import size_plan
-from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.graphs import random_graph
-from gnnstore.testing.plans import pack
-from gnnstore.testing.stores import assert_same_files
+from tests.support.batches import assert_same_batches, batches_of
 from tests.support.graphs import E, N, graph_of_three_tables
+from tests.support.plans import pack
 from tests.support.references import BATCHES, EPOCHS, OPTIONS, batches_in_memory, loader_of_plan
+from tests.support.stores import assert_same_files
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from gnnstore import NeighborLoader
 from gnnstore.converters import ConvertOptions, from_rmat
 from gnnstore.strategies.sizes.lookahead import BudgetSplit
-from gnnstore.testing.batches import assert_same_batches, batches_of
+from tests.support.batches import assert_same_batches, batches_of
 
 
 @pytest.fixture(scope="module")

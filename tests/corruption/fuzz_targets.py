@@ -44,14 +44,14 @@ from gnnstore.graph.neighbor_cache.beside import NeighborCache
 from gnnstore.graph.topology import Topology
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.strategies.builtin import STRATEGIES
-from gnnstore.testing.batches import assert_same_batches, batches_of
-from gnnstore.testing.disks import keep_usual_profile
 from gnnstore.testing.graphs import random_graph
-from gnnstore.testing.hostile import apply_edits, edits, json_edits
-from gnnstore.testing.plans import pack
-from gnnstore.testing.stores import write_example_store
 from gnnstore.tools.cli import main
 from gnnstore.tools.ui.exits import DEFECT
+from tests.support.batches import assert_same_batches, batches_of
+from tests.support.disks import keep_usual_profile
+from tests.support.hostile import apply_edits, edits, json_edits
+from tests.support.plans import pack
+from tests.support.stores import write_example_store
 
 NUM_NODES, NUM_EDGES = 40, 200
 SPACE_BYTES = 2**31  # of addresses, for what a check takes

@@ -293,7 +293,7 @@ def test_a_bomb_in_what_is_read_whole_is_refused(
 ) -> None:
     """A small file of labels that holds more numbers than memory could."""
     monkeypatch.setattr(
-        "gnnstore.converters.arrays.text_tables.available_bytes", lambda: 20_000_000
+        "gnnstore.converters.inputs.text_tables.available_bytes", lambda: 20_000_000
     )
     pack(ogb / "raw" / "node-label.csv.gz", "0\n" * 5_000_000)
     assert (ogb / "raw" / "node-label.csv.gz").stat().st_size < 20_000

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gnnstore.converters.arrays.npz import open_npz
-from gnnstore.converters.arrays.pickled import open_pickled
 from gnnstore.converters.datasets.graphbolt_metadata import read_metadata
+from gnnstore.converters.inputs.npz import open_npz
+from gnnstore.converters.inputs.pickled import open_pickled
 from gnnstore.errors import CorruptStoreError, InputError
 from gnnstore.features.check import verify
 from gnnstore.formats import StoreReader
@@ -33,8 +33,8 @@ from gnnstore.formats.container.journal_file import (
 )
 from gnnstore.formats.container.strict_json import MAX_VALUES, parse_object
 from gnnstore.formats.packed.reader import PackedReader
-from gnnstore.testing.hostile import reseal
-from gnnstore.testing.stores import write_example_store
+from tests.support.hostile import reseal
+from tests.support.stores import write_example_store
 
 BOMB_BYTES = 1_300_000_000
 _BLOCK_BYTES = 2**17  # the most that a block of Zstandard decodes to
@@ -179,7 +179,7 @@ def test_a_compressed_array_that_is_encoded_in_another_way(
 
 def test_a_plan_s_graph_array_is_checked_before_it_is_read(tmp_path: Path) -> None:
     pytest.importorskip("torch_geometric")
-    from gnnstore.testing.plans import pack  # noqa: PLC0415
+    from tests.support.plans import pack  # noqa: PLC0415
 
     plan = tmp_path / "plan"
     shutil.copytree(pack(write_example_store(tmp_path / "s.gnn").path, [2], epochs=1), plan)

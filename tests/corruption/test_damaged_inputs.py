@@ -17,9 +17,9 @@ from gnnstore.converters.stores.checked_files import CheckedFiles
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats import StoreReader
 from gnnstore.formats.container.files import BLOCK_BYTES
-from gnnstore.testing.effort import examples
 from gnnstore.testing.graphs import write_store
-from gnnstore.testing.stores import write_example_store
+from tests.support.effort import examples
+from tests.support.stores import write_example_store
 
 Derive = Callable[[Path, Path], object]
 

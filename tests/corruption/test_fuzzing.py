@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from gnnstore.testing.effort import choose
-from gnnstore.testing.forks import ForkServer
+from tests.support.effort import choose
+from tests.support.forks import ForkServer
 
 pytest.importorskip("torch_geometric")
 

@@ -18,10 +18,10 @@ from gnnstore.features.segments import packing as segment_packing
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.formats.packed.writer import PackedWriter
 from gnnstore.pipeline.lookahead import packer as rolling
-from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.graphs import random_graph
-from gnnstore.testing.plans import pack
+from tests.support.batches import assert_same_batches, batches_of
 from tests.support.files import flip
+from tests.support.plans import pack
 
 BATCHES = 12
 OPTIONS: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 3}

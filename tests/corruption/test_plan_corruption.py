@@ -19,12 +19,12 @@ from gnnstore.features.packed.saved import SavedPlan
 from gnnstore.formats.container.journal_file import encode_record, read_records
 from gnnstore.formats.packed.manifest import CHECKED_ROWS, PLAN_FORMAT_VERSION
 from gnnstore.formats.packed.reader import PackedReader
-from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.graphs import random_graph
-from gnnstore.testing.hostile import rewrite
-from gnnstore.testing.plans import pack
 from gnnstore.tools.cli import main
+from tests.support.batches import assert_same_batches, batches_of
 from tests.support.files import flip
+from tests.support.hostile import rewrite
+from tests.support.plans import pack
 
 BATCHES = 12
 

@@ -33,11 +33,11 @@ from gnnstore.formats.container.leftovers import find_leftovers
 from gnnstore.formats.packed.reader import PACKED, PackedReader
 from gnnstore.formats.store.units import find_unit, find_units, make_units_directory, remove_unit
 from gnnstore.graph.neighbor_cache.saved import ListsKey, load_lists, save_lists
-from gnnstore.testing import published
-from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.graphs import random_graph
-from gnnstore.testing.plans import pack
-from gnnstore.testing.stores import write_example_store
+from tests.support import published
+from tests.support.disks import usual_profile
+from tests.support.plans import pack
+from tests.support.stores import write_example_store
 
 # A call that hangs is ended by an exception: an open that waits can be interrupted.
 pytestmark = pytest.mark.timeout(60, method="signal")

@@ -33,8 +33,8 @@ from gnnstore.formats import (
     StoreWriter,
 )
 from gnnstore.formats.partitions.reader import PartitionsReader
-from gnnstore.testing.hostile import reseal, rewrite, write_sealed
-from gnnstore.testing.stores import write_example_store
+from tests.support.hostile import reseal, rewrite, write_sealed
+from tests.support.stores import write_example_store
 
 Manifest = dict[str, Any]
 

@@ -20,9 +20,9 @@ import gnnstore
 from gnnstore.converters import ConvertOptions, from_rmat
 from gnnstore.errors import UsageError
 from gnnstore.formats import StoreReader
-from gnnstore.testing.effort import choose
-from gnnstore.testing.forks import ForkServer
 from gnnstore.testing.graphs import read_store
+from tests.support.effort import choose
+from tests.support.forks import ForkServer
 
 SCALE = 9
 
@@ -34,7 +34,7 @@ _SWEEP = """
 
     import zarr
     from gnnstore.converters import ConvertOptions, from_rmat
-    from gnnstore.testing.filesystem_calls import signal_at_filesystem_call, serve
+    from tests.support.filesystem_calls import signal_at_filesystem_call, serve
 
     folder, name, overwrite = sys.argv[1:]
     os.fsync = lambda file: None  # what a process has written outlives it without

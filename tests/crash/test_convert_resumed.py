@@ -25,8 +25,8 @@ from gnnstore.errors import NoSpaceError
 from gnnstore.formats.arrays import pages
 from gnnstore.formats.container.leftovers import find_leftovers
 from gnnstore.formats.container.writer import SealedWriter
-from gnnstore.testing.effort import choose
-from gnnstore.testing.stores import assert_same_files
+from tests.support.effort import choose
+from tests.support.stores import assert_same_files
 
 NUM_KILLS = choose(6, 30)
 MAX_TOUCH = 400  # a conversion that nothing stops touches the disk about as often
@@ -44,7 +44,7 @@ _SERVER = """
     from gnnstore.converters.edges import builder as spill
     from gnnstore.formats.arrays import paged_writer
     from gnnstore.formats.arrays import pages
-    from gnnstore.testing.filesystem_calls import signal_at_filesystem_call, serve
+    from tests.support.filesystem_calls import signal_at_filesystem_call, serve
 
     source, output = sys.argv[1:]
     folder = os.path.dirname(output)

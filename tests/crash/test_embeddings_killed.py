@@ -17,9 +17,9 @@ import torch
 import gnnstore
 from gnnstore.converters import from_rmat
 from gnnstore.converters.partitions.partition import partition
-from gnnstore.testing.effort import choose
-from gnnstore.testing.forks import RUN_SCRIPT, ForkServer
-from gnnstore.testing.stores import write_example_store
+from tests.support.effort import choose
+from tests.support.forks import RUN_SCRIPT, ForkServer
+from tests.support.stores import write_example_store
 
 pytest.importorskip("torch_geometric")
 

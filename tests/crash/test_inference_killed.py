@@ -20,8 +20,8 @@ import gnnstore
 from gnnstore.errors import NoSpaceError, UsageError, storage_error
 from gnnstore.formats.container.files import ChecksummedFile
 from gnnstore.formats.container.leftovers import find_leftovers
-from gnnstore.testing.forks import ForkServer
 from gnnstore.testing.graphs import random_graph
+from tests.support.forks import ForkServer
 
 OPTIONS: dict[str, Any] = {"memory": "60MB", "shard_bytes": 1 << 16, "num_threads": 1}
 # After so many nodes of a run, of 4000 a layer: twice in the first layer, twice in the second,

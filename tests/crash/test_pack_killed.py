@@ -18,13 +18,13 @@ import pytest
 import gnnstore
 from gnnstore.errors import NoSpaceError, StorageError, UsageError
 from gnnstore.formats.container.leftovers import find_leftovers
-from gnnstore.testing.batches import assert_same_batches, batches_of
-from gnnstore.testing.effort import choose
 from gnnstore.testing.faults import inject
-from gnnstore.testing.forks import ForkServer
 from gnnstore.testing.graphs import random_graph
-from gnnstore.testing.plans import pack
-from gnnstore.testing.stores import assert_same_files
+from tests.support.batches import assert_same_batches, batches_of
+from tests.support.effort import choose
+from tests.support.forks import ForkServer
+from tests.support.plans import pack
+from tests.support.stores import assert_same_files
 
 NUM_KILLS = choose(8, 30)
 MAX_TOUCH = 100  # packing that nothing stops touches the plan's directory about as often
@@ -36,8 +36,8 @@ _SERVER = """
 import os, signal, sys
 from pathlib import Path
 
-from gnnstore.testing.plans import pack
-from gnnstore.testing.filesystem_calls import signal_at_filesystem_call, serve
+from tests.support.plans import pack
+from tests.support.filesystem_calls import signal_at_filesystem_call, serve
 
 # What a process has written outlives it without; 40 of them are half of the time.
 os.fsync = lambda file: None

@@ -24,10 +24,10 @@ from gnnstore.features.check import verify
 from gnnstore.formats.arrays import pages
 from gnnstore.formats.container import files
 from gnnstore.formats.container.leftovers import find_leftovers
-from gnnstore.testing.effort import choose
-from gnnstore.testing.forks import ForkServer
 from gnnstore.testing.graphs import random_graph
-from gnnstore.testing.stores import assert_same_files
+from tests.support.effort import choose
+from tests.support.forks import ForkServer
+from tests.support.stores import assert_same_files
 
 NUM_KILLS = choose(8, 30)
 SHARD_BYTES = 2**16
@@ -40,7 +40,7 @@ import os, signal, sys
 from gnnstore.converters import partition
 from gnnstore.converters.partitions import partition as work
 from gnnstore.formats.arrays import pages
-from gnnstore.testing.filesystem_calls import signal_at_filesystem_call, serve
+from tests.support.filesystem_calls import signal_at_filesystem_call, serve
 
 store = sys.argv[1]
 os.fsync = lambda file: None  # what a process has written outlives it without

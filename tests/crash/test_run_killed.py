@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gnnstore.disk.scratch import RunDirectory, find_runs, sweep_stale
-from gnnstore.testing.effort import choose
+from tests.support.effort import choose
 
 NUM_KILLS = choose(6, 12)
 

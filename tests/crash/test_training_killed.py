@@ -12,7 +12,7 @@ import torch
 
 from gnnstore.converters import from_rmat
 from gnnstore.strategies.builtin import STRATEGIES
-from gnnstore.testing.forks import RUN_SCRIPT, ForkServer
+from tests.support.forks import RUN_SCRIPT, ForkServer
 
 pytest.importorskip("torch_geometric")
 

@@ -18,8 +18,8 @@ from gnnstore.formats.arrays import pages
 from gnnstore.formats.container.leftovers import find_leftovers
 from gnnstore.formats.store.writer import StoreWriter
 from gnnstore.progress import NullProgress, Phase
-from gnnstore.testing.effort import choose
-from gnnstore.testing.stores import assert_same_files
+from tests.support.effort import choose
+from tests.support.stores import assert_same_files
 
 NUM_NODES, NUM_EDGES = 5000, 30_000
 SHARD_BYTES = 2**16
@@ -64,7 +64,7 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gnnstore.formats.arrays.paged_writer._BUFFER_BYTES", 2**13)
     monkeypatch.setattr("gnnstore.converters.writer.node_arrays._COPY_BYTES", 2**14)
     monkeypatch.setattr("gnnstore.converters.edges.builder.MIN_SPILL_BYTES", 2**12)
-    monkeypatch.setattr("gnnstore.converters.arrays.text_blocks._MIN_BLOCK_BYTES", 2**10)
+    monkeypatch.setattr("gnnstore.converters.inputs.text_blocks._MIN_BLOCK_BYTES", 2**10)
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from gnnstore.testing import published
 from gnnstore.testing.graphs import random_graph
+from tests.support import published
 
 _NUM_NODES = 300
 

@@ -17,8 +17,8 @@ import pytest
 
 import gnnstore
 from gnnstore.strategies.builtin import STRATEGIES, auto
-from gnnstore.testing.forks import RUN_SCRIPT, ForkServer
 from gnnstore.tools import cli
+from tests.support.forks import RUN_SCRIPT, ForkServer
 
 pytest.importorskip("torch_geometric")
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from gnnstore.converters import from_ogb
-from gnnstore.testing import published
 from gnnstore.testing.graphs import GraphArrays, random_graph, read_store
+from tests.support import published
 
 pytest.importorskip("ogb")
 # pandas and torch, as ogb uses them, warn of what is going to change.

@@ -11,8 +11,8 @@ import pytest
 from gnnstore.features.packed.record import decode_record
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.testing.graphs import random_graph
-from gnnstore.testing.plans import pack
 from gnnstore.testing.twins.packing import piece_crcs
+from tests.support.plans import pack
 
 zarr = pytest.importorskip("zarr")
 

@@ -14,7 +14,7 @@ import torch.distributed
 
 import gnnstore
 from gnnstore.converters import from_rmat
-from gnnstore.testing.forks import RUN_SCRIPT, ForkServer
+from tests.support.forks import RUN_SCRIPT, ForkServer
 
 pytestmark = [
     pytest.mark.timeout(600),

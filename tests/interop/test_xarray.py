@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import xarray
 
-from gnnstore.testing.stores import write_example_store
+from tests.support.stores import write_example_store
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden" / "v1.gnn"
 

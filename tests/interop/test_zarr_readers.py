@@ -13,7 +13,7 @@ import tensorstore
 import zarr
 
 from gnnstore.formats import StoreReader
-from gnnstore.testing.stores import ExampleStore, write_example_store
+from tests.support.stores import ExampleStore, write_example_store
 
 # Rows that fill pages, rows with a tail, long rows, one value a row; one and several shards.
 SHAPES: list[tuple[tuple[int, ...], str, int | None]] = [

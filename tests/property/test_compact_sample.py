@@ -20,7 +20,7 @@ from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.formats.store.csc import Csc
 from gnnstore.sampling.compact import MAX_ARRAYS, CompactSample
 from gnnstore.sampling.neighbor import NeighborSampler, Sample, SamplingConfig
-from gnnstore.testing.effort import examples
+from tests.support.effort import examples
 
 # Sizes of the whole graph: its own, and those from which on ids no longer fit in int32.
 SIZES = [0, 2**31, 2**31 + 1, 2**40]

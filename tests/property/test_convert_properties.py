@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 import gnnstore
 from gnnstore.converters import ConvertOptions
 from gnnstore.formats import StoreReader
-from gnnstore.testing.effort import examples
 from gnnstore.testing.graphs import GraphArrays, StoredGraph, read_store
 from gnnstore.testing.strategies import convert_options, graphs
+from tests.support.effort import examples
 
 
 def check_edges(graph: GraphArrays, stored: StoredGraph, options: ConvertOptions) -> None:

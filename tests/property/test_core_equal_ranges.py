@@ -11,7 +11,7 @@ from gnnstore import _core
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.store.csc import Csc
 from gnnstore.sampling.edges import EdgeFinder
-from gnnstore.testing.effort import examples
+from tests.support.effort import examples
 
 
 @settings(max_examples=examples(200), deadline=None)

@@ -31,9 +31,9 @@ from gnnstore.graph.neighbor_cache.importance import all_lists, choose_lists, un
 from gnnstore.sampling import DiskNeighborSampler, NeighborSampler, Sample, SamplingConfig
 from gnnstore.sampling.neighbor import BatchRequest
 from gnnstore.sampling.staged import CachedNeighbors, StagedBatch
-from gnnstore.testing.effort import examples
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.reads import write_array
+from tests.support.effort import examples
 
 UUID = "7a1e66a8-0000-8000-8000-000000000001"
 FANOUTS = st.lists(st.one_of(st.just(-1), st.integers(0, 12), st.integers(30, 50)), max_size=3).map(

@@ -21,9 +21,9 @@ from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import InputError, UsageError
 from gnnstore.features.check import verify
 from gnnstore.graph.store import GraphStore
-from gnnstore.testing.effort import examples
 from gnnstore.testing.graphs import read_store, write_store
-from gnnstore.testing.stores import assert_same_files
+from tests.support.effort import examples
+from tests.support.stores import assert_same_files
 
 Edges = npt.NDArray[np.int64]
 

@@ -17,8 +17,8 @@ import gnnstore
 from gnnstore.formats import PagedArray
 from gnnstore.graph import arrays as store_arrays
 from gnnstore.graph.arrays import Attribute
-from gnnstore.testing.effort import examples
-from gnnstore.testing.stores import write_example_store
+from tests.support.effort import examples
+from tests.support.stores import write_example_store
 
 
 @dataclass

@@ -22,7 +22,7 @@ from gnnstore import evaluation
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import BudgetError, InputError, NotFoundError, UsageError
 from gnnstore.evaluation import answers, ranks
-from gnnstore.testing.effort import examples
+from tests.support.effort import examples
 
 Edges = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
 

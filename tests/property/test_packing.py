@@ -28,13 +28,13 @@ from gnnstore.features.files import FileRows
 from gnnstore.features.packed.chunks import BLOCK_BYTES, PackedSuperbatch
 from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.pack import pack, packed_bytes
+from gnnstore.features.planned import PlannedCache, PlanStep
 from gnnstore.features.source import RowRequest
-from gnnstore.features.tiers.planned import PlannedCache, PlanStep
 from gnnstore.formats import PageGeometry, plan_shards
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
-from gnnstore.testing.effort import examples
 from gnnstore.testing.twins.packing import needed_pages, packed_file, piece_crcs, sort_misses
 from gnnstore.testing.twins.reads import write_array
+from tests.support.effort import examples
 from tests.support.engines import some_rows
 
 # The widths at which published systems compute the wrong page.

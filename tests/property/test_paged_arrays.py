@@ -19,7 +19,7 @@ from gnnstore.formats.arrays.dtypes import (
     to_bfloat16_bits,
 )
 from gnnstore.formats.container.names import decode, encode
-from gnnstore.testing.effort import examples
+from tests.support.effort import examples
 
 # The widths at which published systems compute the wrong page.
 ROW_BYTES = (1, 2, 100, 400, 511, 512, 513, 1200, 4095, 4096, 4097, 12288)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gnnstore.embeddings.buffer import PartitionBuffer
 from gnnstore.errors import StorageError
-from gnnstore.testing.effort import examples
+from tests.support.effort import examples
 
 P, WIDTH = 7, 3
 

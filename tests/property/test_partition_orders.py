@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnnstore.caching.partitions.assignment import states_of_buckets, states_of_nodes
-from gnnstore.caching.partitions.bias import edge_permutation_bias
-from gnnstore.caching.partitions.orders import (
+from gnnstore.errors import UsageError
+from gnnstore.partitions.assignment import states_of_buckets, states_of_nodes
+from gnnstore.partitions.bias import edge_permutation_bias
+from gnnstore.partitions.orders import (
     ORDERS,
     Schedule,
     beta_swaps,
@@ -20,9 +21,8 @@ from gnnstore.caching.partitions.orders import (
     sequential,
     two_level,
 )
-from gnnstore.errors import UsageError
-from gnnstore.testing.effort import is_long
 from gnnstore.testing.twins.partitions import partitions_loaded
+from tests.support.effort import is_long
 
 KEYS = st.tuples(st.integers(0, 2**63), st.integers(0, 2**31))
 

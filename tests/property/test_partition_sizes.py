@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnnstore.caching.partitions.orders import dispersed, two_level
-from gnnstore.caching.partitions.sizes import (
+from gnnstore.errors import BudgetError
+from gnnstore.formats.partitions.manifest import MOST_PARTITIONS
+from gnnstore.partitions.orders import dispersed, two_level
+from gnnstore.partitions.sizes import (
     BufferSizes,
     Contents,
     best_sizes,
@@ -16,8 +18,6 @@ from gnnstore.caching.partitions.sizes import (
     places_bytes,
     sizes_of_partitions,
 )
-from gnnstore.errors import BudgetError
-from gnnstore.formats.partitions.manifest import MOST_PARTITIONS
 from gnnstore.testing.twins.partitions import partitions_loaded
 
 NUM_NODES, ROW_BYTES = 10**9, 10**6

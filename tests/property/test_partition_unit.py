@@ -23,8 +23,8 @@ from gnnstore.formats.partitions.reader import (
     open_partitions,
 )
 from gnnstore.testing.graphs import GraphArrays, random_graph
-from gnnstore.testing.stores import write_example_store
 from gnnstore.testing.twins.partitions import partition_reference
+from tests.support.stores import write_example_store
 
 
 def check(store: Path, unit: PartitionsReader) -> None:

@@ -23,10 +23,10 @@ from gnnstore.caching.trace import Trace
 from gnnstore.disk.engines import open_engine
 from gnnstore.features.direct import DirectRows
 from gnnstore.features.memory import MemoryRows
+from gnnstore.features.planned import Lease, PlannedCache, PlanStep
 from gnnstore.features.source import Rows, RowSource
-from gnnstore.features.tiers.planned import Lease, PlannedCache, PlanStep
-from gnnstore.testing.effort import examples
 from gnnstore.testing.twins.reads import write_array
+from tests.support.effort import examples
 
 NUM_ROWS = 400
 # Bytes of a row of each table: whole lines, others, and the smallest.

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from gnnstore.disk.profile.tuning import ReadTuning
 from gnnstore.formats.arrays.pages import PageGeometry, plan_shards
-from gnnstore.planning.reads import ReadTotals, count_extents, count_reads
-from gnnstore.testing.disks import usual_profile
+from gnnstore.strategies.predict.reads import ReadTotals, count_extents, count_reads
 from gnnstore.testing.twins.reads import plan_reads
+from tests.support.disks import usual_profile
 
 
 @given(

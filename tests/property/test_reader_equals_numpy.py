@@ -23,12 +23,12 @@ from gnnstore.disk.engines import open_engine
 from gnnstore.features.direct import DirectRows
 from gnnstore.formats import PageGeometry, plan_shards
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
-from gnnstore.testing.effort import examples
 from gnnstore.testing.twins.reads import (
     files_of,
     plan_reads,
     write_array,
 )
+from tests.support.effort import examples
 from tests.support.engines import some_rows
 
 # The widths at which published systems compute the wrong page.

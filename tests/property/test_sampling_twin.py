@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnstore import _core
-from gnnstore.testing.effort import examples
 from gnnstore.testing.twins import sampling as reference
+from tests.support.effort import examples
 
 WORDS = st.integers(0, 2**64 - 1)
 FANOUTS = st.lists(st.one_of(st.just(-1), st.integers(0, 12), st.integers(30, 50)), max_size=4)

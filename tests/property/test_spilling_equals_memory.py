@@ -22,8 +22,8 @@ from gnnstore.converters.edges.on_disk import merge as spill_merge
 from gnnstore.converters.edges.on_disk import ranges as spill_ranges
 from gnnstore.converters.edges.on_disk import runs as spill_runs
 from gnnstore.converters.edges.rules import EdgeRules
-from gnnstore.testing.effort import examples
 from gnnstore.testing.strategies import edge_indices
+from tests.support.effort import examples
 
 RULES = st.builds(
     EdgeRules,

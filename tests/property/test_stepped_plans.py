@@ -14,8 +14,8 @@ from gnnstore.caching.plan import CachePlan, PlanPlace
 from gnnstore.caching.policies.base import SpillingPlanner
 from gnnstore.caching.policies.fixed import FixedPlanner
 from gnnstore.caching.trace import Trace
-from gnnstore.testing.effort import examples
 from gnnstore.testing.twins.caches import TwinPlan, batches_of, plan_fixed
+from tests.support.effort import examples
 from tests.support.traces import spill_trace
 
 

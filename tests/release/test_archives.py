@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gnnstore.testing import effort
+from tests.support import effort
 
 ROOT = Path(__file__).parents[2]
 # What a build or a run leaves behind, and what only this repository has use for.

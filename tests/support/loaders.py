@@ -6,7 +6,7 @@ import threading
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from gnnstore.pipeline.order.partition import PartitionOrder
+from gnnstore.partitions.order import PartitionOrder
 from gnnstore.threads import THREAD_NAME
 
 Loader = TypeVar("Loader", bound=Any)

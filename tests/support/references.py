@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnstore import NeighborLoader
-from gnnstore.testing.batches import batches_of
+from tests.support.batches import batches_of
 
 OPTIONS: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 3}
 BATCHES, EPOCHS = 12, 2  # of the graphs of `tests.support.graphs`: of an epoch, and compared

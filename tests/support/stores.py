@@ -1,11 +1,154 @@
-"""What stores hold."""
+"""A small store with every kind of array, and the plain arrays that it was written from.
+
+For tests of readers: layouts, interoperability, corruption, later versions.
+"""
 
 from __future__ import annotations
 
+import filecmp
+import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.formats import (
+    EDGE_TYPE,
+    NODE_TYPE,
+    AttributeSpec,
+    EdgeTypeSpec,
+    NodeTypeSpec,
+    Schema,
+    StoreWriter,
+)
+from gnnstore.formats.container.names import (
+    edge_directory,
+    graph_array,
+    node_array,
+    original_id_array,
+    split_array,
+)
 from gnnstore.formats.store.reader import StoreReader
+
+
+@dataclass(frozen=True)
+class ExampleStore:
+    """A store and its expected content.
+
+    Attributes
+    ----------
+    arrays : dict of str to ndarray
+        Expected values by the array's path in the store.
+    """
+
+    path: Path
+    arrays: dict[str, npt.NDArray[Any]]
+
+
+def write_example_store(
+    path: str | os.PathLike[str],
+    *,
+    num_nodes: int = 300,
+    num_edges: int = 1500,
+    feature_shape: tuple[int, ...] = (25,),
+    feature_dtype: str = "float32",
+    page_bytes: int = 4096,
+    shard_bytes: int | None = None,
+    overwrite: bool = False,
+    seed: int = 0,
+) -> ExampleStore:
+    """Write a store of a random graph, straight through the format's writer.
+
+    Parameters
+    ----------
+    feature_shape : tuple of int
+        Shape of a row of `x`; choose it so that rows do, or do not, fill their pages.
+    shard_bytes : int, optional
+        Small values make several shards of small arrays.
+    """
+    rng = np.random.default_rng(seed)
+    bits = rng.integers(0, 256, (num_nodes, *feature_shape, 8), dtype=np.uint8)
+    storage = np.dtype("uint16" if feature_dtype == "bfloat16" else feature_dtype)
+    features = bits.view(np.uint64)[..., 0].astype(np.uint32).astype(storage)
+    targets = np.sort(rng.integers(0, max(num_nodes, 1), num_edges if num_nodes else 0))
+    sources = rng.integers(0, max(num_nodes, 1), len(targets)).astype(np.int32)
+    order = np.lexsort((sources, targets))
+    indptr = np.searchsorted(targets, np.arange(num_nodes + 1)).astype(np.int64)
+
+    edges = edge_directory(*EDGE_TYPE)
+    paged = {
+        node_array(NODE_TYPE, "x"): features,
+        f"{edges}/indptr": indptr,
+        f"{edges}/indices": sources[order],
+        f"{edges}/edge_id": order.astype(np.int32),
+        f"{edges}/attrs/edge_attr": rng.random((len(order), 3), dtype=np.float32),
+    }
+    compressed = {
+        node_array(NODE_TYPE, "y"): rng.integers(0, 4, num_nodes),
+        node_array(NODE_TYPE, "train_mask"): rng.random(num_nodes) < 0.5,
+        split_array(NODE_TYPE, "train"): np.arange(num_nodes // 2),
+        split_array(NODE_TYPE, "valid"): np.arange(num_nodes // 2, num_nodes),
+        original_id_array(NODE_TYPE): np.arange(num_nodes) * 10,
+        graph_array("weights"): rng.random((4, 2)),
+    }
+    specs: dict[str, AttributeSpec] = {}
+    with StoreWriter(
+        path, page_bytes=page_bytes, shard_bytes=shard_bytes, overwrite=overwrite
+    ) as writer:
+        for array_path, values in paged.items():
+            name = array_path.rsplit("/", 1)[1]
+            array = writer.paged(
+                array_path,
+                name=name,
+                row_shape=values.shape[1:],
+                dtype=feature_dtype if name == "x" else values.dtype.name,
+                num_rows=len(values),
+            )
+            array.append(values)
+            specs[name] = array.spec
+        for array_path, values in compressed.items():
+            name = array_path.rsplit("/", 1)[1]
+            specs[name] = writer.compressed(array_path, values, name=name)
+        node = NodeTypeSpec(
+            NODE_TYPE,
+            num_nodes,
+            {name: specs[name] for name in ("x", "y", "train_mask")},
+            {name: specs[name] for name in ("train", "valid")},
+            specs["original_id"],
+        )
+        edge = EdgeTypeSpec(
+            *EDGE_TYPE,
+            len(order),
+            specs["indptr"],
+            specs["indices"],
+            specs["edge_id"],
+            {"edge_attr": specs["edge_attr"]},
+        )
+        schema = Schema((node,), (edge,), {"name": "example"}, {"weights": specs["weights"]})
+        final = writer.commit(schema, {"kind": "example"})
+    return ExampleStore(final, paged | compressed)
+
+
+def assert_same_files(path: Path, other: Path) -> None:
+    """Check that two directories have the same files with the same bytes.
+
+    Raises
+    ------
+    AssertionError
+        Naming the first file that differs.
+    """
+    ours, theirs = _files(path), _files(other)
+    if ours.keys() != theirs.keys():
+        raise AssertionError(f"only in one of them: {sorted(ours.keys() ^ theirs.keys())}")
+    for name, file in ours.items():
+        if not filecmp.cmp(file, theirs[name], shallow=False):
+            raise AssertionError(f"{file} and {theirs[name]} differ")
+
+
+def _files(path: Path) -> dict[str, Path]:
+    return {str(file.relative_to(path)): file for file in path.rglob("*") if file.is_file()}
 
 
 def arrays_of(path: Path) -> dict[str, Any]:

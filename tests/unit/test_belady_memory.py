@@ -14,7 +14,7 @@ from gnnstore.caching.plan import PlanPlace
 from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.caching.policies.registry import BELADY
 from gnnstore.caching.trace import Trace, TraceBuilder
-from gnnstore.testing.effort import choose
+from tests.support.effort import choose
 
 # Of a slot, between two plans: the row, and how often it was needed.
 STATE_BYTES = 12

@@ -15,8 +15,8 @@ from gnnstore.converters import ConvertOptions, from_snap
 from gnnstore.converters.edges import id_remap as compact_ids
 from gnnstore.converters.edges.id_remap import IdCollector
 from gnnstore.errors import BudgetError
-from gnnstore.testing.effort import examples
 from gnnstore.testing.graphs import read_store
+from tests.support.effort import examples
 
 
 @settings(max_examples=examples(200), deadline=None)

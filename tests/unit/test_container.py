@@ -29,7 +29,7 @@ from gnnstore.formats.container.manifest import KINDS, Kind, Manifest
 from gnnstore.formats.container.reader import SealedReader
 from gnnstore.formats.container.strict_json import Fields
 from gnnstore.formats.container.writer import SealedWriter
-from gnnstore.testing.stores import assert_same_files, write_example_store
+from tests.support.stores import assert_same_files, write_example_store
 
 # ---- the kind: vectors in parts ------------------------------------------------------------
 

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gnnstore.converters.arrays.npy import open_npy, open_npy_directory
-from gnnstore.converters.arrays.npz import open_npz
-from gnnstore.converters.arrays.source import ArraySource, MemoryArray
+from gnnstore.converters.inputs.npy import open_npy, open_npy_directory
+from gnnstore.converters.inputs.npz import open_npz
+from gnnstore.converters.inputs.source import ArraySource, MemoryArray
 from gnnstore.errors import BudgetError, InputError, NotFoundError
 
 Opener = Callable[[Path, npt.NDArray[Any]], ArraySource]
@@ -41,8 +41,8 @@ def in_compressed_npz(folder: Path, array: npt.NDArray[Any]) -> ArraySource:
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gnnstore.converters.arrays.npz._BLOCK_BYTES", 40)
-    monkeypatch.setattr("gnnstore.converters.arrays.npz._STEP_ITEMS", 4)
+    monkeypatch.setattr("gnnstore.converters.inputs.npz._BLOCK_BYTES", 40)
+    monkeypatch.setattr("gnnstore.converters.inputs.npz._STEP_ITEMS", 4)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -268,7 +268,7 @@ def test_what_is_too_large_to_be_read_whole_is_refused_before_it_is(
     else:
         np.save(tmp_path / "a.npy", values)
         source = open_npy(tmp_path / "a.npy")
-    monkeypatch.setattr("gnnstore.converters.arrays.source._SMALL_BYTES", 0)
+    monkeypatch.setattr("gnnstore.converters.inputs.source._SMALL_BYTES", 0)
     monkeypatch.setattr("gnnstore.converters.memory.available_bytes", lambda: 2**22)
     with pytest.raises(
         BudgetError,

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gnnstore.converters.arrays.npy import open_npy
 from gnnstore.converters.edges import columns as edges
 from gnnstore.converters.edges import dealt, row_blocks
 from gnnstore.converters.edges import rules as edge_rules
@@ -22,10 +21,11 @@ from gnnstore.converters.edges.builder import EdgeBuilder
 from gnnstore.converters.edges.columns import estimate_peak_bytes
 from gnnstore.converters.edges.node_ids import check_ids, edge_pairs, glimpses, some_targets
 from gnnstore.converters.edges.rules import EdgeRules, is_identity
+from gnnstore.converters.inputs.npy import open_npy
 from gnnstore.errors import BudgetError, InputError
-from gnnstore.testing.effort import examples
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from gnnstore.testing.strategies import graphs
+from tests.support.effort import examples
 
 RULES = st.builds(
     EdgeRules,

@@ -25,22 +25,22 @@ from gnnstore.converters import (
     from_snap,
     partition,
 )
-from gnnstore.converters.arrays.derived import FloatLabels, JoinedArrays, RowTaker
-from gnnstore.converters.arrays.files import RawLayout
-from gnnstore.converters.arrays.npy import open_npy
-from gnnstore.converters.arrays.npz import open_npz
-from gnnstore.converters.arrays.scattered import ScatteredRows
-from gnnstore.converters.arrays.source import ArraySource, MemoryArray
-from gnnstore.converters.arrays.text_arrays import TextArray
 from gnnstore.converters.datasets.external import open_features, open_labels
+from gnnstore.converters.inputs.derived import FloatLabels, JoinedArrays, RowTaker
+from gnnstore.converters.inputs.files import RawLayout
+from gnnstore.converters.inputs.npy import open_npy
+from gnnstore.converters.inputs.npz import open_npz
+from gnnstore.converters.inputs.scattered import ScatteredRows
+from gnnstore.converters.inputs.source import ArraySource, MemoryArray
+from gnnstore.converters.inputs.text_arrays import TextArray
 from gnnstore.converters.writer.casting import column_scales
 from gnnstore.errors import InputError, NotFoundError, UsageError
 from gnnstore.features.check import verify
 from gnnstore.formats import StoreReader
 from gnnstore.formats.arrays.dtypes import to_bfloat16_bits
 from gnnstore.progress import NullPhase
-from gnnstore.testing.effort import examples
 from gnnstore.testing.graphs import read_store
+from tests.support.effort import examples
 
 ROWS = np.random.default_rng(0).random((11, 3)).astype(np.float32)
 LAYOUT = RawLayout("float32", (-1, 3))
@@ -369,8 +369,8 @@ def test_rows_in_any_order_are_put_into_that_of_nodes(  # noqa: PLR0917 - drawn 
         MemoryArray("b", rows[order][num_rows // 3 :]),
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gnnstore.converters.arrays.scattered._MIN_RANGE_BYTES", 400)
-        patch.setattr("gnnstore.converters.arrays.scattered._STEP_BYTES", 300)
+        patch.setattr("gnnstore.converters.inputs.scattered._MIN_RANGE_BYTES", 400)
+        patch.setattr("gnnstore.converters.inputs.scattered._STEP_BYTES", 300)
         found = ScatteredRows(JoinedArrays(parts), MemoryArray("ids", order), folder / "s", 0)
         for _ in range(2):  # scales take two passes
             pieces = [np.empty((0, width), np.float32), *found.rows(step, min(start, num_rows))]

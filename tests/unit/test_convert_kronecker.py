@@ -37,7 +37,7 @@ from gnnstore.formats import AttributeSpec, StoreReader
 from gnnstore.formats.arrays.dtypes import from_bfloat16_bits, to_bfloat16_bits
 from gnnstore.progress import NullProgress
 from gnnstore.testing.graphs import StoredGraph, random_graph, read_store, write_store
-from gnnstore.testing.hostile import reseal
+from tests.support.hostile import reseal
 
 NUM_NODES = 300
 OVERWRITE = ConvertOptions(overwrite=True)

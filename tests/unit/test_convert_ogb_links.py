@@ -14,7 +14,7 @@ import gnnstore
 from gnnstore.converters import ConvertOptions, from_ogb
 from gnnstore.errors import InputError, NotFoundError
 from gnnstore.features.check import verify
-from gnnstore.testing.published import write_csv_gz
+from tests.support.published import write_csv_gz
 
 N, E, L = 60, 400, 24
 Splits = dict[str, dict[str, npt.NDArray[Any]]]

@@ -18,10 +18,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnnstore.converters.arrays.pickled import open_pickled
-from gnnstore.converters.arrays.source import ArraySource
+from gnnstore.converters.inputs.pickled import open_pickled
+from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.errors import InputError, NotFoundError
-from gnnstore.testing.effort import examples
+from tests.support.effort import examples
 
 
 def archive(path: Path, data: bytes) -> Path:
@@ -66,7 +66,7 @@ VALUES = [
 def test_arrays_come_out_as_they_went_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: int, values: np.ndarray[Any, Any]
 ) -> None:
-    monkeypatch.setattr("gnnstore.converters.arrays.pickled._PIECE_BYTES", 2**10 + 3)
+    monkeypatch.setattr("gnnstore.converters.inputs.pickled._PIECE_BYTES", 2**10 + 3)
     splits = {"train": values, "test": np.arange(2)}
     found = open_pickled(archive(tmp_path / "a.pt", pickle.dumps(splits, protocol)), "the splits")
     assert list(found) == ["train", "test"]

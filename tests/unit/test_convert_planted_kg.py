@@ -18,7 +18,7 @@ from gnnstore.errors import BudgetError, UsageError
 from gnnstore.evaluation import mrr
 from gnnstore.features.check import verify
 from gnnstore.testing.graphs import read_store
-from gnnstore.testing.stores import assert_same_files
+from tests.support.stores import assert_same_files
 
 SMALL: dict[str, Any] = {
     "num_entities": 400,

@@ -12,8 +12,8 @@ import pytest
 
 import gnnstore
 from gnnstore.converters import ConvertOptions, from_snap
-from gnnstore.converters.arrays.text_tables import TextTable
 from gnnstore.converters.edges.id_remap import IdCollector, OneBasedIds
+from gnnstore.converters.inputs.text_tables import TextTable
 from gnnstore.converters.writer import edge_splits
 from gnnstore.errors import (
     CorruptStoreError,

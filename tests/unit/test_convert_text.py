@@ -19,11 +19,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gnnstore import _core
-from gnnstore.converters.arrays.text_blocks import read_blocks
-from gnnstore.converters.arrays.text_tables import TableFormat, TextTable
+from gnnstore.converters.inputs.text_blocks import read_blocks
+from gnnstore.converters.inputs.text_tables import TableFormat, TextTable
 from gnnstore.errors import InputError
 from gnnstore.progress import NullPhase
-from gnnstore.testing.effort import examples
+from tests.support.effort import examples
 
 PAIRS = TableFormat("int64", num_columns=2)
 NODES = TableFormat("int64", minimum=0, limit=5, what="node id")
@@ -460,7 +460,7 @@ def test_mixed_separators_are_said(
 def test_a_bomb_without_line_ends_is_refused_before_it_fills_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gnnstore.converters.arrays.text_blocks.MAX_LINE_BYTES", 2**20)
+    monkeypatch.setattr("gnnstore.converters.inputs.text_blocks.MAX_LINE_BYTES", 2**20)
     path = tmp_path / "bomb.gz"
     for text in (b"0" * 2**24, b"\n" * 2**24 + b"0" * 2**24):
         path.write_bytes(gzip.compress(text))

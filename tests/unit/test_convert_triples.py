@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 import gnnstore
 from gnnstore.converters import ConvertOptions, from_triples, split_edges
-from gnnstore.converters.arrays.text_tables import TextTable
+from gnnstore.converters.inputs.text_tables import TextTable
 from gnnstore.errors import BudgetError, CorruptStoreError, InputError, NotFoundError, UsageError
 from gnnstore.features.check import verify
 from gnnstore.formats.store import checks
-from gnnstore.testing.effort import examples
+from tests.support.effort import examples
 
 Triple = tuple[str, str, str]
 

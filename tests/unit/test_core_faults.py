@@ -22,8 +22,8 @@ from gnnstore.errors import StorageError, UsageError
 from gnnstore.features.check import verify
 from gnnstore.formats import PagedArray, StoreReader
 from gnnstore.testing.faults import Fault, Injection, SystemCall, inject, inject_all
-from gnnstore.testing.stores import write_example_store
 from tests.support.files import raised
+from tests.support.stores import write_example_store
 
 BODY_BYTES = 3 << 20  # three pieces of read_pages
 PLACE = {

@@ -21,16 +21,16 @@ from gnnstore.caching.trace import Trace
 from gnnstore.disk.profile.tuning import tune_reads
 from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
-from gnnstore.planning.cost_model import EpochCosts, Machine, Prediction, Resources
-from gnnstore.planning.reads import ReadTotals
-from gnnstore.planning.workload import SampledTrace, SpatialSampling, TableReads, Workload
+from gnnstore.strategies.auto import StrategyOptimizer
 from gnnstore.strategies.base import Candidate
 from gnnstore.strategies.builtin import auto
-from gnnstore.strategies.optimizer import StrategyOptimizer
+from gnnstore.strategies.predict.cost import EpochCosts, Machine, Prediction, Resources
+from gnnstore.strategies.predict.reads import ReadTotals
+from gnnstore.strategies.predict.workload import SampledTrace, SpatialSampling, TableReads, Workload
 from gnnstore.strategies.sizes.misses import EstimatedMisses
-from gnnstore.testing.disks import usual_profile
-from gnnstore.testing.effort import examples
 from gnnstore.testing.twins.caches import run_lru
+from tests.support.disks import usual_profile
+from tests.support.effort import examples
 
 NUM_ROWS, ROW_BYTES = 20_000, 512
 ALL = auto()

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import UsageError
+from gnnstore.features import device as device_rows
+from gnnstore.features.device import DeviceRows, assemble
 from gnnstore.features.direct import DirectRows
 from gnnstore.features.memory import MemoryRows
-from gnnstore.features.tiers import device as device_rows
-from gnnstore.features.tiers.device import DeviceRows, assemble
 from gnnstore.testing.twins.reads import write_array
 
 NUM_NODES = 700

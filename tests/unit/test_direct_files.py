@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from gnnstore import _core
-from gnnstore.converters.arrays.npy import open_npy
+from gnnstore.converters.inputs.npy import open_npy
 from gnnstore.converters.read_ahead import read_ahead
 from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.errors import InputError, NoSpaceError

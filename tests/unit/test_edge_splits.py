@@ -14,14 +14,14 @@ import torch
 
 import gnnstore
 from gnnstore.converters import ConvertOptions
-from gnnstore.converters.arrays.source import MemoryArray
+from gnnstore.converters.inputs.source import MemoryArray
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import CorruptStoreError, InputError, NoSplitError, NotFoundError, UsageError
 from gnnstore.features.check import verify
 from gnnstore.formats import StoreReader
 from gnnstore.testing.graphs import write_store
-from gnnstore.testing.hostile import reseal
 from gnnstore.tools.cli import main
+from tests.support.hostile import reseal
 
 NUM_NODES = 10
 VALID: dict[str, Any] = {

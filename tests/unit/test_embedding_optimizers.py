@@ -12,7 +12,7 @@ import torch
 
 import gnnstore
 from gnnstore.errors import UsageError
-from gnnstore.testing.stores import write_example_store
+from tests.support.stores import write_example_store
 
 N, DIM = 60, 12
 

@@ -19,7 +19,6 @@ import torch
 import gnnstore
 from gnnstore.converters.partitions.partition import partition
 from gnnstore.embeddings import opening
-from gnnstore.embeddings.base import Slots
 from gnnstore.errors import (
     BadIndexError,
     BudgetError,
@@ -34,11 +33,12 @@ from gnnstore.errors import (
 from gnnstore.formats.container.files import crc32c_of
 from gnnstore.formats.partitions.reader import PartitionsReader
 from gnnstore.formats.tables.commit import _canonical
+from gnnstore.partitions.followers import Slots
 from gnnstore.testing.graphs import write_store
-from gnnstore.testing.stores import write_example_store
 from gnnstore.testing.twins.learned_rows import initial_rows
 from gnnstore.tools import cli
 from gnnstore.tools.inspect.tables import describe_table
+from tests.support.stores import write_example_store
 
 N, DIM, P = 60, 8, 5
 

@@ -32,8 +32,8 @@ from gnnstore.disk.engines import (
 )
 from gnnstore.disk.profile.device_profile import filesystem_id, save_profile
 from gnnstore.errors import StorageError, UsageError
-from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.faults import Fault, SystemCall, inject, inject_all
+from tests.support.disks import usual_profile
 from tests.support.engines import available
 
 T = TypeVar("T")

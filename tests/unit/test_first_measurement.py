@@ -29,7 +29,7 @@ from gnnstore.disk.profile.device_profile import (
 from gnnstore.disk.profile.first_use import disk_profile
 from gnnstore.disk.profile.spot_check import SpotCheck
 from gnnstore.errors import StorageError
-from gnnstore.testing.disks import usual_profile
+from tests.support.disks import usual_profile
 
 
 class Disk:

@@ -16,8 +16,8 @@ from gnnstore.disk.engines import open_engine
 from gnnstore.errors import CorruptStoreError, NoSpaceError, UsageError
 from gnnstore.features.direct import DirectRows
 from gnnstore.features.packed.pack import pack
+from gnnstore.features.planned import PlannedCache, PlanStep
 from gnnstore.features.source import RowSource, files_of
-from gnnstore.features.tiers.planned import PlannedCache, PlanStep
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.reads import write_array
 from tests.support.traces import spill_trace

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gnnstore.testing.forks import ForkServer, fork_server
+from tests.support.forks import ForkServer, fork_server
 
 
 @pytest.fixture(scope="module")

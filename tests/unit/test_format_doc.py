@@ -14,7 +14,7 @@ from gnnstore.formats.container import files, names, strict_json
 from gnnstore.formats.container import manifest as container
 from gnnstore.formats.packed import manifest as plan_manifest
 from gnnstore.formats.store import schema as manifest
-from gnnstore.testing.stores import write_example_store
+from tests.support.stores import write_example_store
 
 PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
 
@@ -64,7 +64,7 @@ def test_paged_attributes(tmp_path: Path) -> None:
 def test_plan_manifest_fields(tmp_path: Path) -> None:
     pytest.importorskip("torch_geometric")
     from gnnstore.testing.graphs import random_graph  # noqa: PLC0415
-    from gnnstore.testing.plans import pack  # noqa: PLC0415
+    from tests.support.plans import pack  # noqa: PLC0415
 
     graph = random_graph(50, 200, feature_dim=30, num_classes=2)
     plan = pack(graph.write(tmp_path / "s.gnn"), [2], epochs=1)
@@ -87,7 +87,7 @@ def test_plan_manifest_fields(tmp_path: Path) -> None:
 def test_plans_with_segments(tmp_path: Path) -> None:
     pytest.importorskip("torch_geometric")
     from gnnstore.testing.graphs import random_graph  # noqa: PLC0415
-    from gnnstore.testing.plans import pack  # noqa: PLC0415
+    from tests.support.plans import pack  # noqa: PLC0415
 
     graph = random_graph(50, 200, feature_dim=30, num_classes=2)
     plan = pack(graph.write(tmp_path / "s.gnn"), [2], epochs=1, batch_size=5, segment=2)

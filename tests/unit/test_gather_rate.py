@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gnnstore.planning import calibrate
-from gnnstore.planning.calibrate import gather_bandwidth
+from gnnstore.strategies.predict import calibrate
+from gnnstore.strategies.predict.calibrate import gather_bandwidth
 
 
 @pytest.mark.parametrize("row_bytes", [0, 4, 512, 1 << 20])

@@ -31,10 +31,11 @@ LAYERS = (
     ("caching",),
     ("features",),
     ("graph",),
-    ("embeddings",),  # a loader tells the tables that follow it which partitions it enters
+    ("seeds",),
     ("pipeline",),
-    ("planning", "display"),
-    ("strategies",),
+    ("display", "strategies"),
+    ("partitions",),
+    ("embeddings",),
     ("loaders",),
     ("packing", "layerwise", "evaluation"),
 )
@@ -187,7 +188,7 @@ OPENERS = {
         "disk/profile/filesystems.py",
     ),
     *("disk/profile/cgroup.py", "disk/profile/page_cache.py"),
-    *("disk/engines.py", "disk/scratch.py", "layerwise/api.py", "converters/inputs.py"),
+    *("disk/engines.py", "disk/scratch.py", "layerwise/api.py", "converters/inputs/opening.py"),
     *("converters/writer/adjacency.py", "evaluation/table.py"),
 }
 RAW_CALLS = re.compile(

@@ -42,7 +42,7 @@ from gnnstore.layerwise.rows import RecycledBlocks
 from gnnstore.layerwise.run import InferenceRun
 from gnnstore.progress import NullProgress
 from gnnstore.testing.graphs import random_graph
-from gnnstore.testing.stores import write_example_store
+from tests.support.stores import write_example_store
 
 
 def slowed(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:

@@ -36,9 +36,9 @@ from gnnstore.interrupts import (
 )
 from gnnstore.parallel import Workers
 from gnnstore.strategies.builtin import STRATEGIES
-from gnnstore.testing.effort import is_long
 from gnnstore.testing.graphs import random_graph
 from gnnstore.threads import Background, SharedLock
+from tests.support.effort import is_long
 
 PACKAGE = str(Path(gnnstore.__file__).parent)
 PLANNED = [each.name for each in STRATEGIES if each.plans]

@@ -29,8 +29,8 @@ from gnnstore.converters.synthetic.kronecker.patterns import (
 )
 from gnnstore.errors import UsageError
 from gnnstore.progress import NullProgress
-from gnnstore.testing.effort import examples
 from gnnstore.testing.graphs import write_store
+from tests.support.effort import examples
 
 SIZES = [(1, 1.0), (1, 0.5), (2, 3.3), (4, 8.8), (4, 0.25), (5, 25.0), (16, 16.0), (16, 255.9)]
 

@@ -16,13 +16,13 @@ import gnnstore
 from gnnstore.disk.profile import cgroup
 from gnnstore.disk.profile.cgroup import MemoryGroup, _parents, _remove, memory_group
 from gnnstore.errors import BudgetError, UsageError
-from gnnstore.testing.stores import write_example_store
 from gnnstore.tools.bench.device import measure_device
 from gnnstore.tools.bench.setup import Run, split_tables
 from gnnstore.tools.bench.stages import stages_of
 from gnnstore.tools.bench.task import Outcome, Task, run_task
 from gnnstore.tools.bench.ways import ways
 from gnnstore.tools.bench.worker import perform, work
+from tests.support.stores import write_example_store
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from torch_geometric.data import Data
 
 import gnnstore
 from gnnstore import NeighborLoader
-from gnnstore.testing.forks import ForkServer
-from gnnstore.testing.stores import write_example_store
+from tests.support.forks import ForkServer
 from tests.support.loaders import threads_of_loaders
+from tests.support.stores import write_example_store
 
 pytestmark = pytest.mark.usefixtures("way_of_reading")
 

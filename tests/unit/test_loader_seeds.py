@@ -27,12 +27,12 @@ from gnnstore.pipeline.order.epoch import (
 )
 from gnnstore.pipeline.order.keyed import KeyedOrder, SeededShuffle
 from gnnstore.pipeline.order.state import Position
-from gnnstore.pipeline.seeds.kinds import labels_of
-from gnnstore.pipeline.seeds.links import LinkLabels
-from gnnstore.pipeline.seeds.nodes import NodeLabels, resolve_input_nodes
-from gnnstore.testing.effort import choose
-from gnnstore.testing.forks import ForkServer
-from gnnstore.testing.stores import write_example_store
+from gnnstore.seeds.kinds import labels_of
+from gnnstore.seeds.links import LinkLabels
+from gnnstore.seeds.nodes import NodeLabels, resolve_input_nodes
+from tests.support.effort import choose
+from tests.support.forks import ForkServer
+from tests.support.stores import write_example_store
 
 
 @pytest.fixture(scope="module")

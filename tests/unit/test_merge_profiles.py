@@ -10,7 +10,7 @@ import pytest
 
 from gnnstore.disk.profile.device_profile import DeviceProfile, KeptProfile
 from gnnstore.disk.profile.merge_profiles import compare, confirmed, is_due, judge, merged
-from gnnstore.testing.disks import usual_profile
+from tests.support.disks import usual_profile
 
 NOON = datetime(2026, 3, 4, 12, tzinfo=UTC)
 GOOD = usual_profile(

@@ -22,8 +22,8 @@ from gnnstore.graph.neighbor_cache.cache import bytes_for_all, open_neighbor_cac
 from gnnstore.graph.store import GraphStore
 from gnnstore.graph.topology import Topology
 from gnnstore.sampling import SamplingConfig
-from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.graphs import random_graph
+from tests.support.batches import assert_same_batches, batches_of
 
 CONFIG = SamplingConfig((5, 3), seed=2)
 THREAD = "gnnstore-neighbors"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnnstore import _core
-from gnnstore.features.tiers.static import SlotIndex
+from gnnstore.features.static import SlotIndex
 
 
 @given(

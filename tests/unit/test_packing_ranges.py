@@ -27,11 +27,11 @@ from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.misses import MissCollector, MissTable
 from gnnstore.features.packed.pack import pack, packed_bytes
-from gnnstore.features.tiers.planned import PlanStep
-from gnnstore.testing.effort import examples
+from gnnstore.features.planned import PlanStep
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.packing import packed_file, piece_crcs
 from gnnstore.testing.twins.reads import write_array
+from tests.support.effort import examples
 from tests.support.files import flip
 from tests.support.packing import PackingCase
 from tests.support.traces import spill

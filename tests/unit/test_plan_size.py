@@ -6,7 +6,7 @@ import pytest
 
 from gnnstore.budget.ledger import PLANNED, SLOTS, STAGING, Ledger, Reservation
 from gnnstore.caching.policies.registry import BELADY
-from gnnstore.features.tiers.planned import PlannedCache
+from gnnstore.features.planned import PlannedCache
 from gnnstore.packing.size import PlanSize, size_plan
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.strategies.builtin import PACKED

@@ -32,11 +32,11 @@ from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.caching.trace import Trace
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import GnnstoreError, StorageError, UsageError
+from gnnstore.features import planned as planned_cache
+from gnnstore.features import turns as sequencer
 from gnnstore.features.direct import DirectRows
+from gnnstore.features.planned import Lease, PlannedCache, PlanStep
 from gnnstore.features.source import RowRequest, RowSource, RowSpec
-from gnnstore.features.tiers import planned as planned_cache
-from gnnstore.features.tiers import sequencer
-from gnnstore.features.tiers.planned import Lease, PlannedCache, PlanStep
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.reads import write_array
 

@@ -15,9 +15,9 @@ from gnnstore.graph.topology import Topology
 from gnnstore.parallel import Lookahead
 from gnnstore.pipeline.lookahead import presample as presampling
 from gnnstore.pipeline.lookahead.presample import Presampler, batch_shape
-from gnnstore.pipeline.seeds.base import BatchKey
-from gnnstore.pipeline.seeds.nodes import resolve_input_nodes
 from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.seeds.base import BatchKey
+from gnnstore.seeds.nodes import resolve_input_nodes
 from gnnstore.testing.graphs import random_graph
 
 N, E = 400, 3000

@@ -8,7 +8,7 @@ import pytest
 
 from gnnstore.disk.profile.device_profile import DeviceProfile
 from gnnstore.disk.profile.tuning import ReadTuning, tune_reads
-from gnnstore.testing.disks import usual_profile
+from tests.support.disks import usual_profile
 
 MIB = 1 << 20
 

@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 
 from gnnstore import _core
 from gnnstore.formats import PagedArray
-from gnnstore.testing.effort import choose
 from gnnstore.testing.faults import Fault, SystemCall, inject, inject_all
 from gnnstore.testing.twins.reads import files_of, write_array
+from tests.support.effort import choose
 from tests.support.engines import available
 
 # A hung disk would be reported within this time, and so must a failing one be.

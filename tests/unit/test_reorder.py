@@ -24,7 +24,7 @@ from gnnstore.converters import (
     reorder,
     split_edges,
 )
-from gnnstore.converters.arrays import scattered
+from gnnstore.converters.inputs import scattered
 from gnnstore.converters.stores import communities, copy, ordered_texts, places
 from gnnstore.converters.stores import reorder as reordering
 from gnnstore.converters.stores.communities import find_communities
@@ -37,10 +37,9 @@ from gnnstore.formats import StoreReader
 from gnnstore.formats.container.leftovers import find_leftovers
 from gnnstore.graph import original_ids
 from gnnstore.progress import NullProgress
-from gnnstore.testing.effort import examples
 from gnnstore.testing.graphs import random_graph, read_store, write_store
-from gnnstore.testing.stores import assert_same_files
-from tests.support.stores import arrays_of
+from tests.support.effort import examples
+from tests.support.stores import arrays_of, assert_same_files
 
 
 def graph(path: Path, *, original: bool = True, **options: Any) -> Path:

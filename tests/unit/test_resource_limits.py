@@ -20,11 +20,11 @@ from gnnstore.errors import (
     resource_error,
     storage_error,
 )
-from gnnstore.testing.forks import ForkServer
 from gnnstore.testing.graphs import read_store
-from gnnstore.testing.plans import pack
 from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.session import Session
+from tests.support.forks import ForkServer
+from tests.support.plans import pack
 
 # Forks a process for each limit, so that everything is imported once. Prints what each met.
 SCRIPT = """

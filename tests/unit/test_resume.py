@@ -25,8 +25,8 @@ from gnnstore.formats.container.journal_file import (
     read_records,
 )
 from gnnstore.formats.container.leftovers import find_leftovers
-from gnnstore.testing.effort import examples
-from gnnstore.testing.stores import assert_same_files
+from tests.support.effort import examples
+from tests.support.stores import assert_same_files
 
 FINGERPRINT: dict[str, Any] = {"kind": "test", "options": {"undirected": False}, "sizes": [1, 2]}
 

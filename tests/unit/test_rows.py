@@ -23,7 +23,7 @@ from gnnstore.features.source import RowSource, RowSpec
 from gnnstore.formats import AttributeSpec, PagedArray, StoreReader
 from gnnstore.graph.shared import shared_tables
 from gnnstore.testing.graphs import write_store
-from gnnstore.testing.stores import write_example_store
+from tests.support.stores import write_example_store
 
 # One byte; not dividing a page; just below, at and above a page; several pages.
 ROW_BYTES = [1, 2, 100, 400, 511, 512, 513, 1200, 4095, 4096, 4097, 12288]

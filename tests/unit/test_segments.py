@@ -13,7 +13,7 @@ from gnnstore.caching.segment_search import Recurrences, search_segment
 from gnnstore.caching.segments import SharedRows, permutation, segments_of
 from gnnstore.disk.profile.tuning import tune_reads
 from gnnstore.errors import UsageError
-from gnnstore.planning.reads import ReadTotals, count_extents
+from gnnstore.strategies.predict.reads import ReadTotals, count_extents
 
 NUM_ROWS, ROW_BYTES = 4000, 512
 TUNING = tune_reads(None)

@@ -26,8 +26,7 @@ from gnnstore.errors import (
 from gnnstore.features.check import verify
 from gnnstore.formats import AttributeSpec, StoreReader
 from gnnstore.testing.graphs import random_graph, read_store, write_store
-from gnnstore.testing.stores import assert_same_files
-from tests.support.stores import arrays_of
+from tests.support.stores import arrays_of, assert_same_files
 
 FRACTIONS = (0.7, 0.2, 0.1)
 

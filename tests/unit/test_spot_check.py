@@ -17,8 +17,8 @@ from gnnstore import _core
 from gnnstore.disk.profile import spot_check as module
 from gnnstore.disk.profile.device_profile import DeviceProfile
 from gnnstore.disk.profile.spot_check import SpotCheck, spot_check
-from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.faults import inject
+from tests.support.disks import usual_profile
 
 MIB = 1 << 20
 WINDOW = 2 * MIB

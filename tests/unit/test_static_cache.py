@@ -20,10 +20,10 @@ from gnnstore.caching import scores as static_cache
 from gnnstore.caching.scores import Score, count_out_degrees, select_nodes
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import CorruptStoreError, StorageError, UsageError
+from gnnstore.features import static as tier
 from gnnstore.features.direct import DirectRows
 from gnnstore.features.source import Tier
-from gnnstore.features.tiers import static as tier
-from gnnstore.features.tiers.static import StaticCache, cache_cost
+from gnnstore.features.static import StaticCache, cache_cost
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.store.csc import TopologyMode
 from gnnstore.graph.shared import SharedTables, shared_tables
@@ -31,7 +31,7 @@ from gnnstore.loaders.options import read_options
 from gnnstore.strategies.loader_spec import ReadOptions
 from gnnstore.strategies.sizes.settings import CacheSettings
 from gnnstore.testing.graphs import random_graph
-from gnnstore.testing.stores import write_example_store
+from tests.support.stores import write_example_store
 
 
 def best_nodes(scores: npt.NDArray[Any], num_rows: int) -> list[int]:

@@ -21,9 +21,9 @@ from gnnstore.converters import from_pyg
 from gnnstore.errors import BudgetError, InputError, NotFoundError, StorageError, UsageError
 from gnnstore.formats import PagedArray
 from gnnstore.graph import arrays as store_arrays
-from gnnstore.testing.forks import ForkServer
 from gnnstore.testing.graphs import write_store
-from gnnstore.testing.stores import ExampleStore, write_example_store
+from tests.support.forks import ForkServer
+from tests.support.stores import ExampleStore, write_example_store
 
 
 @pytest.fixture

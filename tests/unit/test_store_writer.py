@@ -25,7 +25,7 @@ from gnnstore.formats import Schema, StoreReader, StoreWriter
 from gnnstore.formats.container.leftovers import locked
 from gnnstore.formats.container.names import edge_split_directory, node_array
 from gnnstore.formats.store.writer import RESERVED_NAMES
-from gnnstore.testing.stores import write_example_store
+from tests.support.stores import write_example_store
 
 EMPTY = Schema((), ())
 FINGERPRINT = {"what": "a test"}

@@ -14,12 +14,12 @@ import gnnstore
 from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.formats import StoreReader
 from gnnstore.formats.packed.reader import PackedReader
-from gnnstore.testing import hostile
-from gnnstore.testing.batches import assert_same_batches
 from gnnstore.testing.graphs import random_graph, write_store
-from gnnstore.testing.hostile import ElementEdit, JsonEdit, RecordEdit, reseal
-from gnnstore.testing.plans import pack
-from gnnstore.testing.stores import assert_same_files, write_example_store
+from tests.support import hostile
+from tests.support.batches import assert_same_batches
+from tests.support.hostile import ElementEdit, JsonEdit, RecordEdit, reseal
+from tests.support.plans import pack
+from tests.support.stores import assert_same_files, write_example_store
 
 BATCHES: list[dict[str, Any]] = [{"x": torch.arange(3), "size": 2}, {"x": torch.ones(2), "size": 1}]
 

@@ -29,7 +29,7 @@ from gnnstore.timeline import OFF, Timeline, recorded
 pytest.importorskip("torch_geometric")
 
 from gnnstore import NeighborLoader
-from gnnstore.testing.stores import write_example_store
+from tests.support.stores import write_example_store
 
 STAGES = {"sampling", "gathering", "wait", "training"}
 

@@ -25,7 +25,7 @@ from gnnstore.formats import (
 )
 from gnnstore.formats.arrays.zarr_metadata import group_metadata
 from gnnstore.formats.container.verify import LEVELS
-from gnnstore.testing.stores import write_example_store
+from tests.support.stores import write_example_store
 
 
 def write_raw(

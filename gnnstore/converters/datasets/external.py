@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.arrays.derived import JoinedArrays
-from gnnstore.converters.arrays.files import RawLayout, open_raw
-from gnnstore.converters.arrays.npy import open_npy
-from gnnstore.converters.arrays.npz import open_npz
-from gnnstore.converters.arrays.scattered import ScatteredRows
-from gnnstore.converters.arrays.source import ArraySource, MemoryArray
-from gnnstore.converters.arrays.text_arrays import read_as_stored, read_numbers
-from gnnstore.converters.inputs import PathLike, existing_file
+from gnnstore.converters.inputs.derived import JoinedArrays
+from gnnstore.converters.inputs.files import RawLayout, open_raw
+from gnnstore.converters.inputs.npy import open_npy
+from gnnstore.converters.inputs.npz import open_npz
+from gnnstore.converters.inputs.opening import PathLike, existing_file
+from gnnstore.converters.inputs.scattered import ScatteredRows
+from gnnstore.converters.inputs.source import ArraySource, MemoryArray
+from gnnstore.converters.inputs.text_arrays import read_as_stored, read_numbers
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import InputError, NotFoundError, UsageError

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.arrays.npy import open_npy
-from gnnstore.converters.arrays.source import ArraySource, row_bytes
-from gnnstore.converters.arrays.text_arrays import TextEdges
 from gnnstore.converters.datasets.graphbolt_metadata import DataFile, Metadata, Task, read_metadata
 from gnnstore.converters.edges.node_ids import check_edge_index, edge_pairs, some_targets
-from gnnstore.converters.inputs import (
+from gnnstore.converters.inputs.npy import open_npy
+from gnnstore.converters.inputs.opening import (
     PathLike,
     choose_name,
     describe_files,
     existing_directory,
     existing_file,
 )
+from gnnstore.converters.inputs.source import ArraySource, row_bytes
+from gnnstore.converters.inputs.text_arrays import TextEdges
 from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.writer.casting import Caster
 from gnnstore.converters.writer.graph_writer import GraphWriter

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from gnnstore.converters.inputs import existing_file, open_input
+from gnnstore.converters.inputs.opening import existing_file, open_input
 from gnnstore.errors import InputError, UsageError, storage_errors
 
 FILE_NAME = "metadata.yaml"

@@ -14,12 +14,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, get_args
 
-from gnnstore.converters.arrays.derived import FloatLabels
-from gnnstore.converters.arrays.files import RawLayout, open_raw
-from gnnstore.converters.arrays.npy import open_npy
-from gnnstore.converters.arrays.source import ArraySource
 from gnnstore.converters.edges.node_ids import check_integers, edge_pairs
-from gnnstore.converters.inputs import PathLike, describe_files, existing_directory, open_input
+from gnnstore.converters.inputs.derived import FloatLabels
+from gnnstore.converters.inputs.files import RawLayout, open_raw
+from gnnstore.converters.inputs.npy import open_npy
+from gnnstore.converters.inputs.opening import (
+    PathLike,
+    describe_files,
+    existing_directory,
+    open_input,
+)
+from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions

@@ -9,11 +9,6 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.arrays.derived import RowTaker
-from gnnstore.converters.arrays.files import RawLayout
-from gnnstore.converters.arrays.npy import open_npy_directory
-from gnnstore.converters.arrays.npz import open_npz
-from gnnstore.converters.arrays.source import ArraySource, check_rows, read_one_number
 from gnnstore.converters.datasets.external import ExternalFeatures, Paths, open_external
 from gnnstore.converters.edges.node_ids import (
     check_edge_index,
@@ -22,7 +17,12 @@ from gnnstore.converters.edges.node_ids import (
     edge_pairs,
     some_targets,
 )
-from gnnstore.converters.inputs import PathLike, describe_files, existing_path
+from gnnstore.converters.inputs.derived import RowTaker
+from gnnstore.converters.inputs.files import RawLayout
+from gnnstore.converters.inputs.npy import open_npy_directory
+from gnnstore.converters.inputs.npz import open_npz
+from gnnstore.converters.inputs.opening import PathLike, describe_files, existing_path
+from gnnstore.converters.inputs.source import ArraySource, check_rows, read_one_number
 from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions

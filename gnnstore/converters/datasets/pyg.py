@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.arrays.source import MemoryArray
 from gnnstore.converters.edges.node_ids import edge_pairs
-from gnnstore.converters.inputs import PathLike
+from gnnstore.converters.inputs.opening import PathLike
+from gnnstore.converters.inputs.source import MemoryArray
 from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype

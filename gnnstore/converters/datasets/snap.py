@@ -10,17 +10,22 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.arrays.files import RawLayout
-from gnnstore.converters.arrays.npy import open_npy_directory
-from gnnstore.converters.arrays.npz import open_npz
-from gnnstore.converters.arrays.source import ArraySource, SequentialArray, check_rows
-from gnnstore.converters.arrays.text_blocks import read_blocks
-from gnnstore.converters.arrays.text_tables import NameBlock, TableFormat, TextTable
 from gnnstore.converters.datasets.external import Paths, open_external, open_labels
 from gnnstore.converters.datasets.numbering import number_from_one, number_ids, number_names
 from gnnstore.converters.edges.id_remap import IdMap
 from gnnstore.converters.edges.name_ids import NameNumbering
-from gnnstore.converters.inputs import PathLike, describe_files, existing_file, existing_path
+from gnnstore.converters.inputs.files import RawLayout
+from gnnstore.converters.inputs.npy import open_npy_directory
+from gnnstore.converters.inputs.npz import open_npz
+from gnnstore.converters.inputs.opening import (
+    PathLike,
+    describe_files,
+    existing_file,
+    existing_path,
+)
+from gnnstore.converters.inputs.source import ArraySource, SequentialArray, check_rows
+from gnnstore.converters.inputs.text_blocks import read_blocks
+from gnnstore.converters.inputs.text_tables import NameBlock, TableFormat, TextTable
 from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, check_features

@@ -11,10 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.budget.ledger import Reservation
-from gnnstore.converters.arrays.files import FileArray
-from gnnstore.converters.arrays.text_tables import NameBlock, TableFormat, TextTable
 from gnnstore.converters.datasets.numbering import number_ids, number_names
-from gnnstore.converters.inputs import PathLike, describe_files, existing_file, existing_path
+from gnnstore.converters.inputs.files import FileArray
+from gnnstore.converters.inputs.opening import (
+    PathLike,
+    describe_files,
+    existing_file,
+    existing_path,
+)
+from gnnstore.converters.inputs.text_tables import NameBlock, TableFormat, TextTable
 from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.spill_files import SpillDirectory
 from gnnstore.converters.stores.ordered import converter

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.budget.ledger import Reservation
-from gnnstore.converters.arrays.source import ArraySource, SequentialArray
+from gnnstore.converters.inputs.source import ArraySource, SequentialArray
 from gnnstore.converters.memory import memory_ledger
 from gnnstore.formats.arrays.dtypes import id_dtype
 

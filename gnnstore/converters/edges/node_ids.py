@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.arrays.files import FileArray
-from gnnstore.converters.arrays.source import ArraySource
+from gnnstore.converters.inputs.files import FileArray
+from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.converters.read_ahead import read_ahead
 from gnnstore.errors import InputError
 

@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.budget.limits import parse_memory
-from gnnstore.converters.arrays.scattered import in_order
 from gnnstore.converters.edges.node_ids import check_ids
 from gnnstore.converters.edges.on_disk.runs import WIDE_BYTES
-from gnnstore.converters.inputs import PathLike
+from gnnstore.converters.inputs.opening import PathLike
+from gnnstore.converters.inputs.scattered import in_order
 from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.partitions.buckets import BucketedEdges, Grid, edges_at_once
 from gnnstore.converters.partitions.order import as_they_are, node_order, rows_per_partition

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.converters.arrays.files import empty_piece
+from gnnstore.converters.inputs.files import empty_piece
 from gnnstore.converters.spill_files import read_exactly
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.container.files import BLOCK_BYTES

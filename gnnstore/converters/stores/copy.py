@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from gnnstore.converters.arrays.source import SequentialArray
+from gnnstore.converters.inputs.source import SequentialArray
 from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES

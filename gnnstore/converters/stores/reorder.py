@@ -19,10 +19,10 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.budget.ledger import Reservation
-from gnnstore.converters.arrays.derived import MappedRows
-from gnnstore.converters.arrays.scattered import in_order
-from gnnstore.converters.arrays.source import ArraySource, SequentialArray
-from gnnstore.converters.inputs import PathLike
+from gnnstore.converters.inputs.derived import MappedRows
+from gnnstore.converters.inputs.opening import PathLike
+from gnnstore.converters.inputs.scattered import in_order
+from gnnstore.converters.inputs.source import ArraySource, SequentialArray
 from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.stores.communities import find_communities, rank_communities
 from gnnstore.converters.stores.copy import (

@@ -12,7 +12,7 @@ from typing import Any
 
 from gnnstore.converters.edges.columns import SortedEdges
 from gnnstore.converters.edges.split import PIECE_EDGES, SplitRule
-from gnnstore.converters.inputs import PathLike
+from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.stores.copy import (
     copy_graph_attributes,
     copy_names,

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from gnnstore.budget.ledger import Reservation
 from gnnstore.converters.datasets.triples import EDGE_ATTRIBUTE
-from gnnstore.converters.inputs import PathLike
+from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.keyed_random import draw_words
 from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.writer.graph_writer import GraphWriter

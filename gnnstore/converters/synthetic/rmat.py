@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.converters.inputs import PathLike
+from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.read_ahead import num_threads
 from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.synthetic.synthetic_nodes import SyntheticNodes

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.arrays.source import ArraySource
+from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.converters.read_ahead import read_ahead
 from gnnstore.errors import InputError
 from gnnstore.formats.arrays.dtypes import (

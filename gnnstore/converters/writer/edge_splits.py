@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.arrays.source import ArraySource, MemoryArray, check_count, row_bytes
 from gnnstore.converters.edges.node_ids import check_ids
+from gnnstore.converters.inputs.source import ArraySource, MemoryArray, check_count, row_bytes
 from gnnstore.converters.read_ahead import read_ahead
 from gnnstore.errors import InputError
 from gnnstore.formats.arrays.dtypes import dtype_name, id_dtype

@@ -21,10 +21,10 @@ from numpy.random import default_rng
 
 from gnnstore import _core
 from gnnstore.budget.limits import available_bytes
-from gnnstore.converters.arrays.text_tables import TableFormat, TextTable
 from gnnstore.converters.edges.columns import estimate_peak_bytes
 from gnnstore.converters.edges.on_disk.runs import record_bytes_for, spill_bytes_per_edge
 from gnnstore.converters.edges.rules import EdgeRules
+from gnnstore.converters.inputs.text_tables import TableFormat, TextTable
 from gnnstore.converters.read_ahead import num_threads
 from gnnstore.converters.writer.workload import Workload
 from gnnstore.errors import GnnstoreError

@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.converters.arrays.derived import RowTaker
-from gnnstore.converters.arrays.source import ArraySource, check_count, check_rows
 from gnnstore.converters.edges.builder import EdgeBuilder
 from gnnstore.converters.edges.columns import BuiltEdges, SortedEdges
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.edges.split import SplitEdges, SplitRule, sorted_edges
-from gnnstore.converters.inputs import PathLike
+from gnnstore.converters.inputs.derived import RowTaker
+from gnnstore.converters.inputs.opening import PathLike
+from gnnstore.converters.inputs.source import ArraySource, check_count, check_rows
 from gnnstore.converters.writer.adjacency import record_edges, take_up_edges, write_adjacency
 from gnnstore.converters.writer.carried_ids import CarriedIds
 from gnnstore.converters.writer.casting import SCALES

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.converters.arrays.source import SequentialArray
 from gnnstore.converters.edges.split import NAMES, SplitRule
+from gnnstore.converters.inputs.source import SequentialArray
 from gnnstore.converters.keyed_random import hash_pairs
 from gnnstore.converters.writer.adjacency import finished_array
 from gnnstore.converters.writer.edge_splits import copy_array

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.arrays.source import (
+from gnnstore.converters.inputs.source import (
     ArraySource,
     MemoryArray,
     check_count,

@@ -16,7 +16,7 @@ from typing import Any
 
 from gnnstore._version import __version__
 from gnnstore.converters.edges.rules import EdgeRules
-from gnnstore.converters.inputs import PathLike, existing_directory
+from gnnstore.converters.inputs.opening import PathLike, existing_directory
 from gnnstore.converters.writer.estimates import Estimate, estimate
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.workload import Workload, inspect_inputs

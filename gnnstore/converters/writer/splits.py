@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.budget.ledger import Reservation
-from gnnstore.converters.arrays.source import ArraySource
 from gnnstore.converters.edges.node_ids import check_ids
+from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.converters.memory import memory_ledger
 from gnnstore.errors import InputError
 

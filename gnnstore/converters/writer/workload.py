@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gnnstore.converters.arrays.npy import open_npy
-from gnnstore.converters.arrays.npz import open_npz
-from gnnstore.converters.arrays.source import ArraySource
-from gnnstore.converters.inputs import open_input
+from gnnstore.converters.inputs.npy import open_npy
+from gnnstore.converters.inputs.npz import open_npz
+from gnnstore.converters.inputs.opening import open_input
+from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.converters.writer.node_arrays import MAX_COMPRESSED_ROW_BYTES
 from gnnstore.errors import GnnstoreError
 

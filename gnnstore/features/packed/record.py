@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, UsageError
-from gnnstore.features.tiers.planned import PlanStep
+from gnnstore.features.planned import PlanStep
 from gnnstore.sampling.compact import CompactSample
 
 _ALIGNMENT_BYTES = 8

@@ -25,8 +25,8 @@ from gnnstore.formats.store.schema import Schema
 if TYPE_CHECKING:
     from gnnstore.features.source import Rows, RowSource, RowSpec
     from gnnstore.pipeline.batch import Sampled
-    from gnnstore.pipeline.seeds.base import SeedLabels
     from gnnstore.sampling.neighbor import Sample
+    from gnnstore.seeds.base import SeedLabels
     from gnnstore.strategies.sources import Sources
 
 _NOTHING: Mapping[str, Any] = {}

@@ -18,8 +18,8 @@ from gnnstore.sampling.neighbor import BatchRequest, NeighborSampler, Sample
 from gnnstore.threads import SharedLock
 
 if TYPE_CHECKING:
-    from gnnstore.features.tiers.pinned import PinnedRows
-    from gnnstore.pipeline.seeds.base import BatchKey, SeedLabels, Seeds, SeedSource
+    from gnnstore.features.pinned import PinnedRows
+    from gnnstore.seeds.base import BatchKey, SeedLabels, Seeds, SeedSource
 
 I = TypeVar("I")  # noqa: E741 - an item
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from gnnstore.pipeline.lookahead.next_epoch import Carried, NextSuperbatch, Shar
 from gnnstore.pipeline.lookahead.producer import LookaheadJob, LookaheadProducer
 from gnnstore.pipeline.lookahead.session import CacheSession
 from gnnstore.pipeline.lookahead.superbatch import PlannedPart, PlannedTask, Portion, Superbatch
-from gnnstore.pipeline.seeds.base import SeedSource
+from gnnstore.seeds.base import SeedSource
 
 if TYPE_CHECKING:
     from gnnstore.sampling.neighbor import SamplingConfig

@@ -23,10 +23,10 @@ from gnnstore.parallel import Lookahead
 from gnnstore.pipeline.lookahead.driver import request_of, sample_in_order
 from gnnstore.pipeline.margins import MANY_BATCHES, margin_of
 from gnnstore.pipeline.order.epoch import epoch_permutation
-from gnnstore.pipeline.seeds.base import FIRST_EPOCH_OF_NO_RUN, BatchKey, SeedSource
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.sampling.compact import CompactSample
 from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.seeds.base import FIRST_EPOCH_OF_NO_RUN, BatchKey, SeedSource
 
 if TYPE_CHECKING:
     from gnnstore.caching.trace import TraceBuilder

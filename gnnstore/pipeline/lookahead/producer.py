@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from gnnstore.caching.policies.base import CachePolicy
     from gnnstore.caching.trace import Trace
-    from gnnstore.features.tiers.pinned import PinnedRows
-    from gnnstore.features.tiers.planned import PlannedCache
+    from gnnstore.features.pinned import PinnedRows
+    from gnnstore.features.planned import PlannedCache
     from gnnstore.pipeline.superbatch_size import SuperbatchSize
     from gnnstore.sampling.neighbor import IndexDtype
 

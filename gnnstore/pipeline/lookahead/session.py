@@ -14,7 +14,7 @@ from gnnstore.caching.policies.base import CachePolicy, Planner, slot_layout
 
 if TYPE_CHECKING:
     from gnnstore.caching.trace import Trace
-    from gnnstore.features.tiers.planned import Lease, PlannedCache
+    from gnnstore.features.planned import Lease, PlannedCache
     from gnnstore.pipeline.superbatch_size import SuperbatchSize
 
 

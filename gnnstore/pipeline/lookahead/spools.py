@@ -19,8 +19,8 @@ from gnnstore.sampling.compact import MAX_ARRAYS, CompactSample
 if TYPE_CHECKING:
     from gnnstore.caching.plan import CachePlan
     from gnnstore.caching.policies.base import Planner, SpillingPlanner
-    from gnnstore.features.tiers.pinned import PinnedRows
-    from gnnstore.pipeline.seeds.base import BatchKey, SeedLabels
+    from gnnstore.features.pinned import PinnedRows
+    from gnnstore.seeds.base import BatchKey, SeedLabels
 
 
 @dataclass(frozen=True)

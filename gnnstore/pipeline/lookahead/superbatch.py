@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy.typing as npt
 
 from gnnstore._core import empty
+from gnnstore.features.planned import PlanStep
 from gnnstore.features.source import Rows
-from gnnstore.features.tiers.planned import PlanStep
 from gnnstore.interrupts import Flag
 from gnnstore.pipeline.batch import Sampled, Task, reselected
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from torch_geometric.sampler import SamplerOutput
 
     from gnnstore.caching.plan import CachePlan
-    from gnnstore.features.tiers.pinned import PinnedRows
-    from gnnstore.features.tiers.planned import Lease
+    from gnnstore.features.pinned import PinnedRows
+    from gnnstore.features.planned import Lease
     from gnnstore.pipeline.lookahead.packer import PackedBatches
     from gnnstore.pipeline.lookahead.spools import SampledSuperbatch
     from gnnstore.sampling.compact import CompactSample

@@ -22,7 +22,7 @@ from torch.utils.data import BatchSampler
 
 from gnnstore.errors import UsageError
 from gnnstore.pipeline.order.state import Position, checked
-from gnnstore.pipeline.seeds.nodes import crc_of_positions
+from gnnstore.seeds.nodes import crc_of_positions
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from gnnstore.errors import UsageError
 
 if TYPE_CHECKING:
     from gnnstore.graph.store import GraphStore
-    from gnnstore.pipeline.seeds.base import SeedSource
     from gnnstore.sampling.neighbor import SamplingConfig
+    from gnnstore.seeds.base import SeedSource
 
 # Raised too when the same options come to give other batches.
 VERSION = 1

@@ -26,7 +26,7 @@ from gnnstore.parallel import LONG_READ_BYTES
 from gnnstore.pipeline.lookahead.session import warms_up
 from gnnstore.pipeline.margins import with_margin
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
-from gnnstore.planning.cost_model import EPOCHS
+from gnnstore.strategies.predict.cost import EPOCHS
 from gnnstore.strategies.sizes.packing import ChunkMemory
 from gnnstore.strategies.sizes.prefetch import (
     PrefetchDepth,
@@ -45,7 +45,7 @@ from gnnstore.strategies.sizes.superbatch import (
 
 if TYPE_CHECKING:
     from gnnstore.pipeline.lookahead.presample import Presampled
-    from gnnstore.planning.traits import StrategyTraits
+    from gnnstore.strategies.predict.traits import StrategyTraits
     from gnnstore.strategies.sizes.placement import Placement
 
 # Without memory= nobody has said what the model needs besides.

@@ -14,11 +14,11 @@ from gnnstore.caching.policies.base import CachePolicy, Planner, slot_layout
 from gnnstore.caching.reuse import ReuseCurve
 from gnnstore.caching.scores import most_needed
 from gnnstore.caching.trace import Trace, TraceBuilder
-from gnnstore.features.tiers.pinned import PinnedRows
+from gnnstore.features.pinned import PinnedRows
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.pipeline.lookahead.session import warms_up
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
-from gnnstore.planning.workload import Workload
+from gnnstore.strategies.predict.workload import Workload
 from gnnstore.strategies.sizes.lookahead import Misses
 from gnnstore.strategies.sizes.superbatch import Pins
 

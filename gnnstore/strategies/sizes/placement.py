@@ -17,12 +17,12 @@ from gnnstore.errors import UsageError, check_choice
 from gnnstore.features.compact import MAX_ROW_BYTES
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
-from gnnstore.planning.traits import TOPOLOGIES, Mode, StrategyTraits
+from gnnstore.strategies.predict.traits import TOPOLOGIES, Mode, StrategyTraits
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:
     from gnnstore.formats.arrays.spec import AttributeSpec
-    from gnnstore.planning.cost_model import Prediction
+    from gnnstore.strategies.predict.cost import Prediction
 
 ASKED_FOR = "it was asked for"
 # "auto" leaves an eighth of the budget to the batches that are being prepared.

@@ -12,9 +12,9 @@ from gnnstore.disk.engines import Engine
 from gnnstore.errors import BudgetError, DiskBudgetError
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.sizes import StoreSizes
-from gnnstore.planning.traits import StrategyTraits
 from gnnstore.strategies.base import Auto
 from gnnstore.strategies.loader_spec import LoaderSpec
+from gnnstore.strategies.predict.traits import StrategyTraits
 from gnnstore.strategies.sizes.placement import Placement, Placer, place
 
 T = TypeVar("T")

@@ -23,7 +23,7 @@ from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger, Reservation
 from gnnstore.caching.policies.base import MAX_PLANNED, CachePolicy, SpillingPolicy
 from gnnstore.errors import BudgetError
 from gnnstore.features.packed.memory import PackedBatch
-from gnnstore.features.tiers.planned import PlannedCache
+from gnnstore.features.planned import PlannedCache
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.strategies.sizes.settings import PlannedSettings
 

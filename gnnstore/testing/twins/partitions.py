@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnstore.caching.partitions.orders import Schedule
 from gnnstore.formats import StoreReader, load_csc
+from gnnstore.partitions.orders import Schedule
 
 
 def partitions_loaded(schedule: Schedule) -> int:

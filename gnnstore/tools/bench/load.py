@@ -12,17 +12,17 @@ import numpy as np
 
 from gnnstore.graph.store import open as open_store
 from gnnstore.pipeline.order.epoch import epoch_order
-from gnnstore.pipeline.seeds.links import Links
-from gnnstore.pipeline.seeds.nodes import InputNodes
 from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.seeds.links import Links
+from gnnstore.seeds.nodes import InputNodes
 from gnnstore.tools.bench.render import render_load
 from gnnstore.tools.bench.rounds import Contender, describe, play, require_group
 from gnnstore.tools.bench.setup import split_tables
 from gnnstore.tools.bench.task import Task
 from gnnstore.tools.bench.ways import ways
-from gnnstore.tools.plan.seeds import choose_seeds
 from gnnstore.tools.plots.load import draw_load
 from gnnstore.tools.plots.pictures import draw_into
+from gnnstore.tools.predict.seeds import choose_seeds
 from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.options import SeedOptions
 from gnnstore.tools.ui.session import Session

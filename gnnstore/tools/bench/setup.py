@@ -31,10 +31,10 @@ from gnnstore.loaders.link import resolve_links
 from gnnstore.pipeline.lookahead.driver import request_of
 from gnnstore.pipeline.order.keyed import KeyedOrder
 from gnnstore.pipeline.order.state import Position
-from gnnstore.pipeline.seeds.base import BatchKey
-from gnnstore.pipeline.seeds.links import Links
-from gnnstore.pipeline.seeds.nodes import InputNodes, resolve_input_nodes
 from gnnstore.sampling.neighbor import BatchRequest, NeighborSampler, SamplingConfig
+from gnnstore.seeds.base import BatchKey
+from gnnstore.seeds.links import Links
+from gnnstore.seeds.nodes import InputNodes, resolve_input_nodes
 from gnnstore.strategies.sizes.placement import read_tables
 from gnnstore.timeline import OFF, Timeline, recorded
 from gnnstore.tools.bench.task import ALLOWANCE_BYTES, MAP_THREADS, Task

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import click
 
-from gnnstore.converters.arrays.files import RawLayout
+from gnnstore.converters.inputs.files import RawLayout
 from gnnstore.display.progress import Style
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES

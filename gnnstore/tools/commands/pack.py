@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from gnnstore.planning.traits import TOPOLOGIES
 from gnnstore.strategies.builtin import PACKED, STATIC
+from gnnstore.strategies.predict.traits import TOPOLOGIES
 from gnnstore.tools.ui.options import (
     MEMORY,
     SIZE,
@@ -147,6 +147,6 @@ Examples:
 def command(session: Session, store: str, **options: Any) -> None:
     """Estimate, pack, and print the plan."""
     # On demand: torch and the kernels take longer to load than --help may.
-    from gnnstore.tools.plan.pack import pack_plan  # noqa: PLC0415
+    from gnnstore.tools.predict.pack import pack_plan  # noqa: PLC0415
 
     pack_plan(session, store, of_links={name: options.pop(name) for name in _OF_LINKS}, **options)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from gnnstore.formats import FORMAT_VERSION
-from gnnstore.testing.stores import write_example_store
+from tests.support.stores import write_example_store
 
 HERE = Path(__file__).parent
 

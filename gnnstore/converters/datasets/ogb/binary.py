@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from gnnstore.converters.arrays.derived import FloatLabels
-from gnnstore.converters.arrays.npz import open_npz
-from gnnstore.converters.arrays.source import ArraySource, check_rows, read_one_number
 from gnnstore.converters.datasets.ogb.links import RawEdges
 from gnnstore.converters.edges.node_ids import edge_pairs
+from gnnstore.converters.inputs.derived import FloatLabels
+from gnnstore.converters.inputs.npz import open_npz
+from gnnstore.converters.inputs.source import ArraySource, check_rows, read_one_number
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import InputError
 

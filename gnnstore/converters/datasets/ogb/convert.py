@@ -16,7 +16,12 @@ from gnnstore.converters.datasets.ogb.csv import convert_csv, read_ids
 from gnnstore.converters.datasets.ogb.links import open_link_splits, set_link_splits
 from gnnstore.converters.datasets.ogb.mag240m import convert_mag240m, find_mag240m, input_files
 from gnnstore.converters.datasets.ogb.splits import SPLITS, set_splits, split_file
-from gnnstore.converters.inputs import PathLike, choose_name, describe_files, existing_directory
+from gnnstore.converters.inputs.opening import (
+    PathLike,
+    choose_name,
+    describe_files,
+    existing_directory,
+)
 from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions

@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.arrays.source import MemoryArray, check_count
-from gnnstore.converters.arrays.text_arrays import (
+from gnnstore.converters.datasets.ogb.links import RawEdges
+from gnnstore.converters.inputs.opening import existing_file
+from gnnstore.converters.inputs.source import MemoryArray, check_count
+from gnnstore.converters.inputs.text_arrays import (
     TextArray,
     TextEdges,
     read_as_stored,
     read_numbers,
 )
-from gnnstore.converters.arrays.text_tables import TableFormat, TextTable
-from gnnstore.converters.datasets.ogb.links import RawEdges
-from gnnstore.converters.inputs import existing_file
+from gnnstore.converters.inputs.text_tables import TableFormat, TextTable
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import InputError
 

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.arrays.derived import MappedRows, RowTaker
-from gnnstore.converters.arrays.source import ArraySource
 from gnnstore.converters.datasets.ogb.splits import SPLITS, open_split_file, split_file
+from gnnstore.converters.inputs.derived import MappedRows, RowTaker
+from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.converters.keyed_random import hash_pairs
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import InputError, NotFoundError

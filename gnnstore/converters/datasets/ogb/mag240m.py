@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gnnstore.converters.arrays.derived import FloatLabels
-from gnnstore.converters.arrays.npy import open_npy
-from gnnstore.converters.arrays.source import ArraySource
 from gnnstore.converters.datasets.ogb.splits import set_splits, split_file
 from gnnstore.converters.edges.node_ids import check_edge_index, edge_pairs, some_targets
+from gnnstore.converters.inputs.derived import FloatLabels
+from gnnstore.converters.inputs.npy import open_npy
+from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import InputError, NotFoundError
 

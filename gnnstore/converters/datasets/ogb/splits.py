@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from gnnstore.converters.arrays.npz import open_npz
-from gnnstore.converters.arrays.pickled import Arrays, open_pickled
+from gnnstore.converters.inputs.npz import open_npz
+from gnnstore.converters.inputs.pickled import Arrays, open_pickled
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.splits import SPLIT_KEYS
 from gnnstore.errors import InputError

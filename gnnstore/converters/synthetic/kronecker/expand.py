@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.edges.node_ids import MAX_NODES
-from gnnstore.converters.inputs import PathLike
+from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.keyed_random import hash_pairs
 from gnnstore.converters.stores.copy import copy_graph_attributes, describe_edges, texts_of
 from gnnstore.converters.stores.graph import EdgePiece, StoreInput

@@ -1,0 +1,149 @@
+"""Arrays made of other arrays: joined end to end, as whole numbers, or handed out row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.converters.inputs.source import (
+    ArraySource,
+    SequentialArray,
+    check_rows,
+    row_bytes,
+)
+from gnnstore.errors import InputError
+
+_STEP_ROWS = 2**20
+_STEP_BYTES = 2**23
+
+
+class JoinedArrays(SequentialArray):
+    """Arrays of like rows, joined along their first axis."""
+
+    def __init__(self, parts: Sequence[ArraySource]) -> None:
+        first = parts[0]
+        for part in parts:
+            if part.shape[1:] != first.shape[1:] or not part.shape or part.dtype != first.dtype:
+                raise InputError(
+                    f"{part.label}: is {_describe(part)}, but {first.label} is "
+                    f"{_describe(first)}; files of one array need rows of the same shape and type"
+                )
+        self.label = f"{first.label} to {parts[-1].label}"
+        self.shape: tuple[int, ...] = (sum(part.shape[0] for part in parts), *first.shape[1:])
+        self.dtype = first.dtype
+        self._parts = parts
+
+    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
+        """Yield the rows from `start` on, at most `step` at a time, never across a part's end."""
+        for part in self._parts:
+            if start < part.shape[0]:
+                yield from part.rows(step, start)
+            start = max(0, start - part.shape[0])
+
+
+def _describe(part: ArraySource) -> str:
+    if not part.shape:
+        return f"a single {part.dtype}"
+    return f"an array of {part.dtype} with rows of shape {list(part.shape[1:])}"
+
+
+class MappedRows(SequentialArray):
+    """A function of each row of another array: one of its columns, or the row in another shape."""
+
+    def __init__(
+        self,
+        source: ArraySource,
+        row_shape: tuple[int, ...],
+        function: Callable[[npt.NDArray[Any]], npt.NDArray[Any]],
+    ) -> None:
+        self.label = source.label
+        self.shape = (source.shape[0], *row_shape)
+        self.dtype = source.dtype
+        self._source = source
+        self._function = function
+
+    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
+        """Yield the rows from `start` on, at most `step` at a time."""
+        yield from map(self._function, self._source.rows(step, start))
+
+
+class FloatLabels(SequentialArray):
+    """Labels as int64, or as float32 if some are fractions, NaN or beyond int64.
+
+    Public data sets keep class numbers as float32 to have NaN for nodes without one. Where every
+    node has one they are integers, which is what a loss expects.
+    """
+
+    def __init__(self, source: ArraySource) -> None:
+        self.label = source.label
+        self.shape = source.shape
+        self._source = source
+        is_whole = source.dtype.kind != "f" or all(map(_is_whole, source.rows(_STEP_ROWS)))
+        self.dtype: np.dtype[Any] = np.dtype(np.int64 if is_whole else np.float32)
+
+    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
+        """Yield the array along its first axis from row `start` on, `step` rows at a time."""
+        for piece in self._source.rows(step, start):
+            yield self._cast(piece, start)
+            start += len(piece)
+
+    def read(self) -> npt.NDArray[Any]:
+        """Return the whole array."""
+        return self._cast(self._source.read(), 0)
+
+    def _cast(self, values: npt.NDArray[Any], first: int) -> npt.NDArray[Any]:
+        with np.errstate(over="ignore"):
+            found = values.astype(self.dtype, copy=False)
+        if values.dtype.kind == "u":
+            lost = values > np.iinfo(np.int64).max
+        else:
+            lost = np.isfinite(values) & ~np.isfinite(found)
+        if lost.any():
+            at = np.argwhere(lost)[0]
+            raise InputError(
+                f"{self.label}: row {first + int(at[0])}: {values[tuple(at)]} overflows "
+                f"{self.dtype}; labels are stored as int64 or float32"
+            )
+        return found
+
+
+def _is_whole(values: npt.NDArray[Any]) -> bool:
+    # NaN is unequal to itself; an infinity is not a class, and would not fit int64.
+    return bool(np.all((values == np.rint(values)) & (np.abs(values) < np.float64(2**63))))
+
+
+class RowTaker:
+    """Hands out the rows of an array in the pieces that edges come in."""
+
+    def __init__(self, source: ArraySource) -> None:
+        check_rows(source, None, "edges")
+        self.source = source
+        self._pieces = source.rows(max(1, _STEP_BYTES // max(1, row_bytes(source))))
+        self._held: list[npt.NDArray[Any]] = []
+        self._num_held = 0
+        self._num_taken = 0
+
+    def take(self, num_rows: int) -> npt.NDArray[Any]:
+        """Return the next rows [num_rows, ...]."""
+        while self._num_held < num_rows:
+            piece = next(self._pieces, None)
+            if piece is None:
+                check_rows(self.source, self._num_taken + num_rows, "edges or more")
+                raise AssertionError("the source ended before its shape does")
+            self._held.append(piece)
+            self._num_held += len(piece)
+        empty = np.empty((0, *self.source.shape[1:]), self.source.dtype)
+        rows = self._held[0] if len(self._held) == 1 else np.concatenate([empty, *self._held])
+        self._held = [rows[num_rows:]]
+        self._num_held -= num_rows
+        self._num_taken += num_rows
+        return rows[:num_rows]
+
+    def finish(self, num_edges: int) -> None:
+        """Raise unless that was all, and read on to the end, where sources are checked."""
+        check_rows(self.source, num_edges, "edges")
+        for _ in self._pieces:
+            raise AssertionError("the source goes on after its shape ends")

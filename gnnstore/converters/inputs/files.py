@@ -1,0 +1,299 @@
+"""Arrays that lie in a file as they are: `.npy` behind its header, raw binary from the start.
+
+Read with `pread` into fresh memory rather than mapped: pages of a map count as memory of the
+process as long as there is room, so that a conversion with a stated budget would seem to need
+the size of its input; and a file that shrinks under a map kills the process.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.converters.inputs.opening import existing_file
+from gnnstore.converters.inputs.source import check_fits
+from gnnstore.errors import InputError, UsageError, storage_errors
+from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
+from gnnstore.formats.container.files import fill_at
+from gnnstore.formats.container.regular_files import open_regular
+
+# Pieces of up to this size are read into memory that was used before: the pages that the kernel
+# clears in fresh memory are an eighth of the CPU time of a conversion. Whole arrays should not
+# stay behind in the pool.
+_MAX_POOLED_BYTES = 2**24
+# Direct reads are of whole blocks of this size, and from here on pay for a second descriptor.
+_ALIGNMENT, _MIN_DIRECT_BYTES, _BUFFER_BYTES = 4096, 2**20, 2**21
+
+
+class FileArray:
+    """An array in a file, as an `ArraySource`."""
+
+    def __init__(
+        self,
+        path: Path,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        *,
+        first_byte: int = 0,
+        fortran_order: bool = False,
+    ) -> None:
+        self.path = path
+        self.label = str(path)
+        self.shape = shape
+        self.dtype = dtype.newbyteorder("=")
+        self._stored_dtype = dtype
+        self._first_byte = first_byte
+        # One-dimensional arrays are in both orders at once.
+        self._fortran_order = fortran_order and len(shape) > 1
+
+    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
+        """Yield the array along its first axis from row `start` on, `step` rows at a time."""
+        num_rows, tail = self.shape[0], self.shape[1:]
+        row_items = math.prod(tail)
+        with _Reader(self.path) as reader:
+            for first in range(start, num_rows, step):
+                count = min(step, num_rows - first)
+                if self._fortran_order:
+                    # Seen in C order the axes are reversed, and rows are its columns.
+                    block = self._block(reader, row_items, num_rows, first, count)
+                    yield block.reshape(*tail[::-1], count).T
+                else:
+                    flat = self._items(reader, first * row_items, count * row_items)
+                    yield flat.reshape(count, *tail)
+
+    def columns(self, step: int) -> Iterator[npt.NDArray[Any]]:
+        """Yield a two-dimensional array along its second axis, `step` columns at a time."""
+        height, width = self.shape
+        with _Reader(self.path) as reader:
+            for first in range(0, width, step):
+                count = min(step, width - first)
+                if self._fortran_order:
+                    flat = self._items(reader, first * height, count * height)
+                    yield flat.reshape(count, height).T
+                else:
+                    yield self._block(reader, height, width, first, count)
+
+    def look_at(self, row: int, places: Iterable[slice]) -> Iterator[npt.NDArray[Any]]:
+        """Yield some parts of a row of a two-dimensional array."""
+        height, width = self.shape
+        with _Reader(self.path, in_order=False) as reader:
+            for place in places:
+                first, count = place.start, place.stop - place.start
+                if self._fortran_order:
+                    yield self._items(reader, first * height, count * height)[row::height]
+                else:
+                    yield self._items(reader, row * width + first, count)
+
+    def read(self) -> npt.NDArray[Any]:
+        """Return the whole array."""
+        check_fits(self)
+        with _Reader(self.path) as reader:
+            flat = self._items(reader, 0, math.prod(self.shape))
+        return flat.reshape(self.shape[::-1]).T if self._fortran_order else flat.reshape(self.shape)
+
+    def _block(
+        self, reader: _Reader, height: int, width: int, first: int, count: int
+    ) -> npt.NDArray[Any]:
+        """Return some columns of the elements seen as [height, width] in C order."""
+        block = empty_piece(height * count, self._stored_dtype).reshape(height, count)
+        for row in range(height):
+            self._fill(reader, row * width + first, block[row])
+        return block.astype(self.dtype, copy=False)
+
+    def _items(self, reader: _Reader, first: int, count: int) -> npt.NDArray[Any]:
+        """Return elements as they lie in the file."""
+        num_bytes = count * self.dtype.itemsize
+        offset = self._first_byte + first * self.dtype.itemsize
+        found = reader.read(num_bytes, offset)
+        self._check_end(num_bytes, offset, len(found))
+        return found.view(self._stored_dtype).astype(self.dtype, copy=False)
+
+    def _fill(self, reader: _Reader, first: int, items: npt.NDArray[Any]) -> None:
+        offset = self._first_byte + first * items.itemsize
+        self._check_end(items.nbytes, offset, reader.fill(items.view(np.uint8).data, offset))
+
+    def _check_end(self, num_bytes: int, offset: int, found: int) -> None:
+        if found < num_bytes:
+            raise InputError(
+                f"{self.label}: ends {num_bytes - found} bytes early, at byte {offset + found}: it "
+                "was truncated while it was read; copy it again",
+                path=self.path,
+                offset=offset,
+            )
+
+
+def empty_piece(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Return uninitialised memory for a piece of an array; small ones come from a pool.
+
+    Otherwise memory that threads allocate stays with the allocator of each thread.
+    """
+    dtype = np.dtype(dtype)
+    if count * dtype.itemsize > _MAX_POOLED_BYTES:
+        return np.empty(count, dtype)
+    return _core.pool_empty(count * dtype.itemsize).view(dtype)
+
+
+class _Reader:
+    """An open file that is read at positions.
+
+    Large pieces are copied from the page cache as long as it has them, and then read around it
+    where the file system allows that: through it a gigabyte costs five times the processor's time.
+    """
+
+    def __init__(self, path: Path, *, in_order: bool = True) -> None:
+        self._path = path
+        self._is_cached = True
+        self._direct: int | None = None  # a descriptor for reads that bypass the page cache
+        with storage_errors("read the array", path):
+            self._file = open_regular(path, error=InputError)
+        advice = os.POSIX_FADV_SEQUENTIAL if in_order else os.POSIX_FADV_RANDOM
+        os.posix_fadvise(self._file, 0, 0, advice)
+        with suppress(OSError):  # the file system knows no such thing
+            self._direct = open_regular(path, os.O_RDONLY | os.O_DIRECT, error=InputError)
+
+    def read(self, num_bytes: int, offset: int) -> npt.NDArray[np.uint8]:
+        """Return bytes from an offset on; fewer at the file's end."""
+        with storage_errors("read the array", self._path):
+            if not _MIN_DIRECT_BYTES <= num_bytes <= _MAX_POOLED_BYTES:
+                out = empty_piece(num_bytes, np.uint8)
+                return out[: fill_at(self._file, out.data, offset)]
+            # Whole blocks, however they are read: the pool would keep pieces of both sizes.
+            first, last = offset % _ALIGNMENT, offset + num_bytes
+            out = _core.pool_empty(last + -last % _ALIGNMENT - offset + first)
+            if not self._has_cached(num_bytes, offset):
+                done = self._read_direct(out, offset - first)
+                if done is not None:
+                    return out[first : min(done, first + num_bytes)]
+            out = out[first : first + num_bytes]
+            return out[: fill_at(self._file, out.data, offset)]
+
+    def _has_cached(self, num_bytes: int, offset: int) -> bool:
+        """Return whether the page cache has bytes, by its last one that has."""
+        if self._is_cached:
+            last = bytearray(1)
+            try:
+                os.preadv(self._file, [last], offset + num_bytes - 1, os.RWF_NOWAIT)
+            except OSError:  # it has not, or cannot tell
+                self._is_cached = False
+        return self._is_cached
+
+    def _read_direct(self, out: npt.NDArray[np.uint8], offset: int) -> int | None:
+        """Fill whole blocks, bypassing the page cache.
+
+        Returns the bytes that the file has of them, or None if that is not possible.
+        """
+        if self._direct is None:
+            return None
+        done = 0
+        try:
+            while done < len(out):
+                count = os.preadv(self._direct, [out.data[done:]], offset + done)
+                done += count
+                if not count or count % _ALIGNMENT:
+                    break  # the file ends here
+        except OSError as error:
+            # Some file systems take the flag and refuse the read.
+            if error.errno != errno.EINVAL:
+                raise
+            os.close(self._direct)
+            self._direct = None
+            return None
+        return done
+
+    def fill(self, view: memoryview, offset: int) -> int:
+        """Read into a view, and return how many bytes the file has of it."""
+        with storage_errors("read the array", self._path):
+            if self._direct is None or self._has_cached(len(view), offset):
+                return fill_at(self._file, view, offset)
+            done = 0
+            while done < len(view):
+                # By way of a small buffer: the view begins anywhere, and may be large.
+                wanted = min(_BUFFER_BYTES, len(view) - done)
+                found = self.read(wanted, offset + done)
+                view[done : done + len(found)] = found.data
+                done += len(found)
+                if len(found) < wanted:
+                    break
+            return done
+
+    def __enter__(self) -> _Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._file)
+        if self._direct is not None:
+            os.close(self._direct)
+
+
+@dataclass(frozen=True)
+class RawLayout:
+    """The type and shape of raw binary, which has no header; little-endian, in C order."""
+
+    dtype: str  # element type by its name in a store: "float32", "bfloat16",
+    shape: tuple[int, ...]  # shape, rows first. -1 rows: as many as the file has.
+
+    def __post_init__(self) -> None:
+        if self.dtype not in STORAGE_DTYPES:
+            raise UsageError(
+                f"raw type {self.dtype!r} is not one of {', '.join(map(repr, STORAGE_DTYPES))}"
+            )
+        if not self.shape or self.shape[0] < -1 or any(extent < 1 for extent in self.shape[1:]):
+            raise UsageError(
+                f"raw shape {list(self.shape)} is none: give the rows (-1: from the file's size), "
+                "then the extents of a row"
+            )
+
+    @staticmethod
+    def parse(text: str) -> RawLayout:
+        """Return the layout that "TYPE,ROWS,WIDTH" says."""
+        dtype, *extents = text.split(",")
+        try:
+            shape = tuple(map(int, extents))
+        except ValueError:
+            shape = ()
+        if not shape:
+            raise UsageError(
+                f"{text!r} is no layout; give TYPE,ROWS,WIDTH such as float32,1000,128, with "
+                "ROWS -1 to take what the file has"
+            )
+        return RawLayout(dtype.strip(), shape)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return STORAGE_DTYPES[self.dtype].itemsize * math.prod(self.shape[1:])
+
+    def __str__(self) -> str:
+        return ",".join([self.dtype, *map(str, self.shape)])
+
+
+def open_raw(path: Path, layout: RawLayout) -> FileArray:
+    """Open a raw file."""
+    existing_file(path, "the raw file")
+    with storage_errors("read the raw file", path):
+        found = path.stat().st_size
+    rows, rest = divmod(found, layout.row_bytes)
+    if rest:
+        raise InputError(
+            f"{path}: has {found} bytes, which is no multiple of the {layout.row_bytes} bytes of a "
+            f"row of {list(layout.shape[1:])} {layout.dtype}; it is truncated, or the layout "
+            f"{layout} is not its own",
+            path=path,
+        )
+    if layout.shape[0] not in (-1, rows):
+        raise InputError(
+            f"{path}: has {rows} rows of {layout.row_bytes} bytes, but the layout {layout} says "
+            f"{layout.shape[0]}",
+            path=path,
+        )
+    return FileArray(path, (rows, *layout.shape[1:]), STORAGE_DTYPES[layout.dtype])

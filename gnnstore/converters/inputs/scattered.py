@@ -1,0 +1,143 @@
+"""Sorts rows that come in any order by their nodes, in two sequential passes.
+
+Fetching each row from where it lies would be a random read a row. Instead rows go to files
+by ranges of nodes, each small enough for memory, and are put in order as a range is read
+back: every byte is written and read once more, in large pieces.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.converters.edges.node_ids import check_ids
+from gnnstore.converters.inputs.derived import RowTaker
+from gnnstore.converters.inputs.source import ArraySource, MemoryArray, SequentialArray, row_bytes
+from gnnstore.converters.read_ahead import read_ahead
+from gnnstore.converters.spill_files import SpillDirectory
+from gnnstore.errors import InputError
+from gnnstore.formats.container.files import require_space
+
+# Ranges of nodes: an eighth of the memory, since one is there as it lies and in order while
+# the next is read ahead, and not so small that its pieces of a read are tiny.
+_MEMORY_SHARE = 8
+_MIN_RANGE_BYTES, _MAX_RANGE_BYTES = 2**20, 2**28
+_STEP_BYTES = 2**23
+_COPY_BYTES = 2**22  # what is read at a time where all of it is in memory
+
+
+def in_order(
+    source: ArraySource,
+    places: npt.NDArray[Any],
+    directory: Path,
+    memory_bytes: int | None,
+    *,
+    at_once: int,
+) -> AbstractContextManager[ArraySource]:
+    """Provide the rows of all nodes in a new order, as long as a context lasts."""
+    num_bytes = row_bytes(source) * len(places)
+    if num_bytes > at_once:
+        nodes = MemoryArray("the new numbers", places)
+        return closing(ScatteredRows(source, nodes, directory, memory_bytes))
+    whole = _core.pool_empty(num_bytes).view(source.dtype).reshape(source.shape)
+    done = 0
+    for rows in source.rows(max(1, _COPY_BYTES // max(1, row_bytes(source)))):
+        whole[places[done : done + len(rows)]] = rows
+        done += len(rows)
+    return nullcontext(MemoryArray(source.label, whole))
+
+
+class ScatteredRows(SequentialArray):
+    """An array sorted by node, made of rows in any order."""
+
+    def __init__(
+        self,
+        source: ArraySource,
+        nodes: ArraySource,
+        directory: Path,
+        memory_bytes: int | None = None,
+    ) -> None:
+        if len(nodes.shape) != 1 or nodes.dtype.kind not in "iu":
+            raise InputError(
+                f"{nodes.label}: is {list(nodes.shape)} of {nodes.dtype}, expected integers [N]"
+            )
+        if not source.shape or nodes.shape[0] != source.shape[0]:
+            raise InputError(
+                f"{nodes.label}: has {nodes.shape[0]} ids, but {source.label} has rows of shape "
+                f"{list(source.shape)}; every row needs one"
+            )
+        self.label = f"{source.label} by {nodes.label}"
+        self.shape = source.shape
+        self.dtype = source.dtype
+        self._source = source
+        self._nodes = nodes
+        self._directory = directory
+        self._row_bytes = max(1, row_bytes(source))
+        share = _MAX_RANGE_BYTES if memory_bytes is None else memory_bytes // _MEMORY_SHARE
+        range_bytes = min(max(share, _MIN_RANGE_BYTES), _MAX_RANGE_BYTES)
+        self._range_rows = max(1, range_bytes // self._row_bytes)
+        self._files: SpillDirectory | None = None
+
+    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
+        """Yield the rows of nodes start, start + 1, ..., at most `step` at a time."""
+        if self._files is None:
+            self._files = self._divide()
+        for number in range(start // self._range_rows, -(-self.shape[0] // self._range_rows)):
+            ordered = self._order(self._files, number)
+            skipped = max(0, start - number * self._range_rows)
+            for first in range(skipped, len(ordered), step):
+                yield ordered[first : first + step]
+
+    def close(self) -> None:
+        """Remove the files."""
+        if self._files is not None:
+            self._files.close()
+            self._files = None
+
+    def _divide(self) -> SpillDirectory:
+        """Send every row to the file of its node's range."""
+        files = SpillDirectory(self._directory, "rows to put in order")
+        require_space(
+            self._directory,
+            self.shape[0] * (self._row_bytes + 8),
+            f"put the rows of {self._source.label} in order",
+            "choose another place with spill_directory=",
+        )
+        taker, position = RowTaker(self._nodes), 0
+        for rows in read_ahead(self._source.rows(max(1, _STEP_BYTES // self._row_bytes))):
+            nodes = taker.take(len(rows)).astype(np.int64)
+            check_ids(nodes, self.shape[0], f"{self._nodes.label}: node id", position)
+            position += len(rows)
+            ranges = nodes // self._range_rows
+            order = np.argsort(ranges, kind="stable")
+            present, begins = np.unique(ranges[order], return_index=True)
+            for number, chosen in zip(present, np.split(order, begins[1:]), strict=True):
+                files.append(f"{number:06d}.nodes", nodes[chosen])
+                files.append(f"{number:06d}.rows", rows[chosen])
+        return files
+
+    def _order(self, files: SpillDirectory, number: int) -> npt.NDArray[Any]:
+        first = number * self._range_rows
+        count = min(self._range_rows, self.shape[0] - first)
+        name = f"{number:06d}.nodes"
+        nodes = files.read(name, np.int64, 0, files.size_bytes(name) // 8) - first
+        times = np.bincount(nodes, minlength=count)
+        if (times != 1).any():
+            # As many rows as nodes: if one has two, another has none, here or elsewhere.
+            wrong = int(np.argmax(times != 1))
+            raise InputError(
+                f"{self._nodes.label}: node {first + wrong} has {int(times[wrong])} rows; every "
+                "node needs exactly one"
+            )
+        items = count * math.prod(self.shape[1:])
+        rows = files.read(f"{number:06d}.rows", self.dtype, 0, items)
+        ordered = np.empty((count, *self.shape[1:]), self.dtype)
+        ordered[nodes] = rows.reshape(ordered.shape)
+        return ordered

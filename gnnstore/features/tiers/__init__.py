@@ -1,1 +1,0 @@
-"""Caches in front of a source of rows."""

@@ -1,0 +1,79 @@
+"""The assignment of edges and nodes to the states that train them.
+
+An edge from partition i to partition j lies in *bucket* (i, j), which can be trained in any state
+that holds both partitions; which of them is drawn for each bucket (MariusGNN, section 5.2), so that
+work is spread over states, and not all of it done when a bucket is first in the buffer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.errors import UsageError, check_choice
+from gnnstore.partitions.orders import Purpose, Schedule, draws
+from gnnstore.random_words import uniform
+
+Int64Array = npt.NDArray[np.int64]
+ASSIGNMENTS = ("random", "greedy")
+
+
+def states_of_buckets(
+    schedule: Schedule, *, assignment: str = "random", seed: int = 0, epoch: int = 0
+) -> npt.NDArray[np.int32]:
+    """Return the state that trains each bucket, int32 [p, p]: by source, then target partition."""
+    check_choice("assignment", assignment, ASSIGNMENTS)
+    group_of = schedule.group_of
+    num_partitions, num_groups = schedule.num_partitions, len(schedule.groups)
+    pairs = schedule.states[:, :, None] * num_groups + schedule.states[:, None, :]
+    begins, states = _states_with(pairs, num_groups * num_groups)
+    generator = draws(seed, epoch, Purpose.BUCKETS)
+    found = np.empty((num_partitions, num_partitions), np.int32)
+    for source in range(num_partitions):
+        pair = group_of[source] * num_groups + group_of
+        first, count = begins[pair], begins[pair + 1] - begins[pair]
+        if not count.all():
+            target = int(np.flatnonzero(count == 0)[0])
+            raise UsageError(
+                f"partitions {source} and {target} are in the buffer together in no state, so that "
+                "edges between them are never trained; use kind='two-level' for edges"
+            )
+        if assignment == "random":
+            first = first + _chosen(generator.random_raw(num_partitions), count)
+        found[source] = states[first]
+    return found
+
+
+def states_of_nodes(
+    schedule: Schedule, partitions: npt.ArrayLike, *, seed: int = 0, epoch: int = 0
+) -> npt.NDArray[np.int32]:
+    """Return the state that trains each node, int32 [k]: any that holds its partition."""
+    begins, states = _states_with(schedule.states, len(schedule.groups))
+    partitions = np.asarray(partitions, np.int64)
+    group = schedule.group_of[partitions]
+    first, count = begins[group], begins[group + 1] - begins[group]
+    if not count.all():
+        raise UsageError(
+            f"partition {partitions[np.flatnonzero(count == 0)[0]]} holds nodes to train on, and "
+            "is in no state of this order; partition the store with training nodes first, or use "
+            "kind='dispersed'"
+        )
+    generator = draws(seed, epoch, Purpose.NODES)
+    chosen = first + _chosen(generator.random_raw(len(partitions)), count)
+    found: npt.NDArray[np.int32] = states[chosen].astype(np.int32)
+    return found
+
+
+def _states_with(held: npt.NDArray[Any], num_kinds: int) -> tuple[Int64Array, Int64Array]:
+    """Return where the states of each kind begin in a list, int64 [num_kinds + 1], and the list."""
+    states = np.repeat(np.arange(len(held)), held[0].size)
+    order = np.argsort(held, axis=None, kind="stable")
+    begins = np.searchsorted(held.ravel()[order], np.arange(num_kinds + 1))
+    return begins.astype(np.int64), states[order]
+
+
+def _chosen(words: npt.NDArray[np.uint64], count: Int64Array) -> Int64Array:
+    """Return a number below each count, from 64 drawn bits each."""
+    return (uniform(words) * count).astype(np.int64)

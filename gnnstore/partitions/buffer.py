@@ -1,0 +1,402 @@
+"""The partitions in memory, state after state; those of the next are read meanwhile.
+
+While batches of a state are prepared, a thread reads the partitions that enter and builds the next
+graph. It begins with the state after that once all batches of the one before have their rows: so
+two graphs are in memory at a time, and as many partitions as two states have. While the last state
+of an epoch is trained, it reads those partitions of the next epoch's first one that there is room
+for.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.errors import CorruptStoreError, UsageError
+from gnnstore.features.source import Rows
+from gnnstore.interrupts import CancelledError, Condition
+from gnnstore.parallel import prefetch
+from gnnstore.partitions.rows import PartitionFiles, PartitionSlots, Ranges
+from gnnstore.partitions.sizes import EdgesRead
+from gnnstore.sampling.resident import Buckets, Members, ResidentGraph
+
+Int64Array = npt.NDArray[np.int64]
+
+_MOST_BUILDING = 8
+
+
+def building_threads() -> int:
+    """Return how many threads build the graph of a state."""
+    return min(_MOST_BUILDING, len(os.sched_getaffinity(0)))
+
+
+@dataclass
+class BufferTotals:
+    """Counts of the reads so far."""
+
+    partitions: int = 0  # partitions read, and states that have been in memory
+    states: int = 0  # partitions read, and states that have been in memory
+    seconds_waiting: float = 0.0  # seconds that the consumer waited for a state
+
+
+class StateToRead(NamedTuple):
+    """A state that is to be in memory."""
+
+    number: int  # in its epoch
+    partitions: Int64Array  # int64 [c]: ascending
+    # bool [c * c] or None: whether the edges of each pair of partitions are trained in it, by
+    # target and then source.
+    trained: npt.NDArray[np.bool_] | None = None
+
+
+class ResidentState:
+    """A state whose partitions are in memory, as long as batches need them."""
+
+    def __init__(
+        self,
+        number: int,
+        members: Members,
+        edges: ResidentGraph | Buckets | None,
+        slots: PartitionSlots,
+        changed: Condition,
+    ) -> None:
+        self.number, self.members = number, members
+        # None where no edge is sampled, or looked up.
+        self.graph = edges if isinstance(edges, ResidentGraph) else None
+        # The edges that it trains, where these alone were read.
+        self.buckets = edges if isinstance(edges, Buckets) else None
+        self.prepared: Any = None  # the result of `prepare` for it
+        self._slots, self._changed = slots, changed
+        self._first_rows = slots.first_rows(members.partitions)
+        self._num_batches = self._num_reading = 0
+        self._is_over = self._is_taken = False
+
+    def begin_batch(self) -> None:
+        """Keep the state in memory until the batch has its rows."""
+        with self._changed:
+            self._num_batches += 1
+
+    def end_batch(self) -> None:
+        """Let go of the state for a batch."""
+        with self._changed:
+            self._num_batches -= 1
+            self._changed.notify_all()
+
+    def is_over(self) -> bool:
+        """Whether nothing needs the state any more."""
+        return self._is_over and not self._num_batches
+
+    def end(self) -> None:
+        """Note that no batch will begin any more."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+
+    def take_away(self) -> None:
+        """Take the slots from batches that still want rows; wait for those that read just now."""
+        self._is_taken = True
+        self._changed.wait_until(lambda: None if self._num_reading else True)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        with self._changed:
+            if self._is_taken:
+                raise _lost()
+            self._num_reading += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_reading -= 1
+                self._changed.notify_all()
+
+    def store_ids(self, local: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the store's ids of nodes [n]."""
+        with self._reading():
+            return self._slots.store_ids(self._rows_of(local))
+
+    def gather(self, local: npt.NDArray[Any]) -> dict[str, Rows]:
+        """Return the attributes of nodes [n], by name."""
+        with self._reading():
+            return self._slots.gather(self._rows_of(local))
+
+    def _rows_of(self, local: npt.NDArray[Any]) -> Int64Array:
+        rank, row = np.divmod(local.astype(np.int64, copy=False), self.members.rows)
+        return self._first_rows[rank] + row
+
+
+class StateBuffer:
+    """The memory for the partitions of a loader, which its iterations take in turn."""
+
+    def __init__(
+        self, files: PartitionFiles, num_slots: int, *, edges: EdgesRead, num_threads: int
+    ) -> None:
+        self.files, self.totals = files, BufferTotals()
+        self.changed = Condition()
+        self._num_slots, self._edges, self._num_threads = num_slots, edges, num_threads
+        self._slots: PartitionSlots | None = None
+        self._graph: ResidentGraph | None = None
+        self._run: StatesAhead | None = None
+
+    @contextmanager
+    def run(
+        self,
+        states: Sequence[StateToRead],
+        *,
+        in_thread: bool,
+        following: Callable[[], Int64Array] | None = None,
+        prepare: Callable[[ResidentState], Any] = lambda _: None,
+    ) -> Iterator[StatesAhead]:
+        """Bring states into memory one after the other; takes the memory from who has it."""
+        if self._run is not None:
+            self._run.lose()
+        self._run = ahead = StatesAhead(self, states, following, prepare, in_thread=in_thread)
+        try:
+            yield ahead
+        finally:
+            ahead.close()
+            if self._run is ahead:
+                self._run = None
+
+    def load(
+        self,
+        wanted: StateToRead,
+        before: ResidentState | None,
+        wait: Callable[[Callable[[], bool]], None],
+    ) -> ResidentState:
+        """Read what is not in memory yet, and build the graph."""
+        unit, partitions = self.files.unit, wanted.partitions
+        members = Members.of(partitions, unit.rows_per_partition, unit.num_nodes)
+
+        def proceed() -> None:
+            wait(lambda: True)
+
+        slots = self._read_rows(partitions, before, wait, is_needed=True)
+        edges: ResidentGraph | Buckets | None = None
+        if self._edges == "graph":
+            edges = self._graph = self._build(members, proceed)
+        elif self._edges == "trained":
+            edges = self._read_trained(members, wanted.trained, proceed)
+        self.totals.states += 1
+        return ResidentState(wanted.number, members, edges, slots, self.changed)
+
+    def read_ahead(
+        self,
+        partitions: Int64Array,
+        last: ResidentState,
+        wait: Callable[[Callable[[], bool]], None],
+    ) -> None:
+        """Read the rows of partitions that there is room for beside a state; see `load`."""
+        self._read_rows(partitions, last, wait, is_needed=False)
+
+    def _read_rows(
+        self,
+        partitions: Int64Array,
+        before: ResidentState | None,
+        wait: Callable[[Callable[[], bool]], None],
+        *,
+        is_needed: bool,
+    ) -> PartitionSlots:
+        slots = self._slots
+        if slots is None:
+            slots = self._slots = PartitionSlots(self.files, self._num_slots)
+        kept = {*partitions.tolist()}
+        used = set() if before is None else {*before.members.partitions.tolist()}
+        new: list[int] = []
+        try:
+            with self.files.checking_beside():
+                for partition in partitions.tolist():
+                    if partition in slots.slot_of:
+                        continue
+                    free = self._free_slot(slots, kept | used)
+                    if free is None and not is_needed:
+                        break
+                    if free is None and before is not None:
+                        wait(before.is_over)
+                        used = set()
+                        free = self._free_slot(slots, kept)
+                    assert free is not None  # noqa: S101 - there are as many slots as a state has
+                    slots.read(partition, free, lambda: wait(lambda: True))
+                    new.append(partition)
+                    self.totals.partitions += 1
+        except CorruptStoreError:
+            slots.forget(new)
+            raise
+        return slots
+
+    def _free_slot(self, slots: PartitionSlots, kept: set[int]) -> int | None:
+        taken = {slot for partition, slot in slots.slot_of.items() if partition in kept}
+        return next((slot for slot in range(self._num_slots) if slot not in taken), None)
+
+    def _build(self, members: Members, proceed: Callable[[], None]) -> ResidentGraph:
+        before, unit = self._graph, self.files.unit
+        if before is not None and np.array_equal(before.members.partitions, members.partitions):
+            return before
+        num_partitions, bucket_ptr = unit.num_partitions, unit.bucket_ptr
+        starts = members.bucket_starts(bucket_ptr, num_partitions)
+        entries = members.bucket_entries(num_partitions)
+        buckets = Buckets.empty(starts, np.dtype(unit.position_spec.dtype))
+        new = np.ones(len(entries), bool)
+        if before is not None:
+            before.pass_on(members, buckets, num_threads=self._num_threads)
+            stays = np.isin(members.partitions, before.members.partitions)
+            new = ~(stays[:, None] & stays).ravel()
+        self._read_buckets(entries, new, buckets, proceed)
+        return ResidentGraph.build(
+            members,
+            buckets,
+            num_edges=unit.num_edges,
+            num_threads=self._num_threads,
+            source=str(unit.path),
+        )
+
+    def _read_trained(
+        self,
+        members: Members,
+        trained: npt.NDArray[np.bool_] | None,
+        proceed: Callable[[], None],
+    ) -> Buckets:
+        unit = self.files.unit
+        starts = members.bucket_starts(unit.bucket_ptr, unit.num_partitions, trained)
+        buckets = Buckets.empty(starts, np.dtype(unit.position_spec.dtype))
+        entries = members.bucket_entries(unit.num_partitions)
+        new = np.ones(len(entries), bool) if trained is None else trained
+        self._read_buckets(entries, new, buckets, proceed)
+        for what, rows in (("source", buckets.source), ("target", buckets.target)):
+            if rows.size and int(rows.view(np.uint32).max()) >= members.rows:
+                raise CorruptStoreError(
+                    f"{unit.path}: an edge between the partitions {members.partitions.tolist()} "
+                    f"has the {what} {int(rows.view(np.uint32).max())} of {members.rows} rows, out "
+                    "of range; run 'gnnstore verify', or partition the store again",
+                    path=unit.path,
+                )
+        return buckets
+
+    def _read_buckets(
+        self,
+        entries: Int64Array,
+        wanted: npt.NDArray[np.bool_],
+        buckets: Buckets,
+        proceed: Callable[[], None],
+    ) -> None:
+        """Read some of the buckets to their places."""
+        unit = self.files.unit
+        firsts, ends = unit.bucket_ptr[entries[wanted]], unit.bucket_ptr[entries[wanted] + 1]
+        ranges = Ranges(firsts, ends, buckets.starts[:-1][wanted]).joined()
+        with self.files.checking_beside():
+            for spec, out in (
+                (unit.source_spec, buckets.source),
+                (unit.target_spec, buckets.target),
+                (unit.position_spec, buckets.position),
+            ):
+                self.files.read_edges(spec, ranges, out, proceed)
+
+
+class StatesAhead:
+    """The states of an iteration, of which the next is read while one is in use."""
+
+    def __init__(
+        self,
+        buffer: StateBuffer,
+        states: Sequence[StateToRead],
+        following: Callable[[], Int64Array] | None,
+        prepare: Callable[[ResidentState], Any],
+        *,
+        in_thread: bool,
+    ) -> None:
+        self._buffer, self._states, self._changed = buffer, states, buffer.changed
+        self._following, self._prepare = following, prepare
+        self._is_stopped = self._is_lost = False
+        self._num_loaded = self._num_taken = 0
+        self._has_failed = False
+        self._in_use: list[ResidentState] = []
+        loaded = self._loaded()
+        self._source = (
+            prefetch(
+                loaded,
+                describe=lambda k: f"while reading the partitions of state {self._name(k)}",
+                stop=self._stop,
+            )
+            if in_thread
+            else loaded
+        )
+
+    def next(self) -> ResidentState:
+        """Return the next state, once it is in memory. For the consumer's thread."""
+        if self._is_lost:
+            raise _lost()
+        start = time.perf_counter()
+        state: ResidentState = next(self._source)
+        self._buffer.totals.seconds_waiting += time.perf_counter() - start
+        self._num_taken += 1
+        return state
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether the next state is not in memory yet."""
+        return self._num_taken == self._num_loaded and not self._has_failed
+
+    def lose(self) -> None:
+        """End the run for another one, whatever its batches still want."""
+        self._is_lost = True
+        self.close()
+        for state in self._in_use:
+            state.take_away()
+
+    def close(self) -> None:
+        """Stop reading, and wait for the thread."""
+        self._stop()
+        self._source.close()
+
+    def _stop(self) -> None:
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify_all()
+
+    def _name(self, k: int) -> int:
+        return self._states[min(k, len(self._states) - 1)].number
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        def look() -> bool | None:
+            if self._is_stopped:
+                raise CancelledError("the iteration ended while partitions were read")
+            return True if condition() else None
+
+        self._changed.wait_until(look)
+
+    def _loaded(self) -> Generator[ResidentState, None, None]:
+        before: ResidentState | None = None
+        try:
+            for wanted in self._states:
+                self._wait_for_earlier()
+                before = self._buffer.load(wanted, before, self._wait)
+                before.prepared = self._prepare(before)
+                self._in_use.append(before)
+                self._num_loaded += 1
+                yield before
+            if before is not None and self._following is not None:
+                self._wait_for_earlier()
+                self._buffer.read_ahead(self._following(), before, self._wait)
+        except BaseException:
+            self._has_failed = True
+            raise
+
+    def _wait_for_earlier(self) -> None:
+        """Wait until no state but the latest is in use."""
+        while len(self._in_use) > 1:
+            self._wait(self._in_use[0].is_over)
+            self._in_use.pop(0)
+
+
+def _lost() -> UsageError:
+    return UsageError(
+        "another iteration of this loader has begun, and has the partitions in memory now; finish "
+        "one before the next, or make a second loader"
+    )

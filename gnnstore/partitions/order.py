@@ -1,0 +1,150 @@
+"""An order that follows the partitions in memory: the batches of one state, then of the next."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.errors import UsageError
+from gnnstore.partitions.orders import Purpose, Schedule, draws
+from gnnstore.pipeline.order.epoch import drawn_order
+from gnnstore.pipeline.order.state import Position
+
+if TYPE_CHECKING:
+    from gnnstore.partitions.policy import BufferShape
+
+Int64Array = npt.NDArray[np.int64]
+
+
+class Assigned(ABC):
+    """The seeds that each state of an epoch trains."""
+
+    counts: Int64Array  # int64 [n]: seeds of each state
+
+
+class Assigner(ABC):
+    """Seeds that are divided among the states of an epoch."""
+
+    @abstractmethod
+    def assign(self, schedule: Schedule, seed: int, epoch: int) -> Assigned:
+        """Divide them; a pure function of (seed, epoch)."""
+
+
+class InState(NamedTuple):
+    """The seeds of a batch: a range in the order of those of its state."""
+
+    state: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, eq=False)
+class EpochByStates:
+    """The states of an epoch, and their batches."""
+
+    seed: int
+    epoch: int
+    schedule: Schedule
+    assigned: Assigned
+    num_batches: Int64Array  # int64 [n]: batches of each state
+    shuffles: bool
+
+    @cached_property
+    def ends(self) -> Int64Array:
+        """Number of the batch that follows those of each state."""
+        return np.cumsum(self.num_batches)
+
+    @property
+    def total(self) -> int:
+        """Number of batches."""
+        return int(self.num_batches.sum())
+
+    def state_of(self, batch: int) -> int:
+        """Return the state that a batch is of."""
+        return int(np.searchsorted(self.ends, batch, side="right"))
+
+    def left(self, done: int) -> list[int]:
+        """Return the states that have batches after the first `done` of the epoch."""
+        return np.flatnonzero((self.num_batches > 0) & (self.ends > done)).tolist()
+
+    def order_of(self, state: int) -> Any:
+        """Return the order in which a state's seeds are taken, to be sliced."""
+        count = int(self.assigned.counts[state])
+        if not self.shuffles:
+            return range(count)
+        return drawn_order(count, draws(self.seed, self.epoch, Purpose.SEEDS, state))
+
+
+@dataclass(frozen=True, eq=False)
+class PartitionOrder:
+    """Deals out the seeds of each state in batches, state after state; an `EpochOrder`."""
+
+    shape: BufferShape
+    seeds: Assigner
+    batch_size: int
+    shuffles: bool
+    drop_last: bool
+    _known: dict[tuple[int, int], EpochByStates] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    name = None
+    is_keyed = varies = True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        arguments = (self.shape, self.seeds, self.batch_size, self.shuffles, self.drop_last)
+        return (type(self), arguments)
+
+    def of(self, seed: int, epoch: int) -> EpochByStates:
+        """Return the states of an epoch; those of the last two are kept."""
+        with self._lock:
+            known = self._known.get((seed, epoch))
+            if known is None:
+                schedule = self.shape.schedule(seed, epoch)
+                assigned = self.seeds.assign(schedule, seed, epoch)
+                size = self.batch_size
+                num_batches = (assigned.counts + (0 if self.drop_last else size - 1)) // size
+                known = EpochByStates(seed, epoch, schedule, assigned, num_batches, self.shuffles)
+                for key in [*self._known][:-1]:
+                    del self._known[key]
+                self._known[seed, epoch] = known
+            return known
+
+    def start(self) -> None:
+        """Return nothing: the order follows from (seed, epoch)."""
+
+    def check(self, position: Position, seed: int) -> None:
+        """Check that an epoch has as many batches as were handed out."""
+        total = self.of(seed, position.epoch).total
+        if position.batches > total:
+            raise UsageError(
+                f"the state's 'batches' is {position.batches}; expected at most {total}, which is "
+                f"epoch {position.epoch}"
+            )
+
+    def number(self, first: int, k: int) -> int:
+        """Return the number in its epoch of the k-th batch after the first `first` ones."""
+        return first + k
+
+    def num_left(self, position: Position, seed: int | None) -> int:
+        """Return the number of batches of an epoch that follow a position."""
+        if seed is None:
+            raise UsageError("the number of batches depends on seed=, which is not drawn yet")
+        return max(0, self.of(seed, position.epoch).total - position.batches)
+
+    def batches(self, start: Position, seed: int) -> Iterator[tuple[int, InState, Position]]:
+        """Yield the number, the seeds and the place after each batch from `start` on."""
+        epoch, size = self.of(seed, start.epoch), self.batch_size
+        for state in epoch.left(start.batches):
+            count, end = int(epoch.assigned.counts[state]), int(epoch.ends[state])
+            first = end - int(epoch.num_batches[state])
+            for number in range(max(first, start.batches), end):
+                begin = (number - first) * size
+                seeds = InState(state, begin, min(begin + size, count))
+                yield number, seeds, Position(start.epoch, number + 1)

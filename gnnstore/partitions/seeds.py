@@ -1,0 +1,244 @@
+"""Seeds that are trained while their partitions are in memory."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from functools import singledispatch
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.errors import UsageError
+from gnnstore.formats.arrays.dtypes import id_dtype
+from gnnstore.partitions.assignment import states_of_buckets, states_of_nodes
+from gnnstore.partitions.order import Assigned, Assigner, Int64Array
+from gnnstore.partitions.sizes import EdgesRead
+from gnnstore.pipeline.order.epoch import MAX_SORTED
+from gnnstore.sampling.edges import EdgeFinder
+from gnnstore.seeds.base import BatchKey, Seeds
+from gnnstore.seeds.links import LinkGraph, Links, LinkSeeds
+from gnnstore.seeds.nodes import InputNodes, NodeSeeds
+
+if TYPE_CHECKING:
+    from gnnstore.formats.partitions.reader import PartitionsReader
+    from gnnstore.partitions.buffer import ResidentState
+    from gnnstore.partitions.orders import Schedule
+
+
+class SeedsByState(Assigner):
+    """Seeds, grouped by the partitions that must be in memory for them."""
+
+    # Whether every pair of partitions has to be in memory together in an epoch.
+    are_edges: ClassVar[bool] = False
+
+    def edges_read(self) -> EdgesRead:
+        """Return the edges that these seeds need, besides those that their batches sample."""
+        return "none"
+
+    def check_in_first(self, num_partitions: int) -> None:
+        """Refuse seeds that are not in the first partitions, which alone are in every epoch."""
+
+    @abstractmethod
+    def positions(self, assigned: Any, state: int, resident: ResidentState) -> npt.NDArray[Any]:
+        """Return the positions of the seeds of a state, which is in memory, in their own order."""
+
+    @abstractmethod
+    def select(self, index: npt.NDArray[Any], key: BatchKey, resident: ResidentState) -> Seeds:
+        """Return the seeds at some of these positions; nodes by their ids in the state."""
+
+    def trained(
+        self,
+        assigned: Any,  # noqa: ARG002
+        state: int,  # noqa: ARG002
+        partitions: Int64Array,  # noqa: ARG002
+    ) -> npt.NDArray[np.bool_] | None:
+        """Return whether the edges of each pair of partitions are seeds of a state [c * c]."""
+        return None
+
+    @abstractmethod
+    def bytes_with(self, most_edges: int) -> int:
+        """Return the memory that dividing them takes, and what is kept of it."""
+
+
+@singledispatch
+def by_state(seeds: Any, unit: PartitionsReader, assignment: str) -> SeedsByState:  # noqa: ARG001
+    """Return the seeds of a loader, grouped by the partitions of a store."""
+    raise UsageError(
+        f"partitions= and seeds of the kind {type(seeds).__name__}: these cannot be trained by "
+        "partitions; leave partitions= out"
+    )
+
+
+# Two epochs are known; one is sorted; a state's seeds are shuffled.
+_ORDER_BYTES = 2 * 8 + 16 + 16
+
+
+class GroupedByState(Assigned):
+    """Seeds that are known before their state is in memory."""
+
+    def __init__(self, states: npt.NDArray[np.int32], num_states: int) -> None:
+        self.counts = np.bincount(states, minlength=num_states).astype(np.int64)
+        self._order = np.argsort(states, kind="stable")
+        self._ends = np.cumsum(self.counts)
+
+    def positions(self, state: int) -> Int64Array:
+        """Return the positions that a state trains, ascending."""
+        end = int(self._ends[state])
+        return self._order[end - int(self.counts[state]) : end]
+
+
+class NodesByState(SeedsByState):
+    """Seed nodes: each is trained in some state that its partition is in."""
+
+    def __init__(self, nodes: InputNodes, unit: PartitionsReader) -> None:
+        self._nodes, self._unit = nodes, unit
+        self._new_ids = unit.new_ids(nodes.nodes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self._nodes, self._unit))
+
+    def check_in_first(self, num_partitions: int) -> None:
+        """Refuse seed nodes that are in other partitions; see `SeedsByState`."""
+        of = self._new_ids // self._unit.rows_per_partition
+        beyond = np.flatnonzero(of >= num_partitions)
+        if beyond.size:
+            place = int(beyond[0])
+            node = place if self._nodes.nodes is None else int(self._nodes.nodes[place])
+            raise UsageError(
+                f"kind='sequential' trains on nodes of the first {num_partitions} partitions, and "
+                f"{beyond.size} of the {len(of)} seed nodes are in others, first node {node} in "
+                f"partition {of[place]}; partition the store with these nodes first "
+                "(--train-first), or use kind='dispersed'"
+            )
+
+    def bytes_with(self, most_edges: int) -> int:  # noqa: ARG002
+        """Return the bytes of the seeds, their ids here, and the order of two epochs."""
+        count = len(self._nodes)
+        return self._nodes.num_bytes + self._new_ids.nbytes + _ORDER_BYTES * count
+
+    def assign(self, schedule: Schedule, seed: int, epoch: int) -> GroupedByState:
+        """Draw a state for each node, of those that hold its partition."""
+        of = self._new_ids // self._unit.rows_per_partition
+        states = states_of_nodes(schedule, of, seed=seed, epoch=epoch)
+        return GroupedByState(states, len(schedule.states))
+
+    def positions(self, assigned: Any, state: int, resident: ResidentState) -> Int64Array:  # noqa: ARG002
+        """Return the positions in the input nodes."""
+        found: Int64Array = assigned.positions(state)
+        return found
+
+    def select(self, index: npt.NDArray[Any], key: BatchKey, resident: ResidentState) -> NodeSeeds:
+        """Return the seed nodes at some positions in the input nodes."""
+        labels = self._nodes.select(index, key).labels
+        return NodeSeeds(resident.members.local(self._new_ids[index]), labels)
+
+
+@by_state.register(InputNodes)
+def _(seeds: InputNodes, unit: PartitionsReader, assignment: str) -> NodesByState:  # noqa: ARG001
+    return NodesByState(seeds, unit)
+
+
+class EdgesOfStates(Assigned):
+    """Seed edges that are all edges of the graph: known by the pairs of partitions."""
+
+    def __init__(self, states: npt.NDArray[np.int32], sizes: Int64Array, num_states: int) -> None:
+        self.states = states
+        counts = np.bincount(states.ravel(), sizes.ravel(), num_states)
+        self.counts = counts.astype(np.int64)
+
+
+class LinksByState(SeedsByState):
+    """Seed edges: each is trained in the state that the pair of its partitions is assigned to."""
+
+    are_edges = True
+
+    def __init__(self, links: Links, unit: PartitionsReader, assignment: str) -> None:
+        self._links, self._unit, self._assignment = links, unit, assignment
+        negatives = links.negatives
+        if negatives is not None and negatives.num_bytes:
+            raise UsageError(
+                "partitions= and src_weight or dst_weight: negatives are drawn uniformly from the "
+                "nodes in memory; leave the weights out (degree_fraction= draws by degree)"
+            )
+        self._new_ends: npt.NDArray[Any] | None = None
+        if links.edges is not None:
+            self._new_ends = unit.new_ids(links.edges.ravel()).reshape(2, -1)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self._links, self._unit, self._assignment))
+
+    def edges_read(self) -> EdgesRead:
+        """Return "graph" where edges are looked up, "trained" where they are the seeds."""
+        links = self._links
+        is_strict = links.negatives is not None and links.negatives.is_strict
+        is_all = links.edges is None
+        looks_up = bool(links.attributes) and not is_all and links.split is None
+        if is_strict or looks_up or links.exclude_edges is not None:
+            return "graph"
+        return "trained" if is_all else "none"
+
+    def bytes_with(self, most_edges: int) -> int:
+        """Return the bytes of the edges, their ids here, and the orders of two states."""
+        shuffled = 16 * min(MAX_SORTED, len(self._links)) + 8 * min(most_edges, MAX_SORTED)
+        if self._new_ends is None:
+            id_bytes = id_dtype(most_edges).itemsize
+            return self._links.num_bytes + 2 * id_bytes * most_edges + shuffled
+        grouped = _ORDER_BYTES * len(self._links)
+        return self._links.num_bytes + self._new_ends.nbytes + grouped + shuffled
+
+    def assign(self, schedule: Schedule, seed: int, epoch: int) -> Assigned:
+        """Draw a state for the edges of each pair of partitions."""
+        states = states_of_buckets(schedule, assignment=self._assignment, seed=seed, epoch=epoch)
+        unit, num_states = self._unit, len(schedule.states)
+        if self._new_ends is None:
+            sizes = np.diff(unit.bucket_ptr).reshape(states.shape).T
+            return EdgesOfStates(states, sizes, num_states)
+        source, target = self._new_ends // unit.rows_per_partition
+        return GroupedByState(states[source, target], num_states)
+
+    def trained(
+        self, assigned: Any, state: int, partitions: Int64Array
+    ) -> npt.NDArray[np.bool_] | None:
+        """Return whether the edges of each pair of partitions are seeds of a state [c * c]."""
+        if not isinstance(assigned, EdgesOfStates):
+            return None
+        found: npt.NDArray[np.bool_] = assigned.states[np.ix_(partitions, partitions)] == state
+        return found.T.ravel()
+
+    def positions(self, assigned: Any, state: int, resident: ResidentState) -> npt.NDArray[Any]:
+        """Return positions among the given edges; of all edges, the places of those in memory."""
+        if not isinstance(assigned, EdgesOfStates):
+            return np.asarray(assigned.positions(state))
+        if resident.graph is None:
+            return np.arange(int(assigned.counts[state]), dtype=_place_dtype(resident))
+        trained = self.trained(assigned, state, resident.members.partitions)
+        assert trained is not None  # noqa: S101 - of all edges it is not
+        return resident.graph.edges_of(trained)
+
+    def select(self, index: npt.NDArray[Any], key: BatchKey, resident: ResidentState) -> LinkSeeds:
+        """Return the seed edges at some of these positions, and their negatives."""
+        members, graph, buckets = resident.members, resident.graph, resident.buckets
+        index = index.astype(np.int64, copy=False)
+        finder = None if graph is None else EdgeFinder(graph.csc)
+        known = None if graph is None else graph.positions
+        within = LinkGraph(finder, members.num_nodes, known)
+        if self._new_ends is not None:
+            source, target = (members.local(of) for of in self._new_ends[:, index])
+        elif graph is not None and finder is not None:
+            source, target = graph.csc.indices[index].astype(np.int64), finder.targets_of(index)
+            index = graph.positions[index].astype(np.int64)
+        elif buckets is not None:
+            source, target = buckets.ends(members, index)
+            index = buckets.position[index].astype(np.int64)
+        return self._links.seeds_in(within, index, (source, target), key)
+
+
+def _place_dtype(resident: ResidentState) -> np.dtype[Any]:
+    buckets = resident.buckets
+    return id_dtype(0 if buckets is None else int(buckets.starts[-1]))
+
+
+@by_state.register(Links)
+def _(seeds: Links, unit: PartitionsReader, assignment: str) -> LinksByState:
+    return LinksByState(seeds, unit, assignment)

@@ -1,0 +1,237 @@
+"""The partitions of a store in place of its parts: what a loader needs of them, in its budget."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gnnstore.budget.ledger import STAGING, Ledger, Reservation
+from gnnstore.budget.limits import MemoryBudget
+from gnnstore.errors import BudgetError, UsageError
+from gnnstore.features.memory import MemoryRows
+from gnnstore.features.source import AbsentRows, RowSource
+from gnnstore.formats.partitions.reader import PartitionsReader, open_partitions
+from gnnstore.graph.shared import shared_tables
+from gnnstore.graph.sizes import StoreSizes
+from gnnstore.partitions.batches import PartitionBatches, only_epochs
+from gnnstore.partitions.buffer import StateBuffer, building_threads
+from gnnstore.partitions.followers import Slots
+from gnnstore.partitions.order import PartitionOrder
+from gnnstore.partitions.policy import BufferShape, PartitionPolicy
+from gnnstore.partitions.rows import PartitionFiles, PartitionSlots
+from gnnstore.partitions.seeds import by_state
+from gnnstore.partitions.sizes import Contents, EdgesRead
+from gnnstore.pipeline.order.keyed import KeyedOrder
+from gnnstore.strategies.predict.traits import StrategyTraits
+from gnnstore.strategies.sizes.placement import Placement
+from gnnstore.strategies.sources import Sources
+
+if TYPE_CHECKING:
+    from gnnstore.disk.engines import Engine
+    from gnnstore.graph.store import GraphStore
+    from gnnstore.partitions.followers import ResidentTable
+    from gnnstore.pipeline.order.epoch import EpochOrder
+    from gnnstore.pipeline.stats import LoaderStats
+    from gnnstore.sampling.neighbor import IndexDtype, SamplingConfig
+
+_TRAITS = StrategyTraits("partitions", "memory")  # threads that prepare batches read nothing
+# Edge attributes and ids are read edge by edge: held in memory where they take little of it.
+_HELD_SHARE = 4
+
+
+class PartitionSources(Sources):
+    """The parts of a store's partitions that a loader reads."""
+
+    def __init__(
+        self,
+        store: GraphStore,
+        policy: PartitionPolicy,
+        seeds: Any,
+        config: SamplingConfig,
+        *,
+        memory: int | str | None = None,
+        io_engine: str | None = None,
+        tables: Sequence[ResidentTable] = (),
+    ) -> None:
+        self.store, self._memory = store, memory
+        self.unit = unit = open_partitions(
+            store.path, policy.name, store_uuid=store.reader.manifest.uuid
+        )
+        for table in tables:
+            table.attach(unit.uuid, unit.num_partitions, unit.rows_per_partition)
+        self._tables = tuple(tables)
+        self.seeds = by_state(seeds, unit, policy.assignment)
+        samples = bool(config.fanouts) or config.subgraph_type == "induced"
+        self._edges: EdgesRead = "graph" if samples else self.seeds.edges_read()
+        path = unit.paged(unit.order_spec).file_paths[0]
+        self.engine: Engine = shared_tables(store).engine(path, io_engine)
+        self.shape, self.placement = self._sized(policy)
+        if policy.kind == "sequential":
+            in_all = self.shape.capacity == unit.num_partitions
+            self.seeds.check_in_first(unit.num_partitions if in_all else unit.num_train_partitions)
+        self.num_threads = sys.maxsize  # they need no memory of their own
+        self._open_edges()
+
+    # --- memory --------------------------------------------------------------------------------
+
+    def _sized(self, policy: PartitionPolicy) -> tuple[BufferShape, Placement]:
+        """Return the first shape that fits, and the memory that it takes."""
+        unit, memory = self.unit, self._memory
+        budget = MemoryBudget.of(memory)
+        limit, source = budget.num_bytes, budget.source
+        if policy.memory is not None:
+            own = MemoryBudget.of(policy.memory)
+            limit, source = min((own.num_bytes, own.source), (limit, source))
+        shapes = policy.shapes(
+            unit.num_partitions,
+            num_train=unit.num_train_partitions,
+            contents=self._contents(),
+            memory_bytes=limit if policy.memory is not None or budget.is_promise else None,
+            for_edges=self.seeds.are_edges,
+        )
+        refusals: list[BudgetError] = []
+        for shape in shapes:
+            ledger = self._ledger(shape, limit, source)
+            try:
+                ledger.check(None, *self._remedies(shape))
+            except BudgetError as error:
+                refusals.append(error)
+                continue
+            return shape, Placement(
+                strategy=_TRAITS,
+                topology="memory",
+                modes={},
+                ledger=ledger.with_limit(budget.num_bytes),
+                budget_is_promise=budget.is_promise,
+                reason=f"{shape.describe()}; {unit.name!r} is read by {self.engine.reason}",
+            )
+        raise min(refusals, key=lambda error: error.missing_bytes or 0)
+
+    def _remedies(self, shape: BufferShape) -> list[str]:
+        if shape.capacity <= 2:
+            return ["partition the store into more partitions"]
+        return ["lower capacity=, or partition the store into more partitions"]
+
+    def _contents(self) -> Contents:
+        unit = self.unit
+        return Contents(
+            unit.num_nodes,
+            PartitionSlots.row_bytes_of(unit),
+            unit.num_edges,
+            unit.position_spec.row_bytes,
+            edges=self._edges,
+            num_building=building_threads(),
+            fixed_bytes=self.engine.staging_bytes,
+        )
+
+    def _ledger(self, shape: BufferShape, limit: int, source: str) -> Ledger:
+        """Return the memory that is held as long as the loader lives."""
+        unit, num_slots = self.unit, shape.capacity + shape.num_spare
+        most = _most_edges(unit, shape.capacity)
+        sizes = shape.num_partitions, shape.capacity, unit.rows_per_partition
+        parts = [
+            *self._contents().reserve(*sizes, num_slots, most),
+            Reservation("compressed attributes", StoreSizes.of(self.store.schema).compressed_bytes),
+            Reservation("seeds and their order", self.seeds.bytes_with(most)),
+            Reservation(STAGING, self.engine.staging_bytes),
+            *(table.reserve(Slots(shape.capacity, shape.num_spare)) for table in self._tables),
+        ]
+        who = f"a loader with {shape.capacity} of {shape.num_partitions} partitions in memory"
+        return Ledger(limit, tuple(parts), who, source)
+
+    # --- what a loader takes from here -----------------------------------------------------------
+
+    def _open_edges(self) -> None:
+        """Open what batches show of edges, by position: in memory where that takes little."""
+        store, shared = self.store, shared_tables(self.store)
+        schema = store.schema
+        left = self.placement.left_bytes // _HELD_SHARE
+        edge_id = schema.edge.edge_id
+        is_held = edge_id is not None and edge_id.num_bytes <= left
+        if edge_id is None:
+            self.edge_ids = None
+        elif is_held:
+            left -= edge_id.num_bytes
+            self.edge_ids = MemoryRows.from_array(store.reader.paged(edge_id).load())
+            self._hold("ids of edges", edge_id.num_bytes)
+        else:
+            ids = store.topology("mmap").edge_id
+            assert ids is not None  # noqa: S101 - it is in the schema
+            self.edge_ids = MemoryRows.from_array(ids)
+        self.nodes = {
+            name: AbsentRows(spec, only_epochs) for name, spec in schema.node.attributes.items()
+        }
+        self.edges: dict[str, RowSource] = {}
+        for name, spec in schema.edge.attributes.items():
+            is_held = spec.layout == "cold" or spec.num_bytes <= left
+            if is_held and spec.layout != "cold":
+                left -= spec.num_bytes
+                self._hold("edge attributes", spec.num_bytes)
+            self.edges[name] = shared.rows(store, spec, "memory" if is_held else "mmap", 1)
+
+    def _hold(self, what: str, num_bytes: int) -> None:
+        ledger = self.placement.ledger.add(Reservation(what, num_bytes))
+        self.placement = replace(self.placement, ledger=ledger)
+
+    @property
+    def paths(self) -> Mapping[str, str]:
+        """Path in the store of each node attribute by its name."""
+        return {n: spec.path for n, spec in self.store.schema.node.attributes.items()}
+
+    @property
+    def index_dtype(self) -> IndexDtype:
+        """Element type of ids in batches."""
+        return self.store.schema.index_dtype
+
+    @cached_property
+    def buffer(self) -> StateBuffer:
+        """The memory for partitions, taken when the first is read."""
+        return StateBuffer(
+            PartitionFiles(self.unit, self.engine),
+            self.shape.capacity + self.shape.num_spare,
+            edges=self._edges,
+            num_threads=building_threads(),
+        )
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return the facts that batches depend on: the partitions, and the resolved policy."""
+        return {"partitions": {"uuid": self.unit.uuid, **self.shape.fingerprint()}}
+
+    def order(self, keyed: EpochOrder) -> PartitionOrder:
+        """Return the order of a loader."""
+        if not isinstance(keyed, KeyedOrder):
+            raise UsageError(
+                f"partitions= and the sampler {keyed.name}: seeds follow the partitions in "
+                "memory; leave out sampler= and batch_sampler=, and give shuffle=True"
+            )
+        size = keyed.batch_size or 1
+        self._order = PartitionOrder(self.shape, self.seeds, size, keyed.shuffles, keyed.drop_last)
+        return self._order
+
+    def batches(self, config: SamplingConfig) -> PartitionBatches:
+        """Return the batches of the loader, in its order."""
+        return PartitionBatches(self, self._order, config)
+
+    def account(self, stats: LoaderStats) -> LoaderStats:
+        """Return the statistics of a loader, with the partitions that were read."""
+        totals, counts = self.buffer.totals, self.buffer.files.counts
+        return replace(
+            stats.plus_reads(counts),
+            partitions_read=totals.partitions,
+            states=totals.states,
+            seconds_swapping=totals.seconds_waiting,
+        )
+
+
+def _most_edges(unit: PartitionsReader, capacity: int) -> int:
+    """Return the most edges that there can be between so many partitions, whichever they are."""
+    sizes = np.diff(unit.bucket_ptr).reshape(unit.num_partitions, -1)
+    if capacity == unit.num_partitions:
+        return unit.num_edges
+    into = np.sort(sizes, axis=1)[:, -capacity:].sum(axis=1)
+    return int(np.sort(into)[-capacity:].sum())

@@ -1,1 +1,0 @@
-"""Batches that are sampled from the partitions in memory."""

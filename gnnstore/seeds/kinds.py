@@ -1,0 +1,26 @@
+"""The kinds of seeds whose labels a packed plan may hold. A new one is registered here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gnnstore.errors import UnsupportedVersionError
+from gnnstore.formats.packed.manifest import KIND
+from gnnstore.registry import Registry
+from gnnstore.seeds.base import SeedLabels
+from gnnstore.seeds.links import LinkLabels
+from gnnstore.seeds.nodes import NodeLabels
+
+KINDS: Registry[type[SeedLabels]] = Registry((NodeLabels, LinkLabels))
+
+
+def labels_of(fingerprint: Mapping[str, Any]) -> type[SeedLabels]:
+    """Return the kind of labels of the loader that has a fingerprint."""
+    name = fingerprint.get(KIND, NodeLabels.name)
+    if not isinstance(name, str) or name not in KINDS:
+        raise UnsupportedVersionError(
+            f"batches start from seeds of the kind {name!r}, and this gnnstore knows "
+            f"{', '.join(KINDS.names)}; use the gnnstore that packed them"
+        )
+    return KINDS[name]

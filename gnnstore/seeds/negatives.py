@@ -1,0 +1,214 @@
+"""Draws negatives for batches of edges: pairs or nodes that are (mostly) not connected.
+
+Draws are keyed, not streamed: each depends on (seed, epoch, batch) and on its own place in the
+batch, so negatives are the same on any number of threads, under any strategy, on any machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gnnstore import _core
+from gnnstore.errors import InputError
+from gnnstore.random_words import keyed, uniform
+from gnnstore.sampling.edges import EdgeFinder
+from gnnstore.seeds.base import BatchKey, Int64Array
+
+MODES = ("binary", "triplet")
+SIDES = ("dst", "src", "both")
+# Times that a negative is drawn again before one that is an edge is kept.
+MAX_REDRAWS = 16
+
+# The sampling kernel's counter is (block, node, hop and tree, batch). No hop has these numbers, so
+# negatives never share a draw with a sample.
+_STREAMS = {name: 2**64 - 1 - k for k, name in enumerate(("src", "dst", "src ends", "dst ends"))}
+
+
+@dataclass(frozen=True, eq=False)
+class Negatives:
+    """Options of the negatives of a batch."""
+
+    mode: str  # pairs of nodes, both ends drawn; or nodes in the place of a positive's end
+    amount: float  # A, negatives per positive; a whole number for triplets
+    num_nodes: int  # N; nodes 0 to N - 1 are drawn
+    # float64 [N] or None: cumulative sums of the nodes' weights as sources and as targets; None:
+    # uniform.
+    src_weights: npt.NDArray[np.float64] | None = None
+    # float64 [N] or None: cumulative sums of the nodes' weights as sources and as targets; None:
+    # uniform.
+    dst_weights: npt.NDArray[np.float64] | None = None
+    side: str = "dst"  # which end of a positive the negatives of triplets replace
+    # Chunks of a batch whose positives share A negatives; None: each positive has its own.
+    num_chunks: int | None = None
+    # Share of the negatives of triplets that are ends of other positives of the batch.
+    degree_fraction: float = 0.0
+    # Whether negatives that are edges, loops or the positive itself are drawn again, up to
+    # `MAX_REDRAWS` times.
+    is_strict: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the weights."""
+        return sum(0 if w is None else w.nbytes for w in (self.src_weights, self.dst_weights))
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return the values that draws depend on besides the key, plain and by name."""
+        return {
+            "neg_sampling": self.mode,
+            "amount": self.amount,
+            "crc32c of src_weight": _crc(self.src_weights),
+            "crc32c of dst_weight": _crc(self.dst_weights),
+            "neg_side": self.side,
+            "shared_negatives": self.num_chunks,
+            "degree_fraction": self.degree_fraction,
+            "strict_negatives": self.is_strict,
+        }
+
+    def pairs(
+        self, key: BatchKey, num_positives: int, finder: EdgeFinder
+    ) -> tuple[Int64Array, Int64Array, int]:
+        """Return the sources and targets [⌈P·A⌉] of negative pairs, and how many are edges."""
+        count = math.ceil(num_positives * self.amount)
+
+        def draw(attempt: int) -> Int64Array:
+            ends = [self._nodes(key, side, attempt, (count,)) for side in ("src", "dst")]
+            return np.stack(ends, axis=1)
+
+        def collide(pairs: Int64Array) -> npt.NDArray[np.bool_]:
+            sources, targets = pairs.T
+            found = finder.are_edges(sources, targets)
+            found |= sources == targets
+            return found
+
+        drawn, num_edges = self._drawn(draw, collide)
+        return drawn[:, 0], drawn[:, 1], num_edges
+
+    def ends(
+        self,
+        key: BatchKey,
+        positives: tuple[Int64Array, Int64Array],
+        side: str,
+        finder: EdgeFinder,
+    ) -> tuple[Int64Array, Int64Array, int]:
+        """Draw nodes in the place of one end of each positive."""
+        own = positives[0 if side == "src" else 1]
+        num_positives, amount = len(own), int(self.amount)
+        num_chunks = min(self.num_chunks or num_positives, num_positives)
+        chunks = np.arange(num_positives, dtype=np.int64)
+        if num_chunks < num_positives:
+            chunks = chunks * num_chunks // num_positives
+        shape = (num_chunks, amount)
+        from_ends = round(self.degree_fraction * amount) if num_chunks > 1 else 0
+
+        def draw(attempt: int) -> Int64Array:
+            nodes = self._nodes(key, side, attempt, shape)
+            if from_ends:
+                ends = _other_ends(_uniform(key, f"{side} ends", attempt, shape), own, chunks)
+                nodes[:, :from_ends] = ends[:, :from_ends]
+            return nodes
+
+        nodes, num_edges = self._drawn(
+            draw, lambda drawn: _collide(finder, drawn, chunks, positives, side)
+        )
+        return nodes, chunks, num_edges
+
+    def _drawn(
+        self,
+        draw: Callable[[int], Int64Array],
+        collide: Callable[[Int64Array], npt.NDArray[np.bool_]],
+    ) -> tuple[Int64Array, int]:
+        """Draw, and where that is asked for again what collides; return what still does, too."""
+        drawn = draw(0)
+        if not self.is_strict:
+            return drawn, 0
+        for attempt in range(1, MAX_REDRAWS + 1):
+            edges = collide(drawn)
+            if not edges.any():
+                return drawn, 0
+            drawn[edges] = draw(attempt)[edges]
+        return drawn, int(collide(drawn).sum())
+
+    def _nodes(self, key: BatchKey, side: str, attempt: int, shape: tuple[int, ...]) -> Int64Array:
+        drawn = _uniform(key, side, attempt, shape)
+        weights = self.src_weights if side == "src" else self.dst_weights
+        if weights is None:
+            return (drawn * self.num_nodes).astype(np.int64)
+        # A draw is below 1, and its product below the sum: nodes of weight 0 are never found.
+        nodes: Int64Array = np.searchsorted(weights, drawn * weights[-1], side="right")
+        return nodes
+
+
+def _other_ends(drawn: npt.NDArray[np.float64], own: Int64Array, chunks: Int64Array) -> Int64Array:
+    """Return ends of positives that are in other chunks, by numbers in [0, 1): [C, A]."""
+    sizes = np.bincount(chunks, minlength=len(drawn))[:, None]
+    firsts = np.cumsum(sizes, axis=0) - sizes
+    places = (drawn * (len(own) - sizes)).astype(np.int64)
+    return own[np.where(places >= firsts, places + sizes, places)]
+
+
+def _collide(
+    finder: EdgeFinder,
+    nodes: Int64Array,
+    chunks: Int64Array,
+    positives: tuple[Int64Array, Int64Array],
+    side: str,
+) -> npt.NDArray[np.bool_]:
+    """Tell for each negative [C, A] whether it makes an edge, a loop or a positive."""
+    own, kept = positives if side == "src" else positives[::-1]
+    drawn = nodes[chunks]  # [P, A]
+    others = np.broadcast_to(kept[:, None], drawn.shape)
+    ends = (drawn, others) if side == "src" else (others, drawn)
+    found = finder.are_edges(ends[0].ravel(), ends[1].ravel()).reshape(drawn.shape)
+    found |= (drawn == others) | (drawn == own[:, None])
+    if len(nodes) == len(chunks):
+        return found
+    firsts = np.flatnonzero(np.diff(chunks, prepend=-1))
+    return np.logical_or.reduceat(found, firsts, axis=0)
+
+
+def cumulative_weights(weights: Any, num_nodes: int, name: str) -> npt.NDArray[np.float64] | None:
+    """Return the cumulative sums of the weights of all nodes; None for None."""
+    if weights is None:
+        return None
+    if isinstance(weights, torch.Tensor):
+        weights = weights.detach().cpu().double()
+    values = np.asarray(weights)
+    if values.shape != (num_nodes,):
+        raise InputError(
+            f"{name} has the shape {list(values.shape)}; expected a weight for each of the "
+            f"{num_nodes} nodes"
+        )
+    if values.dtype.kind not in "fiub":
+        raise InputError(f"{name} has the element type {values.dtype}; expected numbers")
+    wrong = np.flatnonzero(~np.isfinite(values) | (values < 0))
+    if wrong.size:
+        raise InputError(
+            f"{name}: the weight of node {wrong[0]} is {values[wrong[0]]}; expected finite "
+            "numbers, 0 or more"
+        )
+    with np.errstate(over="ignore"):
+        sums: npt.NDArray[np.float64] = np.cumsum(values, dtype=np.float64)
+    if not sums[-1:].any():
+        raise InputError(f"{name}: all weights are 0, so that no node can be drawn")
+    if not np.finfo(np.float64).tiny <= sums[-1] < np.inf:
+        raise InputError(f"{name}: the weights add up to {sums[-1]}; scale them to around 1")
+    return sums
+
+
+def _uniform(
+    key: BatchKey, stream: str, attempt: int, shape: tuple[int, ...]
+) -> npt.NDArray[np.float64]:
+    """Return numbers in [0, 1) of 53 random bits each, by key and place."""
+    generator = keyed((key.seed, key.epoch), (0, attempt, _STREAMS[stream], key.batch))
+    return uniform(generator.random_raw(math.prod(shape))).reshape(shape)
+
+
+def _crc(values: npt.NDArray[Any] | None) -> str | None:
+    return None if values is None else f"{_core.crc32c(values.view(np.uint8)):08x}"

@@ -1,0 +1,268 @@
+"""The seed nodes that batches start from: resolved and checked before any work.
+
+A wrong seed found in the middle of the night's third epoch costs the night; so whatever a
+user gives as `input_nodes` is turned into node ids, and every id checked, when the loader
+is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gnnstore import _core
+from gnnstore.errors import InputError, UsageError
+from gnnstore.formats.packed.manifest import NUM_POSITIONS
+from gnnstore.seeds.base import BatchKey, SeedLabels
+
+if TYPE_CHECKING:
+    from gnnstore.graph.store import GraphStore
+
+Int64Array = npt.NDArray[np.int64]
+
+_CRC_CHUNK = 2**20  # 8 MB at a time of what is not there as an array
+
+
+@dataclass(frozen=True, eq=False)
+class NodeLabels(SeedLabels):
+    """Attributes of a batch that describe its seed nodes, as PyG's `NodeLoader` writes them."""
+
+    name: ClassVar[str] = "nodes"
+    num_arrays: ClassVar[int] = 1
+
+    input_id: torch.Tensor
+    seed_time: Any = None
+
+    def label(self, batch: Any) -> None:
+        """Write `input_id` and `batch_size`, and `seed_time` if there is one."""
+        written = (
+            ("input_id", self.input_id),
+            ("seed_time", self.seed_time),
+            ("batch_size", len(self.input_id)),
+        )
+        for name, value in written:
+            if value is not None:
+                batch[name] = value
+            elif name in batch:  # an attribute of the user's, which PyG overwrites as well
+                del batch[name]
+
+    def arrays(self) -> list[npt.NDArray[Any]]:
+        """Return `input_id`."""
+        return [self.input_id.numpy()]
+
+    def metadata(self) -> tuple[Any, ...]:
+        """Return (input_id, seed_time)."""
+        return self.input_id, self.seed_time
+
+    @classmethod
+    def from_arrays(cls, arrays: Sequence[npt.NDArray[Any]]) -> NodeLabels:
+        """Return the labels of an array of input ids."""
+        return cls(torch.from_numpy(arrays[0]))
+
+    @classmethod
+    def from_metadata(cls, metadata: Any) -> NodeLabels:
+        """Return the labels of a pair of input ids and times."""
+        input_id, seed_time = metadata
+        return cls(input_id, seed_time)
+
+
+class NodeSeeds(NamedTuple):
+    """The seed nodes of one batch."""
+
+    nodes: Int64Array
+    labels: NodeLabels
+
+    def start_nodes(self) -> dict[str | None, Int64Array]:
+        """Return the seed nodes, those that come twice as well."""
+        return {None: self.nodes}
+
+    def excluded(self) -> None:
+        """Return nothing: all edges are sampled."""
+
+
+@dataclass(frozen=True, eq=False)
+class InputNodes:
+    """The seed nodes of a loader, by position."""
+
+    num_seeds: int  # positions 0 to num_seeds - 1 can be asked for
+    # int64 [num_seeds] or None: node ids; None: every node, position and id being the same.
+    nodes: Int64Array | None
+    # int64 [num_seeds] or None: values of `input_id` in batches; None: the positions.
+    ids: Int64Array | None
+    name: str | None = None  # the split, or "all" nodes
+
+    @cached_property
+    def nodes_crc(self) -> int:
+        """Checksum of the node ids, those that are no array included."""
+        return _crc_of_all(self.nodes, self.num_seeds)
+
+    @cached_property
+    def ids_crc(self) -> int:
+        """Checksum of what `input_id` shows."""
+        if self.ids is self.nodes:
+            return self.nodes_crc
+        return _crc_of_all(self.ids, self.num_seeds)
+
+    @property
+    def labels(self) -> type[NodeLabels]:
+        """Kind of the labels of its seeds."""
+        return NodeLabels
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the node ids and of what `input_id` shows."""
+        return 16 * self.num_seeds
+
+    def __len__(self) -> int:
+        """Return the number of seed nodes."""
+        return self.num_seeds
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return number and checksums of the node ids and of what `input_id` shows."""
+        return {
+            NUM_POSITIONS: self.num_seeds,
+            "crc32c of input_nodes": f"{self.nodes_crc:08x}",
+            "crc32c of input_id": f"{self.ids_crc:08x}",
+        }
+
+    def select(self, index: Any, key: BatchKey | None = None) -> NodeSeeds:  # noqa: ARG002
+        """Return the seed nodes at some positions, whatever the key."""
+        positions = checked_positions(index, self.num_seeds, "input_nodes")
+        nodes = positions if self.nodes is None else self.nodes[positions]
+        ids = positions if self.ids is None else self.ids[positions]
+        return NodeSeeds(nodes, NodeLabels(torch.from_numpy(ids)))
+
+
+def resolve_input_nodes(store: GraphStore, input_nodes: Any, input_id: Any = None) -> InputNodes:
+    """Turn whatever names nodes into seed nodes."""
+    if isinstance(input_nodes, tuple) and len(input_nodes) == 2 and isinstance(input_nodes[0], str):
+        node_type, input_nodes = input_nodes
+        if node_type != store.schema.node.name:
+            raise UsageError(
+                f"input_nodes names the node type {node_type!r}; this store's only type is "
+                f"{store.schema.node.name!r}"
+            )
+    nodes, ids = _nodes_and_ids(store, input_nodes)
+    num_seeds = store.num_nodes if nodes is None else len(nodes)
+    if input_id is not None:
+        ids = resolve_input_ids(input_id, num_seeds, "input nodes")
+    name = input_nodes if isinstance(input_nodes, str) else None
+    return InputNodes(num_seeds, nodes, ids, "all" if input_nodes is None else name)
+
+
+def resolve_input_ids(input_id: Any, num_seeds: int, what: str) -> Int64Array:
+    """Return the `input_id` that batches show for each seed: int64 [num_seeds], a copy."""
+    given = to_numpy(input_id)
+    if given.size and (given.dtype.kind not in "iu" or given.max() > np.iinfo(np.int64).max):
+        raise InputError(f"input_id has values of {given.dtype}; give whole numbers of 64 bits")
+    ids = np.array(given, dtype=np.int64).reshape(-1)
+    if len(ids) != num_seeds:
+        raise InputError(
+            f"input_id has {len(ids)} entries for {num_seeds} {what}; "
+            "give one for each, or leave it out"
+        )
+    return ids
+
+
+def _nodes_and_ids(
+    store: GraphStore, input_nodes: Any
+) -> tuple[Int64Array | None, Int64Array | None]:
+    if input_nodes is None:
+        return None, None
+    values = _named(store, input_nodes) if isinstance(input_nodes, str) else to_numpy(input_nodes)
+    if values.ndim != 1:
+        raise InputError(
+            f"input_nodes has shape {list(values.shape)}; give node ids or a mask, one-dimensional"
+        )
+    if values.dtype == np.bool_:
+        if len(values) != store.num_nodes:
+            raise InputError(
+                f"the mask in input_nodes has {len(values)} entries for {store.num_nodes} nodes"
+            )
+        nodes = np.flatnonzero(values).astype(np.int64)
+        return nodes, nodes
+    if values.size == 0:
+        return np.empty(0, np.int64), None
+    if values.dtype.kind not in "iu":
+        raise InputError(
+            f"input_nodes has the element type {values.dtype}; give node ids (integers) or a "
+            "mask (booleans)"
+        )
+    check_range(values, store.num_nodes, "node id", "the graph", "nodes")
+    # A copy: what the user does to the array later must not reach running batches.
+    return values.astype(np.int64), None
+
+
+def _named(store: GraphStore, name: str) -> npt.NDArray[Any]:
+    """Return the ids of a split, or a mask that is an attribute of the nodes."""
+    spec = store.schema.node.attributes.get(name)
+    if name not in store.splits and spec is not None and spec.dtype == "bool":
+        return store.node_attribute(name).read()
+    return store.splits[name]
+
+
+def _crc_of_all(ids: Int64Array | None, num_seeds: int) -> int:
+    if ids is not None:
+        return crc_of_ids(ids)
+    crc = 0
+    for first in range(0, num_seeds, _CRC_CHUNK):
+        crc = crc_of_ids(np.arange(first, min(first + _CRC_CHUNK, num_seeds)), crc)
+    return crc
+
+
+def to_numpy(values: Any) -> npt.NDArray[Any]:
+    """Return a tensor, an array or a sequence as an array; the memory may be shared."""
+    try:
+        if isinstance(values, torch.Tensor):
+            return values.detach().cpu().numpy()
+        if isinstance(values, range):  # which NumPy would walk
+            return np.arange(values.start, values.stop, values.step, dtype=np.int64)
+        return np.asarray(values)
+    except (TypeError, ValueError) as error:
+        kind = getattr(values, "dtype", type(values).__name__)
+        raise InputError(f"found {kind} where an array of numbers was expected: {error}") from None
+
+
+def checked_positions(index: Any, num_positions: int, where: str) -> Int64Array:
+    """Return the index of a batch as positions [B]."""
+    positions = np.atleast_1d(to_numpy(index))
+    if positions.size == 0:
+        positions = positions.astype(np.int64)
+    if positions.ndim != 1 or positions.dtype.kind not in "iu":
+        raise InputError(
+            f"a batch's index must be positions in {where}, integers [B]; "
+            f"got {positions.dtype} {list(positions.shape)}"
+        )
+    check_range(positions, num_positions, "position", where, "entries")
+    return positions.astype(np.int64, copy=False)
+
+
+def check_range(values: npt.NDArray[Any], bound: int, what: str, where: str, unit: str) -> None:
+    """Raise an `InputError` that names the first value outside of 0 to bound - 1."""
+    if values.size == 0 or (values.min() >= 0 and values.max() < bound):
+        return
+    place = int(np.flatnonzero((values < 0) | (values >= bound))[0])
+    raise InputError(
+        f"{what} {values[place]} at position {place} of {values.size} is outside {where}, "
+        f"which has {bound} {unit} (0 to {bound - 1})"
+    )
+
+
+def crc_of_ids(ids: npt.NDArray[Any], crc: int = 0) -> int:
+    """Return the crc32c of ids as int64 in little-endian order, after those before them."""
+    contiguous = np.ascontiguousarray(ids, dtype="<i8")
+    return _core.crc32c(contiguous.reshape(-1).view(np.uint8), crc)
+
+
+def crc_of_positions(index: Any, crc: int = 0) -> int:
+    """Return the crc32c of a batch's positions after those before it."""
+    positions = np.atleast_1d(to_numpy(index))
+    if positions.dtype.kind not in "iu":
+        raise TypeError(f"positions of type {positions.dtype}")
+    return crc_of_ids(positions, crc_of_ids(np.array([positions.size]), crc))

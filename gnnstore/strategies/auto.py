@@ -1,0 +1,210 @@
+"""Predicts an epoch by each strategy, and chooses the one that `strategy="auto"` stands for.
+
+A store that fits in memory is loaded, and nothing is measured. Else the disk is measured, unless it
+was; some batches are sampled; and each strategy is given what the budgets would leave it, by the
+same rules that divide them later: what is predicted is what would run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gnnstore.disk.profile.first_use import disk_profile
+from gnnstore.errors import BudgetError, UsageError
+from gnnstore.graph.sizes import StoreSizes
+from gnnstore.progress import Progress
+from gnnstore.strategies.base import Auto, Candidate
+from gnnstore.strategies.predict import traits
+from gnnstore.strategies.predict.cost import Prediction
+from gnnstore.strategies.predict.sampled_epoch import SampledEpoch
+from gnnstore.strategies.sizes.placement import ASKED_FOR, Placement, Placer
+from gnnstore.strategies.sizes.placing import first_that_fits, place_for
+from gnnstore.strategies.sizes.prefetch import has_two_batches
+from gnnstore.strategies.sizes.settings import CacheSettings, PlannedSettings
+
+if TYPE_CHECKING:
+    from gnnstore.strategies.loader_spec import LoaderSpec, ReadOptions
+
+# Rows of so many bytes in all are read in less time than measuring and sampling takes.
+SMALLEST_BYTES = 32 << 20
+_WORTH_COUNTING = 2
+_RUNNERS_UP = 2
+
+
+@dataclass(frozen=True, eq=False)
+class StrategyOptimizer:
+    """Predicts an epoch of one loader by each strategy, and ranks them."""
+
+    loader: LoaderSpec
+    epoch: SampledEpoch
+    disk_bytes: int  # disk space that may be taken beside the store
+
+    @classmethod
+    def of(
+        cls, loader: LoaderSpec, placement: Placement, progress: Progress | None = None
+    ) -> StrategyOptimizer | None:
+        """Measure, and sample; None if there is nothing to sample or to read."""
+        epoch = SampledEpoch.of(loader, placement, progress or loader.progress)
+        return None if epoch is None else cls(loader, epoch, loader.disk_bytes())
+
+    @property
+    def total_bytes(self) -> int:
+        """Memory of the store's tables and topology."""
+        return StoreSizes.of(self.loader.store.schema).total_bytes
+
+    def ranked(self, candidates: Sequence[Candidate]) -> list[Prediction]:
+        """Return the predictions of the candidates, the fastest first."""
+        found = fastest_first(self.predictions(candidates))
+        by_frequency = next((p for p in found if p.candidate.score == "frequency"), None)
+        # Another score has never halved the misses, unless the cache has room for rows that no
+        # sampled batch needs; counting degrees takes seconds.
+        if by_frequency is not None and (
+            by_frequency.cost < _WORTH_COUNTING * found[0].cost
+            or not self.epoch.workload.frequency.tells_which(by_frequency.resources.num_slots)
+        ):
+            return fastest_first(self.with_degrees().predictions(candidates))
+        return found
+
+    def choice(self, auto: Auto, predictions: list[Prediction]) -> traits.Candidate:
+        """Return which of all predictions "auto" goes by."""
+        try:
+            placement = place_for(self.loader, auto)
+            if placement.strategy.mode == "memory" and placement.budget_is_promise:
+                in_memory = placement.ledger, self.epoch.seen.largest_bytes
+                if not has_two_batches(*in_memory):
+                    auto = auto.on_disk
+                    placement = place_for(self.loader, auto)
+        except BudgetError:
+            return auto.fallback("mmap")
+        if not placement.reads_disk or not is_worth_it(self.loader, placement):
+            return auto.fallback(placement.strategy.mode)
+        own = [p for p in predictions if p.candidate in auto.loadable]
+        return next((p.candidate for p in fastest_first(own)), auto.fallback("mmap"))
+
+    def with_degrees(self) -> StrategyOptimizer:
+        """Return the optimizer with a cache by out-degree among what can be predicted."""
+        return replace(self, epoch=self.epoch.with_degrees())
+
+    def predictions(
+        self, candidates: Sequence[Candidate], *, memory: int | None = None
+    ) -> list[Prediction]:
+        """Predict an epoch by each of some strategies."""
+        found = []
+        for candidate in candidates:
+            if candidate.score == "degree" and self.epoch.workload.degree is None:
+                problem = "out-degrees were not counted: the graph is large, or not in memory"
+                found.append(Prediction.impossible(candidate, problem))
+                continue
+            try:
+                found.append(self._predict(candidate, memory))
+            except (BudgetError, UsageError) as error:
+                found.append(Prediction.impossible(candidate, str(error)))
+        return found
+
+    def _predict(self, candidate: Candidate, memory: int | None) -> Prediction:
+        """Predict an epoch by one strategy."""
+        options, strategy = with_candidate(self.loader.options, candidate), candidate.strategy
+        if memory is not None:
+            options = replace(options, memory=memory)
+        # Beside another kind of cache there is none; all cost what they take of the budget.
+        loader = replace(self.loader, options=options).without_second_cache()
+
+        def predict(place: Placer) -> Prediction:
+            epoch = self.epoch.sampled_for(loader, place(0))
+            return strategy.predict(candidate, epoch, loader, place, self.disk_bytes)
+
+        return first_that_fits(loader, strategy, predict)
+
+
+def is_worth_it(loader: LoaderSpec, placement: Placement) -> bool:
+    """Whether what is read from disk takes longer than measuring and sampling."""
+    if not placement.reads_disk or loader.options.cache is not None:
+        return False
+    tables = StoreSizes.of(loader.store.schema).tables
+    read = [t for t in tables if t.of_nodes and placement.modes[t.path] == "disk"]
+    return sum(table.num_bytes for table in read) >= SMALLEST_BYTES
+
+
+def fastest_first(predictions: list[Prediction]) -> list[Prediction]:
+    """Return those that can be, in the order in which they are tried."""
+    return sorted((p for p in predictions if p.is_feasible), key=lambda p: p.cost)
+
+
+def with_candidate(options: ReadOptions, candidate: traits.Candidate) -> ReadOptions:
+    """Return the options that a user who wants this very thing would have given."""
+    strategy = candidate.strategy
+    if strategy.plans:
+        return replace(options, strategy=strategy, planned=options.planned or PlannedSettings())
+    cache = None if candidate.score is None else CacheSettings(candidate.score)
+    engine = options.io_engine if strategy.reads_disk else None
+    return replace(options, strategy=strategy, cache=cache, planned=None, io_engine=engine)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A strategy that "auto" may take."""
+
+    options: ReadOptions  # with the strategy in place of "auto"
+    why: str = ASKED_FOR  # see `gnnstore.strategies.sizes.placement.place`
+    instead_of_static: str = ""  # see `gnnstore.strategies.sizes.placement.place`
+    predicted: Prediction | None = None  # of an epoch; None where nothing was predicted
+
+
+def choices_for(loader: LoaderSpec, auto: Auto) -> Iterator[Chosen]:
+    """Yield what "auto" takes, and what it takes where that proves not to fit, best first."""
+    options = loader.options
+    simple = Chosen(replace(options, strategy=auto, planned=None))
+    mapped = replace(simple, instead_of_static="strategy 'static' would need more")
+    # A mapping has no cache, and maps the topology.
+    may_map = options.cache is None and options.topology != "disk"
+    try:
+        # Before an engine is opened, which reads as the disk's measurements say.
+        if is_worth_it(loader, place_for(loader, auto, staging=False)):
+            disk_profile(loader.store.path, loader.progress)
+        placement = place_for(loader, auto)
+    except BudgetError:
+        if not may_map:
+            raise
+        # A mapping works in the least memory: its pages can be taken back at any time.
+        yield mapped
+        return
+    optimizer = None
+    if is_worth_it(loader, placement):
+        optimizer = StrategyOptimizer.of(loader, placement)
+    if optimizer is None:
+        yield simple
+        if placement.strategy.mode == "memory":
+            # All of it fits, but not beside two batches: what reads it may.
+            yield from choices_for(loader, auto.on_disk)
+        elif may_map:
+            yield mapped
+        return
+    predicted = optimizer.ranked(auto.loadable)
+    del optimizer  # a sample of 100 MB, before a cache is filled
+    for i, prediction in enumerate(predicted):
+        others = _others(prediction, predicted[i + 1 :])
+        first = describe_seconds(prediction.first_seconds)
+        each = describe_seconds(prediction.seconds)
+        more = "" if first == each else f", the first {first}"
+        why = f"it is predicted to take {each} an epoch{more}{others}"
+        chosen = with_candidate(options, prediction.candidate)
+        yield Chosen(chosen, why, predicted=prediction)
+    yield mapped if may_map else simple
+
+
+def _others(chosen: Prediction, slower: list[Prediction]) -> str:
+    """Return in words the times of the next best other strategies."""
+    named: dict[str, float] = {}
+    for prediction in slower:
+        name = prediction.candidate.strategy.name
+        if name != chosen.candidate.strategy.name:
+            named.setdefault(name, prediction.seconds)
+    words = [f"{name} {describe_seconds(s)}" for name, s in list(named.items())[:_RUNNERS_UP]]
+    return f" ({', '.join(words)})" if words else ""
+
+
+def describe_seconds(seconds: float) -> str:
+    """Return seconds in words, to two digits."""
+    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:,.0f} s"

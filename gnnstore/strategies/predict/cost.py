@@ -1,0 +1,200 @@
+"""The parts from which strategies predict the time of an epoch: rates, resources, and stages.
+
+An epoch has stages. Those that overlap take as long as the longest of them, on the disk or on the
+processors; the others add up.
+
+The model knows no graph and no strategy: it takes plain numbers, and returns plain numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gnnstore.disk.profile.device_profile import DeviceProfile
+from gnnstore.strategies.predict.reads import ReadTotals
+from gnnstore.strategies.predict.traits import Candidate
+from gnnstore.strategies.predict.workload import PAGE_BYTES, Workload
+
+# Epochs of a run, over which one-time costs are spread.
+EPOCHS = 10
+
+# Seconds of a processor, on one of 3 GHz: to put a read into a queue and take its result, to take
+# a page fault, to hand a batch from thread to thread and make it an object of PyG's.
+_READ_SECONDS = 3e-6
+_FAULT_SECONDS = 20e-6
+_BATCH_SECONDS = 1e-3
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Hardware rates that predictions use."""
+
+    disk: DeviceProfile  # of the file system that holds the store
+    # Of each thread that gathers rows from random places in memory, while all that prepare batches
+    # do, or as many as there are processors.
+    gather_bytes_per_second: float
+    num_threads: int  # threads that prepare batches, and processors for them
+    num_cores: int  # threads that prepare batches, and processors for them
+    num_faulting: int = 1  # threads that wait for a page of a mapping at once
+
+    @property
+    def workers(self) -> int:
+        """Number of threads that compute at the same time."""
+        return max(1, min(self.num_threads, self.num_cores))
+
+    def faults_per_second(self) -> float:
+        """Return the page faults that a mapping serves a second, with each thread waiting."""
+        rates = self.disk.random_reads_per_second[PAGE_BYTES]
+        depth = max([depth for depth in rates if depth <= self.num_faulting] or [min(rates)])
+        return 1 / (1 / rates[depth] + _FAULT_SECONDS / min(depth, self.workers))
+
+    def random_seconds(self, reads: ReadTotals) -> float:
+        """Return the seconds that reads of single rows take."""
+        return reads.seconds_on(self.disk)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """The memory and disk space that a strategy would take, and how it divides them."""
+
+    memory_bytes: int  # in all
+    num_slots: int = 0  # rows that it caches
+    cached_bytes: int = 0  # bytes of them; for a mapping, of the page cache that it may have
+    superbatch: int = 0  # batches that are planned at a time; 0 where nothing is planned
+    keeps_in_memory: bool = True  # whether sampled subgraphs and plans wait in memory; else on disk
+    disk_bytes: int = 0  # the most that it takes at once, without the store
+    chunk_memory_bytes: int = 0  # packed rows of a superbatch that stay in memory
+    # Whether the first superbatch of the next epoch is made during the last of this one.
+    overlaps: bool = True
+    num_threads: int = 0  # threads that prepare batches, where memory limits them; 0: all
+    num_unplanned: int = 0  # batches that read all of their rows while the first superbatch is made
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The predicted epoch of one strategy."""
+
+    candidate: Candidate  # the strategy and its options
+    seconds: float  # of an epoch, and of what is done once, before or in the first
+    seconds_once: float  # of an epoch, and of what is done once, before or in the first
+    # Seconds of each stage by itself; "filling" and, for a plan, "packing" are done once.
+    stages: Mapping[str, float]
+    bottleneck: str  # the longest stage of an epoch
+    reads: ReadTotals  # reads of single rows or pages, of an epoch
+    sequential_bytes: int  # read in order, and written, in an epoch
+    written_bytes: int  # read in order, and written, in an epoch
+    resources: Resources
+    problem: str = ""  # why the strategy is impossible; empty if it is not
+
+    @classmethod
+    def of(  # noqa: PLR0917 - in the order of the fields
+        cls,
+        candidate: Candidate,
+        resources: Resources,
+        seconds: float,
+        seconds_once: float,
+        stages: Mapping[str, float],
+        reads: ReadTotals,
+        sequential_bytes: int = 0,
+        written_bytes: int = 0,
+    ) -> Prediction:
+        """Return the prediction of an epoch whose longest stage is the bottleneck."""
+        bottleneck = max(stages, key=lambda name: stages[name])
+        return cls(
+            candidate,
+            seconds,
+            seconds_once,
+            stages,
+            bottleneck,
+            reads,
+            sequential_bytes,
+            written_bytes,
+            resources,
+        )
+
+    @classmethod
+    def impossible(cls, candidate: Candidate, problem: str) -> Prediction:
+        """Return the prediction of a strategy that is impossible."""
+        nothing = ReadTotals()
+        return cls(candidate, math.nan, math.nan, {}, "", nothing, 0, 0, Resources(0), problem)
+
+    @property
+    def choice(self) -> str:
+        """Name of the candidate."""
+        return self.candidate.name
+
+    @property
+    def is_feasible(self) -> bool:
+        """Whether the strategy is possible."""
+        return not self.problem
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that an epoch reads and writes."""
+        return self.reads.num_bytes + self.sequential_bytes + self.written_bytes
+
+    @property
+    def first_seconds(self) -> float:
+        """Seconds of the first epoch; loading into memory comes before it."""
+        is_made_before = self.candidate.strategy.mode == "memory" or self.candidate.is_offline
+        return self.seconds if is_made_before else self.seconds + self.seconds_once
+
+    @property
+    def cost(self) -> float:
+        """Seconds of an epoch and its share of one-time costs; infinite if it is impossible."""
+        return self.seconds + self.seconds_once / EPOCHS if self.is_feasible else math.inf
+
+
+@dataclass(frozen=True, eq=False)
+class EpochCosts:
+    """The seconds that parts of an epoch take, whatever the strategy."""
+
+    workload: Workload
+    machine: Machine
+
+    @property
+    def sampling(self) -> float:
+        """Seconds of sampling all batches."""
+        return self.workload.seconds_sampling * self.workload.epoch_batches
+
+    @property
+    def reading_neighbors(self) -> float:
+        """Seconds of it in which the disk has no time for anything else."""
+        return self.sampling if self.workload.samples_from_disk else 0.0
+
+    @property
+    def assembling(self) -> float:
+        """Seconds in which all threads copy the rows of an epoch into batches."""
+        each = self.workload.batch_bytes / self.machine.gather_bytes_per_second + _BATCH_SECONDS
+        return each * self.workload.epoch_batches / self.machine.workers
+
+    def issuing(self, reads: ReadTotals) -> float:
+        """Seconds in which all threads put reads into queues, and take their results."""
+        return reads.reads * _READ_SECONDS / self.machine.workers
+
+    def warming_up(self, num_slots: int) -> float:
+        """Seconds of reading the rows that most batches need into a cache."""
+        apart = self.machine.random_seconds(self.workload.warm_up_reads(num_slots))
+        return min(apart, self.machine.disk.sequential_seconds(self.workload.table_bytes))
+
+    def one_by_one(
+        self,
+        candidate: Candidate,
+        resources: Resources,
+        reads: ReadTotals,
+        reading: float,
+        *,
+        issuing: float = 0.0,
+        once: float = 0.0,
+        filling: float = 0.0,
+    ) -> Prediction:
+        """Predict batches that are sampled, read and assembled one by one."""
+        assembling = self.assembling + issuing
+        stages = {"sampling": self.sampling, "reading rows": reading, "assembling": assembling}
+        if filling:
+            stages = {"filling": filling, **stages}
+        computing = self.sampling + self.assembling + issuing
+        seconds = max(self.reading_neighbors + reading, computing)
+        return Prediction.of(candidate, resources, seconds, once + filling, stages, reads)

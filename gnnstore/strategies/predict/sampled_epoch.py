@@ -1,0 +1,205 @@
+"""Samples batches to predict an epoch from, for as long as that is worth."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore._core import release_memory
+from gnnstore.caching.scores import MAX_COUNTED_BATCHES, count_out_degrees
+from gnnstore.disk.profile.first_use import disk_profile
+from gnnstore.features.memory import MAX_FAULT_THREADS, MIN_ROWS_PER_FAULT_THREAD
+from gnnstore.graph.indices import IndexRows
+from gnnstore.graph.shared import shared_tables
+from gnnstore.graph.topology import Topology
+from gnnstore.pipeline.lookahead.presample import ENOUGH_VISITS, Presampled, Presampler
+from gnnstore.pipeline.margins import MANY_BATCHES
+from gnnstore.progress import Progress
+from gnnstore.strategies.predict.calibrate import gather_bandwidth
+from gnnstore.strategies.predict.cost import Machine
+from gnnstore.strategies.predict.workload import SampledTrace, SpatialSampling, TableReads, Workload
+
+if TYPE_CHECKING:
+    from gnnstore.disk.engines import Engine
+    from gnnstore.formats.arrays.spec import AttributeSpec
+    from gnnstore.strategies.loader_spec import LoaderSpec
+    from gnnstore.strategies.sizes.placement import Placement
+
+# 255 batches of 136,000 nodes take two; an epoch that is worth predicting takes longer.
+_SECONDS = 3.0
+_LEAST_SPARE_BYTES = 1 << 20
+# As few say about how often rows are needed again, however long they take.
+_LEAST_BATCHES = 16
+# Out-degrees of so many edges are counted in two seconds, where the graph is in memory.
+_MAX_COUNTED_EDGES = 1 << 28
+# To time sampling from elsewhere: one by one, and of many that read in-neighbours together.
+_TIMED_ALONE, _TIMED_TOGETHER = 4, 64
+
+
+@dataclass(frozen=True, eq=False)
+class SampledEpoch:
+    """A sample of an epoch's batches, and rates of the machine, that predictions go by."""
+
+    presampler: Presampler
+    engine: Engine
+    specs: tuple[AttributeSpec, ...]  # node attributes that are read from disk
+    topology: Topology  # the topology that batches were sampled from
+    seen: Presampled  # the largest of some batches
+    workload: Workload
+    machine: Machine
+    spare_bytes: int  # of the memory budget, beside what is held, other loaders' caches too
+    # More batches, once they have been needed.
+    many_seen: list[Presampled] = field(default_factory=list)
+    # Seconds of sampling a batch from elsewhere than `topology`, once they have been needed.
+    timed_sampling: dict[tuple[bool, bool, int], float] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, loader: LoaderSpec, placement: Placement, progress: Progress
+    ) -> SampledEpoch | None:
+        """Measure, and sample; None if there is nothing to sample or to read."""
+        engine, specs = loader.open_engine(placement.topology), loader.node_specs(placement)
+        if engine is None or not specs or not len(loader.presampler.seeds):
+            return None
+        disk = disk_profile(loader.store.path, progress)
+        num_threads = max(1, placement.staging_bytes // engine.staging_bytes)
+        topology = loader.open_topology(placement, engine)
+        # A cache that is shared later stays where it is while this is found out.
+        spare = max(_LEAST_SPARE_BYTES, placement.left_bytes - loader.shared_cache_bytes())
+        seen, workload = sample_workload(
+            loader.presampler,
+            topology,
+            TableReads.of([loader.store.reader.paged(spec) for spec in specs], engine.tuning),
+            num_threads=num_threads,
+            spare_bytes=spare if placement.budget_is_promise else None,
+            progress=progress,
+        )
+        num_cores = len(os.sched_getaffinity(0))
+        rate = gather_bandwidth(
+            workload.row_bytes,
+            workload.num_rows,
+            workload.batch_rows,
+            num_threads=min(num_threads, num_cores),
+            spare_bytes=spare,
+        )
+        release_memory()
+        faulting = int(workload.batch_rows) // MIN_ROWS_PER_FAULT_THREAD
+        num_faulting = num_threads * max(1, min(MAX_FAULT_THREADS, faulting))
+        machine = Machine(disk, rate, num_threads, num_cores, num_faulting)
+        return cls(loader.presampler, engine, specs, topology, seen, workload, machine, spare)
+
+    def see_many(self) -> Presampled:
+        """Return batches enough to tell by what others may exceed them, sampled once if need be."""
+        if self.seen.num_batches >= MANY_BATCHES:
+            return self.seen
+        if not self.many_seen:
+            found = self.presampler.run(
+                self.topology, 1, spare_bytes=self.spare_bytes, num_batches=MANY_BATCHES
+            )
+            release_memory()
+            self.many_seen.append(found)
+        return self.many_seen[0]
+
+    def sampled_for(self, loader: LoaderSpec, placement: Placement) -> SampledEpoch:
+        """Return the epoch as a strategy would sample it, timing that where it was not."""
+        is_read, alone = placement.topology == "disk", not placement.strategy.plans
+        if is_read == self.topology.is_read and not (is_read and alone):
+            return self
+        # Groups of batches grow with memory, and are as fast in nearly as much.
+        key = (is_read, alone, placement.left_bytes.bit_length())
+        if key not in self.timed_sampling:
+            self.timed_sampling[key] = self._seconds_of_sampling(loader, placement)
+        seconds = self.timed_sampling[key]
+        work = replace(self.workload, seconds_sampling=seconds, samples_from_disk=is_read)
+        return replace(self, workload=work)
+
+    def _seconds_of_sampling(self, loader: LoaderSpec, placement: Placement) -> float:
+        """Sample some batches from where a placement has the topology."""
+        topology, store = self.topology, loader.store
+        is_read, alone = placement.topology == "disk", not placement.strategy.plans
+        if not is_read:
+            topology = Topology(shared_tables(store).csc(store, "mmap", self.machine.num_threads))
+        elif not topology.is_read:
+            indices = store.reader.paged(store.schema.edge.indices)
+            topology = Topology(topology.csc, IndexRows.open(indices, self.engine))
+        began = perf_counter()
+        found = self.presampler.run(
+            topology,
+            self.machine.num_threads,
+            spare_bytes=min(self.spare_bytes, placement.left_bytes),
+            num_batches=_TIMED_ALONE if is_read and alone else _TIMED_TOGETHER,
+            one_by_one=alone,
+        )
+        seconds = (perf_counter() - began) / max(1, found.num_batches)
+        release_memory()
+        return seconds
+
+    def with_degrees(self) -> SampledEpoch:
+        """Return the epoch with the out-degrees of nodes, unless counting them would take long."""
+        # A cache by degree takes as much while it is made, and as much again is for what is here.
+        degrees = out_degrees(self.topology, self.spare_bytes // 2)
+        if degrees is None:
+            return self
+        return replace(self, workload=self.workload.with_degrees(degrees))
+
+
+def sample_workload(
+    presampler: Presampler,
+    topology: Topology,
+    reads: TableReads,
+    *,
+    num_threads: int,
+    spare_bytes: int | None,
+    progress: Progress,
+) -> tuple[Presampled, Workload]:
+    """Sample some batches, and look at them."""
+    num_nodes = topology.csc.num_nodes
+    with progress.phase("sample"):
+        began = perf_counter()
+        seen = presampler.run(topology, num_threads, spare_bytes=spare_bytes)
+        each = (perf_counter() - began) / max(1, seen.num_batches)
+        batch_nodes = max(1, seen.largest_nodes)
+        wanted = min(int(_SECONDS / max(each, 1e-6)), ENOUGH_VISITS * num_nodes // batch_nodes)
+        num_batches = min(max(wanted, _LEAST_BATCHES), MAX_COUNTED_BATCHES)
+        spare = None if spare_bytes is None else spare_bytes // 2
+        spatial = SpatialSampling.fit(num_batches * batch_nodes, num_nodes, reads.row_bytes, spare)
+        if spare is not None:
+            num_batches = min(num_batches, spatial.batches_in(spare, batch_nodes))
+        trace = SampledTrace(num_batches, num_nodes, spatial)
+        release_memory()
+        began = perf_counter()
+        sampled = presampler.run(topology, num_threads, spare_bytes=spare, trace=trace)
+        seconds = (perf_counter() - began) / max(1, sampled.num_batches)
+        release_memory()
+    if sampled.num_batches > seen.num_batches:
+        seen = sampled
+    with progress.phase("look at what is needed"):
+        workload = Workload.learn(
+            trace.build(),
+            spatial,
+            reads,
+            num_rows=num_nodes,
+            epoch_batches=presampler.epoch_batches,
+            batch_bytes=float(seen.largest_bytes),
+            ids_bytes=float(seen.largest_ids_bytes),
+            kept_bytes=float(seen.largest_kept_bytes),
+            seconds_sampling=min(each, seconds),
+        )
+        workload = replace(workload, samples_from_disk=topology.is_read)
+    release_memory()
+    return seen, workload
+
+
+def out_degrees(topology: Topology, memory_bytes: int) -> npt.NDArray[np.uint32] | None:
+    """Return the out-degree of each node; None if counting would take long, or much memory."""
+    csc = topology.csc
+    if topology.is_slow or topology.is_read or csc.num_edges > _MAX_COUNTED_EDGES:
+        return None
+    if csc.num_nodes * np.dtype(np.uint32).itemsize > memory_bytes:
+        return None
+    return count_out_degrees(csc.column_pieces(), csc.num_nodes, csc.source)

@@ -1,0 +1,385 @@
+"""Estimates the rows and reads of an epoch, and the misses of any cache, from a short sample.
+
+Of the sampled batches only some blocks of neighbouring rows are kept, chosen by a hash, with a
+cache that is smaller in proportion (spatial sampling, as in SHARDS: Waldspurger et al., FAST 2015,
+section 3): 1/8 of the blocks of W predicts misses within 2 %. It takes blocks because rows that lie
+near each other share reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.caching.policies.base import CachePolicy
+from gnnstore.caching.reuse import InitialCache, ReuseCurve, ScoreCurve, reuse_distances
+from gnnstore.caching.trace import Trace, TraceBuilder
+from gnnstore.disk.profile.tuning import ReadTuning
+from gnnstore.formats.arrays.pages import ShardLayout
+from gnnstore.strategies.predict.reads import ReadTotals, count_reads
+
+if TYPE_CHECKING:
+    from gnnstore.formats.arrays.paged_array import PagedArray
+
+PAGE_BYTES = 4096
+# Uses of rows that are kept: analysing them takes a second, and up to 77 bytes for each; counting
+# the reads of as many rows 125.
+_KEPT_USES = 2 << 20
+_USE_BYTES = 128
+# Rows no further apart than a read's gap (12 kB at most, on flash) should be in one block.
+_BLOCK_BYTES = 32 << 10
+_LEAST_BLOCK_ROWS = 64
+# With fewer blocks, a few that many batches need would decide the result.
+_LEAST_BLOCKS = 1024
+# The last batches of a sample, for whose rows reuse distances are known best: their reads tell how
+# many reads a missed row takes.
+_READ_BATCHES = 4
+_MAX_DEGREE = 1 << 16
+# Degrees are counted in pieces, which take 3 MB.
+_COUNTED_AT_ONCE = 1 << 18
+
+_HASH = np.uint32(2654435761)
+
+
+@dataclass(frozen=True)
+class SpatialSampling:
+    """The blocks of rows that represent a table."""
+
+    # Rows of a block, and blocks for each one that is kept: logarithms to the base 2.
+    block_bits: int = 0
+    # Rows of a block, and blocks for each one that is kept: logarithms to the base 2.
+    share_bits: int = 0
+
+    @classmethod
+    def fit(
+        cls, num_uses: int, num_rows: int, row_bytes: int, memory_bytes: int | None = None
+    ) -> Self:
+        """Return a sampling that keeps as many blocks as suffice."""
+        block_rows = max(_LEAST_BLOCK_ROWS, _BLOCK_BYTES // max(1, row_bytes))
+        block_bits = (block_rows - 1).bit_length()
+        wanted = max(1, num_uses // _KEPT_USES).bit_length() - 1
+        if memory_bytes is not None:
+            room = max(1, memory_bytes // _USE_BYTES)
+            wanted = max(wanted, (max(1, -(-num_uses // room)) - 1).bit_length())
+        affordable = max(1, (num_rows >> block_bits) // _LEAST_BLOCKS).bit_length() - 1
+        return cls(block_bits, min(wanted, affordable))
+
+    @property
+    def share(self) -> float:
+        """The kept rows as a share of all."""
+        return 0.5**self.share_bits
+
+    def batches_in(self, memory_bytes: int, batch_nodes: int) -> int:
+        """Return the number of sampled batches that fit in memory_bytes, at least 1."""
+        kept_bytes = _USE_BYTES * self.share * max(1, batch_nodes)
+        return max(1, int(memory_bytes / kept_bytes))
+
+    def keeps(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """Return whether each of some rows is kept: bool [n]."""
+        if self.share_bits == 0:
+            return np.ones(len(ids), np.bool_)
+        # Multiplied and mixed, so that blocks of like ids have nothing in common.
+        mixed = (ids >> self.block_bits).astype(np.uint32) * _HASH
+        mixed ^= mixed >> np.uint32(15)
+        mixed *= np.uint32(2246822519)
+        mixed ^= mixed >> np.uint32(13)
+        kept: npt.NDArray[np.bool_] = (mixed >> np.uint32(32 - self.share_bits)) == 0
+        return kept
+
+
+class SampledTrace(TraceBuilder):
+    """Collects the nodes of batches that spatial sampling keeps."""
+
+    def __init__(self, num_batches: int, num_nodes: int, spatial: SpatialSampling) -> None:
+        super().__init__(num_batches, num_nodes)
+        self._spatial = spatial
+
+    def put(self, i: int, n_id: npt.NDArray[Any]) -> None:
+        """Add the nodes of batch i, each once."""
+        super().put(i, np.unique(n_id[self._spatial.keeps(n_id)]))
+
+
+@dataclass(frozen=True, eq=False)
+class TableReads:
+    """The layout of the tables that are read from disk, and how reads of them are merged."""
+
+    layouts: tuple[ShardLayout, ...]  # the place of each table's rows
+    alignments: tuple[int, ...]  # bytes that reads of each are multiples of
+    tuning: ReadTuning
+
+    @classmethod
+    def of(cls, arrays: Sequence[PagedArray], tuning: ReadTuning) -> Self:
+        """Return how the rows of stored arrays are read."""
+        alignments = tuple(array.open_files().alignment_bytes for array in arrays)
+        return cls(tuple(array.layout for array in arrays), alignments, tuning)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a node's rows."""
+        return sum(layout.geometry.row_bytes for layout in self.layouts)
+
+    def count(self, rows: npt.NDArray[Any]) -> ReadTotals:
+        """Count the reads that fetch the rows of distinct nodes, ascending."""
+        totals = ReadTotals()
+        for layout, alignment_bytes in zip(self.layouts, self.alignments, strict=True):
+            totals += count_reads(rows, layout, alignment_bytes, self.tuning)
+        return totals
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """The rows that an epoch needs of the tables that are read from disk."""
+
+    num_rows: int  # of the tables, which have a row for each node
+    row_bytes: int  # of the tables, which have a row for each node
+    epoch_batches: int
+    sampled_batches: int
+    # Of a batch with its attributes, of its subgraph alone, and of that while it waits for its
+    # batch, node ids not included.
+    batch_bytes: float
+    # Of a batch with its attributes, of its subgraph alone, and of that while it waits for its
+    # batch, node ids not included.
+    ids_bytes: float
+    # Of a batch with its attributes, of its subgraph alone, and of that while it waits for its
+    # batch, node ids not included.
+    kept_bytes: float
+    seconds_sampling: float  # of a batch, with all threads sampling
+    rows: ReuseCurve  # of the tables' rows, and of the pages of 4 KiB that they lie on
+    pages: ReuseCurve  # of the tables' rows, and of the pages of 4 KiB that they lie on
+    frequency: ScoreCurve  # by the number of other batches that need a row
+    degree: ScoreCurve | None  # by out-degree; None unless it was counted
+    _sample: _Sample = field(repr=False)
+    # Whether sampling reads in-neighbours from disk, and keeps it busy for as long.
+    samples_from_disk: bool = False
+
+    @property
+    def batch_rows(self) -> float:
+        """Rows of a batch."""
+        return self.rows.batch_rows
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of the tables."""
+        return self.num_rows * self.row_bytes
+
+    @classmethod
+    def learn(
+        cls,
+        trace: Trace,
+        spatial: SpatialSampling,
+        reads: TableReads,
+        *,
+        num_rows: int,
+        epoch_batches: int,
+        batch_bytes: float,
+        ids_bytes: float,
+        kept_bytes: float,
+        seconds_sampling: float,
+    ) -> Self:
+        """Return the workload that a sample represents."""
+        share, num_batches = spatial.share, trace.num_batches
+        ids, places = np.unique(trace.ids, return_inverse=True)
+        dense = Trace(places.astype(np.int32), trace.offsets)
+        distances = np.concatenate(list(reuse_distances(dense, len(ids))))
+        counts = np.bincount(dense.ids, minlength=len(ids)).astype(np.int32)
+        rows_of = np.bincount(counts, minlength=2).astype(np.float64)
+        uses = np.zeros_like(rows_of)
+        # A row of a batch occurs in one batch more than in others.
+        uses[:-1] = (rows_of * np.arange(len(rows_of)))[1:] / num_batches
+        sample = _Sample(
+            reads,
+            spatial,
+            ids,
+            counts,
+            trace,
+            distances,
+            counts[dense.ids] - 1,
+        )
+        return cls(
+            num_rows=num_rows,
+            row_bytes=reads.row_bytes,
+            epoch_batches=epoch_batches,
+            sampled_batches=num_batches,
+            batch_bytes=batch_bytes,
+            ids_bytes=ids_bytes,
+            kept_bytes=kept_bytes,
+            seconds_sampling=seconds_sampling,
+            rows=ReuseCurve.of(np.bincount(distances, minlength=num_batches), share),
+            pages=_page_curve(trace, share, reads),
+            frequency=ScoreCurve(rows_of / share, uses / share, num_rows),
+            degree=None,
+            _sample=sample,
+        )
+
+    def direct_reads(self) -> ReadTotals:
+        """Return the reads of an epoch without any cache."""
+        return self._reads(self.batch_rows, lambda sample: np.ones(len(sample.distances), np.bool_))
+
+    def static_reads(self, num_slots: int, *, by_degree: bool = False) -> ReadTotals:
+        """Return the reads of an epoch with a static cache."""
+        curve = self.degree if by_degree and self.degree is not None else self.frequency
+        lowest = curve.lowest_score(num_slots)
+
+        def missed(sample: _Sample) -> npt.NDArray[np.bool_]:
+            scores = sample.degrees if by_degree and sample.degrees is not None else sample.others
+            return scores < lowest
+
+        return self._reads(curve.misses(num_slots), missed)
+
+    def misses(
+        self,
+        policy: CachePolicy,
+        num_slots: int,
+        superbatch: int,
+        *,
+        initial: InitialCache = "last",
+    ) -> float:
+        """Return the misses of a planned cache in an epoch, planned by superbatches."""
+        if num_slots >= self.num_rows and initial != "nothing":
+            return 0.0
+        if not policy.looks_ahead:  # how many batches are planned together does not matter
+            return policy.misses(self.rows, num_slots, self.epoch_batches, initial=initial)
+        size = max(1, min(superbatch, self.epoch_batches))
+        num_more, rest = divmod(self.epoch_batches - size, size)
+        misses = policy.misses(self.rows, num_slots, size, initial=initial)
+        misses += num_more * policy.misses(self.rows, num_slots, size, initial="last")
+        if rest:
+            misses += policy.misses(self.rows, num_slots, rest, initial="last")
+        if initial == "nothing":
+            return misses
+        # A cache that sees a few batches ahead ends up with the rows that most batches need, and
+        # hardly misses more than a static cache of them: on W with room for 3.3 million rows,
+        # planned by 24 batches, 1.1 million, where that misses 1.6 million and the sum above is 3.
+        return min(misses, self.epoch_batches * self.frequency.misses(num_slots))
+
+    def planned_reads(self, policy: CachePolicy, num_slots: int, superbatch: int) -> ReadTotals:
+        """Return the reads of an epoch with a planned cache."""
+        misses = self.misses(policy, num_slots, superbatch) / self.epoch_batches
+        longest = policy.max_kept_distance(self.rows, num_slots, superbatch)
+        return self._reads(misses, lambda s: (s.distances == 0) | (s.distances > longest))
+
+    def warm_up_reads(self, num_slots: int) -> ReadTotals:
+        """Return the reads that warm up a cache with the rows that most batches need."""
+        sample = self._sample
+        lowest = min(self.frequency.lowest_score(num_slots), int(sample.counts.max(initial=0)))
+        chosen = sample.ids[sample.counts >= lowest]
+        totals = sample.reads.count(chosen)
+        # Beyond what batches need, those of high degree.
+        num_warm = min(num_slots, self.num_rows)
+        return _scaled(totals, num_warm / max(1, len(chosen)))
+
+    def scan_bytes(self, policy: CachePolicy, num_slots: int, superbatch: int) -> int:
+        """Return the bytes that one pass over the tables reads for the misses of a superbatch."""
+        sample = self._sample
+        misses = self.misses(policy, num_slots, superbatch) * superbatch / self.epoch_batches
+        expected = min(misses, self.rows.distinct_rows(superbatch))
+        if superbatch <= sample.trace.num_batches:
+            longest = policy.max_kept_distance(self.rows, num_slots, superbatch)
+            filled = sample.others + 1 >= self.frequency.lowest_score(num_slots)
+            missed = (sample.distances > longest) | ((sample.distances == 0) & ~filled)
+            end = int(sample.trace.offsets[superbatch])
+            rows = np.unique(sample.trace.ids[:end][missed[:end]])
+            # A cache that is nearly as large as the sample misses rows that are not in it.
+            if len(rows) / sample.share >= expected / 2:
+                return int(min(sample.scanned_bytes(rows), self.table_bytes))
+        # As if missed rows were anywhere in the table; gaps between them are read along.
+        missed_share = min(1.0, expected / max(1, self.num_rows))
+        gap_rows = sample.reads.tuning.gap_bytes / max(1, self.row_bytes)
+        return int(self.table_bytes * (1 - (1 - missed_share) ** (1 + gap_rows)))
+
+    def _reads(
+        self, misses: float, missed: Callable[[_Sample], npt.NDArray[np.bool_]]
+    ) -> ReadTotals:
+        """Return the reads of an epoch whose batches miss `misses` rows each."""
+        sample = self._sample
+        which, totals, found = missed(sample), ReadTotals(), 0
+        last = sample.trace.num_batches
+        for i in range(max(0, last - _READ_BATCHES), last):
+            begin, end = sample.trace.offsets[i], sample.trace.offsets[i + 1]
+            rows = sample.trace.ids[begin:end][which[begin:end]]
+            found += len(rows)
+            totals += sample.reads.count(rows)
+        if found == 0:  # so few that each is a read of its own
+            num = round(misses * self.epoch_batches)
+            return ReadTotals(num * len(sample.reads.layouts), num * self.row_bytes)
+        return _scaled(totals, misses * self.epoch_batches / found)
+
+    def with_degrees(self, degrees: npt.NDArray[np.uint32]) -> Self:
+        """Return the workload with the curve of a cache by out-degree."""
+        sample = self._sample
+        capped = np.minimum(degrees[sample.trace.ids], _MAX_DEGREE - 1)
+        curve = _degree_curve(sample.trace, sample.share, degrees)
+        return replace(self, degree=curve, _sample=replace(sample, degrees=capped))
+
+
+@dataclass(frozen=True, eq=False)
+class _Sample:
+    """The kept rows of a sample, whose reads are counted."""
+
+    reads: TableReads
+    spatial: SpatialSampling  # which rows are kept
+    ids: npt.NDArray[Any]  # [n]: rows, ascending, and the number of batches that each occurs in
+    counts: npt.NDArray[Any]  # [n]: rows, ascending, and the number of batches that each occurs in
+    trace: Trace
+    # In the order of the trace's ids: the reuse distance of each, the number of other batches that
+    # need it, and its out-degree.
+    distances: npt.NDArray[Any]
+    # In the order of the trace's ids: the reuse distance of each, the number of other batches that
+    # need it, and its out-degree.
+    others: npt.NDArray[Any]
+    # In the order of the trace's ids: the reuse distance of each, the number of other batches that
+    # need it, and its out-degree.
+    degrees: npt.NDArray[Any] | None = None
+
+    @property
+    def share(self) -> float:
+        """The kept rows as a share of all."""
+        return self.spatial.share
+
+    def scanned_bytes(self, rows: npt.NDArray[Any]) -> float:
+        """Return the bytes that a pass over the tables reads for some of the kept rows alone."""
+        once = self.reads.count(rows).num_bytes
+        if self.spatial.share_bits == 0:
+            return once
+        block, place = np.divmod(rows.astype(np.int64), block_rows := 1 << self.spatial.block_bits)
+        gap_rows = self.reads.tuning.gap_bytes // max(1, self.reads.row_bytes)
+        apart = (3 + gap_rows // block_rows) * block_rows
+        first = np.unique(block, return_inverse=True)[1] * apart + place
+        both = np.sort(np.concatenate([first, first + block_rows]))
+        more = self.reads.count(both).num_bytes - self.reads.count(first).num_bytes
+        return more / self.share
+
+
+def _scaled(totals: ReadTotals, factor: float) -> ReadTotals:
+    return ReadTotals(round(totals.reads * factor), round(totals.num_bytes * factor))
+
+
+def _page_curve(trace: Trace, share: float, reads: TableReads) -> ReuseCurve:
+    """Return the curve of the widest table's pages, which stand for those of the others."""
+    geometry = max(reads.layouts, key=lambda layout: layout.geometry.row_bytes).geometry
+    per_page = max(1, geometry.rows_per_page * PAGE_BYTES // geometry.page_stride_bytes)
+    batches = [np.unique(trace.batch(i) // per_page) for i in range(trace.num_batches)]
+    pages = Trace.of(batches)
+    found, places = np.unique(pages.ids, return_inverse=True)
+    dense = Trace(places.astype(np.int32), pages.offsets)
+    per_row = max(1, -(-geometry.row_bytes // PAGE_BYTES))
+    weight = per_row * reads.row_bytes / max(1, geometry.row_bytes)
+    return ReuseCurve.of_trace(dense, len(found), share / weight)
+
+
+def _degree_curve(trace: Trace, share: float, degrees: npt.NDArray[np.uint32]) -> ScoreCurve:
+    uses = _degree_histogram(degrees[trace.ids]) / (trace.num_batches * share)
+    return ScoreCurve(_degree_histogram(degrees), uses, len(degrees))
+
+
+def _degree_histogram(degrees: npt.NDArray[np.uint32]) -> npt.NDArray[np.float64]:
+    """Return the number of nodes with each degree: float64 [_MAX_DEGREE]."""
+    counts = np.zeros(_MAX_DEGREE, np.int64)
+    for first in range(0, len(degrees), _COUNTED_AT_ONCE):
+        capped = np.minimum(degrees[first : first + _COUNTED_AT_ONCE], _MAX_DEGREE - 1)
+        counts += np.bincount(capped, minlength=_MAX_DEGREE)
+    return counts.astype(np.float64)

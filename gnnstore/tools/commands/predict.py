@@ -1,0 +1,152 @@
+"""`gnnstore plan`: predict epoch times by strategy, and misses by cache policy and size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from gnnstore.errors import UsageError
+from gnnstore.strategies.builtin import auto
+from gnnstore.tools.ui.options import (
+    MEMORY,
+    SIZE,
+    Parsed,
+    batch_options,
+    parse_share_or_size,
+    plot_option,
+    refuse_given,
+    seed_option,
+    session_options,
+    threads_option,
+)
+from gnnstore.tools.ui.session import Session
+
+_HELP = """Predict epoch times and cache misses for training on STORE.
+
+Predicts the epoch of each loader strategy within --memory and --disk: time, reads and bytes, memory
+and disk, and the slowest stage. Marks the choice of strategy="auto". A disk that has not been
+measured is measured first, for three seconds; an earlier measurement is checked.
+
+Then samples the first batches of an epoch, as a loader would, and simulates cache policies on them:
+static ones by out-degree and by frequency in sampled batches, which are filled beforehand, and all
+others, which start empty. Of these, Belady's knows future batches and has the fewest misses.
+
+With --partitions, compares orders of training by partitions of the graph instead (MariusGNN): how
+many partitions --memory allows in the buffer, how often an epoch reads all rows, and how far its
+order is from a shuffle of all edges. Loaders do this with partitions=.
+
+\b
+Examples:
+  gnnstore plan papers100M.gnn --memory 16GB --disk 100GB
+  gnnstore plan papers100M.gnn --num-neighbors 15,10 --cache 4GiB,16GiB --batches 200
+  gnnstore plan papers100M.gnn --plot misses.png
+  gnnstore plan freebase.gnn --partitions edges --memory 8GB --embedding-dim 100
+"""
+
+
+_OF_PARTITIONS = {"store", "partitions", "embedding_dim", "memory_bytes", "plot_file"}
+
+
+def _parse_candidates(text: str, _: str) -> tuple[str, ...]:
+    """Return the names of candidates in their usual order; a strategy stands for all its scores."""
+    named = {part.strip() for part in text.split(",")}
+    candidates = auto().candidates
+    scored = {found.name: found.strategy.name for found in candidates if found.score}
+    named |= {name for name, strategy in scored.items() if strategy in named}
+    names = [found.name for found in candidates]
+    if unknown := sorted(named - {*names, *scored.values()}):
+        raise UsageError(
+            f"{', '.join(unknown)!r} is no strategy that is predicted; choose some of "
+            f"{', '.join(dict.fromkeys((*scored.values(), *names)))}"
+        )
+    return tuple(name for name in names if name in named)
+
+
+def _parse_caches(text: str, name: str) -> tuple[float | int, ...]:
+    return tuple(parse_share_or_size(part.strip(), name) for part in text.split(","))
+
+
+@click.command(name="plan", help=_HELP)
+@click.argument("store", type=click.Path())
+@batch_options
+@click.option(
+    "--memory",
+    "memory_bytes",
+    type=MEMORY,
+    metavar="SIZE",
+    help="Memory budget of a loader, as its memory=. Default: what this machine has free.",
+)
+@click.option(
+    "--disk",
+    "disk_bytes",
+    type=SIZE,
+    help="Disk budget of a loader, as its disk=. Default: half of the free space.",
+)
+@click.option(
+    "--strategies",
+    type=Parsed("strategies", _parse_candidates),
+    metavar="NAME,NAME,...",
+    help=(
+        f"Strategies to predict: some of {', '.join(found.name for found in auto().candidates)}; "
+        "plan is what gnnstore pack makes. Default: all."
+    ),
+)
+@click.option(
+    "--batches",
+    "num_batches",
+    type=click.IntRange(min=1),
+    default=128,
+    help="Batches that caches are simulated on: at most an epoch.",
+)
+@click.option(
+    "--cache",
+    "caches",
+    type=Parsed("caches", _parse_caches),
+    metavar="SIZE,SIZE,...",
+    help="Cache sizes: shares of the rows, or bytes. Default: 5%,10%,20%; more with --plot.",
+)
+@click.option(
+    "--partitions",
+    type=click.Choice(["nodes", "edges"]),
+    help="Compare buffers of partitions, to train on nodes or on edges, instead of strategies.",
+)
+@click.option(
+    "--embedding-dim",
+    type=click.IntRange(min=1),
+    help="With --partitions: columns of trainable float32 embeddings, with row-wise Adagrad.",
+)
+@seed_option("Seed of the batches.")
+@threads_option("Threads that sample. Default: all processors.")
+@plot_option("Plot misses and predicted times.")
+@session_options
+def command(
+    session: Session,
+    store: str,
+    partitions: str | None,
+    embedding_dim: int | None,
+    **options: Any,
+) -> int:
+    """Sample, compare, plot, print, and return the exit status."""
+    # On demand: torch and the kernels take longer to load than --help may.
+    if partitions is not None:
+        from gnnstore.tools.predict.partitions import plan_partitions  # noqa: PLC0415
+
+        refuse_given(
+            lambda name: name not in _OF_PARTITIONS,
+            "has no meaning with --partitions, which plans a buffer of partitions; leave out one "
+            "of the two",
+        )
+        return plan_partitions(
+            session,
+            store,
+            for_edges=partitions == "edges",
+            embedding_dim=embedding_dim,
+            memory_bytes=options["memory_bytes"],
+            plot_file=options["plot_file"],
+        )
+    if embedding_dim is not None:
+        raise UsageError("--embedding-dim: only with --partitions; add --partitions edges or nodes")
+    from gnnstore.tools.predict.caches import plan_caches  # noqa: PLC0415
+
+    return plan_caches(session, store, **options)

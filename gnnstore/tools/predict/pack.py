@@ -1,0 +1,122 @@
+"""Packs a plan for `gnnstore pack`: estimates it, refuses what cannot fit, packs, and shows it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gnnstore.disk.profile.device_profile import load_profile
+from gnnstore.errors import UsageError
+from gnnstore.formats.container.files import require_space
+from gnnstore.formats.packed.reader import PACKED, PackedReader
+from gnnstore.formats.store.units import refuse_existing, unit_path, units_directory
+from gnnstore.graph.store import open as open_store
+from gnnstore.packing.estimate import PlanEstimate, estimate_plan
+from gnnstore.packing.job import PlanPacker
+from gnnstore.packing.sampling import PlanSettings
+from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.tools.inspect.packed import describe_plan, render_plan
+from gnnstore.tools.predict.seeds import choose_seeds
+from gnnstore.tools.ui.session import Session
+from gnnstore.units import format_duration
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gnnstore.tools.ui.options import SeedOptions
+
+
+def pack_plan(
+    session: Session,
+    path: str,
+    *,
+    name: str | None,
+    output: str | None,
+    fanouts: tuple[int, ...],
+    seeds_asked: SeedOptions,
+    seed: int,
+    replace: bool,
+    subgraph_type: Any,
+    disjoint: bool,
+    of_links: Mapping[str, Any],
+    threads: int | None,
+    tmpdir: str | None,
+    estimate: bool,
+    overwrite: bool,
+    resume: bool,
+    **settings: Any,
+) -> None:
+    """Estimate, check, pack, and print what was made."""
+    if (name is None) == (output is None):
+        raise UsageError("give the plan a --name in the store, or an --output elsewhere")
+    store = open_store(path)
+    final = Path(output) if output is not None else unit_path(PACKED, store.path, name or "")
+    if not (overwrite or estimate):
+        refuse_existing(final)
+    config = SamplingConfig(fanouts, replace, subgraph_type, disjoint, seed)
+    _, seeds = choose_seeds(store, config, seeds_asked, **of_links)
+    packer = PlanPacker(
+        store,
+        PlanSettings(
+            config=config,
+            input_nodes=None,
+            seeds=seeds,
+            tmpdir=None if tmpdir is None else Path(tmpdir),
+            num_threads=threads or len(os.sched_getaffinity(0)),
+            **settings,
+        ),
+    )
+    with closing(packer), session.progress(show_usage=True) as progress:
+        with progress.phase("estimate"):
+            profile = load_profile(store.path)
+            expected = estimate_plan(packer, profile, must_fit=not resume)
+        progress.note(f"packing takes {expected.describe()}", expected.facts())
+        for sentence in expected.describe_choices():
+            progress.note(sentence)
+        if not resume:
+            _check_disk(final, expected, packer.settings.disk_bytes)
+        began = time.perf_counter()
+        if not estimate:
+            in_store = final.parent.parent == store.path
+            with units_directory(PACKED, store.path, is_needed=in_store):
+                packer.pack(
+                    final,
+                    overwrite=overwrite,
+                    resume=resume,
+                    progress=progress,
+                    on_event=session.say,
+                )
+    document: dict[str, Any] = {"store": str(store.path), "estimate": expected.facts()}
+    if estimate:
+        session.emit(document, lambda console: _render_estimate(console, expected))
+        return
+    document |= {"seconds": time.perf_counter() - began, **describe_plan(PackedReader.open(final))}
+    session.emit(document, lambda console: _render(console, document))
+
+
+def _check_disk(final: Path, estimate: PlanEstimate, disk_bytes: int | None) -> None:
+    if disk_bytes is not None:
+        estimate.check_disk(disk_bytes)
+    require_space(
+        final,
+        estimate.total_bytes,
+        "pack the plan",
+        "choose an --output on another file system",
+        "pack fewer epochs",
+        "have batches share rows with --disk; nothing has been written",
+    )
+
+
+def _render_estimate(console: Console, estimate: PlanEstimate) -> None:
+    console.print(f"Packing would take {estimate.describe()}.", soft_wrap=True)
+    for sentence in estimate.describe_choices():
+        console.print(f"  {sentence}", soft_wrap=True, highlight=False)
+
+
+def _render(console: Console, document: dict[str, Any]) -> None:
+    render_plan(console, document)
+    console.print(f"\nPacked in {format_duration(document['seconds'])}.")

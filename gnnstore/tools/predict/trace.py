@@ -1,0 +1,102 @@
+"""Samples the batches that `gnnstore plan` compares caches on; scores nodes for static caches."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.budget.limits import MemoryBudget
+from gnnstore.caching.scores import Score, count_out_degrees
+from gnnstore.caching.trace import Trace, TraceBuilder
+from gnnstore.graph.sizes import StoreSizes
+from gnnstore.graph.topology import Topology
+from gnnstore.pipeline.lookahead.driver import request_of, sample_in_order
+from gnnstore.pipeline.lookahead.presample import Presampler
+from gnnstore.pipeline.order.keyed import KeyedOrder
+from gnnstore.pipeline.order.state import Position
+from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
+from gnnstore.seeds.base import BatchKey, SeedSource
+from gnnstore.strategies.builtin import MMAP
+from gnnstore.strategies.sizes.placement import place
+
+if TYPE_CHECKING:
+    from gnnstore.formats.store.csc import Csc
+    from gnnstore.graph.store import GraphStore
+    from gnnstore.progress import Progress
+    from gnnstore.sampling.neighbor import BatchRequest
+
+
+@dataclass(frozen=True, eq=False)
+class TracedEpoch:
+    """The first batches of an epoch."""
+
+    epoch_batches: int  # batches of the whole epoch
+    trace: Trace  # nodes of the sampled batches
+    # dict of str to ndarray of uint8 or uint32 [N]: scores of nodes for static caches; "frequency"
+    # comes from other batches than these.
+    scores: dict[Score, npt.NDArray[Any]]
+    seconds: float  # duration of sampling
+
+
+def load_topology(
+    store: GraphStore, progress: Progress, memory: int | None = None, held_bytes: int = 0
+) -> Csc:
+    """Read the topology; map it if the budget, less the bytes that are held, is too small."""
+    sizes, budget = StoreSizes.of(store.schema), MemoryBudget.of(memory)
+    with progress.phase("read the topology"):
+        placement = place(sizes, budget, strategy=MMAP, seeds_bytes=held_bytes)
+        return store.topology(placement.topology)
+
+
+def sample_epoch(
+    store: GraphStore,
+    config: SamplingConfig,
+    seeds: SeedSource,
+    *,
+    batch_size: int,
+    num_batches: int,
+    num_threads: int,
+    progress: Progress,
+) -> TracedEpoch:
+    """Sample the first batches of the first epoch of a loader with `shuffle=True`."""
+    order = KeyedOrder(len(seeds), batch_size, shuffles=True, drop_last=False)
+    num_batches = min(num_batches, order.num_batches)
+    csc = load_topology(store, progress)
+    began = time.perf_counter()
+    trace = TraceBuilder(num_batches, store.num_nodes)
+
+    def request(batch: int, index: Any) -> BatchRequest:
+        key = BatchKey(config.seed, 0, batch)
+        return request_of(seeds.select(index, key), key)
+
+    with progress.phase("sample", num_batches, "batches") as phase:
+        sampler = NeighborSampler(csc, config, index_dtype=store.schema.index_dtype)
+        batches = islice(order.batches(Position(0), config.seed), num_batches)
+        sampled = sample_in_order(
+            sampler,
+            (positions for _, positions, _ in batches),
+            request,
+            lambda batch, subgraph, _: trace.put(batch, subgraph.n_id),
+            num_threads=num_threads,
+            lookahead=lambda: 2 * num_threads,
+            bulk_bytes=None,
+            describe=lambda k: f"while sampling batch {k}",
+        )
+        with closing(sampled):
+            for _ in sampled:
+                phase.advance()
+    seconds = time.perf_counter() - began
+
+    scores: dict[Score, npt.NDArray[Any]] = {}
+    with progress.phase("score nodes"):
+        scores["degree"] = count_out_degrees(csc.column_pieces(), store.num_nodes, csc.source)
+        scores["frequency"] = np.zeros(store.num_nodes, np.uint8)
+        presampler = Presampler.of(store, config, seeds, batch_size, False)
+        presampler.run(Topology(csc), num_threads, scores["frequency"])
+    return TracedEpoch(order.num_batches, trace.build(), scores, seconds)
