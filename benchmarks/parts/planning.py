@@ -29,6 +29,7 @@ from gnnstore.pipeline.batch import EpochRun, Recorder
 from gnnstore.pipeline.lookahead.driver import Coming, SamplingJob
 from gnnstore.pipeline.lookahead.spools import SampledSuperbatch, Spools
 from gnnstore.sampling import NeighborSampler, SamplingConfig
+from gnnstore.sampling.row_space import RowSpace
 from gnnstore.seeds.nodes import InputNodes
 from gnnstore.tools.bench.task import Task
 
@@ -147,6 +148,7 @@ def in_memory_spools(run: Run) -> closing[Spools]:
     num_nodes, num_edges = run.store.num_nodes, run.store.num_edges
     spools = Spools(
         Path(run.task.store).parent,
+        RowSpace.of_schema(run.store.schema),
         num_nodes,
         num_edges,
         most_in_memory=run.task.batches,
@@ -181,6 +183,7 @@ def perform(task: Task) -> Outcome:
             directory = tempfile.TemporaryDirectory(prefix="plan-", dir=Path(task.store).parent)
             spools = Spools(
                 Path(stack.enter_context(directory)),
+                RowSpace.of_schema(run.store.schema),
                 num_nodes,
                 num_edges,
                 most_in_memory=task.batches if in_memory else 0,

@@ -114,7 +114,9 @@ def check_batches(reader: PackedReader, num_threads: int, progress: Progress) ->
             record = plan.record(number)
             for rows in plan.rows(number, record).values():
                 out = rows.spec.empty(len(record.slots))
-                rows.read_into(RowRequest(record.subgraph.n_id, record.slots), out)
+                rows.read_into(
+                    RowRequest(plan.space.rows(record.subgraph.nodes), record.slots), out
+                )
         except (ValueError, IndexError) as error:  # ours among them
             message = str(error)
             if not getattr(error, "path", None):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,7 +51,8 @@ class StoreSampler(BaseSampler):  # type: ignore[misc]
             batch=next(self._numbers),
         )
         if self._edge_ids is not None:
-            subgraph = replace(subgraph, edge_pos=self._edge_ids.gather(subgraph.edge_pos).values)
+            positions = self._edge_ids.gather(subgraph.edge_pos).values
+            subgraph = subgraph.with_only(edge_pos=positions)
         return sampler_output(subgraph, (index.input_id, index.time))
 
     def sample_from_edges(

@@ -82,16 +82,16 @@ class RecordMaker:
 
     def batch_bytes(self, subgraph: CompactSample) -> int:
         """Return the bytes of a batch with its attributes, as a loader hands it out."""
-        num_nodes, num_edges = len(subgraph.n_id), len(subgraph.edge_pos)
+        num_nodes, num_edges = subgraph.num_nodes, subgraph.num_edges
         id_bytes = np.dtype(self.schema.index_dtype).itemsize
         node_bytes = id_bytes + _row_bytes(self.schema.node.attributes.values())
-        node_bytes += 0 if subgraph.batch is None else _WIDE_BYTES
+        node_bytes += 0 if subgraph.trees is None else _WIDE_BYTES
         edge_bytes = 2 * id_bytes + 2 * _WIDE_BYTES + _row_bytes(self.edges)
         return num_nodes * node_bytes + num_edges * edge_bytes + _WIDE_BYTES * subgraph.num_seeds
 
     def record_bytes(self, subgraph: CompactSample, num_changes: int, num_missed: int) -> int:
         """Return about what the record of a batch takes on disk."""
-        num_nodes, num_edges = len(subgraph.n_id), len(subgraph.edge_pos)
+        num_nodes, num_edges = subgraph.num_nodes, subgraph.num_edges
         edge_ids = self.sources.edge_ids
         edge_bytes = _row_bytes(self.edges) + (0 if edge_ids is None else edge_ids.row_bytes)
         return (

@@ -23,7 +23,9 @@ from gnnstore.pipeline.lookahead.spools import SampledSuperbatch, Spools
 from gnnstore.pipeline.order.epoch import order_bytes
 from gnnstore.pipeline.order.keyed import KeyedOrder
 from gnnstore.pipeline.order.state import OrderFields, Position, sampling_fingerprint
+from gnnstore.sampling.compact import Types
 from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.sampling.row_space import RowSpace
 from gnnstore.seeds.base import SeedSource
 from gnnstore.seeds.nodes import resolve_input_nodes
 from gnnstore.strategies.builtin import PACKED
@@ -189,8 +191,10 @@ class PlanSampler:
         csc = self.sources.topology.csc
         self._spools = Spools(
             settings.tmpdir or default_parent(store.path),
+            RowSpace.of_schema(store.schema),
             csc.num_nodes,
             csc.num_edges,
+            types=Types.of(store.schema),
             # As many subgraphs as a loader would keep in memory.
             most_in_memory=2 * rolling.num_batches if rolling and rolling.in_memory else 0,
             table_bytes=self.size.table_bytes,

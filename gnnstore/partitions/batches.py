@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -13,8 +12,16 @@ import numpy.typing as npt
 from gnnstore.errors import UsageError
 from gnnstore.features.memory import MemoryRows
 from gnnstore.partitions.buffer import StateToRead
-from gnnstore.pipeline.batch import BatchSource, EpochRun, Planned, Sampled, Task, reselected
-from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig, seeds_alone
+from gnnstore.pipeline.batch import (
+    BatchSource,
+    EpochRun,
+    Planned,
+    Sampled,
+    Task,
+    reselected,
+    sampled_from,
+)
+from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig, only, seeds_alone
 from gnnstore.seeds.base import BatchKey
 
 if TYPE_CHECKING:
@@ -159,19 +166,17 @@ class StateTask(Task):
         """Return the sample, by the store's ids and positions."""
         key, state = self.key, self._state
         seeds = self._of.seeds.select(self._index, key, state)
-        nodes, excluded = seeds.start_nodes()[None], seeds.excluded()
         if self._sampler is None or state.graph is None:
+            nodes = only(seeds.start_nodes())
             sample = seeds_alone(nodes, self._config, self._of.index_dtype)
         else:
-            sample = self._sampler.sample(
-                nodes, epoch=key.epoch, batch=key.batch, excluded=excluded
-            )
+            sample = sampled_from(self._sampler, seeds, key)
             positions = MemoryRows.from_array(state.graph.positions).gather(sample.edge_pos).values
-            sample = replace(sample, edge_pos=positions.astype(np.int64, copy=False))
+            sample = sample.with_only(edge_pos=positions.astype(np.int64, copy=False))
         self._local = sample.n_id
         found = state.store_ids(sample.n_id)
         self._nodes = found.astype(self._of.index_dtype, copy=False)
-        return Sampled(replace(sample, n_id=self._nodes), seeds.labels)
+        return Sampled(sample.with_only(n_id=self._nodes), seeds.labels)
 
     def rows(self, output: SamplerOutput) -> dict[str, Rows]:
         """Copy the rows of the nodes from the partitions in memory."""

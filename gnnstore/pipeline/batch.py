@@ -22,7 +22,8 @@ from gnnstore.errors import limits_named
 from gnnstore.features.source import Rows
 from gnnstore.parallel import Admission, Lookahead, ordered_map
 from gnnstore.progress import WaitProgress
-from gnnstore.seeds.base import BatchKey, SeedLabels, SeedSource
+from gnnstore.sampling.neighbor import BatchRequest, only
+from gnnstore.seeds.base import BatchKey, SeedLabels, Seeds, SeedSource
 from gnnstore.timeline import OFF, Timeline
 
 if TYPE_CHECKING:
@@ -42,6 +43,17 @@ class Sampled(NamedTuple):
 
     sample: Sample
     labels: SeedLabels
+
+
+def request_of(seeds: Seeds, key: BatchKey) -> BatchRequest:
+    """Return the request that samples from a batch's seeds."""
+    return BatchRequest(only(seeds.start_nodes()), key.epoch, key.batch, seeds.excluded())
+
+
+def sampled_from(sampler: NeighborSampler, seeds: Seeds, key: BatchKey) -> Sample:
+    """Return the subgraph of a batch's seeds."""
+    nodes, epoch, batch, excluded = request_of(seeds, key)
+    return sampler.sample(nodes, epoch=epoch, batch=batch, excluded=excluded)
 
 
 class Task(ABC):
@@ -259,11 +271,8 @@ class SampleTask(Task):
 
     def sample(self) -> Sampled:
         """Select the seeds, and sample from them."""
-        key = self.key
-        seeds = self._seeds.select(self._index, key)
-        nodes, excluded = seeds.start_nodes()[None], seeds.excluded()
-        sample = self._sampler.sample(nodes, epoch=key.epoch, batch=key.batch, excluded=excluded)
-        return Sampled(sample, seeds.labels)
+        seeds = self._seeds.select(self._index, self.key)
+        return Sampled(sampled_from(self._sampler, seeds, self.key), seeds.labels)
 
 
 class Assembler(Protocol):
@@ -309,8 +318,7 @@ class PreparedBatch:
         # Of the labels as they were drawn, whatever `transform_sampler_output` makes of them.
         self.seed_counts = labels.counts
         self.output = output  # the sample alone, or joined with its attributes
-        self.num_nodes = sum(map(len, sample.nodes.values()))
-        self.num_edges = sum(map(len, sample.edges.values()))
+        self.num_nodes, self.num_edges = sample.num_nodes, sample.num_edges
         # Bytes of the sample, and of the attributes once they are there; of the sample alone.
         self.num_bytes = sample.num_bytes + sum(array.nbytes for array in labels.arrays())
         # Bytes of the sample, and of the attributes once they are there; of the sample alone.

@@ -205,7 +205,7 @@ class SavedTask(Task):
 
     def _gather(self, record: SavedRecord) -> dict[str, Rows]:
         missed = self._of.plan.rows(self._number, record)
-        return self._lease.gather(self._turn, record.step, missed)
+        return self._lease.gather(self._turn, record.step(self._of.plan.space), missed)
 
 
 def _owned(view: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -8,9 +8,10 @@ is shortened to about half of that: its numbers are kept as differences.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeAlias
+from itertools import islice
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,131 +19,230 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.formats.arrays.dtypes import id_dtype
-from gnnstore.sampling.neighbor import IndexDtype, Sample
+from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE, Schema
+from gnnstore.sampling.neighbor import EdgeSample, EdgeType, IndexDtype, NodeType, Sample, only
 
 Empty: TypeAlias = Callable[[tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]]
 
-# The most that `arrays()` returns.
-MAX_ARRAYS = 6
-# The first of `arrays()` begins with the number of seeds, and two flags: disjoint trees, hops.
-_HEADER_INTS = 3
+# The header begins with the numbers of node types, edge types and seeds; then whether trees are
+# disjoint, and the length of the hops of a node type, 0 without hops.
+_HEADER_INTS = 5
+
+
+class CompactEdges(NamedTuple):
+    """The m edges of one type."""
+
+    sources: npt.NDArray[Any]  # int32 or int64 [m]: row 0 of the edge index
+    # int32 or int64 [t]: edges into each of the first t targets, t - 1 being the last that has any.
+    num_incoming: npt.NDArray[Any]
+    positions: npt.NDArray[Any]  # int32 or int64 [m]
+
+
+class Types(NamedTuple):
+    """The types of a graph, in the order of its schema; arrays of a sample follow it."""
+
+    nodes: tuple[NodeType, ...] = (NODE_TYPE,)
+    edges: tuple[EdgeType, ...] = (EDGE_TYPE,)
+
+    @classmethod
+    def of(cls, schema: Schema) -> Self:
+        """Return the types of a schema."""
+        return cls(
+            tuple(each.name for each in schema.node_types),
+            tuple(each.type for each in schema.edge_types),
+        )
+
+    @property
+    def max_arrays(self) -> int:
+        """The most arrays that a compact sample consists of."""
+        return 1 + 2 * len(self.nodes) + len(CompactEdges._fields) * len(self.edges)
+
+
+ONE_TYPE = Types()
 
 
 @dataclass(frozen=True, eq=False)
 class CompactSample:
-    """The compact form of a batch's subgraph; B seeds, n nodes, m edges, L hops."""
+    """The compact form of a batch's subgraph; n nodes and m edges of each type, L hops."""
 
-    n_id: npt.NDArray[Any]  # int32 or int64, shape [n]
-    sources: npt.NDArray[Any]  # int32 or int64, shape [m]: row 0 of the edge index
-    # int32 or int64, shape [t]: edges into each of the first t nodes, t - 1 being the last that has
-    # any.
-    num_incoming: npt.NDArray[Any]
-    edge_pos: npt.NDArray[Any]  # int32 or int64, shape [m]
-    batch: npt.NDArray[Any] | None  # int32 or int64, shape [n], or None
-    num_sampled_nodes: tuple[int, ...] | None  # of length L + 1 and L
-    num_sampled_edges: tuple[int, ...] | None  # of length L + 1 and L
+    nodes: Mapping[NodeType, npt.NDArray[Any]]  # int32 or int64 [n]
+    edges: Mapping[EdgeType, CompactEdges]
+    trees: Mapping[NodeType, npt.NDArray[Any]] | None  # int32 or int64 [n]
+    hop_nodes: Mapping[NodeType, tuple[int, ...]] | None  # of length L + 1 and L
+    hop_edges: Mapping[EdgeType, tuple[int, ...]] | None
     num_seeds: int
 
     @classmethod
     def of(cls, subgraph: Sample, num_nodes: int, num_edges: int) -> Self:
-        """Return a subgraph in its small form, which shares no memory with it."""
-        sources, targets = subgraph.edge_index
-        if len(targets) and not np.all(targets[1:] >= targets[:-1]):
-            raise UsageError("the targets of a subgraph to keep must ascend; sort its edges")
-        num_local = len(subgraph.n_id)
-        hop_nodes, hop_edges = subgraph.num_sampled_nodes, subgraph.num_sampled_edges
+        """Return a subgraph in its small form, which shares no memory with it.
+
+        All ids are below `num_nodes`, and all positions below `num_edges`.
+        """
+        trees, hop_nodes, hop_edges = subgraph.trees, subgraph.hop_nodes, subgraph.hop_edges
         return cls(
-            n_id=_narrowed(subgraph.n_id, num_nodes),
-            sources=_narrowed(sources, num_local),
-            num_incoming=_narrowed(np.bincount(targets), len(targets) + 1),
-            edge_pos=_narrowed(subgraph.edge_pos, num_edges),
-            batch=None if subgraph.batch is None else _narrowed(subgraph.batch, num_local),
-            num_sampled_nodes=None if hop_nodes is None else tuple(hop_nodes),
-            num_sampled_edges=None if hop_edges is None else tuple(hop_edges),
+            nodes={name: _narrowed(ids, num_nodes) for name, ids in subgraph.nodes.items()},
+            edges={
+                (source, relation, target): _compact_edges(
+                    edges, len(subgraph.nodes[source]), num_edges
+                )
+                for (source, relation, target), edges in subgraph.edges.items()
+            },
+            trees=None
+            if trees is None
+            else {name: _narrowed(tree, len(tree)) for name, tree in trees.items()},
+            hop_nodes=None
+            if hop_nodes is None
+            else {name: tuple(hops) for name, hops in hop_nodes.items()},
+            hop_edges=None
+            if hop_edges is None
+            else {name: tuple(hops) for name, hops in hop_edges.items()},
             num_seeds=subgraph.num_seeds,
         )
 
     @property
+    def n_id(self) -> npt.NDArray[Any]:
+        """Ids of the nodes of the only type."""
+        return only(self.nodes)
+
+    @property
+    def edge_pos(self) -> npt.NDArray[Any]:
+        """Positions of the edges of the only type."""
+        return only(self.edges).positions
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of all types."""
+        return sum(map(len, self.nodes.values()))
+
+    @property
+    def num_edges(self) -> int:
+        """Edges of all types."""
+        return sum(len(edges.positions) for edges in self.edges.values())
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of the arrays."""
-        arrays = (self.n_id, self.sources, self.num_incoming, self.edge_pos, self.batch)
-        return sum(0 if array is None else array.nbytes for array in arrays)
+        return sum(array.nbytes for array in self._arrays())
 
     def expand(self, index_dtype: IndexDtype, empty: Empty = np.empty) -> Sample:
         """Return the subgraph as it was sampled, in new arrays."""
         dtype = np.dtype(index_dtype)
-        if max(self.n_id.itemsize, self.sources.itemsize) > dtype.itemsize:
-            raise UsageError(
-                f"ids of a graph of more than 2^31 nodes do not fit in {dtype}; "
-                "use index_dtype='int64'"
-            )
-        edge_index = empty((2, len(self.sources)), dtype)
-        edge_index[0] = self.sources
-        edge_index[1] = np.repeat(np.arange(len(self.num_incoming), dtype=dtype), self.num_incoming)
 
         def widened(array: npt.NDArray[Any], to: npt.DTypeLike) -> npt.NDArray[Any]:
             wide = empty(array.shape, to)
             np.copyto(wide, array)
             return wide
 
-        hop_nodes, hop_edges = self.num_sampled_nodes, self.num_sampled_edges
+        def expanded(edges: CompactEdges) -> EdgeSample:
+            index = empty((2, len(edges.sources)), dtype)
+            index[0] = edges.sources
+            targets = np.arange(len(edges.num_incoming), dtype=dtype)
+            index[1] = np.repeat(targets, edges.num_incoming)
+            return EdgeSample(index, widened(edges.positions, np.int64))
+
+        ids = (*self.nodes.values(), *(edges.sources for edges in self.edges.values()))
+        if max(array.itemsize for array in ids) > dtype.itemsize:
+            raise UsageError(
+                f"ids of a graph of more than 2^31 nodes do not fit in {dtype}; "
+                "use index_dtype='int64'"
+            )
+        trees, hop_nodes, hop_edges = self.trees, self.hop_nodes, self.hop_edges
         return Sample(
-            n_id=widened(self.n_id, dtype),
-            edge_index=edge_index,
-            edge_pos=widened(self.edge_pos, np.int64),
-            batch=None if self.batch is None else widened(self.batch, np.int64),
-            num_sampled_nodes=None if hop_nodes is None else list(hop_nodes),
-            num_sampled_edges=None if hop_edges is None else list(hop_edges),
+            nodes={name: widened(array, dtype) for name, array in self.nodes.items()},
+            edges={name: expanded(edges) for name, edges in self.edges.items()},
+            trees=None
+            if trees is None
+            else {name: widened(tree, np.int64) for name, tree in trees.items()},
+            hop_nodes=None
+            if hop_nodes is None
+            else {name: list(hops) for name, hops in hop_nodes.items()},
+            hop_edges=None
+            if hop_edges is None
+            else {name: list(hops) for name, hops in hop_edges.items()},
             num_seeds=self.num_seeds,
         )
 
     def arrays(self) -> list[npt.NDArray[Any]]:
         """Return the subgraph as vectors, views, from which `from_arrays` restores it."""
-        has_trees, has_hops = self.batch is not None, self.num_sampled_nodes is not None
-        header = [self.num_seeds, int(has_trees), int(has_hops)]
-        header += [*(self.num_sampled_nodes or ()), *(self.num_sampled_edges or ())]
-        found = [np.array(header, np.int64)]
-        found += [self.n_id, self.sources, self.num_incoming, self.edge_pos]
-        return found if self.batch is None else [*found, self.batch]
+        hop_nodes, hop_edges = self.hop_nodes or {}, self.hop_edges or {}
+        length = len(next(iter(hop_nodes.values()), ()))
+        header = [len(self.nodes), len(self.edges), self.num_seeds]
+        header += [int(self.trees is not None), length]
+        for hops in (*hop_nodes.values(), *hop_edges.values()):
+            header += hops
+        return [np.array(header, np.int64), *self._arrays()]
+
+    def _arrays(self) -> list[npt.NDArray[Any]]:
+        edges = [array for each in self.edges.values() for array in each]
+        return [*self.nodes.values(), *edges, *(self.trees or {}).values()]
 
     def shortened(self, *, with_ids: bool = True) -> list[npt.NDArray[Any]]:
         """Return the subgraph as fewer bytes, from which `from_shortened` restores it."""
-        header, n_id, *others = self.arrays()
-        return [header, *map(_core.shorten, [n_id, *others] if with_ids else others)]
+        header, *arrays = self.arrays()
+        return [header, *map(_core.shorten, arrays[0 if with_ids else len(self.nodes) :])]
 
     @classmethod
     def from_shortened(
-        cls, arrays: Sequence[npt.NDArray[Any]], n_id: npt.NDArray[Any] | None = None
+        cls,
+        arrays: Sequence[npt.NDArray[Any]],
+        ids: Sequence[npt.NDArray[Any]] = (),
+        types: Types = ONE_TYPE,
     ) -> Self:
-        """Return the subgraph that `shortened` has turned into these vectors."""
+        """Return the subgraph that `shortened` has turned into these vectors, and ids if apart."""
         try:
-            restored = [*arrays[:1], *map(_core.restore, arrays[1:])]
+            restored = [*arrays[:1], *ids, *map(_core.restore, arrays[1:])]
         except (TypeError, ValueError) as error:
             raise CorruptStoreError(f"{len(arrays)} arrays are no subgraph: {error}") from error
-        return cls.from_arrays(restored if n_id is None else [*restored[:1], n_id, *restored[1:]])
+        return cls.from_arrays(restored, types)
 
     @classmethod
-    def from_arrays(cls, arrays: Sequence[npt.NDArray[Any]]) -> Self:
+    def from_arrays(cls, arrays: Sequence[npt.NDArray[Any]], types: Types = ONE_TYPE) -> Self:
         """Return the subgraph that `arrays` has turned into these vectors; it keeps them."""
         header = [int(number) for number in arrays[0]] if arrays else []
-        if len(header) < _HEADER_INTS or len(arrays) != 5 + header[1]:
-            raise CorruptStoreError(
-                f"{len(arrays)} arrays, the first of {len(header)} numbers, are no subgraph"
-            )
-        num_seeds, has_trees, has_hops = header[:_HEADER_INTS]
-        hops = header[_HEADER_INTS:]
-        num_hops = len(hops) // 2
-        n_id, sources, num_incoming, edge_pos = arrays[1:5]
+        num_nodes, num_edges = len(types.nodes), len(types.edges)
+        edge_arrays = len(CompactEdges._fields) * num_edges
+        if len(header) < _HEADER_INTS:
+            raise _no_subgraph(arrays, header)
+        num_seeds, has_trees, length = header[2:_HEADER_INTS]
+        num_hops = num_nodes * length + num_edges * (length - 1) if length else 0
+        if (
+            header[:2] != [num_nodes, num_edges]
+            or has_trees not in (0, 1)
+            or length < 0
+            or len(header) != _HEADER_INTS + num_hops
+            or len(arrays) != 1 + num_nodes * (1 + has_trees) + edge_arrays
+        ):
+            raise _no_subgraph(arrays, header)
+        rest, hops = iter(arrays[1:]), iter(header[_HEADER_INTS:])
         return cls(
-            n_id=n_id,
-            sources=sources,
-            num_incoming=num_incoming,
-            edge_pos=edge_pos,
-            batch=arrays[5] if has_trees else None,
-            num_sampled_nodes=tuple(hops[: num_hops + 1]) if has_hops else None,
-            num_sampled_edges=tuple(hops[num_hops + 1 :]) if has_hops else None,
+            nodes={name: next(rest) for name in types.nodes},
+            edges={name: CompactEdges(*islice(rest, 3)) for name in types.edges},
+            trees={name: next(rest) for name in types.nodes} if has_trees else None,
+            hop_nodes={name: tuple(islice(hops, length)) for name in types.nodes}
+            if length
+            else None,
+            hop_edges={name: tuple(islice(hops, length - 1)) for name in types.edges}
+            if length
+            else None,
             num_seeds=num_seeds,
         )
+
+
+def _compact_edges(edges: EdgeSample, num_sources: int, num_edges: int) -> CompactEdges:
+    sources, targets = edges.index
+    if len(targets) and not np.all(targets[1:] >= targets[:-1]):
+        raise UsageError("the targets of a subgraph to keep must ascend; sort its edges")
+    return CompactEdges(
+        _narrowed(sources, num_sources),
+        _narrowed(np.bincount(targets), len(targets) + 1),
+        _narrowed(edges.positions, num_edges),
+    )
+
+
+def _no_subgraph(arrays: Sequence[npt.NDArray[Any]], header: list[int]) -> CorruptStoreError:
+    return CorruptStoreError(
+        f"{len(arrays)} arrays, the first of {len(header)} numbers, are no subgraph"
+    )
 
 
 def _narrowed(array: npt.NDArray[Any], bound: int) -> npt.NDArray[Any]:

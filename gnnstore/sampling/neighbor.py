@@ -9,10 +9,19 @@ this module checks its arguments and explains its errors.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Self,
+    TypeAlias,
+    TypeVar,
+    get_args,
+)
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +36,16 @@ from gnnstore.errors import (
     whole_number,
 )
 from gnnstore.formats.store.csc import Csc
+from gnnstore.formats.store.schema import EDGE_TYPE
 
 SubgraphType = Literal["directional", "bidirectional", "induced"]
 IndexDtype = Literal["int64", "int32"]
+
+NodeType: TypeAlias = str
+EdgeType: TypeAlias = tuple[str, str, str]
+Int64Array: TypeAlias = npt.NDArray[np.int64]
+
+T = TypeVar("T")
 
 # The kernels' results: n_id, edge_index, edge_pos, batch, num_sampled_nodes, num_sampled_edges.
 SampledArrays = tuple[
@@ -78,37 +94,119 @@ class SamplingConfig:
         return replace(self, seed=seed)
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class EdgeSample:
+    """The m edges of one type in a subgraph."""
+
+    # int32 or int64 [2, m]: local ids (places among the nodes of their type): sources in row 0,
+    # targets in row 1, sorted by target.
+    index: npt.NDArray[Any]
+    positions: Int64Array  # int64 [m]: positions in the columns of the type
+
+
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """One batch's subgraph; B seeds, n nodes, m edges, L hops. The arrays belong to the caller."""
+    """One batch's subgraph: n nodes and m edges of each type, L hops."""
 
-    n_id: npt.NDArray[Any]  # int32 or int64, shape [n]: node ids
-    # int32 or int64, shape [2, m]: local ids (positions in `n_id`): sources in row 0, targets in
-    # row 1, sorted by target.
-    edge_index: npt.NDArray[Any]
-    edge_pos: npt.NDArray[np.int64]  # int64, shape [m]: positions of the edges in the CSC arrays
-    # int64, shape [n], or None: index of the seed in whose tree a node is, if the trees are
-    # disjoint.
-    batch: npt.NDArray[np.int64] | None
-    num_sampled_nodes: list[int] | None  # B, then the nodes found in each hop
-    num_sampled_edges: list[int] | None  # the edges chosen in each hop
+    nodes: Mapping[NodeType, npt.NDArray[Any]]  # int32 or int64 [n]: ids
+    edges: Mapping[EdgeType, EdgeSample]
+    # int64 [n] by node type: the seed in whose tree a node is; None: the trees share nodes.
+    trees: Mapping[NodeType, Int64Array] | None
+    # Seeds and then the nodes found in each hop, L + 1; edges chosen in each hop, L; or None.
+    hop_nodes: Mapping[NodeType, list[int]] | None
+    hop_edges: Mapping[EdgeType, list[int]] | None
     num_seeds: int
 
-    @property
-    def nodes(self) -> dict[str | None, npt.NDArray[Any]]:
-        """Node ids by node type; None is that of a homogeneous graph."""
-        return {None: self.n_id}
+    @classmethod
+    def of_one_type(
+        cls,
+        n_id: npt.NDArray[Any],
+        edge_index: npt.NDArray[Any],
+        edge_pos: Int64Array,
+        *,
+        num_seeds: int,
+        batch: Int64Array | None = None,
+        num_sampled_nodes: list[int] | None = None,
+        num_sampled_edges: list[int] | None = None,
+        edge_type: EdgeType = EDGE_TYPE,
+    ) -> Self:
+        """Return the subgraph of a graph of one node type and one edge type."""
+        node_type = edge_type[2]
+        return cls(
+            {node_type: n_id},
+            {edge_type: EdgeSample(edge_index, edge_pos)},
+            None if batch is None else {node_type: batch},
+            None if num_sampled_nodes is None else {node_type: num_sampled_nodes},
+            None if num_sampled_edges is None else {edge_type: num_sampled_edges},
+            num_seeds,
+        )
 
     @property
-    def edges(self) -> dict[tuple[str, str, str] | None, npt.NDArray[np.int64]]:
-        """Positions of the edges by edge type; None is that of a homogeneous graph."""
-        return {None: self.edge_pos}
+    def n_id(self) -> npt.NDArray[Any]:
+        """Ids of the nodes of the only type."""
+        return only(self.nodes)
+
+    @property
+    def edge_index(self) -> npt.NDArray[Any]:
+        """Local ids of the edges of the only type."""
+        return only(self.edges).index
+
+    @property
+    def edge_pos(self) -> Int64Array:
+        """Positions of the edges of the only type."""
+        return only(self.edges).positions
+
+    @property
+    def batch(self) -> Int64Array | None:
+        """The tree of each node of the only type."""
+        return None if self.trees is None else only(self.trees)
+
+    @property
+    def num_sampled_nodes(self) -> list[int] | None:
+        """Nodes of the only type by hop."""
+        return None if self.hop_nodes is None else only(self.hop_nodes)
+
+    @property
+    def num_sampled_edges(self) -> list[int] | None:
+        """Edges of the only type by hop."""
+        return None if self.hop_edges is None else only(self.hop_edges)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of all types."""
+        return sum(map(len, self.nodes.values()))
+
+    @property
+    def num_edges(self) -> int:
+        """Edges of all types."""
+        return sum(len(edges.positions) for edges in self.edges.values())
 
     @property
     def num_bytes(self) -> int:
         """Memory of the arrays."""
-        arrays = (self.n_id, self.edge_index, self.edge_pos, self.batch)
-        return sum(0 if array is None else array.nbytes for array in arrays)
+        trees = self.trees or {}
+        return (
+            sum(ids.nbytes for ids in self.nodes.values())
+            + sum(edges.index.nbytes + edges.positions.nbytes for edges in self.edges.values())
+            + sum(tree.nbytes for tree in trees.values())
+        )
+
+    def with_only(
+        self, *, n_id: npt.NDArray[Any] | None = None, edge_pos: Int64Array | None = None
+    ) -> Self:
+        """Return the subgraph with other ids or positions of the only type."""
+        nodes, edges = self.nodes, self.edges
+        if n_id is not None:
+            nodes = dict.fromkeys(nodes, n_id)
+        if edge_pos is not None:
+            edges = {kind: EdgeSample(each.index, edge_pos) for kind, each in edges.items()}
+        return replace(self, nodes=nodes, edges=edges)
+
+
+def only(by_type: Mapping[Any, T]) -> T:
+    """Return the value of the only type."""
+    (value,) = by_type.values()
+    return value
 
 
 class BatchRequest(NamedTuple):
@@ -169,7 +267,7 @@ class NeighborSampler:
                 index_dtype=self.index_dtype,
                 excluded=excluded,
             )
-        return as_subgraph(arrays, config, len(seed_ids))
+        return as_subgraph(arrays, config, len(seed_ids), csc.edge_type)
 
     def sample_many(
         self,
@@ -204,20 +302,26 @@ def sampling_errors(source: str, num_nodes: int) -> Iterator[None]:
         ) from error
 
 
-def as_subgraph(arrays: SampledArrays, config: SamplingConfig, num_seeds: int) -> Sample:
+def as_subgraph(
+    arrays: SampledArrays,
+    config: SamplingConfig,
+    num_seeds: int,
+    edge_type: EdgeType = EDGE_TYPE,
+) -> Sample:
     """Return the subgraph that a kernel has sampled, with reverse edges if they are asked for."""
     n_id, edge_index, edge_pos, tree, num_nodes, num_edges = arrays
     if config.subgraph_type == "bidirectional":
         edge_index, edge_pos = _core.add_reverse_edges(edge_index, edge_pos, len(n_id))
     is_directional = config.subgraph_type == "directional"
-    return Sample(
-        n_id=n_id,
-        edge_index=edge_index,
-        edge_pos=edge_pos,
+    return Sample.of_one_type(
+        n_id,
+        edge_index,
+        edge_pos,
+        num_seeds=num_seeds,
         batch=tree,
         num_sampled_nodes=num_nodes if is_directional else None,
         num_sampled_edges=num_edges if is_directional else None,
-        num_seeds=num_seeds,
+        edge_type=edge_type,
     )
 
 
@@ -226,14 +330,14 @@ def seeds_alone(
 ) -> Sample:
     """Return the sample of no hops, which needs no graph."""
     is_directional = config.subgraph_type == "directional"
-    return Sample(
-        n_id=seeds.astype(index_dtype),
-        edge_index=np.empty((2, 0), index_dtype),
-        edge_pos=np.empty(0, np.int64),
+    return Sample.of_one_type(
+        seeds.astype(index_dtype),
+        np.empty((2, 0), index_dtype),
+        np.empty(0, np.int64),
+        num_seeds=len(seeds),
         batch=np.arange(len(seeds)) if config.disjoint else None,
         num_sampled_nodes=[len(seeds)] if is_directional else None,
         num_sampled_edges=[] if is_directional else None,
-        num_seeds=len(seeds),
     )
 
 

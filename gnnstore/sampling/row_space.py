@@ -10,13 +10,16 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import id_dtype
+
+if TYPE_CHECKING:
+    from gnnstore.formats.store.schema import Schema
 
 
 class RowRange(NamedTuple):
@@ -42,12 +45,18 @@ class RowSpace:
 
     @classmethod
     def of(cls, num_nodes: Mapping[str, int]) -> Self:
-        """Number the rows of node types that have these counts, in the order of the mapping."""
+        """Return a space of node types with these counts, in the order of the mapping."""
         ranges, first = {}, 0
         for name, count in num_nodes.items():
             ranges[name] = RowRange(first, count)
             first += count
         return cls(ranges, first)
+
+    @classmethod
+    def of_schema(cls, schema: Schema) -> Self:
+        """Return the space of the node types that have attributes; of all, if none has."""
+        types = [each for each in schema.node_types if each.attributes] or schema.node_types
+        return cls.of({each.name: each.num_nodes for each in types})
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -134,7 +134,8 @@ class StagedBatch:
 
     def result(self) -> Sample:
         """Return the subgraph."""
-        return as_subgraph(self._kernel.result(), self._config, self._num_seeds)
+        arrays = self._kernel.result()
+        return as_subgraph(arrays, self._config, self._num_seeds, self._csc.edge_type)
 
     @property
     def counts(self) -> NeighborCounts:

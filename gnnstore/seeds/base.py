@@ -76,8 +76,8 @@ class Seeds(Protocol):
     def labels(self) -> SeedLabels:
         """The attributes that describe the seeds; kept until the batch is assembled."""
 
-    def start_nodes(self) -> Mapping[str | None, Int64Array]:
-        """Return the nodes to sample from by node type; None is that of a homogeneous graph."""
+    def start_nodes(self) -> Mapping[str, Int64Array]:
+        """Return the nodes to sample from, by node type."""
 
     def excluded(self) -> Excluded | None:
         """Return the edges that are not sampled."""

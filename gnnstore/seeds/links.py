@@ -19,6 +19,7 @@ import torch
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, InputError
 from gnnstore.formats.packed.manifest import ALL_EDGES, NUM_POSITIONS
+from gnnstore.formats.store.schema import NODE_TYPE
 from gnnstore.sampling.edges import EdgeFinder
 from gnnstore.sampling.neighbor import Excluded
 from gnnstore.seeds.base import BatchKey, Int64Array, SeedLabels
@@ -135,9 +136,9 @@ class LinkSeeds(NamedTuple):
     labels: LinkLabels
     without: Excluded | None = None
 
-    def start_nodes(self) -> dict[str | None, Int64Array]:
+    def start_nodes(self) -> dict[str, Int64Array]:
         """Return the ends: each once and ascending, or for disjoint subgraphs as they come."""
-        return {None: self.nodes}
+        return {NODE_TYPE: self.nodes}
 
     def excluded(self) -> Excluded | None:
         """Return the seed edges, and on request their reverses."""

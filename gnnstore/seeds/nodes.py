@@ -19,6 +19,7 @@ import torch
 from gnnstore import _core
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.packed.manifest import NUM_POSITIONS
+from gnnstore.formats.store.schema import NODE_TYPE
 from gnnstore.seeds.base import BatchKey, SeedLabels
 
 if TYPE_CHECKING:
@@ -78,9 +79,9 @@ class NodeSeeds(NamedTuple):
     nodes: Int64Array
     labels: NodeLabels
 
-    def start_nodes(self) -> dict[str | None, Int64Array]:
+    def start_nodes(self) -> dict[str, Int64Array]:
         """Return the seed nodes, those that come twice as well."""
-        return {None: self.nodes}
+        return {NODE_TYPE: self.nodes}
 
     def excluded(self) -> None:
         """Return nothing: all edges are sampled."""

@@ -20,6 +20,8 @@ from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs, LookaheadSource
 from gnnstore.pipeline.lookahead.packer import DiskQuota
 from gnnstore.pipeline.lookahead.producer import LookaheadJob
 from gnnstore.pipeline.margins import MANY_BATCHES
+from gnnstore.sampling.compact import Types
+from gnnstore.sampling.row_space import RowSpace
 from gnnstore.strategies.base import Candidate, Strategy
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.predict.cost import EPOCHS, EpochCosts, Machine, Prediction, Resources
@@ -198,9 +200,11 @@ def open_rows(strategy: Strategy, loader: LoaderSpec, placement: Placement) -> D
         packs=strategy.packs,
         tmpdir=loader.tmpdir(settings),
         quota=DiskQuota(loader.disk_bytes()),
+        space=RowSpace.of_schema(loader.store.schema),
         num_nodes=num_nodes,
         num_edges=topology.csc.num_edges,
         index_dtype=loader.store.schema.index_dtype,
+        types=Types.of(loader.store.schema),
         degrees=partial(out_degrees, topology, size.degrees_bytes(num_nodes)),
     )
     superbatches = LookaheadEpochs(job)

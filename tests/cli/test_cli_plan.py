@@ -339,7 +339,7 @@ def test_single_points_are_no_panel(
     run: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_points: int
 ) -> None:
     pytest.importorskip("matplotlib")
-    from gnnstore.tools.plots import plan as plots  # noqa: PLC0415
+    from gnnstore.tools.plots import predict as plots  # noqa: PLC0415
 
     figures: list[Any] = []
     monkeypatch.setattr(plots, "save_picture", lambda figure, *_: figures.append(figure))

@@ -19,6 +19,7 @@ import torch
 
 import gnnstore
 from gnnstore.converters.partitions.partition import partition
+from gnnstore.formats import NODE_TYPE
 from gnnstore.formats.packed.manifest import NUM_POSITIONS
 from gnnstore.formats.partitions.reader import PartitionsReader
 from gnnstore.loaders.options import LoaderOptions
@@ -68,8 +69,8 @@ class PairSeeds(NamedTuple):
     nodes: npt.NDArray[np.int64]
     labels: PairLabels
 
-    def start_nodes(self) -> dict[str | None, npt.NDArray[np.int64]]:
-        return {None: self.nodes}
+    def start_nodes(self) -> dict[str, npt.NDArray[np.int64]]:
+        return {NODE_TYPE: self.nodes}
 
     def excluded(self) -> None:
         return None

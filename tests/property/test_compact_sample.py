@@ -18,14 +18,13 @@ from gnnstore import _core
 from gnnstore.disk.spool import FileSpool
 from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.formats.store.csc import Csc
-from gnnstore.sampling.compact import MAX_ARRAYS, CompactSample
-from gnnstore.sampling.neighbor import NeighborSampler, Sample, SamplingConfig
+from gnnstore.sampling.compact import ONE_TYPE, CompactSample, Types
+from gnnstore.sampling.neighbor import EdgeSample, NeighborSampler, Sample, SamplingConfig
 from tests.support.effort import examples
 
 # Sizes of the whole graph: its own, and those from which on ids no longer fit in int32.
 SIZES = [0, 2**31, 2**31 + 1, 2**40]
 ARRAYS = ("n_id", "edge_index", "edge_pos", "batch")
-KEPT = ("n_id", "sources", "num_incoming", "edge_pos", "batch")
 
 
 @st.composite
@@ -75,9 +74,7 @@ def test_a_subgraph_comes_back_exactly(drawn: tuple[Sample, Csc], size: int, poo
     compact = CompactSample.of(subgraph, num_nodes, num_edges)
     assert compact.n_id.dtype == ("int64" if num_nodes > 2**31 else "int32")
     assert compact.edge_pos.dtype == ("int64" if num_edges > 2**31 else "int32")
-    assert compact.num_bytes == sum(
-        getattr(compact, name).nbytes for name in KEPT if getattr(compact, name) is not None
-    )
+    assert compact.num_bytes == sum(array.nbytes for array in compact.arrays()[1:])
     expanded = compact.expand(dtype, _core.empty if pooled else np.empty)
     assert_same(expanded, subgraph)
     # Nothing is shared: a batch may be changed, and expanded again.
@@ -92,27 +89,72 @@ def test_a_subgraph_comes_back_exactly(drawn: tuple[Sample, Csc], size: int, poo
 @given(drawn=st.lists(sampled(), max_size=5), size=st.sampled_from(SIZES))
 def test_subgraphs_come_back_exactly_from_disk(drawn: list[tuple[Sample, Csc]], size: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        file = FileSpool(Path(directory) / "kept", len(drawn), MAX_ARRAYS)
+        file = FileSpool(Path(directory) / "kept", len(drawn), ONE_TYPE.max_arrays)
         for i, (subgraph, csc) in enumerate(drawn):
             of = CompactSample.of(subgraph, csc.num_nodes, max(size, csc.num_edges))
             file.append(i, of.shortened(with_ids=i % 2 == 0))
         for i, (subgraph, csc) in reversed(list(enumerate(drawn))):
-            ids = CompactSample.of(subgraph, csc.num_nodes, 1).n_id if i % 2 else None
+            ids = [CompactSample.of(subgraph, csc.num_nodes, 1).n_id] if i % 2 else []
             found = CompactSample.from_shortened(file.read(i), ids)
             assert_same(found.expand(subgraph.n_id.dtype.name), subgraph)  # type: ignore[arg-type]
+
+
+PAPER, AUTHOR, PLACE = "paper", "author", "place"
+CITES, WRITES = (PAPER, "cites", PAPER), (AUTHOR, "writes", PAPER)
+TYPES = Types((PAPER, AUTHOR, PLACE), (CITES, WRITES))
+
+
+@pytest.mark.parametrize("trees", [True, False])
+@pytest.mark.parametrize("hops", [True, False])
+@pytest.mark.parametrize("ids_apart", [True, False])
+def test_a_subgraph_of_several_types_comes_back(trees: bool, hops: bool, ids_apart: bool) -> None:
+    """Types that nothing reached come back empty."""
+    nodes = {PAPER: np.array([7, 3, 9]), AUTHOR: np.array([2, 5]), PLACE: np.empty(0, np.int64)}
+    edges = {
+        CITES: EdgeSample(np.array([[1, 2], [0, 1]]), np.array([30, 31])),
+        WRITES: EdgeSample(np.array([[1, 0], [0, 2]]), np.array([4, 0])),
+    }
+    subgraph = Sample(
+        nodes,
+        edges,
+        {name: np.arange(len(ids)) for name, ids in nodes.items()} if trees else None,
+        {PAPER: [1, 2], AUTHOR: [0, 2], PLACE: [0, 0]} if hops else None,
+        {CITES: [2], WRITES: [2]} if hops else None,
+        1,
+    )
+    compact = CompactSample.of(subgraph, 10, 40)
+    ids = list(compact.nodes.values()) if ids_apart else []
+    shortened = compact.shortened(with_ids=not ids_apart)
+    found = CompactSample.from_shortened(shortened, ids, TYPES).expand("int64")
+    assert list(found.nodes) == list(TYPES.nodes)
+    assert list(found.edges) == list(TYPES.edges)
+    for name, expected in nodes.items():
+        np.testing.assert_array_equal(found.nodes[name], expected)
+    for kind, each in edges.items():
+        np.testing.assert_array_equal(found.edges[kind].index, each.index)
+        np.testing.assert_array_equal(found.edges[kind].positions, each.positions)
+    assert (found.hop_nodes, found.hop_edges) == (subgraph.hop_nodes, subgraph.hop_edges)
+    assert (found.trees is None) == (not trees)
+    assert (found.num_nodes, found.num_edges, found.num_bytes) == (5, 4, subgraph.num_bytes)
+    with pytest.raises(CorruptStoreError, match="are no subgraph"):
+        CompactSample.from_shortened(shortened, ids, ONE_TYPE)
+    with pytest.raises(ValueError, match="too many values"):
+        _ = found.n_id
 
 
 def test_large_ids_come_back() -> None:
     n_id = np.array([2**33, 5, 2**31], np.int64)
     edges = np.array([[1, 2, 2], [0, 0, 1]])
     positions = np.array([2**40, 0, 2**31], np.int64)
-    subgraph = Sample(n_id, edges, positions, None, [1, 2], [3], 1)
+    subgraph = Sample.of_one_type(
+        n_id, edges, positions, num_seeds=1, num_sampled_nodes=[1, 2], num_sampled_edges=[3]
+    )
     compact = CompactSample.of(subgraph, 2**33 + 1, 2**40 + 1)
     assert_same(compact.expand("int64"), subgraph)
     with pytest.raises(UsageError, match="do not fit in int32"):
         compact.expand("int32")
     # As many ids as fit: the largest is 2^31 - 1.
-    at_most = Sample(n_id * 0 + 2**31 - 1, edges, positions % 2**31, None, None, None, 1)
+    at_most = Sample.of_one_type(n_id * 0 + 2**31 - 1, edges, positions % 2**31, num_seeds=1)
     compact = CompactSample.of(at_most, 2**31, 2**31)
     assert compact.n_id.dtype == compact.edge_pos.dtype == np.int32
     assert_same(compact.expand("int64"), at_most)
@@ -180,12 +222,14 @@ def test_other_words_are_refused(words: npt.NDArray[np.int32], head: int) -> Non
 
 def test_targets_that_do_not_ascend_are_refused() -> None:
     edges = np.array([[0, 1], [1, 0]])
-    wrong = Sample(np.arange(2), edges, np.arange(2), None, None, None, 1)
+    wrong = Sample.of_one_type(np.arange(2), edges, np.arange(2), num_seeds=1)
     with pytest.raises(UsageError, match="must ascend"):
         CompactSample.of(wrong, 2, 2)
 
 
-@pytest.mark.parametrize("arrays", [[], [np.arange(2)], [np.array([1, 1, 0]), *[np.arange(3)] * 4]])
+@pytest.mark.parametrize(
+    "arrays", [[], [np.arange(2)], [np.array([1, 1, 1, 1, 0]), *[np.arange(3)] * 4]]
+)
 def test_other_arrays_are_no_subgraph(arrays: list[npt.NDArray[Any]]) -> None:
     with pytest.raises(CorruptStoreError, match="are no subgraph"):
         CompactSample.from_arrays(arrays)

@@ -18,7 +18,7 @@ import pytest
 from gnnstore.disk.spool import FileSpool, MemorySpool, Spool
 from gnnstore.errors import CorruptStoreError, NoSpaceError, StorageError, UsageError
 from gnnstore.features.packed.record import decode_record, encode_record
-from gnnstore.sampling.compact import MAX_ARRAYS, CompactSample
+from gnnstore.sampling.compact import ONE_TYPE, CompactSample
 from gnnstore.sampling.neighbor import Sample
 from gnnstore.testing.faults import inject
 
@@ -247,8 +247,16 @@ def test_subgraphs_wait(tmp_path: Path) -> None:
         nodes = np.arange(5, 11)
         edge_index = np.array([np.arange(5) + 1, np.zeros(5)], np.int64)
         trees = np.zeros(6, np.int64) if with_trees else None
-        sampled = Sample(nodes, edge_index, np.arange(5) * 3, trees, [1, 5], [5], 1)
-        file = FileSpool(tmp_path / "kept", 1, MAX_ARRAYS)
+        sampled = Sample.of_one_type(
+            nodes,
+            edge_index,
+            np.arange(5) * 3,
+            num_seeds=1,
+            batch=trees,
+            num_sampled_nodes=[1, 5],
+            num_sampled_edges=[5],
+        )
+        file = FileSpool(tmp_path / "kept", 1, ONE_TYPE.max_arrays)
         file.append(0, CompactSample.of(sampled, 1000, 1000).shortened())
         found = CompactSample.from_shortened(file.read(0)).expand("int64")
         np.testing.assert_array_equal(found.edge_index, sampled.edge_index)

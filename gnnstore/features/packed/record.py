@@ -19,7 +19,8 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.features.planned import PlanStep
-from gnnstore.sampling.compact import CompactSample
+from gnnstore.sampling.compact import ONE_TYPE, CompactSample, Types
+from gnnstore.sampling.row_space import RowSpace
 
 _ALIGNMENT_BYTES = 8
 _KINDS = "biuf"  # flags and numbers
@@ -56,36 +57,42 @@ class SavedRecord:
     # For each cached attribute, what `chunks.shared_crcs` makes of the shared rows.
     shared_crcs: tuple[npt.NDArray[np.uint32], ...] = ()
 
-    @property
-    def step(self) -> PlanStep:
-        """The cache plan of the batch."""
+    def step(self, space: RowSpace) -> PlanStep:
+        """Return the cache plan of the batch."""
         changes = (self.change_positions, self.change_slots)
-        return PlanStep(self.subgraph.n_id, self.slots, *changes)
+        return PlanStep(space.rows(self.subgraph.nodes), self.slots, *changes)
 
     def check_numbers(self, num_slots: int) -> None:
         """Refuse numbers that point outside of the batch or the cache: a plan may be of anybody."""
-        graph = self.subgraph
-        num_nodes, num_edges = len(graph.n_id), len(graph.edge_pos)
-        for what, array, least, end in (
+        graph, num_rows = self.subgraph, len(self.slots)
+        numbers = [
             ("slot", self.slots, -1, num_slots),
             ("slot that a row enters", self.change_slots, 0, num_slots),
-            ("row that enters the cache", self.change_positions, 0, num_nodes),
-            ("missed row", self.positions, 0, num_nodes),
-            ("repeated row", self.repeat_targets, 0, num_nodes),
-            ("row that is repeated", self.repeat_sources, 0, num_nodes),
-            ("source of an edge", graph.sources, 0, num_nodes),
-            ("number of in-neighbours", graph.num_incoming, 0, num_edges + 1),
-        ):
+            ("row that enters the cache", self.change_positions, 0, num_rows),
+            ("missed row", self.positions, 0, num_rows),
+            ("repeated row", self.repeat_targets, 0, num_rows),
+            ("row that is repeated", self.repeat_sources, 0, num_rows),
+        ]
+        lengths = [
+            ("slots for rows that enter", len(self.change_slots), len(self.change_positions)),
+            ("repeated rows", len(self.repeat_targets), len(self.repeat_sources)),
+        ]
+        for (source, _, target), edges in graph.edges.items():
+            num_edges, num_targets = len(edges.positions), len(graph.nodes[target])
+            incoming = edges.num_incoming
+            numbers.append(("source of an edge", edges.sources, 0, len(graph.nodes[source])))
+            numbers.append(("number of in-neighbours", incoming, 0, num_edges + 1))
+            found = int(incoming.sum(dtype=np.int64)) if incoming.dtype.kind == "i" else -1
+            lengths.append(("sources of edges", len(edges.sources), num_edges))
+            lengths.append(("edges into nodes", found, num_edges))
+            if len(incoming) > num_targets:
+                raise CorruptStoreError(f"edges into {len(incoming)} nodes, not {num_targets}")
+        for what, array, least, end in numbers:
             if array.ndim != 1 or array.dtype.kind != "i":
                 raise CorruptStoreError(f"a {what} is of {array.dtype} {list(array.shape)}")
             if len(array) and not (least <= int(array.min()) and int(array.max()) < end):
                 raise CorruptStoreError(f"a {what} is not between {least} and {end - 1}")
-        for what, found, wanted in (
-            ("slots for rows that enter", len(self.change_slots), len(self.change_positions)),
-            ("repeated rows", len(self.repeat_targets), len(self.repeat_sources)),
-            ("sources of edges", len(graph.sources), num_edges),
-            ("edges into nodes", int(graph.num_incoming.sum(dtype=np.int64)), num_edges),
-        ):
+        for what, found, wanted in lengths:
             if found != wanted:
                 raise CorruptStoreError(f"{found} {what}, not {wanted}")
 
@@ -112,6 +119,7 @@ class SavedRecord:
         crc_arrays: tuple[int, int] = (0, 0),
         *,
         num_seeds: int = 1,
+        types: Types = ONE_TYPE,
     ) -> SavedRecord:
         """Return the record that was encoded as these arrays; it keeps them."""
         step = num_seeds + _STEP_ARRAYS
@@ -135,7 +143,7 @@ class SavedRecord:
             shared_crcs=tuple(arrays[of_shared:plain]),
             plain=tuple(arrays[plain:first]),
             edge_ids=arrays[first] if has_edge_ids else None,
-            subgraph=CompactSample.from_arrays(arrays[last:]),
+            subgraph=CompactSample.from_arrays(arrays[last:], types),
             shared=(arrays[step], arrays[step + 1]) if has_segments else None,
         )
 

@@ -35,6 +35,8 @@ from gnnstore.formats.container.files import fill_at
 from gnnstore.formats.container.regular_files import open_regular
 from gnnstore.formats.packed.manifest import CHECKED_ROWS, name_of_batch
 from gnnstore.formats.packed.reader import PackedReader
+from gnnstore.sampling.compact import Types
+from gnnstore.sampling.row_space import RowSpace
 
 _HELP = "Restore the plan from a copy, or pack again; 'gnnstore verify' shows all that is damaged"
 
@@ -82,7 +84,9 @@ class SavedPlan:
             "has_segments": manifest.has_segments,
             "crc_arrays": manifest.crc_arrays,
             "num_seeds": manifest.num_seed_arrays,
+            "types": Types.of(manifest.schema),
         }
+        self.space = RowSpace.of_schema(manifest.schema)
         of_nodes = {spec.path for spec in manifest.schema.node.attributes.values()}
         self._plain = [
             (spec.path in of_nodes, spec.shape[1:], STORAGE_DTYPES[spec.dtype])
@@ -140,7 +144,7 @@ class SavedPlan:
 
     def _check(self, record: SavedRecord) -> None:
         """Refuse what does not fit together: a plan may come from anywhere."""
-        num_nodes, num_edges = len(record.subgraph.n_id), len(record.subgraph.edge_pos)
+        num_nodes, num_edges = record.subgraph.num_nodes, record.subgraph.num_edges
         expected: list[tuple[npt.NDArray[Any], tuple[int, ...], np.dtype[Any]]]
         expected = [(record.slots, (num_nodes,), np.dtype(np.int32))]
         for (is_of_nodes, shape, dtype), rows in zip(self._plain, record.plain, strict=True):

@@ -20,7 +20,7 @@ from gnnstore.formats.container.strict_json import Fields
 from gnnstore.formats.store.schema import Schema
 
 PLANS_DIRECTORY = "plans"
-PLAN_FORMAT_VERSION = 4
+PLAN_FORMAT_VERSION = 5
 
 INDEX_ARRAY = "index"
 BATCHES_ARRAY = "batches"

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.formats.store.schema import EDGE_TYPE
+
 if TYPE_CHECKING:
     from gnnstore.formats.arrays.paged_array import PagedArray
     from gnnstore.formats.arrays.spec import AttributeSpec
@@ -31,6 +33,7 @@ class Csc:
     edge_id: npt.NDArray[Any] | None
     num_src: int  # number of source nodes; indices lie in [0, num_src)
     source: str = "the graph"  # where it came from, for messages
+    edge_type: tuple[str, str, str] = EDGE_TYPE
     # The stored arrays of which the three are views; none if they are in memory.
     mapped: tuple[PagedArray, ...] = ()
 

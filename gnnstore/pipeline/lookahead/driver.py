@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from gnnstore._core import release_heap, release_memory
 from gnnstore.parallel import ordered_map
-from gnnstore.pipeline.batch import EpochRun, Planned, Recorder
+from gnnstore.pipeline.batch import EpochRun, Planned, Recorder, request_of
 from gnnstore.pipeline.lookahead.spools import BatchNote, SampledSuperbatch, Spools
 from gnnstore.sampling.compact import CompactSample
 from gnnstore.sampling.neighbor import BatchRequest, NeighborSampler, Sample
@@ -31,11 +31,6 @@ BULK_BYTES = 1 << 30
 # many bytes of subgraphs its free pages go back to the system, which takes a millisecond: on W they
 # would grow to 60 MB in five threads.
 _RELEASED_BYTES = 32 << 20
-
-
-def request_of(seeds: Seeds, key: BatchKey) -> BatchRequest:
-    """Return the sampling request for the seeds of a batch."""
-    return BatchRequest(seeds.start_nodes()[None], key.epoch, key.batch, seeds.excluded())
 
 
 def sample_in_order(
@@ -86,7 +81,7 @@ def sample_in_order(
                 subgraph = sampler.sample(
                     asked.seeds, epoch=asked.epoch, batch=asked.batch, excluded=asked.excluded
                 )
-                stage.args |= {"nodes": len(subgraph.n_id), "edges": len(subgraph.edge_pos)}
+                stage.args |= {"nodes": subgraph.num_nodes, "edges": subgraph.num_edges}
             return then(place, subgraph, stage.seconds)
 
     yield from ordered_map(
@@ -146,6 +141,7 @@ class SamplingJob:
         turn = turn or SharedLock()
         trace = spools.trace(f"{first}", len(chunk))
         kept = spools.samples(f"{first}", len(chunk), trace.file if pinned is None else None)
+        space = spools.space
         labelled: dict[int, tuple[BatchKey, SeedLabels]] = {}
         notes: list[BatchNote] = []
         failure: Exception | None = None
@@ -159,7 +155,8 @@ class SamplingJob:
         def keep(place: int, subgraph: Sample, seconds: float) -> tuple[float, int]:
             start = time.perf_counter()
             compact = CompactSample.of(subgraph, spools.num_nodes, spools.num_edges)
-            trace.put(place, compact.n_id if pinned is None else pinned.drop(compact.n_id))
+            rows = space.rows(compact.nodes)
+            trace.put(place, rows if pinned is None else pinned.drop(rows))
             kept.append(place, compact)
             return seconds + time.perf_counter() - start, subgraph.num_bytes
 
@@ -195,4 +192,4 @@ class SamplingJob:
         check()
         release_memory()  # of subgraphs as they were sampled, before as much is taken for the plan
         joined = trace.build()
-        return SampledSuperbatch(first, kept, joined, notes, failure, pinned)
+        return SampledSuperbatch(first, kept, joined, notes, failure, space, pinned)

@@ -20,12 +20,14 @@ from gnnstore import _core
 from gnnstore._core import pool_exchange
 from gnnstore.caching.scores import MAX_COUNTED_BATCHES
 from gnnstore.parallel import Lookahead
-from gnnstore.pipeline.lookahead.driver import request_of, sample_in_order
+from gnnstore.pipeline.batch import request_of
+from gnnstore.pipeline.lookahead.driver import sample_in_order
 from gnnstore.pipeline.margins import MANY_BATCHES, margin_of
 from gnnstore.pipeline.order.epoch import epoch_permutation
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.sampling.compact import CompactSample
 from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.sampling.row_space import RowSpace
 from gnnstore.seeds.base import FIRST_EPOCH_OF_NO_RUN, BatchKey, SeedSource
 
 if TYPE_CHECKING:
@@ -87,6 +89,7 @@ class Presampler:
     in_order: bool  # whether batches take seeds in their order; else any
     node_bytes: int  # attribute values that a node and an edge bring into a batch
     edge_bytes: int  # attribute values that a node and an edge bring into a batch
+    space: RowSpace  # rows that are counted, and traced
     index_dtype: IndexDtype = "int64"  # of `n_id` and `edge_index`
     world_size: int = 1  # loaders that the batches of an epoch are dealt out to
     # Displays the batches that are sampled.
@@ -117,6 +120,7 @@ class Presampler:
             in_order=in_order,
             node_bytes=row_bytes(schema.node.attributes),
             edge_bytes=row_bytes(schema.edge.attributes),
+            space=RowSpace.of_schema(schema),
             index_dtype=schema.index_dtype,
             world_size=world_size,
             progress=progress or NullProgress(),
@@ -157,7 +161,7 @@ class Presampler:
             key = BatchKey(_SEED, _EPOCH, batch)
             seeds = self.seeds.select(positions, key)
             asked = request_of(seeds, key)
-            start_bytes = 8 * len(seeds.start_nodes()[None])
+            start_bytes = 8 * sum(map(len, seeds.start_nodes().values()))
             labels_bytes[batch] = max(
                 0, sum(array.nbytes for array in seeds.labels.arrays()) - start_bytes
             )
@@ -179,7 +183,8 @@ class Presampler:
             for subgraph, more_bytes in subgraphs:
                 done += 1
                 shown.advance()
-                visits += len(subgraph.n_id)
+                rows = self.space.rows(subgraph.nodes)
+                visits += len(rows)
                 ids_bytes, kept_bytes = subgraph.num_bytes, largest.largest_kept_bytes
                 if ids_bytes > largest.largest_ids_bytes:
                     kept_bytes = max(kept_bytes, _kept_bytes(subgraph, topology.csc))
@@ -187,9 +192,9 @@ class Presampler:
                 largest = Presampled(
                     done,
                     max(largest.largest_bytes, batch_bytes),
-                    max(largest.largest_nodes, len(subgraph.n_id)),
+                    max(largest.largest_nodes, len(rows)),
                     max(largest.largest_ids_bytes, ids_bytes),
-                    (*largest.num_nodes, len(subgraph.n_id)),
+                    (*largest.num_nodes, len(rows)),
                     (*largest.num_bytes, batch_bytes),
                     max(largest.largest_labels_bytes, more_bytes),
                     kept_bytes,
@@ -198,9 +203,9 @@ class Presampler:
                 if spare_bytes is None or 2 * ids_bytes <= spare_bytes:
                     lookahead.observe(ids_bytes)
                 if counts is not None:
-                    _core.count_ids(subgraph.n_id, counts)
+                    _core.count_ids(rows, counts)
                 if trace is not None:
-                    trace.put(done - 1, subgraph.n_id)
+                    trace.put(done - 1, rows)
                 elif counts is not None and visits >= enough and done >= _MEASURED_BATCHES:
                     break
         return largest
@@ -231,7 +236,7 @@ class Presampler:
                 yield order[place * size : (place + 1) * size]
 
     def _bytes_of(self, subgraph: Sample) -> int:
-        num_nodes, num_edges = len(subgraph.n_id), len(subgraph.edge_pos)
+        num_nodes, num_edges = subgraph.num_nodes, subgraph.num_edges
         more_bytes = 8 * (subgraph.num_seeds + num_edges)  # input_id and e_id
         values_bytes = num_nodes * self.node_bytes + num_edges * self.edge_bytes
         return subgraph.num_bytes + more_bytes + values_bytes

@@ -19,6 +19,7 @@ from gnnstore.pipeline.lookahead.packer import DiskQuota, PackedBatches, Superba
 from gnnstore.pipeline.lookahead.session import CacheSession, warms_up
 from gnnstore.pipeline.lookahead.spools import SampledSuperbatch, Spools
 from gnnstore.pipeline.lookahead.superbatch import PlannedPart, Superbatch
+from gnnstore.sampling.compact import ONE_TYPE, Types
 from gnnstore.threads import SharedLock
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from gnnstore.features.planned import PlannedCache
     from gnnstore.pipeline.superbatch_size import SuperbatchSize
     from gnnstore.sampling.neighbor import IndexDtype
+    from gnnstore.sampling.row_space import RowSpace
 
 _POLL_SECONDS = 0.05
 _PATIENCE_SECONDS = 1.0  # for batches that are being read, and have room on disk
@@ -69,9 +71,11 @@ class LookaheadJob:
     packs: bool  # whether missed rows are packed
     tmpdir: Path  # where subgraphs wait that do not fit in memory, and packed rows
     quota: DiskQuota  # for packed rows
-    num_nodes: int
+    space: RowSpace  # the rows that are cached
+    num_nodes: int  # all ids, and positions of edges, are below
     num_edges: int
     index_dtype: IndexDtype  # of `n_id` and `edge_index` in a batch
+    types: Types = ONE_TYPE
     # Returns the nodes' out-degrees, new ones each time; None if there is no memory for them.
     degrees: Callable[[], npt.NDArray[np.uint32] | None] = lambda: None
     totals: LookaheadTotals = field(default_factory=LookaheadTotals)
@@ -95,7 +99,7 @@ class LookaheadJob:
     @cached_property
     def warms_up(self) -> bool:
         """Whether a cache that is empty is warmed up before the first batch."""
-        return warms_up(self.policy, self.size, self.num_nodes, packs=self.packs)
+        return warms_up(self.policy, self.size, self.space.num_rows, packs=self.packs)
 
 
 class LookaheadProducer:
@@ -116,8 +120,10 @@ class LookaheadProducer:
         self._closing = ExitStack()
         self._spools = Spools(
             job.tmpdir,
+            job.space,
             job.num_nodes,
             job.num_edges,
+            types=job.types,
             most_in_memory=job.size.num_batches if job.size.in_memory else 0,
             table_bytes=job.size.table_bytes,
             purpose="what a loader has sampled ahead",
@@ -221,7 +227,7 @@ class LookaheadProducer:
         if is_first and job.warms_up and not session.num_planned:
             self._leave_disk()
             with recorder.stage("filling"), recorder.progress.phase("fill the cache"):
-                job.totals.warm_up += session.warm_up(trace, job.num_nodes, job.degrees)
+                job.totals.warm_up += session.warm_up(trace, job.space.num_rows, job.degrees)
             release_memory()  # planning is a phase of its own
         with (
             recorder.progress.phase("plan"),

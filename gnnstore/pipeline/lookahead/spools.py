@@ -14,12 +14,13 @@ from gnnstore.caching.plan import PlanPlace
 from gnnstore.caching.trace import Trace, TraceBuilder
 from gnnstore.disk.scratch import RunDirectory
 from gnnstore.disk.spool import FileSpool, MemorySpool, Spool
-from gnnstore.sampling.compact import MAX_ARRAYS, CompactSample
+from gnnstore.sampling.compact import ONE_TYPE, CompactSample, Types
 
 if TYPE_CHECKING:
     from gnnstore.caching.plan import CachePlan
     from gnnstore.caching.policies.base import Planner, SpillingPlanner
     from gnnstore.features.pinned import PinnedRows
+    from gnnstore.sampling.row_space import RowSpace
     from gnnstore.seeds.base import BatchKey, SeedLabels
 
 
@@ -35,9 +36,10 @@ class BatchNote:
 class KeptSubgraphs:
     """The subgraphs of a superbatch, shortened. Safe to use from many threads at once."""
 
-    def __init__(self, spool: Spool, ids: FileSpool | None) -> None:
+    def __init__(self, spool: Spool, ids: FileSpool | None, types: Types = ONE_TYPE) -> None:
         self._spool = spool
         self._ids = ids
+        self._types = types
 
     @property
     def has_ids(self) -> bool:
@@ -60,8 +62,8 @@ class KeptSubgraphs:
 
     def read(self, i: int) -> CompactSample:
         """Return the subgraph of batch i."""
-        n_id = None if self._ids is None else self._ids.read(i)[0]
-        return CompactSample.from_shortened(self._spool.read(i), n_id)
+        ids = () if self._ids is None else self._ids.read(i)
+        return CompactSample.from_shortened(self._spool.read(i), ids, self._types)
 
     def drop(self, i: int) -> None:
         """Let go of the subgraph of batch i, if there is one."""
@@ -81,6 +83,7 @@ class SampledSuperbatch:
     trace: Trace
     notes: list[BatchNote]
     error: Exception | None  # why there are no more batches after these
+    space: RowSpace
     pinned: PinnedRows | None = None  # the rows that were left out of the trace
 
     @property
@@ -110,14 +113,17 @@ class Spools:
     def __init__(
         self,
         tmpdir: Path,
+        space: RowSpace,
         num_nodes: int,
         num_edges: int,
         *,
+        types: Types = ONE_TYPE,
         most_in_memory: int,
         table_bytes: int,
         purpose: str,
     ) -> None:
-        self.num_nodes, self.num_edges = num_nodes, num_edges
+        self.space, self.num_nodes, self.num_edges = space, num_nodes, num_edges
+        self._types = types
         self._tmpdir = tmpdir
         self._most_in_memory = most_in_memory
         self._table_bytes = table_bytes
@@ -135,18 +141,20 @@ class Spools:
 
     def samples(self, name: str, num_batches: int, ids: FileSpool | None = None) -> KeptSubgraphs:
         """Return where the subgraphs of a superbatch wait."""
+        if len(self._types.nodes) > 1:  # a trace has rows, and not those of every type
+            ids = None
         if num_batches <= self._most_in_memory:
-            return KeptSubgraphs(MemorySpool(), ids)
+            return KeptSubgraphs(MemorySpool(), ids, self._types)
         path = self.directory / f"batch-{name}"
-        spool = FileSpool(path, num_batches, MAX_ARRAYS, what="the subgraph")
+        spool = FileSpool(path, num_batches, self._types.max_arrays, what="the subgraph")
         self._closing.callback(spool.close)
-        return KeptSubgraphs(spool, ids)
+        return KeptSubgraphs(spool, ids, self._types)
 
     def trace(self, name: str, num_batches: int) -> TraceBuilder:
         """Return where the trace of some batches goes."""
         if not self._table_bytes:
-            return TraceBuilder(num_batches, self.num_nodes)
-        trace = TraceBuilder(num_batches, self.num_nodes, self.directory / f"trace-{name}")
+            return TraceBuilder(num_batches, self.space.num_rows)
+        trace = TraceBuilder(num_batches, self.space.num_rows, self.directory / f"trace-{name}")
         self._closing.callback(trace.close)
         return trace
 
@@ -156,8 +164,8 @@ class Spools:
         """Return the trace of some batches of a superbatch, from their subgraphs."""
         trace = self.trace(name, len(span))
         for k, i in enumerate(span):
-            ids = sampled.subgraph(i).n_id
-            trace.put(k, ids if pinned is None else pinned.drop(ids))
+            rows = self.space.rows(sampled.subgraph(i).nodes)
+            trace.put(k, rows if pinned is None else pinned.drop(rows))
         return trace.build()
 
     def plan(self, planner: Planner, trace: Trace, name: str) -> CachePlan:

@@ -105,7 +105,8 @@ class Superbatch:
         The last one closes what has kept them.
         """
         subgraph = self.sampled.subgraph(i)
-        step = None if part is None else part.step(i, subgraph.n_id)
+        rows = self.sampled.space.rows(subgraph.nodes)
+        step = None if part is None else part.step(i, rows)
         self.sampled.kept.drop(i)
         with self._lock:
             self._num_waiting -= 1

@@ -28,7 +28,7 @@ from gnnstore.formats.store.csc import Csc
 from gnnstore.formats.store.schema import Schema
 from gnnstore.graph.shared import shared_tables
 from gnnstore.loaders.link import resolve_links
-from gnnstore.pipeline.lookahead.driver import request_of
+from gnnstore.pipeline.batch import request_of
 from gnnstore.pipeline.order.keyed import KeyedOrder
 from gnnstore.pipeline.order.state import Position
 from gnnstore.sampling.neighbor import BatchRequest, NeighborSampler, SamplingConfig

@@ -16,7 +16,8 @@ from gnnstore.caching.scores import Score, count_out_degrees
 from gnnstore.caching.trace import Trace, TraceBuilder
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.graph.topology import Topology
-from gnnstore.pipeline.lookahead.driver import request_of, sample_in_order
+from gnnstore.pipeline.batch import request_of
+from gnnstore.pipeline.lookahead.driver import sample_in_order
 from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.order.keyed import KeyedOrder
 from gnnstore.pipeline.order.state import Position
