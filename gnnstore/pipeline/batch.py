@@ -1,48 +1,66 @@
-"""The life of a batch: from the number that it has in its epoch to the training loop.
+"""The life of a batch: from its number in an epoch to the training loop.
 
-A source of batches turns an order of seeds into tasks. A task travels: any thread samples it, asks
-it for rows and assembles them (`Finisher.prepare`); the consumer's thread transforms and counts
-what came of it (`Finisher.finish`). Tasks differ by strategy, and nothing else here does.
+A `Batch` is the one thing that travels. The order of seeds makes it, a source of batches samples or
+recalls it and provides rows (`BatchSource`), an assembler joins both (`Finisher.prepare`, in any
+thread), and the consumer's thread transforms and counts what came of it (`Finisher.finish`).
+Sources differ by strategy, and nothing else here does.
 """
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
-
-import numpy as np
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gnnstore._core import ReadCounts, pool_exchange, pool_trim
 from gnnstore.errors import limits_named
-from gnnstore.features.source import Rows
-from gnnstore.parallel import Admission, Lookahead, ordered_map
 from gnnstore.progress import WaitProgress
 from gnnstore.sampling.neighbor import BatchRequest, only
 from gnnstore.seeds.base import BatchKey, SeedLabels, Seeds, SeedSource
+from gnnstore.threads import Lookahead, MemoryGate, ordered_map
 from gnnstore.timeline import OFF, Timeline
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from gnnstore.features.source import Rows
     from gnnstore.pipeline.order.cursor import Iteration
     from gnnstore.pipeline.order.epoch import EpochOrder
     from gnnstore.pipeline.order.state import Position
     from gnnstore.sampling.neighbor import NeighborSampler, Sample, SamplingConfig
 
-# Number of a batch in its epoch, and the positions of its seeds.
-Planned = tuple[int, Any]
+
+@dataclass(slots=True)
+class BatchCost:
+    """The size of a batch, and what preparing it took."""
+
+    num_nodes: int = 0
+    num_edges: int = 0
+    sample_bytes: int = 0  # the sample, with the labels of its seeds
+    num_bytes: int = 0  # these, and the attributes once they are there
+    bytes_gathered: int = 0
+    seconds_sampling: float = 0.0
+    seconds_gathering: float = 0.0
+    counts: ReadCounts = field(default_factory=ReadCounts)  # reads of attributes
+    seeds: Mapping[str, int] = field(default_factory=dict)  # counts of its seeds, as drawn
 
 
-class Sampled(NamedTuple):
-    """A sample and what the batch shows of the seeds that it was drawn from."""
+@dataclass(eq=False, slots=True)
+class Batch:
+    """A batch on its way. Its source fills `labels`, `sample` and `rows`; then comes `output`."""
 
-    sample: Sample
-    labels: SeedLabels
+    key: BatchKey
+    index: Any = None  # positions of its seeds
+    position: Position | None = None  # where a state that is taken after it goes on
+    labels: SeedLabels | None = None  # what it shows of its seeds
+    sample: Sample | None = None
+    rows: Mapping[str, Rows] = field(default_factory=dict)  # by table; others are read by ids
+    cost: BatchCost = field(default_factory=BatchCost)
+    place: Any = None  # where its source has it; None: it is sampled now
+    output: Any = None  # the sample alone, or joined with its attributes
 
 
 def request_of(seeds: Seeds, key: BatchKey) -> BatchRequest:
@@ -56,60 +74,6 @@ def sampled_from(sampler: NeighborSampler, seeds: Seeds, key: BatchKey) -> Sampl
     return sampler.sample(nodes, epoch=epoch, batch=batch, excluded=excluded)
 
 
-class Task(ABC):
-    """A batch that is to be prepared; in any thread, and among the other tasks in any order.
-
-    Attributes
-    ----------
-    stage : str
-        Name of sampling it, on a timeline.
-    seconds_ahead : float
-        Time that was spent on sampling it before.
-    """
-
-    key: BatchKey
-    stage: ClassVar[str] = "sampling"
-    seconds_ahead: float = 0.0
-
-    @abstractmethod
-    def sample(self) -> Sampled:
-        """Return the sample; to be called once."""
-
-    def rows(self, output: Any) -> Mapping[str, Rows]:  # noqa: ARG002
-        """Return rows that were provided for this batch, by the attribute's path.
-
-        Parameters
-        ----------
-        output : SamplerOutput
-            The sample, which the user may have changed. Rows that are not returned are gathered by
-            its ids.
-        """
-        return {}
-
-    def finish(self, error: BaseException | None = None) -> None:  # noqa: B027 - most hold nothing
-        """Release the resources of the batch, which has its rows, or failed with an error."""
-
-
-def reselected(
-    rows: dict[str, Rows],
-    ids: NDArray[Any],
-    wanted: NDArray[Any],
-    refusal: Callable[[str], Exception] | None = None,
-    what: str = "nodes",
-) -> dict[str, Rows]:
-    """Return rows for what `transform_sampler_output` has left of a batch, or put in its place."""
-    if not rows or np.array_equal(wanted, ids):
-        return rows
-    order = np.argsort(ids, kind="stable")
-    places = np.minimum(np.searchsorted(ids, wanted, sorter=order), max(0, len(ids) - 1))
-    places = order[places] if len(ids) else places
-    if len(ids) and np.array_equal(ids[places], wanted):
-        return {path: Rows(values[places], counts) for path, (values, counts) in rows.items()}
-    if refusal is not None:
-        raise refusal(f"{what} for transform_sampler_output to add to a batch")
-    return {}
-
-
 class Recorder:
     """Receives the stages of a loader and its threads; one recorder for all."""
 
@@ -120,6 +84,21 @@ class Recorder:
     def stage(self, name: str, **args: Any) -> Stage:
         """Return a context that measures a stage, and records it if somebody asked for that."""
         return Stage(self, name, args)
+
+    def waiting(self, k: int) -> AbstractContextManager[object]:
+        """Return a context in which the consumer waits for the k-th batch."""
+        return self.progress.waiting(k) if self.progress.is_shown else nullcontext()
+
+    @contextmanager
+    def phase(
+        self, name: str, total: int | None = None, unit: str = "items"
+    ) -> Iterator[Callable[[int], object]]:
+        """Begin a phase that is displayed while somebody waits; yield what advances it."""
+        if not self.progress.is_shown:
+            yield _hold_nothing
+            return
+        with self.progress.phase(name, total, unit) as phase:
+            yield phase.advance
 
     def add(self, name: str, start_ns: int, end_ns: int, **args: Any) -> None:
         """Record a stage that has been measured."""
@@ -158,7 +137,7 @@ class EpochRun:
     """
 
     seed: int  # first words of the keys
-    epoch: int  # first words of the keys
+    epoch: int
     first: int  # batches of the epoch that were handed out before
     num_threads: int
     joins_in_threads: bool  # whether the threads that sample batches also assemble them
@@ -167,16 +146,21 @@ class EpochRun:
     describe: Callable[[int], str]  # describes the k-th batch of the run, to be noted on errors
     recorder: Recorder
     # Returns the run that is expected next and its batches; None if that is not known.
-    following: Callable[[], tuple[EpochRun, Iterator[Planned]] | None] = lambda: None
-    lookahead: Lookahead | None = None  # number of batches that may be prepared ahead
+    following: Callable[[], tuple[EpochRun, Iterator[Batch]] | None] = lambda: None
 
-    def key(self, batch: int) -> BatchKey:
-        """Return the key of a batch by its number in the epoch."""
-        return BatchKey(self.seed, self.epoch, batch)
+    def batches(self, order: EpochOrder, start: Position) -> Iterator[Batch]:
+        """Yield the batches of an order from a position on."""
+        for number, index, after in order.batches(start, self.seed):
+            yield Batch(BatchKey(self.seed, self.epoch, number), index, after)
 
 
 class BatchSource(ABC):
-    """A source of a loader's batches. Pickles without data."""
+    """A source of a loader's batches. Pickles without data.
+
+    The steps of a batch, each of which happens once: `prepare`, `gather`, `release`; the first two
+    in any thread, and among the other batches in any order. Between `prepare` and `gather` a batch
+    waits until there is memory for its rows.
+    """
 
     @property
     @abstractmethod
@@ -203,20 +187,34 @@ class BatchSource(ABC):
         """Return a source of batches of another seed."""
 
     @abstractmethod
-    def task(self, index: Any, key: BatchKey) -> Task:
-        """Return a batch for any positions, outside of an epoch."""
-
-    @abstractmethod
     def epoch(
-        self, planned: Iterator[Planned], run: EpochRun
-    ) -> AbstractContextManager[Iterator[Task]]:
-        """Give the tasks of a run, in the order of its batches.
+        self, batches: Iterator[Batch], run: EpochRun
+    ) -> AbstractContextManager[Iterator[Batch]]:
+        """Give the batches of a run, each with a place here.
 
         Parameters
         ----------
-        planned : iterator
-            Number and positions of each batch; consumed in the consumer's thread.
+        batches : iterator
+            Those of the epoch in its order; consumed in the consumer's thread. They may be given in
+            another order: positions travel with them.
         """
+
+    def stage_of(self, batch: Batch) -> str:  # noqa: ARG002 - most sample
+        """Return the name of preparing a batch, on a timeline."""
+        return "sampling"
+
+    @abstractmethod
+    def prepare(self, batch: Batch) -> None:
+        """Sample or recall a batch: set its sample and labels.
+
+        A batch without a place is one on demand, and is none of an epoch.
+        """
+
+    def gather(self, batch: Batch) -> None:  # noqa: B027 - most rows are read by the assembler
+        """Set the rows that are provided for this batch; others are read by ids."""
+
+    def release(self, batch: Batch, error: BaseException | None = None) -> None:  # noqa: B027
+        """Let go of a batch, which has its rows, or failed with an error."""
 
 
 class Samplers(Protocol):
@@ -247,86 +245,33 @@ class SamplingSource(BatchSource):
         graph, seeds, config = self._arguments
         return type(self)(graph, seeds, config.with_seed(seed))
 
-    def task(self, index: Any, key: BatchKey) -> SampleTask:
-        """Return a batch for any positions."""
-        return SampleTask(key, index, self.seeds, self.sampler)
-
     @contextmanager
-    def epoch(self, planned: Iterator[Planned], run: EpochRun) -> Iterator[Iterator[Task]]:
-        """Give the tasks of a run."""
-        seeds, sampler = self.seeds, self.sampler
-        yield (SampleTask(run.key(batch), index, seeds, sampler) for batch, index in planned)
+    def epoch(self, batches: Iterator[Batch], run: EpochRun) -> Iterator[Iterator[Batch]]:  # noqa: ARG002
+        """Give the batches of a run."""
+        yield batches
 
-
-class SampleTask(Task):
-    """A batch that is sampled now; its rows are gathered by their ids."""
-
-    def __init__(
-        self, key: BatchKey, index: Any, seeds: SeedSource, sampler: NeighborSampler
-    ) -> None:
-        self.key = key
-        self._index = index
-        self._seeds = seeds
-        self._sampler = sampler
-
-    def sample(self) -> Sampled:
+    def prepare(self, batch: Batch) -> None:
         """Select the seeds, and sample from them."""
-        seeds = self._seeds.select(self._index, self.key)
-        return Sampled(sampled_from(self._sampler, seeds, self.key), seeds.labels)
+        seeds = self.seeds.select(batch.index, batch.key)
+        batch.sample = sampled_from(self.sampler, seeds, batch.key)
+        batch.labels = seeds.labels
 
 
 class Assembler(Protocol):
-    """Makes batches of samples and rows."""
+    """Makes PyG's batches of samples and rows."""
 
-    def output(self, sampled: Sampled) -> Any:
-        """Return a sample as PyG's `SamplerOutput`."""
-
-    def assemble(
-        self,
-        output: Any,
-        labels: SeedLabels,
-        rows: Mapping[str, Rows],
-        hold: Callable[[NDArray[Any]], None],
-    ) -> tuple[Any, int, ReadCounts]:
-        """Return a batch, the bytes gathered for it, and what reading them took."""
+    def assemble(self, batch: Batch, hold: Callable[[NDArray[Any]], None]) -> None:
+        """Set a batch's output and what gathering it took; `hold` is told of its large arrays."""
 
 
-class PreparedBatch:
-    """A batch on its way from the threads to the consumer, and what it cost."""
+class OutputAssembler(Protocol):
+    """The round trip through PyG's `SamplerOutput`, for `transform_sampler_output`."""
 
-    __slots__ = (
-        "bytes_gathered",
-        "counts",
-        "key",
-        "labels",
-        "num_bytes",
-        "num_edges",
-        "num_nodes",
-        "output",
-        "sample_bytes",
-        "seconds_gathering",
-        "seconds_sampling",
-        "seed_counts",
-        "task",
-    )
+    def output(self, batch: Batch) -> Any:
+        """Return a batch's sample as PyG's `SamplerOutput`."""
 
-    def __init__(self, task: Task, sampled: Sampled, output: Any) -> None:
-        sample, labels = sampled
-        self.task: Task | None = task
-        self.key = task.key
-        self.labels = labels
-        # Of the labels as they were drawn, whatever `transform_sampler_output` makes of them.
-        self.seed_counts = labels.counts
-        self.output = output  # the sample alone, or joined with its attributes
-        self.num_nodes, self.num_edges = sample.num_nodes, sample.num_edges
-        # Bytes of the sample, and of the attributes once they are there; of the sample alone.
-        self.num_bytes = sample.num_bytes + sum(array.nbytes for array in labels.arrays())
-        # Bytes of the sample, and of the attributes once they are there; of the sample alone.
-        self.sample_bytes = self.num_bytes
-        self.seconds_sampling = 0.0
-        self.seconds_gathering = 0.0
-        self.bytes_gathered = 0
-        self.counts = ReadCounts()  # counts of the reads of attributes
+    def assemble_output(self, batch: Batch, output: Any) -> None:
+        """Set a batch's output of what `transform_sampler_output` returned."""
 
 
 class Totals:
@@ -346,167 +291,189 @@ class Totals:
 
 @dataclass(frozen=True, eq=False)
 class Finisher:
-    """Finishes batches after their seeds are known, in the same way for all sources."""
+    """Prepares and finishes the batches of a source, in the same way for all sources."""
 
+    source: BatchSource
     assembler: Assembler
     # The user's; called in the consumer's thread, in the order of the batches.
     transform: Callable[[Any], Any] | None
-    # The user's; called in the consumer's thread, in the order of the batches.
     transform_sampler_output: Callable[[Any], Any] | None
+    from_output: OutputAssembler | None  # with `transform_sampler_output`
     pin: Callable[[Any], Any] | None  # copies a batch to where a GPU can fetch it by itself
     totals: Totals
     recorder: Recorder
     # Where a batch waits for its memory in a thread; None: it does not.
-    admission: Admission | None = None
+    gate: MemoryGate | None = None
 
-    def prepare(self, task: Task) -> PreparedBatch:
+    def prepare(self, batch: Batch) -> Batch:
         """Sample a batch and assemble it, as far as its turn need not have come."""
+        source, cost = self.source, batch.cost
         try:
-            with self._stage(task.stage, task.key) as stage:
-                sampled = task.sample()
-                batch = PreparedBatch(task, sampled, self.assembler.output(sampled))
-                stage.args |= {"nodes": batch.num_nodes, "edges": batch.num_edges}
-            batch.seconds_sampling = task.seconds_ahead + stage.seconds
-            if self.transform_sampler_output is not None:
+            with self._stage(source.stage_of(batch), batch.key) as stage:
+                source.prepare(batch)
+                _measure(batch)
+                stage.args |= {"nodes": cost.num_nodes, "edges": cost.num_edges}
+            cost.seconds_sampling += stage.seconds
+            if self.from_output is not None:
                 return batch
-            if self.admission is None:
-                self._join(batch)
-            else:
-                with self.admission.enter(task.key.batch) as admitted:
-                    self._join(batch, admitted.hold)
+            with nullcontext(_hold_nothing) if self.gate is None else self.gate.enter(batch) as hold:
+                self._join(batch, hold)
         except BaseException as error:
-            task.finish(error)
+            source.release(batch, error)
             raise
         if self.transform is None:
             self._pin(batch)
         return batch
 
-    def finish(self, batch: PreparedBatch, seconds_waiting: float) -> Any:
+    def finish(self, batch: Batch, seconds_waiting: float) -> Any:
         """Do in the consumer's thread what must happen in the order of the batches."""
-        start = time.perf_counter()
+        start, cost = time.perf_counter(), batch.cost
         gathering = 0.0
-        if self.transform_sampler_output is not None:
-            with self._stage("transform_sampler_output", batch.key):
-                batch.output = self.transform_sampler_output(batch.output)
-            batch.labels = batch.labels.from_metadata(batch.output.metadata)
+        if self.from_output is not None and self.transform_sampler_output is not None:
             try:
-                self._join(batch)
+                with self._stage("transform_sampler_output", batch.key):
+                    output = self.transform_sampler_output(self.from_output.output(batch))
+                self._join(batch, output=output)
             except BaseException as error:
-                if batch.task is not None:
-                    batch.task.finish(error)
+                self.source.release(batch, error)
                 raise
-            gathering = batch.seconds_gathering
+            gathering = cost.seconds_gathering
         if self.transform is not None:
             with self._stage("transform", batch.key):
                 batch.output = self.transform(batch.output)
-        if self.transform is not None or self.transform_sampler_output is not None:
+        if self.transform is not None or self.from_output is not None:
             self._pin(batch)
         self.totals.add(
-            batch.counts,
+            cost.counts,
             batches=1,
-            nodes=batch.num_nodes,
-            edges=batch.num_edges,
-            seconds_sampling=batch.seconds_sampling,
-            seconds_gathering=batch.seconds_gathering,
+            nodes=cost.num_nodes,
+            edges=cost.num_edges,
+            seconds_sampling=cost.seconds_sampling,
+            seconds_gathering=cost.seconds_gathering,
             seconds_transforming=time.perf_counter() - start - gathering,
             seconds_waiting=seconds_waiting + gathering,
-            bytes_gathered=batch.bytes_gathered,
-            **batch.seed_counts,
+            bytes_gathered=cost.bytes_gathered,
+            **cost.seeds,
         )
-        return batch.output
+        output, batch.output = batch.output, None  # held by nobody but the consumer
+        return output
 
     def _join(
-        self, batch: PreparedBatch, hold: Callable[[NDArray[Any]], None] = lambda _: None
+        self,
+        batch: Batch,
+        hold: Callable[[NDArray[Any]], None] = lambda _: None,
+        *,
+        output: Any = None,
     ) -> None:
         """Join a sample with its attributes."""
-        task = batch.task
-        if task is None:
-            return
+        cost = batch.cost
         with self._stage("gathering", batch.key) as stage:
-            rows = task.rows(batch.output)
-            batch.output, num_bytes, counts = self.assembler.assemble(
-                batch.output, batch.labels, rows, hold
-            )
+            self.source.gather(batch)
+            if self.from_output is None:
+                self.assembler.assemble(batch, hold)
+            else:
+                self.from_output.assemble_output(batch, output)
+            counts = cost.counts
             stage.args |= {
-                "bytes": num_bytes,
+                "bytes": cost.bytes_gathered,
                 "rows_read": counts.rows_read,
                 "rows_cached": counts.rows_cached,
                 "reads": counts.reads,
                 "bytes_read": counts.bytes_read,
                 "ms_reading": round(counts.seconds_waiting * 1e3, 3),
             }
-        task.finish()
-        batch.task = None
-        batch.seconds_gathering = stage.seconds
-        batch.bytes_gathered = num_bytes
-        batch.num_bytes += num_bytes
-        batch.counts = counts
+        self.source.release(batch)
+        batch.sample, batch.rows, batch.place = None, {}, None
+        cost.seconds_gathering = stage.seconds
+        cost.num_bytes = cost.sample_bytes + cost.bytes_gathered
 
     def _stage(self, name: str, key: BatchKey) -> Stage:
         return self.recorder.stage(name, epoch=key.epoch, batch=key.batch)
 
-    def _pin(self, batch: PreparedBatch) -> None:
+    def _pin(self, batch: Batch) -> None:
         if self.pin is not None:
             with self._stage("pinning", batch.key):
                 batch.output = self.pin(batch.output)
+
+
+def _hold_nothing(_: object) -> None:
+    pass
+
+
+def _measure(batch: Batch) -> None:
+    """Note the size of a batch that has its sample."""
+    sample, labels, cost = batch.sample, batch.labels, batch.cost
+    if sample is None or labels is None:
+        raise TypeError(f"batch {batch.key} came without a sample from its source")
+    cost.num_nodes, cost.num_edges, cost.seeds = sample.num_nodes, sample.num_edges, labels.counts
+    cost.sample_bytes = sample.num_bytes + sum(array.nbytes for array in labels.arrays())
+    cost.num_bytes = cost.sample_bytes
+
+
+class _Submitted(Iterator[Batch]):
+    """Batches that a gate admits in the order in which they are submitted."""
+
+    def __init__(self, batches: Iterator[Batch], gate: MemoryGate) -> None:
+        self._batches, self._gate = batches, gate
+        self.is_ready = getattr(batches, "is_ready", None)
+
+    def __next__(self) -> Batch:
+        batch = next(self._batches)
+        self._gate.expect(batch)
+        return batch
 
 
 def load_batches(
     run: EpochRun,
     iteration: Iteration,
     order: EpochOrder,
-    source: BatchSource,
     finisher: Finisher,
     *,
     lookahead: Lookahead,
     initializer: Callable[[], None] | None,
 ) -> Generator[Any, None, None]:
     """Yield the batches of a run, prepared ahead by threads."""
-    ahead: deque[Position] = deque()
-    recorder, admission = finisher.recorder, finisher.admission
-
-    def planned() -> Iterator[Planned]:
-        for number, index, after in order.batches(iteration.start, run.seed):
-            ahead.append(after)
-            if admission is not None:
-                admission.expect(number)
-            yield number, index
+    recorder, gate = finisher.recorder, finisher.gate
 
     def waiting(k: int) -> AbstractContextManager[object]:
-        if admission is not None:
-            admission.want(k + 1)
-        return recorder.progress.waiting(k)
+        if gate is not None:
+            gate.want(k + 1)
+        return recorder.waiting(k)
 
     if lookahead.recycled_bytes is not None:
         pool_exchange(True)
     with limits_named("prepare a batch"), ExitStack() as stack:
-        tasks: Iterable[Task] = stack.enter_context(source.epoch(planned(), run))
-        batches = ordered_map(
+        batches = stack.enter_context(
+            finisher.source.epoch(run.batches(order, iteration.start), run)
+        )
+        prepared = ordered_map(
             finisher.prepare,
-            tasks,
+            batches if gate is None else _Submitted(batches, gate),
             num_threads=run.num_threads,
             lookahead=lookahead,
             timeout_seconds=run.timeout_seconds,
             initializer=initializer,
             describe=run.describe,
-            stop=(lambda: None) if admission is None else admission.close,
+            stop=(lambda: None) if gate is None else gate.close,
             waiting=waiting,
         )
-        stack.enter_context(closing(batches))
+        stack.enter_context(closing(prepared))
         start_ns = time.perf_counter_ns()
-        for batch in batches:
-            key = batch.key
+        for batch in prepared:
+            key, cost = batch.key, batch.cost
             end_ns = time.perf_counter_ns()
             recorder.add("wait", start_ns, end_ns, epoch=key.epoch, batch=key.batch)
-            lookahead.observe(batch.num_bytes, batch.sample_bytes)
+            lookahead.observe(cost.num_bytes, cost.sample_bytes)
             if lookahead.recycled_bytes is not None:
                 pool_trim(lookahead.recycled_bytes)
             output = finisher.finish(batch, (end_ns - start_ns) * 1e-9)
-            iteration.position, iteration.is_left = ahead.popleft(), False
+            if batch.position is not None:
+                iteration.position, iteration.is_left = batch.position, False
             start_ns = time.perf_counter_ns()
+            del batch, cost
             yield output
             # Let go of it before the next is waited for: its buffers are recycled.
-            del batch, output
+            del output
             end_ns = time.perf_counter_ns()
             recorder.add("training", start_ns, end_ns, epoch=key.epoch, batch=key.batch)
             start_ns = end_ns

@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, UsageError
-from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE, Schema
 from gnnstore.sampling.neighbor import EdgeSample, EdgeType, IndexDtype, NodeType, Sample, only
 
@@ -73,23 +72,17 @@ class CompactSample:
     num_seeds: int
 
     @classmethod
-    def of(cls, subgraph: Sample, num_nodes: int, num_edges: int) -> Self:
-        """Return a subgraph in its small form, which shares no memory with it.
-
-        All ids are below `num_nodes`, and all positions below `num_edges`.
-        """
+    def of(cls, subgraph: Sample, ids: np.dtype[Any], positions: np.dtype[Any]) -> Self:
+        """Return a subgraph with ids and positions of these types; it shares no memory with it."""
         trees, hop_nodes, hop_edges = subgraph.trees, subgraph.hop_nodes, subgraph.hop_edges
         return cls(
-            nodes={name: _narrowed(ids, num_nodes) for name, ids in subgraph.nodes.items()},
+            nodes={name: nodes.astype(ids) for name, nodes in subgraph.nodes.items()},
             edges={
-                (source, relation, target): _compact_edges(
-                    edges, len(subgraph.nodes[source]), num_edges
-                )
-                for (source, relation, target), edges in subgraph.edges.items()
+                name: _compact_edges(edges, positions) for name, edges in subgraph.edges.items()
             },
             trees=None
             if trees is None
-            else {name: _narrowed(tree, len(tree)) for name, tree in trees.items()},
+            else {name: tree.astype(np.int32) for name, tree in trees.items()},
             hop_nodes=None
             if hop_nodes is None
             else {name: tuple(hops) for name, hops in hop_nodes.items()},
@@ -228,14 +221,15 @@ class CompactSample:
         )
 
 
-def _compact_edges(edges: EdgeSample, num_sources: int, num_edges: int) -> CompactEdges:
+def _compact_edges(edges: EdgeSample, positions: np.dtype[Any]) -> CompactEdges:
     sources, targets = edges.index
     if len(targets) and not np.all(targets[1:] >= targets[:-1]):
         raise UsageError("the targets of a subgraph to keep must ascend; sort its edges")
+    # Local ids and counts are int32: a batch of 2^31 edges would take 50 GB as it was sampled.
     return CompactEdges(
-        _narrowed(sources, num_sources),
-        _narrowed(np.bincount(targets), len(targets) + 1),
-        _narrowed(edges.positions, num_edges),
+        sources.astype(np.int32),
+        np.bincount(targets).astype(np.int32),
+        edges.positions.astype(positions),
     )
 
 
@@ -243,8 +237,3 @@ def _no_subgraph(arrays: Sequence[npt.NDArray[Any]], header: list[int]) -> Corru
     return CorruptStoreError(
         f"{len(arrays)} arrays, the first of {len(header)} numbers, are no subgraph"
     )
-
-
-def _narrowed(array: npt.NDArray[Any], bound: int) -> npt.NDArray[Any]:
-    """Return a copy, as int32 if all numbers below `bound` fit."""
-    return array.astype(id_dtype(bound - 1))

@@ -1,196 +1,391 @@
 """Batches sampled ahead a superbatch at a time, planned, and handed out with their plan (Ginex).
 
-While the batches of one superbatch are assembled, those of the next are sampled by threads and
-planned, which touches no row. A batch that is handed out knows its subgraph, and where each of
-its rows comes from. A superbatch may have the batches of several epochs, so that one pass over the
-tables packs the rows of all.
+While the batches of one superbatch are assembled, the next is sampled, planned and packed by a
+thread. During the last one of an epoch this is the first of the next epoch, which may have the
+batches of several epochs, so that one pass over the tables packs the rows of all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
+import logging
+import os
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from gnnstore.parallel import Paced, ordered_map
-from gnnstore.pipeline.batch import EpochRun, Planned, Samplers, SamplingSource, Task
-from gnnstore.pipeline.lookahead.driver import Coming, SamplingJob
-from gnnstore.pipeline.lookahead.next_epoch import Carried, NextSuperbatch, Share
-from gnnstore.pipeline.lookahead.producer import LookaheadJob, LookaheadProducer
-from gnnstore.pipeline.lookahead.session import CacheSession
-from gnnstore.pipeline.lookahead.superbatch import PlannedPart, PlannedTask, Portion, Superbatch
-from gnnstore.seeds.base import SeedSource
+from gnnstore._core import empty
+from gnnstore.pipeline.batch import Batch, EpochRun, Samplers, SamplingSource
+from gnnstore.pipeline.lookahead.producer import LookaheadJob, Producer, Session
+from gnnstore.pipeline.lookahead.superbatch import Superbatch
+from gnnstore.threads import THREAD_NAME, Finalizer, Thread, ordered_map
 
 if TYPE_CHECKING:
-    from gnnstore.sampling.neighbor import SamplingConfig
+    from gnnstore.features.planned import PlanStep, SlotCache
+    from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
+    from gnnstore.seeds.base import SeedSource
 
 # The superbatch that is assembled, and the one that is made meanwhile.
 _SUPERBATCHES = 2
-# A lease that was lost is not worth taking back for less: a plan is made, and its trace written.
-_WORTH_PLANNING = 2
+
+_log = logging.getLogger(__name__)
+
+
+class PlannedPlace(NamedTuple):
+    """The place of a batch in its superbatch."""
+
+    superbatch: Superbatch
+    i: int
+    step: PlanStep | None = None  # known once it has been recalled
+    has_rows: bool = False  # so that its turn is over
 
 
 @dataclass(frozen=True, eq=False)
-class NextEpoch:
-    """The iteration that is expected to come next."""
+class EpochSlice:
+    """The batches of a superbatch that one iteration hands out, from `begin` to `end`."""
 
-    key: Hashable  # equal to that of the iteration, if it is the one
-    items: Iterable[Planned]  # its batches in order
-    sampling: SamplingJob  # the sampling of a superbatch
-    # Returns the iteration after it; None if that is not known.
-    following: Callable[[], NextEpoch | None] = lambda: None
+    superbatch: Superbatch
+    begin: int
+    end: int
+    error: Exception | None = None  # why the iteration has no more batches, although it should
+
+    @classmethod
+    def of(cls, superbatch: Superbatch, begin: int, wanted: int) -> EpochSlice:
+        """Return the wanted batches from one on, or those that could be sampled."""
+        end = min(begin + wanted, len(superbatch))
+        return cls(superbatch, begin, end, superbatch.error if end - begin < wanted else None)
+
+
+class EpochKey(NamedTuple):
+    """The identity of an iteration."""
+
+    epoch: int
+    first: int  # batches that were handed out before
+
+    @classmethod
+    def of(cls, run: EpochRun) -> EpochKey:
+        """Return the key of a run."""
+        return cls(run.epoch, run.first)
+
+
+@dataclass(eq=False)
+class MadeAhead:
+    """A superbatch that was made before the iterations that have its batches began."""
+
+    producer: Producer  # made it, and keeps its files
+    superbatch: Superbatch
+    shares: list[tuple[EpochKey, int]]  # iterations still to come, and their numbers of batches
+    begin: int = 0  # the first batch that has not been handed out
+    _pid: int = field(default_factory=os.getpid, init=False)
+    _abandon: Finalizer | None = field(default=None, init=False)
+
+    def is_for(self, key: EpochKey, sampler: NeighborSampler) -> bool:
+        """Whether an iteration is the one that has the next batches, in this process."""
+        is_next = self.has_more and self.shares[0][0] == key and os.getpid() == self._pid
+        return is_next and self.producer.sampler is sampler
 
     @property
-    def coming(self) -> Iterator[Coming]:
-        """Batches of the iteration, to be sampled."""
-        return _coming(self.items, self.sampling)
+    def has_more(self) -> bool:
+        """Whether batches are left for another iteration."""
+        return bool(self.shares) and self.begin < len(self.superbatch)
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether it was planned for what the slots held then."""
+        return self.superbatch.slots is not None
+
+    def take(self) -> EpochSlice:
+        """Return the batches of the next iteration, planned."""
+        if not self.is_planned:
+            self.producer.finish(self.superbatch)
+        _, num_batches = self.shares.pop(0)
+        taken = EpochSlice.of(self.superbatch, self.begin, num_batches)
+        self.begin = taken.end
+        return taken
+
+    def keep(self) -> None:
+        """Wait for the next iteration; if none begins, the files go with this."""
+        self._abandon = Finalizer(self, self.producer.close)
+
+    def go_on(self, run: EpochRun) -> None:
+        """Go on with the next iteration."""
+        if self._abandon is not None:
+            self._abandon.detach()
+            self.producer.go_on(run)
+
+    def abandon(self) -> None:
+        """Free what nobody will ask for. Idempotent."""
+        self.producer.close()
+
+
+class NextSuperbatch:
+    """A superbatch that a thread is making, or has made.
+
+    If the next iteration is another one, the loader is forgotten, or the interpreter ends, it is
+    given up, and its files go.
+    """
+
+    def __init__(
+        self,
+        producer: Producer,
+        batches: list[Batch],
+        shares: list[tuple[EpochKey, int]],
+        *,
+        plans: bool,
+    ) -> None:
+        self.shares = shares
+        self.producer = producer
+        self.plans = plans  # whether it is planned, and not only sampled
+        self._making = _Making(producer, batches, plans)
+        # The thread knows none of these: it shall not keep the loader alive.
+        self._thread = Thread(target=self._making.work, name=THREAD_NAME, daemon=True)
+        self._pid = os.getpid()
+        self.abandon = Finalizer(self, _abandon, self._making, self._thread)
+        producer.waits_for_others = True
+        self._thread.start()
+
+    def is_for(self, key: EpochKey, sampler: NeighborSampler) -> bool:
+        """Whether an iteration is the first that it is for."""
+        return self.shares[0][0] == key and self.producer.sampler is sampler
+
+    def take(self) -> MadeAhead | None:
+        """Return it once it is made; None if that failed, or it is of a process before a fork.
+
+        The caller closes the producer.
+        """
+        if os.getpid() != self._pid:
+            return None
+        self.producer.waits_for_others = False
+        self._thread.join()
+        made = self._making.made
+        if made is None:
+            self.abandon()
+            return None
+        self.abandon.detach()
+        return MadeAhead(self.producer, made, self.shares)
+
+
+class _Making:
+    """The work of the thread that makes a superbatch."""
+
+    def __init__(self, producer: Producer, batches: list[Batch], plans: bool) -> None:
+        self.producer = producer
+        self.made: Superbatch | None = None
+        self.is_abandoned = False
+        self._batches = batches
+        self._plans = plans
+
+    def work(self) -> None:
+        """Make the superbatch."""
+        try:
+            batches, self._batches = self._batches, []
+            superbatch = self.producer.sample(0, batches)
+            self.made = self.producer.finish(superbatch) if self._plans else superbatch
+        except Exception as error:
+            # A lasting cause shows again when an iteration that wants the superbatch makes it.
+            _log.debug("the next superbatch cannot be made yet: %s", error)
+        if self.is_abandoned:
+            self.producer.close()
+
+
+def _abandon(making: _Making, thread: Thread) -> None:
+    making.producer.stop()
+    making.is_abandoned = True
+    try:
+        if thread.is_alive():  # not where an interrupt came before it was started
+            thread.join()
+    finally:  # after an interrupt the thread does it, which may be over by now
+        if not thread.is_alive():
+            making.producer.close()
 
 
 class LookaheadEpochs:
     """Makes the superbatches of one loader, iteration after iteration."""
 
-    def __init__(self, job: LookaheadJob) -> None:
+    def __init__(
+        self,
+        job: LookaheadJob,
+        take_slots: Callable[[LookaheadEpochs], SlotCache | None],
+    ) -> None:
         self.job = job
-        self._idle: CacheSession | None = None  # of the last iteration, if it came to its end
+        self._take_slots = take_slots
+        self._session: Session | None = None  # of the last iteration, if it came to its end
         self._next: NextSuperbatch | None = None
-        # A superbatch whose next share is the coming iteration's.
-        self._carried: Carried | None = None
-        # Iterations that came to their end since the cache was taken over.
+        self._carried: MadeAhead | None = None  # whose next batches are the coming iteration's
+        # Iterations that came to their end since the slots were taken.
         self._num_ended = 0
-        # Whether a plan for the next iteration would be worth making: not if another loader uses
-        # the cache between two iterations.
+        # Whether a plan for the next iteration is worth making: not if another loader takes the
+        # slots between two iterations.
         self._plans_next = True
 
-    @property
-    def num_slots(self) -> int:
-        """Rows that there is room for."""
-        return self.job.cache().num_slots
-
-    def _most_planned(self, producer: LookaheadProducer) -> int:
-        """Return how many batches may be planned at a time, with the cache that there is."""
-        return self.job.most_planned(self.job.pinned(producer.session))
+    def lose_slots(self) -> None:
+        """Free what was planned for the slots: another loader takes their memory."""
+        self._session, self._plans_next, self._num_ended = None, False, 0
+        coming, carried = self._next, self._carried
+        if coming is not None and coming.plans:
+            self._next = None
+            coming.abandon()
+        if carried is not None:
+            self._carried = None
+            carried.abandon()
 
     @contextmanager
     def run(
         self,
-        items: Iterable[Planned],
-        sampling: SamplingJob,
-        *,
-        key: Hashable = None,
-        following: Callable[[], NextEpoch | None] = lambda: None,
-    ) -> Iterator[Iterator[PlannedTask]]:
+        batches: Iterator[Batch],
+        run: EpochRun,
+        seeds: SeedSource,
+        sampler: NeighborSampler,
+    ) -> Iterator[Iterator[Batch]]:
         """Sample, plan and hand out the batches of one iteration."""
-        producer, carried, coming = self._begin(key, sampling)
-        producer.session.lease.rest(False)
+        slots = self._take_slots(self)
+        if slots is None:  # another iteration has them: each batch reads all of its rows
+            yield batches
+            return
+        with ExitStack() as stack:
+            stack.callback(slots.give_back)
+            yield stack.enter_context(self._run(batches, run, seeds, sampler, slots))
+
+    @contextmanager
+    def _run(
+        self,
+        batches: Iterator[Batch],
+        run: EpochRun,
+        seeds: SeedSource,
+        sampler: NeighborSampler,
+        slots: SlotCache,
+    ) -> Iterator[Iterator[Batch]]:
         size = self.job.size
-        num_unplanned = 0 if carried else size.num_unplanned
-        num_first = carried.shares[0].num_batches if carried else num_unplanned
-        most = self._most_planned(producer)
-        chunks = _Chunks(_coming(items, sampling), most, num_first)
+        ahead, coming, session = self._begin(run, sampler, slots)
+        if ahead is None:
+            producer = Producer(self.job, seeds, sampler, run, session)
+        else:
+            producer = ahead.producer
+        num_unplanned = 0 if ahead else size.num_unplanned
+        num_first = ahead.shares[0][1] if ahead else num_unplanned
+        chunks = _Chunks(batches, size.num_batches, num_first)
         num_made = num_handed_out = 0
 
-        def make(chunk: list[Coming]) -> Portion:
+        def make(numbered: tuple[int, list[Batch]]) -> EpochSlice:
             nonlocal num_made
-            if carried is not None and num_made == 0:
-                portion = carried.take()
+            first, chunk = numbered
+            if ahead is not None and num_made == 0:
+                taken = ahead.take()
+                # The iteration's own batches know where a state goes on.
+                for made, own in zip(taken.superbatch.batches[taken.begin :], chunk, strict=False):
+                    made.position = own.position
             else:
-                is_planned = chunk[0].number >= num_unplanned
-                superbatch = (producer.make if is_planned else producer.make_unplanned)(chunk)
-                portion = Portion.of(superbatch, 0, len(chunk))
+                is_planned = first >= num_unplanned
+                superbatch = (producer.make if is_planned else producer.make_unplanned)(
+                    first, chunk
+                )
+                taken = EpochSlice.of(superbatch, 0, len(chunk))
             num_made += 1
-            return portion
+            return taken
 
         def make_next() -> None:
             nonlocal num_handed_out
             num_handed_out += 1
             is_last = chunks.are_all_taken and num_handed_out == chunks.num_taken
-            if is_last and not coming and sampling.run.num_threads and self.job.size.overlaps:
-                num_carried = len(carried.shares) if carried else 0
-                coming.extend(self._make_next(producer, _after(following, num_carried)))
+            if is_last and not coming and run.num_threads and size.overlaps:
+                coming.extend(self._make_next(producer, run, len(ahead.shares) if ahead else 0))
 
+        is_over = False
         with ExitStack() as stack:
-            unless_kept = stack.enter_context(ExitStack())
-            unless_kept.callback(producer.close)
+
+            @stack.callback
+            def end() -> None:
+                if not is_over:
+                    slots.close()  # what waits for earlier batches fails
+                    for superbatch in coming:
+                        superbatch.abandon()
+                if not (is_over and ahead is not None and ahead.has_more):
+                    producer.close()
+
             superbatches = ordered_map(
                 make,
                 chunks,
-                num_threads=min(1, sampling.run.num_threads),
+                num_threads=min(1, run.num_threads),
                 lookahead=lambda: _SUPERBATCHES,
                 describe="while sampling superbatch {} of the iteration".format,
                 stop=producer.stop,
             )
             stack.enter_context(closing(superbatches))
-            unless_done = stack.enter_context(ExitStack())
-            unless_done.callback(_abandon, coming)
-            tasks = _PlannedTasks(producer, superbatches, make_next, lambda: num_made)
-            with closing(tasks):
-                yield tasks
-            unless_done.pop_all()
-            self._num_ended += 1
-            if carried is not None and carried.has_more:
-                unless_kept.pop_all()
-        if carried is not None and carried.has_more:
-            carried.keep()
-            self._carried = carried
-        elif producer.is_followed:
-            self._idle = producer.session
+            planned = _PlannedBatches(self.job, superbatches, make_next, lambda: num_made)
+            with closing(planned):
+                yield planned
+            is_over = True
+        self._num_ended += 1
+        if ahead is not None and ahead.has_more:
+            ahead.keep()
+            self._carried = ahead
+        if producer.is_followed:
+            self._session = session
         for superbatch in coming:
             self._next = superbatch
 
     def _begin(
-        self, key: Hashable, sampling: SamplingJob
-    ) -> tuple[LookaheadProducer, Carried | None, list[NextSuperbatch]]:
-        """Return an iteration's producer, its superbatch made before, and those being made."""
-        session, self._idle = self._idle, None
+        self, run: EpochRun, sampler: NeighborSampler, slots: SlotCache
+    ) -> tuple[MadeAhead | None, list[NextSuperbatch], Session]:
+        """Return an iteration's superbatch made ahead, those being made, and its session."""
+        session, self._session = self._session, None
         coming, self._next = self._next, None
         carried, self._carried = self._carried, None
+        key = EpochKey.of(run)
+        if session is not None:  # the slots are as the last iteration left them
+            self._plans_next = True
         if carried is not None:
-            producer = carried.producer
-            if carried.is_for(key, sampling):
-                self._plans_next = producer.session.lease.is_current
-                carried.go_on(sampling)
-                return producer, carried, [] if coming is None else [coming]
+            if session is not None and carried.is_for(key, sampler):
+                carried.go_on(run)
+                return carried, [] if coming is None else [coming], session
             carried.abandon()
-        if session is not None:
-            self._plans_next = session.lease.is_current
+            session = None  # what was planned will not be followed
         if coming is not None:
-            carried = coming.take() if coming.is_for(key, sampling) else None
-            if carried is not None:
-                producer = carried.producer
-                producer.sampling = sampling
-                if not producer.session.lease.is_current:
-                    producer.take_over(_if_usable(session))
-                return producer, carried, []
-            coming.abandon()
-        session = _if_usable(session)
-        if session is None:
-            session, self._num_ended = self.job.begin_session(), 0
-        return LookaheadProducer(self.job, session, sampling), None, []
+            made = coming.take() if coming.is_for(key, sampler) else None
+            if made is None:
+                coming.abandon()
+            elif made.is_planned and session is None:
+                made.abandon()
+            else:
+                producer = made.producer
+                producer.run = run
+                producer.session = session or self._new_session(slots)
+                return made, [], producer.session
+            session = None if coming.plans else session
+        return None, [], session or self._new_session(slots)
+
+    def _new_session(self, slots: SlotCache) -> Session:
+        self._num_ended = 0
+        return Session.begin(slots, self.job.policy)
 
     def _make_next(
-        self, producer: LookaheadProducer, following: NextEpoch | None
+        self, producer: Producer, run: EpochRun, num_carried: int
     ) -> Iterator[NextSuperbatch]:
-        """Yield the first superbatch of the next iteration, if there is to be one."""
+        """Yield the first superbatch of the iteration after this and those carried, if known."""
+        following = run.following()
+        for _ in range(num_carried):
+            following = None if following is None else following[0].following()
         if following is None:
             return
-        most = self._most_planned(producer)
-        chunk = next(_Chunks(following.coming, most), None)
-        if chunk is None:
+        most = self.job.size.num_batches
+        coming, items = following
+        batches = list(islice(items, most))
+        if not batches:
             return
-        shares, sampling = [Share(following.key, len(chunk))], following.sampling
-        # Where another loader uses the cache in between, what is planned beyond is planned again.
-        while self._plans_next and len(shares) <= self._num_ended and len(chunk) < most:
-            following = following.following()
-            more = [] if following is None else list(islice(following.coming, most + 1))
-            if following is None or not more or len(chunk) + len(more) > most:
+        shares = [(EpochKey.of(coming), len(batches))]
+        # Where another loader takes the slots in between, what is planned beyond is lost.
+        while self._plans_next and len(shares) <= self._num_ended and len(batches) < most:
+            following = following[0].following()
+            more = [] if following is None else list(islice(following[1], most + 1))
+            if following is None or not more or len(batches) + len(more) > most:
                 break
-            chunk += more
-            shares.append(Share(following.key, len(more)))
-        own = LookaheadProducer(self.job, producer.session, sampling, producer.turn)
-        yield NextSuperbatch(own, chunk, shares, plans=self._plans_next)
+            batches += more
+            shares.append((EpochKey.of(following[0]), len(more)))
+        own = Producer(
+            self.job, producer.seeds, producer.sampler, coming, producer.session, producer.turn
+        )
+        yield NextSuperbatch(own, batches, shares, plans=self._plans_next)
 
 
 class LooksAhead(Samplers, Protocol):
@@ -207,147 +402,112 @@ class LookaheadSource(SamplingSource):
         self._superbatches = graph.superbatches
 
     @contextmanager
-    def epoch(self, planned: Iterator[Planned], run: EpochRun) -> Iterator[Iterator[Task]]:
-        """Give the tasks of a run."""
-        seeds, sampler = self.seeds, self.sampler
+    def epoch(self, batches: Iterator[Batch], run: EpochRun) -> Iterator[Iterator[Batch]]:
+        """Give the batches of a run, each with its place in a superbatch."""
+        with self._superbatches.run(batches, run, self.seeds, self.sampler) as planned:
+            yield planned
 
-        def following(run: EpochRun) -> NextEpoch | None:
-            found = run.following()
-            if found is None:
-                return None
-            coming, items = found
-            sampling, then = SamplingJob(coming, seeds, sampler), partial(following, coming)
-            return NextEpoch((coming.epoch, coming.first), items, sampling, then)
+    def stage_of(self, batch: Batch) -> str:
+        """Return the name of preparing a batch, on a timeline."""
+        return "sampling" if batch.place is None else "recalling"
 
-        with self._superbatches.run(
-            planned,
-            SamplingJob(run, seeds, sampler),
-            key=(run.epoch, run.first),
-            following=partial(following, run),
-        ) as tasks:
-            yield tasks
+    def prepare(self, batch: Batch) -> None:
+        """Recall a batch as it was sampled ahead, or sample it now."""
+        if batch.place is None:
+            super().prepare(batch)
+            return
+        superbatch, i = batch.place.superbatch, batch.place.i
+        compact, step = superbatch.recall(i)
+        batch.place = PlannedPlace(superbatch, i, step)
+        batch.sample = compact.expand(self._superbatches.job.index_dtype, empty)
+
+    def gather(self, batch: Batch) -> None:
+        """Gather the rows that the plan provides for, if there is one."""
+        if batch.place is None or batch.place.step is None:
+            return
+        superbatch, i, step, _ = batch.place
+        batch.rows = superbatch.gather(i, step)
+        batch.place = PlannedPlace(superbatch, i, has_rows=True)
+
+    def release(self, batch: Batch, error: BaseException | None = None) -> None:
+        """Give up the place of its packed rows, and its turn if it failed."""
+        place, batch.place = batch.place, None
+        if place is not None:
+            place.superbatch.release(place.i, None if place.has_rows else error)
 
 
-class _PlannedTasks(Paced[PlannedTask]):
-    """The batches of some superbatches, one superbatch after the other.
-
-    A session may be overtaken: where another loader takes the cache over, batches that were planned
-    before would read every row. When that loader is done, the rest is planned again.
-    """
+class _PlannedBatches(Iterator[Batch]):
+    """The batches of some superbatches, one superbatch after the other."""
 
     def __init__(
         self,
-        producer: LookaheadProducer,
-        superbatches: Iterator[Portion],
+        job: LookaheadJob,
+        superbatches: Iterator[EpochSlice],
         then: Callable[[], None],
         num_made: Callable[[], int],
     ) -> None:
         self._num_made = num_made
         self._num_begun = 0
         self._num_left = 0  # batches of the superbatch that was begun last
-        self._tasks = self._batches_of(producer, superbatches, then)
+        self._batches = self._batches_of(job, superbatches, then)
 
-    def __next__(self) -> PlannedTask:
-        return next(self._tasks)
+    def __next__(self) -> Batch:
+        return next(self._batches)
 
     def close(self) -> None:
         """Hand out no more: begun and not closed, its generator would hold this and the loader."""
-        self._tasks.close()
+        self._batches.close()
 
     def is_ready(self) -> bool:
         """Whether the next batch has been sampled and planned."""
         return self._num_left > 0 or self._num_made() > self._num_begun
 
     def _batches_of(
-        self,
-        producer: LookaheadProducer,
-        superbatches: Iterator[Portion],
-        then: Callable[[], None],
-    ) -> Generator[PlannedTask, None, None]:
-        job = producer.job
-        for portion in superbatches:
-            superbatch = portion.superbatch
+        self, job: LookaheadJob, superbatches: Iterator[EpochSlice], then: Callable[[], None]
+    ) -> Generator[Batch, None, None]:
+        for each in superbatches:
+            superbatch = each.superbatch
             self._num_begun += 1
-            made = superbatch.seconds_planning, superbatch.bytes_spilled
-            job.totals.add(superbatch.part, *made, portion.share)
-            for i in range(portion.begin, portion.end):
-                self._num_left = portion.end - i - 1
-                part = _planned(producer, superbatch, i)
-                if i == portion.begin and superbatch.sampled.error is None:
+            job.totals.add(superbatch, (each.end - each.begin) / max(1, len(superbatch)))
+            for i in range(each.begin, each.end):
+                self._num_left = each.end - i - 1
+                if i == each.begin and superbatch.error is None:
                     then()
-                yield PlannedTask(superbatch, part, i, job.index_dtype)
-            if portion.error is not None:
-                raise portion.error
+                batch = superbatch.batches[i]
+                batch.place = PlannedPlace(superbatch, i)
+                yield batch
+            if each.error is not None:
+                raise each.error
 
 
-def _abandon(superbatches: list[NextSuperbatch]) -> None:
-    for superbatch in superbatches:
-        superbatch.abandon()
+class _Chunks(Iterator[tuple[int, list[Batch]]]):
+    """Lists of `size` batches, each with the number of its first.
 
+    What came before an error is yielded before it is raised.
+    """
 
-def _coming(items: Iterable[Planned], sampling: SamplingJob) -> Iterator[Coming]:
-    """Yield the batches of an iteration, to be sampled."""
-    for number, planned in enumerate(items):
-        yield Coming(number, planned, sampling.run)
-
-
-def _after(following: Callable[[], NextEpoch | None], num_epochs: int) -> NextEpoch | None:
-    """Return the iteration after so many others that follow; None if it is not known."""
-    found = following()
-    for _ in range(num_epochs):
-        found = None if found is None else found.following()
-    return found
-
-
-def _planned(producer: LookaheadProducer, superbatch: Superbatch, i: int) -> PlannedPart | None:
-    """Return how batch i is planned, planning it again where that is of use; None: it is not."""
-    part = superbatch.part
-    if part is None:
-        return None
-    is_new = i >= part.end
-    again = is_new or _may_take_back(producer, part, len(superbatch) - i)
-    if again and producer.plan_again(superbatch, part, i):
-        return superbatch.part
-    return None if is_new else part
-
-
-def _may_take_back(producer: LookaheadProducer, part: PlannedPart, num_left: int) -> bool:
-    """Whether another loader took the cache over, and has no use for it any more."""
-    if not part.lease.is_overtaken:
-        return False
-    is_free = producer.job.cache().is_free or producer.session.lease.is_current
-    return is_free and num_left >= _WORTH_PLANNING
-
-
-def _if_usable(session: CacheSession | None) -> CacheSession | None:
-    """Return a session that has the cache, none of whose batches is yet to come."""
-    is_usable = session is not None and session.lease.is_current and session.is_followed
-    return session if is_usable else None
-
-
-class _Chunks(Iterator[list[Any]]):
-    """Lists of `size` items; what came before an error is yielded before it is raised."""
-
-    def __init__(self, items: Iterable[Any], size: int, num_first: int = 0) -> None:
-        self._items = iter(items)
+    def __init__(self, batches: Iterator[Batch], size: int, num_first: int = 0) -> None:
+        self._batches = batches
         self._size = size
+        self._num_batches = 0
         self._num_first = num_first
         self._error: Exception | None = None
         self.are_all_taken = False
         self.num_taken = 0
 
-    def __next__(self) -> list[Any]:
-        chunk: list[Any] = []
+    def __next__(self) -> tuple[int, list[Batch]]:
+        chunk: list[Batch] = []
         size, self._num_first = self._num_first or self._size, 0
         while len(chunk) < size and not self.are_all_taken:
             try:
-                chunk.append(next(self._items))
+                chunk.append(next(self._batches))
             except StopIteration:
                 self.are_all_taken = True
             except Exception as error:
                 self.are_all_taken, self._error = True, error
         if chunk:
             self.num_taken += 1
-            return chunk
+            first, self._num_batches = self._num_batches, self._num_batches + len(chunk)
+            return first, chunk
         ended_by, self._error = self._error, None
         raise StopIteration if ended_by is None else ended_by

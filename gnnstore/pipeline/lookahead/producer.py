@@ -1,41 +1,131 @@
-"""Makes superbatches one after the other: samples their batches, plans them, packs their rows."""
+"""Makes superbatches one after the other: samples their batches, plans them, packs their rows.
+
+It serves loaders, `gnnstore pack`, `gnnstore predict`, and what decides sizes.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
-from math import inf
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from gnnstore._core import ReadCounts, release_memory
+import numpy as np
+
+from gnnstore._core import ReadCounts, release_heap, release_memory
+from gnnstore.caching.policies.base import CachePolicy, Planner, slot_layout
 from gnnstore.features.source import files_of
-from gnnstore.interrupts import CancelledError, Flag
-from gnnstore.pipeline.lookahead.driver import Coming, SamplingJob
+from gnnstore.formats.arrays.dtypes import id_dtype
+from gnnstore.pipeline.batch import Batch, EpochRun, Recorder, request_of, sampled_from
 from gnnstore.pipeline.lookahead.packer import DiskQuota, PackedBatches, SuperbatchPacker
-from gnnstore.pipeline.lookahead.session import CacheSession, warms_up
-from gnnstore.pipeline.lookahead.spools import SampledSuperbatch, Spools
-from gnnstore.pipeline.lookahead.superbatch import PlannedPart, Superbatch
-from gnnstore.sampling.compact import ONE_TYPE, Types
-from gnnstore.threads import SharedLock
+from gnnstore.pipeline.lookahead.superbatch import Superbatch, SuperbatchFiles
+from gnnstore.sampling.compact import CompactSample, Types
+from gnnstore.threads import CancelledError, Flag, SharedLock, ordered_map
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
-    from gnnstore.caching.policies.base import CachePolicy
-    from gnnstore.caching.trace import Trace
-    from gnnstore.features.pinned import PinnedRows
-    from gnnstore.features.planned import PlannedCache
+    from gnnstore.features.planned import PinnedRows, SlotCache
     from gnnstore.pipeline.superbatch_size import SuperbatchSize
-    from gnnstore.sampling.neighbor import IndexDtype
+    from gnnstore.sampling.neighbor import BatchRequest, IndexDtype, NeighborSampler
     from gnnstore.sampling.row_space import RowSpace
+    from gnnstore.seeds.base import SeedSource
 
+T = TypeVar("T")
+
+# Without a budget: enough for a few hundred batches to be read in nearly one pass.
+BULK_BYTES = 1 << 30
+# Batches are sampled while others are assembled, and both leave holes in the heap. After this many
+# bytes of subgraphs its free pages go back to the system, which takes a millisecond: on W they
+# would grow to 60 MB in five threads.
+_RELEASED_BYTES = 32 << 20
 _POLL_SECONDS = 0.05
-_PATIENCE_SECONDS = 1.0  # for batches that are being read, and have room on disk
+
+
+def sample_batches(
+    seeds: SeedSource,
+    sampler: NeighborSampler,
+    batches: Iterable[Batch],
+    then: Callable[[int, Batch], T],
+    *,
+    num_threads: int,
+    lookahead: Callable[[], int],
+    describe: Callable[[int], str],
+    bulk_bytes: int | None = None,
+    one_by_one: bool = False,
+    initializer: Callable[[], None] | None = None,
+    timeout_seconds: float | None = None,
+    recorder: Recorder | None = None,
+    turn: Callable[[], AbstractContextManager[object]] = nullcontext,
+    check: Callable[[], None] = lambda: None,
+    is_held_up: Callable[[], bool] = lambda: False,
+) -> Generator[T, None, None]:
+    """Sample batches in threads; or together, where each hop is then one pass over a file.
+
+    Yields what `then` makes of each place and batch, which has its sample and labels there.
+    """
+    recorder = recorder or Recorder()
+
+    if sampler.samples_together and not one_by_one:
+        waiting: deque[Batch] = deque()
+
+        def requests() -> Iterator[BatchRequest]:
+            for batch in batches:
+                check()
+                selected = seeds.select(batch.index, batch.key)
+                batch.labels = selected.labels
+                waiting.append(batch)
+                yield request_of(selected, batch.key)
+
+        together = sampler.sample_many(
+            requests(), memory_bytes=bulk_bytes or BULK_BYTES, num_threads=max(1, num_threads)
+        )
+        done, start = 0, time.perf_counter()
+        try:
+            with turn(), recorder.stage("sampling", together=True) as stage:
+                for sample in together:
+                    batch = waiting.popleft()
+                    batch.sample = sample
+                    del sample
+                    batch.cost.seconds_sampling = time.perf_counter() - start
+                    result = then(done, batch)
+                    done += 1
+                    yield result
+                    start = time.perf_counter()
+                stage.args["batches"] = done
+        except Exception as error:
+            error.add_note(f"{describe(done)}, or one that was sampled together with it")
+            raise
+        return
+
+    def sample_one(numbered: tuple[int, Batch]) -> T:
+        place, batch = numbered
+        with turn():
+            check()
+            key = batch.key
+            with recorder.stage("sampling", epoch=key.epoch, batch=key.batch) as stage:
+                selected = seeds.select(batch.index, key)
+                batch.labels = selected.labels
+                batch.sample = sample = sampled_from(sampler, selected, key)
+                stage.args |= {"nodes": sample.num_nodes, "edges": sample.num_edges}
+                del sample
+            batch.cost.seconds_sampling = stage.seconds
+            return then(place, batch)
+
+    yield from ordered_map(
+        sample_one,
+        enumerate(batches),
+        num_threads=num_threads,
+        lookahead=lookahead,
+        timeout_seconds=timeout_seconds,
+        initializer=initializer,
+        describe=describe,
+        is_held_up=is_held_up,
+    )
 
 
 @dataclass
@@ -47,263 +137,302 @@ class LookaheadTotals:
     bytes_packing: int = 0  # read of the tables to pack rows
     warm_up: ReadCounts = field(default_factory=ReadCounts)  # of warming the cache up
 
-    def add(
-        self,
-        part: PlannedPart | None,
-        seconds_planning: float,
-        bytes_spilled: int,
-        share: float = 1.0,
-    ) -> None:
-        """Count a superbatch or a share of it, or the rest of one that was planned again."""
-        self.seconds_planning += share * seconds_planning
-        self.bytes_spilled += round(share * bytes_spilled)
-        if part is not None and part.packed is not None:
-            self.bytes_packing += round(share * part.packed.bytes_read)
+    def add(self, superbatch: Superbatch, share: float = 1.0) -> None:
+        """Count a superbatch, or a share of one."""
+        self.seconds_planning += share * superbatch.seconds_planning
+        self.bytes_spilled += round(share * superbatch.bytes_spilled)
+        if superbatch.packed is not None:
+            self.bytes_packing += round(share * superbatch.packed.bytes_read)
 
 
 @dataclass(eq=False)
 class LookaheadJob:
     """The way in which the superbatches of a loader are made, and what has been done for them."""
 
-    cache: Callable[[], PlannedCache]  # returns the slots
     policy: CachePolicy
     size: SuperbatchSize  # as it was decided
     packs: bool  # whether missed rows are packed
     tmpdir: Path  # where subgraphs wait that do not fit in memory, and packed rows
     quota: DiskQuota  # for packed rows
     space: RowSpace  # the rows that are cached
-    num_nodes: int  # all ids, and positions of edges, are below
-    num_edges: int
-    index_dtype: IndexDtype  # of `n_id` and `edge_index` in a batch
-    types: Types = ONE_TYPE
+    types: Types
+    index_dtype: IndexDtype  # of ids in a batch
+    most_ids: tuple[int, int]  # all node ids, and all positions of edges, are below
     # Returns the nodes' out-degrees, new ones each time; None if there is no memory for them.
     degrees: Callable[[], npt.NDArray[np.uint32] | None] = lambda: None
     totals: LookaheadTotals = field(default_factory=LookaheadTotals)
 
-    def begin_session(self) -> CacheSession:
-        """Take the cache over, from whoever has it."""
-        return CacheSession.begin(self.cache(), self.policy)
-
-    def pinned(self, session: CacheSession, *, warms_up: bool = True) -> PinnedRows | None:
-        """Return the rows that plans of a session are made without, for they are always cached."""
-        cache = session.lease.cache
-        comes = warms_up and self.warms_up and not session.num_planned
-        return cache.pinned if not self.packs and (cache.holds_pinned or comes) else None
-
-    def most_planned(self, pinned: PinnedRows | None) -> int:
-        """Return how many batches may be planned at a time, without the rows that are pinned."""
-        of = self.size.pinned
-        as_sized = of is None if pinned is None else pinned.is_of(of)
-        return self.size.num_batches if as_sized else self.size.num_batches_repinned
-
-    @cached_property
+    @property
     def warms_up(self) -> bool:
-        """Whether a cache that is empty is warmed up before the first batch."""
+        """Whether a cache that is empty is filled before the first batch."""
         return warms_up(self.policy, self.size, self.space.num_rows, packs=self.packs)
 
 
-class LookaheadProducer:
+def warms_up(policy: CachePolicy, size: SuperbatchSize, num_rows: int, *, packs: bool) -> bool:
+    """Whether a cache that is empty is filled before the first batch."""
+    if policy.is_fixed:
+        return True
+    return policy.looks_ahead and not packs and size.has_room_for_counts(num_rows)
+
+
+@dataclass(eq=False)
+class Session:
+    """Slots, and the planner that knows what they will hold.
+
+    Plans are followed in the order in which they are made, so the turn of the next batch is the
+    number of batches planned so far.
+    """
+
+    slots: SlotCache
+    planner: Planner
+    policy: CachePolicy
+    num_planned: int = 0
+
+    @classmethod
+    def begin(cls, slots: SlotCache, policy: CachePolicy) -> Session:
+        """Begin with the rows that are in the slots."""
+        slots.begin()
+        planner = policy.planner(slots.num_planned_slots)
+        planner.restart(slots.planned_nodes)
+        return cls(slots, planner, policy)
+
+    def pinned(self, *, packs: bool, fills: bool) -> PinnedRows | None:
+        """Return the rows that plans are made without, for they are always cached."""
+        comes = fills and not self.num_planned
+        return self.slots.pinned if not packs and (self.slots.holds_pinned or comes) else None
+
+    def fill(self, superbatch: Superbatch, job: LookaheadJob) -> ReadCounts:
+        """Fill empty slots with pinned rows, and the rows that most batches need."""
+        slots, trace = self.slots, superbatch.trace
+        lacks_pinned = slots.pinned is not None and not slots.holds_pinned
+        is_empty = trace.num_accesses > 0 and not (self.planner.nodes >= 0).any()
+        if self.num_planned or not (is_empty or lacks_pinned):
+            return ReadCounts()
+
+        def other_degrees() -> npt.NDArray[np.uint32] | None:
+            found = job.degrees()
+            if found is not None and slots.pinned is not None:
+                found[slots.pinned.nodes] = 0
+            return found
+
+        num_slots = self.planner.num_slots
+        nodes = self.policy.initial_nodes(trace, job.space.num_rows, num_slots, other_degrees)
+        counts = slots.warm_up(self.num_planned, nodes)
+        self.num_planned += 1
+        self.planner.restart(slot_layout(nodes, num_slots))
+        return counts
+
+
+class Producer:
     """Makes superbatches, one at a time, and keeps what is to be closed after them."""
 
     def __init__(
         self,
         job: LookaheadJob,
-        session: CacheSession,
-        sampling: SamplingJob,
+        seeds: SeedSource,
+        sampler: NeighborSampler,
+        run: EpochRun,
+        session: Session | None = None,
         turn: SharedLock | None = None,
+        purpose: str = "what a loader has sampled ahead",
     ) -> None:
-        self.job = job
+        self.job, self.seeds, self.sampler = job, seeds, sampler
+        self.run = run  # without threads in it, the consumer samples
         self.session = session
-        self.sampling = sampling
+        # Threads that sample share it; filling, planning and packing have it alone.
         self.turn = turn or SharedLock()
-        self._end = 0  # under the session's lease, of what was planned here
         self._closing = ExitStack()
-        self._spools = Spools(
+        self._files = SuperbatchFiles(
             job.tmpdir,
             job.space,
-            job.num_nodes,
-            job.num_edges,
-            types=job.types,
+            job.types,
             most_in_memory=job.size.num_batches if job.size.in_memory else 0,
             table_bytes=job.size.table_bytes,
-            purpose="what a loader has sampled ahead",
+            purpose=purpose,
         )
-        self._closing.callback(self._spools.close)
+        self._closing.callback(self._files.close)
         self._packer: SuperbatchPacker | None = None
+        self._end = 0  # the turn after the last batch that was planned here
         self._is_stopped = Flag()
-        self._num_again = 0
         self._reading = Flag()  # batches that the disk is left to, if it is not set
         self._reading.set()
-        # Whether packing waits for room on disk that another iteration has: for ever, if whoever
-        # drives that one waits for this.
+        # Whether packing waits for room on disk that another superbatch has: for ever, if the one
+        # who reads that one waits for this.
         self.waits_for_others = False
 
     @property
     def is_followed(self) -> bool:
         """Whether all batches that were planned here have been assembled."""
-        lease = self.session.lease
-        return lease.is_current and lease.num_gathered >= self._end
+        return self.session is None or self.session.slots.num_done >= self._end
 
-    def go_on(self, sampling: SamplingJob) -> None:
+    def go_on(self, run: EpochRun) -> None:
         """Go on in another iteration, after the one that it was stopped with."""
-        self.sampling = sampling
+        self.run = run
         self._is_stopped.clear()
 
-    def make(self, chunk: list[Coming]) -> Superbatch:
-        """Sample, plan and pack some batches."""
-        return self.finish(self.sample(chunk))
+    def make(self, first: int, batches: list[Batch]) -> Superbatch:
+        """Sample, plan and pack batches that follow all those before; `first` is their number."""
+        return self.finish(self.sample(first, batches))
 
-    def sample(self, chunk: list[Coming]) -> SampledSuperbatch:
-        """Sample some batches."""
-        return self.sampling.sample(
-            chunk,
-            self._spools,
-            bulk_bytes=self.job.size.bulk_bytes,
-            check=self._check_wanted,
-            pinned=self.job.pinned(self.session),
-            most_threads=self.job.size.sampling_threads,
-            turn=self.turn,
-        )
-
-    def finish(self, sampled: SampledSuperbatch) -> Superbatch:
-        """Plan batches that have been sampled, after all that have been planned, and pack them."""
-        with self._alone():
-            part, trace, seconds = self._plan(sampled)
-        self._check_wanted()
-        part.packed = self._pack(trace, part)
-        spilled = sampled.kept.num_disk_bytes + trace.num_disk_bytes + _disk_bytes(part)
-        if trace is not sampled.trace:
-            trace.close()
-        sampled.forget_trace()  # its memory is counted for the superbatch that is made next
-        return Superbatch(sampled, part, seconds, spilled)
-
-    def make_unplanned(self, chunk: list[Coming]) -> Superbatch:
-        """Sample some batches that will read all of their rows."""
-        sampled = self.sample(chunk)
-        spilled = sampled.kept.num_disk_bytes + sampled.trace.num_disk_bytes
-        sampled.forget_trace()
-        superbatch = Superbatch(sampled, None, 0.0, spilled)
-        if self.sampling.run.num_threads:
+    def make_unplanned(self, first: int, batches: list[Batch]) -> Superbatch:
+        """Sample batches that will read all of their rows."""
+        superbatch = self.sample(first, batches)
+        superbatch.forget_trace()
+        if self.run.num_threads:
             self._reading = superbatch.read
         return superbatch
 
-    def plan_again(self, superbatch: Superbatch, former: PlannedPart, begin: int) -> bool:
-        """Plan the batches from one on, which nobody has, from what the cache holds now."""
-        with self.turn.alone_unless_taken() as is_mine:
-            if not is_mine:
-                return False
-            former.abandon(max(0, former.end - begin))
-            # Superbatches that have been planned come later, so they will be planned again too.
-            self.take_over()
-            with _released():
-                part, trace, seconds = self._plan(superbatch.sampled, begin=begin)
-        part.packed = self._pack(trace, part, is_asked_for=True)
-        trace.close()
-        superbatch.part = part
-        self.job.totals.add(part, seconds, _disk_bytes(part))
-        return True
+    def sample(self, first: int, batches: list[Batch]) -> Superbatch:
+        """Sample batches until one cannot be, and keep them."""
+        job, run, session, turn = self.job, self.run, self.session, self.turn
+        pinned = None if session is None else session.pinned(packs=job.packs, fills=job.warms_up)
+        num_threads = run.num_threads
+        if job.size.sampling_threads is not None:
+            num_threads = min(num_threads, job.size.sampling_threads)
+        name, space = f"{first}", job.space
+        trace = self._files.trace(name, len(batches))
+        samples = self._files.samples(name, len(batches), trace.file if pinned is None else None)
+        ids, positions = (id_dtype(most - 1) for most in job.most_ids)
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Take the turn that sampling shares, and leave no memory to whoever has it next."""
-        with self.turn.alone(self._check_wanted), _released():
-            yield
+        def keep(place: int, batch: Batch) -> int:
+            start, sample = time.perf_counter(), batch.sample
+            assert sample is not None  # noqa: S101 - for the type checker
+            compact = CompactSample.of(sample, ids, positions)
+            rows = space.rows(compact.nodes)
+            trace.put(place, rows if pinned is None else pinned.drop(rows))
+            samples.append(place, compact)
+            batch.sample = batch.index = None
+            batch.cost.seconds_sampling += time.perf_counter() - start
+            return sample.num_bytes
 
-    def _name_again(self) -> str:
-        """Return a name for files that something takes once more."""
-        self._num_again += 1
-        return f"{self._num_again - 1}-again"
+        def describe(place: int) -> str:
+            key = batches[min(place, len(batches) - 1)].key
+            return f"while preparing batch {key.batch} of epoch {key.epoch}"
 
-    def _plan(
-        self, sampled: SampledSuperbatch, *, begin: int | None = None
-    ) -> tuple[PlannedPart, Trace, float]:
-        """Plan batches that come after all that have been planned."""
-        job, recorder = self.job, self.sampling.run.recorder
-        if not self.session.lease.is_current:
-            self.take_over()
-        session, is_first = self.session, begin is None
-        pinned = job.pinned(session, warms_up=is_first and job.warms_up)
-        trace = self._trace_of(sampled, begin, pinned)
-        if is_first and job.warms_up and not session.num_planned:
-            self._leave_disk()
-            with recorder.stage("filling"), recorder.progress.phase("fill the cache"):
-                job.totals.warm_up += session.warm_up(trace, job.space.num_rows, job.degrees)
-            release_memory()  # planning is a phase of its own
+        release_memory()  # what preparing batches has left free
+        sampled = sample_batches(
+            self.seeds,
+            self.sampler,
+            batches,
+            keep,
+            num_threads=num_threads,
+            lookahead=lambda: 2 * max(1, num_threads),
+            bulk_bytes=job.size.bulk_bytes,
+            initializer=run.initializer,
+            timeout_seconds=run.timeout_seconds,
+            recorder=run.recorder,
+            turn=partial(
+                turn.alone if self.sampler.samples_together else turn.shared, self._check_wanted
+            ),
+            check=self._check_wanted,
+            is_held_up=lambda: turn.is_alone,
+            describe=describe,
+        )
+        done = unreleased = 0
+        failure: Exception | None = None
+        with closing(sampled), run.recorder.phase("sample ahead", len(batches), "batches") as more:
+            try:
+                for num_bytes in sampled:
+                    done += 1
+                    unreleased += num_bytes
+                    if unreleased >= _RELEASED_BYTES:
+                        release_heap()
+                        unreleased = 0
+                    more(1)
+            except Exception as error:
+                failure = error
+        self._check_wanted()
+        release_memory()  # of subgraphs as they were sampled, before as much is taken for the plan
+        superbatch = Superbatch(
+            first, batches[:done], samples, trace.build(), space, failure, pinned
+        )
+        superbatch.bytes_spilled = samples.num_disk_bytes + superbatch.trace.num_disk_bytes
+        return superbatch
+
+    def finish(self, superbatch: Superbatch) -> Superbatch:
+        """Plan batches that have been sampled, after all that have been planned, and pack them."""
+        session = self.session
+        if session is not None and len(superbatch):
+            with self._alone():
+                if self.job.warms_up:
+                    self._fill(session, superbatch)
+                self.plan(superbatch, session.planner)
+            superbatch.slots, superbatch.first_turn = session.slots, session.num_planned
+            self._end = session.num_planned = session.num_planned + len(superbatch)
+            self._check_wanted()
+            superbatch.packed = self._pack(superbatch)
+            if superbatch.packed is not None:
+                superbatch.bytes_spilled += superbatch.packed.bytes_packed
+        superbatch.forget_trace()  # its memory is counted for the superbatch that is made next
+        return superbatch
+
+    def plan(self, superbatch: Superbatch, planner: Planner) -> None:
+        """Plan a superbatch."""
+        recorder, trace = self.run.recorder, superbatch.trace
         with (
-            recorder.progress.phase("plan"),
+            recorder.phase("plan"),
             recorder.stage("planning", batches=trace.num_batches) as stage,
         ):
-            name = f"{sampled.first}" if is_first else self._name_again()
-            plan = self._spools.plan(session.planner, trace, name)
+            plan = superbatch.plan = self._files.plan(planner, trace, f"{superbatch.first}")
             stage.args |= {"rows": trace.num_accesses, "rows_missed": plan.num_misses}
-        begin, first = begin or 0, session.num_planned
-        end = begin + plan.num_batches
-        part = PlannedPart(plan, session.lease, begin, end, first, pinned=pinned)
-        session.num_planned += plan.num_batches
-        self._end = session.num_planned
-        return part, trace, stage.seconds
+        superbatch.seconds_planning = stage.seconds
+        superbatch.bytes_spilled += plan.num_disk_bytes
 
-    def _trace_of(
-        self, sampled: SampledSuperbatch, begin: int | None, pinned: PinnedRows | None
-    ) -> Trace:
-        """Return the trace to plan, of as many batches as there is memory for a plan of."""
-        num_batches, first = len(sampled.notes), begin or 0
-        end = min(num_batches, first + self.job.most_planned(pinned))
-        if begin is None and pinned is sampled.pinned and end == num_batches:
-            return sampled.trace
-        sampled.forget_trace()
-        name = self._name_again()
-        return self._spools.trace_again(sampled, range(first, end), pinned, name)
+    def _fill(self, session: Session, superbatch: Superbatch) -> None:
+        if session.num_planned:
+            return
+        recorder = self.run.recorder
+        self._leave_disk()
+        with recorder.stage("filling"), recorder.phase("fill the cache"):
+            self.job.totals.warm_up += session.fill(superbatch, self.job)
+        release_memory()  # planning is a phase of its own
 
-    def _pack(
-        self, trace: Trace, part: PlannedPart, *, is_asked_for: bool = False
-    ) -> PackedBatches | None:
+    def _pack(self, superbatch: Superbatch) -> PackedBatches | None:
         """Pack what a plan misses, unless it has no use or no room."""
-        job, sampling, plan = self.job, self.sampling, part.plan
-        if not job.packs or plan is None or plan.num_batches == 0:
+        job, run, plan, slots = self.job, self.run, superbatch.plan, superbatch.slots
+        if not job.packs or plan is None or slots is None or not slots.tables:
             return None
         if self._packer is None:
-            tables = job.cache().tables
-            if not tables:
-                return None
             self._packer = SuperbatchPacker(
-                files_of(tables),
-                self._spools.directory,
+                files_of(slots.tables),
+                self._files.directory,
                 quota=job.quota,
                 memory_bytes=job.size.packing_bytes,
                 chunk_memory_bytes=job.size.chunk_memory_bytes,
-                num_threads=sampling.run.num_threads,
-                may_wait=sampling.run.joins_in_threads,
+                num_threads=run.num_threads,
+                may_wait=run.joins_in_threads,
                 turn=self._alone,
                 stop=self._is_stopped,
                 waits_for_others=lambda: self.waits_for_others,
-                progress=sampling.run.recorder.progress,
+                recorder=run.recorder,
             )
         # Without disk there is memory for some of the rows, perhaps for too few.
-        only_if_faster = is_asked_for or job.quota.num_bytes == 0
-        if only_if_faster and not self._packer.is_faster(trace, plan):
+        if job.quota.num_bytes == 0 and not self._packer.is_faster(superbatch.trace, plan):
             return None
-        if not is_asked_for:
-            self._leave_disk()
+        self._leave_disk()
         start_ns = time.perf_counter_ns()
-        packed = self._packer.pack(trace, plan, patience=_PATIENCE_SECONDS if is_asked_for else inf)
-        num_bytes = 0 if packed is None else packed.bytes_packed
-        # By whatever records now: it takes seconds, in which a recording of an epoch may begin.
-        sampling.run.recorder.add(
+        packed = self._packer.pack(superbatch.trace, plan)
+        # By what records now: it takes seconds, in which a recording of an epoch may begin.
+        run.recorder.add(
             "packing",
             start_ns,
             time.perf_counter_ns(),
             batches=plan.num_batches,
-            bytes=num_bytes,
+            bytes=0 if packed is None else packed.bytes_packed,
         )
         if packed is not None:
             self._closing.callback(packed.close)
         return packed
 
-    def take_over(self, session: CacheSession | None = None) -> None:
-        """Go on with another session, by default one that takes the cache from whoever has it."""
-        self.session = self.job.begin_session() if session is None else session
-        self._end = 0
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Take the turn that sampling shares, and leave no free memory to the next."""
+        with self.turn.alone(self._check_wanted):
+            release_memory()
+            try:
+                yield
+            finally:
+                release_memory()
 
     def _leave_disk(self) -> None:
         """Wait until a batch without a plan has been read, if there is one."""
@@ -319,28 +448,5 @@ class LookaheadProducer:
         self._is_stopped.set()
 
     def close(self) -> None:
-        """Let go of everything that is held for batches that nobody will ask for. Idempotent."""
+        """Free all that is held for batches that nobody will ask for. Idempotent."""
         self._closing.close()
-        # A lease that was overtaken keeps nobody waiting; and the next epoch may have been planned
-        # under it by now, whose batches go on without the cache, or are planned again.
-        lease = self.session.lease
-        if lease.is_current and lease.num_gathered < self._end:
-            lease.close()
-        elif lease.is_current:
-            lease.rest()
-
-
-@contextmanager
-def _released() -> Iterator[None]:
-    """Release what the pool of buffers has kept of others, and then of what is done within."""
-    release_memory()
-    try:
-        yield
-    finally:
-        release_memory()
-
-
-def _disk_bytes(part: PlannedPart) -> int:
-    """Return the bytes of a plan and the rows packed for it on disk."""
-    planned = 0 if part.plan is None else part.plan.num_disk_bytes
-    return planned + (0 if part.packed is None else part.packed.bytes_packed)

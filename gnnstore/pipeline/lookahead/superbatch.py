@@ -1,94 +1,94 @@
-"""A batch that is assembled as a plan says, once its superbatch has been sampled and planned."""
+"""A superbatch: batches that are sampled, planned and packed together, until each has its rows.
+
+Samples, trace and plan lie in memory or in files, and are freed batch by batch.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
-import numpy.typing as npt
-
-from gnnstore._core import empty
+from gnnstore.caching.plan import PlanPlace
+from gnnstore.caching.trace import Trace, TraceBuilder
+from gnnstore.disk.scratch import RunDirectory
+from gnnstore.disk.spool import FileSpool, MemorySpool, Spool
 from gnnstore.features.planned import PlanStep
-from gnnstore.features.source import Rows
-from gnnstore.interrupts import Flag
-from gnnstore.pipeline.batch import Sampled, Task, reselected
+from gnnstore.sampling.compact import CompactSample, Types
+from gnnstore.threads import Flag
 
 if TYPE_CHECKING:
-    from torch_geometric.sampler import SamplerOutput
-
     from gnnstore.caching.plan import CachePlan
-    from gnnstore.features.pinned import PinnedRows
-    from gnnstore.features.planned import Lease
+    from gnnstore.caching.policies.base import Planner, SpillingPlanner
+    from gnnstore.features.planned import PinnedRows, SlotCache
+    from gnnstore.features.source import Rows
+    from gnnstore.pipeline.batch import Batch
     from gnnstore.pipeline.lookahead.packer import PackedBatches
-    from gnnstore.pipeline.lookahead.spools import SampledSuperbatch
-    from gnnstore.sampling.compact import CompactSample
-    from gnnstore.sampling.neighbor import IndexDtype
+    from gnnstore.sampling.row_space import RowSpace
 
 
-@dataclass(eq=False)
-class PlannedPart:
-    """The batches of a superbatch from one on, as they were planned under one lease.
+class KeptSamples:
+    """The samples of a superbatch, shortened. Safe to use from many threads at once."""
 
-    A lease may be lost to another loader on the same store, and the rest be planned again.
-    """
+    def __init__(self, types: Types, spool: Spool, ids: FileSpool | None) -> None:
+        self._types = types
+        self._spool = spool
+        self._ids = ids  # the trace, if it has their node ids
 
-    # None once each batch has taken its share: memory is counted for the plan that is followed and
-    # the one that is made, and iterators hold on to what they have yielded last.
-    plan: CachePlan | None
-    lease: Lease
-    begin: int  # the first batch, in the superbatch
-    end: int  # the batch after the last that is planned, in the superbatch
-    first: int  # the number of the first under the lease
-    packed: PackedBatches | None = None  # where rows are that the plan misses; None: in their table
-    # The rows that the plan does not know, for they are always cached.
-    pinned: PinnedRows | None = None
+    @property
+    def has_ids(self) -> bool:
+        """Whether node ids are kept here, and not with the trace."""
+        return self._ids is None
 
-    def step(self, i: int, ids: npt.NDArray[Any]) -> PlanStep:
-        """Return the step of the plan for batch i of the superbatch."""
-        k, plan = i - self.begin, self.plan
-        if plan is None:
-            raise KeyError(f"batch {i} was taken before")
-        slots, (positions, entering) = plan.batch_slots(k), plan.batch_changes(k)
-        if self.pinned is not None:
-            slots, positions = self.pinned.add(ids, slots, positions)
-        return PlanStep(ids, slots, positions, entering)
+    @property
+    def num_bytes(self) -> int:
+        """Memory that they take."""
+        return self._spool.num_bytes
 
-    def number(self, i: int) -> int:
-        """Return the number of batch i under the lease."""
-        return self.first + i - self.begin
+    @property
+    def num_disk_bytes(self) -> int:
+        """Disk that they take, node ids in a trace not included."""
+        return self._spool.num_disk_bytes
 
-    def gather(self, i: int, step: PlanStep) -> dict[str, Rows]:
-        """Return the rows of batch i of the superbatch, by the table's path."""
-        missed = None if self.packed is None else self.packed.rows(i - self.begin)
-        return self.lease.gather(self.number(i), step, missed)
+    def append(self, i: int, sample: CompactSample) -> None:
+        """Keep the sample of batch i, which has none yet."""
+        self._spool.append(i, sample.shortened(with_ids=self.has_ids))
 
-    def fail(self, i: int, error: BaseException) -> None:
-        """Give up a batch that cannot be gathered, or what waits for it would wait for ever."""
-        self.lease.fail(self.number(i), error)
+    def read(self, i: int) -> CompactSample:
+        """Return the sample of batch i."""
+        ids = () if self._ids is None else self._ids.read(i)
+        return CompactSample.from_shortened(self._spool.read(i), ids, self._types)
 
-    def abandon(self, num_batches: int) -> None:
-        """Note that so many batches have their rows, or will not get them from here."""
-        if self.packed is not None:
-            self.packed.done(num_batches)
+    def drop(self, i: int) -> None:
+        """Free the sample of batch i, if there is one."""
+        self._spool.drop(i)
 
     def close(self) -> None:
-        """Let go of the plan. Idempotent."""
-        plan, self.plan = self.plan, None
-        if plan is not None:
-            plan.close()
+        """Free all samples. Idempotent."""
+        self._spool.close()
 
 
 @dataclass(eq=False)
 class Superbatch:
-    """S batches, sampled and planned."""
+    """S batches that are sampled; and planned and packed, once they are."""
 
-    sampled: SampledSuperbatch
-    # How batches that are handed out from now on are planned; None: they read all of their rows.
-    part: PlannedPart | None
-    seconds_planning: float
-    bytes_spilled: int
+    first: int  # number of the first in its iteration
+    batches: list[Batch]
+    samples: KeptSamples
+    trace: Trace
+    space: RowSpace
+    error: Exception | None  # why there are no more batches after these
+    pinned: PinnedRows | None = None  # the rows that were left out of the trace
+    # How the batches are planned; None: they read all of their rows. Freed with the last batch:
+    # memory is counted for the plan that is followed and the one that is made.
+    plan: CachePlan | None = None
+    slots: SlotCache | None = None
+    first_turn: int = 0  # the turn of the first batch
+    packed: PackedBatches | None = None  # where rows are that the plan misses; None: in the tables
+    seconds_planning: float = 0.0
+    bytes_spilled: int = 0
     # Set once all of its batches have their rows, or failed.
     read: Flag = field(default_factory=Flag)
 
@@ -97,98 +97,124 @@ class Superbatch:
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self.sampled.notes)
+        return len(self.batches)
 
-    def pop(self, part: PlannedPart | None, i: int) -> tuple[CompactSample, PlanStep | None]:
-        """Return a subgraph and what the plan says of it, and forget both.
+    @property
+    def num_bytes(self) -> int:
+        """Memory that samples and trace take."""
+        return self.samples.num_bytes + self.trace.num_bytes
 
-        The last one closes what has kept them.
-        """
-        subgraph = self.sampled.subgraph(i)
-        rows = self.sampled.space.rows(subgraph.nodes)
-        step = None if part is None else part.step(i, rows)
-        self.sampled.kept.drop(i)
+    def recall(self, i: int) -> tuple[CompactSample, PlanStep | None]:
+        """Return the sample of batch i and what the plan says of it, and forget both."""
+        sample = self.samples.read(i)
+        step = None if self.plan is None else self._step(self.plan, i, sample)
+        self.samples.drop(i)
         with self._lock:
             self._num_waiting -= 1
             is_last = self._num_waiting == 0
         if is_last:
-            self.sampled.close()
-            for each in (part, self.part):
-                if each is not None:
-                    each.close()
-        return subgraph, step
+            self.close()
+        return sample, step
 
-    def finish(self) -> None:
-        """Note that one of its batches has its rows, or failed."""
+    def _step(self, plan: CachePlan, i: int, sample: CompactSample) -> PlanStep:
+        rows = self.space.rows(sample.nodes)
+        slots, (positions, entering) = plan.batch_slots(i), plan.batch_changes(i)
+        if self.pinned is not None:
+            slots, positions = self.pinned.add(rows, slots, positions)
+        return PlanStep(rows, slots, positions, entering)
+
+    def gather(self, i: int, step: PlanStep) -> dict[str, Rows]:
+        """Return the rows of batch i, by table."""
+        if self.slots is None:
+            return {}
+        missed = None if self.packed is None else self.packed.rows(i)
+        return self.slots.gather(self.first_turn + i, step, missed)
+
+    def release(self, i: int, error: BaseException | None = None) -> None:
+        """Note that batch i has its rows, or failed: then what waits for its turn fails too."""
+        if error is not None and self.slots is not None:
+            self.slots.fail(self.first_turn + i, error)
+        if self.packed is not None:
+            self.packed.done()
         with self._lock:
             self._num_unread -= 1
             is_last = self._num_unread == 0
         if is_last:
             self.read.set()
 
+    def forget_trace(self) -> None:
+        """Free the trace: once a plan is made of it, or none will be. Idempotent."""
+        if self.samples.has_ids:
+            self.trace.close()
+            self.trace = Trace.of([])
 
-@dataclass(frozen=True, eq=False)
-class Portion:
-    """The batches of a superbatch that one iteration hands out, from `begin` to `end`."""
-
-    superbatch: Superbatch
-    begin: int
-    end: int
-    # Why the iteration has no more batches after these, although it should.
-    error: Exception | None = None
-
-    @classmethod
-    def of(cls, superbatch: Superbatch, begin: int, wanted: int) -> Self:
-        """Return so many batches from one on, or those that could be sampled."""
-        end = min(begin + wanted, len(superbatch))
-        error = superbatch.sampled.error if end - begin < wanted else None
-        return cls(superbatch, begin, end, error)
-
-    @property
-    def share(self) -> float:
-        """Share of the superbatch's batches."""
-        return (self.end - self.begin) / max(1, len(self.superbatch))
+    def close(self) -> None:
+        """Free samples, trace and plan. Idempotent."""
+        self.samples.close()
+        self.trace.close()
+        plan, self.plan = self.plan, None
+        if plan is not None:
+            plan.close()
 
 
-class PlannedTask(Task):
-    """A batch that is to be assembled as its superbatch's plan says."""
-
-    stage = "recalling"
+class SuperbatchFiles:
+    """The samples, traces and plans of superbatches, in memory or in files of one directory."""
 
     def __init__(
-        self, superbatch: Superbatch, part: PlannedPart | None, i: int, index_dtype: IndexDtype
+        self,
+        tmpdir: Path,
+        space: RowSpace,
+        types: Types,
+        *,
+        most_in_memory: int,
+        table_bytes: int,
+        purpose: str,
     ) -> None:
-        note = superbatch.sampled.notes[i]
-        self.key = note.key
-        self.seconds_ahead = note.seconds_sampling
-        self._labels = note.labels
-        self._superbatch = superbatch
-        self._part = part
-        self._i = i
-        self._index_dtype: IndexDtype = index_dtype
-        self._step: PlanStep | None = None
+        self.space, self.types = space, types
+        self._tmpdir = tmpdir
+        self._most_in_memory = most_in_memory
+        self._table_bytes = table_bytes
+        self._purpose = purpose
+        self._directory: Path | None = None
+        self._closing = ExitStack()
 
-    def sample(self) -> Sampled:
-        """Return the sample as it was drawn."""
-        try:
-            compact, self._step = self._superbatch.pop(self._part, self._i)
-            return Sampled(compact.expand(self._index_dtype, empty), self._labels)
-        except BaseException as error:
-            if self._part is not None:
-                self._part.fail(self._i, error)
-            raise
+    @property
+    def directory(self) -> Path:
+        """The directory for files, which is removed by `close`."""
+        if self._directory is None:
+            run = RunDirectory.create(self._tmpdir, purpose=self._purpose)
+            self._directory = self._closing.enter_context(run).path
+        return self._directory
 
-    def rows(self, output: SamplerOutput) -> Mapping[str, Rows]:
-        """Gather the rows that the plan provides for, if there is one."""
-        step, self._step = self._step, None
-        if step is None or self._part is None:
-            return {}
-        return reselected(self._part.gather(self._i, step), step.ids, output.node.numpy())
+    def samples(self, name: str, num_batches: int, ids: FileSpool | None = None) -> KeptSamples:
+        """Return where the samples of a superbatch wait; their node ids may be in its trace."""
+        if len(self.types.nodes) > 1:  # a trace has rows, and not those of every type
+            ids = None
+        if num_batches <= self._most_in_memory:
+            return KeptSamples(self.types, MemorySpool(), ids)
+        path, most = self.directory / f"batch-{name}", self.types.max_arrays
+        file = FileSpool(path, num_batches, most, what="the subgraph")
+        self._closing.callback(file.close)
+        return KeptSamples(self.types, file, ids)
 
-    def finish(self, error: BaseException | None = None) -> None:
-        """Give up the place of its packed rows, and its turn if an error came before that."""
-        if self._part is not None:
-            if error is not None and self._step is not None:
-                self._part.fail(self._i, error)
-            self._part.abandon(1)
-        self._superbatch.finish()
+    def trace(self, name: str, num_batches: int) -> TraceBuilder:
+        """Return where the trace of some batches goes."""
+        if not self._table_bytes:
+            return TraceBuilder(num_batches, self.space.num_rows)
+        path = self.directory / f"trace-{name}"
+        trace = TraceBuilder(num_batches, self.space.num_rows, path)
+        self._closing.callback(trace.close)
+        return trace
+
+    def plan(self, planner: Planner, trace: Trace, name: str) -> CachePlan:
+        """Plan a superbatch, in files if its trace is in one."""
+        if trace.file is None:
+            return planner.plan(trace)
+        place = PlanPlace(self.directory / f"plan-{name}", self._table_bytes)
+        plan = cast("SpillingPlanner", planner).plan(trace, place)
+        self._closing.callback(plan.close)
+        return plan
+
+    def close(self) -> None:
+        """Remove the files, and free all that waits. Idempotent."""
+        self._closing.close()
