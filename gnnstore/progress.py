@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from time import monotonic
 from typing import Any, Protocol
 
-from gnnstore.interrupts import Flag, Thread
+from gnnstore.threads import Flag, Thread
 
 
 class Phase(Protocol):
@@ -105,6 +105,11 @@ class WaitProgress:
     def another(self) -> WaitProgress:
         """Return the display of another loader, of the same kind."""
         return WaitProgress(self._show, self._after_seconds)
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether anything will be displayed."""
+        return self._show is not None
 
     @contextmanager
     def phase(self, name: str, total: int | None = None, unit: str = "items") -> Iterator[Phase]:

@@ -24,13 +24,13 @@ from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from gnnstore.errors import UsageError, whole_number
+from gnnstore.loaders.assemble.from_output import OutputAssembler
 from gnnstore.loaders.assemble.homogeneous import BatchAssembler
-from gnnstore.parallel import Lookahead
 from gnnstore.pipeline.batch import (
     BatchSource,
     EpochRun,
     Finisher,
-    Planned,
+    Batch,
     Recorder,
     Totals,
     load_batches,
@@ -43,6 +43,7 @@ from gnnstore.pipeline.stats import LoaderStats, peak_rss_bytes
 from gnnstore.progress import Progress, WaitProgress
 from gnnstore.sampling.neighbor import check_word
 from gnnstore.seeds.base import ON_DEMAND_EPOCH, BatchKey, SeedLabels
+from gnnstore.threads import Lookahead
 from gnnstore.timeline import MAX_EVENTS, OFF, Timeline, recorded
 
 if TYPE_CHECKING:
@@ -238,15 +239,17 @@ class BatchLoader(DataLoader[Any]):
             self.prefetch_batches, self._spare_bytes
         )
         finisher = Finisher(
+            self._source,
             self._assembler,
             self.transform,
             self.transform_sampler_output,
+            None if self.transform_sampler_output is None else self._outputs,
             pin,
             self._totals,
             self._recorder,
-            lookahead.admission,
+            lookahead.gate,
         )
-        run, order = replace(self._run(iteration.start, seed), lookahead=lookahead), self._order
+        run, order = self._run(iteration.start, seed), self._order
         # A loader that does not shuffle evaluates, often once.
         if order.is_keyed and (order.shuffles or self._num_iterations > 1):
             run = replace(run, following=partial(_epoch_after, run, order))
@@ -254,7 +257,6 @@ class BatchLoader(DataLoader[Any]):
             run,
             iteration,
             order,
-            self._source,
             finisher,
             lookahead=lookahead,
             initializer=self._thread_initializer(),
@@ -305,14 +307,20 @@ class BatchLoader(DataLoader[Any]):
         if type(self).collate_fn is not BatchLoader.collate_fn:
             raise _no_step_of("collate_fn")
 
+    @property
+    def _outputs(self) -> OutputAssembler:
+        """The round trip through PyG's `SamplerOutput`."""
+        return OutputAssembler(self._assembler, self._source.refusal)
+
     def _collate(self, index: Any) -> Any:
         """Sample a batch; join it with its attributes too if `filter_per_worker` is set."""
         seed = self._draw_seed()
         worker = get_worker_info()
         epoch = ON_DEMAND_EPOCH if worker is None else worker.seed
         call, self._num_calls = self._num_calls, self._num_calls + 1
-        sampled = self._source.task(index, BatchKey(seed, epoch, call)).sample()
-        output = self._assembler.output(sampled)
+        batch = Batch(BatchKey(seed, epoch, call), index)
+        self._source.prepare(batch)
+        output = self._outputs.output(batch)
         return self.filter_fn(output) if self.filter_per_worker else output
 
     def filter_fn(self, out: SamplerOutput) -> Any:
@@ -320,7 +328,7 @@ class BatchLoader(DataLoader[Any]):
         if self.transform_sampler_output is not None:
             out = self.transform_sampler_output(out)
         labels = self._labels.from_metadata(out.metadata)
-        data, _, _ = self._assembler.assemble(out, labels)
+        data = self._outputs.join(out, labels)
         return data if self.transform is None else self.transform(data)
 
     # --- state -------------------------------------------------------------------------------
@@ -532,7 +540,7 @@ def _describe(order: EpochOrder, start: Position, k: int) -> str:
     return f"while preparing batch {order.number(start.batches, k)} of epoch {start.epoch}"
 
 
-def _epoch_after(run: EpochRun, order: EpochOrder) -> tuple[EpochRun, Iterator[Planned]]:
+def _epoch_after(run: EpochRun, order: EpochOrder) -> tuple[EpochRun, Iterator[Batch]]:
     """Return the whole epoch after that of a run, and its batches."""
     start = Position(run.epoch + 1)
     coming = replace(
@@ -540,16 +548,9 @@ def _epoch_after(run: EpochRun, order: EpochOrder) -> tuple[EpochRun, Iterator[P
         epoch=start.epoch,
         first=start.batches,
         describe=partial(_describe, order, start),
-        lookahead=None,
     )
     coming = replace(coming, following=partial(_epoch_after, coming, order))
-    return coming, _first_batches(order, coming)
-
-
-def _first_batches(order: EpochOrder, run: EpochRun) -> Iterator[Planned]:
-    """Yield the batches of an epoch that begins."""
-    for number, index, _ in order.batches(Position(run.epoch), run.seed):
-        yield number, index
+    return coming, coming.batches(order, start)
 
 
 def _forget_records_of_bases(loader: DataLoader[Any]) -> None:

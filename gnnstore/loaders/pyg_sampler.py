@@ -16,7 +16,7 @@ from torch_geometric.sampler import (
 )
 from torch_geometric.sampler.neighbor_sampler import edge_sample
 
-from gnnstore.loaders.assemble.homogeneous import sampler_output
+from gnnstore.loaders.assemble.from_output import sampler_output
 from gnnstore.seeds.base import ON_DEMAND_EPOCH
 
 if TYPE_CHECKING:

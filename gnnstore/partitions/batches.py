@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,22 +12,10 @@ import numpy.typing as npt
 from gnnstore.errors import UsageError
 from gnnstore.features.memory import MemoryRows
 from gnnstore.partitions.buffer import StateToRead
-from gnnstore.pipeline.batch import (
-    BatchSource,
-    EpochRun,
-    Planned,
-    Sampled,
-    Task,
-    reselected,
-    sampled_from,
-)
+from gnnstore.pipeline.batch import Batch, BatchSource, EpochRun, sampled_from
 from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig, only, seeds_alone
-from gnnstore.seeds.base import BatchKey
 
 if TYPE_CHECKING:
-    from torch_geometric.sampler import SamplerOutput
-
-    from gnnstore.features.source import Rows
     from gnnstore.partitions.buffer import ResidentState, StateBuffer, StatesAhead
     from gnnstore.partitions.order import PartitionOrder
     from gnnstore.partitions.seeds import SeedsByState
@@ -61,6 +49,11 @@ class PartitionBatches(BatchSource):
         self.of, self.order, self.config = of, order, config
 
     @property
+    def refusal(self) -> Callable[[str], Exception]:
+        """Refuse other nodes than those of a batch."""
+        return only_epochs
+
+    @property
     def sampler(self) -> NeighborSampler:
         """Refuse: there is no graph to sample from but that of a state."""
         raise only_epochs("other seeds to sample from")
@@ -69,13 +62,9 @@ class PartitionBatches(BatchSource):
         """Return a source that samples under another seed."""
         return PartitionBatches(self.of, self.order, self.config.with_seed(seed))
 
-    def task(self, index: Any, key: BatchKey) -> Task:  # noqa: ARG002
-        """Refuse: the nodes of a batch lie in memory in the course of an epoch only."""
-        raise only_epochs(f"a batch of the positions {index!r}")
-
     @contextmanager
-    def epoch(self, planned: Iterator[Planned], run: EpochRun) -> Iterator[Iterator[Task]]:
-        """Give the tasks of a run, and read the next state while those of one are prepared."""
+    def epoch(self, batches: Iterator[Batch], run: EpochRun) -> Iterator[Iterator[Batch]]:
+        """Give the batches of a run, and read the next state while those of one are prepared."""
         epoch, seeds = self.order.of(run.seed, run.epoch), self.of.seeds
         states = []
         for number in epoch.left(run.first):
@@ -91,104 +80,102 @@ class PartitionBatches(BatchSource):
             return self.order.shape.schedule(run.seed, run.epoch + 1).partitions(0)
 
         in_thread = bool(run.num_threads)
-        with self.of.buffer.run(
-            states, in_thread=in_thread, following=following, prepare=prepare
-        ) as ahead:
-            tasks = _TasksOfStates(self, planned, run, ahead)
-            if run.lookahead is None:
-                yield iter(tasks)
-                return
-            ready, run.lookahead.must_wait = run.lookahead.must_wait, tasks.must_wait
-            try:
-                yield iter(tasks)
-            finally:  # else tasks and their run, and with it the buffer, would hold each other
-                run.lookahead.must_wait = ready
+        with (
+            self.of.buffer.run(
+                states, in_thread=in_thread, following=following, prepare=prepare
+            ) as ahead,
+            closing(_BatchesOfStates(self, batches, run, ahead)) as placed,
+        ):
+            yield placed
+
+    def prepare(self, batch: Batch) -> None:
+        """Sample from the partitions in memory, by the store's ids and positions."""
+        place = batch.place
+        if place is None:
+            raise only_epochs(f"a batch of the positions {batch.index!r}")
+        state, sampler = place.state, place.sampler
+        seeds = self.of.seeds.select(place.seeds, batch.key, state)
+        if sampler is None or state.graph is None:
+            nodes = only(seeds.start_nodes())
+            sample = seeds_alone(nodes, self.config, self.of.index_dtype)
+        else:
+            sample = sampled_from(sampler, seeds, batch.key)
+            positions = MemoryRows.from_array(state.graph.positions).gather(sample.edge_pos).values
+            sample = sample.with_only(edge_pos=positions.astype(np.int64, copy=False))
+        batch.place = place._replace(local=sample.n_id)
+        nodes = state.store_ids(sample.n_id).astype(self.of.index_dtype, copy=False)
+        batch.sample, batch.labels = sample.with_only(n_id=nodes), seeds.labels
+
+    def gather(self, batch: Batch) -> None:
+        """Copy the rows of the nodes from the partitions in memory."""
+        place, paths = batch.place, self.of.paths
+        rows = place.state.gather(place.local)
+        batch.rows = {paths[name]: found for name, found in rows.items()}
+
+    def release(self, batch: Batch, error: BaseException | None = None) -> None:  # noqa: ARG002
+        """Release the batch's state."""
+        place, batch.place = batch.place, None
+        if place is not None:
+            place.state.end_batch()
 
 
-class _TasksOfStates:
-    """The tasks of a run, one state after the other."""
+class InMemory(NamedTuple):
+    """The place of a batch: the state from which it is sampled."""
+
+    state: ResidentState
+    sampler: NeighborSampler | None
+    seeds: npt.NDArray[Any]  # positions of its seeds among those of the state
+    local: npt.NDArray[Any] | None = None  # ids of its nodes there, once it is sampled
+
+
+class _BatchesOfStates(Iterator[Batch]):
+    """The batches of a run, one state after the other."""
 
     def __init__(
         self,
         of: PartitionBatches,
-        planned: Iterator[Planned],
+        batches: Iterator[Batch],
         run: EpochRun,
         ahead: StatesAhead,
     ) -> None:
-        self._of, self._planned, self._run, self._ahead = of, planned, run, ahead
+        self._of, self._given, self._run, self._ahead = of, batches, run, ahead
         self._left = 0
+        self._batches = self._all()
 
-    def must_wait(self) -> bool:
-        """Whether the next task is one of a state that is not in memory yet."""
-        return self._left == 0 and self._ahead.is_waited_for
+    def __next__(self) -> Batch:
+        return next(self._batches)
 
-    def __iter__(self) -> Iterator[Task]:
+    def close(self) -> None:
+        """Hand out no more: begun and not closed, its generator would hold this and the buffer."""
+        self._batches.close()
+
+    def is_ready(self) -> bool:
+        """Whether the next batch is one of a state that is in memory."""
+        return self._left > 0 or not self._ahead.is_waited_for
+
+    def _all(self) -> Generator[Batch, None, None]:
         of, run = self._of, self._run
         epoch = of.order.of(run.seed, run.epoch)
         state: ResidentState | None = None
         try:
-            for number, place in self._planned:
+            for batch in self._given:
+                place = batch.index
                 if state is None or state.number != place.state:
                     with run.recorder.stage("partitions", epoch=run.epoch, state=place.state):
                         state = self._ahead.next()
                     positions, order = state.prepared
                     sampler = _sampler(state, of.config, of.of.index_dtype)
-                    self._left = int(epoch.ends[place.state]) - number
+                    self._left = int(epoch.ends[place.state]) - batch.key.batch
                 state.begin_batch()
                 self._left -= 1
                 if self._left == 0:
                     state.end()
-                index = positions[order[place.begin : place.end]]
-                yield StateTask(run.key(number), index, of, state, sampler)
+                seeds = positions[order[place.begin : place.end]]
+                batch.place = InMemory(state, sampler, seeds)
+                yield batch
         finally:
             if state is not None:
                 state.end()
-
-
-class StateTask(Task):
-    """A batch that is sampled from the partitions in memory."""
-
-    def __init__(
-        self,
-        key: BatchKey,
-        index: npt.NDArray[Any],
-        batches: PartitionBatches,
-        state: ResidentState,
-        sampler: NeighborSampler | None,
-    ) -> None:
-        self.key = key
-        self._index, self._of, self._state = index, batches.of, state
-        self._config, self._sampler = batches.config, sampler
-        self._local = self._nodes = np.empty(0, np.int64)
-        self._is_done = False
-
-    def sample(self) -> Sampled:
-        """Return the sample, by the store's ids and positions."""
-        key, state = self.key, self._state
-        seeds = self._of.seeds.select(self._index, key, state)
-        if self._sampler is None or state.graph is None:
-            nodes = only(seeds.start_nodes())
-            sample = seeds_alone(nodes, self._config, self._of.index_dtype)
-        else:
-            sample = sampled_from(self._sampler, seeds, key)
-            positions = MemoryRows.from_array(state.graph.positions).gather(sample.edge_pos).values
-            sample = sample.with_only(edge_pos=positions.astype(np.int64, copy=False))
-        self._local = sample.n_id
-        found = state.store_ids(sample.n_id)
-        self._nodes = found.astype(self._of.index_dtype, copy=False)
-        return Sampled(sample.with_only(n_id=self._nodes), seeds.labels)
-
-    def rows(self, output: SamplerOutput) -> dict[str, Rows]:
-        """Copy the rows of the nodes from the partitions in memory."""
-        paths, wanted = self._of.paths, output.node.numpy()
-        rows = {paths[name]: rows for name, rows in self._state.gather(self._local).items()}
-        return reselected(rows, self._nodes, wanted, only_epochs)
-
-    def finish(self, error: BaseException | None = None) -> None:  # noqa: ARG002
-        """Let go of the state."""
-        if not self._is_done:
-            self._is_done = True
-            self._state.end_batch()
 
 
 def _sampler(

@@ -167,6 +167,11 @@ class BatchSource(ABC):
     def sampler(self) -> NeighborSampler:
         """The sampler of its batches; refused where they were sampled long ago."""
 
+    @property
+    def refusal(self) -> Callable[[str], Exception] | None:
+        """What refuses rows of other nodes than a batch has; None: they can be read."""
+        return None
+
     def agree(
         self,
         fingerprint: Mapping[str, Any],  # noqa: ARG002 - any batch can be sampled
@@ -271,7 +276,7 @@ class OutputAssembler(Protocol):
         """Return a batch's sample as PyG's `SamplerOutput`."""
 
     def assemble_output(self, batch: Batch, output: Any) -> None:
-        """Set a batch's output of what `transform_sampler_output` returned."""
+        """Set a batch's output by what `transform_sampler_output` returned."""
 
 
 class Totals:

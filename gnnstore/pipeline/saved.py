@@ -7,9 +7,9 @@ first reads the batches before it, for the rows that they leave in the cache.
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,20 +17,16 @@ import numpy.typing as npt
 from gnnstore._core import ReadCounts, empty
 from gnnstore.errors import UsageError
 from gnnstore.features.packed.saved import SavedPlan
-from gnnstore.features.planned import PlannedCache
+from gnnstore.features.planned import SlotCache
 from gnnstore.features.source import AbsentRows, Rows
 from gnnstore.formats.packed.manifest import pack_command
-from gnnstore.parallel import ordered_map
-from gnnstore.pipeline.batch import BatchSource, EpochRun, Planned, Sampled, Task, reselected
+from gnnstore.pipeline.batch import Batch, BatchSource, EpochRun
 from gnnstore.pipeline.order.state import LoaderState, Position
-from gnnstore.seeds.base import BatchKey
 from gnnstore.seeds.kinds import labels_of
+from gnnstore.threads import ordered_map
 
 if TYPE_CHECKING:
-    from torch_geometric.sampler import SamplerOutput
-
     from gnnstore.features.packed.record import SavedRecord
-    from gnnstore.features.planned import Lease
     from gnnstore.sampling.neighbor import NeighborSampler
 
 
@@ -50,7 +46,7 @@ class SavedBatches(BatchSource):
         edge_id = manifest.schema.edge.edge_id
         self.edge_id_path = "" if edge_id is None else edge_id.path
         # An iteration has slots of its own: what another needs cannot be read from a table.
-        self._free: list[PlannedCache] = []
+        self._free: list[SlotCache] = []
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -65,9 +61,10 @@ class SavedBatches(BatchSource):
         """Refuse: the seed was decided when the plan was packed."""
         raise not_packed(f"batches of the seed {seed}")
 
-    def task(self, index: Any, key: BatchKey) -> Task:  # noqa: ARG002
-        """Refuse: a plan has no other batches than those that were packed."""
-        raise not_packed(f"batch of the positions {index!r}")
+    @property
+    def refusal(self) -> Callable[[str], Exception]:
+        """Refuse other nodes and edges than those of a batch."""
+        return not_packed
 
     def agree(self, fingerprint: Mapping[str, Any], seed: int | None, world_size: int) -> int:
         """Check that a loader would give the batches that were packed; return their seed."""
@@ -95,7 +92,7 @@ class SavedBatches(BatchSource):
         return manifest.seed
 
     @contextmanager
-    def epoch(self, planned: Iterator[Planned], run: EpochRun) -> Iterator[Iterator[Task]]:
+    def epoch(self, batches: Iterator[Batch], run: EpochRun) -> Iterator[Iterator[Batch]]:
         """Hand out the batches of one epoch, or of what is left of it."""
         epoch = run.epoch
         epochs = self.plan.reader.manifest.epochs
@@ -104,38 +101,36 @@ class SavedBatches(BatchSource):
                 f"{self.plan.reader.path}: the plan has {epochs} epochs, 0 to {epochs - 1}, and "
                 f"this is epoch {epoch}; begin again with loader.set_epoch(0), or pack more epochs"
             )
-        cache = self._take_cache()
-        lease = cache.begin()
+        slots = self._take_slots()
+        slots.begin()
         try:
-            yield self._hand_out(planned, run, lease)
+            yield self._hand_out(batches, run, slots)
         finally:
-            lease.close()
+            slots.close()
             with self._lock:
-                self._free.append(cache)
+                self._free.append(slots)
 
-    def _take_cache(self) -> PlannedCache:
+    def _take_slots(self) -> SlotCache:
         with self._lock:
             if self._free:
                 return self._free.pop()
         manifest = self.plan.reader.manifest
         tables = {spec.path: AbsentRows(spec, not_packed) for spec in manifest.cached_specs}
-        return PlannedCache(tables, manifest.num_slots)
+        return SlotCache(tables, manifest.num_slots)
 
     def _hand_out(
-        self, planned: Iterator[Planned], run: EpochRun, lease: Lease
-    ) -> Generator[SavedTask, None, None]:
+        self, batches: Iterator[Batch], run: EpochRun, slots: SlotCache
+    ) -> Generator[Batch, None, None]:
         skipped: int | None = None
-
-        def task(batch: int, skipped: int) -> SavedTask:
-            return SavedTask(self, lease, run.key(batch), skipped)
-
-        for batch, _ in planned:
+        first = run.epoch * self.batches_per_epoch
+        for batch in batches:
+            number = batch.key.batch
             if skipped is None:
                 # Without slots nothing is left behind by the batches before.
-                skipped = 0 if self.plan.reader.manifest.num_slots else batch
+                skipped = 0 if self.plan.reader.manifest.num_slots else number
                 filled = ordered_map(
-                    SavedTask.fill,
-                    [task(k, 0) for k in range(batch - skipped)],
+                    self._fill,
+                    [RecordPlace(slots, k, first + k) for k in range(number - skipped)],
                     num_threads=run.num_threads,
                     lookahead=lambda: 2,
                     describe=lambda k: f"while reading batch {k} for what it leaves in the cache",
@@ -143,69 +138,61 @@ class SavedBatches(BatchSource):
                 with closing(filled):
                     for _ in filled:
                         pass
-            yield task(batch, skipped)
+            batch.place = RecordPlace(slots, number - skipped, first + number)
+            yield batch
 
+    def stage_of(self, batch: Batch) -> str:  # noqa: ARG002
+        """Return the name of preparing a batch, on a timeline."""
+        return "recalling"
 
-class SavedTask(Task):
-    """A batch that is to be read."""
+    def prepare(self, batch: Batch) -> None:
+        """Read the sample as it was packed."""
+        place = batch.place
+        if place is None:
+            raise not_packed(f"batch of the positions {batch.index!r}")
+        record = self.plan.record(place.number)
+        batch.place = place._replace(record=record)
+        batch.sample = record.subgraph.expand(self.index_dtype, empty)
+        batch.labels = self.labels.from_arrays([_owned(array) for array in record.seeds])
 
-    stage = "recalling"
-
-    def __init__(self, of: SavedBatches, lease: Lease, key: BatchKey, skipped: int) -> None:
-        self.key = key
-        self._of = of
-        self._lease = lease
-        self._turn = key.batch - skipped
-        self._number = key.epoch * of.batches_per_epoch + key.batch
-        self._record: SavedRecord | None = None
-
-    def sample(self) -> Sampled:
-        """Return the sample as it was packed."""
-        record = self._record = self._read()
-        try:
-            subgraph = record.subgraph.expand(self._of.index_dtype, empty)
-            labels = self._of.labels.from_arrays([_owned(array) for array in record.seeds])
-        except BaseException as error:
-            self._lease.fail(self._turn, error)
-            raise
-        return Sampled(subgraph, labels)
-
-    def rows(self, output: SamplerOutput) -> dict[str, Rows]:
+    def gather(self, batch: Batch) -> None:
         """Gather the rows of all attributes, and ids of edges, from the plan."""
-        record, self._record = self._record, None
-        if record is None:
-            raise not_packed("rows of a batch that has them already")
-        of, of_nodes, of_edges = self._of, self._gather(record), dict[str, Rows]()
-        for (path, is_of_nodes), rows in zip(of.plain, record.plain, strict=True):
-            (of_nodes if is_of_nodes else of_edges)[path] = Rows(_owned(rows), ReadCounts())
-        if record.edge_ids is not None and of.edge_id_path:
-            of_edges[of.edge_id_path] = Rows(_owned(record.edge_ids), ReadCounts())
-        subgraph = record.subgraph
-        found = reselected(of_nodes, subgraph.n_id, output.node.numpy(), not_packed)
-        if output.edge is not None:
-            wanted = output.edge.numpy()
-            found |= reselected(of_edges, subgraph.edge_pos, wanted, not_packed, "edges")
-        return found
+        place, record = batch.place, batch.place.record
+        rows = self._rows(place, record)
+        batch.place = place._replace(record=None, has_rows=True)
+        for (path, _), plain in zip(self.plain, record.plain, strict=True):
+            rows[path] = Rows(_owned(plain), ReadCounts())
+        if record.edge_ids is not None and self.edge_id_path:
+            rows[self.edge_id_path] = Rows(_owned(record.edge_ids), ReadCounts())
+        batch.rows = rows
 
-    def finish(self, error: BaseException | None = None) -> None:
+    def release(self, batch: Batch, error: BaseException | None = None) -> None:
         """Give up its turn if an error came before that."""
-        if error is not None and self._record is not None:
-            self._lease.fail(self._turn, error)
+        place, batch.place = batch.place, None
+        if place is not None and error is not None and not place.has_rows:
+            place.slots.fail(place.turn, error)
 
-    def fill(self) -> None:
-        """Read the batch for what it leaves in the cache."""
-        self._gather(self._read())
-
-    def _read(self) -> SavedRecord:
+    def _fill(self, place: RecordPlace) -> None:
+        """Read a batch for what it leaves in the cache."""
         try:
-            return self._of.plan.record(self._number)
+            self._rows(place, self.plan.record(place.number))
         except BaseException as error:
-            self._lease.fail(self._turn, error)  # or later ones would wait
+            place.slots.fail(place.turn, error)  # or later ones would wait
             raise
 
-    def _gather(self, record: SavedRecord) -> dict[str, Rows]:
-        missed = self._of.plan.rows(self._number, record)
-        return self._lease.gather(self._turn, record.step(self._of.plan.space), missed)
+    def _rows(self, place: RecordPlace, record: SavedRecord) -> dict[str, Rows]:
+        missed = self.plan.rows(place.number, record)
+        return place.slots.gather(place.turn, record.step(self.plan.space), missed)
+
+
+class RecordPlace(NamedTuple):
+    """The place of a batch among packed epochs."""
+
+    slots: SlotCache
+    turn: int
+    number: int  # of its record, in all epochs
+    record: SavedRecord | None = None  # once it is read, until its rows are
+    has_rows: bool = False  # so that its turn is over
 
 
 def _owned(view: npt.NDArray[Any]) -> npt.NDArray[Any]:

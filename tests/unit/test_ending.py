@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gnnstore.threads import THREAD_NAME, Ending
+from gnnstore.threads import THREAD_NAME, Finalizer
 
 
 class Owner:
@@ -20,7 +20,7 @@ class Owner:
 def test_it_ends_once() -> None:
     ended: list[int] = []
     owner = Owner()
-    end = Ending(owner, ended.append, 1)
+    end = Finalizer(owner, ended.append, 1)
     end()
     end()
     del owner
@@ -31,7 +31,7 @@ def test_it_ends_once() -> None:
 def test_it_ends_with_its_owner() -> None:
     ended: list[int] = []
     owner = Owner()
-    end = Ending(owner, ended.append, 1)
+    end = Finalizer(owner, ended.append, 1)
     assert not ended
     del owner
     assert ended == [1]
@@ -42,7 +42,7 @@ def test_it_ends_with_its_owner() -> None:
 def test_it_may_be_left_as_it_is() -> None:
     ended: list[int] = []
     owner = Owner()
-    end = Ending(owner, ended.append, 1)
+    end = Finalizer(owner, ended.append, 1)
     assert end.detach()
     del owner
     end()
@@ -61,7 +61,7 @@ def test_the_thread_in_which_it_ends(name: str, is_same: bool) -> None:
 
     owner: Any = Owner()
     owner.itself = owner
-    ending = Ending(owner, end)
+    ending = Finalizer(owner, end)
     gc.disable()
     try:
         del owner
@@ -79,7 +79,7 @@ def test_the_thread_in_which_it_ends(name: str, is_same: bool) -> None:
 def test_a_fork_ends_nothing_of_its_parents(monkeypatch: pytest.MonkeyPatch, is_told: bool) -> None:
     ended: list[int] = []
     owner = Owner()
-    end = Ending(owner, ended.append, 1)
+    end = Finalizer(owner, ended.append, 1)
     monkeypatch.setattr(os, "getpid", lambda: 1)
     if is_told:
         end()
@@ -91,7 +91,7 @@ def test_without_a_thread_it_ends_with_the_interpreter(monkeypatch: pytest.Monke
     ended: list[threading.Thread] = []
     at_exit: list[Any] = []
     owner: Any = Owner()
-    Ending(owner, lambda: ended.append(threading.current_thread()))
+    Finalizer(owner, lambda: ended.append(threading.current_thread()))
     start = threading.Thread.start
 
     def only_the_first(thread: threading.Thread) -> None:

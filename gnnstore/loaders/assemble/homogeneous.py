@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.sampler import SamplerOutput
 
 from gnnstore._core import ReadCounts, empty
 from gnnstore.errors import UsageError
@@ -24,12 +23,25 @@ from gnnstore.formats.store.schema import Schema
 
 if TYPE_CHECKING:
     from gnnstore.features.source import Rows, RowSource, RowSpec
-    from gnnstore.pipeline.batch import Sampled
-    from gnnstore.sampling.neighbor import Sample
+    from gnnstore.pipeline.batch import Batch, BatchCost
     from gnnstore.seeds.base import SeedLabels
     from gnnstore.strategies.sources import Sources
 
-_NOTHING: Mapping[str, Any] = {}
+
+
+def _hold_nothing(_: object) -> None:
+    pass
+
+
+class Parts(NamedTuple):
+    """What a batch consists of besides attributes; n nodes, m edges."""
+
+    node: Tensor  # [n]
+    edge_index: Tensor  # [2, m]
+    edge: Tensor | None  # [m]: positions in the columns; None: edges have no attributes
+    batch: Tensor | None  # [n]
+    num_sampled_nodes: list[int] | None
+    num_sampled_edges: list[int] | None
 
 
 class BatchSchema(Protocol):
@@ -89,18 +101,30 @@ class BatchAssembler:
         # A copy in another process opens the store itself; nothing large is pickled.
         return (BatchAssembler, self._arguments)
 
-    def output(self, sampled: Sampled) -> SamplerOutput:
-        """Return a sample as PyG's samplers do, but that `edge` holds positions in the CSC."""
-        return sampler_output(sampled.sample, sampled.labels.metadata())
+    def assemble(self, batch: Batch, hold: Callable[[npt.NDArray[Any]], None] = _hold_nothing) -> None:
+        """Set a batch's output to its sample with the attributes."""
+        sample, labels = batch.sample, batch.labels
+        if sample is None or labels is None:
+            raise TypeError("a batch without a sample cannot be assembled")
+        parts = Parts(
+            torch.from_numpy(sample.n_id),
+            torch.from_numpy(sample.edge_index),
+            torch.from_numpy(sample.edge_pos),
+            None if sample.batch is None else torch.from_numpy(sample.batch),
+            sample.num_sampled_nodes,
+            sample.num_sampled_edges,
+        )
+        batch.output = self.join(parts, labels, batch.rows, batch.cost, hold)
 
-    def assemble(
+    def join(
         self,
-        output: SamplerOutput,
+        parts: Parts,
         labels: SeedLabels,
-        rows: Mapping[str, Rows] = _NOTHING,
-        hold: Callable[[npt.NDArray[Any]], None] = lambda _: None,
-    ) -> tuple[Data, int, ReadCounts]:
-        """Gather the attributes of a subgraph."""
+        rows: Mapping[str, Rows],
+        cost: BatchCost,
+        hold: Callable[[npt.NDArray[Any]], None] = _hold_nothing,
+    ) -> Data:
+        """Return a subgraph with its attributes; those that are not in `rows` are read by ids."""
         values: dict[str, Any] = {}
         bytes_gathered, counts = 0, ReadCounts()
 
@@ -118,33 +142,37 @@ class BatchAssembler:
                 bytes_gathered += tensor.nbytes
                 counts += read
 
-        nodes = output.node.numpy()
+        nodes = parts.node.numpy()
         gather(self._node_attributes, nodes)
-        values["edge_index"] = _edge_index(output.row, output.col)
+        values["edge_index"] = parts.edge_index
         e_id = None
-        if output.edge is not None:
-            gather(self._edge_attributes, output.edge.numpy())
-            e_id = self._original_edge_ids(output.edge, rows)
+        if parts.edge is not None:
+            gather(self._edge_attributes, parts.edge.numpy())
+            e_id = self._original_edge_ids(parts.edge, rows)
             bytes_gathered += e_id.nbytes
         values.update(self._graph_level)
         if self._explicit_num_nodes:
             values["num_nodes"] = len(nodes)
-        values.setdefault("n_id", output.node)
+        values.setdefault("n_id", parts.node)
         if e_id is not None:
             values.setdefault("e_id", e_id)
         # PyG writes these, and the labels, after the attributes, so an attribute of the same name
         # is overwritten, and dropped where the value is None. The user's `n_id` and `e_id` stay.
-        values["batch"] = output.batch
-        values["num_sampled_nodes"] = output.num_sampled_nodes
-        values["num_sampled_edges"] = output.num_sampled_edges
+        values["batch"] = parts.batch
+        values["num_sampled_nodes"] = parts.num_sampled_nodes
+        values["num_sampled_edges"] = parts.num_sampled_edges
         data = self._data_class()
         for name, value in values.items():
             if value is not None:
                 data[name] = value
         labels.label(data)
-        if output.orig_row is not None and output.orig_col is not None:
-            data._orig_edge_index = torch.stack([output.orig_row, output.orig_col])
-        return data, bytes_gathered, counts
+        cost.bytes_gathered, cost.counts = bytes_gathered, counts
+        return data
+
+    @property
+    def edge_paths(self) -> set[str]:
+        """The tables of edges, their ids among them."""
+        return {each.path for each in self._edge_attributes.values()} | {self._edge_id_path}
 
     def _original_edge_ids(self, positions: Tensor, rows: Mapping[str, Rows]) -> Tensor:
         known = rows.get(self._edge_id_path)
@@ -158,34 +186,6 @@ class BatchAssembler:
             np.copyto(wide, found)
             found = wide
         return torch.from_numpy(found)
-
-
-def sampler_output(sample: Sample, metadata: Any) -> SamplerOutput:
-    """Return a sample as PyG's samplers do; its tensors are the sample's arrays."""
-    edge_index = torch.from_numpy(sample.edge_index)
-    return SamplerOutput(
-        node=torch.from_numpy(sample.n_id),
-        row=edge_index[0],
-        col=edge_index[1],
-        edge=torch.from_numpy(sample.edge_pos),
-        batch=None if sample.batch is None else torch.from_numpy(sample.batch),
-        num_sampled_nodes=sample.num_sampled_nodes,
-        num_sampled_edges=sample.num_sampled_edges,
-        metadata=metadata,
-    )
-
-
-def _edge_index(row: Tensor, col: Tensor) -> Tensor:
-    """Return [2, E]: the array that both are rows of, as the sampler left it, or a new one."""
-    base = row._base
-    if (
-        base is not None
-        and base is col._base
-        and base.shape == (2, row.numel())
-        and (row.data_ptr(), col.data_ptr()) == (base[0].data_ptr(), base[1].data_ptr())
-    ):
-        return base
-    return torch.stack([row, col])
 
 
 def _checked(data_class: Any) -> type[Data]:

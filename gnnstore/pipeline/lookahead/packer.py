@@ -12,16 +12,14 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from gnnstore.features.packed.pack import pack, packed_bytes
-from gnnstore.interrupts import CancelledError, Flag
-from gnnstore.progress import NullProgress, Progress
+from gnnstore.pipeline.batch import Recorder
+from gnnstore.threads import CancelledError, Flag
 
 if TYPE_CHECKING:
     from gnnstore.caching.plan import CachePlan
@@ -54,7 +52,7 @@ class SuperbatchPacker:
         stop: Flag,
         turn: Callable[[], AbstractContextManager[object]] = nullcontext,
         waits_for_others: Callable[[], bool] = lambda: False,
-        progress: Progress | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self._tables = tables
         self._directory = directory
@@ -66,7 +64,7 @@ class SuperbatchPacker:
         self._quota = quota
         self._stop = stop
         self._waits_for_others = waits_for_others
-        self._progress = progress or NullProgress()
+        self._recorder = recorder or Recorder()
 
     def is_faster(self, trace: Trace, plan: CachePlan) -> bool:
         """Whether packing what there is room for takes less time than reading it row by row."""
@@ -79,21 +77,18 @@ class SuperbatchPacker:
             needed = sum(each.num_needed(trace, plan, num_batches) for each in pieces)
         return reads > _WORTH * needed
 
-    def pack(self, trace: Trace, plan: CachePlan, *, patience: float = inf) -> PackedBatches | None:
+    def pack(self, trace: Trace, plan: CachePlan) -> PackedBatches | None:
         """Pack the missed rows of a superbatch's batches."""
         num_batches, wanted = self._fitting(trace, plan)
         if num_batches == 0:
             return None
-        give_up = monotonic() + patience
         while not self._quota.take(self, wanted):
             if not (self._may_wait and (self._waits_for_others() or self._quota.is_of(self))):
-                return None
-            if monotonic() > give_up:
                 return None
             if self._stop.wait(_POLL_SECONDS):
                 raise CancelledError("packing was stopped before it began")
         try:
-            with self._turn(), self._progress.phase("pack rows", unit="bytes") as phase:
+            with self._turn(), self._recorder.phase("pack rows", unit="bytes") as advance:
                 packed = pack(
                     self._tables,
                     trace.first(num_batches),
@@ -104,7 +99,7 @@ class SuperbatchPacker:
                     num_threads=max(1, self._num_threads),
                     disk_bytes=self._quota.num_bytes,
                     stop=self._stop,
-                    advance=phase.advance,
+                    advance=advance,
                 )
         except BaseException:
             self._quota.give_back(self, wanted)

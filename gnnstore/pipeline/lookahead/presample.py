@@ -18,10 +18,11 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore._core import pool_exchange
+from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.caching.scores import MAX_COUNTED_BATCHES
-from gnnstore.parallel import Lookahead
-from gnnstore.pipeline.batch import request_of
-from gnnstore.pipeline.lookahead.driver import sample_in_order
+from gnnstore.threads import Lookahead
+from gnnstore.pipeline.batch import Batch
+from gnnstore.pipeline.lookahead.producer import sample_batches
 from gnnstore.pipeline.margins import MANY_BATCHES, margin_of
 from gnnstore.pipeline.order.epoch import epoch_permutation
 from gnnstore.progress import NullProgress, Progress
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from gnnstore.formats.store.csc import Csc
     from gnnstore.graph.store import GraphStore
     from gnnstore.graph.topology import Topology
-    from gnnstore.sampling.neighbor import BatchRequest, IndexDtype, Sample
+    from gnnstore.sampling.neighbor import IndexDtype, Sample
 
 _EPOCH = FIRST_EPOCH_OF_NO_RUN
 _SEED = 0
@@ -153,25 +154,25 @@ class Presampler:
             pool_exchange(True)
         # As in a run: 8 threads would otherwise have 16 batches of ids at a time.
         lookahead = Lookahead(2 * num_threads, spare_bytes)
+
+        def sized(batch: Batch) -> tuple[Sample, int]:
+            sample, labels = batch.sample, batch.labels
+            assert sample is not None  # noqa: S101 - for the type checker
+            assert labels is not None  # noqa: S101
+            label_bytes = sum(array.nbytes for array in labels.arrays())
+            return sample, max(0, label_bytes - 8 * sample.num_seeds)
+
         done, largest, visits = 0, Presampled(0, 0), 0
         enough = ENOUGH_VISITS * topology.csc.num_nodes
-        labels_bytes: dict[int, int] = {}
-
-        def request(batch: int, positions: Any) -> BatchRequest:
-            key = BatchKey(_SEED, _EPOCH, batch)
-            seeds = self.seeds.select(positions, key)
-            asked = request_of(seeds, key)
-            start_bytes = 8 * sum(map(len, seeds.start_nodes().values()))
-            labels_bytes[batch] = max(
-                0, sum(array.nbytes for array in seeds.labels.arrays()) - start_bytes
-            )
-            return asked
-
-        subgraphs = sample_in_order(
+        batches = (
+            Batch(BatchKey(_SEED, _EPOCH, number), positions)
+            for number, positions in enumerate(self._positions(num_batches))
+        )
+        subgraphs = sample_batches(
+            self.seeds,
             sampler,
-            self._positions(num_batches),
-            request,
-            lambda batch, subgraph, _: (subgraph, labels_bytes.pop(batch)),
+            batches,
+            lambda _, batch: sized(batch),
             num_threads=num_threads,
             lookahead=lookahead,
             bulk_bytes=None if spare_bytes is None else spare_bytes // 2,
@@ -243,7 +244,8 @@ class Presampler:
 
 
 def _kept_bytes(subgraph: Sample, csc: Csc) -> int:
-    compact = CompactSample.of(subgraph, csc.num_nodes, csc.num_edges)
+    ids, positions = id_dtype(csc.num_nodes - 1), id_dtype(csc.num_edges - 1)
+    compact = CompactSample.of(subgraph, ids, positions)
     return sum(array.nbytes for array in compact.shortened(with_ids=False))
 
 

@@ -16,8 +16,8 @@ from gnnstore.caching.scores import Score, count_out_degrees
 from gnnstore.caching.trace import Trace, TraceBuilder
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.graph.topology import Topology
-from gnnstore.pipeline.batch import request_of
-from gnnstore.pipeline.lookahead.driver import sample_in_order
+from gnnstore.pipeline.batch import Batch
+from gnnstore.pipeline.lookahead.producer import sample_batches
 from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.order.keyed import KeyedOrder
 from gnnstore.pipeline.order.state import Position
@@ -72,21 +72,20 @@ def sample_epoch(
     began = time.perf_counter()
     trace = TraceBuilder(num_batches, store.num_nodes)
 
-    def request(batch: int, index: Any) -> BatchRequest:
-        key = BatchKey(config.seed, 0, batch)
-        return request_of(seeds.select(index, key), key)
+    def keep(place: int, batch: Batch) -> None:
+        if batch.sample is not None:
+            trace.put(place, batch.sample.n_id)
 
     with progress.phase("sample", num_batches, "batches") as phase:
         sampler = NeighborSampler(csc, config, index_dtype=store.schema.index_dtype)
         batches = islice(order.batches(Position(0), config.seed), num_batches)
-        sampled = sample_in_order(
+        sampled = sample_batches(
+            seeds,
             sampler,
-            (positions for _, positions, _ in batches),
-            request,
-            lambda batch, subgraph, _: trace.put(batch, subgraph.n_id),
+            (Batch(BatchKey(config.seed, 0, number), index) for number, index, _ in batches),
+            keep,
             num_threads=num_threads,
             lookahead=lambda: 2 * num_threads,
-            bulk_bytes=None,
             describe=lambda k: f"while sampling batch {k}",
         )
         with closing(sampled):
