@@ -35,7 +35,7 @@ import json, sys
 import numpy as np
 import torch, torch_geometric.loader
 import gnnstore
-from gnnstore.pipeline.stats import peak_rss_bytes
+from gnnstore.progress import peak_rss_bytes
 
 store, seeds, fanouts, batch_size, batches, options = json.loads(sys.argv[1])
 gnnstore.NeighborLoader

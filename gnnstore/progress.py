@@ -1,20 +1,40 @@
-"""Reports the progress of long work, without knowing how it is displayed.
+"""Reports the progress of long work: by default to nobody, else on stderr or as a program likes.
 
-A conversion may run for hours. The library only announces phases and counts; the command line
-draws bars, a notebook may draw its own, and by default nothing is displayed. Loaders display what
-somebody waits for.
+The library announces phases and counts. On a terminal `open_progress` draws bars; elsewhere it logs
+a line every ten seconds. Loaders display the work that somebody waits for.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import re
+import resource
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from gnnstore.threads import Flag, Thread
+from gnnstore.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+    from rich.progress import Task
+
+# Lines go here: to the handlers that a program has set up, or else to stderr.
+LOGGER = logging.getLogger("gnnstore.progress")
+# How progress is shown; "auto": as suits what stderr is.
+Style = Literal["auto", "bar", "lines", "none"]
+
+_IO = Path("/proc/self/io")
+# A line every 10 s: an hour leaves 360 lines, not a gigabyte.
+_LINE_SECONDS = 10.0
+# Unit of `ru_maxrss`: kilobytes, but bytes on macOS.
+_MAXRSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
 
 
 class Phase(Protocol):
@@ -50,7 +70,7 @@ class Progress(Protocol):
         text : str
             For people.
         facts : Mapping, optional
-            The same for programs: JSON values, such as the fields of an estimate.
+            The same for programs, such as the fields of an estimate.
         """
 
 
@@ -210,3 +230,175 @@ class _WaitPhase:
         """End the display; the caller has the lock."""
         self._shown, self._num_shown = None, 0
         self._closing.close()
+
+
+@contextmanager
+def open_progress(
+    *, quiet: bool = False, show_usage: bool = False, style: Style = "auto"
+) -> Iterator[Progress]:
+    """Show progress while the context lasts."""
+    if style == "auto":
+        style = "bar" if sys.stderr.isatty() else "lines"
+    usage = Usage() if show_usage else None
+    if quiet or style == "none":
+        yield NullProgress()
+    elif style == "bar":
+        with _bars(usage) as bars:
+            yield _BarProgress(bars)
+    else:
+        if LOGGER.level == logging.NOTSET:
+            LOGGER.setLevel(logging.INFO)
+        if not LOGGER.hasHandlers():
+            LOGGER.addHandler(_StderrHandler())
+        yield LineProgress(usage)
+
+
+class _StderrHandler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        print(record.getMessage(), file=sys.stderr, flush=True)
+
+
+class LineProgress:
+    """Logs a line every ten seconds, and one as a long phase ends."""
+
+    def __init__(self, usage: Usage | None = None) -> None:
+        self._usage = usage
+
+    @contextmanager
+    def phase(self, name: str, total: int | None = None, unit: str = "items") -> Iterator[Phase]:
+        """Begin a phase."""
+        phase = _LinePhase(name, total, unit, self._usage)
+        yield phase
+        phase.end()
+
+    def note(self, text: str, facts: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
+        """Log the message."""
+        LOGGER.info("%s", text)
+
+
+class _LinePhase:
+    """Counts from any thread."""
+
+    def __init__(self, name: str, total: int | None, unit: str, usage: Usage | None) -> None:
+        self._name, self._total, self._unit, self._usage = name, total, unit, usage
+        self._done = 0
+        self._began = self._logged = monotonic()
+        self._lock = threading.Lock()
+
+    def advance(self, n: int = 1) -> None:
+        with self._lock:
+            self._done += n
+            done, now = self._done, monotonic()
+            if now - self._logged < _LINE_SECONDS:
+                return
+            self._logged = now
+        share = f" ({done / self._total:.0%})" if self._total else ""
+        self._log(done, f"{share}, {now - self._began:.0f} s", now - self._began)
+
+    def end(self) -> None:
+        seconds = monotonic() - self._began
+        if seconds >= _LINE_SECONDS:
+            self._log(self._done, f", done in {seconds:.0f} s", seconds)
+
+    def _log(self, done: int, state: str, seconds: float) -> None:
+        details = describe_rate(done, self._total, self._unit, seconds)
+        details += [str(self._usage)] if self._usage else []
+        amount = describe_amount(done, self._total, self._unit)
+        LOGGER.info("%s", ", ".join([f"{self._name}: {amount}{state}", *details]))
+
+
+class _BarProgress:
+    """One bar a phase, drawn by rich; a finished phase makes room for the next."""
+
+    def __init__(self, bars: Bars) -> None:
+        self._bars = bars
+
+    @contextmanager
+    def phase(self, name: str, total: int | None = None, unit: str = "items") -> Iterator[Phase]:
+        task = self._bars.add_task(name, total=total, unit=unit)
+        try:
+            yield _BarPhase(lambda n: self._bars.advance(task, n))
+        finally:
+            self._bars.remove_task(task)
+
+    def note(self, text: str, facts: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
+        self._bars.console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+class _BarPhase:
+    def __init__(self, advance: Callable[[int], None]) -> None:
+        self._advance = advance
+
+    def advance(self, n: int = 1) -> None:
+        self._advance(n)
+
+
+def _bars(usage: Usage | None) -> Bars:
+    """Return bars on stderr, each in one line: what has no room at its end is cut off."""
+    import rich.progress as bars  # noqa: PLC0415 - on demand
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Column  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    class Details(bars.ProgressColumn):
+        def render(self, task: Task) -> Text:
+            done, total = int(task.completed), None if task.total is None else int(task.total)
+            unit: str = task.fields["unit"]
+            details = describe_rate(done, total, unit, task.elapsed or 0.0)
+            details += [str(usage)] if usage else []
+            line = ", ".join([describe_amount(done, total, unit), *details])
+            return Text(line, no_wrap=True, overflow="ellipsis")
+
+    name = bars.TextColumn(
+        "{task.description}",
+        markup=False,
+        table_column=Column(no_wrap=True, overflow="ellipsis"),
+    )
+    columns = (bars.SpinnerColumn(), name, bars.BarColumn(), Details())
+    return bars.Progress(*columns, console=Console(stderr=True), transient=True)
+
+
+class Usage:
+    """Resources that this process has used: bytes written since now, and peak memory."""
+
+    def __init__(self, io: Path = _IO) -> None:
+        self._io = io
+        self._written_before = self._written_bytes()
+
+    def __str__(self) -> str:
+        """Return both for people; without the former where the kernel does not count it."""
+        now, peak = self._written_bytes(), f"{format_size(peak_rss_bytes())} memory at the peak"
+        if now is None or self._written_before is None:
+            return peak
+        return f"{format_size(now - self._written_before)} written, {peak}"
+
+    def _written_bytes(self) -> int | None:
+        try:
+            found = re.search(r"^wchar: (\d+)$", self._io.read_text(), re.MULTILINE)
+        except OSError:  # some containers hide it
+            return None
+        return None if found is None else int(found[1])
+
+
+def peak_rss_bytes() -> int:
+    """Return the most memory that this process has had resident."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT_BYTES
+
+
+def describe_amount(done: int, total: int | None, unit: str) -> str:
+    """Return "3 of 10 edges" or "1.2 MB of 3.4 GB", as far as the total is known."""
+    show: Callable[[int], str] = format_size if unit == "bytes" else "{:,}".format
+    amount = show(done) if total is None else f"{show(done)} of {show(total)}"
+    return amount if unit == "bytes" else f"{amount} {unit}"
+
+
+def describe_rate(done: int, total: int | None, unit: str, seconds: float) -> list[str]:
+    """Return "1,200 edges/s" or "35 MB/s", and "15 s left", as far as they are known."""
+    if not done or seconds <= 0:
+        return []
+    rate = done / seconds
+    number = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+    found = [f"{format_size(rate)}/s" if unit == "bytes" else f"{number} {unit}/s"]
+    if total is not None and done < total:
+        found.append(f"{format_duration((total - done) / rate)} left")
+    return found

@@ -1,8 +1,7 @@
 """Records when each stage of a loader ran, and on which thread, to show where an epoch's time goes.
 
-Timelines are written in the format that chrome://tracing and ui.perfetto.dev open: complete events
-("X") with times in microseconds, and names of threads as metadata. Without a recording, `OFF` takes
-the place of a timeline and keeps nothing.
+Files are in the format of chrome://tracing and ui.perfetto.dev: complete events ("X") with times in
+microseconds, and names of threads as metadata. `OFF` is a timeline that keeps nothing.
 """
 
 from __future__ import annotations
@@ -21,12 +20,8 @@ from typing import Any, TextIO
 
 from gnnstore.errors import NotFoundError, StorageError, UsageError, storage_error, storage_errors
 
-__all__ = ["MAX_EVENTS", "OFF", "Timeline", "recorded"]
-
 # Some 460 bytes each in memory, 170 in the file, and 4 to 7 a batch: 30 MB for 10 000 batches.
 MAX_EVENTS = 2**16
-
-_Event = tuple[int, int, int, str, dict[str, Any]]  # start, end, thread, name, args
 
 
 class Timeline:
@@ -37,18 +32,32 @@ class Timeline:
             raise UsageError(f"max_events={max_events}: a timeline keeps at least 1 event")
         self._max_events = max_events
         self._begin_ns = time.perf_counter_ns()
-        self._events: list[_Event] = []
+        # Start, end, thread, name, arguments.
+        self._events: list[tuple[int, int, int, str, dict[str, Any]]] = []
         self._num_dropped = 0
         # The thread that begins the recording stands on top.
         self._threads = {threading.get_native_id(): threading.current_thread().name}
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_off, ())  # a loader's copy in another process records nothing
+        return (Timeline.off, ())  # a loader's copy in another process records nothing
 
-    def span(self, name: str, /, **args: Any) -> _Span:
+    @staticmethod
+    def off() -> Timeline:
+        """Return the timeline that keeps nothing."""
+        return OFF
+
+    @contextmanager
+    def span(self, name: str, /, **args: Any) -> Iterator[dict[str, Any]]:
         """Record the time of a `with` block; `as` gives its arguments, which may be extended."""
-        return _Span(self, name, args)
+        start_ns = time.perf_counter_ns()
+        try:
+            yield args
+        except BaseException as error:
+            args["error"] = type(error).__name__
+            raise
+        finally:
+            self.add(name, start_ns, time.perf_counter_ns(), **args)
 
     def add(self, name: str, start_ns: int, end_ns: int, /, **args: Any) -> None:
         """Record a stage of the calling thread."""
@@ -71,108 +80,53 @@ class Timeline:
                 with temporary.open("x", encoding="ascii") as opened:
                     self._write(opened)
                 temporary.replace(file)
-            except BaseException:
+            finally:
                 temporary.unlink(missing_ok=True)
-                raise
 
     def _write(self, file: TextIO) -> None:
         with self._lock:
-            events, threads = list(self._events), dict(self._threads)
-            num_dropped = self._num_dropped
+            events, threads, num_dropped = [*self._events], {**self._threads}, self._num_dropped
         # Longer ones first: others with the same beginning lie within them.
         events.sort(key=lambda event: (event[0], -event[1]))
         pid = os.getpid()
-        file.write('{"displayTimeUnit": "ms", "otherData": ')
-        file.write(json.dumps({"dropped_events": num_dropped}))
-        file.write(', "traceEvents": [\n')
-        lines = [{"name": "process_name", "ph": "M", "pid": pid, "args": {"name": "gnnstore"}}]
-        for place, (thread, name) in enumerate(threads.items()):
-            at = {"ph": "M", "pid": pid, "tid": thread}
-            lines += [
-                {"name": "thread_name", **at, "args": {"name": name}},
-                {"name": "thread_sort_index", **at, "args": {"sort_index": place}},
-            ]
-        file.write(",\n".join(map(json.dumps, lines)))
-        for start_ns, end_ns, thread, name, args in events:
-            event = {
-                "name": name,
-                "ph": "X",
-                "ts": (start_ns - self._begin_ns) / 1000,
-                "dur": max(0, end_ns - start_ns) / 1000,
-                "pid": pid,
-                "tid": thread,
-                "args": {key: _plain(value) for key, value in args.items()},
-            }
-            file.write(",\n" + json.dumps(event, allow_nan=False))
+
+        def write(end: str = ",\n", /, **event: Any) -> None:
+            file.write(json.dumps({**event, "pid": pid}, allow_nan=False) + end)
+
+        head = f'"displayTimeUnit": "ms", "otherData": {{"dropped_events": {num_dropped}}}'
+        file.write(f'{{{head}, "traceEvents": [\n')
+        for place, (tid, of_thread) in enumerate(threads.items()):
+            write(name="thread_name", ph="M", tid=tid, args={"name": of_thread})
+            write(name="thread_sort_index", ph="M", tid=tid, args={"sort_index": place})
+        for start_ns, end_ns, tid, stage, args in events:
+            ts, dur = (start_ns - self._begin_ns) / 1000, max(0, end_ns - start_ns) / 1000
+            plain = {key: _plain(value) for key, value in args.items()}
+            write(name=stage, ph="X", ts=ts, dur=dur, tid=tid, args=plain)
         if num_dropped:
-            last = max(end_ns for _, end_ns, *_ in events)
-            event = {
-                "name": f"{num_dropped} events after this one are left out",
-                "ph": "i",
-                "s": "g",  # a line through all threads
-                "ts": (last - self._begin_ns) / 1000,
-                "pid": pid,
-                "tid": next(iter(threads)),
-            }
-            file.write(",\n" + json.dumps(event))
-        file.write("\n]}\n")
-
-
-class _Span:
-    """A stage that is running."""
-
-    __slots__ = ("_args", "_name", "_start_ns", "_timeline")
-
-    def __init__(self, timeline: Timeline, name: str, args: dict[str, Any]) -> None:
-        self._timeline = timeline
-        self._name = name
-        self._args = args
-
-    def __enter__(self) -> dict[str, Any]:
-        self._start_ns = time.perf_counter_ns()
-        return self._args
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        end_ns = time.perf_counter_ns()
-        if kind is not None:
-            self._args["error"] = kind.__name__
-        self._timeline.add(self._name, self._start_ns, end_ns, **self._args)
+            ts = (max(end_ns for _, end_ns, *_ in events) - self._begin_ns) / 1000
+            text = f"{num_dropped} events after this one are left out"
+            write(name=text, ph="i", s="g", ts=ts, tid=next(iter(threads)))  # across all threads
+        write("\n]}\n", name="process_name", ph="M", args={"name": "gnnstore"})
 
 
 class _Off(Timeline):
     """Records nothing."""
 
-    def span(self, name: str, /, **args: Any) -> _Span:  # noqa: ARG002
-        """Do nothing."""
-        return _NO_SPAN
-
-    def add(self, name: str, start_ns: int, end_ns: int, /, **args: Any) -> None:
-        """Do nothing."""
-
-
-class _NoSpan(_Span):
-    __slots__ = ()
-
-    def __enter__(self) -> dict[str, Any]:
-        return {}
-
-    def __exit__(self, *_: object) -> None:
-        pass
+    def add(self, *_: Any, **__: Any) -> None: ...
 
 
 OFF: Timeline = _Off()
-_NO_SPAN = _NoSpan(OFF, "", {})
-
-
-def _off() -> Timeline:
-    return OFF
 
 
 @contextmanager
 def recorded(path: str | os.PathLike[str], max_events: int = MAX_EVENTS) -> Iterator[Timeline]:
-    """Yield a timeline, and write it when the `with` block is left, by an error too."""
+    """Yield a timeline for a path that is checked now; write it as the block ends, however."""
     file = Path(path).absolute()
-    _refuse_unwritable(file)
+    if not file.parent.is_dir():
+        raise NotFoundError(f"{file}: the directory of the timeline does not exist", path=file)
+    if file.is_dir() or not os.access(file.parent, os.W_OK | os.X_OK):
+        code = errno.EISDIR if file.is_dir() else errno.EACCES
+        raise storage_error(OSError(code, os.strerror(code)), "write the timeline", file)
     timeline = Timeline(max_events)
     try:
         yield timeline
@@ -183,22 +137,6 @@ def recorded(path: str | os.PathLike[str], max_events: int = MAX_EVENTS) -> Iter
             error.add_note(f"and no timeline has been written: {second}")
         raise
     timeline.write(file)
-
-
-def _refuse_unwritable(file: Path) -> None:
-    """Raise before an epoch the error that writing would raise after it."""
-    if not file.parent.is_dir():
-        raise NotFoundError(
-            f"{file}: the directory to write the timeline into does not exist", path=file
-        )
-    code = 0
-    if file.is_dir():
-        code = errno.EISDIR
-    elif not os.access(file.parent, os.W_OK | os.X_OK):
-        code = errno.EACCES
-    if code:
-        error = OSError(code, os.strerror(code))
-        raise storage_error(error, "write the timeline", file)
 
 
 def _plain(value: Any) -> Any:

@@ -22,7 +22,7 @@ import gnnstore
 from benchmarks.parts.strategies import WAYS
 from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.errors import GnnstoreError
-from gnnstore.pipeline.stats import peak_rss_bytes
+from gnnstore.progress import peak_rss_bytes
 from gnnstore.tools.bench.setup import Run
 from gnnstore.tools.bench.task import Task
 

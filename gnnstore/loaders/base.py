@@ -13,7 +13,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
@@ -39,8 +39,8 @@ from gnnstore.pipeline.order.cursor import EpochCursor
 from gnnstore.pipeline.order.from_torch import order_of, own_sampler, shuffles
 from gnnstore.pipeline.order.ranks import ALONE, RankShard
 from gnnstore.pipeline.order.state import LoaderState, OrderFields, Position
-from gnnstore.pipeline.stats import LoaderStats, peak_rss_bytes
-from gnnstore.progress import Progress, WaitProgress
+from gnnstore.pipeline.stats import LoaderStats
+from gnnstore.progress import WaitProgress, open_progress, peak_rss_bytes
 from gnnstore.sampling.neighbor import check_word
 from gnnstore.seeds.base import ON_DEMAND_EPOCH, BatchKey, SeedLabels
 from gnnstore.threads import Lookahead
@@ -508,13 +508,7 @@ def _displayed(wanted: bool | None, shard: RankShard) -> WaitProgress:
     if wanted is None:
         is_first = get_worker_info() is None and shard.rank == 0
         wanted = is_first and os.environ.get("RANK", "0") == "0" and sys.stderr.isatty()
-
-    def show() -> AbstractContextManager[Progress]:
-        from gnnstore.display.progress import open_progress  # noqa: PLC0415 - rich on demand
-
-        return open_progress()
-
-    return WaitProgress(show if wanted else None)
+    return WaitProgress(open_progress if wanted else None)
 
 
 def _no_step_of(name: str) -> UsageError:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-import resource
-import sys
 from dataclasses import dataclass, fields, replace
 from typing import Self
 
 from gnnstore._core import ReadCounts
 from gnnstore.units import format_size
 
-# ru_maxrss counts KiB on Linux and bytes on macOS.
-_MAXRSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
 _SETTINGS = (
     "strategy",
     "topology",
@@ -28,11 +24,6 @@ _SETTINGS = (
     "predicted_epoch_bytes",
     "epoch_batches",
 )
-
-
-def peak_rss_bytes() -> int:
-    """Return the most memory that this process has had resident."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT_BYTES
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from gnnstore.disk.profile.first_use import disk_profile
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.progress import Progress
-from gnnstore.strategies.base import Auto, Candidate
-from gnnstore.strategies.predict import traits
+from gnnstore.strategies.base import Auto, Strategy
 from gnnstore.strategies.predict.cost import Prediction
 from gnnstore.strategies.predict.sampled_epoch import SampledEpoch
+from gnnstore.strategies.predict.traits import StrategyTraits
 from gnnstore.strategies.sizes.placement import ASKED_FOR, Placement, Placer
 from gnnstore.strategies.sizes.placing import first_that_fits, place_for
 from gnnstore.strategies.sizes.prefetch import has_two_batches
@@ -39,7 +39,6 @@ class StrategyOptimizer:
 
     loader: LoaderSpec
     epoch: SampledEpoch
-    disk_bytes: int  # disk space that may be taken beside the store
 
     @classmethod
     def of(
@@ -47,17 +46,17 @@ class StrategyOptimizer:
     ) -> StrategyOptimizer | None:
         """Measure, and sample; None if there is nothing to sample or to read."""
         epoch = SampledEpoch.of(loader, placement, progress or loader.progress)
-        return None if epoch is None else cls(loader, epoch, loader.disk_bytes())
+        return None if epoch is None else cls(loader, epoch)
 
     @property
     def total_bytes(self) -> int:
         """Memory of the store's tables and topology."""
         return StoreSizes.of(self.loader.store.schema).total_bytes
 
-    def ranked(self, candidates: Sequence[Candidate]) -> list[Prediction]:
+    def ranked(self, candidates: Sequence[Strategy]) -> list[Prediction]:
         """Return the predictions of the candidates, the fastest first."""
         found = fastest_first(self.predictions(candidates))
-        by_frequency = next((p for p in found if p.candidate.score == "frequency"), None)
+        by_frequency = next((p for p in found if p.strategy.score == "frequency"), None)
         # Another score has never halved the misses, unless the cache has room for rows that no
         # sampled batch needs; counting degrees takes seconds.
         if by_frequency is not None and (
@@ -67,7 +66,7 @@ class StrategyOptimizer:
             return fastest_first(self.with_degrees().predictions(candidates))
         return found
 
-    def choice(self, auto: Auto, predictions: list[Prediction]) -> traits.Candidate:
+    def choice(self, auto: Auto, predictions: list[Prediction]) -> StrategyTraits:
         """Return which of all predictions "auto" goes by."""
         try:
             placement = place_for(self.loader, auto)
@@ -80,32 +79,32 @@ class StrategyOptimizer:
             return auto.fallback("mmap")
         if not placement.reads_disk or not is_worth_it(self.loader, placement):
             return auto.fallback(placement.strategy.mode)
-        own = [p for p in predictions if p.candidate in auto.loadable]
-        return next((p.candidate for p in fastest_first(own)), auto.fallback("mmap"))
+        own = [p for p in predictions if p.strategy in auto.loadable]
+        return next((p.strategy for p in fastest_first(own)), auto.fallback("mmap"))
 
     def with_degrees(self) -> StrategyOptimizer:
         """Return the optimizer with a cache by out-degree among what can be predicted."""
         return replace(self, epoch=self.epoch.with_degrees())
 
     def predictions(
-        self, candidates: Sequence[Candidate], *, memory: int | None = None
+        self, candidates: Sequence[Strategy], *, memory: int | None = None
     ) -> list[Prediction]:
         """Predict an epoch by each of some strategies."""
         found = []
-        for candidate in candidates:
-            if candidate.score == "degree" and self.epoch.workload.degree is None:
+        for strategy in candidates:
+            if strategy.score == "degree" and self.epoch.workload.degree is None:
                 problem = "out-degrees were not counted: the graph is large, or not in memory"
-                found.append(Prediction.impossible(candidate, problem))
+                found.append(Prediction.impossible(strategy, problem))
                 continue
             try:
-                found.append(self._predict(candidate, memory))
+                found.append(self._predict(strategy, memory))
             except (BudgetError, UsageError) as error:
-                found.append(Prediction.impossible(candidate, str(error)))
+                found.append(Prediction.impossible(strategy, str(error)))
         return found
 
-    def _predict(self, candidate: Candidate, memory: int | None) -> Prediction:
+    def _predict(self, strategy: Strategy, memory: int | None) -> Prediction:
         """Predict an epoch by one strategy."""
-        options, strategy = with_candidate(self.loader.options, candidate), candidate.strategy
+        options = with_candidate(self.loader.options, strategy)
         if memory is not None:
             options = replace(options, memory=memory)
         # Beside another kind of cache there is none; all cost what they take of the budget.
@@ -113,7 +112,7 @@ class StrategyOptimizer:
 
         def predict(place: Placer) -> Prediction:
             epoch = self.epoch.sampled_for(loader, place(0))
-            return strategy.predict(candidate, epoch, loader, place, self.disk_bytes)
+            return strategy.predict(epoch, loader, place)
 
         return first_that_fits(loader, strategy, predict)
 
@@ -132,12 +131,11 @@ def fastest_first(predictions: list[Prediction]) -> list[Prediction]:
     return sorted((p for p in predictions if p.is_feasible), key=lambda p: p.cost)
 
 
-def with_candidate(options: ReadOptions, candidate: traits.Candidate) -> ReadOptions:
+def with_candidate(options: ReadOptions, strategy: StrategyTraits) -> ReadOptions:
     """Return the options that a user who wants this very thing would have given."""
-    strategy = candidate.strategy
     if strategy.plans:
         return replace(options, strategy=strategy, planned=options.planned or PlannedSettings())
-    cache = None if candidate.score is None else CacheSettings(candidate.score)
+    cache = None if strategy.score is None else CacheSettings(strategy.score)
     engine = options.io_engine if strategy.reads_disk else None
     return replace(options, strategy=strategy, cache=cache, planned=None, io_engine=engine)
 
@@ -189,7 +187,7 @@ def choices_for(loader: LoaderSpec, auto: Auto) -> Iterator[Chosen]:
         each = describe_seconds(prediction.seconds)
         more = "" if first == each else f", the first {first}"
         why = f"it is predicted to take {each} an epoch{more}{others}"
-        chosen = with_candidate(options, prediction.candidate)
+        chosen = with_candidate(options, prediction.strategy)
         yield Chosen(chosen, why, predicted=prediction)
     yield mapped if may_map else simple
 
@@ -198,8 +196,8 @@ def _others(chosen: Prediction, slower: list[Prediction]) -> str:
     """Return in words the times of the next best other strategies."""
     named: dict[str, float] = {}
     for prediction in slower:
-        name = prediction.candidate.strategy.name
-        if name != chosen.candidate.strategy.name:
+        name = prediction.strategy.name
+        if name != chosen.strategy.name:
             named.setdefault(name, prediction.seconds)
     words = [f"{name} {describe_seconds(s)}" for name, s in list(named.items())[:_RUNNERS_UP]]
     return f" ({', '.join(words)})" if words else ""

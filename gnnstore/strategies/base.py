@@ -1,12 +1,12 @@
-"""A strategy as a value: it reserves memory for a loader, predicts an epoch, and opens its data."""
+"""A strategy: it reserves memory for a loader, predicts an epoch, and opens the loader's data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, Protocol
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from gnnstore.strategies.predict import traits
+from gnnstore.caching.scores import SCORES
 from gnnstore.strategies.predict.traits import Mode, StrategyTraits
 
 if TYPE_CHECKING:
@@ -17,65 +17,22 @@ if TYPE_CHECKING:
     from gnnstore.strategies.sources import DataSources
 
 
-class Kind(Protocol):
-    """The functions of strategies that work alike: a module, or an object."""
-
-    def reserve(self, loader: LoaderSpec, place: Placer) -> Placement:
-        """Reserve memory for a loader; see `Strategy.reserve`."""
-
-    def predict_epoch(
-        self,
-        candidate: Candidate,
-        epoch: SampledEpoch,
-        loader: LoaderSpec,
-        place: Placer,
-        disk_bytes: int,
-    ) -> Prediction:
-        """Predict an epoch of a loader; see `Strategy.predict`."""
-
-    def open_rows(
-        self, strategy: Strategy, loader: LoaderSpec, placement: Placement
-    ) -> DataSources:
-        """Open the sources of a loader's data; see `Strategy.open`."""
-
-
 @dataclass(frozen=True)
-class Strategy(StrategyTraits):
-    """A way to reach the rows of attributes.
+class Strategy(StrategyTraits, ABC):
+    """A way to reach the rows of attributes."""
 
-    Attributes
-    ----------
-    kind : callable
-        Returns the functions that do the work; imports what reads stores no sooner.
-    summary : str
-        Description in one line, for --help and the docs.
-    alias_of : str
-        The strategy that it is, but for some options; empty if it stands for itself.
-    takes_cache : bool
-        Whether `cache=` may say by what score rows are chosen that stay in memory.
-    scores : tuple of "degree" and "frequency"
-        Scores for such a cache, where predictions differ by them.
-    packed_before : str
-        Name of the candidate whose epochs `gnnstore pack` packs before training; empty if it
-        cannot.
-    """
-
-    kind: Callable[[], Kind] = field(kw_only=True, repr=False)
-    summary: str = ""
-    alias_of: str = ""
-    takes_cache: bool = False
-    scores: tuple[Literal["degree", "frequency"], ...] = ()
-    packed_before: str = ""
+    summary: str = ""  # description in one line, for --help and the docs
+    alias_of: str = ""  # the strategy that it is, but for some options
+    takes_cache: bool = False  # whether `cache=` may say by what score rows are chosen
 
     @property
-    def candidates(self) -> tuple[Candidate, ...]:
-        """The ways to use it that are predicted apart."""
-        found = [Candidate(f"{self.name}-{score}", self, score) for score in self.scores]
-        found = found or [Candidate(self.name, self)]
-        if self.packed_before:
-            found.append(Candidate(self.packed_before, self, is_offline=True))
-        return tuple(found)
+    def candidates(self) -> tuple[Strategy, ...]:
+        """The strategy with each of the options by which predictions differ."""
+        scored = [replace(self, score=score) for score in SCORES] if self.caches else [self]
+        packed = [replace(self, is_offline=True)] if self.packed_before else []
+        return (*scored, *packed)
 
+    @abstractmethod
     def reserve(self, loader: LoaderSpec, place: Placer) -> Placement:
         """Divide the memory of a loader, by samples of its batches.
 
@@ -90,46 +47,20 @@ class Strategy(StrategyTraits):
         BudgetError
             If two batches, or what the strategy needs besides, do not fit.
         """
-        return self.kind().reserve(loader, place)
 
-    def predict(
-        self,
-        candidate: Candidate,
-        epoch: SampledEpoch,
-        loader: LoaderSpec,
-        place: Placer,
-        disk_bytes: int,
-    ) -> Prediction:
+    @abstractmethod
+    def predict(self, epoch: SampledEpoch, loader: LoaderSpec, place: Placer) -> Prediction:
         """Predict an epoch, with the memory that `reserve` would give.
-
-        Parameters
-        ----------
-        candidate : Candidate
-            One of the strategy's.
-        loader : LoaderSpec
-            With the candidate's options.
-        place : callable
-            As of `reserve`.
-        disk_bytes : int
-            Disk space beside the store.
 
         Raises
         ------
         BudgetError
             As `reserve`.
         """
-        return self.kind().predict_epoch(candidate, epoch, loader, place, disk_bytes)
 
+    @abstractmethod
     def open(self, loader: LoaderSpec, placement: Placement) -> DataSources:
         """Open a store's parts where they were placed, with the sizes that were reserved."""
-        return self.kind().open_rows(self, loader, placement)
-
-
-@dataclass(frozen=True)
-class Candidate(traits.Candidate):
-    """One way to use a strategy, with the strategy that predicts it."""
-
-    strategy: Strategy
 
 
 @dataclass(frozen=True)
@@ -145,27 +76,23 @@ class Auto(StrategyTraits):
     strategies: tuple[Strategy, ...] = ()  # in the order in which they are predicted
 
     @property
-    def candidates(self) -> tuple[Candidate, ...]:
-        """The ways that there are, those of `gnnstore pack` included."""
+    def candidates(self) -> tuple[Strategy, ...]:
+        """All that is predicted, epochs of `gnnstore pack` included."""
         return tuple(found for strategy in self.strategies for found in strategy.candidates)
 
     @property
-    def loadable(self) -> tuple[Candidate, ...]:
+    def loadable(self) -> tuple[Strategy, ...]:
         """Return the candidates among which a loader chooses by predictions."""
-        return tuple(
-            found
-            for found in self.candidates
-            if found.strategy.mode != "memory" and not found.is_offline
-        )
+        return tuple(s for s in self.candidates if s.mode != "memory" and not s.is_offline)
 
     @property
     def on_disk(self) -> Auto:
         """The choice among those that do not load everything into memory."""
         return replace(self, strategies=tuple(s for s in self.strategies if s.mode != "memory"))
 
-    def candidate(self, name: str) -> Candidate:
+    def candidate(self, choice: str) -> Strategy:
         """Return the candidate of that name."""
-        return next(found for found in self.candidates if found.name == name)
+        return next(found for found in self.candidates if found.choice == choice)
 
     @property
     def by_mode(self) -> dict[Mode, Strategy]:
@@ -176,7 +103,7 @@ class Auto(StrategyTraits):
                 found.setdefault(strategy.mode, strategy)
         return found
 
-    def fallback(self, mode: Mode) -> Candidate:
+    def fallback(self, mode: Mode) -> Strategy:
         """Return the candidate that is taken without predictions."""
         # Of scores the last, by which a cache is filled unless `cache=` says otherwise.
         return self.by_mode[mode].candidates[-1]

@@ -1,59 +1,37 @@
 """The strategies that there are. A new one is made and registered here, or in a module of its own.
 
-Importing them is cheap: the command line lists them in its --help. Modules that read stores take
-seconds to import, so each kind of strategy imports its module when it is asked to do something.
+The command line lists them in its --help, so none of their modules imports torch.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.errors import UsageError
 from gnnstore.registry import Registry
-from gnnstore.strategies.base import Auto, Kind, Strategy
+from gnnstore.strategies.base import Auto, Strategy
+from gnnstore.strategies.in_memory import InMemoryStrategy
+from gnnstore.strategies.lookahead import LookaheadStrategy
+from gnnstore.strategies.static import StaticStrategy
 
-# ruff: noqa: PLC0415
-
-
-def _in_memory() -> Kind:
-    from gnnstore.strategies import in_memory
-
-    return in_memory
-
-
-def _static() -> Kind:
-    from gnnstore.strategies import static
-
-    return static
-
-
-def _lookahead() -> Kind:
-    from gnnstore.strategies import lookahead
-
-    return lookahead
-
-
-MEMORY = Strategy(
+MEMORY = InMemoryStrategy(
     "memory",
     "memory",
-    kind=_in_memory,
     summary="all attributes and the graph's topology are read into memory once",
 )
-MMAP = Strategy(
+MMAP = InMemoryStrategy(
     "mmap",
     "mmap",
-    kind=_in_memory,
     summary=(
         "attributes are mapped; the operating system reads a page when a row on it is touched"
     ),
 )
-STATIC = Strategy(
+STATIC = StaticStrategy(
     "static",
     "disk",
-    kind=_static,
     caches=True,
     takes_cache=True,
-    scores=("degree", "frequency"),
     summary=(
         "attributes stay on disk; a cache holds the rows that batches need most often, and the "
         "others are read one by one, bypassing the page cache"
@@ -64,23 +42,20 @@ DIRECT = replace(
     name="direct",
     alias_of="static",
     caches=False,
-    scores=(),
     summary='`"static"` without a cache: rows are read one by one',
 )
-BELADY = Strategy(
+BELADY = LookaheadStrategy(
     "belady",
     "disk",
-    kind=_lookahead,
     policy="belady",
     summary=(
         "batches are sampled ahead, hundreds at a time; the cache holds the rows that are needed "
         "again soonest, and no cache of the same size has fewer misses"
     ),
 )
-PACKED = Strategy(
+PACKED = LookaheadStrategy(
     "packed",
     "disk",
-    kind=_lookahead,
     policy="belady",
     packs=True,
     takes_cache=True,
@@ -107,9 +82,6 @@ def find_strategy(name: str) -> Strategy | Auto:
     if name in STRATEGIES:
         return STRATEGIES[name]
     names = f"choose one of {', '.join((choice.name, *STRATEGIES.names))}"
-    # On demand: its kernels take longer to load than --help may.
-    from gnnstore.caching.policies.registry import POLICIES
-
     if name in POLICIES and POLICIES[name].is_simulated_only:
         raise UsageError(
             f"strategy={name!r} is none that loads: {name!r} is a cache to compare with, which "

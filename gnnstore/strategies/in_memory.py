@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from gnnstore._core import release_memory
 from gnnstore.graph.sizes import StoreSizes
-from gnnstore.strategies.base import Candidate, Strategy
+from gnnstore.strategies.base import Strategy
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.predict.cost import EpochCosts, Machine, Prediction, Resources
 from gnnstore.strategies.predict.reads import ReadTotals
@@ -17,56 +15,50 @@ from gnnstore.strategies.sizes.prefetch import check_two_batches
 from gnnstore.strategies.sources import DataSources
 
 
-def reserve(loader: LoaderSpec, place: Placer) -> Placement:
-    """Check that there is room for two batches, before everything else is loaded."""
-    placement = place(0)
-    if placement.budget_is_promise:
-        topology = loader.open_topology(placement, None)
-        seen = loader.presampler.run(topology, 1, spare_bytes=placement.spare_bytes)
-        release_memory()
-        check_two_batches(placement.ledger, seen.largest_bytes)
-    return placement
+class InMemoryStrategy(Strategy):
+    """All rows are loaded into memory, or mapped."""
 
+    def reserve(self, loader: LoaderSpec, place: Placer) -> Placement:
+        """Check that there is room for two batches, before everything else is loaded."""
+        placement = place(0)
+        if placement.budget_is_promise:
+            topology = loader.open_topology(placement, None)
+            seen = loader.presampler.run(topology, 1, spare_bytes=placement.spare_bytes)
+            release_memory()
+            check_two_batches(placement.ledger, seen.largest_bytes)
+        return placement
 
-def predict_epoch(
-    candidate: Candidate,
-    epoch: SampledEpoch,
-    loader: LoaderSpec,
-    place: Placer,
-    disk_bytes: int,  # noqa: ARG001 - nothing is kept on disk
-) -> Prediction:
-    """Predict an epoch; a mapping has what batches leave for its pages."""
-    placement = place(0)
-    if placement.budget_is_promise:
-        check_two_batches(placement.ledger, epoch.seen.largest_bytes)
-    pages_bytes = 0
-    if placement.strategy.mode == "mmap":  # although pages are not counted
-        left_bytes = placement.left_bytes - 2 * epoch.seen.largest_bytes
-        if placement.topology == "mmap":
-            left_bytes -= StoreSizes.of(loader.store.schema).topology_bytes
-        pages_bytes = max(0, left_bytes)
-    resources = Resources(placement.resident_bytes, cached_bytes=pages_bytes)
-    return predict(candidate, epoch.workload, epoch.machine, resources)
+    def predict(self, epoch: SampledEpoch, loader: LoaderSpec, place: Placer) -> Prediction:
+        """Predict an epoch; a mapping has what batches leave for its pages."""
+        placement = place(0)
+        if placement.budget_is_promise:
+            check_two_batches(placement.ledger, epoch.seen.largest_bytes)
+        pages_bytes = 0
+        if self.mode == "mmap":  # although pages are not counted
+            left_bytes = placement.left_bytes - 2 * epoch.seen.largest_bytes
+            if placement.topology == "mmap":
+                left_bytes -= StoreSizes.of(loader.store.schema).topology_bytes
+            pages_bytes = max(0, left_bytes)
+        resources = Resources(placement.resident_bytes, cached_bytes=pages_bytes)
+        return self.predict_with(epoch.workload, epoch.machine, resources)
 
+    def predict_with(
+        self, workload: Workload, machine: Machine, resources: Resources
+    ) -> Prediction:
+        """Predict an epoch with some resources."""
+        reads, reading = ReadTotals(), 0.0
+        if self.mode == "mmap":
+            num_pages, num_batches = resources.cached_bytes // PAGE_BYTES, workload.epoch_batches
+            faults = round(workload.pages.lru_misses(num_pages, num_batches) * num_batches)
+            reads = ReadTotals(faults, faults * PAGE_BYTES)
+            reading = faults / machine.faults_per_second()
+            first = workload.pages.lru_first_misses(num_pages, num_batches)
+            once = first / machine.faults_per_second()
+        else:
+            once = machine.disk.sequential_seconds(workload.table_bytes)
+        costs = EpochCosts(workload, machine)
+        return costs.one_by_one(self, resources, reads, reading, once=once)
 
-def predict(
-    candidate: Candidate, workload: Workload, machine: Machine, resources: Resources
-) -> Prediction:
-    """Predict an epoch with some resources."""
-    reads, reading = ReadTotals(), 0.0
-    if candidate.strategy.mode == "mmap":
-        num_pages, num_batches = resources.cached_bytes // PAGE_BYTES, workload.epoch_batches
-        faults = round(workload.pages.lru_misses(num_pages, num_batches) * num_batches)
-        reads = ReadTotals(faults, faults * PAGE_BYTES)
-        reading = faults / machine.faults_per_second()
-        first = workload.pages.lru_first_misses(num_pages, num_batches)
-        once = first / machine.faults_per_second()
-    else:
-        once = machine.disk.sequential_seconds(workload.table_bytes)
-    return EpochCosts(workload, machine).one_by_one(candidate, resources, reads, reading, once=once)
-
-
-def open_rows(strategy: Strategy, loader: LoaderSpec, placement: Placement) -> DataSources:
-    """Load or map the graph's topology and the rows."""
-    topology = loader.open_topology(placement, None)
-    return DataSources(loader, placement, topology, again=partial(strategy.open, loader, placement))
+    def open(self, loader: LoaderSpec, placement: Placement) -> DataSources:
+        """Load or map the graph's topology and the rows."""
+        return DataSources(loader, placement)

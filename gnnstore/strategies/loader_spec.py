@@ -91,16 +91,21 @@ class LoaderSpec:
         neighbors = shared.neighbors(store, csc, rows, placement.neighbors_bytes, spare)
         return Topology(csc, rows, neighbors)
 
-    def tmpdir(self, settings: PlannedSettings) -> Path:
-        """Return where runs put what they need for a while."""
-        return default_parent(self.store.path) if settings.tmpdir is None else Path(settings.tmpdir)
+    @property
+    def planned(self) -> PlannedSettings:
+        """The user's options for sampling and planning ahead."""
+        return self.options.planned or PlannedSettings()
+
+    @property
+    def tmpdir(self) -> Path:
+        """The directory for temporary files."""
+        given = self.planned.tmpdir
+        return default_parent(self.store.path) if given is None else Path(given)
 
     def disk_bytes(self) -> int:
-        """Return the disk space for temporary files beside the store."""
-        settings = self.options.planned or PlannedSettings()
-        if settings.disk_bytes is not None:
-            return settings.disk_bytes
-        return free_bytes(self.tmpdir(settings)) // _FREE_SHARE
+        """Return the disk space for temporary files."""
+        given = self.planned.disk_bytes
+        return free_bytes(self.tmpdir) // _FREE_SHARE if given is None else given
 
     def taken_bytes(self, strategy: StrategyTraits) -> int:
         """Return the bytes of the budget in other loaders' caches, under some strategy."""

@@ -22,17 +22,17 @@ from gnnstore.pipeline.lookahead.producer import LookaheadJob
 from gnnstore.pipeline.margins import MANY_BATCHES
 from gnnstore.sampling.compact import Types
 from gnnstore.sampling.row_space import RowSpace
-from gnnstore.strategies.base import Candidate, Strategy
+from gnnstore.strategies.base import Strategy
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.predict.cost import EPOCHS, EpochCosts, Machine, Prediction, Resources
 from gnnstore.strategies.predict.reads import ReadTotals
 from gnnstore.strategies.predict.sampled_epoch import SampledEpoch, out_degrees
+from gnnstore.strategies.predict.traits import StrategyTraits
 from gnnstore.strategies.predict.workload import Workload
 from gnnstore.strategies.sizes.lookahead import LookaheadSizer
 from gnnstore.strategies.sizes.misses import EstimatedMisses, MeasuredMisses
 from gnnstore.strategies.sizes.placement import Placement, Placer
 from gnnstore.strategies.sizes.placing import with_engine
-from gnnstore.strategies.sizes.settings import PlannedSettings
 from gnnstore.strategies.sizes.superbatch import Horizon
 from gnnstore.strategies.sources import DataSources
 from gnnstore.strategies.static import CacheMaker
@@ -60,103 +60,100 @@ _PLAN_SECONDS = 20e-9
 _SPILLED_ROW_BYTES = 16
 
 
-def reserve(loader: LoaderSpec, place: Placer) -> Placement:
-    """Decide how many batches are planned at a time, and how many rows are cached."""
-    engine, presampler = loader.open_engine(place(0).topology), loader.presampler
-    placed, num_threads = with_engine(place, engine), loader.num_threads
-    placement = placed(0)
-    strategy, topology = placement.strategy, loader.open_topology(placement, engine)
-    specs = loader.node_specs(placement)
-    policy = _policy(loader, placement, topology, engine)
-    staging_bytes = 0 if engine is None else engine.staging_bytes
-    spare_bytes = placement.spare_bytes
+class LookaheadStrategy(Strategy):
+    """Batches are sampled and planned ahead, a superbatch at a time."""
 
-    def sample(num_threads: int, **options: Any) -> Presampled:
-        found = presampler.run(topology, num_threads, spare_bytes=spare_bytes, **options)
-        release_memory()  # the samples' buffers: nothing gives them back before the first batch
-        return found
+    def reserve(self, loader: LoaderSpec, place: Placer) -> Placement:
+        """Decide how many batches are planned at a time, and how many rows are cached."""
+        engine, presampler = loader.open_engine(place(0).topology), loader.presampler
+        placed, num_threads = with_engine(place, engine), loader.num_threads
+        placement = placed(0)
+        topology = loader.open_topology(placement, engine)
+        specs = loader.node_specs(placement)
+        policy = _policy(loader, placement, topology, engine)
+        staging_bytes = 0 if engine is None else engine.staging_bytes
+        spare_bytes = placement.spare_bytes
 
-    def misses(num_threads: int, num_batches: int) -> MeasuredMisses:
-        return MeasuredMisses(
+        def sample(num_threads: int, **options: Any) -> Presampled:
+            found = presampler.run(topology, num_threads, spare_bytes=spare_bytes, **options)
+            release_memory()  # the samples' buffers, which would stay until the first batch
+            return found
+
+        def misses(num_threads: int, num_batches: int) -> MeasuredMisses:
+            return MeasuredMisses(
+                topology,
+                presampler,
+                policy=policy,
+                packs=self.packs,
+                num_batches=max(1, min(_PROFILE_BATCHES, presampler.epoch_batches, num_batches)),
+                num_threads=num_threads,
+                spare_bytes=spare_bytes,
+            )
+
+        sampling = num_threads
+        if staging_bytes:
+            sampling = max(1, min(num_threads, placement.staging_bytes // staging_bytes))
+        found = _sizer(
+            loader,
+            placement,
             topology,
-            presampler,
-            policy=policy,
-            packs=strategy.packs,
-            num_batches=max(1, min(_PROFILE_BATCHES, presampler.epoch_batches, num_batches)),
+            specs,
+            placed=placed,
+            seen=sample(sampling),
+            see_many=lambda: sample(1, num_batches=MANY_BATCHES),
+            misses=misses,
             num_threads=num_threads,
-            spare_bytes=spare_bytes,
+            staging_bytes=staging_bytes,
+        ).choose()
+        release_memory()  # of the batches that were sampled and planned to find the sizes
+        return found.placement.with_superbatch(found.size)
+
+    def predict(self, epoch: SampledEpoch, loader: LoaderSpec, place: Placer) -> Prediction:
+        """Predict an epoch, its misses estimated from how often rows are needed again."""
+        work = epoch.workload
+        misses = EstimatedMisses(work, POLICIES[self.policy], packs=self.packs)
+        found = _sizer(
+            loader,
+            place(0),
+            epoch.topology,
+            epoch.specs,
+            placed=place,
+            seen=epoch.seen,
+            see_many=epoch.see_many,
+            misses=lambda *_: misses,
+            num_threads=epoch.machine.num_threads,
+            staging_bytes=epoch.engine.staging_bytes,
+            packed_bytes=misses.packed_bytes if self.is_offline else None,
+        ).choose()
+        size, placement = found.size, found.placement
+        resources = Resources(
+            placement.resident_bytes + placement.staging_bytes + size.num_bytes,
+            size.num_slots,
+            size.num_slots * work.row_bytes,
+            size.num_batches,
+            size.in_memory and size.plans_in_memory,
+            found.disk_bytes,
+            size.chunk_memory_bytes,
+            overlaps=size.overlaps,
+            num_threads=found.num_threads,
+            num_unplanned=size.num_unplanned,
         )
+        return self.predict_with(work, epoch.machine, resources)
 
-    sampling = num_threads
-    if staging_bytes:
-        sampling = max(1, min(num_threads, placement.staging_bytes // staging_bytes))
-    found = _sizer(
-        loader,
-        placement,
-        topology,
-        specs,
-        placed=placed,
-        seen=sample(sampling),
-        see_many=lambda: sample(1, num_batches=MANY_BATCHES),
-        misses=misses,
-        num_threads=num_threads,
-        staging_bytes=staging_bytes,
-        disk_bytes=loader.disk_bytes(),
-    ).choose()
-    release_memory()  # of the batches that were sampled and planned to find the sizes
-    return found.placement.with_superbatch(found.size)
+    def predict_with(
+        self, workload: Workload, machine: Machine, resources: Resources
+    ) -> Prediction:
+        """Predict an epoch with some resources."""
+        if resources.num_threads:
+            machine = replace(machine, num_threads=resources.num_threads)
+        epoch = _Epoch(self, workload, machine, resources)
+        return epoch.from_plan() if self.is_offline else epoch.planned()
 
-
-def predict_epoch(
-    candidate: Candidate,
-    epoch: SampledEpoch,
-    loader: LoaderSpec,
-    place: Placer,
-    disk_bytes: int,
-) -> Prediction:
-    """Predict an epoch, its misses estimated from how often rows are needed again."""
-    work = epoch.workload
-    misses = EstimatedMisses(
-        work, POLICIES[candidate.strategy.policy], packs=candidate.strategy.packs
-    )
-    found = _sizer(
-        loader,
-        place(0),
-        epoch.topology,
-        epoch.specs,
-        placed=place,
-        seen=epoch.seen,
-        see_many=epoch.see_many,
-        misses=lambda *_: misses,
-        num_threads=epoch.machine.num_threads,
-        staging_bytes=epoch.engine.staging_bytes,
-        disk_bytes=disk_bytes,
-        packed_bytes=misses.packed_bytes if candidate.is_offline else None,
-    ).choose()
-    size, placement = found.size, found.placement
-    resources = Resources(
-        placement.resident_bytes + placement.staging_bytes + size.num_bytes,
-        size.num_slots,
-        size.num_slots * work.row_bytes,
-        size.num_batches,
-        size.in_memory and size.plans_in_memory,
-        found.disk_bytes,
-        size.chunk_memory_bytes,
-        overlaps=size.overlaps,
-        num_threads=found.num_threads,
-        num_unplanned=size.num_unplanned,
-    )
-    return predict(candidate, work, epoch.machine, resources)
-
-
-def predict(
-    candidate: Candidate, workload: Workload, machine: Machine, resources: Resources
-) -> Prediction:
-    """Predict an epoch with some resources."""
-    if resources.num_threads:
-        machine = replace(machine, num_threads=resources.num_threads)
-    epoch = _Epoch(candidate, workload, machine, resources)
-    return epoch.from_plan() if candidate.is_offline else epoch.planned()
+    def open(self, loader: LoaderSpec, placement: Placement) -> DataSources:
+        """Open the tables, and what samples and plans ahead; it begins with the first batch."""
+        if loader.open_engine(placement.topology) is None:  # there is nothing to read
+            return DataSources(loader, placement)
+        return LookaheadSources(loader, placement)
 
 
 def _sizer(
@@ -171,7 +168,7 @@ def _sizer(
     presampler = loader.presampler
     return LookaheadSizer(
         strategy=placement.strategy,
-        settings=loader.options.planned or PlannedSettings(),
+        settings=loader.planned,
         num_rows=topology.csc.num_nodes,
         row_bytes=sum(spec.row_bytes for spec in specs),
         epoch_batches=presampler.epoch_batches,
@@ -179,41 +176,9 @@ def _sizer(
         may_use_fewer=loader.may_use_fewer,
         reads_neighbors=topology.is_read,
         samples_slowly=topology.is_slow or topology.is_read,
+        disk_bytes=loader.disk_bytes(),
         reads_more=bool(read - {spec.path for spec in specs}),
         **measured,
-    )
-
-
-def open_rows(strategy: Strategy, loader: LoaderSpec, placement: Placement) -> DataSources:
-    """Open the tables, and what samples and plans ahead; it begins with the first batch."""
-    engine = loader.open_engine(placement.topology)
-    topology = loader.open_topology(placement, engine)
-    again = partial(strategy.open, loader, placement)
-    settings, size = loader.options.planned, placement.superbatch
-    if settings is None or size is None or engine is None:  # there is nothing to read
-        return DataSources(loader, placement, topology, engine, again=again)
-    num_nodes, specs = topology.csc.num_nodes, loader.node_specs(placement)
-    job = LookaheadJob(
-        partial(_shared_cache, strategy.cache_kind, loader.store, specs, engine, size),
-        _policy(loader, placement, topology, engine),
-        size,
-        packs=strategy.packs,
-        tmpdir=loader.tmpdir(settings),
-        quota=DiskQuota(loader.disk_bytes()),
-        space=RowSpace.of_schema(loader.store.schema),
-        num_nodes=num_nodes,
-        num_edges=topology.csc.num_edges,
-        index_dtype=loader.store.schema.index_dtype,
-        types=Types.of(loader.store.schema),
-        degrees=partial(out_degrees, topology, size.degrees_bytes(num_nodes)),
-    )
-    superbatches = LookaheadEpochs(job)
-    # Planners stay as well, and what plans took is not given back at once.
-    shared_tables(loader.store).use(
-        superbatches, strategy.cache_kind, promised_bytes=size.num_bytes
-    )
-    return LookaheadSources(
-        loader, placement, topology, engine, superbatches=superbatches, again=again
     )
 
 
@@ -249,9 +214,31 @@ def _shared_cache(
 class LookaheadSources(DataSources):
     """The parts of a store whose batches are sampled and planned ahead."""
 
-    def __init__(self, *parts: Any, superbatches: LookaheadEpochs, **named: Any) -> None:
-        super().__init__(*parts, **named)
-        self.superbatches = superbatches  # samples and plans ahead
+    superbatches: LookaheadEpochs
+
+    def open_cache(self, loader: LoaderSpec) -> None:
+        """Make what samples and plans ahead, with the memory that it has been promised."""
+        placement, topology, engine = self.placement, self.topology, self.engine
+        strategy, size = placement.strategy, placement.superbatch
+        assert size is not None and engine is not None  # noqa: S101, PT018 - else nothing is read
+        num_nodes, specs = topology.csc.num_nodes, loader.node_specs(placement)
+        job = LookaheadJob(
+            partial(_shared_cache, strategy.cache_kind, loader.store, specs, engine, size),
+            _policy(loader, placement, topology, engine),
+            size,
+            packs=strategy.packs,
+            tmpdir=loader.tmpdir,
+            quota=DiskQuota(loader.disk_bytes()),
+            num_nodes=num_nodes,
+            num_edges=topology.csc.num_edges,
+            index_dtype=loader.store.schema.index_dtype,
+            degrees=partial(out_degrees, topology, size.degrees_bytes(num_nodes)),
+        )
+        self.superbatches = LookaheadEpochs(job)
+        # Planners stay as well, and what plans took is not given back at once.
+        shared_tables(loader.store).use(
+            self.superbatches, strategy.cache_kind, promised_bytes=size.num_bytes
+        )
 
     @property
     def cached_by(self) -> str:
@@ -298,7 +285,7 @@ class _Epoch:
     for.
     """
 
-    candidate: Candidate
+    strategy: StrategyTraits
     workload: Workload
     machine: Machine
     resources: Resources
@@ -306,7 +293,7 @@ class _Epoch:
     @property
     def policy(self) -> CachePolicy:
         """The policy whose plans are followed."""
-        return POLICIES[self.candidate.strategy.policy]
+        return POLICIES[self.strategy.policy]
 
     @property
     def costs(self) -> EpochCosts:
@@ -326,7 +313,7 @@ class _Epoch:
 
     def _by_superbatches(self) -> Prediction:
         work, machine, slots = self.workload, self.machine, self.resources.num_slots
-        costs, policy, packs = self.costs, self.policy, self.candidate.strategy.packs
+        costs, policy, packs = self.costs, self.policy, self.strategy.packs
         size = max(1, self.resources.superbatch)
         num = work.epoch_batches / size  # less than 1 where a superbatch has several epochs
         num_rows = work.batch_rows * work.epoch_batches
@@ -383,7 +370,7 @@ class _Epoch:
         else:
             seconds = self._overlapped(num, making, following, busiest, shared)
         return Prediction.of(
-            self.candidate, self.resources, seconds, once, stages, reads, in_order, written
+            self.strategy, self.resources, seconds, once, stages, reads, in_order, written
         )
 
     def from_plan(self) -> Prediction:
@@ -402,7 +389,7 @@ class _Epoch:
         packing += machine.disk.sequential_seconds(written_bytes=recorded)
         # Packing is done for each epoch, but before training.
         found = Prediction.of(
-            self.candidate,
+            self.strategy,
             self.resources,
             max(reading, assembling),
             packing * EPOCHS,

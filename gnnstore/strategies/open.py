@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import cast
 
 from gnnstore.errors import BudgetError
-from gnnstore.strategies.auto import choices_for
+from gnnstore.strategies.auto import Chosen, choices_for
 from gnnstore.strategies.base import Auto, Strategy
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.sizes.placement import Placement, Placer
@@ -18,11 +18,9 @@ from gnnstore.units import format_size
 def open_sources(loader: LoaderSpec) -> DataSources:
     """Decide where a store's parts lie, and open them there."""
     given = _given(loader)
-    if isinstance(given, Strategy):
-        strategy, placement = _reserved(loader)
-        return strategy.open(loader, placement)
+    choices = choices_for(loader, given) if isinstance(given, Auto) else [Chosen(loader.options)]
     refusals: list[BudgetError] = []
-    for chosen in choices_for(loader, given):
+    for chosen in choices:
         own = replace(loader, options=chosen.options)
         reasons = {"why": chosen.why, "instead_of_static": chosen.instead_of_static}
         try:

@@ -15,7 +15,6 @@ from gnnstore.pipeline.batch import SamplingSource
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
     from gnnstore.formats.arrays.spec import AttributeSpec
-    from gnnstore.graph.topology import Topology
     from gnnstore.pipeline.stats import LoaderStats
     from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
     from gnnstore.seeds.base import SeedSource
@@ -79,23 +78,17 @@ class RowCache(Protocol):
 class DataSources(Sources):
     """The graph's topology and the rows of all attributes, open to be read.
 
-    Pickles as the decisions that were made: a copy fills a cache of the same rows.
+    A copy in another process fills a cache of the same rows.
     """
 
-    def __init__(
-        self,
-        loader: LoaderSpec,
-        placement: Placement,
-        topology: Topology,
-        engine: Engine | None = None,
-        *,
-        again: Callable[[], DataSources],
-        cache: RowCache | None = None,
-    ) -> None:
-        self._again = again
+    def __init__(self, loader: LoaderSpec, placement: Placement) -> None:
         self._index_dtype = loader.store.schema.index_dtype
-        self.placement, self.topology, self.engine = placement, topology, engine
-        self.cache, store, num_threads = cache, loader.store, loader.num_threads
+        store, num_threads = loader.store, loader.num_threads
+        engine = loader.open_engine(placement.topology) if placement.reads_disk else None
+        self.placement, self.engine = placement, engine
+        self.topology = topology = loader.open_topology(placement, engine)
+        # Before tables are loaded, which takes a while.
+        self.cache = cache = self.open_cache(loader)
         edge_id = topology.csc.edge_id
         self.edge_ids = None if edge_id is None else MemoryRows.from_array(edge_id)
         self.num_threads = num_threads
@@ -117,6 +110,10 @@ class DataSources(Sources):
 
         self.nodes = opened(store.schema.node.attributes)
         self.edges = opened(store.schema.edge.attributes)
+
+    def open_cache(self, loader: LoaderSpec) -> RowCache | None:  # noqa: ARG002 - for subclasses
+        """Return the cache that rows of some tables are taken from."""
+        return None
 
     @property
     def cached_by(self) -> str:

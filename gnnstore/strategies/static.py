@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from gnnstore.features.static import (
 )
 from gnnstore.graph.shared import CacheKey, shared_tables
 from gnnstore.pipeline.margins import with_margin
-from gnnstore.strategies.base import Candidate, Strategy
+from gnnstore.strategies.base import Strategy
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.predict.cost import EpochCosts, Machine, Prediction, Resources
 from gnnstore.strategies.predict.sampled_epoch import SampledEpoch
@@ -132,127 +131,115 @@ class CacheMaker:
         return CacheKey(self.settings, tables)
 
 
-def reserve(loader: LoaderSpec, place: Placer) -> Placement:
-    """Divide what a store's parts leave between batches in flight and a cache; fill the cache."""
-    engine, num_threads = loader.open_engine(place(0).topology), loader.num_threads
-    placement = with_engine(place, engine)(0)
-    topology = loader.open_topology(placement, engine)
-    maker = CacheMaker.of(loader, placement, topology, engine)
-    existing = None if maker is None else maker.find()
-    if maker is not None and existing is None and not placement.budget_is_promise:
-        # Memory of other caches, which stay.
-        held = shared_tables(maker.store).cached_bytes
-        placement = placement.with_limit(placement.budget_bytes - held)
-    counted: list[npt.NDArray[Any]] = []
-    note = ""
-    if maker is not None and existing is None:
-        note = _why_none(maker, placement.left_bytes)
-        if not note and maker.settings.score == "frequency":
-            counted = [np.zeros(maker.store.num_nodes, np.uint8)]
+class StaticStrategy(Strategy):
+    """Rows are read one by one, but for those in a static cache."""
 
-    batch_bytes = sample_bytes = 0
-    if placement.budget_is_promise or counted:
-        spare = placement.spare_bytes
-        if spare is not None:
-            spare = max(0, spare - sum(scores.nbytes for scores in counted))
-        presampled = loader.presampler.run(
-            topology, num_threads, counted[0] if counted else None, spare_bytes=spare
-        )
-        if placement.budget_is_promise:
-            release_memory()  # the samples' buffers: nothing gives them back before the first batch
-            batch_bytes = with_margin(presampled.largest_bytes)
-            sample_bytes = with_margin(presampled.largest_ids_bytes)
-            check_two_batches(placement.ledger, batch_bytes)
-    if maker is None:
-        return placement
-
-    num_rows = cache_rows(
-        *(placement, maker.settings, maker.cost, batch_bytes, sample_bytes),
-        num_threads=num_threads,
-        staging_bytes=maker.engine.staging_bytes,
-    )
-    if existing is not None:
-        cache: StaticCache | None = existing
-        most = placement.left_bytes - 2 * batch_bytes
-        if placement.budget_is_promise and existing.num_bytes > most:
-            existing.shrink(num_rows)
-    elif note or num_rows == 0:
-        cache, note = None, note or "batches leave no room for more"
-    else:
-        cache = maker.open(num_rows, counted)
-    score = maker.settings.score
-    if cache is None:
-        return placement.with_cache(StaticCacheInfo(score, 0, 0, note))
-    return placement.with_cache(StaticCacheInfo(score, cache.num_rows, cache.num_bytes))
-
-
-def predict_epoch(
-    candidate: Candidate,
-    epoch: SampledEpoch,
-    loader: LoaderSpec,
-    place: Placer,
-    disk_bytes: int,  # noqa: ARG001 - nothing is kept on disk
-) -> Prediction:
-    """Predict an epoch, with a cache of what batches leave."""
-    placement, work = place(0), epoch.workload
-    batch_bytes = sample_bytes = 0
-    if placement.budget_is_promise:
-        batch_bytes = with_margin(epoch.seen.largest_bytes)
-        sample_bytes = with_margin(epoch.seen.largest_ids_bytes)
-        check_two_batches(placement.ledger, batch_bytes)
-    num_rows, taken = 0, placement.resident_bytes + placement.staging_bytes
-    if candidate.score is not None:
-        settings = loader.options.cache or CacheSettings()
-        cost = cache_cost(work.num_rows, work.row_bytes, settings.score)
-        if work.num_rows * SCORE_DTYPES[settings.score]().itemsize <= placement.left_bytes:
-            num_rows = cache_rows(
-                *(placement, settings, cost, batch_bytes, sample_bytes),
-                num_threads=epoch.machine.num_threads,
-                staging_bytes=epoch.engine.staging_bytes,
-            )
-        taken += cost.bytes_of(num_rows)
-    resources = Resources(taken, num_rows, num_rows * work.row_bytes)
-    return predict(candidate, work, epoch.machine, resources)
-
-
-def predict(
-    candidate: Candidate, workload: Workload, machine: Machine, resources: Resources
-) -> Prediction:
-    """Predict an epoch with some resources."""
-    costs, filling = EpochCosts(workload, machine), 0.0
-    if candidate.score is None:
-        reads = workload.direct_reads()
-    else:
-        by_degree = candidate.score == "degree"
-        reads = workload.static_reads(resources.num_slots, by_degree=by_degree)
-        filling = costs.warming_up(resources.num_slots)
-    reading, issuing = machine.random_seconds(reads), costs.issuing(reads)
-    return costs.one_by_one(candidate, resources, reads, reading, issuing=issuing, filling=filling)
-
-
-def open_rows(strategy: Strategy, loader: LoaderSpec, placement: Placement) -> DataSources:
-    """Open the tables, below the cache that was filled; fill it in another process."""
-    engine = loader.open_engine(placement.topology)
-    topology, maker = loader.open_topology(placement, engine), None
-    num_rows = 0 if placement.cache is None else placement.cache.num_rows
-    if num_rows:
+    def reserve(self, loader: LoaderSpec, place: Placer) -> Placement:
+        """Divide what is left between batches in flight and a cache; fill the cache."""
+        engine, num_threads = loader.open_engine(place(0).topology), loader.num_threads
+        placement = with_engine(place, engine)(0)
+        topology = loader.open_topology(placement, engine)
         maker = CacheMaker.of(loader, placement, topology, engine)
-    again = partial(strategy.open, loader, placement)
-    if maker is None:
-        return DataSources(loader, placement, topology, engine, again=again)
-    cache = maker.open(num_rows)
-    return _CachedSources(loader, placement, topology, engine, again=again, cache=cache, of=maker)
+        existing = None if maker is None else maker.find()
+        if maker is not None and existing is None and not placement.budget_is_promise:
+            # Memory of other caches, which stay.
+            held = shared_tables(maker.store).cached_bytes
+            placement = placement.with_limit(placement.budget_bytes - held)
+        counted: list[npt.NDArray[Any]] = []
+        note = ""
+        if maker is not None and existing is None:
+            note = _why_none(maker, placement.left_bytes)
+            if not note and maker.settings.score == "frequency":
+                counted = [np.zeros(maker.store.num_nodes, np.uint8)]
+
+        batch_bytes = sample_bytes = 0
+        if placement.budget_is_promise or counted:
+            spare = placement.spare_bytes
+            if spare is not None:
+                spare = max(0, spare - sum(scores.nbytes for scores in counted))
+            presampled = loader.presampler.run(
+                topology, num_threads, counted[0] if counted else None, spare_bytes=spare
+            )
+            if placement.budget_is_promise:
+                release_memory()  # the samples' buffers, which would stay until the first batch
+                batch_bytes = with_margin(presampled.largest_bytes)
+                sample_bytes = with_margin(presampled.largest_ids_bytes)
+                check_two_batches(placement.ledger, batch_bytes)
+        if maker is None:
+            return placement
+
+        num_rows = cache_rows(
+            *(placement, maker.settings, maker.cost, batch_bytes, sample_bytes),
+            num_threads=num_threads,
+            staging_bytes=maker.engine.staging_bytes,
+        )
+        if existing is not None:
+            cache: StaticCache | None = existing
+            most = placement.left_bytes - 2 * batch_bytes
+            if placement.budget_is_promise and existing.num_bytes > most:
+                existing.shrink(num_rows)
+        elif note or num_rows == 0:
+            cache, note = None, note or "batches leave no room for more"
+        else:
+            cache = maker.open(num_rows, counted)
+        score = maker.settings.score
+        if cache is None:
+            return placement.with_cache(StaticCacheInfo(score, 0, 0, note))
+        return placement.with_cache(StaticCacheInfo(score, cache.num_rows, cache.num_bytes))
+
+    def predict(self, epoch: SampledEpoch, loader: LoaderSpec, place: Placer) -> Prediction:
+        """Predict an epoch, with a cache of what batches leave."""
+        placement, work = place(0), epoch.workload
+        batch_bytes = sample_bytes = 0
+        if placement.budget_is_promise:
+            batch_bytes = with_margin(epoch.seen.largest_bytes)
+            sample_bytes = with_margin(epoch.seen.largest_ids_bytes)
+            check_two_batches(placement.ledger, batch_bytes)
+        num_rows, taken = 0, placement.resident_bytes + placement.staging_bytes
+        if self.score is not None:
+            settings = loader.options.cache or CacheSettings()
+            cost = cache_cost(work.num_rows, work.row_bytes, settings.score)
+            if work.num_rows * SCORE_DTYPES[settings.score]().itemsize <= placement.left_bytes:
+                num_rows = cache_rows(
+                    *(placement, settings, cost, batch_bytes, sample_bytes),
+                    num_threads=epoch.machine.num_threads,
+                    staging_bytes=epoch.engine.staging_bytes,
+                )
+            taken += cost.bytes_of(num_rows)
+        resources = Resources(taken, num_rows, num_rows * work.row_bytes)
+        return self.predict_with(work, epoch.machine, resources)
+
+    def predict_with(
+        self, workload: Workload, machine: Machine, resources: Resources
+    ) -> Prediction:
+        """Predict an epoch with some resources."""
+        costs, filling = EpochCosts(workload, machine), 0.0
+        if self.score is None:
+            reads = workload.direct_reads()
+        else:
+            by_degree = self.score == "degree"
+            reads = workload.static_reads(resources.num_slots, by_degree=by_degree)
+            filling = costs.warming_up(resources.num_slots)
+        reading, issuing = machine.random_seconds(reads), costs.issuing(reads)
+        return costs.one_by_one(self, resources, reads, reading, issuing=issuing, filling=filling)
+
+    def open(self, loader: LoaderSpec, placement: Placement) -> DataSources:
+        """Open the tables, below the cache that was filled; fill it in another process."""
+        return _CachedSources(loader, placement)
 
 
 class _CachedSources(DataSources):
     """The parts of a store, with rows in a static cache."""
 
-    def __init__(
-        self, loader: LoaderSpec, *parts: Any, cache: StaticCache, of: CacheMaker, **named: Any
-    ) -> None:
-        # Before tables are loaded, which takes a while: or another loader may retire it.
-        shared_tables(loader.store).use(self, of.settings, cache)
-        super().__init__(loader, *parts, cache=cache, **named)
+    def open_cache(self, loader: LoaderSpec) -> StaticCache | None:
+        """Return the cache; kept in use from now on, lest another loader retire it."""
+        cached = self.placement.cache
+        maker = CacheMaker.of(loader, self.placement, self.topology, self.engine)
+        if maker is None or cached is None or not cached.num_rows:
+            return None
+        cache = maker.open(cached.num_rows)
+        shared_tables(loader.store).use(self, maker.settings, cache)
+        return cache
 
 
 def cache_rows(

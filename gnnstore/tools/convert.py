@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import fields
@@ -13,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from gnnstore import converters
 from gnnstore.converters import ConvertOptions
-from gnnstore.display.progress import Style
 from gnnstore.formats.store.reader import StoreReader
+from gnnstore.progress import Style
 from gnnstore.tools.inspect.describe_store import describe_store
 from gnnstore.tools.inspect.node_order import (
     describe_saving,
@@ -58,8 +57,6 @@ def convert(
     options = ConvertOptions(**{n: arguments.pop(n) for n in COMMON if n in arguments})
     if options.memory_bytes is not None:
         _return_large_blocks()
-    if style == "auto" and session.as_json and not sys.stderr.isatty():
-        style = "json"
     with interrupts_wait():
         importlib.import_module("zarr.codecs")  # else in the middle of the work
     started = time.perf_counter()

@@ -120,7 +120,7 @@ CONVERT_TEXT = """
 import pyarrow.csv
 import numpy as np
 from gnnstore.tools.cli import main
-import gnnstore.tools.commands.convert, gnnstore.display.progress, numpy.random
+import gnnstore.tools.commands.convert, rich.progress, numpy.random
 source, output, group, *words = sys.argv[1:]
 np.linalg.norm(np.zeros(3))
 enter(group)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import os
 import re
 import signal
@@ -95,39 +94,14 @@ def test_numpy_round_trip(run: Any, arrays: Path, tmp_path: Path) -> None:
     assert run("verify", output, "--level", "full").status == 0
 
 
-@pytest.mark.parametrize("words", [["--json"], ["--progress", "json"]])
-def test_progress_for_machines(run: Any, arrays: Path, tmp_path: Path, words: list[str]) -> None:
-    """Each line on stderr is an object; the result is what it is without."""
-    done = run("convert", "numpy", arrays, tmp_path / "a.gnn", *words)
-    assert done.status == 0
-    events = [json.loads(line) for line in done.stderr.splitlines()]
-    assert [events[0]["event"], events[-1]["event"]] == ["start", "end"]
-    estimate = events[0]["estimate"]
-    assert {"final_bytes", "spill_bytes", "memory_bytes", "seconds"} <= estimate.keys()
-    ended = [event["phase"] for event in events if event["event"] == "phase"]
-    assert ended[-3:] == ["sort edges", "write edges", "commit"]
-    edges = next(event for event in events if event.get("phase") == "write edges")
-    assert (edges["total"], edges["unit"]) == (5, "edges")
-    assert events[-1]["ok"]
-    assert events[-1]["bytes_written"] > 1000
-    times = [event["elapsed_seconds"] for event in events]
-    assert times == sorted(times)
-    if words == ["--json"]:
-        assert done.document["store"]["graph"]["num_edges"] == 5
-    else:
-        assert "next" in done.stdout.lower()
-
-
-def test_progress_for_machines_of_what_fails(run: Any, tmp_path: Path) -> None:
-    (tmp_path / "e.txt").write_text("0 1\n1 two\n")
-    done = run("convert", "snap", tmp_path / "e.txt", tmp_path / "a.gnn", "--json")
-    assert done.status == 1
-    *events, message = done.stderr.splitlines()
-    last = json.loads(events[-1])
-    assert (last["event"], last["ok"], last["error"]["kind"]) == ("end", False, "InputError")
-    assert "line 2" in last["error"]["message"]
-    assert message.startswith("gnnstore: error: ")
-    assert done.document["error"]["exit_status"] == 1
+def test_progress_as_json_is_refused_with_the_way_out(
+    run: Any, arrays: Path, tmp_path: Path
+) -> None:
+    done = run("convert", "numpy", arrays, tmp_path / "a.gnn", "--progress", "json")
+    assert done.status == 2
+    assert "progress as JSON is gone; choose lines, or call" in done.stderr
+    assert "see gnnstore.progress.Progress" in done.stderr
+    assert not (tmp_path / "a.gnn").exists()
 
 
 def test_progress_can_be_switched_off(run: Any, arrays: Path, tmp_path: Path) -> None:

@@ -208,7 +208,7 @@ def test_strategies_are_predicted(run: Any, store: Path) -> None:
     assert not predicted["disk_is_assumed"]
     assert predicted["curve"] == []
     found = {one["strategy"]: one for one in predicted["strategies"]}
-    assert list(found) == [candidate.name for candidate in auto().candidates]
+    assert list(found) == [candidate.choice for candidate in auto().candidates]
     for one in found.values():
         assert one["problem"] is None
         assert one["seconds_per_epoch"] > 0
@@ -515,10 +515,10 @@ def test_a_store_with_nothing_to_cache(run: Any, tmp_path: Path) -> None:
     assert "nothing to cache" in done.stderr
 
 
-def test_help_is_there_without_the_kernels() -> None:
+def test_help_is_there_without_torch() -> None:
     code = (
         "import sys; from gnnstore.tools.cli import main; main(['plan', '--help']); "
-        "sys.exit(any(name in sys.modules for name in ('numpy', 'matplotlib', 'torch')))"
+        "sys.exit(any(name in sys.modules for name in ('matplotlib', 'torch')))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60

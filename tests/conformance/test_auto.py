@@ -27,11 +27,11 @@ from gnnstore.errors import BudgetError, StorageError, UsageError
 from gnnstore.graph.topology import Topology
 from gnnstore.pipeline.lookahead.presample import Presampled, Presampler
 from gnnstore.strategies import auto as optimizer
-from gnnstore.strategies import lookahead
 from gnnstore.strategies import open as tables
 from gnnstore.strategies.base import Auto
 from gnnstore.strategies.builtin import STATIC, STRATEGIES, auto
 from gnnstore.strategies.loader_spec import LoaderSpec
+from gnnstore.strategies.lookahead import LookaheadStrategy
 from gnnstore.strategies.predict.cost import Prediction
 from gnnstore.strategies.sizes.placing import place_for
 from tests.support.disks import usual_profile
@@ -185,14 +185,14 @@ def test_it_keeps_within_the_disk_budget(path: Path, tmp_path: Path) -> None:
 
 def test_what_proves_not_to_fit_is_not_taken(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_profile(profile_of(path, reads_a_second=50, bytes_a_second=1e10))
-    real = lookahead.reserve
+    real = LookaheadStrategy.reserve
 
-    def refuse(loader: Any, place: Any) -> Any:
-        if place(0).strategy.packs:
+    def refuse(strategy: LookaheadStrategy, loader: Any, place: Any) -> Any:
+        if strategy.packs:
             raise BudgetError("too little")
-        return real(loader, place)
+        return real(strategy, loader, place)
 
-    monkeypatch.setattr(lookahead, "reserve", refuse)
+    monkeypatch.setattr(LookaheadStrategy, "reserve", refuse)
     stats = loader_of(path, memory=MEMORY, disk="4GB").stats()
     assert stats.strategy in READING_ROWS
     assert "it is predicted to take" in stats.reason
@@ -327,7 +327,7 @@ def test_less_than_the_least(path: Path) -> None:
 # --- what is predicted is what would run --------------------------------------------------------
 
 
-@pytest.mark.parametrize("choice", [c.name for c in auto().loadable if c.score or c.strategy.plans])
+@pytest.mark.parametrize("choice", [c.choice for c in auto().loadable if c.score or c.plans])
 @pytest.mark.parametrize("memory", [MEMORY, 90_000_000])
 def test_a_strategy_gets_what_was_predicted_for_it(
     path: Path, choice: str, memory: int, monkeypatch: pytest.MonkeyPatch

@@ -25,7 +25,7 @@ from torch_geometric.data import Data
 
 from gnnstore import NeighborLoader
 from gnnstore.converters import from_pyg
-from gnnstore.strategies.base import Candidate
+from gnnstore.strategies.base import Strategy
 from gnnstore.strategies.builtin import PACKED, auto, find_strategy
 from tests.support.batches import digests
 from tests.support.loaders import override_sizes
@@ -140,17 +140,20 @@ CACHED = {"cache_bytes": "25kB"}
 AHEAD = {**CACHED, "superbatch": 4}
 
 
-def _options(candidate: Candidate) -> dict[str, Any]:
+def _options(candidate: Strategy) -> dict[str, Any]:
     """Return what a loader is told to read so; nothing of epochs that are packed beforehand."""
-    of = candidate.strategy
     if candidate.is_offline:
         return {}
     score = {"cache": candidate.score} if candidate.score else {}
-    return {"strategy": of.name, **score, **(AHEAD if of.plans else CACHED if of.caches else {})}
+    return {
+        "strategy": candidate.name,
+        **score,
+        **(AHEAD if candidate.plans else CACHED if candidate.caches else {}),
+    }
 
 
 STRATEGIES: dict[str, dict[str, Any]] = {
-    **{candidate.name: _options(candidate) for candidate in auto().candidates},
+    **{candidate.choice: _options(candidate) for candidate in auto().candidates},
     "packed-degree": {"strategy": PACKED.name, "cache": "degree", **AHEAD},
 }
 # Where a strategy can have the topology, unless anywhere.

@@ -1,4 +1,4 @@
-"""A kind of strategy that stands in this file alone: it loads, is predicted, and is chosen.
+"""A strategy that stands in this file alone: it loads, is predicted, and is chosen.
 
 Rows are mapped, and those that batches need first stay in memory. That takes a tier, memory that is
 reserved for it, a prediction, and sources of its own. Had anything else to be changed for it, some
@@ -12,7 +12,6 @@ import pickle
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from gnnstore.disk.profile.device_profile import save_profile
 from gnnstore.features.source import RowSource, Tier
 from gnnstore.graph.shared import CacheKey, shared_tables
 from gnnstore.strategies import auto as optimizer
-from gnnstore.strategies.base import Candidate, Strategy
+from gnnstore.strategies.base import Strategy
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.predict.cost import EpochCosts, Prediction, Resources
@@ -94,13 +93,22 @@ class FirstCome:
 
 
 class FirstComeSources(DataSources):
-    @property
-    def cached_by(self) -> str:
-        return "first come"
+    cached_by = "first come"
+
+    def open_cache(self, loader: LoaderSpec) -> FirstCome:
+        shared, specs = shared_tables(loader.store), loader.store.schema.node.attributes.values()
+        cache = shared.cache(
+            CacheKey[FirstCome]("first come", "mapped"),
+            lambda: FirstCome(
+                {spec.path: shared.rows(loader.store, spec, "mmap", 1) for spec in specs}, NUM_ROWS
+            ),
+        )
+        shared.use(self, "first come", cache)
+        return cache
 
 
-class FirstComeKind:
-    """Strategies whose rows come from a mapping, the first ones from memory."""
+class FirstComeStrategy(Strategy):
+    """Rows come from a mapping, the first ones from memory."""
 
     def reserve(self, loader: LoaderSpec, place: Placer) -> Placement:
         placement = place(0)
@@ -109,14 +117,7 @@ class FirstComeKind:
         check_two_batches(memory, loader.presampler.run(topology, 1).largest_bytes)
         return replace(placement, ledger=memory).because(f"the first {NUM_ROWS} rows are kept")
 
-    def predict_epoch(
-        self,
-        candidate: Candidate,
-        epoch: SampledEpoch,
-        loader: LoaderSpec,  # noqa: ARG002
-        place: Placer,
-        disk_bytes: int,  # noqa: ARG002
-    ) -> Prediction:
+    def predict(self, epoch: SampledEpoch, _: LoaderSpec, place: Placer) -> Prediction:
         work, machine, placement = epoch.workload, epoch.machine, place(0)
         held_bytes = NUM_ROWS * work.row_bytes
         check_two_batches(
@@ -124,37 +125,16 @@ class FirstComeKind:
         )
         resources = Resources(placement.resident_bytes + held_bytes, NUM_ROWS, held_bytes)
         faults = round(work.batch_rows * work.epoch_batches * (1 - NUM_ROWS / work.num_rows))
-        return EpochCosts(work, machine).one_by_one(
-            *(candidate, resources, ReadTotals(faults, 4096 * faults)),
-            faults / machine.faults_per_second(),
-        )
+        reads, seconds = ReadTotals(faults, 4096 * faults), faults / machine.faults_per_second()
+        return EpochCosts(work, machine).one_by_one(self, resources, reads, seconds)
 
-    def open_rows(
-        self, strategy: Strategy, loader: LoaderSpec, placement: Placement
-    ) -> DataSources:
-        shared, specs = shared_tables(loader.store), loader.store.schema.node.attributes.values()
-        key = CacheKey[FirstCome](strategy.cache_kind, "mapped")
-        cache = shared.cache(
-            key,
-            lambda: FirstCome(
-                {spec.path: shared.rows(loader.store, spec, "mmap", 1) for spec in specs}, NUM_ROWS
-            ),
-        )
-        sources = FirstComeSources(
-            loader,
-            placement,
-            loader.open_topology(placement, None),
-            again=partial(strategy.open, loader, placement),
-            cache=cache,
-        )
-        shared.use(sources, strategy.cache_kind, cache)
-        return sources
+    def open(self, loader: LoaderSpec, placement: Placement) -> DataSources:
+        return FirstComeSources(loader, placement)
 
 
-FIRST_COME = Strategy(
+FIRST_COME = FirstComeStrategy(
     "first-come",
     "mmap",
-    kind=FirstComeKind,
     cache_kind="first come",
     summary="rows are mapped, and the first ones stay in memory",
 )
@@ -235,10 +215,8 @@ def test_it_is_chosen_where_it_is_the_fastest(
     path = wide.write(tmp_path / "wide.gnn")
     monkeypatch.setattr(optimizer, "SMALLEST_BYTES", 1)
     save_profile(usual_profile(path))
-    real = FirstComeKind.predict_epoch
-    monkeypatch.setattr(
-        FirstComeKind, "predict_epoch", lambda *of: replace(real(*of), seconds=1e-6)
-    )
+    real = FirstComeStrategy.predict
+    monkeypatch.setattr(FirstComeStrategy, "predict", lambda *of: replace(real(*of), seconds=1e-6))
     options = {"strategy": "auto", "memory": "80MB", "batch_size": 16, "num_threads": 1}
     loader, plain = loader_of(path, **options), loader_of(path, **options | {"strategy": "mmap"})
     stats = loader.stats()

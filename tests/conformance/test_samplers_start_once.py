@@ -189,7 +189,7 @@ def of_torch(
     return [list(loader) for _ in range(EPOCHS)], sampler.starts
 
 
-@pytest.mark.parametrize("strategy", {each.kind: each.name for each in STRATEGIES}.values())
+@pytest.mark.parametrize("strategy", {type(each): each.name for each in STRATEGIES}.values())
 @pytest.mark.parametrize("keyword", ["batch_sampler", "sampler"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_as_torch(store: GraphStore, kind: Callable[[], Any], keyword: str, strategy: str) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ import pytest
 
 import gnnstore
 from gnnstore import NeighborLoader
-from gnnstore.display.lines import JsonProgress
 from gnnstore.errors import CorruptStoreError, StorageError
 from gnnstore.features.segments import packing as segment_packing
 from gnnstore.formats.packed.reader import PackedReader
@@ -22,6 +19,7 @@ from gnnstore.testing.graphs import random_graph
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.files import flip
 from tests.support.plans import pack
+from tests.support.progress import Recorder
 
 BATCHES = 12
 OPTIONS: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 3}
@@ -101,12 +99,11 @@ def test_a_disk_that_alters_what_is_written(
     monkeypatch.setattr(PackedWriter, "finish_superbatch", finish_damaged)
     plan = pack(store, [4, 4], output=tmp_path / "plan")
     assert gnnstore.verify(plan, "checksums").ok
-    told = StringIO()
-    report = gnnstore.verify(plan, "full", progress=JsonProgress(told, interval_seconds=0))
+    told = Recorder()
+    report = gnnstore.verify(plan, "full", progress=told)
     (problem,) = report.problems
-    last = json.loads(told.getvalue().splitlines()[-1])
     num_batches = PackedReader.open(plan).manifest.num_batches
-    assert (last["phase"], last["done"]) == ("read the batches of plan", num_batches)
+    assert (told.phases[-1][0], told.phases[-1][-1]) == ("read the batches of plan", num_batches)
     assert problem.path == str(plan / "rows/x/c.0")
     assert "batch 1 of epoch 0, 'nodes/node/x'" in problem.message
     with pytest.raises(CorruptStoreError, match="batch 1 of epoch 0, 'nodes/node/x'"):

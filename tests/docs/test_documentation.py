@@ -286,7 +286,7 @@ def test_every_strategy_stands_in_the_docs() -> None:
         assert f"`{strategy.name}`: " in readme
         assert f'"{strategy.name}"' in loader
     for candidate in auto().candidates:
-        assert f"`{candidate.name}`" in manual
+        assert f"`{candidate.choice}`" in manual
 
 
 def test_exit_statuses_in_the_manual_are_those_of_the_code() -> None:

@@ -2,42 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from gnnstore.converters import from_numpy, from_ogb, from_rmat, from_snap
-from gnnstore.progress import NullProgress, Phase, Progress
-
-
-class Recorder:
-    """Remembers each phase as [name, unit, total, done]."""
-
-    def __init__(self) -> None:
-        self.phases: list[tuple[str, str, int | None, int]] = []
-        self.notes: list[str] = []
-
-    @contextmanager
-    def phase(self, name: str, total: int | None = None, unit: str = "items") -> Iterator[Phase]:
-        counter = Counter()
-        yield counter
-        self.phases.append((name, unit, total, counter.done))
-
-    def note(self, text: str, facts: Mapping[str, Any] | None = None) -> None:
-        del facts
-        self.notes.append(text)
-
-
-class Counter:
-    def __init__(self) -> None:
-        self.done = 0
-
-    def advance(self, n: int = 1) -> None:
-        self.done += n
+from gnnstore.progress import NullProgress, Progress
+from tests.support.progress import Recorder
 
 
 def ogb(folder: Path, progress: Progress, request: pytest.FixtureRequest) -> None:

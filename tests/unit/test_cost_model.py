@@ -22,7 +22,6 @@ from gnnstore.disk.profile.tuning import tune_reads
 from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.strategies.auto import StrategyOptimizer
-from gnnstore.strategies.base import Candidate
 from gnnstore.strategies.builtin import auto
 from gnnstore.strategies.predict.cost import EpochCosts, Machine, Prediction, Resources
 from gnnstore.strategies.predict.reads import ReadTotals
@@ -313,10 +312,9 @@ def machine(
 
 
 def predict(
-    candidate: Candidate, workload: Workload, machine: Machine, resources: Resources
+    strategy: Any, workload: Workload, machine: Machine, resources: Resources
 ) -> Prediction:
-    kind: Any = candidate.strategy.kind()
-    found: Prediction = kind.predict(candidate, workload, machine, resources)
+    found: Prediction = strategy.predict_with(workload, machine, resources)
     return found
 
 
@@ -538,8 +536,8 @@ def test_degrees_are_counted_where_a_sample_does_not_tell_what_to_cache(
     work, disk = workload_of(batches), machine()
     num_needed = len(np.unique(np.concatenate(batches)))
     slow = forecast("static-frequency", work, disk, Resources(0, int(share * num_needed), 0, 0))
-    fast = replace(slow, candidate=ALL.candidate("packed"), seconds=slow.seconds / 10)
-    counted = replace(slow, candidate=ALL.candidate("static-degree"), seconds=slow.seconds / 100)
+    fast = replace(slow, strategy=ALL.candidate("packed"), seconds=slow.seconds / 10)
+    counted = replace(slow, strategy=ALL.candidate("static-degree"), seconds=slow.seconds / 100)
 
     def predictions(self: StrategyOptimizer, _: Any) -> list[Prediction]:
         return [slow, fast, *[counted] * (self.epoch is counts)]
@@ -548,5 +546,5 @@ def test_degrees_are_counted_where_a_sample_does_not_tell_what_to_cache(
     counts: Any = SimpleNamespace(workload=work)
     sampled: Any = SimpleNamespace(workload=work, with_degrees=lambda: counts)
     nothing: Any = None
-    ranked = StrategyOptimizer(nothing, sampled, 0).ranked(ALL.candidates)
+    ranked = StrategyOptimizer(nothing, sampled).ranked(ALL.candidates)
     assert (ranked[0] is counted) == (share == 1.2)

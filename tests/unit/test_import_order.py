@@ -31,7 +31,7 @@ LAYERS = (
     ("graph",),
     ("seeds",),
     ("pipeline",),
-    ("display", "strategies"),
+    ("strategies",),
     ("partitions",),
     ("embeddings",),
     ("loaders",),
@@ -182,7 +182,7 @@ OPENERS = {
     *(
         "formats/container/regular_files.py",
         "budget/limits.py",
-        "display/lines.py",
+        "progress.py",
         "disk/profile/filesystems.py",
     ),
     *("disk/profile/cgroup.py", "disk/profile/page_cache.py"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gnnstore.display.lines import JsonProgress
 from gnnstore.errors import NotFoundError, UsageError
 from gnnstore.features.check import verify
 from gnnstore.formats import (
@@ -25,6 +23,7 @@ from gnnstore.formats import (
 )
 from gnnstore.formats.arrays.zarr_metadata import group_metadata
 from gnnstore.formats.container.verify import LEVELS
+from tests.support.progress import Recorder
 from tests.support.stores import write_example_store
 
 
@@ -112,15 +111,13 @@ def test_a_plan_whose_root_cannot_be_read(tmp_path: Path, content: bytes | None)
 @pytest.mark.parametrize("shape", [(25,), (128,), (3000,)])
 def test_sound_stores_pass_at_every_level(tmp_path: Path, level: Any, shape: Any) -> None:
     example = write_example_store(tmp_path / "a.gnn", feature_shape=shape, shard_bytes=2**16)
-    told = StringIO()
-    report = verify(example.path, level, progress=JsonProgress(told, interval_seconds=0))
+    told = Recorder()
+    report = verify(example.path, level, progress=told)
     assert report.ok, report.problems
-    events = [json.loads(line) for line in told.getvalue().splitlines()]
-    last = {event["phase"]: event for event in events if "phase" in event}
-    bytes_told = last.get("compare checksums", {"done": 0, "total": 0})
-    assert bytes_told["done"] == bytes_told["total"] == report.bytes_read
+    counts = {name: counts for name, _, *counts in told.phases}
+    assert counts.get("compare checksums", [0, 0]) == [report.bytes_read] * 2
     assert (report.bytes_read > 0) == (level != "header")
-    assert ("look at what the numbers mean" in last) == (level == "full")
+    assert ("look at what the numbers mean" in counts) == (level == "full")
 
 
 def test_a_stray_file_does_not_hide_damage(tmp_path: Path) -> None:

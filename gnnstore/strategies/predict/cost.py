@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from gnnstore.disk.profile.device_profile import DeviceProfile
 from gnnstore.strategies.predict.reads import ReadTotals
-from gnnstore.strategies.predict.traits import Candidate
+from gnnstore.strategies.predict.traits import StrategyTraits
 from gnnstore.strategies.predict.workload import PAGE_BYTES, Workload
 
 # Epochs of a run, over which one-time costs are spread.
@@ -76,7 +76,7 @@ class Resources:
 class Prediction:
     """The predicted epoch of one strategy."""
 
-    candidate: Candidate  # the strategy and its options
+    strategy: StrategyTraits  # with the options by which predictions differ
     seconds: float  # of an epoch, and of what is done once, before or in the first
     seconds_once: float  # of an epoch, and of what is done once, before or in the first
     # Seconds of each stage by itself; "filling" and, for a plan, "packing" are done once.
@@ -91,7 +91,7 @@ class Prediction:
     @classmethod
     def of(  # noqa: PLR0917 - in the order of the fields
         cls,
-        candidate: Candidate,
+        strategy: StrategyTraits,
         resources: Resources,
         seconds: float,
         seconds_once: float,
@@ -103,7 +103,7 @@ class Prediction:
         """Return the prediction of an epoch whose longest stage is the bottleneck."""
         bottleneck = max(stages, key=lambda name: stages[name])
         return cls(
-            candidate,
+            strategy,
             seconds,
             seconds_once,
             stages,
@@ -115,15 +115,15 @@ class Prediction:
         )
 
     @classmethod
-    def impossible(cls, candidate: Candidate, problem: str) -> Prediction:
+    def impossible(cls, strategy: StrategyTraits, problem: str) -> Prediction:
         """Return the prediction of a strategy that is impossible."""
         nothing = ReadTotals()
-        return cls(candidate, math.nan, math.nan, {}, "", nothing, 0, 0, Resources(0), problem)
+        return cls(strategy, math.nan, math.nan, {}, "", nothing, 0, 0, Resources(0), problem)
 
     @property
     def choice(self) -> str:
-        """Name of the candidate."""
-        return self.candidate.name
+        """Name of the strategy with its options."""
+        return self.strategy.choice
 
     @property
     def is_feasible(self) -> bool:
@@ -138,7 +138,7 @@ class Prediction:
     @property
     def first_seconds(self) -> float:
         """Seconds of the first epoch; loading into memory comes before it."""
-        is_made_before = self.candidate.strategy.mode == "memory" or self.candidate.is_offline
+        is_made_before = self.strategy.mode == "memory" or self.strategy.is_offline
         return self.seconds if is_made_before else self.seconds + self.seconds_once
 
     @property
@@ -181,7 +181,7 @@ class EpochCosts:
 
     def one_by_one(
         self,
-        candidate: Candidate,
+        strategy: StrategyTraits,
         resources: Resources,
         reads: ReadTotals,
         reading: float,
@@ -197,4 +197,4 @@ class EpochCosts:
             stages = {"filling": filling, **stages}
         computing = self.sampling + self.assembling + issuing
         seconds = max(self.reading_neighbors + reading, computing)
-        return Prediction.of(candidate, resources, seconds, once + filling, stages, reads)
+        return Prediction.of(strategy, resources, seconds, once + filling, stages, reads)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from gnnstore.caching.scores import Score
+
 # Where rows lie, or the topology does.
 Mode = Literal["memory", "mmap", "disk"]
 TOPOLOGIES = ("auto", *get_args(Mode))
@@ -16,32 +18,20 @@ PLANNED_CACHE = "planned"
 
 @dataclass(frozen=True)
 class StrategyTraits:
-    """Properties of a strategy that users do not see.
+    """Properties of a strategy that users do not see."""
 
-    Attributes
-    ----------
-    name : str
-        As users write it.
-    mode : "memory", "mmap" or "disk"
-        Where rows lie; on disk, an engine reads them.
-    caches : bool
-        Whether some rows are held that are chosen once, when the loader is made.
-    policy : str
-        Name of the cache policy whose plans are followed; empty where nothing is planned.
-    packs : bool
-        Whether rows that the planned cache misses are packed ahead.
-    cache_kind : str
-        Kind of the cache that its loaders share: by default that of planned caches where batches
-        are planned; empty without one, and for static caches, of which loaders with the same
-        settings share one.
-    """
-
-    name: str
-    mode: Mode
-    caches: bool = False
-    policy: str = ""
-    packs: bool = False
+    name: str  # as users write it
+    mode: Mode  # where rows lie; on disk, an engine reads them
+    caches: bool = False  # whether some rows are held that are chosen once, by a score
+    policy: str = ""  # cache policy whose plans are followed; empty where nothing is planned
+    packs: bool = False  # whether rows that the planned cache misses are packed ahead
+    # Kind of the cache that its loaders share; empty without one, and for static caches, of which
+    # loaders with the same settings share one.
     cache_kind: str = ""
+    score: Score | None = None  # the score of a static cache, where one is predicted
+    # Name of its epochs that `gnnstore pack` packs before training; empty if it cannot.
+    packed_before: str = ""
+    is_offline: bool = False  # whether these are what is predicted
 
     def __post_init__(self) -> None:
         if self.plans and not self.cache_kind:
@@ -57,20 +47,16 @@ class StrategyTraits:
         """Whether batches are sampled and planned ahead."""
         return bool(self.policy)
 
-
-@dataclass(frozen=True)
-class Candidate:
-    """One way to use a strategy, of which an epoch can be predicted."""
-
-    name: str  # as `gnnstore plan` shows it
-    strategy: StrategyTraits
-    # By what the rows of a static cache are chosen; None without one.
-    score: Literal["degree", "frequency"] | None = None
-    is_offline: bool = False  # whether epochs are packed before training, by `gnnstore pack`
+    @property
+    def choice(self) -> str:
+        """Name with the options by which predictions differ, as `gnnstore plan` shows it."""
+        if self.is_offline:
+            return self.packed_before
+        return f"{self.name}-{self.score}" if self.score else self.name
 
     @property
     def title(self) -> str:
         """Name in a picture."""
         if self.is_offline:
-            return f"a {self.name} of gnnstore pack"
-        return f"{self.strategy.name} ({self.score})" if self.score else self.name
+            return f"a {self.choice} of gnnstore pack"
+        return f"{self.name} ({self.score})" if self.score else self.name

@@ -30,15 +30,14 @@ def ways() -> dict[str, Way]:
     choice = auto()
     found = {BASELINE: Way(is_even=True, reads_by_faults=True)}
     for candidate in choice.loadable:
-        strategy, score = candidate.strategy, candidate.score
-        is_mapped = strategy.mode == "mmap"
-        found[candidate.name] = Way(
-            {"strategy": strategy.name, **({"cache": score} if score else {})},
+        score, is_mapped = candidate.score, candidate.mode == "mmap"
+        found[candidate.choice] = Way(
+            {"strategy": candidate.name, **({"cache": score} if score else {})},
             is_compared=not is_mapped,
-            is_made_ahead=strategy.plans,
-            is_even=not strategy.plans and score is None,
+            is_made_ahead=candidate.plans,
+            is_even=not candidate.plans and score is None,
             reads_by_faults=is_mapped,
-            packs=strategy.packs,
+            packs=candidate.packs,
         )
     options = {"strategy": choice.name}
     found[choice.name] = Way(options, is_compared=False, is_made_ahead=True, packs=True)

@@ -20,7 +20,8 @@ from typing import Any
 from gnnstore.budget.ledger import OF_FREE_MEMORY, Ledger, Reservation
 from gnnstore.budget.limits import available_bytes
 from gnnstore.errors import GnnstoreError
-from gnnstore.pipeline.stats import LoaderStats, peak_rss_bytes
+from gnnstore.pipeline.stats import LoaderStats
+from gnnstore.progress import peak_rss_bytes
 from gnnstore.tools.bench.setup import Run, loader_batches
 from gnnstore.tools.bench.task import BATCH_MARK, Outcome, Task
 from gnnstore.tools.bench.ways import ways

@@ -8,10 +8,10 @@ from typing import Any, get_args
 import click
 
 from gnnstore.converters.inputs.files import RawLayout
-from gnnstore.display.progress import Style
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES
+from gnnstore.progress import Style
 from gnnstore.tools.convert import convert
 from gnnstore.tools.ui.options import (
     MEMORY,
@@ -63,6 +63,21 @@ negative_options = together(
     ),
 )
 
+
+class _Styles(click.Choice[str]):
+    """The styles of progress; one that there was before says what to do instead."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value == "json":
+            self.fail(
+                "progress as JSON is gone; choose lines, or call a function of gnnstore.converters "
+                "with progress=, an object of your own (see gnnstore.progress.Progress)",
+                param,
+                ctx,
+            )
+        return super().convert(value, param, ctx)
+
+
 # Fields of `ConvertOptions` that are about the output, and how progress is shown.
 output_options = together(
     click.option(
@@ -89,9 +104,9 @@ output_options = together(
     click.option(
         "--progress",
         "style",
-        type=click.Choice(get_args(Style)),
+        type=_Styles(get_args(Style)),
         default="auto",
-        help="How to show progress on stderr; json: one object per line.",
+        help="How to show progress on stderr.",
     ),
 )
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from gnnstore.strategies.builtin import PACKED, STATIC
+from gnnstore.caching.scores import SCORES
+from gnnstore.strategies.builtin import PACKED
 from gnnstore.strategies.predict.traits import TOPOLOGIES
 from gnnstore.tools.ui.options import (
     MEMORY,
@@ -19,7 +20,7 @@ from gnnstore.tools.ui.options import (
 )
 from gnnstore.tools.ui.session import Session
 
-_CACHED_BY = (PACKED.policy, *STATIC.scores)
+_CACHED_BY = (PACKED.policy, *SCORES)
 # As of a loader; not imported, since that costs more than --help may.
 _COMPRESS = ("none", "lz4", "zstd", "auto")
 _OF_LINKS = ("src_weight", "dst_weight", "edge_label", "edge_label_attrs")

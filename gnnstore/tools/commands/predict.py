@@ -52,9 +52,9 @@ def _parse_candidates(text: str, _: str) -> tuple[str, ...]:
     """Return the names of candidates in their usual order; a strategy stands for all its scores."""
     named = {part.strip() for part in text.split(",")}
     candidates = auto().candidates
-    scored = {found.name: found.strategy.name for found in candidates if found.score}
+    scored = {found.choice: found.name for found in candidates if found.score}
     named |= {name for name, strategy in scored.items() if strategy in named}
-    names = [found.name for found in candidates]
+    names = [found.choice for found in candidates]
     if unknown := sorted(named - {*names, *scored.values()}):
         raise UsageError(
             f"{', '.join(unknown)!r} is no strategy that is predicted; choose some of "
@@ -88,7 +88,7 @@ def _parse_caches(text: str, name: str) -> tuple[float | int, ...]:
     type=Parsed("strategies", _parse_candidates),
     metavar="NAME,NAME,...",
     help=(
-        f"Strategies to predict: some of {', '.join(found.name for found in auto().candidates)}; "
+        f"Strategies to predict: some of {', '.join(found.choice for found in auto().candidates)}; "
         "plan is what gnnstore pack makes. Default: all."
     ),
 )

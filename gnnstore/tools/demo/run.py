@@ -16,7 +16,7 @@ from gnnstore.converters import ConvertOptions, from_rmat
 from gnnstore.errors import storage_errors
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.graph.store import GraphStore
-from gnnstore.pipeline.stats import peak_rss_bytes
+from gnnstore.progress import peak_rss_bytes
 from gnnstore.tools.demo.training import Outcome, shuffled_features, train_mlp, train_sage
 from gnnstore.tools.inspect.describe_store import describe_store
 from gnnstore.tools.inspect.render_store import next_commands, render_summary

@@ -63,10 +63,10 @@ def _draw_reads(axes: Axes, document: Mapping[str, Any]) -> None:
 def _times(predictions: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]]:
     """Return the memory in bytes and the predicted seconds of an epoch, by candidate."""
     return {
-        candidate.name: [
-            (point["memory_bytes"], point["seconds_per_epoch"][candidate.name])
+        candidate.choice: [
+            (point["memory_bytes"], point["seconds_per_epoch"][candidate.choice])
             for point in predictions["curve"] or ()
-            if point["seconds_per_epoch"].get(candidate.name) is not None
+            if point["seconds_per_epoch"].get(candidate.choice) is not None
         ]
         for candidate in auto().candidates
     }
@@ -75,7 +75,7 @@ def _times(predictions: Mapping[str, Any]) -> dict[str, list[tuple[float, float]
 def _draw_times(axes: Axes, times: Mapping[str, list[tuple[float, float]]]) -> None:
     """Draw the predicted seconds of an epoch over memory, of each strategy that can be."""
     for candidate, (colour, marker) in zip(auto().candidates, cycle(LINES), strict=False):
-        if points := times[candidate.name]:
+        if points := times[candidate.choice]:
             memory, seconds = zip(*points, strict=True)
             style: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 4.5}
             axes.plot(memory, seconds, label=candidate.title, **style)

@@ -93,7 +93,7 @@ def plan_caches(
             threads or num_cores + 1,  # as a loader that waits for a disk
             memory_bytes,
             disk_bytes,
-            tuple(c for c in auto().candidates if strategies is None or c.name in strategies),
+            tuple(c for c in auto().candidates if strategies is None or c.choice in strategies),
             draws_curve=plot_file is not None,
         )
         predicted = predict_strategies(asked, progress)

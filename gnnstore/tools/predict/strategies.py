@@ -14,7 +14,7 @@ from gnnstore.progress import Progress
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.seeds.base import SeedSource
 from gnnstore.strategies.auto import StrategyOptimizer
-from gnnstore.strategies.base import Candidate
+from gnnstore.strategies.base import Strategy
 from gnnstore.strategies.builtin import STATIC, auto
 from gnnstore.strategies.loader_spec import LoaderSpec, ReadOptions
 from gnnstore.strategies.predict.cost import Prediction
@@ -38,7 +38,7 @@ class Asked:
     num_threads: int  # threads that would prepare batches
     memory_bytes: int | None  # budgets; None: the defaults of a loader
     disk_bytes: int | None  # budgets; None: the defaults of a loader
-    candidates: tuple[Candidate, ...]  # strategies to predict
+    candidates: tuple[Strategy, ...]  # strategies to predict
     draws_curve: bool  # whether to predict for other budgets, too
 
     def spec(self, memory_bytes: int | None) -> LoaderSpec:
@@ -73,10 +73,10 @@ def predict_strategies(asked: Asked, progress: Progress) -> dict[str, Any]:
     chosen = optimizer.choice(auto(), predictions)
     return {
         "memory_bytes": asked.memory_bytes or placement.budget_bytes,
-        "disk_bytes": optimizer.disk_bytes,
+        "disk_bytes": spec.disk_bytes(),
         "sampled_batches": optimizer.epoch.workload.sampled_batches,
         "disk_is_assumed": optimizer.epoch.machine.disk.engine == "assumed",
-        "strategies": [_describe(p, is_chosen=p.candidate == chosen) for p in predictions],
+        "strategies": [_describe(p, is_chosen=p.strategy == chosen) for p in predictions],
         "curve": _curve(asked, optimizer, progress) if asked.draws_curve else [],
     }
 

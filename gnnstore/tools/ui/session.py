@@ -7,6 +7,7 @@ work for every command alike.
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import logging
@@ -20,13 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gnnstore.progress import LOGGER, Progress, Style, open_progress
 from gnnstore.tools.ui.interrupts import interrupts_wait
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gnnstore.display.progress import Style
-    from gnnstore.progress import Progress
 
 # Raised by one whenever a field of a --json document changes its name or meaning;
 # new fields may appear without that.
@@ -84,8 +84,7 @@ class Session:
     def progress(self, *, show_usage: bool = False, style: Style = "auto") -> Iterator[Progress]:
         """Show progress on stderr: bars on a terminal, else a plain line now and then."""
         with interrupts_wait():
-            from gnnstore.display.progress import open_progress  # noqa: PLC0415 - rich on demand
-
+            importlib.import_module("rich.progress")  # else in the middle of the work
         with open_progress(quiet=self.quiet, show_usage=show_usage, style=style) as progress:
             yield progress
 
@@ -110,9 +109,13 @@ def open_streams() -> None:
 
 
 class _StderrHandler(logging.Handler):
-    """Prints messages of the library, such as what it removed after a crash."""
+    """Prints progress, and messages of the library, such as what it removed after a crash."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.name == LOGGER.name:
+            click.echo(record.getMessage(), err=True)
+        if record.levelno < logging.WARNING:
+            return
         context, message = click.get_current_context(silent=True), record.getMessage()
         session = None if context is None else context.find_object(Session)
         message = message if session is None else session.in_flags(message)
@@ -120,10 +123,10 @@ class _StderrHandler(logging.Handler):
 
 
 def start_logging() -> None:
-    """Send the library's warnings to stderr; once, however often it is called."""
+    """Send the library's progress and warnings to stderr; once, however often it is called."""
     logger = logging.getLogger("gnnstore")
     if not any(isinstance(handler, _StderrHandler) for handler in logger.handlers):
-        logger.addHandler(_StderrHandler(logging.WARNING))
+        logger.addHandler(_StderrHandler())
 
 
 def render_to_stdout(render: Callable[[Console], None]) -> None:

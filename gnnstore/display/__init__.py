@@ -1,1 +1,0 @@
-"""Displays progress on stderr: bars on a terminal, lines elsewhere."""
