@@ -186,7 +186,7 @@ class PlanSampler:
             superbatch_is_given=settings.superbatch is not None,
         )
         self._sampler = self.sources.topology.sampler(settings.config, store.schema.index_dtype)
-        csc = self.sources.topology.csc
+        csc = self.sources.topology.columns()
         self._spools = Spools(
             settings.tmpdir or default_parent(store.path),
             csc.num_nodes,

@@ -72,7 +72,7 @@ def named_split(store: GraphStore, edge_label_index: Any) -> str | None:
 
 def check_ids_are_dense(store: GraphStore) -> None:
     """Raise unless a label for each edge of the graph can be found by the edge's id."""
-    ids = store.topology("mmap").edge_id
+    ids = store.topology("mmap").columns().edge_id
     if ids is not None and len(ids) and ids.max() >= store.num_edges:
         raise InputError(
             f"edge_label and input_id are by edge id, but ids of {store.path} run to {ids.max()} "

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gnnstore.strategies.predict.cost import Prediction
     from gnnstore.strategies.predict.sampled_epoch import SampledEpoch
     from gnnstore.strategies.sizes.placement import Placement, Placer
-    from gnnstore.strategies.sources import DataSources
+    from gnnstore.strategies.sources import OpenStore
 
 
 class Kind(Protocol):
@@ -33,9 +33,7 @@ class Kind(Protocol):
     ) -> Prediction:
         """Predict an epoch of a loader; see `Strategy.predict`."""
 
-    def open_rows(
-        self, strategy: Strategy, loader: LoaderSpec, placement: Placement
-    ) -> DataSources:
+    def open_rows(self, strategy: Strategy, loader: LoaderSpec, placement: Placement) -> OpenStore:
         """Open the sources of a loader's data; see `Strategy.open`."""
 
 
@@ -120,7 +118,7 @@ class Strategy(StrategyTraits):
         """
         return self.kind().predict_epoch(candidate, epoch, loader, place, disk_bytes)
 
-    def open(self, loader: LoaderSpec, placement: Placement) -> DataSources:
+    def open(self, loader: LoaderSpec, placement: Placement) -> OpenStore:
         """Open a store's parts where they were placed, with the sizes that were reserved."""
         return self.kind().open_rows(self, loader, placement)
 

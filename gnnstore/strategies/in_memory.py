@@ -14,7 +14,7 @@ from gnnstore.strategies.predict.sampled_epoch import SampledEpoch
 from gnnstore.strategies.predict.workload import PAGE_BYTES, Workload
 from gnnstore.strategies.sizes.placement import Placement, Placer
 from gnnstore.strategies.sizes.prefetch import check_two_batches
-from gnnstore.strategies.sources import DataSources
+from gnnstore.strategies.sources import OpenStore
 
 
 def reserve(loader: LoaderSpec, place: Placer) -> Placement:
@@ -66,7 +66,7 @@ def predict(
     return EpochCosts(workload, machine).one_by_one(candidate, resources, reads, reading, once=once)
 
 
-def open_rows(strategy: Strategy, loader: LoaderSpec, placement: Placement) -> DataSources:
+def open_rows(strategy: Strategy, loader: LoaderSpec, placement: Placement) -> OpenStore:
     """Load or map the graph's topology and the rows."""
     topology = loader.open_topology(placement, None)
-    return DataSources(loader, placement, topology, again=partial(strategy.open, loader, placement))
+    return OpenStore(loader, placement, topology, again=partial(strategy.open, loader, placement))

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Self
 from gnnstore.budget.limits import affordable_threads
 from gnnstore.disk.scratch import default_parent
 from gnnstore.formats.container.files import free_bytes
-from gnnstore.graph.indices import IndexRows
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.sizes import StoreSizes
-from gnnstore.graph.topology import Topology
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.strategies.predict.traits import StrategyTraits
 from gnnstore.strategies.sizes.placement import Placement
@@ -22,6 +20,7 @@ if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.store import GraphStore
+    from gnnstore.graph.topology import Topology
     from gnnstore.pipeline.lookahead.presample import Presampler
 
 # Of what is free where packed rows go, if nobody has said how much they may take.
@@ -83,13 +82,13 @@ class LoaderSpec:
         """Return the graph's topology, where it is to lie."""
         store, shared = self.store, shared_tables(self.store)
         with self.progress.phase("load the topology"):
-            csc = shared.csc(store, placement.topology, self.num_threads)
+            topology = shared.topology(store, placement.topology, self.num_threads)
         if placement.topology != "disk" or engine is None:
-            return Topology(csc)
-        rows = IndexRows.open(store.reader.paged(store.schema.edge.indices), engine)
+            return topology
+        topology = topology.on_disk(store.reader, engine)
         spare = placement.left_bytes + placement.neighbors_bytes
-        neighbors = shared.neighbors(store, csc, rows, placement.neighbors_bytes, spare)
-        return Topology(csc, rows, neighbors)
+        neighbors = shared.neighbors(store, topology, placement.neighbors_bytes, spare)
+        return replace(topology, neighbors=neighbors)
 
     def tmpdir(self, settings: PlannedSettings) -> Path:
         """Return where runs put what they need for a while."""

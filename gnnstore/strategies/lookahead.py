@@ -32,7 +32,7 @@ from gnnstore.strategies.sizes.placement import Placement, Placer
 from gnnstore.strategies.sizes.placing import with_engine
 from gnnstore.strategies.sizes.settings import PlannedSettings
 from gnnstore.strategies.sizes.superbatch import Horizon
-from gnnstore.strategies.sources import DataSources
+from gnnstore.strategies.sources import OpenStore
 from gnnstore.strategies.static import CacheMaker
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def _sizer(
     return LookaheadSizer(
         strategy=placement.strategy,
         settings=loader.options.planned or PlannedSettings(),
-        num_rows=topology.csc.num_nodes,
+        num_rows=topology.num_nodes(),
         row_bytes=sum(spec.row_bytes for spec in specs),
         epoch_batches=presampler.epoch_batches,
         horizon=Horizon(len(presampler.seeds)) if loader.knows_epochs else None,
@@ -182,15 +182,15 @@ def _sizer(
     )
 
 
-def open_rows(strategy: Strategy, loader: LoaderSpec, placement: Placement) -> DataSources:
+def open_rows(strategy: Strategy, loader: LoaderSpec, placement: Placement) -> OpenStore:
     """Open the tables, and what samples and plans ahead; it begins with the first batch."""
     engine = loader.open_engine(placement.topology)
     topology = loader.open_topology(placement, engine)
     again = partial(strategy.open, loader, placement)
     settings, size = loader.options.planned, placement.superbatch
     if settings is None or size is None or engine is None:  # there is nothing to read
-        return DataSources(loader, placement, topology, engine, again=again)
-    num_nodes, specs = topology.csc.num_nodes, loader.node_specs(placement)
+        return OpenStore(loader, placement, topology, engine, again=again)
+    num_nodes, specs = topology.num_nodes(), loader.node_specs(placement)
     job = LookaheadJob(
         partial(_shared_cache, strategy.cache_kind, loader.store, specs, engine, size),
         _policy(loader, placement, topology, engine),
@@ -199,7 +199,7 @@ def open_rows(strategy: Strategy, loader: LoaderSpec, placement: Placement) -> D
         tmpdir=loader.tmpdir(settings),
         quota=DiskQuota(loader.disk_bytes()),
         num_nodes=num_nodes,
-        num_edges=topology.csc.num_edges,
+        num_edges=topology.columns().num_edges,
         index_dtype=loader.store.schema.index_dtype,
         degrees=partial(out_degrees, topology, size.degrees_bytes(num_nodes)),
     )
@@ -242,7 +242,7 @@ def _shared_cache(
     )
 
 
-class LookaheadSources(DataSources):
+class LookaheadSources(OpenStore):
     """The parts of a store whose batches are sampled and planned ahead."""
 
     def __init__(self, *parts: Any, superbatches: LookaheadEpochs, **named: Any) -> None:

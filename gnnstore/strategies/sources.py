@@ -76,7 +76,7 @@ class RowCache(Protocol):
         """Return one of the tables, its cached rows included."""
 
 
-class DataSources(Sources):
+class OpenStore(Sources):
     """The graph's topology and the rows of all attributes, open to be read.
 
     Pickles as the decisions that were made: a copy fills a cache of the same rows.
@@ -89,14 +89,14 @@ class DataSources(Sources):
         topology: Topology,
         engine: Engine | None = None,
         *,
-        again: Callable[[], DataSources],
+        again: Callable[[], OpenStore],
         cache: RowCache | None = None,
     ) -> None:
         self._again = again
         self._index_dtype = loader.store.schema.index_dtype
         self.placement, self.topology, self.engine = placement, topology, engine
         self.cache, store, num_threads = cache, loader.store, loader.num_threads
-        edge_id = topology.csc.edge_id
+        edge_id = topology.columns().edge_id
         self.edge_ids = None if edge_id is None else MemoryRows.from_array(edge_id)
         self.num_threads = num_threads
         if engine is not None:

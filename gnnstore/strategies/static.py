@@ -35,7 +35,7 @@ from gnnstore.strategies.sizes.placement import Placement, Placer
 from gnnstore.strategies.sizes.placing import with_engine
 from gnnstore.strategies.sizes.prefetch import check_two_batches, prefetch_wish, with_batches
 from gnnstore.strategies.sizes.settings import CacheSettings
-from gnnstore.strategies.sources import DataSources
+from gnnstore.strategies.sources import OpenStore
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:
@@ -116,8 +116,8 @@ class CacheMaker:
     def scores(self) -> npt.NDArray[Any]:
         """Return the score of each node: uint8 or uint32 [N]."""
         if self.settings.score == "degree":
-            csc = self.topology.csc
-            return count_out_degrees(csc.column_pieces(), self.store.num_nodes, csc.source)
+            csc = self.topology.columns()
+            return count_out_degrees(csc.column_pieces(), self.store.num_nodes, csc.label)
         counts = np.zeros(self.store.num_nodes, np.uint8)
         self.presampler.run(self.topology, self.num_threads, counts)
         return counts
@@ -230,7 +230,7 @@ def predict(
     return costs.one_by_one(candidate, resources, reads, reading, issuing=issuing, filling=filling)
 
 
-def open_rows(strategy: Strategy, loader: LoaderSpec, placement: Placement) -> DataSources:
+def open_rows(strategy: Strategy, loader: LoaderSpec, placement: Placement) -> OpenStore:
     """Open the tables, below the cache that was filled; fill it in another process."""
     engine = loader.open_engine(placement.topology)
     topology, maker = loader.open_topology(placement, engine), None
@@ -239,12 +239,12 @@ def open_rows(strategy: Strategy, loader: LoaderSpec, placement: Placement) -> D
         maker = CacheMaker.of(loader, placement, topology, engine)
     again = partial(strategy.open, loader, placement)
     if maker is None:
-        return DataSources(loader, placement, topology, engine, again=again)
+        return OpenStore(loader, placement, topology, engine, again=again)
     cache = maker.open(num_rows)
     return _CachedSources(loader, placement, topology, engine, again=again, cache=cache, of=maker)
 
 
-class _CachedSources(DataSources):
+class _CachedSources(OpenStore):
     """The parts of a store, with rows in a static cache."""
 
     def __init__(

@@ -37,7 +37,7 @@ from gnnstore.strategies.predict.reads import ReadTotals
 from gnnstore.strategies.predict.sampled_epoch import SampledEpoch
 from gnnstore.strategies.sizes.placement import Placement, Placer
 from gnnstore.strategies.sizes.prefetch import check_two_batches
-from gnnstore.strategies.sources import DataSources
+from gnnstore.strategies.sources import OpenStore
 from gnnstore.testing.graphs import random_graph
 from gnnstore.tools.bench.ways import ways
 from gnnstore.tools.cli import main
@@ -93,7 +93,7 @@ class FirstCome:
         return self._tables[path]
 
 
-class FirstComeSources(DataSources):
+class FirstComeSources(OpenStore):
     @property
     def cached_by(self) -> str:
         return "first come"
@@ -129,9 +129,7 @@ class FirstComeKind:
             faults / machine.faults_per_second(),
         )
 
-    def open_rows(
-        self, strategy: Strategy, loader: LoaderSpec, placement: Placement
-    ) -> DataSources:
+    def open_rows(self, strategy: Strategy, loader: LoaderSpec, placement: Placement) -> OpenStore:
         shared, specs = shared_tables(loader.store), loader.store.schema.node.attributes.values()
         key = CacheKey[FirstCome](strategy.cache_kind, "mapped")
         cache = shared.cache(

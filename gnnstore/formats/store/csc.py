@@ -30,7 +30,7 @@ class Csc:
     # the position in `indices` is the edge's only id.
     edge_id: npt.NDArray[Any] | None
     num_src: int  # number of source nodes; indices lie in [0, num_src)
-    source: str = "the graph"  # where it came from, for messages
+    label: str = "the graph"  # where it came from, for messages
     # The stored arrays of which the three are views; none if they are in memory.
     mapped: tuple[PagedArray, ...] = ()
 
@@ -89,6 +89,6 @@ def load_csc(
         indices=indices,
         edge_id=edge_id,
         num_src=num_src,
-        source=str(reader.path),
+        label=str(reader.path),
         mapped=tuple(mapped),
     )

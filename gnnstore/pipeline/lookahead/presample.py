@@ -150,7 +150,7 @@ class Presampler:
         # As in a run: 8 threads would otherwise have 16 batches of ids at a time.
         lookahead = Lookahead(2 * num_threads, spare_bytes)
         done, largest, visits = 0, Presampled(0, 0), 0
-        enough = ENOUGH_VISITS * topology.csc.num_nodes
+        enough = ENOUGH_VISITS * topology.num_nodes()
         labels_bytes: dict[int, int] = {}
 
         def request(batch: int, positions: Any) -> BatchRequest:
@@ -182,7 +182,7 @@ class Presampler:
                 visits += len(subgraph.n_id)
                 ids_bytes, kept_bytes = subgraph.num_bytes, largest.largest_kept_bytes
                 if ids_bytes > largest.largest_ids_bytes:
-                    kept_bytes = max(kept_bytes, _kept_bytes(subgraph, topology.csc))
+                    kept_bytes = max(kept_bytes, _kept_bytes(subgraph, topology.columns()))
                 batch_bytes = self._bytes_of(subgraph) + _MAKING_LABELS * more_bytes
                 largest = Presampled(
                     done,

@@ -15,19 +15,18 @@ from gnnstore.budget.limits import MemoryBudget
 from gnnstore.caching.scores import Score, count_out_degrees
 from gnnstore.caching.trace import Trace, TraceBuilder
 from gnnstore.graph.sizes import StoreSizes
-from gnnstore.graph.topology import Topology
 from gnnstore.pipeline.lookahead.driver import request_of, sample_in_order
 from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.order.keyed import KeyedOrder
 from gnnstore.pipeline.order.state import Position
-from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
+from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.seeds.base import BatchKey, SeedSource
 from gnnstore.strategies.builtin import MMAP
 from gnnstore.strategies.sizes.placement import place
 
 if TYPE_CHECKING:
-    from gnnstore.formats.store.csc import Csc
     from gnnstore.graph.store import GraphStore
+    from gnnstore.graph.topology import Topology
     from gnnstore.progress import Progress
     from gnnstore.sampling.neighbor import BatchRequest
 
@@ -46,7 +45,7 @@ class TracedEpoch:
 
 def load_topology(
     store: GraphStore, progress: Progress, memory: int | None = None, held_bytes: int = 0
-) -> Csc:
+) -> Topology:
     """Read the topology; map it if the budget, less the bytes that are held, is too small."""
     sizes, budget = StoreSizes.of(store.schema), MemoryBudget.of(memory)
     with progress.phase("read the topology"):
@@ -67,7 +66,7 @@ def sample_epoch(
     """Sample the first batches of the first epoch of a loader with `shuffle=True`."""
     order = KeyedOrder(len(seeds), batch_size, shuffles=True, drop_last=False)
     num_batches = min(num_batches, order.num_batches)
-    csc = load_topology(store, progress)
+    topology = load_topology(store, progress)
     began = time.perf_counter()
     trace = TraceBuilder(num_batches, store.num_nodes)
 
@@ -76,7 +75,7 @@ def sample_epoch(
         return request_of(seeds.select(index, key), key)
 
     with progress.phase("sample", num_batches, "batches") as phase:
-        sampler = NeighborSampler(csc, config, index_dtype=store.schema.index_dtype)
+        sampler = topology.sampler(config, store.schema.index_dtype)
         batches = islice(order.batches(Position(0), config.seed), num_batches)
         sampled = sample_in_order(
             sampler,
@@ -95,8 +94,9 @@ def sample_epoch(
 
     scores: dict[Score, npt.NDArray[Any]] = {}
     with progress.phase("score nodes"):
-        scores["degree"] = count_out_degrees(csc.column_pieces(), store.num_nodes, csc.source)
+        csc = topology.columns()
+        scores["degree"] = count_out_degrees(csc.column_pieces(), store.num_nodes, csc.label)
         scores["frequency"] = np.zeros(store.num_nodes, np.uint8)
         presampler = Presampler.of(store, config, seeds, batch_size, False)
-        presampler.run(Topology(csc), num_threads, scores["frequency"])
+        presampler.run(topology, num_threads, scores["frequency"])
     return TracedEpoch(order.num_batches, trace.build(), scores, seconds)
