@@ -437,10 +437,11 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         ]
 
     def _node_attribute_of(self, attr: TensorAttr) -> Attribute:
-        node = self.schema.node
-        if attr.group_name not in (None, node.name) or attr.attr_name not in node.attributes:
+        by_name = {node.name: node for node in self.schema.node_types}
+        node = self.schema.node if attr.group_name is None else by_name.get(attr.group_name)
+        if node is None or attr.attr_name not in node.attributes:
             raise KeyError(f"no tensor {attr.attr_name!r} of {attr.group_name!r} in {self.path}")
-        return self.node_attribute(attr.attr_name)
+        return self._attribute("node", attr.attr_name, node.attributes)
 
     def _get_tensor(self, attr: TensorAttr) -> Tensor:
         index = attr.index if attr.is_set("index") else None

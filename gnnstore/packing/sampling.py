@@ -174,7 +174,7 @@ class PlanSampler:
         )
         rolling = self.sources.placement.superbatch
         self._bulk_bytes = None if rolling is None else rolling.bulk_bytes
-        specs = [s for s in store.schema.node.attributes.values() if self.is_read(s)]
+        specs = [s for s in store.schema.node_attributes() if self.is_read(s)]
         # Memory that is left for superbatches, and for the cache of training.
         self.size = size_plan(
             self.sources.placement,

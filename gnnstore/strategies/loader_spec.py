@@ -10,7 +10,6 @@ from gnnstore.budget.limits import affordable_threads
 from gnnstore.disk.scratch import default_parent
 from gnnstore.formats.container.files import free_bytes
 from gnnstore.graph.shared import shared_tables
-from gnnstore.graph.sizes import StoreSizes
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.strategies.predict.traits import StrategyTraits
 from gnnstore.strategies.sizes.placement import Placement
@@ -67,15 +66,14 @@ class LoaderSpec:
     def open_engine(self, topology: str) -> Engine | None:
         """Return the engine that reads the store's arrays; None if there is nothing to read."""
         schema = self.store.schema
-        tables = [table for table in StoreSizes.of(schema).tables if table.num_rows]
-        if tables:
-            largest = max(tables, key=lambda table: table.num_bytes).path
-        elif topology == "disk" and schema.edge.indices.num_rows:
-            largest = schema.edge.indices.path
-        else:
+        attributes = (*schema.node_attributes(), *schema.edge_attributes())
+        specs = [spec for spec in attributes if spec.layout == "paged" and spec.num_rows]
+        if not specs and topology == "disk":
+            specs = [edge.indices for edge in schema.edge_types if edge.num_edges]
+        if not specs:
             return None
-        spec = next(spec for spec in schema.arrays() if spec.path == largest)
-        path = self.store.reader.paged(spec).file_paths[0]
+        largest = max(specs, key=lambda spec: spec.num_bytes)
+        path = self.store.reader.paged(largest).file_paths[0]
         return shared_tables(self.store).engine(path, self.options.io_engine)
 
     def open_topology(self, placement: Placement, engine: Engine | None) -> Topology:
@@ -131,5 +129,5 @@ class LoaderSpec:
 
     def node_specs(self, placement: Placement) -> tuple[AttributeSpec, ...]:
         """Return the node attributes that are read from disk."""
-        attributes = self.store.schema.node.attributes.values()
+        attributes = self.store.schema.node_attributes()
         return tuple(spec for spec in attributes if placement.modes.get(spec.path) == "disk")

@@ -83,7 +83,7 @@ class SavedPlan:
             "crc_arrays": manifest.crc_arrays,
             "num_seeds": manifest.num_seed_arrays,
         }
-        of_nodes = {spec.path for spec in manifest.schema.node.attributes.values()}
+        of_nodes = {spec.path for spec in manifest.schema.node_attributes()}
         self._plain = [
             (spec.path in of_nodes, spec.shape[1:], STORAGE_DTYPES[spec.dtype])
             for spec in manifest.plain_specs

@@ -81,14 +81,13 @@ def load_csc(
         mapped.append(array)
         return array.view("random")
 
-    num_src = next(t.num_nodes for t in reader.schema.node_types if t.name == edge.source)
     indptr, indices = get(edge.indptr), get(edge.indices)
     edge_id = None if edge.edge_id is None else get(edge.edge_id)
     return Csc(
         indptr=indptr,
         indices=indices,
         edge_id=edge_id,
-        num_src=num_src,
+        num_src=reader.schema.node_of(edge.source).num_nodes,
         label=str(reader.path),
         mapped=tuple(mapped),
     )

@@ -41,7 +41,7 @@ from gnnstore.tools.bench.task import ALLOWANCE_BYTES, MAP_THREADS, Task
 
 def split_tables(schema: Schema) -> tuple[list[AttributeSpec], list[AttributeSpec]]:
     """Return the attributes whose rows are read from disk, and those held in memory."""
-    attributes = [*schema.node.attributes.values(), *schema.edge.attributes.values()]
+    attributes = [*schema.node_attributes(), *schema.edge_attributes()]
     wide = read_tables(attributes)
     if not wide:
         raise UsageError(
@@ -74,7 +74,7 @@ class Run:
         wide, narrow = split_tables(self.store.schema)
         # The tables that are read from disk.
         self.features = [self.store.reader.paged(spec) for spec in wide]
-        self._of_nodes = {spec.path for spec in self.store.schema.node.attributes.values()}
+        self._of_nodes = {spec.path for spec in self.store.schema.node_attributes()}
         # Narrow attributes, in memory, by path.
         self.held = {
             spec.path: shared.rows(self.store, spec, "memory", self.num_threads) for spec in narrow
