@@ -67,7 +67,7 @@ def seconds_a_batch(loader: Any, num_batches: int, first: int) -> tuple[float, f
 
 def label_edges(store: gnnstore.GraphStore, num_edges: int) -> Tensor:
     """Draw edges of the graph, in a random order: [2, L]."""
-    csc = store.topology("memory")
+    csc = store.topology("memory").columns()
     places = np.random.default_rng(1).integers(0, csc.num_edges, num_edges)
     targets = np.searchsorted(csc.indptr, places, side="right") - 1
     return torch.from_numpy(np.stack([csc.indices[places].astype(np.int64), targets]))

@@ -29,7 +29,7 @@ from benchmarks.parts.peers import LOADERS, PeerLoader, arrays_of, missing, peer
 from benchmarks.parts.workloads import make_store
 from gnnstore.features.source import RowSource
 from gnnstore.graph.shared import shared_tables
-from gnnstore.sampling import NeighborSampler, SamplingConfig
+from gnnstore.sampling import SamplingConfig
 from gnnstore.units import format_size
 
 FANOUTS, BATCH_SIZE, SEED = (10, 10, 10), 1024, 0
@@ -44,7 +44,7 @@ class Stages:
         store: gnnstore.GraphStore = loader.data
         shared = shared_tables(store)
         config = SamplingConfig(FANOUTS, seed=SEED)
-        self.sampler = NeighborSampler(shared.csc(store, "memory", 1), config)
+        self.sampler = shared.topology(store, "memory", 1).sampler(config, "int64")
         self.tables: list[RowSource] = [
             shared.rows(store, spec, "memory", 1) for spec in store.schema.node.attributes.values()
         ]

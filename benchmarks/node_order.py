@@ -37,7 +37,6 @@ from gnnstore.converters import ConvertOptions, GraphWriter, from_kronecker, fro
 from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.errors import BudgetError
 from gnnstore.graph.store import GraphStore
-from gnnstore.graph.topology import Topology
 from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.seeds.nodes import resolve_input_nodes
@@ -234,7 +233,7 @@ def in_order(graph: Path, order: str, epochs: Epochs) -> Path:
         seeds = resolve_input_nodes(store, epochs.seeds)
         config = SamplingConfig(FANOUTS)
         presampler = Presampler.of(store, config, seeds, epochs.batch_size, False)
-        presampler.run(Topology(store.topology()), 2, scores)
+        presampler.run(store.topology(), 2, scores)
         scores[epochs.seeds] = np.maximum(scores[epochs.seeds], 1)
     return reorder(graph, path, order, scores=scores, options=OPTIONS)  # type: ignore[arg-type]
 

@@ -169,7 +169,7 @@ def encoded(
     """Return the rows that are ranked: of all nodes, with all of their neighbours."""
     if encoder is None:
         return table
-    csc = store.topology()
+    csc = store.topology().columns()
     targets = np.repeat(np.arange(store.num_nodes), np.diff(csc.indptr))
     edges = torch.from_numpy(np.stack([csc.indices.astype(np.int64), targets]))
     return encoder(table[:], edges)

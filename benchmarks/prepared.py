@@ -36,7 +36,6 @@ from benchmarks.harness import (
 )
 from benchmarks.out_of_core import SHARE, WORKER
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, WORKLOADS
-from gnnstore.graph.topology import Topology
 from gnnstore.packing.job import PlanPacker
 from gnnstore.packing.sampling import PlanSettings
 from gnnstore.pipeline.lookahead.presample import Presampler
@@ -64,7 +63,7 @@ def pack(task: Task, directory: Path) -> tuple[Path, float]:
         resolve_input_nodes(run.store, run.seeds),
         task.batch_size,
         in_order=False,
-    ).run(Topology(run.csc), run.num_threads)
+    ).run(run.topology, run.num_threads)
     in_flight = BATCHES * with_margin(seen.largest_bytes) + STAGING_BYTES
     settings = PlanSettings(
         config,

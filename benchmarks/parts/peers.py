@@ -175,7 +175,7 @@ class PeerLoader(Peer):
 
 def arrays_of(store: Any, seeds: Any) -> dict[str, Any]:
     """Return what a peer's loader takes of a store with seeds: the graph, features and labels."""
-    csc = store.topology("memory")
+    csc = store.topology("memory").columns()
     graph = {"indptr": csc.indptr, "indices": csc.indices, "seeds": seeds}
     features = store.reader.paged(store.features.spec)
     return {**graph, "x": files_of(features), "y": store.labels}

@@ -101,9 +101,9 @@ class Run:
     def of(cls, task: Task) -> Run:
         """Load the topology."""
         store, seeds = gnnstore.open(task.store), np.load(task.seeds)
-        csc = store.topology("memory", task.num_threads)
+        topology = store.topology("memory", task.num_threads)
         config = SamplingConfig(task.fanouts, seed=task.seed)
-        sampler = NeighborSampler(csc, config, store.schema.index_dtype)
+        sampler = topology.sampler(config, store.schema.index_dtype)
         return cls(task, store, sampler, InputNodes(len(seeds), seeds, None))
 
     def pinned(self, spools: Spools, num_slots: int) -> PinnedRows | None:

@@ -26,7 +26,8 @@ def peer_batches(run: Run) -> Iterator[int]:
     needs; what it reads from the disk is not counted.
     """
     task = run.task
-    arrays = {"indptr": run.csc.indptr, "indices": run.csc.indices, "seeds": run.seeds}
+    columns = run.topology.columns()
+    arrays = {"indptr": columns.indptr, "indices": columns.indices, "seeds": run.seeds}
     arrays |= {"x": files_of(run.features[0]), "y": run.store.labels}
     options = {"fanouts": task.fanouts, "batch_size": task.batch_size, "is_mapped": True}
     with Peer(PEERS[task.strategy], "load", arrays, **options) as peer:

@@ -107,7 +107,7 @@ class Run:
     def open_disk(self, cache_share: float) -> tuple[DiskNeighborSampler, int]:
         """Return a sampler with `indptr` in memory, and the bytes that its share leaves."""
         edge = self.store.schema.edge
-        mapped = self.store.topology("mmap")
+        mapped = self.store.topology("mmap").columns()
         indptr = self.store.reader.paged(edge.indptr).load(self.num_threads)
         csc = replace(mapped, indptr=indptr, mapped=())
         array = self.store.reader.paged(edge.indices)
@@ -125,11 +125,11 @@ def prepare(run: Run) -> Batches:
     """Return what samples the batches of some numbers, in order."""
     way, index_dtype = run.task.strategy, run.store.schema.index_dtype
     if way == "memory":
-        csc = run.store.topology("memory", run.num_threads)
-        return run.one_by_one(NeighborSampler(csc, run.config, index_dtype), run.num_threads)
+        topology = run.store.topology("memory", run.num_threads)
+        return run.one_by_one(topology.sampler(run.config, index_dtype), run.num_threads)
     run.limit()
     if way in ("map", "map-8"):
-        sampler = NeighborSampler(run.store.topology("mmap"), run.config, index_dtype)
+        sampler = run.store.topology("mmap").sampler(run.config, index_dtype)
         return run.one_by_one(sampler, MAP_THREADS if way == "map-8" else run.num_threads)
     if way == "disk":
         return run.one_by_one(run.open_disk(1.0)[0], run.num_threads)

@@ -53,20 +53,22 @@ class Queries:
 class KnownEdges:
     """Edges by target."""
 
-    csc: Csc  # sources by column, ascending
+    columns: Csc  # sources by target, ascending
     # The target of each column, ascending, and an empty column behind them; None: column v is that
     # of node v.
     nodes: Int64Array | None = None
-    # Returns the relations of the edges at some positions of `csc`.
+    # Returns the relations of the edges at some positions in `columns`.
     relations: Callable[[Int64Array], npt.NDArray[Any]] | None = None
 
     @classmethod
     def of_store(cls, store: GraphStore, relation: str | None) -> Self:
         """Return all edges of a store, mapped, with the attribute that holds their relations."""
         if relation is None:
-            return cls(store.topology("mmap"))
+            return cls(store.topology("mmap").columns())
         attribute = store.edge_attribute(relation)
-        return cls(store.topology("mmap"), None, lambda at: attribute[at].reshape(len(at)))
+        return cls(
+            store.topology("mmap").columns(), None, lambda at: attribute[at].reshape(len(at))
+        )
 
     @classmethod
     def of_list(cls, edges: Queries) -> Self:
@@ -75,9 +77,9 @@ class KnownEdges:
         nodes, counts = np.unique(edges.targets, return_counts=True)
         indptr = np.concatenate([[0], np.cumsum(counts), [len(order)]]).astype(np.int64)
         num_src = int(edges.sources.max(initial=-1)) + 1
-        csc = Csc(indptr, edges.sources[order], None, num_src)
+        columns = Csc(indptr, edges.sources[order], None, num_src)
         relations = None if edges.relations is None else edges.relations[order]
-        return cls(csc, nodes, None if relations is None else relations.__getitem__)
+        return cls(columns, nodes, None if relations is None else relations.__getitem__)
 
     def columns_of(self, targets: Int64Array) -> Int64Array:
         """Return the column of each target; the empty one of those that have no edges."""
@@ -90,13 +92,13 @@ class KnownEdges:
 
     def targets_of(self, positions: Int64Array) -> Int64Array:
         """Return the nodes that the edges at some positions lead to."""
-        columns = EdgeFinder(self.csc).targets_of(positions)
+        columns = EdgeFinder(self.columns).targets_of(positions)
         return columns if self.nodes is None else self.nodes[columns]
 
     def positions_before(self, node: int) -> int:
         """Return the number of edges to targets below a node."""
         column = node if self.nodes is None else np.searchsorted(self.nodes, node)
-        return int(self.csc.indptr[column])
+        return int(self.columns.indptr[column])
 
 
 class Answers:
@@ -105,9 +107,9 @@ class Answers:
     def __init__(self, edges: KnownEdges, queries: Queries) -> None:
         self._edges = edges
         self._queries = queries
-        self._finder = EdgeFinder(edges.csc)
+        self._finder = EdgeFinder(edges.columns)
         self._columns = edges.columns_of(queries.targets)
-        self._next = edges.csc.indptr[self._columns]  # in the column of each query
+        self._next = edges.columns.indptr[self._columns]  # in the column of each query
         # Queries by source: those from `source[i]` are numbers `order[first[i]:first[i + 1]]`.
         self._order = np.argsort(queries.sources, kind="stable")
         self._source, first = np.unique(queries.sources[self._order], return_index=True)
@@ -115,14 +117,14 @@ class Answers:
 
     def sources(self, low: int, high: int) -> Iterator[Pairs]:
         """Yield the sources, low to high - 1, of edges to the targets of queries."""
-        csc, queries = self._edges.csc, self._queries
+        columns, queries = self._edges.columns, self._queries
         begins = self._next
         ends = begins.copy()
-        more = np.flatnonzero(begins < csc.indptr[self._columns + 1])
+        more = np.flatnonzero(begins < columns.indptr[self._columns + 1])
         ends[more] = self._finder.first_from(np.full(len(more), high), self._columns[more])
         self._next = ends
         for numbers, positions in _expanded(begins, ends - begins):
-            found = csc.indices[positions].astype(np.int64)
+            found = columns.indices[positions].astype(np.int64)
             keep = (found != queries.sources[numbers]) & (found >= low) & (found < high)
             yield self._of_relation(numbers[keep], found[keep], positions[keep])
 
@@ -131,7 +133,7 @@ class Answers:
         queries, edges = self._queries, self._edges
         begin, end = edges.positions_before(low), edges.positions_before(high)
         for first in range(begin, end, _PIECE):
-            piece = edges.csc.read_slice(first, min(first + _PIECE, end))
+            piece = edges.columns.read_slice(first, min(first + _PIECE, end))
             slots = np.searchsorted(self._source, piece)
             slots[slots == len(self._source)] = 0
             hits = np.flatnonzero(self._source[slots] == piece)

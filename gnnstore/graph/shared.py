@@ -25,10 +25,10 @@ from gnnstore.graph.neighbor_cache.beside import NeighborCache
 from gnnstore.graph.neighbor_cache.cache import bytes_for_all, bytes_to_choose
 
 if TYPE_CHECKING:
-    from gnnstore.formats.store.csc import Csc, TopologyMode
+    from gnnstore.formats.store.csc import TopologyMode
     from gnnstore.formats.store.reader import StoreReader
-    from gnnstore.graph.indices import IndexRows
     from gnnstore.graph.store import GraphStore
+    from gnnstore.graph.topology import Topology
     from gnnstore.progress import Progress
 
 
@@ -186,18 +186,25 @@ class SharedTables:
                 cache.retire()
         pool_trim(0)
 
-    def csc(self, store: GraphStore, mode: TopologyMode, num_threads: int) -> Csc:
-        """Return the topology's arrays, in memory or mapped."""
+    def topology(self, store: GraphStore, mode: TopologyMode, num_threads: int) -> Topology:
+        """Return the topology, in memory or mapped."""
         with self._lock:
-            csc = store.topology(mode, num_threads)
-            held = csc.indptr.nbytes if mode == "disk" else csc.num_bytes
-            self._topology_bytes = max(self._topology_bytes, held if mode != "mmap" else 0)
-            return csc
+            topology = store.topology(mode, num_threads)
+            if mode != "mmap":
+                self._topology_bytes = max(
+                    self._topology_bytes,
+                    sum(
+                        csc.indptr.nbytes if mode == "disk" else csc.num_bytes
+                        for csc in topology.csc.values()
+                    ),
+                )
+            return topology
 
     def neighbors(
-        self, store: GraphStore, csc: Csc, rows: IndexRows, num_bytes: int, spare_bytes: int
+        self, store: GraphStore, topology: Topology, num_bytes: int, spare_bytes: int
     ) -> NeighborCache | None:
         """Return the neighbour cache of loaders that read in-neighbours from disk."""
+        csc, (rows,) = topology.columns(), topology.rows.values()
         with self._lock:
             known = self._neighbors
             if known is not None and known.num_bytes <= num_bytes:

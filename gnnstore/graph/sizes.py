@@ -47,23 +47,19 @@ class StoreSizes:
 
     @classmethod
     def of(cls, schema: Schema) -> StoreSizes:
-        """Measure a homogeneous store."""
-        node, edge = schema.node, schema.edge
-        structure = [edge.indptr, edge.indices, *([edge.edge_id] if edge.edge_id else [])]
-        attributes = [
-            *node.attributes.values(),
-            *edge.attributes.values(),
-            *schema.graph_arrays.values(),
-        ]
+        """Measure a store, all of its types together."""
+        of_nodes, of_edges = schema.node_attributes(), schema.edge_attributes()
+        attributes = [*of_nodes, *of_edges, *schema.graph_arrays.values()]
+        edges = schema.edge_types
+        indptr_bytes = sum(edge.indptr.num_bytes for edge in edges)
+        indices_bytes = sum(edge.indices.num_bytes for edge in edges)
+        edge_id_bytes = sum(edge.edge_id.num_bytes for edge in edges if edge.edge_id)
         return cls(
-            topology_bytes=sum(spec.num_bytes for spec in structure),
-            tables=(
-                *_tables(node.attributes.values(), of_nodes=True),
-                *_tables(edge.attributes.values(), of_nodes=False),
-            ),
+            topology_bytes=indptr_bytes + indices_bytes + edge_id_bytes,
+            tables=(*_tables(of_nodes, of_nodes=True), *_tables(of_edges, of_nodes=False)),
             compressed_bytes=sum(spec.num_bytes for spec in attributes if spec.layout == "cold"),
-            indptr_bytes=edge.indptr.num_bytes,
-            indices_bytes=edge.indices.num_bytes,
+            indptr_bytes=indptr_bytes,
+            indices_bytes=indices_bytes,
         )
 
 

@@ -30,13 +30,14 @@ from gnnstore.errors import (
     UsageError,
     limits_named,
 )
-from gnnstore.formats import AttributeSpec, Csc, Schema, StoreReader, load_csc
+from gnnstore.formats import AttributeSpec, Schema, StoreReader
 from gnnstore.formats.container.reader import reopened
 from gnnstore.formats.store.csc import TopologyMode
 from gnnstore.graph.arrays import Attribute, Splits, Texts, as_tensor
 from gnnstore.graph.edge_splits import EdgeSplits
 from gnnstore.graph.lazy import LazyTensor
 from gnnstore.graph.original_ids import NodeIds
+from gnnstore.graph.topology import Topology
 
 # Names in PyG's data sets.
 _MASKS = {"valid": "val_mask"}
@@ -64,7 +65,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__()
         self.reader = StoreReader.open(path)
-        self._csc: dict[TopologyMode, Csc] = {}
+        self._topologies: dict[TopologyMode, Topology] = {}
         self._attributes: dict[str, Attribute] = {}
         self._lock = threading.Lock()
 
@@ -203,8 +204,10 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         spec = self.schema.graph_arrays[name]
         return as_tensor(self.reader.read(spec), spec.dtype)
 
-    def topology(self, mode: TopologyMode = "memory", num_threads: int = 1) -> Csc:
+    def topology(self, mode: TopologyMode = "memory", num_threads: int = 1) -> Topology:
         """Return the adjacency, in RAM or mapped; made once per mode and shared.
+
+        `topology.columns()` has the arrays, `topology.columns(edge_type)` those of an edge type.
 
         Parameters
         ----------
@@ -212,14 +215,13 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
             Read into RAM; a view of the files; or that with `indptr` in RAM.
         """
         with self._lock:
-            if mode not in self._csc:
-                self._csc[mode] = load_csc(self.reader, self.schema.edge, mode, num_threads)
-            return self._csc[mode]
+            if mode not in self._topologies:
+                self._topologies[mode] = Topology.load(self.reader, mode, num_threads)
+            return self._topologies[mode]
 
-    def topology_at_hand(self) -> Csc:
+    def topology_at_hand(self) -> Topology:
         """Return the adjacency in RAM if it has been read, else mapped."""
-        csc = self._csc.get("memory")
-        return self.topology("mmap") if csc is None else csc
+        return self._topologies.get("memory") or self.topology("mmap")
 
     def in_neighbors(self, node: int) -> npt.NDArray[Any]:
         """Return the in-neighbours of a node, ascending: [degree], a view.
@@ -231,7 +233,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         """
         if not 0 <= node < self.num_nodes:
             raise UsageError(f"node {node} is outside [0, {self.num_nodes})")
-        csc = self.topology("mmap")
+        csc = self.topology("mmap").columns()
         return csc.indices[csc.indptr[node] : csc.indptr[node + 1]]
 
     # PyG's Data, read when it is used.
@@ -389,7 +391,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         return LazyTensor(self, name, _moved(spec), getattr(torch, spec.dtype), read)
 
     def _read_edge_index(self) -> Tensor:
-        csc = self.topology("mmap")
+        csc = self.topology("mmap").columns()
         memory = Ledger(available_bytes(), (), f"{self.path}: edge_index", OF_FREE_MEMORY, "")
         memory.add(Reservation("edges and their order", 3 * 8 * self.num_edges)).check(
             None, "sample from the store instead"
@@ -435,10 +437,11 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         ]
 
     def _node_attribute_of(self, attr: TensorAttr) -> Attribute:
-        node = self.schema.node
-        if attr.group_name not in (None, node.name) or attr.attr_name not in node.attributes:
+        by_name = {node.name: node for node in self.schema.node_types}
+        node = self.schema.node if attr.group_name is None else by_name.get(attr.group_name)
+        if node is None or attr.attr_name not in node.attributes:
             raise KeyError(f"no tensor {attr.attr_name!r} of {attr.group_name!r} in {self.path}")
-        return self.node_attribute(attr.attr_name)
+        return self._attribute("node", attr.attr_name, node.attributes)
 
     def _get_tensor(self, attr: TensorAttr) -> Tensor:
         index = attr.index if attr.is_set("index") else None
@@ -471,9 +474,9 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
     def _get_edge_index(self, edge_attr: EdgeAttr) -> tuple[Tensor, Tensor] | None:
         if edge_attr.layout is not EdgeLayout.CSC:
             return None
-        if edge_attr.edge_type not in (None, self.schema.edge.type):
+        if edge_attr.edge_type not in (None, *(edge.type for edge in self.schema.edge_types)):
             return None
-        csc = self.topology("memory")
+        csc = self.topology("memory").columns(edge_attr.edge_type)
         # PyG expects int64 for both; a copy only where indices are narrower.
         return torch.from_numpy(csc.indices).to(torch.int64), torch.from_numpy(csc.indptr)
 

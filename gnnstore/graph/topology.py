@@ -2,48 +2,89 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self
 
 from gnnstore._core import ReadCounts
+from gnnstore.formats.store.csc import Csc, load_csc
+from gnnstore.graph.indices import IndexRows
 from gnnstore.sampling.disk import DiskNeighborSampler
 from gnnstore.sampling.neighbor import NeighborSampler
 
 if TYPE_CHECKING:
-    from gnnstore.formats.store.csc import Csc
-    from gnnstore.graph.indices import IndexRows
+    from gnnstore.disk.engines import Engine
+    from gnnstore.formats.store.csc import TopologyMode
+    from gnnstore.formats.store.reader import StoreReader
+    from gnnstore.formats.store.schema import EdgeType, Schema
     from gnnstore.graph.neighbor_cache.beside import NeighborCache
     from gnnstore.sampling.neighbor import IndexDtype, SamplingConfig
 
 
 @dataclass(frozen=True, eq=False)
 class Topology:
-    """The in-neighbours of all nodes, in memory or with a reader for those on disk."""
+    """The in-neighbours of all nodes by edge type, in memory or with readers of those on disk."""
 
-    csc: Csc  # if `rows` is set, only length and dtype of its `indices` are used
-    rows: IndexRows | None = None
-    # In-neighbour lists in memory, which need not be read once they are there.
+    schema: Schema
+    csc: Mapping[EdgeType, Csc]  # if there are `rows`, only length and dtype of `indices` are used
+    rows: Mapping[EdgeType, IndexRows] = field(default_factory=dict)
+    # In-neighbour lists of the only edge type, which need not be read once they are in memory.
     neighbors: NeighborCache | None = None
+
+    @classmethod
+    def load(cls, reader: StoreReader, mode: TopologyMode, num_threads: int) -> Self:
+        """Read a store's topology into memory, or map it."""
+        edges = reader.schema.edge_types
+        return cls(reader.schema, {e.type: load_csc(reader, e, mode, num_threads) for e in edges})
+
+    def on_disk(self, reader: StoreReader, engine: Engine) -> Self:
+        """Return the topology with in-neighbours that an engine reads."""
+        indices = {of: reader.paged(self.schema.edge_of(of).indices) for of in self.csc}
+        return replace(self, rows={of: IndexRows.open(ids, engine) for of, ids in indices.items()})
+
+    @property
+    def edge_types(self) -> tuple[EdgeType, ...]:
+        """The edge types, in the store's order."""
+        return tuple(self.csc)
+
+    def columns(self, edge_type: EdgeType | None = None) -> Csc:
+        """Return the in-neighbours along the edges of a type, or of the only type."""
+        schema = self.schema
+        return self.csc[(schema.edge if edge_type is None else schema.edge_of(edge_type)).type]
+
+    def num_nodes(self, node_type: str | None = None) -> int:
+        """Return the number of nodes of a type, or of the only type."""
+        schema = self.schema
+        return (schema.node if node_type is None else schema.node_of(node_type)).num_nodes
+
+    if not TYPE_CHECKING:  # so that misspelt names are still found
+
+        def __getattr__(self, name: str) -> Any:
+            """Refuse the arrays of the columns, of which there are some for each edge type."""
+            is_of_columns = name in Csc.__dataclass_fields__ or hasattr(Csc, name)
+            hint = f"; its columns have: topology.columns().{name}" if is_of_columns else ""
+            raise AttributeError(f"a topology has no attribute {name!r}{hint}")
 
     @property
     def is_read(self) -> bool:
         """Whether in-neighbours are read from disk, so that batches are best sampled together."""
-        return self.rows is not None
+        return bool(self.rows)
 
     @property
     def is_slow(self) -> bool:
         """Whether sampling may have to wait for a disk."""
-        return bool(self.csc.mapped)
+        return any(csc.mapped for csc in self.csc.values())
 
     @property
     def counts(self) -> ReadCounts:
         """Reads of in-neighbours so far."""
-        return ReadCounts() if self.rows is None else self.rows.counts
+        return sum((rows.counts for rows in self.rows.values()), ReadCounts())
 
     def sampler(self, config: SamplingConfig, index_dtype: IndexDtype) -> NeighborSampler:
         """Return a sampler; its batches are the same wherever the topology lies."""
-        if self.rows is None:
-            return NeighborSampler(self.csc, config, index_dtype=index_dtype)
-        neighbors = self.neighbors
+        csc = self.columns()
+        if not self.rows:
+            return NeighborSampler(csc, config, index_dtype=index_dtype)
+        (rows,), neighbors = self.rows.values(), self.neighbors
         now = None if neighbors is None else lambda: neighbors.current
-        return DiskNeighborSampler(self.csc, config, index_dtype, self.rows.fetch, now)
+        return DiskNeighborSampler(csc, config, index_dtype, rows.fetch, now)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.errors import NotFoundError, limits_named, storage_errors
-from gnnstore.formats import NODE_TYPE, StoreReader
+from gnnstore.formats import StoreReader
 from gnnstore.graph.arrays import Attribute
 
 ARRAY_NAME = "x"
@@ -106,7 +106,7 @@ def open_embeddings(path: str | os.PathLike[str]) -> Embeddings:
         As `gnnstore.open`.
     """
     reader = StoreReader.open(path)
-    if [node.name for node in reader.schema.node_types] != [NODE_TYPE]:
+    if len(reader.schema.node_types) != 1:
         raise NotFoundError(
             f"{path}: a heterogeneous store, and no result of inference; open it with "
             "gnnstore.open",

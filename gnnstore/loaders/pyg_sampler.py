@@ -63,7 +63,7 @@ class StoreSampler(BaseSampler):  # type: ignore[misc]
         def sample(seeds: torch.Tensor, _: Any) -> SamplerOutput:
             return self.sample_from_nodes(NodeSamplerInput(None, seeds))
 
-        num_nodes = self.sampler.csc.num_nodes
+        num_nodes = self.sampler.num_nodes
         return edge_sample(
             index, sample, num_nodes, self.sampler.config.disjoint, neg_sampling=neg_sampling
         )

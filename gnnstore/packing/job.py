@@ -63,7 +63,7 @@ class PlanPacker:
         self.settings = settings
         self._sampler = PlanSampler(store, settings)
         self.batches_per_epoch = self._sampler.batches_per_epoch
-        attributes = store.schema.node.attributes.values()
+        attributes = store.schema.node_attributes()
         cached = [spec.path for spec in attributes if self._sampler.is_read(spec)]
         size = self._sampler.size
         self._decide(cached, size.num_slots, size.superbatch, settings.segment or 1)
@@ -74,20 +74,20 @@ class PlanPacker:
     def _decide(self, cached: Sequence[str], num_slots: int, superbatch: int, segment: int) -> None:
         """Take over which attributes are packed, and how much is planned at a time."""
         store, engine = self.store, self._sampler.sources.engine
-        node, edge = store.schema.node, store.schema.edge
+        nodes, edges = store.schema.node_attributes(), store.schema.edge_attributes()
         self.num_slots, self.superbatch = num_slots, superbatch
         self.sources: dict[str, RowSource] = {}
         if engine is not None:
-            specs = [spec for spec in node.attributes.values() if spec.path in cached]
+            specs = [spec for spec in nodes if spec.path in cached]
             self.sources = {
                 spec.path: shared_tables(store).rows_on_disk(store, spec, engine) for spec in specs
             }
         self.tables = files_of(self.sources)
         # Without rows on disk there are none to share.
         self.segment = min(segment, superbatch) if self.tables else 1
-        plain_nodes = [spec for spec in node.attributes.values() if spec.path not in self.tables]
+        plain_nodes = [spec for spec in nodes if spec.path not in self.tables]
         self._records = RecordMaker(
-            self._sampler.sources, tuple(plain_nodes), tuple(edge.attributes.values()), store.schema
+            self._sampler.sources, tuple(plain_nodes), tuple(edges), store.schema
         )
 
     @property

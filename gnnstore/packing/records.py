@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gnnstore.formats.store.schema import Schema
     from gnnstore.sampling.compact import CompactSample
     from gnnstore.seeds.base import SeedLabels
-    from gnnstore.strategies.sources import DataSources
+    from gnnstore.strategies.sources import OpenStore
 
 _NOWHERE = np.empty(0, np.int32)
 _NONE_MISSED = BatchMisses(_NOWHERE, _NOWHERE, _NOWHERE, _NOWHERE, _NOWHERE)
@@ -31,7 +31,7 @@ _WIDE_BYTES = 8
 class RecordMaker:
     """Makes the records of batches. Safe to use from many threads at once."""
 
-    sources: DataSources
+    sources: OpenStore
     plain_nodes: tuple[AttributeSpec, ...]  # attributes whose rows are in the records
     edges: tuple[AttributeSpec, ...]  # attributes whose rows are in the records
     schema: Schema

@@ -176,7 +176,7 @@ class PlanSampler:
         )
         rolling = self.sources.placement.superbatch
         self._bulk_bytes = None if rolling is None else rolling.bulk_bytes
-        specs = [s for s in store.schema.node.attributes.values() if self.is_read(s)]
+        specs = [s for s in store.schema.node_attributes() if self.is_read(s)]
         # Memory that is left for superbatches, and for the cache of training.
         self.size = size_plan(
             self.sources.placement,
@@ -188,7 +188,7 @@ class PlanSampler:
             superbatch_is_given=settings.superbatch is not None,
         )
         self._sampler = self.sources.topology.sampler(settings.config, store.schema.index_dtype)
-        csc = self.sources.topology.csc
+        csc = self.sources.topology.columns()
         self._spools = Spools(
             settings.tmpdir or default_parent(store.path),
             RowSpace.of_schema(store.schema),

@@ -181,7 +181,9 @@ class _BatchesOfStates(Iterator[Batch]):
 def _sampler(
     state: ResidentState, config: SamplingConfig, index_dtype: IndexDtype
 ) -> NeighborSampler | None:
-    return None if state.graph is None else NeighborSampler(state.graph.csc, config, index_dtype)
+    return (
+        None if state.graph is None else NeighborSampler(state.graph.columns, config, index_dtype)
+    )
 
 
 def only_epochs(what: str) -> UsageError:

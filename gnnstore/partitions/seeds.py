@@ -220,13 +220,13 @@ class LinksByState(SeedsByState):
         """Return the seed edges at some of these positions, and their negatives."""
         members, graph, buckets = resident.members, resident.graph, resident.buckets
         index = index.astype(np.int64, copy=False)
-        finder = None if graph is None else EdgeFinder(graph.csc)
+        finder = None if graph is None else EdgeFinder(graph.columns)
         known = None if graph is None else graph.positions
         within = LinkGraph(finder, members.num_nodes, known)
         if self._new_ends is not None:
             source, target = (members.local(of) for of in self._new_ends[:, index])
         elif graph is not None and finder is not None:
-            source, target = graph.csc.indices[index].astype(np.int64), finder.targets_of(index)
+            source, target = graph.columns.indices[index].astype(np.int64), finder.targets_of(index)
             index = graph.positions[index].astype(np.int64)
         elif buckets is not None:
             source, target = buckets.ends(members, index)

@@ -160,7 +160,7 @@ class PartitionSources(Sources):
             self.edge_ids = MemoryRows.from_array(store.reader.paged(edge_id).load())
             self._hold("ids of edges", edge_id.num_bytes)
         else:
-            ids = store.topology("mmap").edge_id
+            ids = store.topology("mmap").columns().edge_id
             assert ids is not None  # noqa: S101 - it is in the schema
             self.edge_ids = MemoryRows.from_array(ids)
         self.nodes = {

@@ -40,7 +40,7 @@ class SavedBatches(BatchSource):
         self.labels = labels_of(manifest.fingerprint)
         self.index_dtype = manifest.schema.index_dtype
         self.batches_per_epoch = manifest.batches_per_epoch
-        nodes = {spec.path for spec in manifest.schema.node.attributes.values()}
+        nodes = {spec.path for spec in manifest.schema.node_attributes()}
         # By path, whether rows in a record are those of nodes.
         self.plain = [(spec.path, spec.path in nodes) for spec in manifest.plain_specs]
         edge_id = manifest.schema.edge.edge_id

@@ -68,7 +68,7 @@ class DiskNeighborSampler(NeighborSampler):
             or not len(cache.bits) == len(cache.starts) == num_words
         ):
             raise UsageError(
-                f"the neighbour cache does not fit {csc.source}: expected {num_words} words of "
+                f"the neighbour cache does not fit {csc.label}: expected {num_words} words of "
                 f"bits and neighbours of {csc.indices.dtype}, found {len(cache.bits)} and "
                 f"{cache.neighbors.dtype}; build it from this graph"
             )

@@ -34,9 +34,9 @@ class EdgeFinder:
             )
         except IndexError as error:
             raise CorruptStoreError(
-                f"cannot look edges up in {self._csc.source}: {error}. Its topology is damaged; "
+                f"cannot look edges up in {self._csc.label}: {error}. Its topology is damaged; "
                 "run 'gnnstore verify' on it, or convert the graph again",
-                path=self._csc.source,
+                path=self._csc.label,
             ) from error
 
     def excluding(self, sources: Int64Array, targets: Int64Array) -> Excluded:

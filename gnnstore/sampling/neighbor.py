@@ -233,12 +233,12 @@ class NeighborSampler:
         check_choice("index_dtype", index_dtype, get_args(IndexDtype))
         if index_dtype == "int32" and max(csc.num_nodes, csc.num_src) > 2**31:
             raise UsageError(
-                f"the node ids of {csc.source} ({csc.num_nodes} nodes) do not fit in int32; "
+                f"the node ids of {csc.label} ({csc.num_nodes} nodes) do not fit in int32; "
                 "use index_dtype='int64'"
             )
         self.csc = csc
         self.config = config
-        self._num_nodes = csc.num_nodes
+        self.num_nodes = csc.num_nodes
         self.index_dtype: IndexDtype = index_dtype
 
     def sample(
@@ -251,7 +251,7 @@ class NeighborSampler:
         csc, config = self.csc, self.config
         if csc.mapped:
             csc.check_mapped_files()
-        with sampling_errors(csc.source, self._num_nodes):
+        with sampling_errors(csc.label, self.num_nodes):
             arrays = _core.sample_neighbors(
                 csc.indptr,
                 csc.indices,

@@ -96,7 +96,7 @@ class ResidentGraph:
     """The adjacency of the partitions in memory."""
 
     members: Members
-    csc: Csc  # by ids here
+    columns: Csc  # by ids here
     positions: npt.NDArray[Any]  # int32 or int64 [E]: of each edge in the whole graph
 
     @classmethod
@@ -122,12 +122,12 @@ class ResidentGraph:
                 "They are damaged: run 'gnnstore verify', or partition the store again",
                 path=source,
             ) from error
-        csc = Csc(indptr, indices, None, members.num_nodes, source)
-        return cls(members, csc, positions)
+        columns = Csc(indptr, indices, None, members.num_nodes, source)
+        return cls(members, columns, positions)
 
     def edges_of(self, trained: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
         """Return the places in the columns of the edges of some buckets, ascending."""
-        members, csc = self.members, self.csc
+        members, csc = self.members, self.columns
         count, rows = len(members.partitions), members.rows
         dtype = id_dtype(csc.num_edges)
         found = [np.empty(0, dtype)]
@@ -144,8 +144,8 @@ class ResidentGraph:
         before, after = self.members.partitions, members.partitions
         kept = np.where(np.isin(before, after), np.searchsorted(after, before), -1)
         _core.resident_buckets(
-            self.csc.indptr,
-            self.csc.indices,
+            self.columns.indptr,
+            self.columns.indices,
             self.positions,
             kept,
             rows=members.rows,

@@ -154,4 +154,4 @@ class StagedBatch:
         return 4 * slot_bytes * (len(subgraph.n_id) + self._largest_draw)
 
     def _errors(self) -> AbstractContextManager[None]:
-        return sampling_errors(self._csc.source, self._csc.num_nodes)
+        return sampling_errors(self._csc.label, self._csc.num_nodes)

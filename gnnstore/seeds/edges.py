@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gnnstore.errors import InputError, UsageError
+from gnnstore.errors import InputError
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.seeds.nodes import to_numpy
 
@@ -72,7 +72,7 @@ def named_split(store: GraphStore, edge_label_index: Any) -> str | None:
 
 def check_ids_are_dense(store: GraphStore) -> None:
     """Raise unless a label for each edge of the graph can be found by the edge's id."""
-    ids = store.topology("mmap").edge_id
+    ids = store.topology("mmap").columns().edge_id
     if ids is not None and len(ids) and ids.max() >= store.num_edges:
         raise InputError(
             f"edge_label and input_id are by edge id, but ids of {store.path} run to {ids.max()} "
@@ -90,12 +90,7 @@ def _without_type(store: GraphStore, edge_label_index: Any) -> Any:
         edge_label_index = edge_label_index[1]
     elif is_pair and _is_edge_type(edge_label_index[0]):
         edge_type, edge_label_index = edge_label_index
-        own = store.schema.edge.type
-        if tuple(edge_type) != own:
-            raise UsageError(
-                f"edge_label_index names the edge type {tuple(edge_type)}; this store's only type "
-                f"is {own}"
-            )
+        store.schema.edge_of(edge_type)  # raises if it is not there
     return edge_label_index
 
 

@@ -223,7 +223,7 @@ class Links:
 
     @property
     def _finder(self) -> EdgeFinder:
-        return EdgeFinder(self.store.topology_at_hand())
+        return EdgeFinder(self.store.topology_at_hand().columns())
 
     def select(self, index: Any, key: BatchKey) -> LinkSeeds:
         """Return the seed edges at some positions [P], and the negatives of the batch."""
@@ -263,7 +263,7 @@ class Links:
         if self.edges is not None:
             sources, targets = self.edges[:, positions].astype(np.int64)
             return sources, targets
-        csc = self.store.topology_at_hand()
+        csc = self.store.topology_at_hand().columns()
         csc.check_mapped_files()
         sources = csc.indices[positions].astype(np.int64)
         if sources.size and (sources.min() < 0 or sources.max() >= self.store.num_nodes):
@@ -278,7 +278,7 @@ class Links:
 
     def edge_ids(self, positions: Int64Array) -> Int64Array:
         """Return the ids of the graph's edges at some positions."""
-        ids = self.store.topology_at_hand().edge_id
+        ids = self.store.topology_at_hand().columns().edge_id
         return positions if ids is None else ids[positions].astype(np.int64)
 
     def _negatives_in(self, graph: LinkGraph) -> Negatives | None:

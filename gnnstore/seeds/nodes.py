@@ -17,12 +17,14 @@ import numpy.typing as npt
 import torch
 
 from gnnstore import _core
-from gnnstore.errors import InputError, UsageError
+from gnnstore.errors import InputError
 from gnnstore.formats.packed.manifest import NUM_POSITIONS
 from gnnstore.formats.store.schema import NODE_TYPE
+from gnnstore.graph.arrays import Attribute, Splits
 from gnnstore.seeds.base import BatchKey, SeedLabels
 
 if TYPE_CHECKING:
+    from gnnstore.formats.store.schema import NodeTypeSpec
     from gnnstore.graph.store import GraphStore
 
 Int64Array = npt.NDArray[np.int64]
@@ -144,13 +146,11 @@ def resolve_input_nodes(store: GraphStore, input_nodes: Any, input_id: Any = Non
     """Turn whatever names nodes into seed nodes."""
     if isinstance(input_nodes, tuple) and len(input_nodes) == 2 and isinstance(input_nodes[0], str):
         node_type, input_nodes = input_nodes
-        if node_type != store.schema.node.name:
-            raise UsageError(
-                f"input_nodes names the node type {node_type!r}; this store's only type is "
-                f"{store.schema.node.name!r}"
-            )
-    nodes, ids = _nodes_and_ids(store, input_nodes)
-    num_seeds = store.num_nodes if nodes is None else len(nodes)
+        node = store.schema.node_of(node_type)
+    else:
+        node = store.schema.node
+    nodes, ids = _nodes_and_ids(store, node, input_nodes)
+    num_seeds = node.num_nodes if nodes is None else len(nodes)
     if input_id is not None:
         ids = resolve_input_ids(input_id, num_seeds, "input nodes")
     name = input_nodes if isinstance(input_nodes, str) else None
@@ -172,19 +172,20 @@ def resolve_input_ids(input_id: Any, num_seeds: int, what: str) -> Int64Array:
 
 
 def _nodes_and_ids(
-    store: GraphStore, input_nodes: Any
+    store: GraphStore, node: NodeTypeSpec, input_nodes: Any
 ) -> tuple[Int64Array | None, Int64Array | None]:
     if input_nodes is None:
         return None, None
-    values = _named(store, input_nodes) if isinstance(input_nodes, str) else to_numpy(input_nodes)
+    is_named = isinstance(input_nodes, str)
+    values = _named(store, node, input_nodes) if is_named else to_numpy(input_nodes)
     if values.ndim != 1:
         raise InputError(
             f"input_nodes has shape {list(values.shape)}; give node ids or a mask, one-dimensional"
         )
     if values.dtype == np.bool_:
-        if len(values) != store.num_nodes:
+        if len(values) != node.num_nodes:
             raise InputError(
-                f"the mask in input_nodes has {len(values)} entries for {store.num_nodes} nodes"
+                f"the mask in input_nodes has {len(values)} entries for {node.num_nodes} nodes"
             )
         nodes = np.flatnonzero(values).astype(np.int64)
         return nodes, nodes
@@ -195,17 +196,17 @@ def _nodes_and_ids(
             f"input_nodes has the element type {values.dtype}; give node ids (integers) or a "
             "mask (booleans)"
         )
-    check_range(values, store.num_nodes, "node id", "the graph", "nodes")
+    check_range(values, node.num_nodes, "node id", "the graph", "nodes")
     # A copy: what the user does to the array later must not reach running batches.
     return values.astype(np.int64), None
 
 
-def _named(store: GraphStore, name: str) -> npt.NDArray[Any]:
+def _named(store: GraphStore, node: NodeTypeSpec, name: str) -> npt.NDArray[Any]:
     """Return the ids of a split, or a mask that is an attribute of the nodes."""
-    spec = store.schema.node.attributes.get(name)
-    if name not in store.splits and spec is not None and spec.dtype == "bool":
-        return store.node_attribute(name).read()
-    return store.splits[name]
+    splits, spec = Splits(store.reader, node), node.attributes.get(name)
+    if name not in splits and spec is not None and spec.dtype == "bool":
+        return Attribute(store.reader, spec).read()
+    return splits[name]
 
 
 def _crc_of_all(ids: Int64Array | None, num_seeds: int) -> int:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gnnstore.strategies.predict.cost import Prediction
     from gnnstore.strategies.predict.sampled_epoch import SampledEpoch
     from gnnstore.strategies.sizes.placement import Placement, Placer
-    from gnnstore.strategies.sources import DataSources
+    from gnnstore.strategies.sources import OpenStore
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Strategy(StrategyTraits, ABC):
         """
 
     @abstractmethod
-    def open(self, loader: LoaderSpec, placement: Placement) -> DataSources:
+    def open(self, loader: LoaderSpec, placement: Placement) -> OpenStore:
         """Open a store's parts where they were placed, with the sizes that were reserved."""
 
 

@@ -12,7 +12,7 @@ from gnnstore.strategies.predict.sampled_epoch import SampledEpoch
 from gnnstore.strategies.predict.workload import PAGE_BYTES, Workload
 from gnnstore.strategies.sizes.placement import Placement, Placer
 from gnnstore.strategies.sizes.prefetch import check_two_batches
-from gnnstore.strategies.sources import DataSources
+from gnnstore.strategies.sources import OpenStore
 
 
 class InMemoryStrategy(Strategy):
@@ -59,6 +59,6 @@ class InMemoryStrategy(Strategy):
         costs = EpochCosts(workload, machine)
         return costs.one_by_one(self, resources, reads, reading, once=once)
 
-    def open(self, loader: LoaderSpec, placement: Placement) -> DataSources:
+    def open(self, loader: LoaderSpec, placement: Placement) -> OpenStore:
         """Load or map the graph's topology and the rows."""
-        return DataSources(loader, placement)
+        return OpenStore(loader, placement)

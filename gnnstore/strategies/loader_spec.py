@@ -9,10 +9,7 @@ from typing import TYPE_CHECKING, Self
 from gnnstore.budget.limits import affordable_threads
 from gnnstore.disk.scratch import default_parent
 from gnnstore.formats.container.files import free_bytes
-from gnnstore.graph.indices import IndexRows
 from gnnstore.graph.shared import shared_tables
-from gnnstore.graph.sizes import StoreSizes
-from gnnstore.graph.topology import Topology
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.strategies.predict.traits import StrategyTraits
 from gnnstore.strategies.sizes.placement import Placement
@@ -22,6 +19,7 @@ if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.store import GraphStore
+    from gnnstore.graph.topology import Topology
     from gnnstore.pipeline.lookahead.presample import Presampler
 
 # Of what is free where packed rows go, if nobody has said how much they may take.
@@ -68,28 +66,27 @@ class LoaderSpec:
     def open_engine(self, topology: str) -> Engine | None:
         """Return the engine that reads the store's arrays; None if there is nothing to read."""
         schema = self.store.schema
-        tables = [table for table in StoreSizes.of(schema).tables if table.num_rows]
-        if tables:
-            largest = max(tables, key=lambda table: table.num_bytes).path
-        elif topology == "disk" and schema.edge.indices.num_rows:
-            largest = schema.edge.indices.path
-        else:
+        attributes = (*schema.node_attributes(), *schema.edge_attributes())
+        specs = [spec for spec in attributes if spec.layout == "paged" and spec.num_rows]
+        if not specs and topology == "disk":
+            specs = [edge.indices for edge in schema.edge_types if edge.num_edges]
+        if not specs:
             return None
-        spec = next(spec for spec in schema.arrays() if spec.path == largest)
-        path = self.store.reader.paged(spec).file_paths[0]
+        largest = max(specs, key=lambda spec: spec.num_bytes)
+        path = self.store.reader.paged(largest).file_paths[0]
         return shared_tables(self.store).engine(path, self.options.io_engine)
 
     def open_topology(self, placement: Placement, engine: Engine | None) -> Topology:
         """Return the graph's topology, where it is to lie."""
         store, shared = self.store, shared_tables(self.store)
         with self.progress.phase("load the topology"):
-            csc = shared.csc(store, placement.topology, self.num_threads)
+            topology = shared.topology(store, placement.topology, self.num_threads)
         if placement.topology != "disk" or engine is None:
-            return Topology(csc)
-        rows = IndexRows.open(store.reader.paged(store.schema.edge.indices), engine)
+            return topology
+        topology = topology.on_disk(store.reader, engine)
         spare = placement.left_bytes + placement.neighbors_bytes
-        neighbors = shared.neighbors(store, csc, rows, placement.neighbors_bytes, spare)
-        return Topology(csc, rows, neighbors)
+        neighbors = shared.neighbors(store, topology, placement.neighbors_bytes, spare)
+        return replace(topology, neighbors=neighbors)
 
     @property
     def planned(self) -> PlannedSettings:
@@ -137,5 +134,5 @@ class LoaderSpec:
 
     def node_specs(self, placement: Placement) -> tuple[AttributeSpec, ...]:
         """Return the node attributes that are read from disk."""
-        attributes = self.store.schema.node.attributes.values()
+        attributes = self.store.schema.node_attributes()
         return tuple(spec for spec in attributes if placement.modes.get(spec.path) == "disk")

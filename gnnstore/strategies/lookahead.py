@@ -34,7 +34,7 @@ from gnnstore.strategies.sizes.misses import EstimatedMisses, MeasuredMisses
 from gnnstore.strategies.sizes.placement import Placement, Placer
 from gnnstore.strategies.sizes.placing import with_engine
 from gnnstore.strategies.sizes.superbatch import Horizon
-from gnnstore.strategies.sources import DataSources
+from gnnstore.strategies.sources import OpenStore
 from gnnstore.strategies.static import CacheMaker
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def _sizer(
     return LookaheadSizer(
         strategy=placement.strategy,
         settings=loader.planned,
-        num_rows=topology.csc.num_nodes,
+        num_rows=topology.num_nodes(),
         row_bytes=sum(spec.row_bytes for spec in specs),
         epoch_batches=presampler.epoch_batches,
         horizon=Horizon(len(presampler.seeds)) if loader.knows_epochs else None,
@@ -211,7 +211,7 @@ def _shared_cache(
     )
 
 
-class LookaheadSources(DataSources):
+class LookaheadSources(OpenStore):
     """The parts of a store whose batches are sampled and planned ahead."""
 
     superbatches: LookaheadEpochs

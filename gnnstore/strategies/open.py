@@ -11,11 +11,11 @@ from gnnstore.strategies.base import Auto, Strategy
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.sizes.placement import Placement, Placer
 from gnnstore.strategies.sizes.placing import first_that_fits
-from gnnstore.strategies.sources import DataSources
+from gnnstore.strategies.sources import OpenStore
 from gnnstore.units import format_size
 
 
-def open_sources(loader: LoaderSpec) -> DataSources:
+def open_sources(loader: LoaderSpec) -> OpenStore:
     """Decide where a store's parts lie, and open them there."""
     given = _given(loader)
     choices = choices_for(loader, given) if isinstance(given, Auto) else [Chosen(loader.options)]

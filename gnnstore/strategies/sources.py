@@ -75,7 +75,7 @@ class RowCache(Protocol):
         """Return one of the tables, its cached rows included."""
 
 
-class DataSources(Sources):
+class OpenStore(Sources):
     """The graph's topology and the rows of all attributes, open to be read.
 
     A copy in another process fills a cache of the same rows.
@@ -89,7 +89,7 @@ class DataSources(Sources):
         self.topology = topology = loader.open_topology(placement, engine)
         # Before tables are loaded, which takes a while.
         self.cache = cache = self.open_cache(loader)
-        edge_id = topology.csc.edge_id
+        edge_id = topology.columns().edge_id
         self.edge_ids = None if edge_id is None else MemoryRows.from_array(edge_id)
         self.num_threads = num_threads
         if engine is not None:

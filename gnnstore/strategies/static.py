@@ -33,7 +33,7 @@ from gnnstore.strategies.sizes.placement import Placement, Placer
 from gnnstore.strategies.sizes.placing import with_engine
 from gnnstore.strategies.sizes.prefetch import check_two_batches, prefetch_wish, with_batches
 from gnnstore.strategies.sizes.settings import CacheSettings
-from gnnstore.strategies.sources import DataSources
+from gnnstore.strategies.sources import OpenStore
 from gnnstore.threads import LONG_READ_BYTES
 from gnnstore.units import format_size
 
@@ -115,8 +115,8 @@ class CacheMaker:
     def scores(self) -> npt.NDArray[Any]:
         """Return the score of each node: uint8 or uint32 [N]."""
         if self.settings.score == "degree":
-            csc = self.topology.csc
-            return count_out_degrees(csc.column_pieces(), self.store.num_nodes, csc.source)
+            csc = self.topology.columns()
+            return count_out_degrees(csc.column_pieces(), self.store.num_nodes, csc.label)
         counts = np.zeros(self.store.num_nodes, np.uint8)
         self.presampler.run(self.topology, self.num_threads, counts)
         return counts
@@ -223,12 +223,12 @@ class StaticStrategy(Strategy):
         reading, issuing = machine.random_seconds(reads), costs.issuing(reads)
         return costs.one_by_one(self, resources, reads, reading, issuing=issuing, filling=filling)
 
-    def open(self, loader: LoaderSpec, placement: Placement) -> DataSources:
+    def open(self, loader: LoaderSpec, placement: Placement) -> OpenStore:
         """Open the tables, below the cache that was filled; fill it in another process."""
         return _CachedSources(loader, placement)
 
 
-class _CachedSources(DataSources):
+class _CachedSources(OpenStore):
     """The parts of a store, with rows in a static cache."""
 
     def open_cache(self, loader: LoaderSpec) -> StaticCache | None:

@@ -12,7 +12,6 @@ from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.converters.stores.places import out_degrees
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.graph.store import open as open_store
-from gnnstore.graph.topology import Topology
 from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.seeds.nodes import InputNodes
@@ -44,10 +43,10 @@ def count_batches(
     _, seeds = choose_seeds(store, config, seeds_asked)
     counts = np.zeros(store.num_nodes, np.uint8)
     with session.progress() as progress:
-        csc = load_topology(store, progress, memory_bytes, counts.nbytes)
+        topology = load_topology(store, progress, memory_bytes, counts.nbytes)
         with progress.phase("sample", unit="batches"):
             presampler = Presampler.of(store, config, seeds, batch_size, False)
-            presampler.run(Topology(csc), len(os.sched_getaffinity(0)), counts)
+            presampler.run(topology, len(os.sched_getaffinity(0)), counts)
     if isinstance(seeds, InputNodes):  # an epoch has each of them, if these batches did not
         nodes = slice(None) if seeds.nodes is None else seeds.nodes
         counts[nodes] = np.maximum(counts[nodes], 1)

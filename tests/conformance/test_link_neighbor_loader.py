@@ -706,7 +706,7 @@ def test_seed_edges_are_not_sampled_and_fan_outs_stay_full(
         with pytest.raises(gnnstore.UsageError, match="choose exclude_edges='reverse'"):
             loader_of(path, exclude_edges=exclude, **options)
         return
-    degrees = gnnstore.open(path).topology("mmap")
+    degrees = gnnstore.open(path).topology("mmap").columns()
     leaks = 0
     pairs = zip(
         loader_of(path, **options), loader_of(path, exclude_edges=exclude, **options), strict=True
@@ -783,7 +783,7 @@ def test_what_is_excluded_leaves_other_draws_uniform(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ranges", [([5], [3], [3]), ([5, 4], [9, 3], [10, 4]), ([5], [0], [1])])
 def test_the_core_checks_ranges(path: Path, ranges: tuple[list[int], ...]) -> None:
-    csc = gnnstore.open(path).topology("memory")
+    csc = gnnstore.open(path).topology("memory").columns()
     sampler = NeighborSampler(csc, SamplingConfig((2,)), "int64")
     nodes, begins, ends = (np.array(r) for r in ranges)
     begins, ends = begins + csc.indptr[5], ends + csc.indptr[5]

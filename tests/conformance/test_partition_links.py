@@ -98,7 +98,7 @@ def test_every_edge_is_trained_once_beside_nodes_of_its_state(
         given["edge_label_index"] = graph.edge_index[:, ids]
     loader = make(store, **given)
     place = place_of(loader)
-    csc = store.topology()
+    csc = store.topology().columns()
     targets = np.repeat(np.arange(N), np.diff(csc.indptr))
     edges = set(zip(csc.indices.tolist(), targets.tolist(), strict=True))
     for epoch in range(2):

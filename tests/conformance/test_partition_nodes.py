@@ -108,16 +108,16 @@ def check_state(state: ResidentState, loader: NeighborLoader) -> None:
     rows = state.gather(local)
     np.testing.assert_array_equal(rows["x"].values, store.features.read()[nodes])
     np.testing.assert_array_equal(rows["y"].values, store.labels[nodes])
-    csc = store.topology()
+    csc = store.topology().columns()
     targets = np.repeat(np.arange(store.num_nodes), np.diff(csc.indptr))
     inside = np.flatnonzero(np.isin(targets, nodes) & np.isin(csc.indices, nodes))
     assert graph is not None
     np.testing.assert_array_equal(np.sort(graph.positions), inside)
-    of = np.repeat(local, np.diff(graph.csc.indptr))
+    of = np.repeat(local, np.diff(graph.columns.indptr))
     np.testing.assert_array_equal(nodes[of], targets[graph.positions])
-    np.testing.assert_array_equal(nodes[graph.csc.indices], csc.indices[graph.positions])
+    np.testing.assert_array_equal(nodes[graph.columns.indices], csc.indices[graph.positions])
     # Ascending within a column, by partition and row, then position: whatever the slots.
-    keys = np.stack([of, graph.csc.indices, graph.positions])
+    keys = np.stack([of, graph.columns.indices, graph.positions])
     np.testing.assert_array_equal(np.lexsort(keys[::-1]), np.arange(len(of)))
 
 
@@ -168,7 +168,7 @@ def test_every_node_is_trained_once_beside_nodes_of_its_state(
     loader = make(store, POLICIES[policy], num_threads=num_threads)
     unit = loader._sources.unit
     place = unit.read(unit.place_spec) // unit.rows_per_partition
-    ids = store.topology().edge_id
+    ids = store.topology().columns().edge_id
     assert ids is not None
     train = graph.splits["train"]
     for epoch in range(3):

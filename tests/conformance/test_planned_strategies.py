@@ -97,7 +97,7 @@ def test_packed_beside_a_cache_that_stays(
     held = superbatches.job.cache().planned_nodes
     assert held[held >= 0].tolist() == nodes.tolist()
     if score == "degree":
-        degrees = np.bincount(gnnstore.open(path).topology("mmap").indices, minlength=N)
+        degrees = np.bincount(gnnstore.open(path).topology("mmap").columns().indices, minlength=N)
         assert degrees[nodes].min() >= np.delete(degrees, nodes).max()
 
 

@@ -36,7 +36,7 @@ from gnnstore.strategies.predict.reads import ReadTotals
 from gnnstore.strategies.predict.sampled_epoch import SampledEpoch
 from gnnstore.strategies.sizes.placement import Placement, Placer
 from gnnstore.strategies.sizes.prefetch import check_two_batches
-from gnnstore.strategies.sources import DataSources
+from gnnstore.strategies.sources import OpenStore
 from gnnstore.testing.graphs import random_graph
 from gnnstore.tools.bench.ways import ways
 from gnnstore.tools.cli import main
@@ -92,7 +92,7 @@ class FirstCome:
         return self._tables[path]
 
 
-class FirstComeSources(DataSources):
+class FirstComeSources(OpenStore):
     cached_by = "first come"
 
     def open_cache(self, loader: LoaderSpec) -> FirstCome:
@@ -128,7 +128,7 @@ class FirstComeStrategy(Strategy):
         reads, seconds = ReadTotals(faults, 4096 * faults), faults / machine.faults_per_second()
         return EpochCosts(work, machine).one_by_one(self, resources, reads, seconds)
 
-    def open(self, loader: LoaderSpec, placement: Placement) -> DataSources:
+    def open(self, loader: LoaderSpec, placement: Placement) -> OpenStore:
         return FirstComeSources(loader, placement)
 
 

@@ -277,7 +277,7 @@ def test_reads_of_sampled_batches(only_x: gnnstore.GraphStore) -> None:
 
 
 def test_a_cached_row_is_not_read(only_x: gnnstore.GraphStore) -> None:
-    out_degrees = np.bincount(only_x.topology().indices, minlength=N)
+    out_degrees = np.bincount(only_x.topology().columns().indices, minlength=N)
     best = np.argsort(-out_degrees, kind="stable")[:3].tolist()
     cost = cache_cost(N, ROW_BYTES, "degree")
     seeds = [*best, 700]

@@ -16,6 +16,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 from unittest.mock import patch
@@ -39,9 +40,7 @@ from gnnstore.formats.container.journal_file import (
     encode_record,
     read_records,
 )
-from gnnstore.graph.indices import IndexRows
 from gnnstore.graph.neighbor_cache.beside import NeighborCache
-from gnnstore.graph.topology import Topology
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.graphs import random_graph
@@ -389,14 +388,15 @@ def target_cache(folder: Path) -> Target:
     cache = folder / "cache" / "gnnstore"
     os.environ["XDG_CACHE_HOME"] = str(cache.parent)
     keep_usual_profile(folder)
-    csc = store.topology("disk")
     engine = open_engine(store.path / "zarr.json")
-    rows = IndexRows.open(store.reader.paged(store.schema.edge.indices), engine)
+    topology = store.topology("disk").on_disk(store.reader, engine)
+    csc, (rows,) = topology.columns(), topology.rows.values()
 
     def batch() -> Any:
         # Room for a part of the lists, of which those are chosen that a file names.
         lists = NeighborCache(csc, rows, 2**15, store.reader.uuid)
-        sampler = Topology(csc, rows, lists).sampler(SamplingConfig((3, 2), seed=1), "int64")
+        cached = replace(topology, neighbors=lists)
+        sampler = cached.sampler(SamplingConfig((3, 2), seed=1), "int64")
         load_kept(folder)
         return sampler.sample(np.arange(64), epoch=0, batch=0)
 

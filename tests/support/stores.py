@@ -131,6 +131,89 @@ def write_example_store(
     return ExampleStore(final, paged | compressed)
 
 
+CITES = ("paper", "cites", "paper")
+WRITES = ("author", "writes", "paper")
+
+
+def write_two_typed_store(
+    path: str | os.PathLike[str],
+    *,
+    num_papers: int = 300,
+    num_authors: int = 170,
+    num_institutions: int = 20,
+    num_edges: int = 1500,
+    widths: tuple[int, int] = (25, 9),
+    seed: int = 0,
+) -> ExampleStore:
+    """Write a store of papers and authors, whose rows are of unequal width, and institutions.
+
+    Papers have features, labels and splits, authors features, institutions are counted only. Edges
+    ("paper", "cites", "paper") have ids and an attribute, ("author", "writes", "paper") neither.
+    """
+    rng = np.random.default_rng(seed)
+    counts = {"paper": num_papers, "author": num_authors, "institution": num_institutions}
+    arrays: dict[str, npt.NDArray[Any]] = {
+        node_array("paper", "x"): rng.random((num_papers, widths[0]), dtype=np.float32),
+        node_array("author", "x"): rng.random((num_authors, widths[1]), dtype=np.float32),
+    }
+    for edge_type in (CITES, WRITES):
+        directory = edge_directory(*edge_type)
+        targets = np.sort(rng.integers(0, num_papers, num_edges))
+        sources = rng.integers(0, counts[edge_type[0]], num_edges).astype(np.int32)
+        order = np.lexsort((sources, targets))
+        arrays[f"{directory}/indptr"] = np.searchsorted(targets, np.arange(num_papers + 1))
+        arrays[f"{directory}/indices"] = sources[order]
+        if edge_type == CITES:
+            arrays[f"{directory}/edge_id"] = order.astype(np.int32)
+            arrays[f"{directory}/attrs/edge_attr"] = rng.random((num_edges, 3), dtype=np.float32)
+    compressed = {
+        node_array("paper", "y"): rng.integers(0, 4, num_papers),
+        split_array("paper", "train"): np.arange(num_papers // 2),
+        split_array("paper", "valid"): np.arange(num_papers // 2, num_papers),
+    }
+    specs: dict[str, AttributeSpec] = {}
+    with StoreWriter(path, page_bytes=4096) as writer:
+        for array_path, values in arrays.items():
+            array = writer.paged(
+                array_path,
+                name=array_path.rsplit("/", 1)[1],
+                row_shape=values.shape[1:],
+                dtype=values.dtype.name,
+                num_rows=len(values),
+            )
+            array.append(values)
+            specs[array_path] = array.spec
+        for array_path, values in compressed.items():
+            name = array_path.rsplit("/", 1)[1]
+            specs[array_path] = writer.compressed(array_path, values, name=name)
+        nodes = [
+            NodeTypeSpec(
+                name,
+                count,
+                {own.name: own for key, own in specs.items() if key.startswith(f"nodes/{name}/")},
+                {own.name: own for key, own in specs.items() if key.startswith(f"splits/{name}/")},
+            )
+            for name, count in counts.items()
+        ]
+        edges = [
+            EdgeTypeSpec(
+                *edge_type,
+                num_edges,
+                specs[f"{edge_directory(*edge_type)}/indptr"],
+                specs[f"{edge_directory(*edge_type)}/indices"],
+                specs.get(f"{edge_directory(*edge_type)}/edge_id"),
+                {
+                    own.name: own
+                    for key, own in specs.items()
+                    if key.startswith(f"{edge_directory(*edge_type)}/attrs/")
+                },
+            )
+            for edge_type in (CITES, WRITES)
+        ]
+        final = writer.commit(Schema(tuple(nodes), tuple(edges)), {"kind": "example"})
+    return ExampleStore(final, arrays | compressed)
+
+
 def assert_same_files(path: Path, other: Path) -> None:
     """Check that two directories have the same files with the same bytes.
 

@@ -364,7 +364,7 @@ def test_a_pair_of_stores(tmp_path: Path, layout: str) -> None:
     assert torch.equal(found.to_pyg().x, x)
     assert found.splits["train"].tolist() == list(range(20))
     for name in ("indptr", "indices"):
-        mine, theirs = (getattr(store.topology(), name) for store in (found, same))
+        mine, theirs = (getattr(store.topology().columns(), name) for store in (found, same))
         np.testing.assert_array_equal(mine, theirs)
 
 

@@ -208,7 +208,7 @@ class TestLoading:
                 gnnstore.LinkNeighborLoader(store, [], "train", **given)
         shown = [batch.input_id for batch in gnnstore.LinkNeighborLoader(store, [], "train")]
         ids = torch.cat(shown).numpy()
-        found = store.topology("mmap")
+        found = store.topology("mmap").columns()
         np.testing.assert_array_equal(edges[0, ids], found.indices)
 
     def test_errors_list_what_there_is(self, tmp_path: Path) -> None:

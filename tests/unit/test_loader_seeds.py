@@ -113,7 +113,7 @@ def test_an_unknown_split_names_the_known(store: gnnstore.GraphStore) -> None:
 
 
 def test_an_unknown_node_type_names_the_known(store: gnnstore.GraphStore) -> None:
-    with pytest.raises(UsageError, match="node type 'paper'; this store's only type is 'node'"):
+    with pytest.raises(UsageError, match="no node type 'paper'; there are: 'node'"):
         resolve_input_nodes(store, ("paper", [1]))
 
 

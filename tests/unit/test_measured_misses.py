@@ -34,7 +34,7 @@ def measured(
         for i in range(num_batches):
             trace.put(i, batches[i])
 
-    topology: Any = SimpleNamespace(csc=SimpleNamespace(num_nodes=NUM_NODES))
+    topology: Any = SimpleNamespace(num_nodes=lambda: NUM_NODES)
     presampler: Any = SimpleNamespace(run=run, progress=NullProgress())
     return MeasuredMisses(
         topology,

@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,20 +76,21 @@ def join() -> None:
             thread.join()
 
 
-def opened(path: Path) -> tuple[Csc, IndexRows, str]:
+def opened(path: Path) -> tuple[Topology, Csc, IndexRows, str]:
     store = GraphStore(path)
     engine = open_engine(store.path / "zarr.json")
-    rows = IndexRows.open(store.reader.paged(store.schema.edge.indices), engine)
-    return store.topology("disk"), rows, store.reader.uuid
+    topology = store.topology("disk").on_disk(store.reader, engine)
+    (rows,) = topology.rows.values()
+    return topology, topology.columns(), rows, store.reader.uuid
 
 
 @pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("share", [3, 1])
 def test_batches_do_not_wait_for_it(path: Path, gate: Gate, share: int) -> None:
-    csc, rows, uuid = opened(path)
+    topology, csc, rows, uuid = opened(path)
     num_bytes = bytes_for_all(csc) // share
     cache = NeighborCache(csc, rows, num_bytes, uuid)
-    sampler = Topology(csc, rows, cache).sampler(CONFIG, "int64")
+    sampler = replace(topology, neighbors=cache).sampler(CONFIG, "int64")
 
     def sample() -> tuple[Any, int]:
         before = rows.counts.rows_read
@@ -114,7 +116,7 @@ def test_batches_do_not_wait_for_it(path: Path, gate: Gate, share: int) -> None:
 
 @pytest.mark.usefixtures("large")
 def test_nobody_wants_it_any_more(path: Path, gate: Gate) -> None:
-    csc, rows, uuid = opened(path)
+    _, csc, rows, uuid = opened(path)
     cache = NeighborCache(csc, rows, bytes_for_all(csc) // 3, uuid)
     filled, stop = cache._filled, cache.stop
     gate.go_on.set()
@@ -133,11 +135,12 @@ def test_a_list_that_cannot_be_read_is_told_by_the_batch_that_needs_it(
 ) -> None:
     gate.error = OSError("no such sector")
     gate.go_on.set()
-    csc, rows, uuid = opened(path)
+    topology, csc, rows, uuid = opened(path)
     cache = NeighborCache(csc, rows, bytes_for_all(csc), uuid)
     join()
     assert cache.current is None
-    Topology(csc, rows, cache).sampler(CONFIG, "int64").sample(np.arange(9), epoch=0, batch=0)
+    sampler = replace(topology, neighbors=cache).sampler(CONFIG, "int64")
+    sampler.sample(np.arange(9), epoch=0, batch=0)
 
 
 @pytest.mark.usefixtures("large")
@@ -158,7 +161,7 @@ def test_a_loader(path: Path, gate: Gate) -> None:
 
 def test_memory_that_there_is_for_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread reads only where it fits into the memory that the cache is promised."""
-    csc, rows, uuid = opened(path)
+    _, csc, rows, uuid = opened(path)
     small = bytes_for_all(csc)
     begun = []
     monkeypatch.setattr(threading.Thread, "start", lambda t: begun.append(t.name))

@@ -12,6 +12,7 @@ from torch.utils.data import BatchSampler, SequentialSampler
 import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.graph.topology import Topology
+from gnnstore.threads import Lookahead
 from gnnstore.pipeline.lookahead import presample as presampling
 from gnnstore.pipeline.lookahead.presample import Presampler, batch_shape
 from gnnstore.sampling.neighbor import SamplingConfig
@@ -56,7 +57,7 @@ def test_the_size_is_that_of_a_batch(
     if disjoint and subgraph_type == "induced":
         pytest.skip("these two exclude each other")
     options: dict[str, Any] = {"subgraph_type": subgraph_type, "disjoint": disjoint}
-    found = presampler(store, (-1,), batch_size=N, **options).run(Topology(store.topology()), 2)
+    found = presampler(store, (-1,), batch_size=N, **options).run(store.topology(), 2)
     loader = NeighborLoader(store, [-1], batch_size=N, strategy="memory", **options)
     sampled = loader._source.task(range(N), BatchKey(0, 0, 0)).sample()
     _, bytes_gathered, _ = loader._assembler.assemble(
@@ -68,13 +69,13 @@ def test_the_size_is_that_of_a_batch(
 
 def test_the_largest_is_found(store: gnnstore.GraphStore) -> None:
     """Node 0 is the only one with in-edges, if fan-outs are 0 for the others."""
-    csc = store.topology()
-    degrees = np.diff(csc.indptr)
+    topology = store.topology()
+    degrees = np.diff(topology.columns().indptr)
     hub, lonely = int(np.argmax(degrees)), np.flatnonzero(degrees == degrees.min())
     nodes = [*lonely[:10].tolist(), hub]
-    found = presampler(store, (-1,), nodes, batch_size=1, in_order=True).run(Topology(csc), 1)
+    found = presampler(store, (-1,), nodes, batch_size=1, in_order=True).run(topology, 1)
     assert found.num_batches == 4
-    alone = presampler(store, (-1,), [hub], batch_size=1).run(Topology(csc), 1)
+    alone = presampler(store, (-1,), [hub], batch_size=1).run(topology, 1)
     assert found.largest_bytes == alone.largest_bytes, "the last is always among them"
 
 
@@ -82,7 +83,7 @@ def test_the_largest_is_found(store: gnnstore.GraphStore) -> None:
 def test_nodes_are_counted_once_a_batch(store: gnnstore.GraphStore, num_threads: int) -> None:
     counts = np.zeros(N, np.uint8)
     found = presampler(store, (), range(100, 140), batch_size=10).run(
-        Topology(store.topology()), num_threads, counts
+        store.topology(), num_threads, counts
     )
     # 1600 visits, ten a batch: 160 batches, each seed in every fourth.
     assert found.num_batches == 160
@@ -93,9 +94,7 @@ def test_threads_change_nothing(store: gnnstore.GraphStore) -> None:
     found = []
     for num_threads in (0, 1, 4):
         counts = np.zeros(N, np.uint8)
-        result = presampler(store, (3, 3), "train").run(
-            Topology(store.topology()), num_threads, counts
-        )
+        result = presampler(store, (3, 3), "train").run(store.topology(), num_threads, counts)
         found.append((result, counts.tolist()))
     assert found[0] == found[1] == found[2]
     assert 4 < found[0][0].num_batches < 255
@@ -113,14 +112,14 @@ def test_samples_stay_within_the_memory_for_batches(
             return ahead[-1]
 
     monkeypatch.setattr(presampling, "Lookahead", Watched)
-    csc, one = store.topology(), presampler(store, (-1,), batch_size=N)
-    sampled = one.run(Topology(csc), 1)
+    topology, one = store.topology(), presampler(store, (-1,), batch_size=N)
+    sampled = one.run(topology, 1)
     ids_bytes = sampled.largest_bytes - N * (108 + 8) - E * (12 + 8)
     most: dict[int | None, int] = {}
     for spare_bytes in (None, 5 * ids_bytes, 2 * ids_bytes, 1):
         ahead.clear()
         counts = np.zeros(N, np.uint8)
-        assert one.run(Topology(csc), 8, counts, spare_bytes) == sampled
+        assert one.run(topology, 8, counts, spare_bytes) == sampled
         assert counts.max() == counts.min() == sampled.num_batches
         most[spare_bytes] = max(ahead)
     assert list(most.values()) == [16, 4, 1, 1]
@@ -130,27 +129,25 @@ def test_the_seed_of_the_run_does_not_matter(store: gnnstore.GraphStore) -> None
     """A seed may be drawn later than a cache is filled, and rows must not depend on when."""
     counts = np.zeros((2, N), np.uint8)
     for seed in (0, 1):
-        presampler(store, (2,), "train", seed=seed).run(Topology(store.topology()), 1, counts[seed])
+        presampler(store, (2,), "train", seed=seed).run(store.topology(), 1, counts[seed])
     assert counts[0].tolist() == counts[1].tolist()
 
 
 def test_no_more_than_a_byte_can_count(store: gnnstore.GraphStore) -> None:
     counts = np.zeros(N, np.uint8)
-    found = presampler(store, (), [7], batch_size=1).run(Topology(store.topology()), 1, counts)
+    found = presampler(store, (), [7], batch_size=1).run(store.topology(), 1, counts)
     assert found.num_batches == 255
     assert counts[7] == 255
 
 
 def test_a_mapped_structure_is_sampled_less(store: gnnstore.GraphStore) -> None:
     counts = np.zeros(N, np.uint8)
-    found = presampler(store, (), [7], batch_size=1).run(
-        Topology(store.topology("mmap")), 1, counts
-    )
+    found = presampler(store, (), [7], batch_size=1).run(store.topology("mmap"), 1, counts)
     assert (found.num_batches, counts[7]) == (32, 32)
 
 
 def test_no_seeds_no_batches(store: gnnstore.GraphStore) -> None:
-    found = presampler(store, (3,), []).run(Topology(store.topology()), 2, np.zeros(N, np.uint8))
+    found = presampler(store, (3,), []).run(store.topology(), 2, np.zeros(N, np.uint8))
     assert (found.num_batches, found.largest_bytes) == (0, 0)
 
 
@@ -200,8 +197,8 @@ def test_the_shape_of_a_batch(options: dict[str, Any], shape: tuple[int, bool]) 
 def test_a_damaged_store_is_named(tmp_path: Path) -> None:
     graph = random_graph(50, 200)
     store = gnnstore.open(graph.write(tmp_path / "s.gnn"))
-    csc = store.topology()
-    csc.indices[:] = 50
+    topology = store.topology()
+    topology.columns().indices[:] = 50
     with pytest.raises(gnnstore.CorruptStoreError) as caught:
-        presampler(store, (2,)).run(Topology(csc), 2)
+        presampler(store, (2,)).run(topology, 2)
     assert caught.value.__notes__ == ["while sampling batch 0 beforehand"]

@@ -257,7 +257,7 @@ def test_tables_are_loaded_once_for_a_store_object(tmp_path: Path) -> None:
     y = shared.rows(store, spec_of(store, "y"), "mmap", 1)
     assert shared.rows(store, spec_of(store, "y"), "memory", 1) is y
     assert shared.resident_bytes == 300 * 100 + 300 * 8
-    csc = shared.csc(store, "memory", 1)
+    csc = shared.topology(store, "memory", 1).columns()
     assert shared.resident_bytes == 300 * 100 + 300 * 8 + csc.num_bytes
 
 

@@ -96,10 +96,10 @@ def test_columns_come_in_pieces(
     written = write_example_store(tmp_path / "a.gnn", num_nodes=600, num_edges=3000)
     store = gnnstore.open(written.path)
     monkeypatch.setattr("gnnstore.formats.store.csc._PIECE_IDS", 700)
-    expected = store.topology("memory").indices
+    expected = store.topology("memory").columns().indices
     for num_bytes in (1, 999, 4 << 20):
         monkeypatch.setattr(PagedArray.pieces, "__defaults__", (num_bytes,))
-        csc = store.topology(mode)
+        csc = store.topology(mode).columns()
         pieces = list(csc.column_pieces())
         np.testing.assert_array_equal(np.concatenate(pieces), expected)
         assert len(pieces) > 1 or num_bytes > 999

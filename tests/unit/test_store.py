@@ -313,10 +313,11 @@ def test_missing_attribute_lists_those_there_are(store: gnnstore.GraphStore) -> 
 
 @pytest.mark.parametrize("mode", ["memory", "mmap"])
 def test_adjacency(example: ExampleStore, store: gnnstore.GraphStore, mode: str) -> None:
-    csc = store.topology(mode)  # type: ignore[arg-type]
+    topology = store.topology(mode)  # type: ignore[arg-type]
+    csc = topology.columns()
     np.testing.assert_array_equal(csc.indptr, example.arrays["edges/node__to__node/indptr"])
     np.testing.assert_array_equal(csc.indices, example.arrays["edges/node__to__node/indices"])
-    assert store.topology(mode) is csc  # type: ignore[arg-type]
+    assert store.topology(mode) is topology  # type: ignore[arg-type]
     node = 7
     expected = csc.indices[csc.indptr[node] : csc.indptr[node + 1]]
     np.testing.assert_array_equal(store.in_neighbors(node), expected)
@@ -436,7 +437,7 @@ def test_read_only_files(example: ExampleStore) -> None:
     try:
         store = gnnstore.open(example.path)
         np.testing.assert_array_equal(store.features[[1]], example.arrays["nodes/node/x"][[1]])
-        assert store.topology("mmap").num_edges == 1500
+        assert store.topology("mmap").columns().num_edges == 1500
     finally:
         for path in paths:
             path.chmod(0o700)

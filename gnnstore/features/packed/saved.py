@@ -87,7 +87,7 @@ class SavedPlan:
             "types": Types.of(manifest.schema),
         }
         self.space = RowSpace.of_schema(manifest.schema)
-        of_nodes = {spec.path for spec in manifest.schema.node.attributes.values()}
+        of_nodes = {spec.path for spec in manifest.schema.node_attributes()}
         self._plain = [
             (spec.path in of_nodes, spec.shape[1:], STORAGE_DTYPES[spec.dtype])
             for spec in manifest.plain_specs

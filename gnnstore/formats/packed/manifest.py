@@ -174,8 +174,8 @@ class PackedManifest(Manifest):
         """Check the fields of packed epochs, and return them as arguments of the class."""
         schema = Schema.from_json(own.fields("schema"))
         cached, plain = own.texts("cached"), own.texts("plain")
-        nodes = [spec.path for spec in schema.node.attributes.values()]
-        edges = [spec.path for spec in schema.edge.attributes.values()]
+        nodes = [spec.path for spec in schema.node_attributes()]
+        edges = [spec.path for spec in schema.edge_attributes()]
         if not set(cached) <= set(nodes):
             raise own.fail("cached", "paths of node attributes of the schema")
         if sorted([*cached, *plain]) != sorted([*nodes, *edges]):

@@ -32,7 +32,7 @@ class Csc:
     # the position in `indices` is the edge's only id.
     edge_id: npt.NDArray[Any] | None
     num_src: int  # number of source nodes; indices lie in [0, num_src)
-    source: str = "the graph"  # where it came from, for messages
+    label: str = "the graph"  # where it came from, for messages
     edge_type: tuple[str, str, str] = EDGE_TYPE
     # The stored arrays of which the three are views; none if they are in memory.
     mapped: tuple[PagedArray, ...] = ()
@@ -84,14 +84,13 @@ def load_csc(
         mapped.append(array)
         return array.view("random")
 
-    num_src = next(t.num_nodes for t in reader.schema.node_types if t.name == edge.source)
     indptr, indices = get(edge.indptr), get(edge.indices)
     edge_id = None if edge.edge_id is None else get(edge.edge_id)
     return Csc(
         indptr=indptr,
         indices=indices,
         edge_id=edge_id,
-        num_src=num_src,
-        source=str(reader.path),
+        num_src=reader.schema.node_of(edge.source).num_nodes,
+        label=str(reader.path),
         mapped=tuple(mapped),
     )

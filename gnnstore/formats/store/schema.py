@@ -6,7 +6,7 @@ everything that reads a store starts from it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -22,6 +22,7 @@ NODE_TYPE = "node"
 EDGE_TYPE = ("node", "to", "node")
 
 IndexDtype = Literal["int64", "int32"]
+EdgeType = tuple[str, str, str]  # source, relation, target
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class EdgeTypeSpec:
     value_names: Mapping[str, TextSpec] = field(default_factory=dict)
 
     @property
-    def type(self) -> tuple[str, str, str]:
+    def type(self) -> EdgeType:
         """PyG's edge type: (source, relation, target)."""
         return (self.source, self.relation, self.target)
 
@@ -158,17 +159,39 @@ class Schema:
 
     @property
     def node(self) -> NodeTypeSpec:
-        """The node type of a homogeneous store."""
+        """The only node type, for code that refuses stores of several."""
         if len(self.node_types) != 1:
             raise UsageError(self._heterogeneous("node", [t.name for t in self.node_types]))
         return self.node_types[0]
 
     @property
     def edge(self) -> EdgeTypeSpec:
-        """The edge type of a homogeneous store."""
+        """The only edge type, for code that refuses stores of several."""
         if len(self.edge_types) != 1:
             raise UsageError(self._heterogeneous("edge", [str(t.type) for t in self.edge_types]))
         return self.edge_types[0]
+
+    def node_of(self, node_type: str) -> NodeTypeSpec:
+        """Return the node type of a name; raise a `UsageError` that lists them if there is none."""
+        for node in self.node_types:
+            if node.name == node_type:
+                return node
+        raise _no_type("node", node_type, [node.name for node in self.node_types])
+
+    def edge_of(self, edge_type: EdgeType) -> EdgeTypeSpec:
+        """Return an edge type; raise a `UsageError` that lists them if there is no such type."""
+        for edge in self.edge_types:
+            if edge.type == edge_type:
+                return edge
+        raise _no_type("edge", edge_type, [edge.type for edge in self.edge_types])
+
+    def node_attributes(self) -> list[AttributeSpec]:
+        """Return the attributes of the nodes of all types."""
+        return [spec for node in self.node_types for spec in node.attributes.values()]
+
+    def edge_attributes(self) -> list[AttributeSpec]:
+        """Return the attributes of the edges of all types."""
+        return [spec for edge in self.edge_types for spec in edge.attributes.values()]
 
     def scales_of(self, attribute: AttributeSpec) -> AttributeSpec | None:
         """Return the graph-level array that a node attribute's values are multiples of, if any."""
@@ -267,6 +290,11 @@ class Schema:
                     )
             edge.check_splits(file)
         return self
+
+
+def _no_type(kind: str, asked: object, there: Sequence[object]) -> UsageError:
+    names = ", ".join(map(repr, there)) or "none"
+    return UsageError(f"the store has no {kind} type {asked!r}; there are: {names}")
 
 
 def _attributes(fields: Fields, key: str) -> dict[str, AttributeSpec]:

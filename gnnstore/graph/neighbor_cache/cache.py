@@ -62,7 +62,7 @@ def open_neighbor_cache(
         cache = _fill(csc, rows, bits, capacity)
         if cache is not None:
             return cache
-    out_degrees = count_out_degrees(rows.scan(), csc.num_src, csc.source)
+    out_degrees = count_out_degrees(rows.scan(), csc.num_src, csc.label)
     bits = choose_lists(csc, out_degrees, capacity)
     del out_degrees
     save_lists(key, bits)

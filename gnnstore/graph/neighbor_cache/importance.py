@@ -97,8 +97,8 @@ def _keys(
 
 def _damaged(csc: Csc) -> CorruptStoreError:
     return CorruptStoreError(
-        f"cannot choose the in-neighbour lists to cache of {csc.source}: indptr does not ascend "
+        f"cannot choose the in-neighbour lists to cache of {csc.label}: indptr does not ascend "
         f"from 0 to {csc.num_edges}, the number of edges. Its topology is damaged; run 'gnnstore "
         "verify' on it, or convert the graph again",
-        path=csc.source,
+        path=csc.label,
     )

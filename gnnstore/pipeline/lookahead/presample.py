@@ -163,7 +163,7 @@ class Presampler:
             return sample, max(0, label_bytes - 8 * sample.num_seeds)
 
         done, largest, visits = 0, Presampled(0, 0), 0
-        enough = ENOUGH_VISITS * topology.csc.num_nodes
+        enough = ENOUGH_VISITS * topology.num_nodes()
         batches = (
             Batch(BatchKey(_SEED, _EPOCH, number), positions)
             for number, positions in enumerate(self._positions(num_batches))
@@ -188,7 +188,7 @@ class Presampler:
                 visits += len(rows)
                 ids_bytes, kept_bytes = subgraph.num_bytes, largest.largest_kept_bytes
                 if ids_bytes > largest.largest_ids_bytes:
-                    kept_bytes = max(kept_bytes, _kept_bytes(subgraph, topology.csc))
+                    kept_bytes = max(kept_bytes, _kept_bytes(subgraph, topology.columns()))
                 batch_bytes = self._bytes_of(subgraph) + _MAKING_LABELS * more_bytes
                 largest = Presampled(
                     done,

@@ -14,7 +14,6 @@ from gnnstore._core import release_memory
 from gnnstore.caching.scores import MAX_COUNTED_BATCHES, count_out_degrees
 from gnnstore.disk.profile.first_use import disk_profile
 from gnnstore.features.memory import MAX_FAULT_THREADS, MIN_ROWS_PER_FAULT_THREAD
-from gnnstore.graph.indices import IndexRows
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.topology import Topology
 from gnnstore.pipeline.lookahead.presample import ENOUGH_VISITS, Presampled, Presampler
@@ -123,10 +122,9 @@ class SampledEpoch:
         topology, store = self.topology, loader.store
         is_read, alone = placement.topology == "disk", not placement.strategy.plans
         if not is_read:
-            topology = Topology(shared_tables(store).csc(store, "mmap", self.machine.num_threads))
+            topology = shared_tables(store).topology(store, "mmap", self.machine.num_threads)
         elif not topology.is_read:
-            indices = store.reader.paged(store.schema.edge.indices)
-            topology = Topology(topology.csc, IndexRows.open(indices, self.engine))
+            topology = topology.on_disk(store.reader, self.engine)
         began = perf_counter()
         found = self.presampler.run(
             topology,
@@ -158,7 +156,7 @@ def sample_workload(
     progress: Progress,
 ) -> tuple[Presampled, Workload]:
     """Sample some batches, and look at them."""
-    num_nodes = topology.csc.num_nodes
+    num_nodes = topology.num_nodes()
     with progress.phase("sample"):
         began = perf_counter()
         seen = presampler.run(topology, num_threads, spare_bytes=spare_bytes)
@@ -197,9 +195,9 @@ def sample_workload(
 
 def out_degrees(topology: Topology, memory_bytes: int) -> npt.NDArray[np.uint32] | None:
     """Return the out-degree of each node; None if counting would take long, or much memory."""
-    csc = topology.csc
+    csc = topology.columns()
     if topology.is_slow or topology.is_read or csc.num_edges > _MAX_COUNTED_EDGES:
         return None
     if csc.num_nodes * np.dtype(np.uint32).itemsize > memory_bytes:
         return None
-    return count_out_degrees(csc.column_pieces(), csc.num_nodes, csc.source)
+    return count_out_degrees(csc.column_pieces(), csc.num_nodes, csc.label)

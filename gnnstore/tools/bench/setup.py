@@ -24,14 +24,13 @@ from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.store.csc import Csc
 from gnnstore.formats.store.schema import Schema
 from gnnstore.graph.shared import shared_tables
 from gnnstore.loaders.link import resolve_links
 from gnnstore.pipeline.batch import request_of
 from gnnstore.pipeline.order.keyed import KeyedOrder
 from gnnstore.pipeline.order.state import Position
-from gnnstore.sampling.neighbor import BatchRequest, NeighborSampler, SamplingConfig
+from gnnstore.sampling.neighbor import BatchRequest, SamplingConfig
 from gnnstore.seeds.base import BatchKey
 from gnnstore.seeds.links import Links
 from gnnstore.seeds.nodes import InputNodes, resolve_input_nodes
@@ -42,7 +41,7 @@ from gnnstore.tools.bench.task import ALLOWANCE_BYTES, MAP_THREADS, Task
 
 def split_tables(schema: Schema) -> tuple[list[AttributeSpec], list[AttributeSpec]]:
     """Return the attributes whose rows are read from disk, and those held in memory."""
-    attributes = [*schema.node.attributes.values(), *schema.edge.attributes.values()]
+    attributes = [*schema.node_attributes(), *schema.edge_attributes()]
     wide = read_tables(attributes)
     if not wide:
         raise UsageError(
@@ -62,7 +61,7 @@ class Run:
         self.timeline: Timeline = OFF  # where stages are recorded that no loader records
         # Shared with the loaders, which would load both after the limit is set.
         shared = shared_tables(self.store)
-        self.csc: Csc = shared.csc(self.store, "memory", self.num_threads)
+        self.topology = shared.topology(self.store, "memory", self.num_threads)
         self.config = SamplingConfig(tuple(task.fanouts), seed=task.seed)
         # Nodes, or edges [2, L]; None: all edges.
         self.seeds = np.load(task.seeds) if task.seeds else None
@@ -75,7 +74,7 @@ class Run:
         wide, narrow = split_tables(self.store.schema)
         # The tables that are read from disk.
         self.features = [self.store.reader.paged(spec) for spec in wide]
-        self._of_nodes = {spec.path for spec in self.store.schema.node.attributes.values()}
+        self._of_nodes = {spec.path for spec in self.store.schema.node_attributes()}
         # Narrow attributes, in memory, by path.
         self.held = {
             spec.path: shared.rows(self.store, spec, "memory", self.num_threads) for spec in narrow
@@ -86,7 +85,7 @@ class Run:
         # attributes count as they are stored: if they are held in less, there is more room.
         resident = sum(rows.resident_bytes for rows in self.held.values())
         self.room_bytes += sum(spec.num_bytes for spec in narrow) - resident
-        held_bytes = resident + self.csc.num_bytes + self.source.num_bytes
+        held_bytes = resident + self.topology.columns().num_bytes + self.source.num_bytes
         self.memory_bytes = held_bytes + self.room_bytes - ALLOWANCE_BYTES  # the budget of a loader
         self.limit_bytes = 0  # of the group; 0 without a limit
 
@@ -140,7 +139,7 @@ class Run:
         With 2 threads it is several times slower, and without MADV_RANDOM, which `random` stands
         for, no batch comes to an end in minutes.
         """
-        sampler = NeighborSampler(self.csc, self.config, self.store.schema.index_dtype)
+        sampler = self.topology.sampler(self.config, self.store.schema.index_dtype)
         tables = [(_Mapped(array), array.spec.path in self._of_nodes) for array in self.features]
         requests = self.requests()
         with ThreadPoolExecutor(MAP_THREADS) as pool:

@@ -39,9 +39,7 @@ def scan_store(reader: StoreReader, progress: Progress) -> dict[str, Any]:
         stats["degrees"] = degrees.stats()
         if degrees.saving is not None:
             stats["node_order"] = degrees.saving.to_json()
-    attributes = [spec for node in schema.node_types for spec in node.attributes.values()]
-    attributes += [spec for edge in schema.edge_types for spec in edge.attributes.values()]
-    for spec in attributes:
+    for spec in (*schema.node_attributes(), *schema.edge_attributes()):
         scan_array(reader, spec, progress, stats)
     return stats
 

@@ -50,7 +50,7 @@ class _Disk:
     @classmethod
     def of(cls, store: GraphStore) -> Self:
         """Find the node attributes that a loader reads from disk when memory is short."""
-        specs = read_tables(store.schema.node.attributes.values())
+        specs = read_tables(store.schema.node_attributes())
         arrays = [store.reader.paged(spec) for spec in specs]
         if not arrays:
             raise UsageError(

@@ -21,14 +21,14 @@ from gnnstore.pipeline.lookahead.producer import sample_batches
 from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.order.keyed import KeyedOrder
 from gnnstore.pipeline.order.state import Position
-from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
+from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.seeds.base import BatchKey, SeedSource
 from gnnstore.strategies.builtin import MMAP
 from gnnstore.strategies.sizes.placement import place
 
 if TYPE_CHECKING:
-    from gnnstore.formats.store.csc import Csc
     from gnnstore.graph.store import GraphStore
+    from gnnstore.graph.topology import Topology
     from gnnstore.progress import Progress
     from gnnstore.sampling.neighbor import BatchRequest
 
@@ -47,7 +47,7 @@ class TracedEpoch:
 
 def load_topology(
     store: GraphStore, progress: Progress, memory: int | None = None, held_bytes: int = 0
-) -> Csc:
+) -> Topology:
     """Read the topology; map it if the budget, less the bytes that are held, is too small."""
     sizes, budget = StoreSizes.of(store.schema), MemoryBudget.of(memory)
     with progress.phase("read the topology"):
@@ -68,7 +68,7 @@ def sample_epoch(
     """Sample the first batches of the first epoch of a loader with `shuffle=True`."""
     order = KeyedOrder(len(seeds), batch_size, shuffles=True, drop_last=False)
     num_batches = min(num_batches, order.num_batches)
-    csc = load_topology(store, progress)
+    topology = load_topology(store, progress)
     began = time.perf_counter()
     trace = TraceBuilder(num_batches, store.num_nodes)
 
@@ -77,7 +77,7 @@ def sample_epoch(
             trace.put(place, batch.sample.n_id)
 
     with progress.phase("sample", num_batches, "batches") as phase:
-        sampler = NeighborSampler(csc, config, index_dtype=store.schema.index_dtype)
+        sampler = topology.sampler(config, store.schema.index_dtype)
         batches = islice(order.batches(Position(0), config.seed), num_batches)
         sampled = sample_batches(
             seeds,
@@ -95,8 +95,9 @@ def sample_epoch(
 
     scores: dict[Score, npt.NDArray[Any]] = {}
     with progress.phase("score nodes"):
-        scores["degree"] = count_out_degrees(csc.column_pieces(), store.num_nodes, csc.source)
+        csc = topology.columns()
+        scores["degree"] = count_out_degrees(csc.column_pieces(), store.num_nodes, csc.label)
         scores["frequency"] = np.zeros(store.num_nodes, np.uint8)
         presampler = Presampler.of(store, config, seeds, batch_size, False)
-        presampler.run(Topology(csc), num_threads, scores["frequency"])
+        presampler.run(topology, num_threads, scores["frequency"])
     return TracedEpoch(order.num_batches, trace.build(), scores, seconds)

@@ -1,0 +1,160 @@
+"""A store of several node types and edge types: what reads all of them, and what refuses them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import gnnstore
+from gnnstore.disk.engines import open_engine
+from gnnstore.errors import UsageError
+from gnnstore.formats.container.names import edge_directory, node_array
+from gnnstore.formats.store.reader import StoreReader
+from gnnstore.graph.sizes import StoreSizes
+from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.tools.inspect.describe_store import describe_store
+from tests.support.stores import (
+    CITES,
+    WRITES,
+    ExampleStore,
+    arrays_of,
+    write_example_store,
+    write_two_typed_store,
+)
+
+NODES = r"3 node types \(paper, author, institution\) where exactly one was expected"
+EDGES = r"2 edge types \(\('paper', 'cites', 'paper'\), \('author', .* where exactly one was expect"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> ExampleStore:
+    return write_two_typed_store(tmp_path_factory.mktemp("typed") / "s.gnn")
+
+
+@pytest.fixture
+def store(written: ExampleStore) -> gnnstore.GraphStore:
+    return gnnstore.open(written.path)
+
+
+def test_it_holds_what_was_written(written: ExampleStore) -> None:
+    found = arrays_of(written.path)
+    assert found.keys() == written.arrays.keys()
+    for path, values in written.arrays.items():
+        np.testing.assert_array_equal(found[path], values)
+    assert not list(StoreReader.open(written.path).meaningless())
+
+
+def test_types_by_name(store: gnnstore.GraphStore) -> None:
+    schema = store.schema
+    assert {name: schema.node_of(name).num_nodes for name in ("institution", "paper")} == {
+        "institution": 20,
+        "paper": 300,
+    }
+    assert list(schema.node_of("paper").attributes) == ["x", "y"]
+    assert schema.node_of("author").attributes["x"].shape == (170, 9)
+    assert schema.edge_of(WRITES).type == WRITES
+    assert schema.edge_of(CITES).edge_id is not None
+    x = [node_array(name, "x") for name in ("paper", "author")]
+    paths = [spec.path for spec in schema.node_attributes()]
+    assert paths == [x[0], node_array("paper", "y"), x[1]]
+    assert [spec.name for spec in schema.edge_attributes()] == ["edge_attr"]
+
+
+def test_types_that_are_not_there(store: gnnstore.GraphStore) -> None:
+    there = "there are: 'paper', 'author', 'institution'"
+    with pytest.raises(UsageError, match=f"no node type 'venue'; {there}"):
+        store.schema.node_of("venue")
+    there = r"there are: \('paper', 'cites', 'paper'\), \('author', 'writes', 'paper'\)"
+    with pytest.raises(UsageError, match=rf"no edge type \('paper', 'writes', 'paper'\); {there}"):
+        store.schema.edge_of(("paper", "writes", "paper"))
+
+
+@pytest.mark.parametrize("mode", ["memory", "mmap", "disk"])
+def test_columns_of_each_type(written: ExampleStore, store: gnnstore.GraphStore, mode: Any) -> None:
+    topology = store.topology(mode)
+    assert topology.edge_types == (CITES, WRITES)
+    for edge_type, num_src in ((CITES, 300), (WRITES, 170)):
+        columns, directory = topology.columns(edge_type), edge_directory(*edge_type)
+        for name in ("indptr", "indices"):
+            expected = written.arrays[f"{directory}/{name}"]
+            np.testing.assert_array_equal(getattr(columns, name), expected)
+        assert (columns.num_nodes, columns.num_src, columns.num_edges) == (300, num_src, 1500)
+        assert (columns.edge_id is None) == (edge_type == WRITES)
+    assert [topology.num_nodes(name) for name in ("paper", "author", "institution")] == [
+        *(300, 170, 20)
+    ]
+    assert topology.is_slow == (mode != "memory")
+
+
+def test_columns_on_disk(written: ExampleStore, store: gnnstore.GraphStore) -> None:
+    topology = store.topology("disk").on_disk(store.reader, open_engine(written.path / "zarr.json"))
+    assert topology.is_read
+    positions = np.array([1499, 3, 3, 700])
+    for edge_type in (CITES, WRITES):
+        expected = written.arrays[f"{edge_directory(*edge_type)}/indices"][positions]
+        np.testing.assert_array_equal(topology.rows[edge_type].fetch(positions), expected)
+    assert topology.counts.rows_read == 2 * 3
+
+
+def test_a_topology_of_several_types_needs_one_named(store: gnnstore.GraphStore) -> None:
+    topology = store.topology("mmap")
+    with pytest.raises(UsageError, match=EDGES):
+        topology.columns()
+    with pytest.raises(UsageError, match=NODES):
+        topology.num_nodes()
+    with pytest.raises(UsageError, match=EDGES):
+        topology.sampler(SamplingConfig((2,)), "int64")
+    with pytest.raises(UsageError, match=r"no edge type \('a', 'b', 'c'\); there are: "):
+        topology.columns(("a", "b", "c"))
+
+
+def test_arrays_are_those_of_columns(tmp_path: Path) -> None:
+    topology = gnnstore.open(write_example_store(tmp_path / "s.gnn").path).topology()
+    assert topology.columns() is topology.columns(("node", "to", "node"))
+    for name in ("indices", "num_edges"):
+        with pytest.raises(AttributeError, match=rf"have: topology\.columns\(\)\.{name}$"):
+            getattr(topology, name)
+    with pytest.raises(AttributeError, match=r"no attribute 'indicse'$"):
+        topology.indicse  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_sizes_are_of_all_types(written: ExampleStore, store: gnnstore.GraphStore) -> None:
+    sizes = StoreSizes.of(store.schema)
+    structure = ("indptr", "indices", "edge_id")
+    expected = sum(
+        values.nbytes for path, values in written.arrays.items() if path.endswith(structure)
+    )
+    assert sizes.topology_bytes == expected
+    assert [(table.row_bytes, table.num_rows, table.of_nodes) for table in sizes.tables] == [
+        *((100, 300, True), (36, 170, True), (12, 1500, False))
+    ]
+    assert sizes.compressed_bytes == 300 * 8
+
+
+def test_protocols_of_pyg_by_type(written: ExampleStore, store: gnnstore.GraphStore) -> None:
+    for name in ("paper", "author"):
+        rows = store.get_tensor(group_name=name, attr_name="x", index=None)
+        np.testing.assert_array_equal(rows.numpy(), written.arrays[node_array(name, "x")])
+    with pytest.raises(KeyError, match="no tensor 'x' of 'institution'"):
+        store.get_tensor(group_name="institution", attr_name="x", index=None)
+    sources, begins = store.get_edge_index(edge_type=WRITES, layout="csc")
+    indices = torch.from_numpy(written.arrays[f"{edge_directory(*WRITES)}/indices"])
+    assert torch.equal(sources, indices.long())
+    assert begins[-1] == 1500
+
+
+def test_loaders_refuse_it(store: gnnstore.GraphStore) -> None:
+    for seeds in (("paper", "train"), ("author", [3]), None):
+        with pytest.raises(UsageError, match=NODES):
+            gnnstore.NeighborLoader(store, [2], seeds)
+    with pytest.raises(UsageError, match="no node type 'venue'; there are: 'paper', 'author'"):
+        gnnstore.NeighborLoader(store, [2], ("venue", [3]))
+    with pytest.raises(UsageError, match="where exactly one was expected"):
+        gnnstore.LinkNeighborLoader(store, [2], (WRITES, None))
+    reading = describe_store(store.reader)["reading"]
+    assert reading["strategy"] is None
+    assert "heterogeneous graphs cannot be used here yet" in reading["reason"]
