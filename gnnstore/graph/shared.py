@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from gnnstore._core import pool_trim
 from gnnstore.disk.engines import ENVIRONMENT_VARIABLE, Engine, open_engine
 from gnnstore.features.compact import held_row_bytes
 from gnnstore.features.opening import Mode, open_attribute, open_rows
+from gnnstore.features.planned import SlotCache
 from gnnstore.features.source import RowSource, Tier
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.graph.neighbor_cache.beside import NeighborCache
@@ -41,6 +43,13 @@ class SharedCache(Protocol):
 
     def retire(self) -> None:
         """Free its memory: a loader that still uses it reads every row from now on."""
+
+
+class SlotOwner(Protocol):
+    """What plans for the slots of a loader."""
+
+    def lose_slots(self) -> None:
+        """Free what was planned for them: another loader takes their memory."""
 
 
 C = TypeVar("C", bound=SharedCache)
@@ -78,6 +87,9 @@ class SharedTables:
         self._engines: dict[tuple[str | None, str | None], Engine] = {}
         self._caches: dict[CacheKey[Any], SharedCache] = {}
         self._uses: WeakKeyDictionary[object, _Use] = WeakKeyDictionary()
+        # Of the loader that plans and iterated last; those of another take the memory.
+        self._slots: SlotCache | None = None
+        self._slots_of: weakref.ref[SlotOwner] | None = None
         self._held_row_bytes: dict[str, int] = {}
         self._neighbors: NeighborCache | None = None
         self._topology_bytes = 0
@@ -148,6 +160,32 @@ class SharedTables:
             made = self._caches[key] = make()
             return made
 
+    def take_slots(self, owner: SlotOwner, make: Callable[[], SlotCache]) -> SlotCache | None:
+        """Return a loader's slots for an iteration; None while another iteration has some.
+
+        If the last iteration was another loader's, its slots are freed first.
+        """
+        with self._lock:
+            known = self._slots
+            if known is not None and known.is_taken:
+                return None
+            former = None if self._slots_of is None else self._slots_of()
+            if known is None or former is not owner:
+                self._free_slots()
+                known = self._slots = make()
+                self._slots_of = weakref.ref(owner)
+            known.take()
+            return known
+
+    def _free_slots(self) -> None:
+        slots, of = self._slots, None if self._slots_of is None else self._slots_of()
+        self._slots = self._slots_of = None
+        if of is not None:
+            of.lose_slots()
+        if slots is not None:
+            slots.retire()
+            pool_trim(0)  # of another size, new ones would not fit where these lay
+
     def use(
         self,
         owner: object,
@@ -184,6 +222,8 @@ class SharedTables:
             if key.kind != kind and not any(use.is_of(key, cache) for use in uses):
                 del self._caches[key]
                 cache.retire()
+        if self._slots_of is not None and self._slots_of() is None:
+            self._free_slots()
         pool_trim(0)
 
     def topology(self, store: GraphStore, mode: TopologyMode, num_threads: int) -> Topology:
@@ -233,7 +273,8 @@ class SharedTables:
     @property
     def cached_bytes(self) -> int:
         """Bytes that caches of rows occupy."""
-        return sum(cache.num_bytes for cache in self._caches.values())
+        slots = 0 if self._slots is None else self._slots.num_bytes
+        return slots + sum(cache.num_bytes for cache in self._caches.values())
 
 
 # By the store's reader: PyG's base classes make the store itself unhashable.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from gnnstore.disk.profile.device_profile import DeviceProfile
     from gnnstore.packing.job import PlanPacker
-    from gnnstore.packing.sampling import PlannedSuperbatch
+    from gnnstore.pipeline.lookahead.superbatch import Superbatch
 
 # As many as tell sizes within a few per cent. The cache is empty at first, so that what they
 # miss is rather more than what later ones do.
@@ -148,7 +148,7 @@ def _estimate(
         plan, count = sample.plan, sample.plan.num_batches
         records = sum(
             packer.record_bytes(
-                sample.sampled.subgraph(i), len(plan.batch_changes(i)[0]), int(plan.misses[i])
+                sample.samples.read(i), len(plan.batch_changes(i)[0]), int(plan.misses[i])
             )
             for i in range(count)
         )
@@ -204,7 +204,7 @@ def _of_layout(
 
 
 def _missed_rows(
-    packer: PlanPacker, sample: PlannedSuperbatch
+    packer: PlanPacker, sample: Superbatch
 ) -> tuple[list[npt.NDArray[Any]], int]:
     """Return the distinct rows that each batch misses, ascending; and the rows of the tables."""
     num_rows = next(iter(packer.tables.values())).num_rows

@@ -42,7 +42,8 @@ from gnnstore.formats.packed.manifest import (
 from gnnstore.formats.packed.writer import PackedWriter
 from gnnstore.graph.shared import shared_tables
 from gnnstore.packing.records import RecordMaker
-from gnnstore.packing.sampling import PlannedSuperbatch, PlanSampler, PlanSettings
+from gnnstore.packing.sampling import PlanSampler, PlanSettings
+from gnnstore.pipeline.lookahead.superbatch import Superbatch
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.sampling.compact import CompactSample
 from gnnstore.threads import ordered_map
@@ -202,7 +203,7 @@ class PlanPacker:
         """Return the planner of cached rows, for the empty cache of an epoch."""
         return self._sampler.policy.planner(self.num_slots)
 
-    def first_batches(self, planner: Planner, most: int) -> PlannedSuperbatch:
+    def first_batches(self, planner: Planner, most: int) -> Superbatch:
         """Sample and plan the first batches; to be closed by the caller."""
         num_batches = min(most, self.superbatch)
         return next(self._sampler.superbatches(0, num_batches, planner, num_batches))
@@ -216,15 +217,15 @@ class PlanPacker:
         self._sampler.close()
 
     def _pack_superbatch(
-        self, writer: PackedWriter, of: PlannedSuperbatch, advance: Callable[[int], None]
+        self, writer: PackedWriter, of: Superbatch, advance: Callable[[int], None]
     ) -> None:
         misses, chunks, offsets, frames = self._pack_rows(writer, of)
         crc_arrays = self._manifest(writer).crc_arrays
 
         def make(i: int) -> tuple[SavedRecord, int]:
-            compact = of.sampled.subgraph(i)
-            labels = of.sampled.notes[i].labels
-            of.sampled.kept.drop(i)
+            compact = of.samples.read(i)
+            labels = of.batches[i].labels
+            of.samples.drop(i)
             record = self._records.make(
                 compact, labels, of.plan, misses, i, chunks=chunks, crc_arrays=crc_arrays
             )
@@ -265,7 +266,7 @@ class PlanPacker:
         writer.finish_superbatch(index, largest, segments)
 
     def _pack_rows(
-        self, writer: PackedWriter, of: PlannedSuperbatch
+        self, writer: PackedWriter, of: Superbatch
     ) -> tuple[
         DividedMisses | None, list[DividedChunks], dict[str, npt.NDArray[np.int64]], list[Frames]
     ]:
@@ -303,12 +304,12 @@ class PlanPacker:
             file.grown_to(int(offsets[path][-1]))
         return misses, list(chunks.values()), offsets, frames
 
-    def packing_memory(self, of: PlannedSuperbatch) -> int:
+    def packing_memory(self, of: Superbatch) -> int:
         """Return the memory that there is for packing a superbatch."""
         # A plan that is continued has the sizes of before, whatever memory is left now.
         return max(self._least_memory(of), self._sampler.size.memory_bytes - of.num_bytes)
 
-    def divided(self, of: PlannedSuperbatch, memory_bytes: int) -> DividedMisses:
+    def divided(self, of: Superbatch, memory_bytes: int) -> DividedMisses:
         """Sort out what the batches miss, and what they share."""
         tables = self.tables.values()
         num_rows = next(iter(tables)).num_rows
@@ -326,7 +327,7 @@ class PlanPacker:
             row_bytes=max(table.row_bytes for table in tables),
         )
 
-    def _least_memory(self, of: PlannedSuperbatch) -> int:
+    def _least_memory(self, of: Superbatch) -> int:
         least = least_memory(self.tables, of.plan.misses, of.id_bytes, of.trace.read_rows)
         if self.segment == 1:
             return least

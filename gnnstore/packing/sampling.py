@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -17,9 +18,11 @@ from gnnstore.formats.packed.manifest import COMPRESSIONS
 from gnnstore.loaders.options import read_options
 from gnnstore.packing.size import size_plan
 from gnnstore.pipeline.batch import EpochRun, Recorder
-from gnnstore.pipeline.lookahead.driver import Coming, SamplingJob
 from gnnstore.pipeline.lookahead.presample import Presampler
-from gnnstore.pipeline.lookahead.spools import SampledSuperbatch, Spools
+from gnnstore.pipeline.lookahead.packer import DiskQuota
+from gnnstore.pipeline.lookahead.producer import LookaheadJob, Producer, most_ids
+from gnnstore.pipeline.lookahead.superbatch import Superbatch
+from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.pipeline.order.epoch import order_bytes
 from gnnstore.pipeline.order.keyed import KeyedOrder
 from gnnstore.pipeline.order.state import OrderFields, Position, sampling_fingerprint
@@ -98,35 +101,6 @@ class PlanSettings:
         return self.cache or CACHED_BY[0]
 
 
-@dataclass(eq=False)
-class PlannedSuperbatch:
-    """Batches of one epoch, sampled and planned."""
-
-    first: int  # number of the first in all epochs together
-    sampled: SampledSuperbatch
-    plan: CachePlan
-
-    @property
-    def trace(self) -> Trace:
-        """The rows that the batches need."""
-        return self.sampled.trace
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory that it takes."""
-        return self.sampled.num_bytes + self.plan.num_bytes
-
-    @property
-    def id_bytes(self) -> int:
-        """Bytes of a node id in the trace: 4 or 8."""
-        return self.trace.ids.itemsize
-
-    def close(self) -> None:
-        """Let go of what is kept of it. Idempotent."""
-        self.sampled.close()
-        self.plan.close()
-
-
 class PlanSampler:
     """Samples and plans the batches of a plan, superbatch by superbatch."""
 
@@ -175,7 +149,6 @@ class PlanSampler:
             )
         )
         rolling = self.sources.placement.superbatch
-        self._bulk_bytes = None if rolling is None else rolling.bulk_bytes
         specs = [s for s in store.schema.node_attributes() if self.is_read(s)]
         # Memory that is left for superbatches, and for the cache of training.
         self.size = size_plan(
@@ -188,19 +161,27 @@ class PlanSampler:
             superbatch_is_given=settings.superbatch is not None,
         )
         self._sampler = self.sources.topology.sampler(settings.config, store.schema.index_dtype)
-        csc = self.sources.topology.columns()
-        self._spools = Spools(
-            settings.tmpdir or default_parent(store.path),
-            RowSpace.of_schema(store.schema),
-            csc.num_nodes,
-            csc.num_edges,
-            types=Types.of(store.schema),
-            # As many subgraphs as a loader would keep in memory.
-            most_in_memory=2 * rolling.num_batches if rolling and rolling.in_memory else 0,
-            table_bytes=self.size.table_bytes,
-            purpose="what a plan has sampled ahead",
-        )
         self.policy = self._policy_of(presampler, tuple(specs))  # chooses the cached rows
+        # As many subgraphs stay in memory as a loader would keep there.
+        kept = rolling is not None and rolling.in_memory
+        self._job = LookaheadJob(
+            self.policy,
+            SuperbatchSize(
+                2 * rolling.num_batches if rolling is not None and kept else 0,
+                0,
+                kept,
+                table_bytes=self.size.table_bytes,
+                bulk_bytes=0 if rolling is None else rolling.bulk_bytes,
+            ),
+            packs=False,
+            tmpdir=settings.tmpdir or default_parent(store.path),
+            quota=DiskQuota(0),
+            space=RowSpace.of_schema(store.schema),
+            types=Types.of(store.schema),
+            index_dtype=store.schema.index_dtype,
+            most_ids=most_ids(store.schema),
+        )
+        self._closing = ExitStack()
 
     def _policy_of(self, presampler: Presampler, specs: tuple[AttributeSpec, ...]) -> CachePolicy:
         """Return the policy that `cached_by` names."""
@@ -234,10 +215,9 @@ class PlanSampler:
 
     def superbatches(
         self, epoch: int, superbatch: int, planner: Planner, most: int | None = None
-    ) -> Iterator[PlannedSuperbatch]:
-        """Sample and plan the batches of an epoch."""
+    ) -> Iterator[Superbatch]:
+        """Sample and plan the batches of an epoch; numbers are those of all epochs together."""
         settings = self.settings
-        batches = self._order.batches(Position(epoch), settings.config.seed)
         run = EpochRun(
             settings.config.seed,
             epoch,
@@ -249,21 +229,23 @@ class PlanSampler:
             describe=lambda k: f"while sampling batch {k} of epoch {epoch}",
             recorder=Recorder(),
         )
-        sampling = SamplingJob(run, self.seeds, self._sampler)
-        wanted = [Coming(k, (k, index), run) for k, index, _ in islice(batches, most)]
+        producer = Producer(
+            self._job, self.seeds, self._sampler, run, purpose="what a plan has sampled ahead"
+        )
+        self._closing.callback(producer.close)
+        wanted = list(islice(run.batches(self._order, Position(epoch)), most))
         for first in range(0, len(wanted), superbatch):
-            chunk = wanted[first : first + superbatch]
-            sampled = sampling.sample(chunk, self._spools, bulk_bytes=self._bulk_bytes)
+            number = epoch * self.batches_per_epoch + first
+            sampled = producer.sample(number, wanted[first : first + superbatch])
             try:
                 if sampled.error is not None:
                     raise sampled.error
-                number = epoch * self.batches_per_epoch + first
-                plan = self._spools.plan(planner, sampled.trace, f"{number}")
+                producer.plan(sampled, planner)
             except BaseException:
                 sampled.close()
                 raise
-            yield PlannedSuperbatch(number, sampled, plan)
+            yield sampled
 
     def close(self) -> None:
         """Remove what was written beside the plan. Idempotent."""
-        self._spools.close()
+        self._closing.close()

@@ -14,11 +14,11 @@ from gnnstore._core import release_memory
 from gnnstore.caching.policies.base import CachePolicy
 from gnnstore.caching.policies.fixed import Fixed
 from gnnstore.caching.policies.registry import POLICIES
-from gnnstore.features.planned import PlannedCache
-from gnnstore.graph.shared import CacheKey, shared_tables
+from gnnstore.features.planned import SlotCache
+from gnnstore.graph.shared import shared_tables
 from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs, LookaheadSource
 from gnnstore.pipeline.lookahead.packer import DiskQuota
-from gnnstore.pipeline.lookahead.producer import LookaheadJob
+from gnnstore.pipeline.lookahead.producer import LookaheadJob, most_ids
 from gnnstore.pipeline.margins import MANY_BATCHES
 from gnnstore.sampling.compact import Types
 from gnnstore.sampling.row_space import RowSpace
@@ -149,10 +149,10 @@ class LookaheadStrategy(Strategy):
         epoch = _Epoch(self, workload, machine, resources)
         return epoch.from_plan() if self.is_offline else epoch.planned()
 
-    def open(self, loader: LoaderSpec, placement: Placement) -> DataSources:
+    def open(self, loader: LoaderSpec, placement: Placement) -> OpenStore:
         """Open the tables, and what samples and plans ahead; it begins with the first batch."""
         if loader.open_engine(placement.topology) is None:  # there is nothing to read
-            return DataSources(loader, placement)
+            return OpenStore(loader, placement)
         return LookaheadSources(loader, placement)
 
 
@@ -182,33 +182,13 @@ def _sizer(
     )
 
 
-def _shared_cache(
-    kind: str,
-    store: GraphStore,
-    specs: Sequence[AttributeSpec],
-    engine: Engine,
-    size: SuperbatchSize,
-) -> PlannedCache:
-    """Return the slots that loaders over the same attributes share, taking turns."""
-    shared, num_nodes = shared_tables(store), store.num_nodes
-    row_bytes = sum(spec.row_bytes for spec in specs)
-
-    def needed_bytes(num_slots: int, num_pinned: int) -> int:
-        pinned_bytes = PlannedCache.pinned_bytes(row_bytes, num_pinned, num_nodes)
-        return size.slot_bytes * (num_slots - num_pinned) + pinned_bytes
-
-    def suits(known: PlannedCache) -> bool:
-        num_pinned = known.num_slots - known.num_planned_slots
-        own = needed_bytes(size.num_slots, 0 if size.pinned is None else len(size.pinned))
-        # Of a budget, less than a slot is left over: equal ones hold each other's caches.
-        return needed_bytes(known.num_slots, num_pinned) < own + size.slot_bytes
-
+def _make_slots(
+    store: GraphStore, specs: Sequence[AttributeSpec], engine: Engine, size: SuperbatchSize
+) -> SlotCache:
+    """Return slots for the rows of some attributes."""
+    shared, space = shared_tables(store), RowSpace.of_schema(store.schema)
     tables = {spec.path: shared.rows_on_disk(store, spec, engine) for spec in specs}
-    return shared.cache(
-        CacheKey(kind, (engine.name, tuple(tables))),
-        lambda: PlannedCache(tables, size.num_slots, size.pinned, num_nodes),
-        suits,
-    )
+    return SlotCache(tables, size.num_slots, size.pinned, space.num_rows)
 
 
 class LookaheadSources(OpenStore):
@@ -221,20 +201,22 @@ class LookaheadSources(OpenStore):
         placement, topology, engine = self.placement, self.topology, self.engine
         strategy, size = placement.strategy, placement.superbatch
         assert size is not None and engine is not None  # noqa: S101, PT018 - else nothing is read
-        num_nodes, specs = topology.csc.num_nodes, loader.node_specs(placement)
+        schema, specs = loader.store.schema, loader.node_specs(placement)
         job = LookaheadJob(
-            partial(_shared_cache, strategy.cache_kind, loader.store, specs, engine, size),
             _policy(loader, placement, topology, engine),
             size,
             packs=strategy.packs,
             tmpdir=loader.tmpdir,
             quota=DiskQuota(loader.disk_bytes()),
-            num_nodes=num_nodes,
-            num_edges=topology.csc.num_edges,
-            index_dtype=loader.store.schema.index_dtype,
-            degrees=partial(out_degrees, topology, size.degrees_bytes(num_nodes)),
+            space=RowSpace.of_schema(schema),
+            types=Types.of(schema),
+            index_dtype=schema.index_dtype,
+            most_ids=most_ids(schema),
+            degrees=partial(out_degrees, topology, size.degrees_bytes(topology.num_nodes())),
         )
-        self.superbatches = LookaheadEpochs(job)
+        make = partial(_make_slots, loader.store, specs, engine, size)
+        take_slots = partial(shared_tables(loader.store).take_slots, make=make)
+        self.superbatches = LookaheadEpochs(job, take_slots)
         # Planners stay as well, and what plans took is not given back at once.
         shared_tables(loader.store).use(
             self.superbatches, strategy.cache_kind, promised_bytes=size.num_bytes
@@ -248,7 +230,7 @@ class LookaheadSources(OpenStore):
     @property
     def num_cached(self) -> int:
         """Nodes whose rows have room to be cached."""
-        return self.superbatches.num_slots
+        return self.superbatches.job.size.num_slots
 
     def batches(self, seeds: SeedSource, config: SamplingConfig) -> LookaheadSource:
         """Return the batches that start from some seeds, sampled and planned ahead."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from gnnstore.features.planned import PinnedRows, SlotCache
+    from gnnstore.formats.store.schema import Schema
     from gnnstore.pipeline.superbatch_size import SuperbatchSize
     from gnnstore.sampling.neighbor import BatchRequest, IndexDtype, NeighborSampler
     from gnnstore.sampling.row_space import RowSpace
@@ -166,6 +167,12 @@ class LookaheadJob:
     def warms_up(self) -> bool:
         """Whether a cache that is empty is filled before the first batch."""
         return warms_up(self.policy, self.size, self.space.num_rows, packs=self.packs)
+
+
+def most_ids(schema: Schema) -> tuple[int, int]:
+    """Return numbers that all node ids and all positions of edges of a store are below."""
+    nodes = max((each.num_nodes for each in schema.node_types), default=0)
+    return nodes, max((each.num_edges for each in schema.edge_types), default=0)
 
 
 def warms_up(policy: CachePolicy, size: SuperbatchSize, num_rows: int, *, packs: bool) -> bool:

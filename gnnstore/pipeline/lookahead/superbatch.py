@@ -101,8 +101,14 @@ class Superbatch:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that samples and trace take."""
-        return self.samples.num_bytes + self.trace.num_bytes
+        """Memory that samples, trace and plan take."""
+        plan = 0 if self.plan is None else self.plan.num_bytes
+        return self.samples.num_bytes + self.trace.num_bytes + plan
+
+    @property
+    def id_bytes(self) -> int:
+        """Bytes of a row number in the trace: 4 or 8."""
+        return self.trace.ids.itemsize
 
     def recall(self, i: int) -> tuple[CompactSample, PlanStep | None]:
         """Return the sample of batch i and what the plan says of it, and forget both."""
