@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from gnnstore.pipeline.lookahead.driver import Coming, SamplingJob
+from gnnstore.pipeline.lookahead.spools import SampledSuperbatch, Spools
 
 import gnnstore
 from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger
@@ -26,8 +28,6 @@ from gnnstore.caching.scores import most_needed
 from gnnstore.features.pinned import PinnedRows
 from gnnstore.graph.store import GraphStore
 from gnnstore.pipeline.batch import EpochRun, Recorder
-from gnnstore.pipeline.lookahead.driver import Coming, SamplingJob
-from gnnstore.pipeline.lookahead.spools import SampledSuperbatch, Spools
 from gnnstore.sampling import NeighborSampler, SamplingConfig
 from gnnstore.sampling.row_space import RowSpace
 from gnnstore.seeds.nodes import InputNodes

@@ -27,10 +27,10 @@ from gnnstore.errors import UsageError, whole_number
 from gnnstore.loaders.assemble.from_output import OutputAssembler
 from gnnstore.loaders.assemble.homogeneous import BatchAssembler
 from gnnstore.pipeline.batch import (
+    Batch,
     BatchSource,
     EpochRun,
     Finisher,
-    Batch,
     Recorder,
     Totals,
     load_batches,

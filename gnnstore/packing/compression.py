@@ -101,7 +101,7 @@ def _sample_rows(packer: PlanPacker) -> list[npt.NDArray[Any]]:
     """Return rows that the first batch misses, as they would lie in its chunk."""
     sample = packer.first_batches(packer.make_planner(), 1)
     with closing(sample):
-        missed = np.unique(sample.trace.batch(0)[sample.plan.batch_slots(0) < 0])
+        missed = np.unique(sample.trace.batch(0)[sample.planned.batch_slots(0) < 0])
     return [
         rows.gather(missed[: max(1, _SAMPLE_BYTES // rows.row_bytes)]).values
         for rows in packer.sources.values()

@@ -145,7 +145,7 @@ def _estimate(
     """Estimate from some batches; with a budget, with the shortest segments that fit it."""
     sample = packer.first_batches(packer.make_planner(), most)
     with closing(sample):
-        plan, count = sample.plan, sample.plan.num_batches
+        plan, count = sample.planned, sample.planned.num_batches
         records = sum(
             packer.record_bytes(
                 sample.samples.read(i), len(plan.batch_changes(i)[0]), int(plan.misses[i])
@@ -203,19 +203,17 @@ def _of_layout(
     )
 
 
-def _missed_rows(
-    packer: PlanPacker, sample: Superbatch
-) -> tuple[list[npt.NDArray[Any]], int]:
+def _missed_rows(packer: PlanPacker, sample: Superbatch) -> tuple[list[npt.NDArray[Any]], int]:
     """Return the distinct rows that each batch misses, ascending; and the rows of the tables."""
     num_rows = next(iter(packer.tables.values())).num_rows
     missed = collect_misses(
         sample.trace,
-        sample.plan,
+        sample.planned,
         num_rows,
         memory_bytes=packer.packing_memory(sample),
         num_threads=packer.settings.num_threads,
     )
-    count = sample.plan.num_batches
+    count = sample.planned.num_batches
     return [missed.batch(i) for i in range(count)], num_rows
 
 

@@ -225,16 +225,17 @@ class PlanPacker:
         def make(i: int) -> tuple[SavedRecord, int]:
             compact = of.samples.read(i)
             labels = of.batches[i].labels
+            assert labels is not None  # noqa: S101 - for the type checker
             of.samples.drop(i)
             record = self._records.make(
-                compact, labels, of.plan, misses, i, chunks=chunks, crc_arrays=crc_arrays
+                compact, labels, of.planned, misses, i, chunks=chunks, crc_arrays=crc_arrays
             )
             return record, self._records.batch_bytes(compact)
 
         index, largest = [], 0
         made = ordered_map(
             make,
-            range(of.plan.num_batches),
+            range(of.planned.num_batches),
             num_threads=self.settings.num_threads,
             lookahead=lambda: self.settings.num_threads + 1,
             describe=lambda i: (
@@ -259,7 +260,7 @@ class PlanPacker:
                 of.first + place.end,
                 place.num_rows,
                 place.part_rows,
-                *(int(offsets[path][of.plan.num_batches + place.first_part]) for path in offsets),
+                *(int(offsets[path][of.planned.num_batches + place.first_part]) for path in offsets),
             ]
             for place in (() if misses is None else misses.segments)
         ]
@@ -315,7 +316,7 @@ class PlanPacker:
         num_rows = next(iter(tables)).num_rows
         missed = collect_misses(
             of.trace,
-            of.plan,
+            of.planned,
             num_rows,
             memory_bytes=memory_bytes,
             num_threads=self.settings.num_threads,
@@ -328,10 +329,10 @@ class PlanPacker:
         )
 
     def _least_memory(self, of: Superbatch) -> int:
-        least = least_memory(self.tables, of.plan.misses, of.id_bytes, of.trace.read_rows)
+        least = least_memory(self.tables, of.planned.misses, of.id_bytes, of.trace.read_rows)
         if self.segment == 1:
             return least
-        return least + segment_memory(of.plan.misses, of.id_bytes, len(self.tables))
+        return least + segment_memory(of.planned.misses, of.id_bytes, len(self.tables))
 
     def _check_disk(self, writer: PackedWriter, more_bytes: int) -> None:
         """Stop, in a way that can be resumed, where the budget of disk is used up."""

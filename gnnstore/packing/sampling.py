@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,14 +18,14 @@ from gnnstore.formats.packed.manifest import COMPRESSIONS
 from gnnstore.loaders.options import read_options
 from gnnstore.packing.size import size_plan
 from gnnstore.pipeline.batch import EpochRun, Recorder
-from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.lookahead.packer import DiskQuota
+from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.lookahead.producer import LookaheadJob, Producer, most_ids
 from gnnstore.pipeline.lookahead.superbatch import Superbatch
-from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.pipeline.order.epoch import order_bytes
 from gnnstore.pipeline.order.keyed import KeyedOrder
 from gnnstore.pipeline.order.state import OrderFields, Position, sampling_fingerprint
+from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.sampling.compact import Types
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.sampling.row_space import RowSpace
@@ -38,9 +38,7 @@ from gnnstore.strategies.sizes.settings import CacheSettings
 from gnnstore.strategies.static import CacheMaker
 
 if TYPE_CHECKING:
-    from gnnstore.caching.plan import CachePlan
     from gnnstore.caching.policies.base import CachePolicy, Planner
-    from gnnstore.caching.trace import Trace
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.store import GraphStore
 

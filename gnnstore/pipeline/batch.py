@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from gnnstore.sampling.neighbor import NeighborSampler, Sample, SamplingConfig
 
 
+def _hold_nothing(_: object) -> None:
+    pass
+
+
 @dataclass(slots=True)
 class BatchCost:
     """The size of a batch, and what preparing it took."""
@@ -92,7 +96,7 @@ class Recorder:
     @contextmanager
     def phase(
         self, name: str, total: int | None = None, unit: str = "items"
-    ) -> Iterator[Callable[[int], object]]:
+    ) -> Iterator[Callable[[int], None]]:
         """Begin a phase that is displayed while somebody waits; yield what advances it."""
         if not self.progress.is_shown:
             yield _hold_nothing
@@ -321,8 +325,11 @@ class Finisher:
             cost.seconds_sampling += stage.seconds
             if self.from_output is not None:
                 return batch
-            with nullcontext(_hold_nothing) if self.gate is None else self.gate.enter(batch) as hold:
-                self._join(batch, hold)
+            if self.gate is None:
+                self._join(batch)
+            else:
+                with self.gate.enter(batch) as hold:
+                    self._join(batch, hold)
         except BaseException as error:
             source.release(batch, error)
             raise
@@ -366,7 +373,7 @@ class Finisher:
     def _join(
         self,
         batch: Batch,
-        hold: Callable[[NDArray[Any]], None] = lambda _: None,
+        hold: Callable[[NDArray[Any]], None] = _hold_nothing,
         *,
         output: Any = None,
     ) -> None:
@@ -399,10 +406,6 @@ class Finisher:
         if self.pin is not None:
             with self._stage("pinning", batch.key):
                 batch.output = self.pin(batch.output)
-
-
-def _hold_nothing(_: object) -> None:
-    pass
 
 
 def _measure(batch: Batch) -> None:

@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gnnstore.pipeline.lookahead.next_epoch import NextSuperbatch
+from gnnstore.pipeline.lookahead.spools import SampledSuperbatch
 
 import gnnstore
 from gnnstore import NeighborLoader
@@ -28,9 +30,7 @@ from gnnstore.features.packed import pack as packing
 from gnnstore.features.turns import Sequencer, Ticket
 from gnnstore.pipeline.lookahead import packer as rolling
 from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs
-from gnnstore.pipeline.lookahead.next_epoch import NextSuperbatch
 from gnnstore.pipeline.lookahead.producer import LookaheadProducer
-from gnnstore.pipeline.lookahead.spools import SampledSuperbatch
 from gnnstore.sampling.compact import CompactSample
 from gnnstore.strategies.builtin import STRATEGIES
 from tests.support.batches import assert_same_batches, batches_of

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gnnstore.pipeline.lookahead.spools import SampledSuperbatch
 
 import gnnstore
 from gnnstore import NeighborLoader
@@ -26,7 +27,6 @@ from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.errors import BudgetError, NotFoundError, StorageError, UsageError
 from gnnstore.graph.shared import shared_tables
 from gnnstore.pipeline.lookahead.producer import LookaheadProducer
-from gnnstore.pipeline.lookahead.spools import SampledSuperbatch
 from gnnstore.pipeline.lookahead.superbatch import Superbatch
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.faults import inject

@@ -11,8 +11,6 @@ from torch.utils.data import BatchSampler, SequentialSampler
 
 import gnnstore
 from gnnstore import NeighborLoader
-from gnnstore.graph.topology import Topology
-from gnnstore.threads import Lookahead
 from gnnstore.pipeline.lookahead import presample as presampling
 from gnnstore.pipeline.lookahead.presample import Presampler, batch_shape
 from gnnstore.sampling.neighbor import SamplingConfig

@@ -16,7 +16,6 @@ import pytest
 
 from gnnstore import LinkNeighborLoader, NeighborLoader
 from gnnstore.loaders import base
-from gnnstore.threads import ordered_map
 from gnnstore.progress import NullProgress, Phase, WaitProgress
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.graphs import random_graph

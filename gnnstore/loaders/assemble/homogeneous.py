@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from gnnstore.strategies.sources import Sources
 
 
-
 def _hold_nothing(_: object) -> None:
     pass
 
@@ -101,7 +100,9 @@ class BatchAssembler:
         # A copy in another process opens the store itself; nothing large is pickled.
         return (BatchAssembler, self._arguments)
 
-    def assemble(self, batch: Batch, hold: Callable[[npt.NDArray[Any]], None] = _hold_nothing) -> None:
+    def assemble(
+        self, batch: Batch, hold: Callable[[npt.NDArray[Any]], None] = _hold_nothing
+    ) -> None:
         """Set a batch's output to its sample with the attributes."""
         sample, labels = batch.sample, batch.labels
         if sample is None or labels is None:

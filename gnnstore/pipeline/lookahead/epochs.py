@@ -259,7 +259,7 @@ class LookaheadEpochs:
         size = self.job.size
         ahead, coming, session = self._begin(run, sampler, slots)
         if ahead is None:
-            producer = Producer(self.job, seeds, sampler, run, session)
+            producer = Producer(self.job, seeds, sampler, run, session=session)
         else:
             producer = ahead.producer
         num_unplanned = 0 if ahead else size.num_unplanned
@@ -383,7 +383,12 @@ class LookaheadEpochs:
             batches += more
             shares.append((EpochKey.of(following[0]), len(more)))
         own = Producer(
-            self.job, producer.seeds, producer.sampler, coming, producer.session, producer.turn
+            self.job,
+            producer.seeds,
+            producer.sampler,
+            coming,
+            session=producer.session,
+            turn=producer.turn,
         )
         yield NextSuperbatch(own, batches, shares, plans=self._plans_next)
 

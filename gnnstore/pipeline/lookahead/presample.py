@@ -18,9 +18,8 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore._core import pool_exchange
-from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.caching.scores import MAX_COUNTED_BATCHES
-from gnnstore.threads import Lookahead
+from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.pipeline.batch import Batch
 from gnnstore.pipeline.lookahead.producer import sample_batches
 from gnnstore.pipeline.margins import MANY_BATCHES, margin_of
@@ -30,6 +29,7 @@ from gnnstore.sampling.compact import CompactSample
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.sampling.row_space import RowSpace
 from gnnstore.seeds.base import FIRST_EPOCH_OF_NO_RUN, BatchKey, SeedSource
+from gnnstore.threads import Lookahead
 
 if TYPE_CHECKING:
     from gnnstore.caching.trace import TraceBuilder

@@ -239,6 +239,7 @@ class Producer:
         seeds: SeedSource,
         sampler: NeighborSampler,
         run: EpochRun,
+        *,
         session: Session | None = None,
         turn: SharedLock | None = None,
         purpose: str = "what a loader has sampled ahead",

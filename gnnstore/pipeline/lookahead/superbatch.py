@@ -106,6 +106,13 @@ class Superbatch:
         return self.samples.num_bytes + self.trace.num_bytes + plan
 
     @property
+    def planned(self) -> CachePlan:
+        """The plan, of a superbatch that has one."""
+        if self.plan is None:
+            raise TypeError("the superbatch is not planned")
+        return self.plan
+
+    @property
     def id_bytes(self) -> int:
         """Bytes of a row number in the trace: 4 or 8."""
         return self.trace.ids.itemsize

@@ -17,8 +17,8 @@ from gnnstore.caching.trace import Trace, TraceBuilder
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.graph.topology import Topology
 from gnnstore.pipeline.batch import Batch
-from gnnstore.pipeline.lookahead.producer import sample_batches
 from gnnstore.pipeline.lookahead.presample import Presampler
+from gnnstore.pipeline.lookahead.producer import sample_batches
 from gnnstore.pipeline.order.keyed import KeyedOrder
 from gnnstore.pipeline.order.state import Position
 from gnnstore.sampling.neighbor import SamplingConfig
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from gnnstore.graph.store import GraphStore
     from gnnstore.graph.topology import Topology
     from gnnstore.progress import Progress
-    from gnnstore.sampling.neighbor import BatchRequest
 
 
 @dataclass(frozen=True, eq=False)
