@@ -18,8 +18,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from gnnstore.pipeline.lookahead.driver import Coming, SamplingJob
-from gnnstore.pipeline.lookahead.spools import SampledSuperbatch, Spools
 
 import gnnstore
 from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger
@@ -27,9 +25,15 @@ from gnnstore.caching.policies.belady import Belady, BeladyPlanner
 from gnnstore.caching.scores import most_needed
 from gnnstore.features.pinned import PinnedRows
 from gnnstore.graph.store import GraphStore
-from gnnstore.pipeline.batch import EpochRun, Recorder
+from gnnstore.pipeline.batch import Batch, EpochRun, Recorder
+from gnnstore.pipeline.lookahead.packer import DiskQuota
+from gnnstore.pipeline.lookahead.producer import LookaheadJob, Producer, most_ids
+from gnnstore.pipeline.lookahead.superbatch import Superbatch
+from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.sampling import NeighborSampler, SamplingConfig
+from gnnstore.sampling.compact import Types
 from gnnstore.sampling.row_space import RowSpace
+from gnnstore.seeds.base import BatchKey
 from gnnstore.seeds.nodes import InputNodes
 from gnnstore.tools.bench.task import Task
 
@@ -106,24 +110,9 @@ class Run:
         sampler = topology.sampler(config, store.schema.index_dtype)
         return cls(task, store, sampler, InputNodes(len(seeds), seeds, None))
 
-    def pinned(self, spools: Spools, num_slots: int) -> PinnedRows | None:
-        """Return the rows that a loader would pin, by a sample of other batches."""
-        num_pinned, num_nodes = int(PINNED_SHARE * num_slots), self.store.num_nodes
-        sampled = self.sample(spools, 1 << 20, most=PIN_BATCHES)
-        with closing(sampled):
-            nodes = most_needed(sampled.trace, num_nodes, num_pinned, least=2)
-        return PinnedRows.of(nodes, num_nodes, num_slots - len(nodes))
-
-    def sample(
-        self,
-        spools: Spools,
-        epoch: int,
-        pinned: PinnedRows | None = None,
-        *,
-        most: int | None = None,
-    ) -> SampledSuperbatch:
-        """Sample the batches of an epoch, or the first of them, as a loader does."""
-        task = self.task
+    def producer(self, directory: Path, epoch: int, *, table_bytes: int) -> Producer:
+        """Return a producer of superbatches, in memory or in files of a directory."""
+        task, schema = self.task, self.store.schema
         run = EpochRun(
             seed=task.seed,
             epoch=epoch,
@@ -135,27 +124,37 @@ class Run:
             describe=lambda k: f"batch {k}",
             recorder=Recorder(),
         )
-        size = task.batch_size
-        chunk = [
-            Coming(k, (k, np.arange(k * size, (k + 1) * size)), run) for k in range(task.batches)
+        job = LookaheadJob(
+            Belady(),
+            SuperbatchSize(task.batches, 0, not table_bytes, table_bytes=table_bytes),
+            packs=False,
+            tmpdir=directory,
+            quota=DiskQuota(0),
+            space=RowSpace.of_schema(schema),
+            types=Types.of(schema),
+            index_dtype=schema.index_dtype,
+            most_ids=most_ids(schema),
+        )
+        return Producer(job, self.seeds, self.sampler, run, purpose="a benchmark's")
+
+    def sample(
+        self, producer: Producer, pinned: PinnedRows | None = None, *, most: int | None = None
+    ) -> Superbatch:
+        """Sample the batches of an epoch, or the first of them, as a loader does."""
+        size, run = self.task.batch_size, producer.run
+        batches = [
+            Batch(BatchKey(run.seed, run.epoch, k), np.arange(k * size, (k + 1) * size))
+            for k in range(self.task.batches)
         ]
-        sampling = SamplingJob(run, self.seeds, self.sampler)
-        return sampling.sample(chunk[:most], spools, pinned=pinned)
+        return producer.sample(0, batches[:most], pinned)
 
-
-def in_memory_spools(run: Run) -> closing[Spools]:
-    """Return spools that keep everything in memory."""
-    num_nodes, num_edges = run.store.num_nodes, run.store.num_edges
-    spools = Spools(
-        Path(run.task.store).parent,
-        RowSpace.of_schema(run.store.schema),
-        num_nodes,
-        num_edges,
-        most_in_memory=run.task.batches,
-        table_bytes=0,
-        purpose="a benchmark's",
-    )
-    return closing(spools)
+    def pinned(self, num_slots: int) -> PinnedRows | None:
+        """Return the rows that a loader would pin, by a sample of other batches."""
+        num_pinned, num_nodes = int(PINNED_SHARE * num_slots), self.store.num_nodes
+        producer = self.producer(Path(self.task.store).parent, 1 << 20, table_bytes=0)
+        with closing(producer), closing(self.sample(producer, most=PIN_BATCHES)) as sampled:
+            nodes = most_needed(sampled.trace, num_nodes, num_pinned, least=2)
+        return PinnedRows.of(nodes, num_nodes, num_slots - len(nodes))
 
 
 def perform(task: Task) -> Outcome:
@@ -173,31 +172,23 @@ def perform(task: Task) -> Outcome:
         needed = Ledger(0, tuple(reserved)).peak({PLANNED: task.batches, SLOTS: num_slots})
         limit_bytes = group.held_bytes() + needed + task.slack_bytes
         group.limit(limit_bytes)
-    with in_memory_spools(run) as others:
-        is_pinned = not task.strategy.startswith(UNPINNED)
-        pinned = run.pinned(others, num_slots) if is_pinned else None
+    pinned = None if task.strategy.startswith(UNPINNED) else run.pinned(num_slots)
     planner = BeladyPlanner(num_slots if pinned is None else pinned.first_slot)
     found = Outcome([], [], [], [], task.batches, [], limit_bytes, 0)
     for epoch in range(task.round):
         with ExitStack() as stack:
             directory = tempfile.TemporaryDirectory(prefix="plan-", dir=Path(task.store).parent)
-            spools = Spools(
-                Path(stack.enter_context(directory)),
-                RowSpace.of_schema(run.store.schema),
-                num_nodes,
-                num_edges,
-                most_in_memory=task.batches if in_memory else 0,
-                table_bytes=table_bytes,
-                purpose="a benchmark's",
+            producer = run.producer(
+                Path(stack.enter_context(directory)), epoch, table_bytes=table_bytes
             )
-            stack.enter_context(closing(spools))
+            stack.enter_context(closing(producer))
             with Clock(found.sampling, found.sampling_cpu):
-                sampled = run.sample(spools, epoch, pinned)
-            stack.enter_context(closing(sampled))
+                superbatch = run.sample(producer, pinned)
+            stack.enter_context(closing(superbatch))
             with Clock(found.planning, found.planning_cpu):
-                plan = spools.plan(planner, sampled.trace, "plan")
-            found.misses.append(plan.num_misses)
-            del plan, sampled
+                producer.plan(superbatch, planner)
+            found.misses.append(superbatch.planned.num_misses)
+            del superbatch
     return replace(found, group_peak_bytes=0 if group is None else group.peak_bytes())
 
 

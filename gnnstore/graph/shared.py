@@ -160,21 +160,23 @@ class SharedTables:
             made = self._caches[key] = make()
             return made
 
-    def take_slots(self, owner: SlotOwner, make: Callable[[], SlotCache]) -> SlotCache | None:
-        """Return a loader's slots for an iteration; None while another iteration has some.
+    def take_slots(
+        self, owner: SlotOwner, iteration: object, make: Callable[[], SlotCache]
+    ) -> SlotCache | None:
+        """Return a loader's slots for an iteration; None while one of another loader has some.
 
         If the last iteration was another loader's, its slots are freed first.
         """
         with self._lock:
             known = self._slots
-            if known is not None and known.is_taken:
-                return None
             former = None if self._slots_of is None else self._slots_of()
+            if known is not None and known.is_taken and former is not owner:
+                return None
             if known is None or former is not owner:
                 self._free_slots()
                 known = self._slots = make()
                 self._slots_of = weakref.ref(owner)
-            known.take()
+            known.take(iteration)
             return known
 
     def _free_slots(self) -> None:

@@ -260,7 +260,10 @@ class PlanPacker:
                 of.first + place.end,
                 place.num_rows,
                 place.part_rows,
-                *(int(offsets[path][of.planned.num_batches + place.first_part]) for path in offsets),
+                *(
+                    int(offsets[path][of.planned.num_batches + place.first_part])
+                    for path in offsets
+                ),
             ]
             for place in (() if misses is None else misses.segments)
         ]

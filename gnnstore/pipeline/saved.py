@@ -27,6 +27,7 @@ from gnnstore.threads import ordered_map
 
 if TYPE_CHECKING:
     from gnnstore.features.packed.record import SavedRecord
+    from gnnstore.features.turns import TurnLock
     from gnnstore.sampling.neighbor import NeighborSampler
 
 
@@ -102,11 +103,11 @@ class SavedBatches(BatchSource):
                 f"this is epoch {epoch}; begin again with loader.set_epoch(0), or pack more epochs"
             )
         slots = self._take_slots()
-        slots.begin()
+        turns = slots.begin()
         try:
-            yield self._hand_out(batches, run, slots)
+            yield self._hand_out(batches, run, slots, turns)
         finally:
-            slots.close()
+            turns.close()
             with self._lock:
                 self._free.append(slots)
 
@@ -119,7 +120,7 @@ class SavedBatches(BatchSource):
         return SlotCache(tables, manifest.num_slots)
 
     def _hand_out(
-        self, batches: Iterator[Batch], run: EpochRun, slots: SlotCache
+        self, batches: Iterator[Batch], run: EpochRun, slots: SlotCache, turns: TurnLock
     ) -> Generator[Batch, None, None]:
         skipped: int | None = None
         first = run.epoch * self.batches_per_epoch
@@ -130,7 +131,7 @@ class SavedBatches(BatchSource):
                 skipped = 0 if self.plan.reader.manifest.num_slots else number
                 filled = ordered_map(
                     self._fill,
-                    [RecordPlace(slots, k, first + k) for k in range(number - skipped)],
+                    [RecordPlace(slots, turns, k, first + k) for k in range(number - skipped)],
                     num_threads=run.num_threads,
                     lookahead=lambda: 2,
                     describe=lambda k: f"while reading batch {k} for what it leaves in the cache",
@@ -138,7 +139,7 @@ class SavedBatches(BatchSource):
                 with closing(filled):
                     for _ in filled:
                         pass
-            batch.place = RecordPlace(slots, number - skipped, first + number)
+            batch.place = RecordPlace(slots, turns, number - skipped, first + number)
             yield batch
 
     def stage_of(self, batch: Batch) -> str:  # noqa: ARG002
@@ -170,25 +171,27 @@ class SavedBatches(BatchSource):
         """Give up its turn if an error came before that."""
         place, batch.place = batch.place, None
         if place is not None and error is not None and not place.has_rows:
-            place.slots.fail(place.turn, error)
+            place.turns.fail(place.turn, error)
 
     def _fill(self, place: RecordPlace) -> None:
         """Read a batch for what it leaves in the cache."""
         try:
             self._rows(place, self.plan.record(place.number))
         except BaseException as error:
-            place.slots.fail(place.turn, error)  # or later ones would wait
+            place.turns.fail(place.turn, error)  # or later ones would wait
             raise
 
     def _rows(self, place: RecordPlace, record: SavedRecord) -> dict[str, Rows]:
         missed = self.plan.rows(place.number, record)
-        return place.slots.gather(place.turn, record.step(self.plan.space), missed)
+        step = record.step(self.plan.space)
+        return place.slots.gather(place.turns, place.turn, step, missed)
 
 
 class RecordPlace(NamedTuple):
     """The place of a batch among packed epochs."""
 
     slots: SlotCache
+    turns: TurnLock
     turn: int
     number: int  # of its record, in all epochs
     record: SavedRecord | None = None  # once it is read, until its rows are

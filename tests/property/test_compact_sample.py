@@ -17,6 +17,7 @@ from hypothesis.extra import numpy as hnp
 from gnnstore import _core
 from gnnstore.disk.spool import FileSpool
 from gnnstore.errors import CorruptStoreError, UsageError
+from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.store.csc import Csc
 from gnnstore.sampling.compact import ONE_TYPE, CompactSample, Types
 from gnnstore.sampling.neighbor import EdgeSample, NeighborSampler, Sample, SamplingConfig
@@ -47,6 +48,10 @@ def sampled(draw: st.DrawFn) -> tuple[Sample, Csc]:
     return NeighborSampler(csc, config, dtype).sample(seeds, epoch=1, batch=2), csc
 
 
+def compacted(sample: Sample, num_nodes: int, num_edges: int) -> CompactSample:
+    return CompactSample.of(sample, id_dtype(num_nodes - 1), id_dtype(num_edges - 1))
+
+
 def assert_same(found: Sample, expected: Sample) -> None:
     for name in ARRAYS:
         one: npt.NDArray[Any] | None = getattr(found, name)
@@ -71,7 +76,7 @@ def test_a_subgraph_comes_back_exactly(drawn: tuple[Sample, Csc], size: int, poo
     dtype: Any = subgraph.n_id.dtype.name
     num_nodes = csc.num_nodes if dtype == "int32" else max(size, csc.num_nodes)
     num_edges = max(size, csc.num_edges)
-    compact = CompactSample.of(subgraph, num_nodes, num_edges)
+    compact = compacted(subgraph, num_nodes, num_edges)
     assert compact.n_id.dtype == ("int64" if num_nodes > 2**31 else "int32")
     assert compact.edge_pos.dtype == ("int64" if num_edges > 2**31 else "int32")
     assert compact.num_bytes == sum(array.nbytes for array in compact.arrays()[1:])
@@ -91,10 +96,10 @@ def test_subgraphs_come_back_exactly_from_disk(drawn: list[tuple[Sample, Csc]], 
     with tempfile.TemporaryDirectory() as directory:
         file = FileSpool(Path(directory) / "kept", len(drawn), ONE_TYPE.max_arrays)
         for i, (subgraph, csc) in enumerate(drawn):
-            of = CompactSample.of(subgraph, csc.num_nodes, max(size, csc.num_edges))
+            of = compacted(subgraph, csc.num_nodes, max(size, csc.num_edges))
             file.append(i, of.shortened(with_ids=i % 2 == 0))
         for i, (subgraph, csc) in reversed(list(enumerate(drawn))):
-            ids = [CompactSample.of(subgraph, csc.num_nodes, 1).n_id] if i % 2 else []
+            ids = [compacted(subgraph, csc.num_nodes, 1).n_id] if i % 2 else []
             found = CompactSample.from_shortened(file.read(i), ids)
             assert_same(found.expand(subgraph.n_id.dtype.name), subgraph)  # type: ignore[arg-type]
 
@@ -122,7 +127,7 @@ def test_a_subgraph_of_several_types_comes_back(trees: bool, hops: bool, ids_apa
         {CITES: [2], WRITES: [2]} if hops else None,
         1,
     )
-    compact = CompactSample.of(subgraph, 10, 40)
+    compact = compacted(subgraph, 10, 40)
     ids = list(compact.nodes.values()) if ids_apart else []
     shortened = compact.shortened(with_ids=not ids_apart)
     found = CompactSample.from_shortened(shortened, ids, TYPES).expand("int64")
@@ -149,13 +154,13 @@ def test_large_ids_come_back() -> None:
     subgraph = Sample.of_one_type(
         n_id, edges, positions, num_seeds=1, num_sampled_nodes=[1, 2], num_sampled_edges=[3]
     )
-    compact = CompactSample.of(subgraph, 2**33 + 1, 2**40 + 1)
+    compact = compacted(subgraph, 2**33 + 1, 2**40 + 1)
     assert_same(compact.expand("int64"), subgraph)
     with pytest.raises(UsageError, match="do not fit in int32"):
         compact.expand("int32")
     # As many ids as fit: the largest is 2^31 - 1.
     at_most = Sample.of_one_type(n_id * 0 + 2**31 - 1, edges, positions % 2**31, num_seeds=1)
-    compact = CompactSample.of(at_most, 2**31, 2**31)
+    compact = compacted(at_most, 2**31, 2**31)
     assert compact.n_id.dtype == compact.edge_pos.dtype == np.int32
     assert_same(compact.expand("int64"), at_most)
 
@@ -167,7 +172,7 @@ def test_it_takes_a_third_of_the_memory() -> None:
     csc = Csc(indptr, rng.integers(0, 5000, indptr[-1]), None, 5000)
     subgraph = NeighborSampler(csc, SamplingConfig((10, 10))).sample(range(100), epoch=0, batch=0)
     num_edges, num_nodes = len(subgraph.edge_pos), len(subgraph.n_id)
-    compact = CompactSample.of(subgraph, csc.num_nodes, csc.num_edges)
+    compact = compacted(subgraph, csc.num_nodes, csc.num_edges)
     assert compact.num_bytes <= 8 * num_edges + 8 * num_nodes
     before = sum(getattr(subgraph, name).nbytes for name in ARRAYS[:3])
     assert before >= 24 * num_edges
@@ -181,7 +186,7 @@ def test_while_it_waits_it_takes_half_of_that() -> None:
     columns = np.random.default_rng(1).integers(0, len(degrees), indptr[-1])
     csc = Csc(indptr, columns, None, len(degrees))
     subgraph = NeighborSampler(csc, SamplingConfig((10, 10))).sample(range(100), epoch=0, batch=0)
-    compact = CompactSample.of(subgraph, csc.num_nodes, csc.num_edges)
+    compact = compacted(subgraph, csc.num_nodes, csc.num_edges)
     shortened = sum(array.nbytes for array in compact.shortened(with_ids=False))
     assert shortened < 0.6 * (compact.num_bytes - compact.n_id.nbytes)
 
@@ -224,7 +229,7 @@ def test_targets_that_do_not_ascend_are_refused() -> None:
     edges = np.array([[0, 1], [1, 0]])
     wrong = Sample.of_one_type(np.arange(2), edges, np.arange(2), num_seeds=1)
     with pytest.raises(UsageError, match="must ascend"):
-        CompactSample.of(wrong, 2, 2)
+        compacted(wrong, 2, 2)
 
 
 @pytest.mark.parametrize(

@@ -257,7 +257,9 @@ def test_subgraphs_wait(tmp_path: Path) -> None:
             num_sampled_edges=[5],
         )
         file = FileSpool(tmp_path / "kept", 1, ONE_TYPE.max_arrays)
-        file.append(0, CompactSample.of(sampled, 1000, 1000).shortened())
+        file.append(
+            0, CompactSample.of(sampled, np.dtype(np.int32), np.dtype(np.int32)).shortened()
+        )
         found = CompactSample.from_shortened(file.read(0)).expand("int64")
         np.testing.assert_array_equal(found.edge_index, sampled.edge_index)
         np.testing.assert_array_equal(found.n_id, sampled.n_id)

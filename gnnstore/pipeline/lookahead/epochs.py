@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 # The superbatch that is assembled, and the one that is made meanwhile.
 _SUPERBATCHES = 2
 
+_NO_SLOTS = (
+    "another iteration over the store is open, which has the memory of cached rows: this one reads "
+    "each batch's rows from disk; finish the other one, or close it"
+)
+
 _log = logging.getLogger(__name__)
 
 
@@ -206,7 +211,7 @@ class LookaheadEpochs:
     def __init__(
         self,
         job: LookaheadJob,
-        take_slots: Callable[[LookaheadEpochs], SlotCache | None],
+        take_slots: Callable[[LookaheadEpochs, EpochRun], SlotCache | None],
     ) -> None:
         self.job = job
         self._take_slots = take_slots
@@ -218,6 +223,7 @@ class LookaheadEpochs:
         # Whether a plan for the next iteration is worth making: not if another loader takes the
         # slots between two iterations.
         self._plans_next = True
+        self._has_told = False  # that an iteration has no slots
 
     def lose_slots(self) -> None:
         """Free what was planned for the slots: another loader takes their memory."""
@@ -239,12 +245,15 @@ class LookaheadEpochs:
         sampler: NeighborSampler,
     ) -> Iterator[Iterator[Batch]]:
         """Sample, plan and hand out the batches of one iteration."""
-        slots = self._take_slots(self)
-        if slots is None:  # another iteration has them: each batch reads all of its rows
+        slots = self._take_slots(self, run)
+        if slots is None:
+            if not self._has_told:
+                _log.warning("%s", _NO_SLOTS)
+            self._has_told = True
             yield batches
             return
         with ExitStack() as stack:
-            stack.callback(slots.give_back)
+            stack.callback(slots.give_back, run)
             yield stack.enter_context(self._run(batches, run, seeds, sampler, slots))
 
     @contextmanager
@@ -297,7 +306,7 @@ class LookaheadEpochs:
             @stack.callback
             def end() -> None:
                 if not is_over:
-                    slots.close()  # what waits for earlier batches fails
+                    session.turns.close()  # what waits for earlier batches fails
                     for superbatch in coming:
                         superbatch.abandon()
                 if not (is_over and ahead is not None and ahead.has_more):
@@ -345,7 +354,7 @@ class LookaheadEpochs:
             made = coming.take() if coming.is_for(key, sampler) else None
             if made is None:
                 coming.abandon()
-            elif made.is_planned and session is None:
+            elif made.is_planned and (session is None or made.producer.session is not session):
                 made.abandon()
             else:
                 producer = made.producer

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from gnnstore.features.planned import PinnedRows, SlotCache
+    from gnnstore.features.turns import TurnLock
     from gnnstore.formats.store.schema import Schema
     from gnnstore.pipeline.superbatch_size import SuperbatchSize
     from gnnstore.sampling.neighbor import BatchRequest, IndexDtype, NeighborSampler
@@ -191,6 +192,7 @@ class Session:
     """
 
     slots: SlotCache
+    turns: TurnLock
     planner: Planner
     policy: CachePolicy
     num_planned: int = 0
@@ -198,10 +200,9 @@ class Session:
     @classmethod
     def begin(cls, slots: SlotCache, policy: CachePolicy) -> Session:
         """Begin with the rows that are in the slots."""
-        slots.begin()
-        planner = policy.planner(slots.num_planned_slots)
+        turns, planner = slots.begin(), policy.planner(slots.num_planned_slots)
         planner.restart(slots.planned_nodes)
-        return cls(slots, planner, policy)
+        return cls(slots, turns, planner, policy)
 
     def pinned(self, *, packs: bool, fills: bool) -> PinnedRows | None:
         """Return the rows that plans are made without, for they are always cached."""
@@ -224,7 +225,7 @@ class Session:
 
         num_slots = self.planner.num_slots
         nodes = self.policy.initial_nodes(trace, job.space.num_rows, num_slots, other_degrees)
-        counts = slots.warm_up(self.num_planned, nodes)
+        counts = slots.warm_up(self.turns, self.num_planned, nodes)
         self.num_planned += 1
         self.planner.restart(slot_layout(nodes, num_slots))
         return counts
@@ -271,7 +272,8 @@ class Producer:
     @property
     def is_followed(self) -> bool:
         """Whether all batches that were planned here have been assembled."""
-        return self.session is None or self.session.slots.num_done >= self._end
+        session = self.session
+        return session is not None and not session.turns.is_left and session.turns.num_done >= self._end
 
     def go_on(self, run: EpochRun) -> None:
         """Go on in another iteration, after the one that it was stopped with."""
@@ -290,10 +292,13 @@ class Producer:
             self._reading = superbatch.read
         return superbatch
 
-    def sample(self, first: int, batches: list[Batch]) -> Superbatch:
-        """Sample batches until one cannot be, and keep them."""
+    def sample(
+        self, first: int, batches: list[Batch], pinned: PinnedRows | None = None
+    ) -> Superbatch:
+        """Sample batches until one cannot be, and keep them; leave pinned rows out of the trace."""
         job, run, session, turn = self.job, self.run, self.session, self.turn
-        pinned = None if session is None else session.pinned(packs=job.packs, fills=job.warms_up)
+        if session is not None:
+            pinned = session.pinned(packs=job.packs, fills=job.warms_up)
         num_threads = run.num_threads
         if job.size.sampling_threads is not None:
             num_threads = min(num_threads, job.size.sampling_threads)
@@ -365,7 +370,8 @@ class Producer:
                 if self.job.warms_up:
                     self._fill(session, superbatch)
                 self.plan(superbatch, session.planner)
-            superbatch.slots, superbatch.first_turn = session.slots, session.num_planned
+            superbatch.slots, superbatch.turns = session.slots, session.turns
+            superbatch.first_turn = session.num_planned
             self._end = session.num_planned = session.num_planned + len(superbatch)
             self._check_wanted()
             superbatch.packed = self._pack(superbatch)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gnnstore.caching.policies.base import Planner, SpillingPlanner
     from gnnstore.features.planned import PinnedRows, SlotCache
     from gnnstore.features.source import Rows
+    from gnnstore.features.turns import TurnLock
     from gnnstore.pipeline.batch import Batch
     from gnnstore.pipeline.lookahead.packer import PackedBatches
     from gnnstore.sampling.row_space import RowSpace
@@ -85,6 +86,7 @@ class Superbatch:
     # memory is counted for the plan that is followed and the one that is made.
     plan: CachePlan | None = None
     slots: SlotCache | None = None
+    turns: TurnLock | None = None
     first_turn: int = 0  # the turn of the first batch
     packed: PackedBatches | None = None  # where rows are that the plan misses; None: in the tables
     seconds_planning: float = 0.0
@@ -138,15 +140,15 @@ class Superbatch:
 
     def gather(self, i: int, step: PlanStep) -> dict[str, Rows]:
         """Return the rows of batch i, by table."""
-        if self.slots is None:
+        if self.slots is None or self.turns is None:
             return {}
         missed = None if self.packed is None else self.packed.rows(i)
-        return self.slots.gather(self.first_turn + i, step, missed)
+        return self.slots.gather(self.turns, self.first_turn + i, step, missed)
 
     def release(self, i: int, error: BaseException | None = None) -> None:
         """Note that batch i has its rows, or failed: then what waits for its turn fails too."""
-        if error is not None and self.slots is not None:
-            self.slots.fail(self.first_turn + i, error)
+        if error is not None and self.turns is not None:
+            self.turns.fail(self.first_turn + i, error)
         if self.packed is not None:
             self.packed.done()
         with self._lock:
