@@ -1,5 +1,24 @@
-"""Reference implementations and small graphs for tests, ours and users' alike.
+"""What tests of users and of plug-ins can call.
 
-Each compiled kernel has a twin here, in plain NumPy, that defines what it must compute. Its
-system calls fail on demand (`gnnstore.testing.faults`).
+`assert_resumes` checks that a loader resumes exactly. `gnnstore.testing.graphs` makes small graphs,
+`gnnstore.testing.faults` lets system calls of the core fail on demand, and `twins` has a plain NumPy
+function for each compiled kernel, which defines what it must compute.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gnnstore.testing.resume import assert_resumes
+
+__all__ = ["assert_resumes"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs torch when it is first used."""
+    if name == "assert_resumes":
+        from gnnstore.testing.resume import assert_resumes  # noqa: PLC0415
+
+        return assert_resumes
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
