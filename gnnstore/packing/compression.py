@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from gnnstore.disk.profile.device_profile import DeviceProfile
-    from gnnstore.packing.job import PlanPacker
+    from gnnstore.packing.job import EpochPacker
 
 # Of each table. Blosc works in blocks of some hundred kB, so this is many of them.
 _SAMPLE_BYTES = 8 << 20
@@ -52,7 +52,7 @@ class CompressionChoice:
     trials: tuple[Trial, ...] = ()
 
 
-def choose_compression(packer: PlanPacker, profile: DeviceProfile | None) -> CompressionChoice:
+def choose_compression(packer: EpochPacker, profile: DeviceProfile | None) -> CompressionChoice:
     """Compress some rows, and compare what that saves of reading with what decoding takes."""
     if not packer.tables:
         return CompressionChoice(None, "no rows are packed")
@@ -97,7 +97,7 @@ def try_out(
     return Trial(name, raw_bytes, kept_bytes, seconds, saved)
 
 
-def _sample_rows(packer: PlanPacker) -> list[npt.NDArray[Any]]:
+def _sample_rows(packer: EpochPacker) -> list[npt.NDArray[Any]]:
     """Return rows that the first batch misses, as they would lie in its chunk."""
     sample = packer.first_batches(packer.make_planner(), 1)
     with closing(sample):

@@ -1,4 +1,4 @@
-"""Estimates the disk space and time of a plan from its first batches, before anything is written.
+"""Estimates the disk space and time of packing from the first batches, before anything is written.
 
 Where a budget of disk is too small for packing, this is also where the batches are found that have
 to share rows: as few as the budget allows.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from gnnstore.disk.profile.device_profile import DeviceProfile
-    from gnnstore.packing.job import PlanPacker
+    from gnnstore.packing.job import EpochPacker
     from gnnstore.packing.sampling import PlannedSuperbatch
 
 # As many as tell sizes within a few per cent. The cache is empty at first, so that what they
@@ -41,7 +41,7 @@ _SAFETY = 0.98
 
 
 @dataclass(frozen=True)
-class PlanEstimate:
+class PackEstimate:
     """An estimate of the disk space, reads and time that packing takes."""
 
     batches: int  # of all epochs
@@ -64,16 +64,16 @@ class PlanEstimate:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of the finished plan on disk."""
+        """Bytes of the packed epochs on disk."""
         return self.rows_bytes + self.records_bytes
 
     @property
     def blow_up(self) -> float:
-        """Bytes of the plan for each byte of the tables; 0 without tables."""
+        """Bytes of the packed epochs for each byte of the tables; 0 without tables."""
         return self.total_bytes / self.table_bytes if self.table_bytes else 0.0
 
     def check_disk(self, num_bytes: int) -> None:
-        """Check that the plan fits a budget of disk."""
+        """Check that the packed epochs fit a budget of disk."""
         shared = f", even with rows shared by {self.segment} batches at a time,"
         rolling = next((layout for layout in self.layouts if layout.name == "rolling"), None)
         Ledger(
@@ -82,7 +82,7 @@ class PlanEstimate:
                 Reservation("packed rows", self.rows_bytes),
                 Reservation("subgraphs and the rest", self.records_bytes),
             ),
-            f"the plan{shared if self.segment > 1 else ''}",
+            f"packing{shared if self.segment > 1 else ''}",
             "of disk",
             "--disk",
         ).check(
@@ -118,9 +118,9 @@ class PlanEstimate:
         return said
 
 
-def estimate_plan(
-    packer: PlanPacker, profile: DeviceProfile | None, *, must_fit: bool = True
-) -> PlanEstimate:
+def estimate_packing(
+    packer: EpochPacker, profile: DeviceProfile | None, *, must_fit: bool = True
+) -> PackEstimate:
     """Sample some batches, plan them, and reckon up what all of them take."""
     settings, budget = packer.settings, packer.settings.disk_bytes
     found = _estimate(packer, profile, _BATCHES)
@@ -140,8 +140,8 @@ def estimate_plan(
 
 
 def _estimate(
-    packer: PlanPacker, profile: DeviceProfile | None, most: int, budget: int | None = None
-) -> PlanEstimate:
+    packer: EpochPacker, profile: DeviceProfile | None, most: int, budget: int | None = None
+) -> PackEstimate:
     """Estimate from some batches; with a budget, with the shortest segments that fit it."""
     sample = packer.first_batches(packer.make_planner(), most)
     with closing(sample):
@@ -181,12 +181,12 @@ def _estimate(
 
 
 def _of_layout(
-    packer: PlanPacker, costs: Costs, chosen: Layout, layouts: tuple[Layout, ...], sampled: int
-) -> PlanEstimate:
+    packer: EpochPacker, costs: Costs, chosen: Layout, layouts: tuple[Layout, ...], sampled: int
+) -> PackEstimate:
     batches = costs.epochs * costs.batches_per_epoch
     records_bytes = chosen.records_bytes
     read_bytes, written_bytes = costs.epochs * costs.scanned(packer.superbatch), chosen.disk_bytes
-    return PlanEstimate(
+    return PackEstimate(
         batches=batches,
         sampled_batches=sampled,
         rows_bytes=chosen.disk_bytes - records_bytes,
@@ -204,7 +204,7 @@ def _of_layout(
 
 
 def _missed_rows(
-    packer: PlanPacker, sample: PlannedSuperbatch
+    packer: EpochPacker, sample: PlannedSuperbatch
 ) -> tuple[list[npt.NDArray[Any]], int]:
     """Return the distinct rows that each batch misses, ascending; and the rows of the tables."""
     num_rows = next(iter(packer.tables.values())).num_rows
@@ -222,7 +222,7 @@ def _missed_rows(
 def _shortest(
     missed: list[npt.NDArray[Any]], num_rows: int, packed: Layout, costs: Costs, budget: int
 ) -> int:
-    """Return the shortest segment with which a plan fits; of all batches where none does."""
+    """Return the shortest segment with which the epochs fit; of all batches where none does."""
     records = costs.records_bytes * costs.batches_per_epoch * costs.epochs
     rows_bytes = packed.disk_bytes - records
     recurrences = Recurrences.of(missed, num_rows)

@@ -1,4 +1,4 @@
-"""Packs a plan: the batches of whole epochs, sampled, planned and packed ahead of any training.
+"""Packs the batches of whole epochs, sampled, planned and packed ahead of any training.
 
 As a loader with strategy "packed" does while it trains, it samples, plans and packs superbatch by
 superbatch, but keeps the rows: each epoch from an empty cache, so that training may begin with any
@@ -42,7 +42,7 @@ from gnnstore.formats.packed.manifest import (
 from gnnstore.formats.packed.writer import PackedWriter
 from gnnstore.graph.shared import shared_tables
 from gnnstore.packing.records import RecordMaker
-from gnnstore.packing.sampling import PlannedSuperbatch, PlanSampler, PlanSettings
+from gnnstore.packing.sampling import EpochSampler, PackSettings, PlannedSuperbatch
 from gnnstore.parallel import ordered_map
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.sampling.compact import CompactSample
@@ -55,13 +55,13 @@ if TYPE_CHECKING:
     from gnnstore.graph.store import GraphStore
 
 
-class PlanPacker:
-    """Samples, plans and packs the batches of a plan."""
+class EpochPacker:
+    """Samples, plans and packs the batches of some epochs."""
 
-    def __init__(self, store: GraphStore, settings: PlanSettings) -> None:
+    def __init__(self, store: GraphStore, settings: PackSettings) -> None:
         self.store = store
         self.settings = settings
-        self._sampler = PlanSampler(store, settings)
+        self._sampler = EpochSampler(store, settings)
         self.batches_per_epoch = self._sampler.batches_per_epoch
         attributes = store.schema.node.attributes.values()
         cached = [spec.path for spec in attributes if self._sampler.is_read(spec)]
@@ -115,7 +115,7 @@ class PlanPacker:
         progress: Progress | None = None,
         on_event: Callable[[str], None] = lambda _: None,
     ) -> Path:
-        """Pack the plan and give it its name, once it is whole."""
+        """Pack the epochs and give them their name, once they are whole."""
         settings = self.settings
         writer = PackedWriter(
             path,
@@ -212,7 +212,7 @@ class PlanPacker:
         return self._records.record_bytes(subgraph, num_changes, num_missed)
 
     def close(self) -> None:
-        """Remove what was written beside the plan. Idempotent."""
+        """Remove the scratch files. Idempotent."""
         self._sampler.close()
 
     def _pack_superbatch(
@@ -305,7 +305,7 @@ class PlanPacker:
 
     def packing_memory(self, of: PlannedSuperbatch) -> int:
         """Return the memory that there is for packing a superbatch."""
-        # A plan that is continued has the sizes of before, whatever memory is left now.
+        # What is continued has the sizes of before, whatever memory is left now.
         return max(self._least_memory(of), self._sampler.size.memory_bytes - of.num_bytes)
 
     def divided(self, of: PlannedSuperbatch, memory_bytes: int) -> DividedMisses:
@@ -339,7 +339,7 @@ class PlanPacker:
             return
         done, total = len(writer.index), self.settings.epochs * self.batches_per_epoch
         raise NoSpaceError(
-            f"{writer.path}: the plan takes more than the {format_size(most)} of disk that it may: "
+            f"{writer.path}: the epochs take more than the {format_size(most)} of disk they may: "
             f"{done} of {total} batches take {format_size(writer.num_bytes)}, and at least "
             f"{format_at_least(missing)} are missing; raise --disk, pack fewer epochs, or have "
             "rows shared by more batches (--segment).",

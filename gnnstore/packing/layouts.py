@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gnnstore.disk.profile.tuning import ReadTuning
 
 _NO_READS = ReadTotals()
-# Batches that a plan of superbatches is tried on.
+# Batches that lengths of superbatches are tried on.
 _ROLLING_BATCHES = 128
 _ROLLING_AT_ONCE = 2
 # In the record of a batch that needs a shared row: its rank, beside the position of any row.
@@ -82,7 +82,7 @@ class Costs:
     table_bytes: int  # of all tables
     batches_per_epoch: int
     epochs: int
-    records_bytes: int  # of one batch, in a plan
+    records_bytes: int  # of one batch
     disk_bytes: int | None
     tuning: ReadTuning | None  # settings of the reads of shared rows; None without tables
     profile: DeviceProfile | None  # none if the disk was not measured

@@ -1,4 +1,4 @@
-"""The record of a batch in a plan: everything but its packed rows, and its size."""
+"""The record of a packed batch: everything but its packed rows, and its size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The batches of a plan, sampled and planned as a loader with strategy "packed" does."""
+"""The batches of epochs to pack, sampled and planned as a loader with strategy "packed" does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gnnstore.disk.scratch import default_parent
 from gnnstore.errors import UsageError, check_choice
 from gnnstore.formats.packed.manifest import COMPRESSIONS
 from gnnstore.loaders.options import read_options
-from gnnstore.packing.size import size_plan
+from gnnstore.packing.size import size_packing
 from gnnstore.pipeline.batch import EpochRun, Recorder
 from gnnstore.pipeline.lookahead.driver import Coming, SamplingJob
 from gnnstore.pipeline.lookahead.presample import Presampler
@@ -50,7 +50,7 @@ COMPRESS = ("none", *COMPRESSIONS, "auto")
 
 
 @dataclass(frozen=True)
-class PlanSettings:
+class PackSettings:
     """The epochs, seeds and sampling options that are packed."""
 
     config: SamplingConfig  # sampling options, with the seed
@@ -70,12 +70,12 @@ class PlanSettings:
     # As of `NeighborLoader`, for packing and for the cache of training.
     superbatch: int | None = None
     topology: str = "auto"  # as of `NeighborLoader`, for packing and for the cache of training
-    disk_bytes: int | None = None  # the most that the plan may take; None: what is free
+    disk_bytes: int | None = None  # the most that the epochs may take; None: what is free
     # Batches that share rows on disk; 1: each has its own; None: as many as `disk_bytes` asks for
-    # (see `estimate_plan`).
+    # (see `estimate_packing`).
     segment: int | None = None
     # How chunks of rows are kept: "none", "lz4", "zstd", or "auto", what pays by a sample and the
-    # measurements of the disk (see `estimate_plan`; "none" unless an estimate was made).
+    # measurements of the disk (see `estimate_packing`; "none" unless an estimate was made).
     compress: str = "none"
     # For subgraphs that `memory` has no room for; None: beside the store.
     tmpdir: Path | None = None
@@ -125,10 +125,10 @@ class PlannedSuperbatch:
         self.plan.close()
 
 
-class PlanSampler:
-    """Samples and plans the batches of a plan, superbatch by superbatch."""
+class EpochSampler:
+    """Samples and plans the batches of epochs to pack, superbatch by superbatch."""
 
-    def __init__(self, store: GraphStore, settings: PlanSettings) -> None:
+    def __init__(self, store: GraphStore, settings: PackSettings) -> None:
         self.store = store
         self.settings = settings
         self.seeds: SeedSource = (
@@ -176,7 +176,7 @@ class PlanSampler:
         self._bulk_bytes = None if rolling is None else rolling.bulk_bytes
         specs = [s for s in store.schema.node.attributes.values() if self.is_read(s)]
         # Memory that is left for superbatches, and for the cache of training.
-        self.size = size_plan(
+        self.size = size_packing(
             self.sources.placement,
             row_bytes=sum(spec.row_bytes for spec in specs),
             num_rows=store.num_nodes,
@@ -194,7 +194,7 @@ class PlanSampler:
             # As many subgraphs as a loader would keep in memory.
             most_in_memory=2 * rolling.num_batches if rolling and rolling.in_memory else 0,
             table_bytes=self.size.table_bytes,
-            purpose="what a plan has sampled ahead",
+            purpose="what 'gnnstore pack' has sampled ahead",
         )
         self.policy = self._policy_of(presampler, tuple(specs))  # chooses the cached rows
 
@@ -261,5 +261,5 @@ class PlanSampler:
             yield PlannedSuperbatch(number, sampled, plan)
 
     def close(self) -> None:
-        """Remove what was written beside the plan. Idempotent."""
+        """Remove the scratch files. Idempotent."""
         self._spools.close()

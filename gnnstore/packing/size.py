@@ -1,7 +1,7 @@
-"""Finds the cache size and the superbatch of a packed plan, which differ from those in training.
+"""Finds the cache size and the superbatch of packed epochs, which differ from those in training.
 
-A loader that samples, plans and trains at once divides its budget between all of these. With a
-plan they come one after the other: while it is packed no row is cached, and while it is trained on
+A loader that samples, plans and trains at once divides its budget between all of these. With
+packed epochs they come one after the other: while packing no row is cached, and while training
 there is neither graph, nor trace, nor packing. So the cache may be larger, and so may superbatches.
 """
 
@@ -17,14 +17,14 @@ from gnnstore.features.planned import PlannedCache
 if TYPE_CHECKING:
     from gnnstore.strategies.sizes.placement import Placement
 
-# Of a plan without rows on disk, packing takes next to nothing.
+# Without rows on disk, packing takes next to nothing.
 _PACKING_BYTES = 24 << 20
 # For records of batches while they are read: they were not part of a loader's staging.
 _RECORDS_SHARE = 16
 
 
 @dataclass(frozen=True)
-class PlanSize:
+class PackSize:
     """The decision."""
 
     num_slots: int  # rows that are cached in training
@@ -34,7 +34,7 @@ class PlanSize:
     table_bytes: int = 0
 
 
-def size_plan(
+def size_packing(
     placement: Placement,
     *,
     row_bytes: int,
@@ -43,13 +43,13 @@ def size_plan(
     num_batches: int,
     cache_is_given: bool,
     superbatch_is_given: bool,
-) -> PlanSize:
+) -> PackSize:
     """Decide from what a loader that packs while it trains would have."""
     size = placement.superbatch
     if size is None:
-        return PlanSize(0, min(num_batches, MAX_PLANNED), _PACKING_BYTES)
+        return PackSize(0, min(num_batches, MAX_PLANNED), _PACKING_BYTES)
     if row_bytes == 0 or num_rows == 0:
-        return PlanSize(0, size.num_batches, size.num_bytes, size.table_bytes)
+        return PackSize(0, size.num_batches, size.num_bytes, size.table_bytes)
     rows, slots = PlannedCache.reserve(row_bytes), PlannedCache.reserve(0)
     # While it is packed, what is known of the slots; in training, their rows.
     others = [part for part in size.reservations if part != rows]
@@ -64,4 +64,4 @@ def size_plan(
         most = min(num_batches, MAX_PLANNED)
         superbatch = max(superbatch, packing.largest(PLANNED, {SLOTS: num_slots}, most))
     memory_bytes = size.num_bytes - num_slots * packing.bytes_each(SLOTS)
-    return PlanSize(num_slots, superbatch, memory_bytes, size.table_bytes)
+    return PackSize(num_slots, superbatch, memory_bytes, size.table_bytes)

@@ -1,6 +1,6 @@
-"""The batches of a packed plan, handed out in their order with nothing sampled or looked up.
+"""The batches of packed epochs, handed out in their order with nothing sampled or looked up.
 
-Each epoch of a plan begins with an empty cache. An iteration that begins in the middle of one
+Each packed epoch begins with an empty cache. An iteration that begins in the middle of one
 first reads the batches before it, for the rows that they leave in the cache.
 """
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from gnnstore._core import ReadCounts, empty
 from gnnstore.errors import UsageError
-from gnnstore.features.packed.saved import SavedPlan
+from gnnstore.features.packed.saved import PackedFiles
 from gnnstore.features.planned import PlannedCache
 from gnnstore.features.source import AbsentRows, Rows
 from gnnstore.formats.packed.manifest import pack_command
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 
 class SavedBatches(BatchSource):
-    """Hands out the batches of a plan, iteration after iteration."""
+    """Hands out the batches of packed epochs, iteration after iteration."""
 
-    def __init__(self, plan: SavedPlan, seeds: str | None = None) -> None:
-        self.plan = plan
+    def __init__(self, packed: PackedFiles, seeds: str | None = None) -> None:
+        self.packed = packed
         self._seeds = seeds
-        manifest = plan.reader.manifest
+        manifest = packed.reader.manifest
         self.labels = labels_of(manifest.fingerprint)
         self.index_dtype = manifest.schema.index_dtype
         self.batches_per_epoch = manifest.batches_per_epoch
@@ -54,7 +54,7 @@ class SavedBatches(BatchSource):
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (SavedBatches, (self.plan, self._seeds))
+        return (SavedBatches, (self.packed, self._seeds))
 
     @property
     def sampler(self) -> NeighborSampler:
@@ -62,35 +62,35 @@ class SavedBatches(BatchSource):
         raise not_packed("other batches to sample")
 
     def with_seed(self, seed: int) -> SavedBatches:
-        """Refuse: the seed was decided when the plan was packed."""
+        """Refuse: the seed was decided when the epochs were packed."""
         raise not_packed(f"batches of the seed {seed}")
 
     def task(self, index: Any, key: BatchKey) -> Task:  # noqa: ARG002
-        """Refuse: a plan has no other batches than those that were packed."""
+        """Refuse: there are no other batches than those that were packed."""
         raise not_packed(f"batch of the positions {index!r}")
 
     def agree(self, fingerprint: Mapping[str, Any], seed: int | None, world_size: int) -> int:
         """Check that a loader would give the batches that were packed; return their seed."""
         if world_size > 1:
             raise UsageError(
-                "plan= and rank= exclude one another: a plan is followed from batch to batch, "
+                "packed= and rank= exclude one another: packed epochs are read batch by batch, "
                 "by one process; leave out one of them"
             )
-        manifest = self.plan.reader.manifest
+        manifest = self.packed.reader.manifest
         state = LoaderState(Position(0), manifest.seed, dict(manifest.fingerprint))
         different = state.differences(fingerprint, seed)
         if different:
             command = pack_command(
-                self.plan.reader.path,
+                self.packed.reader.path,
                 fingerprint,
                 epochs=manifest.epochs,
                 seed=manifest.seed if seed is None else seed,
                 seeds=self._seeds,
             )
             raise UsageError(
-                f"{self.plan.reader.path}: the plan (found) was not packed for a loader like this "
-                f"one (expected): {'; '.join(different)}. Make the loader as the plan was packed, "
-                f"or pack a plan for this one: {command}"
+                f"{self.packed.reader.path}: these epochs (found) were not packed for a loader "
+                f"like this one (expected): {'; '.join(different)}. Make the loader as they were "
+                f"packed, or pack epochs for this one: {command}"
             )
         return manifest.seed
 
@@ -98,10 +98,10 @@ class SavedBatches(BatchSource):
     def epoch(self, planned: Iterator[Planned], run: EpochRun) -> Iterator[Iterator[Task]]:
         """Hand out the batches of one epoch, or of what is left of it."""
         epoch = run.epoch
-        epochs = self.plan.reader.manifest.epochs
+        epochs = self.packed.reader.manifest.epochs
         if epoch >= epochs:
             raise UsageError(
-                f"{self.plan.reader.path}: the plan has {epochs} epochs, 0 to {epochs - 1}, and "
+                f"{self.packed.reader.path}: {epochs} epochs are packed, 0 to {epochs - 1}, and "
                 f"this is epoch {epoch}; begin again with loader.set_epoch(0), or pack more epochs"
             )
         cache = self._take_cache()
@@ -117,7 +117,7 @@ class SavedBatches(BatchSource):
         with self._lock:
             if self._free:
                 return self._free.pop()
-        manifest = self.plan.reader.manifest
+        manifest = self.packed.reader.manifest
         tables = {spec.path: AbsentRows(spec, not_packed) for spec in manifest.cached_specs}
         return PlannedCache(tables, manifest.num_slots)
 
@@ -132,7 +132,7 @@ class SavedBatches(BatchSource):
         for batch, _ in planned:
             if skipped is None:
                 # Without slots nothing is left behind by the batches before.
-                skipped = 0 if self.plan.reader.manifest.num_slots else batch
+                skipped = 0 if self.packed.reader.manifest.num_slots else batch
                 filled = ordered_map(
                     SavedTask.fill,
                     [task(k, 0) for k in range(batch - skipped)],
@@ -171,7 +171,7 @@ class SavedTask(Task):
         return Sampled(subgraph, labels)
 
     def rows(self, output: SamplerOutput) -> dict[str, Rows]:
-        """Gather the rows of all attributes, and ids of edges, from the plan."""
+        """Gather the rows of all attributes, and ids of edges, from the packed epochs."""
         record, self._record = self._record, None
         if record is None:
             raise not_packed("rows of a batch that has them already")
@@ -198,13 +198,13 @@ class SavedTask(Task):
 
     def _read(self) -> SavedRecord:
         try:
-            return self._of.plan.record(self._number)
+            return self._of.packed.record(self._number)
         except BaseException as error:
             self._lease.fail(self._turn, error)  # or later ones would wait
             raise
 
     def _gather(self, record: SavedRecord) -> dict[str, Rows]:
-        missed = self._of.plan.rows(self._number, record)
+        missed = self._of.packed.rows(self._number, record)
         return self._lease.gather(self._turn, record.step, missed)
 
 
@@ -216,8 +216,8 @@ def _owned(view: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def not_packed(what: str) -> UsageError:
-    """Return that a plan has nothing but its batches."""
+    """Return that nothing but batches is packed."""
     return UsageError(
-        f"a packed plan holds its batches and nothing else, so there are no {what}; use a loader "
-        "on the store without plan= for that"
+        f"packed epochs hold their batches and nothing else, so there are no {what}; use a loader "
+        "on the store without packed= for that"
     )

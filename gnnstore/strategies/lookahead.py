@@ -154,7 +154,7 @@ def predict(
     if resources.num_threads:
         machine = replace(machine, num_threads=resources.num_threads)
     epoch = _Epoch(candidate, workload, machine, resources)
-    return epoch.from_plan() if candidate.is_offline else epoch.planned()
+    return epoch.from_packed() if candidate.is_offline else epoch.planned()
 
 
 def _sizer(
@@ -382,14 +382,14 @@ class _Epoch:
             self.candidate, self.resources, seconds, once, stages, reads, in_order, written
         )
 
-    def from_plan(self) -> Prediction:
+    def from_packed(self) -> Prediction:
         """Predict batches that were sampled and packed before training."""
         work, machine, slots = self.workload, self.machine, self.resources.num_slots
         size = max(1, min(self.resources.superbatch, work.epoch_batches))
         rolling = replace(self.resources, keeps_in_memory=True)
         packed = replace(self, resources=rolling).planned()
         recorded = int(work.ids_bytes * work.epoch_batches)
-        # Each epoch of a plan begins with an empty cache, to be followed from any.
+        # Each packed epoch begins with an empty cache, to be followed from any.
         rows = int(work.misses(self.policy, slots, size, initial="nothing") * work.row_bytes)
         in_order = recorded + rows
         reading = machine.disk.sequential_seconds(in_order)

@@ -50,7 +50,7 @@ from gnnstore.tools.ui.exits import DEFECT
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.disks import keep_usual_profile
 from tests.support.hostile import apply_edits, edits, json_edits
-from tests.support.plans import pack
+from tests.support.packed import pack
 from tests.support.stores import write_example_store
 
 NUM_NODES, NUM_EDGES = 40, 200
@@ -169,7 +169,7 @@ def _plan(folder: Path, **options: Any) -> Target:
         store,
         [3, 2],
         None,
-        output=folder / "plan",
+        output=folder / "packed",
         batch_size=8,
         cache_bytes="100B",
         superbatch=4,
@@ -182,7 +182,7 @@ def _plan(folder: Path, **options: Any) -> Target:
         _changed(base, copy, changes)
         problems = verified(copy)
         inspected(copy)
-        must_load(problems, lambda: batches_of(gnnstore.open_plan(copy).loader(num_threads=1)))
+        must_load(problems, lambda: batches_of(gnnstore.open_packed(copy).loader(num_threads=1)))
 
     return edits(records=True), check
 
@@ -362,7 +362,7 @@ def target_packing(folder: Path) -> Target:
             store,
             [3, 2],
             None,
-            output=folder / "out" / "plan",
+            output=folder / "out" / "packed",
             batch_size=8,
             resume=resume,
             cache_bytes="100B",
@@ -370,16 +370,18 @@ def target_packing(folder: Path) -> Target:
             num_threads=1,
         )
 
-    whole = batches_of(gnnstore.open_plan(write(False)).loader(num_threads=1))
+    whole = batches_of(gnnstore.open_packed(write(False)).loader(num_threads=1))
 
     def check_result(path: Path) -> None:
-        # A journal that lies about a record makes a plan whose batch is refused.
+        # A journal that lies about a record makes packed epochs whose batch is refused.
         batches: list[Any] = []
-        refused(lambda: batches.extend(batches_of(gnnstore.open_plan(path).loader(num_threads=1))))
+        refused(
+            lambda: batches.extend(batches_of(gnnstore.open_packed(path).loader(num_threads=1)))
+        )
         if batches:
             assert_same_batches(batches, whole)
 
-    return _resumed(folder, "plan", write, [2, 4], check_result)
+    return _resumed(folder, "packed", write, [2, 4], check_result)
 
 
 def target_cache(folder: Path) -> Target:

@@ -21,7 +21,7 @@ from gnnstore.pipeline.lookahead import packer as rolling
 from gnnstore.testing.graphs import random_graph
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.files import flip
-from tests.support.plans import pack
+from tests.support.packed import pack
 
 BATCHES = 12
 OPTIONS: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 3}
@@ -90,7 +90,7 @@ def test_rows_that_change_while_training_packs_ahead(
 def test_a_disk_that_alters_what_is_written(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The plan's own checksums are of what could be read back, those of rows are not."""
+    """The files' own checksums are of what could be read back, those of rows are not."""
     finish = PackedWriter.finish_superbatch
 
     def finish_damaged(self: PackedWriter, index: Any, *rest: Any) -> None:
@@ -99,18 +99,18 @@ def test_a_disk_that_alters_what_is_written(
         finish(self, index, *rest)
 
     monkeypatch.setattr(PackedWriter, "finish_superbatch", finish_damaged)
-    plan = pack(store, [4, 4], output=tmp_path / "plan")
-    assert gnnstore.verify(plan, "checksums").ok
+    packed = pack(store, [4, 4], output=tmp_path / "packed")
+    assert gnnstore.verify(packed, "checksums").ok
     told = StringIO()
-    report = gnnstore.verify(plan, "full", progress=JsonProgress(told, interval_seconds=0))
+    report = gnnstore.verify(packed, "full", progress=JsonProgress(told, interval_seconds=0))
     (problem,) = report.problems
     last = json.loads(told.getvalue().splitlines()[-1])
-    num_batches = PackedReader.open(plan).manifest.num_batches
-    assert (last["phase"], last["done"]) == ("read the batches of plan", num_batches)
-    assert problem.path == str(plan / "rows/x/c.0")
+    num_batches = PackedReader.open(packed).manifest.num_batches
+    assert (last["phase"], last["done"]) == ("read the batches of packed", num_batches)
+    assert problem.path == str(packed / "rows/x/c.0")
     assert "batch 1 of epoch 0, 'nodes/node/x'" in problem.message
     with pytest.raises(CorruptStoreError, match="batch 1 of epoch 0, 'nodes/node/x'"):
-        list(gnnstore.open_plan(plan).loader(num_threads=1))
+        list(gnnstore.open_packed(packed).loader(num_threads=1))
 
 
 @pytest.mark.parametrize("options", [{"segment": 4}, {"compress": "lz4"}])
@@ -128,5 +128,5 @@ def test_what_packing_reads_back_is_compared(
     altering(monkeypatch, segment_packing, "append_missed", damage)
     message = f"cannot {doing}: .*bytes .* are not what was written: the crc32c is .*Test the"
     with pytest.raises(StorageError, match=message):
-        pack(store, [4, 4], output=tmp_path / "plan", **options)
-    assert not (tmp_path / "plan").exists()
+        pack(store, [4, 4], output=tmp_path / "packed", **options)
+    assert not (tmp_path / "packed").exists()

@@ -42,7 +42,7 @@ _COPIES = 3
 
 def compress(raw: npt.NDArray[np.uint8], name: Compression, item_bytes: int) -> bytes | None:
     """Return the frame of a chunk; None if it would not be smaller."""
-    from numcodecs import blosc  # noqa: PLC0415 - not needed for plans without
+    from numcodecs import blosc  # noqa: PLC0415 - not needed without compression
 
     if len(raw) == 0 or len(raw) > blosc.MAX_BUFFERSIZE - blosc.MAX_OVERHEAD:
         return None

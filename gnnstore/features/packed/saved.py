@@ -1,4 +1,4 @@
-"""The batches of a packed plan, read back: one record for each, and its chunks of rows.
+"""The batches of packed epochs, read back: one record for each, and its chunks of rows.
 
 A record holds all of a batch but the rows of cached attributes: its subgraph, which rows come
 from which slot and which enter the cache, where missed rows go, and the rows of the other
@@ -36,7 +36,7 @@ from gnnstore.formats.container.regular_files import open_regular
 from gnnstore.formats.packed.manifest import CHECKED_ROWS, name_of_batch
 from gnnstore.formats.packed.reader import PackedReader
 
-_HELP = "Restore the plan from a copy, or pack again; 'gnnstore verify' shows all that is damaged"
+_HELP = "Restore the epochs from a copy, or pack again; 'gnnstore verify' shows all that is damaged"
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +50,8 @@ class _PackedTable:
     begin_column: int  # where the index says at which byte its rows of a batch begin
 
 
-class SavedPlan:
-    """A plan's files, open to be read. Safe to use from many threads at once."""
+class PackedFiles:
+    """The files of packed epochs, open to be read. Safe to use from many threads at once."""
 
     def __init__(self, reader: PackedReader, engine: Engine) -> None:
         self.reader = reader
@@ -92,20 +92,20 @@ class SavedPlan:
         self._descriptor = -1
         if reader.batches.file_paths:
             path = reader.batches.file_paths[0]
-            with storage_errors("open the plan", path):
+            with storage_errors("open packed epochs", path):
                 self._descriptor = open_regular(path, error=CorruptStoreError, root=reader.path)
             reader.batches.check_place()
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
             weakref.finalize(self, os.close, self._descriptor)
 
     @classmethod
-    def open(cls, reader: PackedReader, forced: str | None = None) -> SavedPlan:
-        """Open a plan with the engine that is asked for, or the fastest that works."""
+    def open(cls, reader: PackedReader, forced: str | None = None) -> PackedFiles:
+        """Open packed epochs with the engine that is asked for, or the fastest that works."""
         largest = max(reader.files, key=lambda entry: entry.size_bytes)
         return cls(reader, open_engine(reader.path / largest.path, forced))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (SavedPlan.open, (self.reader, self.engine.name))
+        return (PackedFiles.open, (self.reader, self.engine.name))
 
     @property
     def staging_bytes(self) -> int:
@@ -118,7 +118,7 @@ class SavedPlan:
         return self._chunks.staging_bytes + shared + frames + int(records.max(initial=0))
 
     def record(self, number: int) -> SavedRecord:
-        """Read what the plan holds of a batch, of all epochs counted together."""
+        """Read what is packed of a batch, of all epochs counted together."""
         begin, num_bytes, crc = (int(value) for value in self.reader.index[number, :3])
         record = empty((num_bytes,), np.uint8)
         try:
@@ -135,11 +135,11 @@ class SavedPlan:
             saved = SavedRecord.of(decode_record(record), **self._num_arrays)
             self._check(saved)
         except (CorruptStoreError, ValueError, TypeError, IndexError) as error:
-            raise self._damaged(number, f"it is no record of this plan ({error})") from error
+            raise self._damaged(number, f"it is no record of these epochs ({error})") from error
         return saved
 
     def _check(self, record: SavedRecord) -> None:
-        """Refuse what does not fit together: a plan may come from anywhere."""
+        """Refuse what does not fit together: packed epochs may come from anywhere."""
         num_nodes, num_edges = len(record.subgraph.n_id), len(record.subgraph.edge_pos)
         expected: list[tuple[npt.NDArray[Any], tuple[int, ...], np.dtype[Any]]]
         expected = [(record.slots, (num_nodes,), np.dtype(np.int32))]

@@ -1,7 +1,7 @@
 """The manifest of packed epochs: what was sampled, how it was packed, and every file.
 
 Packed epochs are a sealed directory by themselves. Nothing else is needed to train on them: neither
-the graph nor its features. Users know them as a plan.
+the graph nor its features.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from gnnstore.formats.container.names import encode
 from gnnstore.formats.container.strict_json import Fields
 from gnnstore.formats.store.schema import Schema
 
-PLANS_DIRECTORY = "plans"
-PLAN_FORMAT_VERSION = 4
+PACKED_DIRECTORY = "plans"
+PACKED_FORMAT_VERSION = 4
 
 INDEX_ARRAY = "index"
 BATCHES_ARRAY = "batches"
@@ -43,7 +43,7 @@ CHECKED_ROWS = 64
 # Then, for each cached attribute, where the first part begins.
 SEGMENT_COLUMNS = 4
 # Records, chunks and shared rows begin at multiples of this.
-PLAN_ALIGNMENT_BYTES = ALIGNMENT_BYTES
+PACKED_ALIGNMENT_BYTES = ALIGNMENT_BYTES
 
 _MAX_EPOCHS = 2**31
 # Records and kernels have 31 bits for a slot, and two numbers beside those of slots.
@@ -66,11 +66,11 @@ class PackedManifest(Manifest):
     """Identity, contents and files of packed epochs."""
 
     FORMAT: ClassVar[str] = "gnnstore-plan"
-    VERSION: ClassVar[int] = PLAN_FORMAT_VERSION
+    VERSION: ClassVar[int] = PACKED_FORMAT_VERSION
     # There has been no release with older ones.
-    OLDEST: ClassVar[int] = PLAN_FORMAT_VERSION
-    WORD: ClassVar[str] = "plan"
-    NOUN: ClassVar[str] = "a packed plan"
+    OLDEST: ClassVar[int] = PACKED_FORMAT_VERSION
+    WORD: ClassVar[str] = "directory of packed epochs"
+    NOUN: ClassVar[str] = "a directory of packed epochs"
     VERB: ClassVar[str] = "pack"
     ATTEMPT: ClassVar[str] = "attempt to pack"
     MAKE: ClassVar[str] = "make one with 'gnnstore pack'"
@@ -93,7 +93,7 @@ class PackedManifest(Manifest):
     # Paths of the other attributes, of nodes and of edges, whose rows are in the records.
     plain: tuple[str, ...]
     has_edge_ids: bool  # whether records hold edge ids; else positions are ids
-    paged_arrays: tuple[AttributeSpec, ...] = ()  # the arrays of the plan, but for graph-level ones
+    paged_arrays: tuple[AttributeSpec, ...] = ()  # all arrays but graph-level ones
 
     @property
     def store_uuid(self) -> str | None:
@@ -145,7 +145,7 @@ class PackedManifest(Manifest):
         return tuple(found[path] for path in paths)
 
     def arrays(self) -> tuple[AttributeSpec, ...]:
-        """Return the arrays of the plan, graph-level ones included."""
+        """Return the arrays, graph-level ones included."""
         return (*self.paged_arrays, *self.schema.graph_arrays.values())
 
     def fields(self) -> Mapping[str, Any]:
@@ -224,9 +224,9 @@ class PackedManifest(Manifest):
 def pack_command(
     path: Path, asked: Mapping[str, Any], *, epochs: Any, seed: Any, seeds: str | None = None
 ) -> str:
-    """Return the command that packs a plan anew, for the loader that has a fingerprint."""
+    """Return the command that packs epochs for the loader that has a fingerprint."""
     place = ["STORE", "--output", str(path)]
-    if path.parent.name == PLANS_DIRECTORY:
+    if path.parent.name == PACKED_DIRECTORY:
         place = [str(path.parent.parent), "--name", path.name]
     fanouts, attributes = asked.get("num_neighbors"), asked.get("edge_label_attrs")
     mode, amount = asked.get("neg_sampling"), asked.get("amount")
@@ -275,14 +275,14 @@ def _batches_per_epoch(asked: Fields) -> int:
 
 def _piece_bytes(own: Fields) -> int:
     """Return the bytes of a checksum: a reader's reads are of whole ones."""
-    value = own.integer("piece_bytes", PLAN_ALIGNMENT_BYTES, MAX_PIECE_BYTES)
+    value = own.integer("piece_bytes", PACKED_ALIGNMENT_BYTES, MAX_PIECE_BYTES)
     if MAX_PIECE_BYTES % value:
         raise own.fail("piece_bytes", f"a part of {MAX_PIECE_BYTES}")
     return value
 
 
 def rows_array(spec: AttributeSpec) -> str:
-    """Return the path in a plan of the packed rows of an attribute."""
+    """Return the path in packed epochs of the packed rows of an attribute."""
     return f"{ROWS_GROUP}/{encode(spec.name)}"
 
 

@@ -18,8 +18,8 @@ from gnnstore.formats.packed.manifest import (
     BATCHES_ARRAY,
     INDEX_ARRAY,
     INDEX_COLUMNS,
-    PLAN_ALIGNMENT_BYTES,
-    PLANS_DIRECTORY,
+    PACKED_ALIGNMENT_BYTES,
+    PACKED_DIRECTORY,
     ROWS_GROUP,
     SEGMENT_COLUMNS,
     SEGMENTS_ARRAY,
@@ -45,8 +45,8 @@ class PackedReader(SealedReader[PackedManifest]):
         expected |= {SEGMENTS_ARRAY} if manifest.has_segments else set()
         if listed != expected:
             raise CorruptStoreError(
-                f"{self.path}: the plan lists the arrays {sorted(listed)}, but {sorted(expected)} "
-                "were expected; restore the plan from a copy or pack again",
+                f"{self.path}: the packed epochs list the arrays {sorted(listed)}, but "
+                f"{sorted(expected)} were expected; restore them from a copy or pack again",
                 path=self.path,
             )
         self.batches = self._one_file(BATCHES_ARRAY, "uint8", (None,))
@@ -116,8 +116,8 @@ class PackedReader(SealedReader[PackedManifest]):
                 return array
         raise CorruptStoreError(
             f"{self.path / path}: expected one file of {dtype} {list(shape)}, found "
-            f"{array and (array.spec.dtype, list(array.spec.shape))}; restore the plan from a copy "
-            "or pack again",
+            f"{array and (array.spec.dtype, list(array.spec.shape))}; restore the packed epochs "
+            "from a copy or pack again",
             path=self.path / path,
         )
 
@@ -145,8 +145,8 @@ class PackedReader(SealedReader[PackedManifest]):
                 continue
             is_inside = (begins >= 0) & (lengths >= 0) & (begins <= array.num_rows)
             is_inside &= lengths <= array.num_rows - begins
-            if not is_inside.all() or (begins % PLAN_ALIGNMENT_BYTES).any():
-                number = int(np.flatnonzero(~is_inside | (begins % PLAN_ALIGNMENT_BYTES != 0))[0])
+            if not is_inside.all() or (begins % PACKED_ALIGNMENT_BYTES).any():
+                number = int(np.flatnonzero(~is_inside | (begins % PACKED_ALIGNMENT_BYTES != 0))[0])
                 raise self._bad_index(
                     f"batch {number} has {lengths[number]} bytes from byte {begins[number]} on of "
                     f"{array.spec.path!r}, which has {array.num_rows}"
@@ -154,7 +154,7 @@ class PackedReader(SealedReader[PackedManifest]):
 
     def _bad_index(self, reason: str) -> CorruptStoreError:
         return CorruptStoreError(
-            f"{self.path / INDEX_ARRAY}: {reason}; restore the plan from a copy or pack again",
+            f"{self.path / INDEX_ARRAY}: {reason}; restore the epochs from a copy or pack again",
             path=self.path / INDEX_ARRAY,
         )
 
@@ -164,6 +164,6 @@ PACKED = KINDS.register(
         PackedManifest,
         PackedReader.open,
         frozenset({INDEX_ARRAY, BATCHES_ARRAY, SEGMENTS_ARRAY, ROWS_GROUP, "graph"}),
-        PLANS_DIRECTORY,
+        PACKED_DIRECTORY,
     )
 )

@@ -33,7 +33,7 @@ _NOTHING: Mapping[str, Any] = {}
 
 
 class BatchSchema(Protocol):
-    """The parts of a graph that batches show besides rows: of a store, or of a packed plan."""
+    """The parts of a graph that batches show besides rows: of a store, or of packed epochs."""
 
     @property
     def schema(self) -> Schema:

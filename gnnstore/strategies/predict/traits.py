@@ -62,7 +62,7 @@ class StrategyTraits:
 class Candidate:
     """One way to use a strategy, of which an epoch can be predicted."""
 
-    name: str  # as `gnnstore plan` shows it
+    name: str  # as `gnnstore predict` shows it
     strategy: StrategyTraits
     # By what the rows of a static cache are chosen; None without one.
     score: Literal["degree", "frequency"] | None = None
