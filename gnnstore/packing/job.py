@@ -12,15 +12,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
 from gnnstore._version import __version__
 from gnnstore.errors import NoSpaceError
 from gnnstore.features.packed.chunks import BLOCK_BYTES
-from gnnstore.features.packed.frames import Frames, compress_chunks
 from gnnstore.features.packed.memory import least_memory
-from gnnstore.features.packed.misses import collect_misses
+from gnnstore.features.packed.misses import MissTable, collect_misses
 from gnnstore.features.packed.pack import packed_bytes
 from gnnstore.features.packed.record import SavedRecord
 from gnnstore.features.segments.packing import (
@@ -31,14 +27,7 @@ from gnnstore.features.segments.packing import (
     segment_memory,
 )
 from gnnstore.features.source import files_of
-from gnnstore.formats.packed.manifest import (
-    COMPRESSIONS,
-    Compression,
-    PackedManifest,
-    name_of_batch,
-    parse_compression,
-    rows_array,
-)
+from gnnstore.formats.packed.manifest import PackedManifest, name_of_batch, rows_array
 from gnnstore.formats.packed.writer import PackedWriter
 from gnnstore.graph.shared import shared_tables
 from gnnstore.packing.records import RecordMaker
@@ -67,9 +56,6 @@ class EpochPacker:
         cached = [spec.path for spec in attributes if self._sampler.is_read(spec)]
         size = self._sampler.size
         self._decide(cached, size.num_slots, size.superbatch, settings.segment or 1)
-        self.compression: Compression | None = None  # codec of chunks: "lz4", "zstd", or None
-        if settings.compress in COMPRESSIONS:
-            self.compression = settings.compress
 
     def _decide(self, cached: Sequence[str], num_slots: int, superbatch: int, segment: int) -> None:
         """Take over which attributes are packed, and how much is planned at a time."""
@@ -128,7 +114,6 @@ class EpochPacker:
                 "cache_bytes": settings.cache_bytes,
                 "superbatch": settings.superbatch,
                 "segment": settings.segment,
-                "compress": settings.compress,
                 "program": __version__,
             },
             decided={
@@ -137,7 +122,6 @@ class EpochPacker:
                 "num_slots": self.num_slots,
                 "superbatch": self.superbatch,
                 "segment": self.segment,
-                "compression": self.compression,
             },
             overwrite=overwrite,
             resume=resume,
@@ -152,7 +136,6 @@ class EpochPacker:
                 known.integer("superbatch", 1),
                 known.integer("segment", 1),
             )
-            self.compression = parse_compression(known)
             total = settings.epochs * self.batches_per_epoch
             with progress.phase("pack", total, "batches") as phase:
                 phase.advance(len(writer.index))
@@ -182,7 +165,6 @@ class EpochPacker:
             has_edge_ids=self._sampler.sources.edge_ids is not None,
             segment=self.segment,
             cached_by=settings.cached_by,
-            compression=self.compression,
             piece_bytes=BLOCK_BYTES,
         )
 
@@ -218,16 +200,14 @@ class EpochPacker:
     def _pack_superbatch(
         self, writer: PackedWriter, of: PlannedSuperbatch, advance: Callable[[int], None]
     ) -> None:
-        misses, chunks, offsets, frames = self._pack_rows(writer, of)
-        crc_arrays = self._manifest(writer).crc_arrays
+        misses, chunks = self._pack_rows(writer, of)
+        offsets = [found.offsets.tolist() for found in chunks]
 
         def make(i: int) -> tuple[SavedRecord, int]:
             compact = of.sampled.subgraph(i)
             labels = of.sampled.notes[i].labels
             of.sampled.kept.drop(i)
-            record = self._records.make(
-                compact, labels, of.plan, misses, i, chunks=chunks, crc_arrays=crc_arrays
-            )
+            record = self._records.make(compact, labels, of.plan, misses, i, chunks=chunks)
             return record, self._records.batch_bytes(compact)
 
         index, largest = [], 0
@@ -246,10 +226,7 @@ class EpochPacker:
                 self._check_disk(writer, num_bytes)
                 begin = writer.batches.append(parts)
                 num_missed = 0 if misses is None else int(misses.own[i])
-                begins = [int(offsets[path][i]) for path in self.tables]
-                kept = [int(found.num_bytes[i]) for found in frames]
-                kept += [int(found.crcs[i]) for found in frames]
-                index.append([begin, num_bytes, crc, num_missed, *begins, *kept])
+                index.append([begin, num_bytes, crc, num_missed, *(o[i] for o in offsets)])
                 largest = max(largest, batch_bytes)
                 advance(1)
         segments = [
@@ -258,7 +235,7 @@ class EpochPacker:
                 of.first + place.end,
                 place.num_rows,
                 place.part_rows,
-                *(int(offsets[path][of.plan.num_batches + place.first_part]) for path in offsets),
+                *(o[of.plan.num_batches + place.first_part] for o in offsets),
             ]
             for place in (() if misses is None else misses.segments)
         ]
@@ -266,15 +243,18 @@ class EpochPacker:
 
     def _pack_rows(
         self, writer: PackedWriter, of: PlannedSuperbatch
-    ) -> tuple[
-        DividedMisses | None, list[DividedChunks], dict[str, npt.NDArray[np.int64]], list[Frames]
-    ]:
+    ) -> tuple[DividedMisses | None, list[DividedChunks]]:
         """Append the rows that the batches miss; return where they go, and where they lie."""
         if not self.tables:
-            return None, [], {}, []
+            return None, []
         files = {path: writer.rows(rows.array.spec) for path, rows in self.tables.items()}
         memory_bytes = self.packing_memory(of)
-        misses = self.divided(of, memory_bytes)
+        misses = divide_misses(
+            self.collect_misses(of, memory_bytes),
+            self.segment,
+            num_table_rows=self.store.num_nodes,
+            row_bytes=max(table.row_bytes for table in self.tables.values()),
+        )
         self._check_disk(writer, packed_bytes(self.tables, misses.missed.index.num_rows))
         chunks = append_divided(
             self.tables,
@@ -283,47 +263,23 @@ class EpochPacker:
             memory_bytes=memory_bytes,
             num_threads=self.settings.num_threads,
         )
-        offsets = {path: found.offsets for path, found in chunks.items()}
-        frames: list[Frames] = []
         for path, file in files.items():
-            if self.compression is not None:
-                rows = self.tables[path]
-                found = compress_chunks(
-                    file.file_path,
-                    offsets[path],
-                    [int(size) * rows.row_bytes for size in misses.own],
-                    self.compression,
-                    rows.array.dtype.itemsize,
-                    checksums=chunks[path].checksums,
-                    memory_bytes=memory_bytes - misses.num_bytes,
-                    num_threads=self.settings.num_threads,
-                )
-                offsets[path] = found.offsets
-                frames.append(found)
-            file.grown_to(int(offsets[path][-1]))
-        return misses, list(chunks.values()), offsets, frames
+            file.grown_to(int(chunks[path].offsets[-1]))
+        return misses, list(chunks.values())
 
     def packing_memory(self, of: PlannedSuperbatch) -> int:
         """Return the memory that there is for packing a superbatch."""
         # What is continued has the sizes of before, whatever memory is left now.
         return max(self._least_memory(of), self._sampler.size.memory_bytes - of.num_bytes)
 
-    def divided(self, of: PlannedSuperbatch, memory_bytes: int) -> DividedMisses:
-        """Sort out what the batches miss, and what they share."""
-        tables = self.tables.values()
-        num_rows = next(iter(tables)).num_rows
-        missed = collect_misses(
+    def collect_misses(self, of: PlannedSuperbatch, memory_bytes: int) -> MissTable:
+        """Return the distinct rows that each batch misses, ascending."""
+        return collect_misses(
             of.trace,
             of.plan,
-            num_rows,
+            self.store.num_nodes,
             memory_bytes=memory_bytes,
             num_threads=self.settings.num_threads,
-        )
-        return divide_misses(
-            missed,
-            self.segment,
-            num_table_rows=num_rows,
-            row_bytes=max(table.row_bytes for table in tables),
         )
 
     def _least_memory(self, of: PlannedSuperbatch) -> int:

@@ -13,7 +13,6 @@ from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.scores import SCORES
 from gnnstore.disk.scratch import default_parent
 from gnnstore.errors import UsageError, check_choice
-from gnnstore.formats.packed.manifest import COMPRESSIONS
 from gnnstore.loaders.options import read_options
 from gnnstore.packing.size import size_packing
 from gnnstore.pipeline.batch import EpochRun, Recorder
@@ -46,7 +45,6 @@ _NO_DISK_LIMIT = 2**62
 
 # The first by default: that of strategy "packed".
 CACHED_BY = (PACKED.policy, *SCORES)
-COMPRESS = ("none", *COMPRESSIONS, "auto")
 
 
 @dataclass(frozen=True)
@@ -74,9 +72,6 @@ class PackSettings:
     # Batches that share rows on disk; 1: each has its own; None: as many as `disk_bytes` asks for
     # (see `estimate_packing`).
     segment: int | None = None
-    # How chunks of rows are kept: "none", "lz4", "zstd", or "auto", what pays by a sample and the
-    # measurements of the disk (see `estimate_packing`; "none" unless an estimate was made).
-    compress: str = "none"
     # For subgraphs that `memory` has no room for; None: beside the store.
     tmpdir: Path | None = None
     num_threads: int = 1
@@ -87,7 +82,6 @@ class PackSettings:
                 f"epochs={self.epochs} of batches of {self.batch_size} input nodes: at least 1 of "
                 "each is needed"
             )
-        check_choice("compress", self.compress, COMPRESS)
         check_choice("cache", self.cached_by, CACHED_BY)
 
     @property
@@ -193,7 +187,7 @@ class EpochSampler:
             csc.num_edges,
             # As many subgraphs as a loader would keep in memory.
             most_in_memory=2 * rolling.num_batches if rolling and rolling.in_memory else 0,
-            table_bytes=self.size.table_bytes,
+            table_bytes=rolling.table_bytes if rolling else 0,
             purpose="what 'gnnstore pack' has sampled ahead",
         )
         self.policy = self._policy_of(presampler, tuple(specs))  # chooses the cached rows

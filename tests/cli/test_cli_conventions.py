@@ -110,6 +110,7 @@ def test_short_help_option(run: Any) -> None:
         (["verify", "a.gnn", "--level", "deep"], "'deep' is not one of"),
         (["demo", "--scale", "99"], "99 is not in the range"),
         (["plan", "a.gnn"], "gnnstore plan is called gnnstore predict"),
+        (["pack", "a.gnn", "--compress", "zstd"], "packed rows are not compressed any more"),
         (["rm", "a.gnn", "--plan", "base"], "--plan is called --packed"),
         (["inspect", "a.gnn", "--plan", "base"], "--plan is called --packed"),
     ],

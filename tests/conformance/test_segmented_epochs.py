@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from gnnstore.converters import ConvertOptions
 from gnnstore.errors import UsageError
 from gnnstore.features.segments import packing as segment_packing
 from gnnstore.formats.packed.reader import PackedReader
-from gnnstore.packing.size import size_packing
+from gnnstore.pipeline.lookahead.spools import Spools
 from gnnstore.testing.graphs import random_graph
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.graphs import E, N, graph_of_three_tables
@@ -169,8 +168,8 @@ def test_traces_and_plans_on_disk(
     options: dict[str, Any] = {"segment": segment, "superbatch": 12}
     whole = pack(path, [4, 4], output=tmp_path / "in-memory", **options)
     monkeypatch.setattr(
-        "gnnstore.packing.sampling.size_packing",
-        lambda *a, **k: replace(size_packing(*a, **k), table_bytes=1 << 20),
+        "gnnstore.packing.sampling.Spools",
+        lambda *a, **k: Spools(*a, **k | {"table_bytes": 1 << 20}),
     )
     packed = pack(path, [4, 4], output=tmp_path / "spilled", tmpdir=tmp_path, **options)
     assert_same_files(packed, whole)

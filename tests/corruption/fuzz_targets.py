@@ -161,7 +161,7 @@ def _use_store(path: Path, strategy: str) -> None:
                 raise UnsoundError(f"batch {number} has other rows than the store")
 
 
-def _plan(folder: Path, **options: Any) -> Target:
+def _packed(folder: Path, **options: Any) -> Target:
     store = write_example_store(
         folder / "base.gnn", num_nodes=NUM_NODES, num_edges=NUM_EDGES, feature_shape=(3,)
     ).path
@@ -187,16 +187,12 @@ def _plan(folder: Path, **options: Any) -> Target:
     return edits(records=True), check
 
 
-def target_plan(folder: Path) -> Target:
-    return _plan(folder)
+def target_packed(folder: Path) -> Target:
+    return _packed(folder)
 
 
 def target_shared(folder: Path) -> Target:
-    return _plan(folder, segment=2)
-
-
-def target_compressed(folder: Path) -> Target:
-    return _plan(folder, compress="lz4")
+    return _packed(folder, segment=2)
 
 
 def target_partitions(folder: Path) -> Target:

@@ -88,7 +88,7 @@ def test_killed_at_random_points(
 ) -> None:
     num_kills, touches = kills_at
     untouched = shutil.copytree(store, tmp_path / "untouched.gnn")
-    options: dict[str, Any] = {"segment": segment, "compress": "none" if segment == 1 else "zstd"}
+    options: dict[str, Any] = {"segment": segment}
     whole = pack(store, [4, 4], output=tmp_path / "whole", superbatch=2, batch_size=100, **options)
     folder = tmp_path / "out"
     folder.mkdir()
@@ -195,11 +195,10 @@ def test_a_budget_of_disk_that_runs_out(tmp_path: Path, store: Path) -> None:
         {"cache_bytes": "50kB"},
         {"shuffle": False},
         {"segment": 2},
-        {"compress": "lz4"},
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_another_plan_is_not_continued(
+def test_other_epochs_are_not_continued(
     tmp_path: Path, store: Path, options: dict[str, Any]
 ) -> None:
     folder = tmp_path / "out"

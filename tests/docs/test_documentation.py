@@ -251,7 +251,7 @@ def test_every_option_stands_in_the_manual_and_none_is_made_up() -> None:
     known = {"--help", "--version"}
     for name, command in _commands():
         for parameter in command.params:
-            if isinstance(parameter, click.Option):
+            if isinstance(parameter, click.Option) and not parameter.hidden:
                 options = [*parameter.opts, *parameter.secondary_opts]
                 known.update(options)
                 for option in options:

@@ -109,15 +109,15 @@ class SavedRecord:
         num_plain: int,
         has_edge_ids: bool,
         has_segments: bool = False,
-        crc_arrays: tuple[int, int] = (0, 0),
+        num_cached: int = 0,
         *,
         num_seeds: int = 1,
     ) -> SavedRecord:
         """Return the record that was encoded as these arrays; it keeps them."""
         step = num_seeds + _STEP_ARRAYS
         of_chunk = step + (_SHARED_ARRAYS if has_segments else 0)
-        of_shared = of_chunk + crc_arrays[0]
-        plain = of_shared + crc_arrays[1]
+        of_shared = of_chunk + num_cached
+        plain = of_shared + (num_cached if has_segments else 0)
         first = plain + num_plain
         last = first + int(has_edge_ids)
         if len(arrays) < last:

@@ -23,7 +23,6 @@ from gnnstore.disk.engines import Engine, open_engine
 from gnnstore.errors import CorruptStoreError, storage_error, storage_errors
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.chunks import PackedRows, chunk_reader, packed_read_error
-from gnnstore.features.packed.frames import FrameReader
 from gnnstore.features.packed.record import SavedRecord, crc_seed, decode_record
 from gnnstore.features.segments.rows import SharedReader
 from gnnstore.features.source import RowSource, RowSpec
@@ -47,7 +46,6 @@ class _PackedTable:
     rows: FileRows
     row_bytes: int
     column: int  # its number among the cached attributes
-    begin_column: int  # where the index says at which byte its rows of a batch begin
 
 
 class PackedFiles:
@@ -63,16 +61,9 @@ class PackedFiles:
             for spec in reader.manifest.cached_specs
         }
         self._shared = None if reader.segments is None else SharedReader(reader, engine)
-        self._frames: FrameReader | None = None
-        if reader.manifest.compression is not None:
-            columns = (reader.chunk_columns(kind) for kind in range(3))
-            self._frames = FrameReader(self._chunks, reader.index, *columns)
         manifest = reader.manifest
-        first = reader.chunk_columns(0).start
         self._packed = {
-            spec.path: _PackedTable(
-                RowSpec.of(spec), self.tables[spec.path], spec.row_bytes, k, first + k
-            )
+            spec.path: _PackedTable(RowSpec.of(spec), self.tables[spec.path], spec.row_bytes, k)
             for k, spec in enumerate(manifest.cached_specs)
         }
         # The arrays of a record, by the manifest.
@@ -80,7 +71,7 @@ class PackedFiles:
             "num_plain": len(manifest.plain),
             "has_edge_ids": manifest.has_edge_ids,
             "has_segments": manifest.has_segments,
-            "crc_arrays": manifest.crc_arrays,
+            "num_cached": len(manifest.cached),
             "num_seeds": manifest.num_seed_arrays,
         }
         of_nodes = {spec.path for spec in manifest.schema.node.attributes.values()}
@@ -112,10 +103,7 @@ class PackedFiles:
         """Bytes of memory for each thread that reads, besides what it hands out."""
         records = self.reader.index[:, 1]
         shared = 0 if self._shared is None else self.engine.staging_bytes
-        frames = 0
-        if self._frames is not None:
-            frames = self._frames.staging_bytes([t.row_bytes for t in self.tables.values()])
-        return self._chunks.staging_bytes + shared + frames + int(records.max(initial=0))
+        return self._chunks.staging_bytes + shared + int(records.max(initial=0))
 
     def record(self, number: int) -> SavedRecord:
         """Read what is packed of a batch, of all epochs counted together."""
@@ -190,13 +178,12 @@ class PackedFiles:
                     number, column, table, record.shared, out, crcs=record.shared_crcs[column]
                 )
             except CorruptStoreError as error:
-                raise self._named(error, number, path) from None
+                error.message += f"; they are of {self.name_of(number)}, {path!r}. {_HELP}"
+                raise
         if len(record.positions) + len(record.repeat_targets) == 0:
             return counts
-        begin = int(self.reader.index[number, packed.begin_column])
+        begin = int(self.reader.chunk_begins(column)[number])
         try:
-            if self._frames is not None:
-                return counts + self._read_frame(number, record, path, out)
             read = _core.read_packed_rows(
                 self._chunks,
                 table.files,
@@ -215,23 +202,6 @@ class PackedFiles:
             what = f"{self.name_of(number)}, {path!r}"
             raise packed_read_error(error, where, begin, what, _HELP) from error
         return counts + read
-
-    def _read_frame(
-        self, number: int, record: SavedRecord, path: str, out: npt.NDArray[Any]
-    ) -> ReadCounts:
-        assert self._frames is not None  # noqa: S101 - for the type checker
-        table, column = self.tables[path], self._packed[path].column
-        try:
-            counts = self._frames.read(number, column, table, record.positions, out)
-        except CorruptStoreError as error:
-            raise self._named(error, number, path) from None
-        out[record.repeat_targets] = out[record.repeat_sources]
-        return counts
-
-    def _named(self, error: CorruptStoreError, number: int, path: str) -> CorruptStoreError:
-        """Say whose the damaged rows are."""
-        error.message += f"; they are of {self.name_of(number)}, {path!r}. {_HELP}"
-        return error
 
     def name_of(self, number: int) -> str:
         """Return the name of a batch in messages."""

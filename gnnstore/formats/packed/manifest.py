@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar
 
 from gnnstore.formats.arrays.growing import ALIGNMENT_BYTES
 from gnnstore.formats.arrays.spec import AttributeSpec
@@ -20,7 +20,7 @@ from gnnstore.formats.container.strict_json import Fields
 from gnnstore.formats.store.schema import Schema
 
 PACKED_DIRECTORY = "plans"
-PACKED_FORMAT_VERSION = 4
+PACKED_FORMAT_VERSION = 5
 
 INDEX_ARRAY = "index"
 BATCHES_ARRAY = "batches"
@@ -29,13 +29,7 @@ SEGMENTS_ARRAY = "segments"
 # Of the index: where a batch's record begins, its bytes and its crc32c, the rows it misses. Then,
 # for each cached attribute, where its chunk of rows begins.
 INDEX_COLUMNS = 4
-# Where chunks are compressed: then, for each cached attribute, the bytes of its chunk on disk; then
-# their crc32c, for each.
-FRAME_COLUMNS = 2
-Compression = Literal["lz4", "zstd"]
-COMPRESSIONS: tuple[Compression, ...] = get_args(Compression)
-# A chunk that is kept as it is has a checksum for each block of so many bytes at most: a reader
-# reads no more at a time.
+# A chunk has a checksum for each block of so many bytes at most: a reader reads no more at a time.
 MAX_PIECE_BYTES = 512 << 10
 # Of rows that batches share, in one checksum.
 CHECKED_ROWS = 64
@@ -82,7 +76,6 @@ class PackedManifest(Manifest):
     batches_per_epoch: int
     superbatch: int  # batches that were planned at a time
     segment: int  # batches that share rows on disk; 1: each has its own
-    compression: Compression | None  # codec of chunks: "lz4" or "zstd"; None: not compressed
     piece_bytes: int  # bytes of rows that one checksum in a record covers
     num_slots: int  # rows of each cached attribute that are held while the batches are assembled
     cached_by: str  # the policy that chose the cached rows: "belady", "degree" or "frequency"
@@ -117,18 +110,9 @@ class PackedManifest(Manifest):
         return count if isinstance(count, int) and 0 < count <= _MAX_SEED_ARRAYS else 1
 
     @property
-    def crc_arrays(self) -> tuple[int, int]:
-        """Numbers of arrays in a record with checksums of chunks, and of shared rows."""
-        num_cached = len(self.cached)
-        # Compressed chunks have theirs in the index.
-        of_chunks = num_cached if self.compression is None else 0
-        return of_chunks, num_cached if self.has_segments else 0
-
-    @property
     def index_columns(self) -> int:
         """Columns of the index."""
-        each = 1 + (0 if self.compression is None else FRAME_COLUMNS)
-        return INDEX_COLUMNS + each * len(self.cached)
+        return INDEX_COLUMNS + len(self.cached)
 
     @property
     def cached_specs(self) -> tuple[AttributeSpec, ...]:
@@ -157,7 +141,6 @@ class PackedManifest(Manifest):
             "batches_per_epoch": self.batches_per_epoch,
             "superbatch": self.superbatch,
             "segment": self.segment,
-            "compression": self.compression,
             "piece_bytes": self.piece_bytes,
             "num_slots": self.num_slots,
             "cached_by": self.cached_by,
@@ -196,7 +179,6 @@ class PackedManifest(Manifest):
             "batches_per_epoch": num_batches,
             "superbatch": own.integer("superbatch", 1),
             "segment": own.integer("segment", 1),
-            "compression": parse_compression(own),
             "piece_bytes": _piece_bytes(own),
             "num_slots": own.integer("num_slots", 0, MAX_SLOTS),
             "cached_by": own.text("cached_by"),
@@ -257,13 +239,6 @@ def pack_command(
         command += [f"--{flag.replace('_', '-')}"] if asked.get(flag) is True else []
     command += ["--no-shuffle"] if asked.get("shuffle") is False else []
     return shlex.join(command)
-
-
-def parse_compression(fields: Fields) -> Compression | None:
-    """Check the field that says how chunks are kept."""
-    if not fields.has("compression"):
-        return None
-    return fields.choice("compression", COMPRESSIONS)  # type: ignore[return-value]
 
 
 def _batches_per_epoch(asked: Fields) -> int:

@@ -74,16 +74,13 @@ class PackedReader(SealedReader[PackedManifest]):
         shown = names if len(names) <= _MAX_BATCHES else [names[0], "...", names[-1]]
         return replace(problem, message=f"{problem.message}, in {', '.join(shown)}")
 
-    def chunk_columns(self, kind: int) -> slice:
-        """Return the columns of the index that say where chunks begin (0), their bytes and crcs."""
-        first = INDEX_COLUMNS + kind * len(self.rows)
-        return slice(first, first + len(self.rows))
+    def chunk_begins(self, column: int) -> npt.NDArray[np.int64]:
+        """Return where all chunks of the cached attribute with a number begin."""
+        begins: npt.NDArray[np.int64] = self.index[:, INDEX_COLUMNS + column]
+        return begins
 
     def chunk_bytes(self, column: int) -> npt.NDArray[np.int64]:
         """Return the bytes on disk of all chunks of the cached attribute with a number."""
-        if self.manifest.compression is not None:
-            sizes: npt.NDArray[np.int64] = self.index[:, self.chunk_columns(1)][:, column]
-            return sizes
         return self.index[:, 3] * self.manifest.cached_specs[column].row_bytes
 
     def batches_in(self, file: str, first_byte: int, end_byte: int) -> list[int]:
@@ -102,7 +99,7 @@ class PackedReader(SealedReader[PackedManifest]):
             return self.index[:, 0], self.index[:, 0] + self.index[:, 1]
         for column, spec in enumerate(self.manifest.cached_specs):
             if array == rows_array(spec):
-                begins = self.index[:, INDEX_COLUMNS + column]
+                begins = self.chunk_begins(column)
                 return begins, begins + self.chunk_bytes(column)
         none = np.empty(0, np.int64)
         return none, none
@@ -137,9 +134,7 @@ class PackedReader(SealedReader[PackedManifest]):
         for column, spec in enumerate(self.manifest.cached_specs):
             if index.size and (index[:, 3].min() < 0 or index[:, 3].max() > 2**31):
                 raise self._bad_index("rows that are missed are out of range")
-            ends.append(
-                (index[:, INDEX_COLUMNS + column], self.chunk_bytes(column), self.rows[spec.path])
-            )
+            ends.append((self.chunk_begins(column), self.chunk_bytes(column), self.rows[spec.path]))
         for begins, lengths, array in ends:
             if index.size == 0:
                 continue

@@ -13,6 +13,7 @@ from gnnstore.tools.ui.options import (
     SIZE,
     Parsed,
     batch_options,
+    gone_option,
     seed_option,
     session_options,
     threads_option,
@@ -20,8 +21,6 @@ from gnnstore.tools.ui.options import (
 from gnnstore.tools.ui.session import Session
 
 _CACHED_BY = (PACKED.policy, *STATIC.scores)
-# As of a loader; not imported, since that costs more than --help may.
-_COMPRESS = ("none", "lz4", "zstd", "auto")
 _OF_LINKS = ("src_weight", "dst_weight", "edge_label", "edge_label_attrs")
 
 _HELP = """Sample and pack epochs of STORE, so that training reads only large chunks.
@@ -84,11 +83,10 @@ Examples:
     help="Batches that share rows on disk; 1: none do. Default: as few as --disk allows, 1 without "
     "--disk.",
 )
-@click.option(
+@gone_option(
     "--compress",
-    type=click.Choice(_COMPRESS),
-    default="none",
-    help="Compress packed rows; auto: if a sample shows that it pays.",
+    "--compress: packed rows are not compressed any more; leave it out, and give --disk to have "
+    "batches share rows where space is short",
 )
 @seed_option("Seed of sampling and shuffling.")
 @click.option("--shuffle/--no-shuffle", default=True, help="Shuffle the seeds in each epoch.")

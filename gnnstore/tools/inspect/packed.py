@@ -37,7 +37,6 @@ def describe_packed(reader: PackedReader) -> dict[str, Any]:
         "epochs": manifest.epochs,
         "batches_per_epoch": manifest.batches_per_epoch,
         "superbatch": manifest.superbatch,
-        "compression": manifest.compression,
         "segment": manifest.segment,
         "num_segments": 0 if reader.segments is None else len(reader.segments),
         "shared_rows": 0 if reader.segments is None else int(reader.segments[:, 2].sum()),
@@ -71,7 +70,6 @@ def render_packed(console: Console, packed: Mapping[str, Any]) -> None:
                 f"{', '.join(packed['cached']) or 'nothing'}"
             ),
             "shared rows": _describe_segments(packed),
-            "compression": packed["compression"] or "none",
             "largest batch": format_size(packed["largest_batch_bytes"]),
             "size": f"{format_size(packed['disk_bytes'])} in {packed['num_files']} files",
             "store": packed["store_uuid"],

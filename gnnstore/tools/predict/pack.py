@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,12 +74,23 @@ def pack_epochs(
     with closing(packer), session.progress(show_usage=True) as progress:
         with progress.phase("estimate"):
             profile = load_profile(store.path)
-            expected = estimate_packing(packer, profile, must_fit=not resume)
-        progress.note(f"packing takes {expected.describe()}", expected.facts())
-        for sentence in expected.describe_choices():
-            progress.note(sentence)
+            expected = estimate_packing(packer, profile)
+        disk_bytes = packer.settings.disk_bytes
+        if disk_bytes is not None and not resume:
+            expected.check_disk(disk_bytes)
+        facts = asdict(expected)
+        progress.note(f"packing takes {expected.describe()}", facts)
+        for layout in expected.layouts:
+            progress.note(layout.describe())
         if not resume:
-            _check_disk(final, expected, packer.settings.disk_bytes)
+            require_space(
+                final,
+                expected.total_bytes,
+                "pack the epochs",
+                "choose an --output on another file system",
+                "pack fewer epochs",
+                "have batches share rows with --disk; nothing has been written",
+            )
         began = time.perf_counter()
         if not estimate:
             in_store = final.parent.parent == store.path
@@ -90,7 +102,7 @@ def pack_epochs(
                     progress=progress,
                     on_event=session.say,
                 )
-    document: dict[str, Any] = {"store": str(store.path), "estimate": expected.facts()}
+    document: dict[str, Any] = {"store": str(store.path), "estimate": facts}
     if estimate:
         session.emit(document, lambda console: _render_estimate(console, expected))
         return
@@ -101,23 +113,10 @@ def pack_epochs(
     session.emit(document, lambda console: _render(console, document))
 
 
-def _check_disk(final: Path, estimate: PackEstimate, disk_bytes: int | None) -> None:
-    if disk_bytes is not None:
-        estimate.check_disk(disk_bytes)
-    require_space(
-        final,
-        estimate.total_bytes,
-        "pack the epochs",
-        "choose an --output on another file system",
-        "pack fewer epochs",
-        "have batches share rows with --disk; nothing has been written",
-    )
-
-
 def _render_estimate(console: Console, estimate: PackEstimate) -> None:
     console.print(f"Packing would take {estimate.describe()}.", soft_wrap=True)
-    for sentence in estimate.describe_choices():
-        console.print(f"  {sentence}", soft_wrap=True, highlight=False)
+    for layout in estimate.layouts:
+        console.print(f"  {layout.describe()}", soft_wrap=True, highlight=False)
 
 
 def _render(console: Console, document: dict[str, Any]) -> None:
