@@ -43,7 +43,7 @@ WAYS: dict[str, dict[str, Any]] = {
         for each in STRATEGIES
         if not each.alias_of
     },
-    "saved plan": {},
+    "packed epochs": {},
 }
 
 
@@ -94,7 +94,7 @@ def trace(store: Path, **options: Any) -> set[tuple[str, str]]:
 
 
 def pack(store: Path, output: Path) -> Path:
-    """Return a plan of two epochs, made by the command that belongs to this interpreter."""
+    """Return two packed epochs, made by the command that belongs to this interpreter."""
     beside = Path(sys.executable).with_name("gnnstore")
     command = str(beside) if beside.exists() else shutil.which("gnnstore")
     if command is None:
@@ -148,8 +148,8 @@ def main() -> None:
         store = from_rmat(Path(temporary) / "rmat.gnn", scale=12, feature_dim=64)
         for name in arguments.strategies:
             given = WAYS[name]
-            if name == "saved plan":
-                given = {"plan": pack(store, Path(temporary) / "plan")}
+            if name == "packed epochs":
+                given = {"packed": pack(store, Path(temporary) / "packed")}
             found = [trace(store, **given) for _ in range(repeats)]
             functions = set().union(*found)
             entered[name] = sorted({module for module, _ in functions})

@@ -60,7 +60,9 @@ def play(cell: Cell, *, limited: bool, far: float) -> dict[str, Any]:
     foretold = perform(cell, limited=limited)
     if isinstance(foretold, str):
         return {"problem": foretold}
-    feasible = [p for p in foretold["predictions"] if not p["problem"] and p["choice"] != "plan"]
+    feasible = [
+        p for p in foretold["predictions"] if not p["problem"] and p["choice"] != "packed-epochs"
+    ]
     fastest = min((p["seconds"] for p in feasible), default=0.0)
     for predicted in feasible:
         if predicted["seconds"] > far * fastest:

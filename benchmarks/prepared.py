@@ -1,16 +1,16 @@
-"""Loading from a plan that was packed before, beside a loader that has everything in memory.
+"""Loading epochs that were packed before, next to a loader that has everything in memory.
 
 Two epochs are packed with `gnnstore pack`'s means. Then, in turns, each in a process of its own:
-the plan is followed in a memory cgroup that holds 10 % of the features and some slack, page cache
+the packed epochs are read in a memory cgroup of 10 % of the features and some slack, page cache
 included, as in `benchmarks.out_of_core`; and the same batches are taken by `strategy="memory"`,
 without a limit. Both are timed in the second epoch, when all memory has been touched once.
 
 The bars, as ratios of a batch's time: 1.3 on W; 2 on F, whose packed rows are some 80 MB a batch,
 so that the disk is the limit. The disk's bandwidth in order is measured in the same run, and the
-share of it that the plan's batches reach.
+share of it that packed batches reach.
 
 Run `python -m benchmarks.prepared --workload W --cache DIR` as a user who may make memory cgroups
-(root), with DIR on the disk in question; the plan is written there too, 5 GB for W, 62 GB for F.
+(root), with DIR on the disk in question; they are written there too, 5 GB for W, 62 GB for F.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from benchmarks.harness import (
 )
 from benchmarks.out_of_core import SHARE, WORKER
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, WORKLOADS
-from gnnstore.packing.job import PlanPacker
-from gnnstore.packing.sampling import PlanSettings
+from gnnstore.packing.job import EpochPacker
+from gnnstore.packing.sampling import PackSettings
 from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.margins import with_margin
 from gnnstore.sampling.neighbor import SamplingConfig
@@ -53,7 +53,7 @@ BATCHES, STAGING_BYTES = 3, 64 * 10**6
 
 
 def pack(task: Task, directory: Path) -> tuple[Path, float]:
-    """Pack two epochs for the task's loader; return the plan, and the seconds that it took."""
+    """Pack two epochs for the task's loader; return their path, and the seconds that it took."""
     run = Run(task)
     config = SamplingConfig(task.fanouts, seed=task.seed)
     # Beside the cache, batches for two threads and the consumer, and what is read for them.
@@ -65,7 +65,7 @@ def pack(task: Task, directory: Path) -> tuple[Path, float]:
         in_order=False,
     ).run(run.topology, run.num_threads)
     in_flight = BATCHES * with_margin(seen.largest_bytes) + STAGING_BYTES
-    settings = PlanSettings(
+    settings = PackSettings(
         config,
         input_nodes=run.seeds,
         batch_size=task.batch_size,
@@ -77,12 +77,12 @@ def pack(task: Task, directory: Path) -> tuple[Path, float]:
         num_threads=run.num_threads,
     )
     start = perf_counter()
-    packer = PlanPacker(run.store, settings)
+    packer = EpochPacker(run.store, settings)
     try:
-        plan = packer.pack(directory / "prepared.plan")
+        packed = packer.pack(directory / "prepared.packed")
     finally:
         packer.close()
-    return plan, perf_counter() - start
+    return packed, perf_counter() - start
 
 
 def play(task: Task, *, limited: bool) -> Outcome:
@@ -94,7 +94,7 @@ def play(task: Task, *, limited: bool) -> Outcome:
         If it has no outcome: says why.
     """
     outcome = run_cold(task, is_limited=limited, worker=WORKER)
-    name = "plan" if task.plan else task.strategy
+    name = "packed" if task.packed else task.strategy
     if isinstance(outcome, str):
         raise SystemExit(f"{name}: {outcome}")
     print(f"{name}: {outcome.seconds:.3f} s a batch", file=sys.stderr)
@@ -124,38 +124,38 @@ def compare(arguments: argparse.Namespace, stores: Path, directory: Path, *, lim
         batch_size=BATCH_SIZE,
         seed=SEED,
     )
-    plan, seconds_packing = pack(task, directory)
+    packed, seconds_packing = pack(task, directory)
     opened, devices, turns = gnnstore.open(store), [], []
     for _ in range(arguments.repeats):
         devices.append(measure_disk_of(opened))
-        followed = play(replace(task, plan=str(plan)), limited=limited)
+        followed = play(replace(task, packed=str(packed)), limited=limited)
         turns.append((followed, play(replace(task, strategy="memory"), limited=False)))
     disk = device_numbers(devices)
-    by_plan, resident = zip(*turns, strict=True)
+    by_packed, resident = zip(*turns, strict=True)
     ratios = [a.seconds / b.seconds for a, b in turns]
-    share = [o.disk_bytes / o.seconds / disk["bytes_per_second"] for o in by_plan]
-    bytes_each = float(np.median([o.disk_bytes for o in by_plan]))
+    share = [o.disk_bytes / o.seconds / disk["bytes_per_second"] for o in by_packed]
+    bytes_each = float(np.median([o.disk_bytes for o in by_packed]))
     rows = [
         device_row(devices),
         (
             "packing",
-            f"{EPOCHS * epoch} batches in {seconds_packing:.1f} s, {format_size(size_of(plan))}",
+            f"{EPOCHS * epoch} batches in {seconds_packing:.1f} s, {format_size(size_of(packed))}",
         ),
-        ("plan", f"{spread((o.seconds for o in by_plan), '.4f')} s a batch"),
+        ("packed", f"{spread((o.seconds for o in by_packed), '.4f')} s a batch"),
         ("", f"{format_size(bytes_each)} a batch, {spread(share)} of the disk in order"),
         ("memory", f"{spread((o.seconds for o in resident), '.4f')} s a batch"),
-        ("plan / memory", spread(ratios)),
+        ("packed / memory", spread(ratios)),
     ]
     if (bar := BARS.get(arguments.workload)) is not None and limited:
         verdict = "reached" if np.median(ratios) <= bar else "MISSED"
         rows.append((f"the bar of {bar:g}", verdict))
     report(
-        f"{arguments.workload} from a plan that was packed before",
+        f"{arguments.workload} from epochs packed before",
         rows,
         as_json=arguments.json,
         device=disk,
         seconds_packing=seconds_packing,
-        plan=[asdict(o) for o in by_plan],
+        packed=[asdict(o) for o in by_packed],
         memory=[asdict(o) for o in resident],
     )
 

@@ -1,4 +1,4 @@
-"""Plans whose batches share rows on disk, beside plans in which each batch has its own.
+"""Epochs whose batches share rows on disk, next to those in which each batch has its own.
 
 First a trace with reuse, which is counted and not read: rows are drawn with a skew, the most
 frequent ones being cached. With a disk of 3 and of 5 times the features, segments are searched
@@ -6,7 +6,7 @@ frequent ones being cached. With a disk of 3 and of 5 times the features, segmen
 MinHash order, in the order of the table, and in a random one (DiskGNN's figures 5, 11 and 13).
 
 Then a graph: epochs of w are packed with each disk (with `--quick`, with parts of what they take
-without a limit), and one is read by a loader, in turns with that of a plan without a limit.
+without a limit), and one is read by a loader, in turns with that of epochs without a limit.
 
 Run `python -m benchmarks.segments --dir DIR`.
 """
@@ -31,9 +31,9 @@ from gnnstore.disk.profile.device_profile import load_profile
 from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.disk.profile.tuning import tune_reads
 from gnnstore.formats.packed.reader import PackedReader
-from gnnstore.packing.estimate import estimate_plan
-from gnnstore.packing.job import PlanPacker
-from gnnstore.packing.sampling import PlanSettings
+from gnnstore.packing.estimate import estimate_packing
+from gnnstore.packing.job import EpochPacker
+from gnnstore.packing.sampling import PackSettings
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.strategies.predict.reads import ReadTotals, count_extents
 from gnnstore.units import format_size
@@ -122,11 +122,11 @@ def trace(arguments: argparse.Namespace) -> tuple[list[tuple[str, str]], dict[st
     return rows, numbers
 
 
-def make_plan(
+def pack_w(
     store: Path, output: Path, disk_bytes: int | None, arguments: argparse.Namespace
 ) -> Path:
     """Pack epochs of w with some budget of disk; the seeds are the workload's."""
-    settings = PlanSettings(
+    settings = PackSettings(
         SamplingConfig(FANOUTS, seed=SEED),
         input_nodes=WORKLOADS["w"].seeds(),
         batch_size=arguments.batch_size,
@@ -135,18 +135,18 @@ def make_plan(
         disk_bytes=disk_bytes,
         num_threads=2,
     )
-    packer = PlanPacker(gnnstore.open(store), settings)
+    packer = EpochPacker(gnnstore.open(store), settings)
     try:
-        estimate_plan(packer, load_profile(store))
+        estimate_packing(packer, load_profile(store))
         return packer.pack(output)
     finally:
         packer.close()
 
 
-def read_epoch(plan: Path) -> tuple[Turn, Any]:
-    """Read an epoch of a plan; counts batches. Return what was read as well."""
-    drop_from_cache([plan])
-    loader = gnnstore.open_plan(plan).loader(num_threads=2)
+def read_epoch(packed: Path) -> tuple[Turn, Any]:
+    """Read a packed epoch; counts batches. Return what was read as well."""
+    drop_from_cache([packed])
+    loader = gnnstore.open_packed(packed).loader(num_threads=2)
     turn = measure(lambda: float(sum(1 for _ in loader)))
     return turn, loader.stats()
 
@@ -154,27 +154,27 @@ def read_epoch(plan: Path) -> tuple[Turn, Any]:
 def graph(
     arguments: argparse.Namespace, store: Path, directory: Path
 ) -> tuple[list[tuple[str, str]], dict[str, Any]]:
-    """Pack w with each budget, and read the plans in turns."""
+    """Pack w with each budget, and read the epochs in turns."""
     features = gnnstore.open(store).schema.node.attributes["x"].num_bytes
-    plans = {"no limit": make_plan(store, directory / "all", None, arguments)}
-    whole = PackedReader.open(plans["no limit"]).total_bytes / features
+    packed = {"no limit": pack_w(store, directory / "all", None, arguments)}
+    whole = PackedReader.open(packed["no limit"]).total_bytes / features
     rows: list[tuple[str, str]] = []
     for budget in (0.5 * whole, 0.75 * whole) if arguments.quick else BUDGETS:
         name = f"{budget:.1f} times the features"
         try:
             output = directory / f"{budget:.1f}"
-            plans[name] = make_plan(store, output, int(budget * features), arguments)
+            packed[name] = pack_w(store, output, int(budget * features), arguments)
         except gnnstore.BudgetError as error:
             rows.append((f"w, {name}", str(error)))
-    turns: dict[str, list[Turn]] = {name: [] for name in plans}
+    turns: dict[str, list[Turn]] = {name: [] for name in packed}
     stats: dict[str, Any] = {}
     for _ in range(arguments.repeats):
-        for name, plan in plans.items():
-            turn, stats[name] = read_epoch(plan)
+        for name, path in packed.items():
+            turn, stats[name] = read_epoch(path)
             turns[name].append(turn)
     numbers = {}
-    for name, plan in plans.items():
-        reader, found = PackedReader.open(plan), stats[name]
+    for name, path in packed.items():
+        reader, found = PackedReader.open(path), stats[name]
         ratios = [
             turn.seconds / first.seconds
             for turn, first in zip(turns[name], turns["no limit"], strict=True)
@@ -203,13 +203,13 @@ def graph(
 def main() -> None:
     """Read the options and run."""
     options = parser(__doc__)
-    options.add_argument("--dir", type=Path, help="where plans are written (temporary files)")
+    options.add_argument("--dir", type=Path, help="where epochs are written (temporary files)")
     options.add_argument("--cache", type=Path, help="directory that keeps the store")
     options.add_argument("--rows", type=int, default=1 << 20, help="of the trace's table (2^20)")
     options.add_argument("--batches", type=int, default=384, help="of the trace (384)")
     options.add_argument("--batch-rows", type=int, default=40_000, help="drawn for each (40000)")
     options.add_argument("--batch-size", type=int, default=128, help="seeds of a batch of w (128)")
-    options.add_argument("--epochs", type=int, default=6, help="of w in a plan (6)")
+    options.add_argument("--epochs", type=int, default=6, help="of w that are packed (6)")
     options.add_argument("--cache-bytes", type=int, default=6 << 20, help="rows of w (6 MiB)")
     arguments = options.parse_args()
     if arguments.quick:

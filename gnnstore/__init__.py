@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from gnnstore.layerwise.result import open_embeddings
     from gnnstore.loaders.link import LinkNeighborLoader
     from gnnstore.loaders.node import NeighborLoader
-    from gnnstore.loaders.saved import open_plan
+    from gnnstore.loaders.saved import open_packed
     from gnnstore.partitions.policy import PartitionPolicy
     from gnnstore.sampling.dense import batch_to_dense
 
@@ -73,7 +73,7 @@ _HOMES: dict[str, str | None] = {
     "link_ranks": "gnnstore.evaluation.ranks",
     "open": "gnnstore.graph.store",
     "open_embeddings": "gnnstore.layerwise.result",
-    "open_plan": "gnnstore.loaders.saved",
+    "open_packed": "gnnstore.loaders.saved",
     "verify": "gnnstore.features.check",
 }
 
@@ -106,7 +106,7 @@ __all__ = [
     "link_ranks",
     "open",
     "open_embeddings",
-    "open_plan",
+    "open_packed",
     "verify",
 ]
 
@@ -119,6 +119,10 @@ def __getattr__(name: str) -> Any:
             value: Any = importlib.import_module(f"{__name__}.{name}")
         else:
             value = getattr(importlib.import_module(home), name)
+    elif name == "open_plan":
+        raise AttributeError(
+            "gnnstore.open_plan is called gnnstore.open_packed; write that instead"
+        )
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

@@ -217,7 +217,7 @@ def forks() -> Iterator[ForkServer]:
     pytest.importorskip("torch_geometric")
     modules = (
         "gnnstore.layerwise.run",
-        "tests.support.plans",
+        "tests.support.packed",
         "torch_geometric.nn",
         "zarr",
     )

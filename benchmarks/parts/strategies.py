@@ -38,11 +38,11 @@ def peer_batches(run: Run) -> Iterator[int]:
 
 def prepare(run: Run) -> load_worker.Prepared:
     """Return the batches of a strategy, under the limit."""
-    if run.task.plan:
+    if run.task.packed:
         run.limit()
-        # Neither the structure nor the labels are the loader's: those are in the plan.
+        # Neither the structure nor the labels are the loader's: those are packed.
         memory = run.room_bytes - ALLOWANCE_BYTES
-        followed = run.loader(plan=run.task.plan, topology="auto", memory=memory)
+        followed = run.loader(packed=run.task.packed, topology="auto", memory=memory)
         return loader_batches(followed), followed
     if run.task.strategy in PEERS:
         return peer_batches(run), None

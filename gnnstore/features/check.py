@@ -1,7 +1,7 @@
-"""Verifies a store and the batches of its packed plans, as training reads them.
+"""Verifies a store and the batches of its packed epochs, as training reads them.
 
-The checksums of a plan's files are of the bytes that were read back while it was packed. The
-checksums in its records are of the bytes that were to be written; training compares them, and so
+The checksums of packed files are of the bytes that were read back while packing. The
+checksums in the records are of the bytes that were to be written; training compares them, and so
 does this module, batch by batch.
 """
 
@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 from gnnstore.errors import CorruptStoreError, check_choice, limits_named
-from gnnstore.features.packed.saved import SavedPlan
+from gnnstore.features.packed.saved import PackedFiles
 from gnnstore.features.source import RowRequest
 from gnnstore.formats.container.files import Problem
 from gnnstore.formats.container.reader import SealedReader
@@ -39,12 +39,12 @@ def verify(
     num_threads: int | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Check a store and the packed plans in it, a plan, partitions or an embedding table.
+    """Check a store with its packed epochs and partitions, one of these, or an embedding table.
 
     Parameters
     ----------
     level : "header", "checksums" or "full"
-        How much to check. "full" also reads each batch of plans as training does, once everything
+        How much to check. "full" also reads each packed batch as training does, once everything
         else is sound.
     num_threads : int, optional
         Threads that read and checksum; the processors available by default.
@@ -106,13 +106,13 @@ def verify(
 
 
 def check_batches(reader: PackedReader, num_threads: int, progress: Progress) -> list[Problem]:
-    """Read every batch of a plan but for rows of its cache; return the problems."""
-    plan, path = SavedPlan.open(reader), reader.path
+    """Read every packed batch but for rows of its cache; return the problems."""
+    packed, path = PackedFiles.open(reader), reader.path
 
     def check(number: int) -> Problem | None:
         try:
-            record = plan.record(number)
-            for rows in plan.rows(number, record).values():
+            record = packed.record(number)
+            for rows in packed.rows(number, record).values():
                 out = rows.spec.empty(len(record.slots))
                 rows.read_into(
                     RowRequest(plan.space.rows(record.subgraph.nodes), record.slots), out
@@ -120,11 +120,11 @@ def check_batches(reader: PackedReader, num_threads: int, progress: Progress) ->
         except (ValueError, IndexError) as error:  # ours among them
             message = str(error)
             if not getattr(error, "path", None):
-                message = f"{plan.name_of(number)} cannot be read: {message}"
+                message = f"{packed.name_of(number)} cannot be read: {message}"
             return Problem(getattr(error, "path", None) or str(path), message)
         return None
 
-    num_batches = plan.reader.manifest.num_batches
+    num_batches = packed.reader.manifest.num_batches
     problems = []
     with (
         progress.phase(f"read the batches of {path.name}", num_batches, "batches") as phase,

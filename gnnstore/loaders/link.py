@@ -122,7 +122,7 @@ class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[
         batches: each edge is trained once an epoch while both endpoints are in memory, and
         neighbours and negatives are drawn from the nodes in memory. Kind "two-level".
     strategy, memory, seed, num_threads, prefetch_batches, topology, io_engine, cache, \
-cache_bytes, superbatch, tmpdir, disk, plan, rank, world_size, \
+cache_bytes, superbatch, tmpdir, disk, packed, rank, world_size, \
 tables, progress
         As for `NeighborLoader`.
     **kwargs
@@ -193,7 +193,7 @@ tables, progress
         superbatch: int | str | None = None,
         tmpdir: str | Path | None = None,
         disk: int | str | None = None,
-        plan: str | Path | None = None,
+        packed: str | Path | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         input_id: Any = None,

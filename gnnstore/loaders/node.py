@@ -108,8 +108,8 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         needed; by default that of the store.
     disk : int or str, optional
         Limit for what "packed" and "belady" keep in `tmpdir`; by default half of the free space.
-    plan : str or Path, optional
-        A packed plan of `gnnstore pack` to read, by its name in the store or by its path.
+    packed : str or Path, optional
+        Packed epochs of `gnnstore pack` to read, by their name in the store or by their path.
     rank, world_size : int, optional
         For one of several processes that train together: this one takes every `world_size`-th
         batch of the epoch of a single process, beginning with batch number `rank`. All
@@ -195,7 +195,7 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         superbatch: int | str | None = None,
         tmpdir: str | Path | None = None,
         disk: int | str | None = None,
-        plan: str | Path | None = None,
+        packed: str | Path | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         input_id: Any = None,

@@ -41,13 +41,17 @@ class LoaderOptions:
     given: dict[str, Any]  # by parameter, as the user gave them
     store: GraphStore
     config: SamplingConfig  # sampling options
-    read: ReadOptions  # options of reading the store, or the plan that is read instead
+    read: ReadOptions  # options of reading the store, or the packed epochs that are read instead
     torch: dict[str, Any]  # keyword arguments of torch's `DataLoader`
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> LoaderOptions:
         """Check the `locals()` of a loader's constructor; what it lacks has its default."""
         given = {name: v for name, v in parameters.items() if name not in _NOT_PARAMETERS}
+        if "plan" in parameters["kwargs"]:
+            raise UsageError(
+                f"plan= is called packed=; write packed={parameters['kwargs']['plan']!r}"
+            )
         _call(_refuse_unsupported, given)
         if given.get("partitions") is not None:
             _call(_refuse_beside_partitions, given)
@@ -116,7 +120,7 @@ def read_options(
     superbatch: int | str | None = None,
     tmpdir: Any = None,
     disk: int | str | None = None,
-    plan: Any = None,
+    packed: Any = None,
 ) -> ReadOptions:
     """Check the options that say how to read the store."""
     if io_engine is not None:
@@ -129,10 +133,10 @@ def read_options(
             f"strategy={strategy!r} has no use for io_engine={io_engine!r}: no engine reads its "
             "rows; choose strategy='direct' or 'static', or leave the option out"
         )
-    if plan is not None:
-        if not isinstance(plan, str | os.PathLike):
-            raise UsageError(f"plan={plan!r}: expected the name of a plan, or its path")
-        _refuse_beside_plan(
+    if packed is not None:
+        if not isinstance(packed, str | os.PathLike):
+            raise UsageError(f"packed={packed!r}: expected a name of packed epochs, or their path")
+        _refuse_with_packed(
             strategy=None if isinstance(chosen, Auto) or chosen.packs else strategy,
             topology=None if topology == "auto" else topology,
             cache=cache,
@@ -141,7 +145,7 @@ def read_options(
             tmpdir=tmpdir,
             disk=disk,
         )
-        return ReadOptions(chosen, memory=memory, io_engine=io_engine, plan=os.fspath(plan))
+        return ReadOptions(chosen, memory=memory, io_engine=io_engine, packed=os.fspath(packed))
     if isinstance(chosen, Auto):
         _refuse_planning(strategy, superbatch)
         # For a strategy that samples ahead, if that is chosen.
@@ -225,13 +229,13 @@ def _refuse_planning(
             )
 
 
-def _refuse_beside_plan(**options: Any) -> None:
-    """Refuse options of sampling and caching, which were decided when a plan was packed."""
+def _refuse_with_packed(**options: Any) -> None:
+    """Refuse options of sampling and caching, which were decided when the epochs were packed."""
     given = [f"{name}={value!r}" for name, value in options.items() if value is not None]
     if given:
         raise UsageError(
-            f"plan= has no use for {' and '.join(given)}: what is cached, and where batches are "
-            "read, was decided when the plan was packed; leave it out"
+            f"packed= has no use for {' and '.join(given)}: what is cached, and where batches are "
+            "read, was decided when the epochs were packed; leave it out"
         )
 
 
@@ -252,7 +256,7 @@ def _refuse_beside_partitions(
     superbatch: int | str | None = None,
     tmpdir: Any = None,
     disk: int | str | None = None,
-    plan: Any = None,
+    packed: Any = None,
     rank: int | None = None,
 ) -> None:
     """Refuse options that say where rows lie, which partitions decide."""
@@ -264,7 +268,7 @@ def _refuse_beside_partitions(
         "superbatch": superbatch,
         "tmpdir": tmpdir,
         "disk": disk,
-        "plan": plan,
+        "packed": packed,
     }
     given = [f"{name}={value!r}" for name, value in options.items() if value is not None]
     if given:

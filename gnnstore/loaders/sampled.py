@@ -129,7 +129,7 @@ class SampledLoader(BatchLoader):
             knows_epochs=self._order.is_keyed and self._order.shuffles and self._most_threads() > 0,
             progress=progress,
         )
-        is_packed = options.read.plan is not None
+        is_packed = options.read.packed is not None
         with progress.waiting():
             opened = open_packed_sources(spec) if is_packed else open_sources(spec)
         _log.info("%s: %s", store.path, opened.placement.reason)

@@ -1,4 +1,4 @@
-"""`open_plan`: a packed plan by itself, to train on where neither graph nor features are."""
+"""`open_packed`: packed epochs by themselves, to train on where neither graph nor features are."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from gnnstore.strategies.saved import PackedSources
 
 
 class PackedEpochs:
-    """A packed plan: batches of some epochs, with all that they show. Pickles as its path.
+    """Packed epochs: their batches, with all that they show. Pickles as its path.
 
     Parameters
     ----------
     path : path-like
-        The plan's directory.
+        The directory.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class PackedEpochs:
 
     @property
     def path(self) -> Path:
-        """The plan's directory."""
+        """The directory."""
         return self.reader.path
 
     @property
@@ -67,7 +67,7 @@ class PackedEpochs:
 
     @property
     def schema(self) -> Schema:
-        """Description of the store from which the plan was packed."""
+        """Description of the store from which they were packed."""
         return self.reader.manifest.schema
 
     def graph_attributes(self) -> dict[str, Any]:
@@ -89,20 +89,20 @@ class PackedEpochs:
         custom_cls: type[Data] | None = None,
         **kwargs: Any,
     ) -> PackedLoader:
-        """Return a loader of the plan's batches.
+        """Return a loader of the packed batches.
 
         Parameters
         ----------
         num_threads, prefetch_batches, memory, io_engine, transform, custom_cls
             As of `NeighborLoader`.
         **kwargs
-            Of `torch.utils.data.DataLoader`, such as `pin_memory`; what decides the batches is
-            the plan's.
+            Of `torch.utils.data.DataLoader`, such as `pin_memory`; what decides the batches was
+            packed.
 
         Raises
         ------
         BudgetError, UsageError, StorageError
-            As of `NeighborLoader` with `plan=`.
+            As of `NeighborLoader` with `packed=`.
         """
         return PackedLoader(
             self,
@@ -117,11 +117,11 @@ class PackedEpochs:
 
 
 class PackedLoader(BatchLoader):
-    """The batches of a plan, in their order; made by `PackedEpochs.loader`.
+    """The batches of packed epochs, in their order; made by `PackedEpochs.loader`.
 
     Attributes
     ----------
-    plan : PackedEpochs
+    packed : PackedEpochs
     epoch : int
         Number of the epoch that the next iteration will be; counts up by itself.
     """
@@ -129,7 +129,7 @@ class PackedLoader(BatchLoader):
     @limits_named("prepare to load batches")
     def __init__(
         self,
-        plan: PackedEpochs,
+        packed: PackedEpochs,
         *,
         num_threads: int | None,
         prefetch_batches: int | None,
@@ -139,8 +139,8 @@ class PackedLoader(BatchLoader):
         custom_cls: type[Data] | None,
         options: dict[str, Any],
     ) -> None:
-        self.plan = plan
-        manifest = plan.reader.manifest
+        self.packed = packed
+        manifest = packed.reader.manifest
         found = manifest.fingerprint
         num_seeds = checked(found, NUM_POSITIONS, int)
         order = {
@@ -160,14 +160,14 @@ class PackedLoader(BatchLoader):
             options={**options, **order},
         )
         opened = PackedSources(
-            plan.reader,
+            packed.reader,
             memory,
             io_engine,
             seeds_bytes=order_bytes(num_seeds, shuffles=order["shuffle"]),
             num_threads=max(1, self._most_threads()),
             may_use_fewer=self._num_threads_given is None,
         )
-        assembler = BatchAssembler(plan, opened, custom_cls or Data)
+        assembler = BatchAssembler(packed, opened, custom_cls or Data)
         self._read_from(opened, opened.batches(), assembler)
 
 
@@ -176,14 +176,14 @@ def _fingerprint(found: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name not in OrderFields._fields}
 
 
-@limits_named("open the plan")
-def open_plan(path: str | os.PathLike[str]) -> PackedEpochs:
-    """Open a packed plan; public as `gnnstore.open_plan`.
+@limits_named("open packed epochs")
+def open_packed(path: str | os.PathLike[str]) -> PackedEpochs:
+    """Open packed epochs; public as `gnnstore.open_packed`.
 
     Parameters
     ----------
     path : path-like
-        The plan's directory, as `gnnstore pack` made it, or a copy of it on any machine.
+        The directory that `gnnstore pack` made, or a copy of it on any machine.
 
     Raises
     ------

@@ -1,100 +1,121 @@
-"""Estimates the disk space and time of a plan from its first batches, before anything is written.
+"""Estimates packing before anything is written: disk space, reads and time.
 
-Where a budget of disk is too small for packing, this is also where the batches are found that have
-to share rows: as few as the budget allows.
+Some batches are sampled and planned, and three layouts of their rows compared: a row for each batch
+that misses it; segments of batches that share rows, as short as a budget of disk allows; and
+strategy "packed", which packs a superbatch at a time while it trains, and keeps two of them.
 """
 
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from gnnstore.budget.ledger import Ledger, Reservation
+from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.segment_search import Recurrences, search_segment
-from gnnstore.features.packed.misses import collect_misses
-from gnnstore.packing.compression import CompressionChoice, choose_compression
-from gnnstore.packing.layouts import (
-    SHARED_BYTES,
-    Costs,
-    Layout,
-    packed_layout,
-    rolling_layout,
-    segmented_layout,
-)
+from gnnstore.caching.segments import SharedRows, segments_of
+from gnnstore.caching.trace import Trace
+from gnnstore.features.packed.chunks import chunk_bytes
+from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES
+from gnnstore.strategies.builtin import PACKED
+from gnnstore.strategies.predict.reads import ReadTotals, count_extents
 from gnnstore.units import format_duration, format_size
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from gnnstore.disk.profile.device_profile import DeviceProfile
-    from gnnstore.packing.job import PlanPacker
-    from gnnstore.pipeline.lookahead.superbatch import Superbatch
+    from gnnstore.packing.job import EpochPacker
 
-# As many as tell sizes within a few per cent. The cache is empty at first, so that what they
-# miss is rather more than what later ones do.
+_NO_READS = ReadTotals()
+# As many as tell sizes within a few per cent. The first ones miss a little more than later ones do.
 _BATCHES = 32
-# From this share of the budget on, a whole superbatch is sampled to be sure.
+# From this share of the budget of disk on, a whole superbatch is sampled to be sure.
 _NEARLY = 0.9
 # Batches that were not sampled may miss a little more than those that were.
 _SAFETY = 0.98
+# In the record of a batch that needs a shared row: its rank, beside the position of any row.
+_SHARED_BYTES = 4
 
 
 @dataclass(frozen=True)
-class PlanEstimate:
+class Layout:
+    """Estimated disk space and reads of one way to keep what batches miss."""
+
+    name: Literal["packed", "segmented", "rolling"]
+    segment: int  # batches that share rows on disk; 1: none do
+    superbatch: int  # batches that are planned, and packed, at a time
+    disk_bytes: int  # at most at a time
+    records_bytes: int  # of that everything but rows
+    blow_up: float  # disk_bytes for each byte of the tables
+    epoch_read_bytes: int
+    epoch_written_bytes: int
+    epoch_reads: int  # reads of rows that batches share, which lie apart; all others are in order
+    epoch_seconds: float | None  # reading and writing; None if the disk was not measured
+    fits: bool  # whether the budget of disk has room for it
+
+    def describe(self) -> str:
+        """Return the layout in a sentence."""
+        ahead = f"{self.superbatch:,} batches" if self.superbatch != 1 else "a batch"
+        names = {
+            "packed": "each batch with rows of its own",
+            "segmented": f"segments of {self.segment:,} batches that share rows",
+            "rolling": f"strategy='packed' while training, {ahead} at a time",
+        }
+        apart = f", {self.epoch_reads:,} reads apart" if self.epoch_reads else ""
+        written = self.epoch_written_bytes
+        seconds = self.epoch_seconds
+        return (
+            f"{names[self.name]}: {format_size(self.disk_bytes)} on disk "
+            f"({self.blow_up:.2g} times the tables), an epoch reads "
+            f"{format_size(self.epoch_read_bytes)}{apart}"
+            f"{f', {format_size(written)} written' if written else ''}"
+            f"{'' if seconds is None else f', {seconds:.2g} s'}"
+            f"{'' if self.fits else '; does not fit'}"
+        )
+
+
+@dataclass(frozen=True)
+class PackEstimate:
     """An estimate of the disk space, reads and time that packing takes."""
 
     batches: int  # of all epochs
     sampled_batches: int  # batches that the estimate was made from
-    rows_bytes: int  # packed rows, and everything else that is kept of the batches
-    records_bytes: int  # packed rows, and everything else that is kept of the batches
+    rows_bytes: int
+    records_bytes: int  # everything else that is kept of the batches
+    total_bytes: int
     read_bytes: int  # bytes that are read of the store at most: its tables once for each superbatch
     table_bytes: int  # of the attributes whose rows are packed
-    # Batches planned at a time; rows that are cached, and their bytes, in training too.
+    blow_up: float  # total_bytes for each byte of the tables; 0 without tables
     superbatch: int
-    # Batches planned at a time; rows that are cached, and their bytes, in training too.
-    num_slots: int
-    # Batches planned at a time; rows that are cached, and their bytes, in training too.
+    num_slots: int  # rows that are cached in training
     cache_bytes: int
-    segment: int  # batches that share rows on disk; 1: each has its own
+    segment: int
     seconds: float | None  # reading and writing; None if the disk was not measured
-    # Packing without segments, with them if there are to be some, and packing while training.
-    layouts: tuple[Layout, ...] = ()
-    compression: CompressionChoice | None = None  # the choice, where it was left to the estimate
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of the finished plan on disk."""
-        return self.rows_bytes + self.records_bytes
-
-    @property
-    def blow_up(self) -> float:
-        """Bytes of the plan for each byte of the tables; 0 without tables."""
-        return self.total_bytes / self.table_bytes if self.table_bytes else 0.0
+    layouts: tuple[Layout, ...]  # the chosen one is the last of "packed" and "segmented"
 
     def check_disk(self, num_bytes: int) -> None:
-        """Check that the plan fits a budget of disk."""
+        """Check that the packed epochs fit a budget of disk."""
         shared = f", even with rows shared by {self.segment} batches at a time,"
-        rolling = next((layout for layout in self.layouts if layout.name == "rolling"), None)
+        rolling = [one for one in self.layouts if one.name == "rolling" and one.fits]
         Ledger(
             num_bytes,
             (
                 Reservation("packed rows", self.rows_bytes),
                 Reservation("subgraphs and the rest", self.records_bytes),
             ),
-            f"the plan{shared if self.segment > 1 else ''}",
+            f"packing{shared if self.segment > 1 else ''}",
             "of disk",
             "--disk",
         ).check(
             {},
             "pack fewer epochs",
             "cache more rows (--memory)",
-            *([] if rolling is None or not rolling.fits else [f"use {rolling.describe()}"]),
+            *(f"use {one.describe()}" for one in rolling),
         )
-
-    def facts(self) -> dict[str, Any]:
-        """Return the estimate as JSON values."""
-        return {**asdict(self), "total_bytes": self.total_bytes, "blow_up": self.blow_up}
 
     def describe(self) -> str:
         """Return the estimate in a sentence."""
@@ -109,39 +130,23 @@ class PlanEstimate:
             f"{format_size(self.read_bytes)} are read of the store{time}"
         )
 
-    def describe_choices(self) -> list[str]:
-        """Return a sentence for each way to keep the rows, and one on compressing them."""
-        said = [layout.describe() for layout in self.layouts]
-        if self.compression is not None:
-            name = self.compression.compression or "not worth it"
-            said.append(f"compression: {name} ({self.compression.reason})")
-        return said
 
-
-def estimate_plan(
-    packer: PlanPacker, profile: DeviceProfile | None, *, must_fit: bool = True
-) -> PlanEstimate:
-    """Sample some batches, plan them, and reckon up what all of them take."""
-    settings, budget = packer.settings, packer.settings.disk_bytes
+def estimate_packing(packer: EpochPacker, profile: DeviceProfile | None) -> PackEstimate:
+    """Sample and plan some batches; have batches share rows where a budget of disk asks for it."""
+    budget = packer.settings.disk_bytes
     found = _estimate(packer, profile, _BATCHES)
-    shares = settings.segment is None and budget is not None and bool(packer.tables)
-    if budget is not None and shares and found.total_bytes > _NEARLY * budget:
+    may_share = packer.settings.segment is None and bool(packer.tables)
+    if budget is not None and may_share and found.total_bytes > _NEARLY * budget:
         found = _estimate(packer, profile, packer.superbatch, budget)
-        if must_fit:
-            found.check_disk(budget)
     elif packer.segment > 1:
         found = _estimate(packer, profile, packer.superbatch)
     packer.segment = found.segment
-    if settings.compress != "auto":
-        return found
-    choice = choose_compression(packer, profile)
-    packer.compression = choice.compression
-    return replace(found, compression=choice)
+    return found
 
 
 def _estimate(
-    packer: PlanPacker, profile: DeviceProfile | None, most: int, budget: int | None = None
-) -> PlanEstimate:
+    packer: EpochPacker, profile: DeviceProfile | None, most: int, budget: int | None = None
+) -> PackEstimate:
     """Estimate from some batches; with a budget, with the shortest segments that fit it."""
     sample = packer.first_batches(packer.make_planner(), most)
     with closing(sample):
@@ -152,85 +157,161 @@ def _estimate(
             )
             for i in range(count)
         )
-        costs = Costs(
-            row_bytes=tuple(table.row_bytes for table in packer.tables.values()),
-            table_bytes=sum(t.num_rows * t.row_bytes for t in packer.tables.values()),
-            batches_per_epoch=packer.batches_per_epoch,
-            epochs=packer.settings.epochs,
-            records_bytes=records // count,
-            disk_bytes=packer.settings.disk_bytes,
-            tuning=next((t.engine.tuning for t in packer.tables.values()), None),
-            profile=profile,
-        )
-        layouts = [packed_layout(costs, plan.misses, packer.superbatch)]
-        segment = packer.segment
-        if packer.tables and (budget is not None or segment > 1):
-            missed, num_rows = _missed_rows(packer, sample)
+        costs = _Costs(packer, profile, records // count * packer.batches_per_epoch)
+        layouts = [costs.packed(plan.misses)]
+        if packer.tables and (budget is not None or packer.segment > 1):
+            table = packer.collect_misses(sample, packer.packing_memory(sample))
+            missed = [table.batch(i) for i in range(count)]
+            segment = packer.segment
             if budget is not None:
-                segment = _shortest(missed, num_rows, layouts[0], costs, budget)
+                segment = costs.shortest_segment(missed, layouts[0], budget)
             if segment > 1:
-                layout = segmented_layout(costs, missed, num_rows, segment, packer.superbatch)
-                layouts.append(layout)
-            del missed
+                layouts.append(costs.segmented(missed, segment))
+            del table, missed
         chosen = layouts[-1]
         if packer.tables and packer.rolling is not None:
             batches = [sample.trace.batch(i) for i in range(min(count, _BATCHES))]
-            rolling = rolling_layout(costs, batches, *packer.rolling)
-            layouts.append(rolling)
-    return _of_layout(packer, costs, chosen, tuple(layouts), count)
-
-
-def _of_layout(
-    packer: PlanPacker, costs: Costs, chosen: Layout, layouts: tuple[Layout, ...], sampled: int
-) -> PlanEstimate:
-    batches = costs.epochs * costs.batches_per_epoch
-    records_bytes = chosen.records_bytes
-    read_bytes, written_bytes = costs.epochs * costs.scanned(packer.superbatch), chosen.disk_bytes
-    return PlanEstimate(
-        batches=batches,
-        sampled_batches=sampled,
-        rows_bytes=chosen.disk_bytes - records_bytes,
-        records_bytes=records_bytes,
+            layouts.append(costs.rolling(batches, *packer.rolling))
+    read_bytes = packer.settings.epochs * costs.scanned(packer.superbatch)
+    return PackEstimate(
+        batches=packer.settings.epochs * packer.batches_per_epoch,
+        sampled_batches=count,
+        rows_bytes=chosen.disk_bytes - chosen.records_bytes,
+        records_bytes=chosen.records_bytes,
+        total_bytes=chosen.disk_bytes,
         read_bytes=read_bytes,
         table_bytes=costs.table_bytes,
+        blow_up=chosen.blow_up,
         superbatch=packer.superbatch,
         num_slots=packer.num_slots,
         cache_bytes=packer.num_slots * sum(costs.row_bytes),
         segment=chosen.segment,
         # Packed rows are read back once, for their checksums.
-        seconds=costs.seconds(read_bytes + written_bytes, written_bytes),
-        layouts=layouts,
+        seconds=costs.seconds(read_bytes + chosen.disk_bytes, chosen.disk_bytes),
+        layouts=tuple(layouts),
     )
 
 
-def _missed_rows(packer: PlanPacker, sample: Superbatch) -> tuple[list[npt.NDArray[Any]], int]:
-    """Return the distinct rows that each batch misses, ascending; and the rows of the tables."""
-    num_rows = next(iter(packer.tables.values())).num_rows
-    missed = collect_misses(
-        sample.trace,
-        sample.planned,
-        num_rows,
-        memory_bytes=packer.packing_memory(sample),
-        num_threads=packer.settings.num_threads,
-    )
-    count = sample.planned.num_batches
-    return [missed.batch(i) for i in range(count)], num_rows
+class _Costs:
+    """Estimates layouts from the rows that some batches miss."""
 
+    def __init__(
+        self, packer: EpochPacker, profile: DeviceProfile | None, records_bytes: int
+    ) -> None:
+        self._profile = profile
+        self._records_bytes = records_bytes  # of an epoch
+        self._epochs, self._num_batches = packer.settings.epochs, packer.batches_per_epoch
+        self._superbatch, self._budget = packer.superbatch, packer.settings.disk_bytes
+        self._tables = list(packer.tables.values())
+        self.row_bytes = [table.row_bytes for table in self._tables]
+        self.table_bytes = sum(table.num_rows * table.row_bytes for table in self._tables)
 
-def _shortest(
-    missed: list[npt.NDArray[Any]], num_rows: int, packed: Layout, costs: Costs, budget: int
-) -> int:
-    """Return the shortest segment with which a plan fits; of all batches where none does."""
-    records = costs.records_bytes * costs.batches_per_epoch * costs.epochs
-    rows_bytes = packed.disk_bytes - records
-    recurrences = Recurrences.of(missed, num_rows)
-    batches = costs.batches_per_epoch * costs.epochs
-    num_missed = recurrences.num_missed * batches / max(1, len(missed))
+    def packed(self, misses: npt.NDArray[np.int64]) -> Layout:
+        """Return the layout in which each batch has its own rows."""
+        num_bytes = self._records_bytes + self._per_epoch(self._chunks(misses), len(misses))
+        records = self._records_bytes * self._epochs
+        return self._layout("packed", num_bytes * self._epochs, records, num_bytes)
 
-    def fits(share: float) -> bool:
-        # A row that is spared was one of two at least that are shared now.
-        shared_bytes = SHARED_BYTES * 2 * (1 - share) * num_missed
-        return records + shared_bytes + share * rows_bytes <= _SAFETY * budget
+    def shortest_segment(self, missed: list[npt.NDArray[Any]], packed: Layout, budget: int) -> int:
+        """Return the shortest segment with which the epochs fit; all batches where none does."""
+        records, rows_bytes = packed.records_bytes, packed.disk_bytes - packed.records_bytes
+        recurrences = Recurrences.of(missed, self._tables[0].num_rows)
+        num_missed = recurrences.num_missed * self._num_batches * self._epochs / len(missed)
 
-    found = search_segment(recurrences, fits)
-    return len(missed) if found is None else found
+        def fits(share: float) -> bool:
+            # A row that is spared was one of two at least that are shared now.
+            shared_bytes = _SHARED_BYTES * 2 * (1 - share) * num_missed
+            return records + shared_bytes + share * rows_bytes <= _SAFETY * budget
+
+        found = search_segment(recurrences, fits)
+        return len(missed) if found is None else found
+
+    def segmented(self, missed: list[npt.NDArray[Any]], segment: int) -> Layout:
+        """Return the layout in segments, whose shared rows are found and put in order."""
+        tuning, count, apart = self._tables[0].engine.tuning, len(missed), ReadTotals()
+        own_bytes = shared_bytes = num_shared = 0
+        for part in segments_of(count, segment):
+            batches = [missed[i] for i in part]
+            shared = SharedRows.of(batches, self._tables[0].num_rows)
+            shared_bytes += shared.num_rows * sum(self.row_bytes)
+            for rows in batches:
+                ranks = np.sort(shared.find(rows)).astype(np.int64)  # negative: its own rows
+                own = int(np.searchsorted(ranks, 0))
+                num_shared += len(ranks) - own
+                own_bytes += self._chunks(np.array([own]))
+                for width in self.row_bytes:
+                    apart += count_extents(ranks[own:] * width, width, DEFAULT_PAGE_BYTES, tuning)
+        scale = partial(self._per_epoch, num_batches=count)
+        records = self._records_bytes + scale(_SHARED_BYTES * num_shared)
+        return self._layout(
+            "segmented",
+            (scale(shared_bytes + own_bytes) + records) * self._epochs,
+            records * self._epochs,
+            scale(own_bytes + apart.num_bytes) + records,
+            apart=ReadTotals(scale(apart.reads), scale(apart.num_bytes)),
+            segment=segment,
+        )
+
+    def rolling(self, batches: list[npt.NDArray[Any]], superbatch: int, num_slots: int) -> Layout:
+        """Return the layout of packing while training, with the same memory and disk."""
+        size = min(superbatch, self._num_batches)
+        for _ in range(2):  # fewer at a time miss more rows, so once more for how many that are
+            planner = POLICIES[PACKED.policy].planner(num_slots)
+            parts = [batches[first : first + size] for first in range(0, len(batches), size)]
+            misses = np.concatenate([planner.plan(Trace.of(part)).misses for part in parts])
+            chunk = max(1, self._chunks(misses) // len(misses))
+            if self._budget is not None:
+                at_once = 1 if size >= self._num_batches else 2
+                size = max(1, min(size, self._budget // (at_once * chunk)))
+        at_once = 1 if size >= self._num_batches else 2
+        written = self._per_epoch(self._chunks(misses), len(misses))
+        disk_bytes, read_bytes = at_once * size * chunk, self.scanned(size) + written
+        return self._layout("rolling", disk_bytes, 0, read_bytes, written, superbatch=size)
+
+    def _layout(
+        self,
+        name: Literal["packed", "segmented", "rolling"],
+        disk_bytes: int,
+        records_bytes: int,
+        read_bytes: int,
+        written_bytes: int = 0,
+        *,
+        apart: ReadTotals = _NO_READS,
+        segment: int = 1,
+        superbatch: int = 0,
+    ) -> Layout:
+        """Return a layout; what an epoch reads includes reads that lie apart."""
+        return Layout(
+            name=name,
+            segment=segment,
+            superbatch=superbatch or self._superbatch,
+            disk_bytes=disk_bytes,
+            records_bytes=records_bytes,
+            blow_up=disk_bytes / self.table_bytes if self.table_bytes else 0.0,
+            epoch_read_bytes=read_bytes,
+            epoch_written_bytes=written_bytes,
+            epoch_reads=apart.reads,
+            epoch_seconds=self.seconds(read_bytes, written_bytes, apart),
+            fits=self._budget is None or disk_bytes <= self._budget,
+        )
+
+    def seconds(
+        self, read_bytes: int, written_bytes: int, apart: ReadTotals = _NO_READS
+    ) -> float | None:
+        """Return the seconds of reading and writing; None if the disk was not measured."""
+        profile = self._profile
+        if profile is None or not profile.is_direct:
+            return None
+        in_order = profile.sequential_seconds(read_bytes - apart.num_bytes, written_bytes)
+        return in_order + apart.seconds_on(profile)
+
+    def scanned(self, superbatch: int) -> int:
+        """Return the bytes of an epoch's passes over the tables, one for each superbatch."""
+        return -(-self._num_batches // superbatch) * self.table_bytes
+
+    def _per_epoch(self, amount: int, num_batches: int) -> int:
+        return int(amount * self._num_batches / num_batches)
+
+    def _chunks(self, misses: npt.NDArray[np.int64]) -> int:
+        """Return the bytes of chunks with some numbers of rows."""
+        return sum(int(chunk_bytes(misses, width).sum()) for width in self.row_bytes)

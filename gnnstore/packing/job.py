@@ -1,4 +1,4 @@
-"""Packs a plan: the batches of whole epochs, sampled, planned and packed ahead of any training.
+"""Packs the batches of whole epochs, sampled, planned and packed ahead of any training.
 
 As a loader with strategy "packed" does while it trains, it samples, plans and packs superbatch by
 superbatch, but keeps the rows: each epoch from an empty cache, so that training may begin with any
@@ -12,15 +12,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
 from gnnstore._version import __version__
 from gnnstore.errors import NoSpaceError
 from gnnstore.features.packed.chunks import BLOCK_BYTES
-from gnnstore.features.packed.frames import Frames, compress_chunks
 from gnnstore.features.packed.memory import least_memory
-from gnnstore.features.packed.misses import collect_misses
+from gnnstore.features.packed.misses import MissTable, collect_misses
 from gnnstore.features.packed.pack import packed_bytes
 from gnnstore.features.packed.record import SavedRecord
 from gnnstore.features.segments.packing import (
@@ -31,18 +27,11 @@ from gnnstore.features.segments.packing import (
     segment_memory,
 )
 from gnnstore.features.source import files_of
-from gnnstore.formats.packed.manifest import (
-    COMPRESSIONS,
-    Compression,
-    PackedManifest,
-    name_of_batch,
-    parse_compression,
-    rows_array,
-)
+from gnnstore.formats.packed.manifest import PackedManifest, name_of_batch, rows_array
 from gnnstore.formats.packed.writer import PackedWriter
 from gnnstore.graph.shared import shared_tables
 from gnnstore.packing.records import RecordMaker
-from gnnstore.packing.sampling import PlanSampler, PlanSettings
+from gnnstore.packing.sampling import EpochSampler, PackSettings
 from gnnstore.pipeline.lookahead.superbatch import Superbatch
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.sampling.compact import CompactSample
@@ -56,21 +45,18 @@ if TYPE_CHECKING:
     from gnnstore.graph.store import GraphStore
 
 
-class PlanPacker:
-    """Samples, plans and packs the batches of a plan."""
+class EpochPacker:
+    """Samples, plans and packs the batches of some epochs."""
 
-    def __init__(self, store: GraphStore, settings: PlanSettings) -> None:
+    def __init__(self, store: GraphStore, settings: PackSettings) -> None:
         self.store = store
         self.settings = settings
-        self._sampler = PlanSampler(store, settings)
+        self._sampler = EpochSampler(store, settings)
         self.batches_per_epoch = self._sampler.batches_per_epoch
         attributes = store.schema.node_attributes()
         cached = [spec.path for spec in attributes if self._sampler.is_read(spec)]
         size = self._sampler.size
         self._decide(cached, size.num_slots, size.superbatch, settings.segment or 1)
-        self.compression: Compression | None = None  # codec of chunks: "lz4", "zstd", or None
-        if settings.compress in COMPRESSIONS:
-            self.compression = settings.compress
 
     def _decide(self, cached: Sequence[str], num_slots: int, superbatch: int, segment: int) -> None:
         """Take over which attributes are packed, and how much is planned at a time."""
@@ -116,7 +102,7 @@ class PlanPacker:
         progress: Progress | None = None,
         on_event: Callable[[str], None] = lambda _: None,
     ) -> Path:
-        """Pack the plan and give it its name, once it is whole."""
+        """Pack the epochs and give them their name, once they are whole."""
         settings = self.settings
         writer = PackedWriter(
             path,
@@ -129,7 +115,6 @@ class PlanPacker:
                 "cache_bytes": settings.cache_bytes,
                 "superbatch": settings.superbatch,
                 "segment": settings.segment,
-                "compress": settings.compress,
                 "program": __version__,
             },
             decided={
@@ -138,7 +123,6 @@ class PlanPacker:
                 "num_slots": self.num_slots,
                 "superbatch": self.superbatch,
                 "segment": self.segment,
-                "compression": self.compression,
             },
             overwrite=overwrite,
             resume=resume,
@@ -153,7 +137,6 @@ class PlanPacker:
                 known.integer("superbatch", 1),
                 known.integer("segment", 1),
             )
-            self.compression = parse_compression(known)
             total = settings.epochs * self.batches_per_epoch
             with progress.phase("pack", total, "batches") as phase:
                 phase.advance(len(writer.index))
@@ -183,7 +166,6 @@ class PlanPacker:
             has_edge_ids=self._sampler.sources.edge_ids is not None,
             segment=self.segment,
             cached_by=settings.cached_by,
-            compression=self.compression,
             piece_bytes=BLOCK_BYTES,
         )
 
@@ -213,23 +195,21 @@ class PlanPacker:
         return self._records.record_bytes(subgraph, num_changes, num_missed)
 
     def close(self) -> None:
-        """Remove what was written beside the plan. Idempotent."""
+        """Remove the scratch files. Idempotent."""
         self._sampler.close()
 
     def _pack_superbatch(
         self, writer: PackedWriter, of: Superbatch, advance: Callable[[int], None]
     ) -> None:
-        misses, chunks, offsets, frames = self._pack_rows(writer, of)
-        crc_arrays = self._manifest(writer).crc_arrays
+        misses, chunks = self._pack_rows(writer, of)
+        offsets = [found.offsets.tolist() for found in chunks]
 
         def make(i: int) -> tuple[SavedRecord, int]:
             compact = of.samples.read(i)
             labels = of.batches[i].labels
             assert labels is not None  # noqa: S101 - for the type checker
             of.samples.drop(i)
-            record = self._records.make(
-                compact, labels, of.planned, misses, i, chunks=chunks, crc_arrays=crc_arrays
-            )
+            record = self._records.make(compact, labels, of.planned, misses, i, chunks=chunks)
             return record, self._records.batch_bytes(compact)
 
         index, largest = [], 0
@@ -248,10 +228,7 @@ class PlanPacker:
                 self._check_disk(writer, num_bytes)
                 begin = writer.batches.append(parts)
                 num_missed = 0 if misses is None else int(misses.own[i])
-                begins = [int(offsets[path][i]) for path in self.tables]
-                kept = [int(found.num_bytes[i]) for found in frames]
-                kept += [int(found.crcs[i]) for found in frames]
-                index.append([begin, num_bytes, crc, num_missed, *begins, *kept])
+                index.append([begin, num_bytes, crc, num_missed, *(o[i] for o in offsets)])
                 largest = max(largest, batch_bytes)
                 advance(1)
         segments = [
@@ -260,10 +237,7 @@ class PlanPacker:
                 of.first + place.end,
                 place.num_rows,
                 place.part_rows,
-                *(
-                    int(offsets[path][of.planned.num_batches + place.first_part])
-                    for path in offsets
-                ),
+                *(o[of.planned.num_batches + place.first_part] for o in offsets),
             ]
             for place in (() if misses is None else misses.segments)
         ]
@@ -271,15 +245,18 @@ class PlanPacker:
 
     def _pack_rows(
         self, writer: PackedWriter, of: Superbatch
-    ) -> tuple[
-        DividedMisses | None, list[DividedChunks], dict[str, npt.NDArray[np.int64]], list[Frames]
-    ]:
+    ) -> tuple[DividedMisses | None, list[DividedChunks]]:
         """Append the rows that the batches miss; return where they go, and where they lie."""
         if not self.tables:
-            return None, [], {}, []
+            return None, []
         files = {path: writer.rows(rows.array.spec) for path, rows in self.tables.items()}
         memory_bytes = self.packing_memory(of)
-        misses = self.divided(of, memory_bytes)
+        misses = divide_misses(
+            self.collect_misses(of, memory_bytes),
+            self.segment,
+            num_table_rows=self.store.num_nodes,
+            row_bytes=max(table.row_bytes for table in self.tables.values()),
+        )
         self._check_disk(writer, packed_bytes(self.tables, misses.missed.index.num_rows))
         chunks = append_divided(
             self.tables,
@@ -288,47 +265,23 @@ class PlanPacker:
             memory_bytes=memory_bytes,
             num_threads=self.settings.num_threads,
         )
-        offsets = {path: found.offsets for path, found in chunks.items()}
-        frames: list[Frames] = []
         for path, file in files.items():
-            if self.compression is not None:
-                rows = self.tables[path]
-                found = compress_chunks(
-                    file.file_path,
-                    offsets[path],
-                    [int(size) * rows.row_bytes for size in misses.own],
-                    self.compression,
-                    rows.array.dtype.itemsize,
-                    checksums=chunks[path].checksums,
-                    memory_bytes=memory_bytes - misses.num_bytes,
-                    num_threads=self.settings.num_threads,
-                )
-                offsets[path] = found.offsets
-                frames.append(found)
-            file.grown_to(int(offsets[path][-1]))
-        return misses, list(chunks.values()), offsets, frames
+            file.grown_to(int(chunks[path].offsets[-1]))
+        return misses, list(chunks.values())
 
     def packing_memory(self, of: Superbatch) -> int:
         """Return the memory that there is for packing a superbatch."""
-        # A plan that is continued has the sizes of before, whatever memory is left now.
+        # What is continued has the sizes of before, whatever memory is left now.
         return max(self._least_memory(of), self._sampler.size.memory_bytes - of.num_bytes)
 
-    def divided(self, of: Superbatch, memory_bytes: int) -> DividedMisses:
-        """Sort out what the batches miss, and what they share."""
-        tables = self.tables.values()
-        num_rows = next(iter(tables)).num_rows
-        missed = collect_misses(
+    def collect_misses(self, of: Superbatch, memory_bytes: int) -> MissTable:
+        """Return the distinct rows that each batch misses, ascending."""
+        return collect_misses(
             of.trace,
             of.planned,
-            num_rows,
+            self.store.num_nodes,
             memory_bytes=memory_bytes,
             num_threads=self.settings.num_threads,
-        )
-        return divide_misses(
-            missed,
-            self.segment,
-            num_table_rows=num_rows,
-            row_bytes=max(table.row_bytes for table in tables),
         )
 
     def _least_memory(self, of: Superbatch) -> int:
@@ -344,7 +297,7 @@ class PlanPacker:
             return
         done, total = len(writer.index), self.settings.epochs * self.batches_per_epoch
         raise NoSpaceError(
-            f"{writer.path}: the plan takes more than the {format_size(most)} of disk that it may: "
+            f"{writer.path}: the epochs take more than the {format_size(most)} of disk they may: "
             f"{done} of {total} batches take {format_size(writer.num_bytes)}, and at least "
             f"{format_at_least(missing)} are missing; raise --disk, pack fewer epochs, or have "
             "rows shared by more batches (--segment).",

@@ -1,4 +1,4 @@
-"""The record of a batch in a plan: everything but its packed rows, and its size."""
+"""The record of a packed batch: everything but its packed rows, and its size."""
 
 from __future__ import annotations
 
@@ -44,8 +44,7 @@ class RecordMaker:
         misses: DividedMisses | None,
         i: int,
         *,
-        chunks: Sequence[DividedChunks] = (),
-        crc_arrays: tuple[int, int] = (0, 0),
+        chunks: Sequence[DividedChunks],
     ) -> SavedRecord:
         """Return the record of batch i of a superbatch."""
         places = _NONE_MISSED if misses is None else misses.batch(i)
@@ -54,8 +53,7 @@ class RecordMaker:
         if misses is not None and misses.segments:
             shared = (places.shared_positions, places.shared_ranks)
             shared_crcs = tuple(
-                misses.batch_crcs(found, i, places.shared_ranks)
-                for found in chunks[: crc_arrays[1]]
+                misses.batch_crcs(found, i, places.shared_ranks) for found in chunks
             )
         changes = plan.batch_changes(i)
         sources = self.sources
@@ -76,7 +74,7 @@ class RecordMaker:
             edge_ids=edge_ids,
             subgraph=subgraph,
             shared=shared,
-            chunk_crcs=tuple(found.checksums.of_chunk(i) for found in chunks[: crc_arrays[0]]),
+            chunk_crcs=tuple(found.checksums.of_chunk(i) for found in chunks),
             shared_crcs=shared_crcs,
         )
 

@@ -1,4 +1,4 @@
-"""The batches of a plan, sampled and planned as a loader with strategy "packed" does."""
+"""The batches of epochs to pack, sampled and planned as a loader with strategy "packed" does."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.scores import SCORES
 from gnnstore.disk.scratch import default_parent
 from gnnstore.errors import UsageError, check_choice
-from gnnstore.formats.packed.manifest import COMPRESSIONS
 from gnnstore.loaders.options import read_options
-from gnnstore.packing.size import size_plan
+from gnnstore.packing.size import size_packing
 from gnnstore.pipeline.batch import EpochRun, Recorder
 from gnnstore.pipeline.lookahead.packer import DiskQuota
 from gnnstore.pipeline.lookahead.presample import Presampler
@@ -49,11 +48,10 @@ _NO_DISK_LIMIT = 2**62
 
 # The first by default: that of strategy "packed".
 CACHED_BY = (PACKED.policy, *SCORES)
-COMPRESS = ("none", *COMPRESSIONS, "auto")
 
 
 @dataclass(frozen=True)
-class PlanSettings:
+class PackSettings:
     """The epochs, seeds and sampling options that are packed."""
 
     config: SamplingConfig  # sampling options, with the seed
@@ -73,13 +71,10 @@ class PlanSettings:
     # As of `NeighborLoader`, for packing and for the cache of training.
     superbatch: int | None = None
     topology: str = "auto"  # as of `NeighborLoader`, for packing and for the cache of training
-    disk_bytes: int | None = None  # the most that the plan may take; None: what is free
+    disk_bytes: int | None = None  # the most that the epochs may take; None: what is free
     # Batches that share rows on disk; 1: each has its own; None: as many as `disk_bytes` asks for
-    # (see `estimate_plan`).
+    # (see `estimate_packing`).
     segment: int | None = None
-    # How chunks of rows are kept: "none", "lz4", "zstd", or "auto", what pays by a sample and the
-    # measurements of the disk (see `estimate_plan`; "none" unless an estimate was made).
-    compress: str = "none"
     # For subgraphs that `memory` has no room for; None: beside the store.
     tmpdir: Path | None = None
     num_threads: int = 1
@@ -90,7 +85,6 @@ class PlanSettings:
                 f"epochs={self.epochs} of batches of {self.batch_size} input nodes: at least 1 of "
                 "each is needed"
             )
-        check_choice("compress", self.compress, COMPRESS)
         check_choice("cache", self.cached_by, CACHED_BY)
 
     @property
@@ -99,10 +93,10 @@ class PlanSettings:
         return self.cache or CACHED_BY[0]
 
 
-class PlanSampler:
-    """Samples and plans the batches of a plan, superbatch by superbatch."""
+class EpochSampler:
+    """Samples and plans the batches of epochs to pack, superbatch by superbatch."""
 
-    def __init__(self, store: GraphStore, settings: PlanSettings) -> None:
+    def __init__(self, store: GraphStore, settings: PackSettings) -> None:
         self.store = store
         self.settings = settings
         self.seeds: SeedSource = (
@@ -149,7 +143,7 @@ class PlanSampler:
         rolling = self.sources.placement.superbatch
         specs = [s for s in store.schema.node_attributes() if self.is_read(s)]
         # Memory that is left for superbatches, and for the cache of training.
-        self.size = size_plan(
+        self.size = size_packing(
             self.sources.placement,
             row_bytes=sum(spec.row_bytes for spec in specs),
             num_rows=store.num_nodes,
@@ -168,7 +162,7 @@ class PlanSampler:
                 2 * rolling.num_batches if rolling is not None and kept else 0,
                 0,
                 kept,
-                table_bytes=self.size.table_bytes,
+                table_bytes=0 if rolling is None else rolling.table_bytes,
                 bulk_bytes=0 if rolling is None else rolling.bulk_bytes,
             ),
             packs=False,
@@ -228,7 +222,11 @@ class PlanSampler:
             recorder=Recorder(),
         )
         producer = Producer(
-            self._job, self.seeds, self._sampler, run, purpose="what a plan has sampled ahead"
+            self._job,
+            self.seeds,
+            self._sampler,
+            run,
+            purpose="what 'gnnstore pack' has sampled ahead",
         )
         self._closing.callback(producer.close)
         wanted = list(islice(run.batches(self._order, Position(epoch)), most))
@@ -245,5 +243,5 @@ class PlanSampler:
             yield sampled
 
     def close(self) -> None:
-        """Remove what was written beside the plan. Idempotent."""
+        """Remove the scratch files. Idempotent."""
         self._closing.close()

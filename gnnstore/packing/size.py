@@ -1,14 +1,12 @@
-"""Finds the cache size and the superbatch of a packed plan, which differ from those in training.
+"""The cached rows and the superbatch of packed epochs, which may have more than in a loader.
 
-A loader that samples, plans and trains at once divides its budget between all of these. With a
-plan they come one after the other: while it is packed no row is cached, and while it is trained on
-there is neither graph, nor trace, nor packing. So the cache may be larger, and so may superbatches.
+A loader with strategy "packed" divides its budget between sampling, planning, packing and training.
+Here these come one after the other.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger
 from gnnstore.caching.policies.base import MAX_PLANNED
@@ -17,24 +15,21 @@ from gnnstore.features.planned import PlannedCache
 if TYPE_CHECKING:
     from gnnstore.strategies.sizes.placement import Placement
 
-# Of a plan without rows on disk, packing takes next to nothing.
+# Without rows on disk, packing takes next to nothing.
 _PACKING_BYTES = 24 << 20
 # For records of batches while they are read: they were not part of a loader's staging.
 _RECORDS_SHARE = 16
 
 
-@dataclass(frozen=True)
-class PlanSize:
-    """The decision."""
+class PackSize(NamedTuple):
+    """Numbers of cached rows and of batches in a superbatch, with the memory for packing one."""
 
-    num_slots: int  # rows that are cached in training
-    superbatch: int  # batches that are planned and packed at a time
-    memory_bytes: int  # for a superbatch: its trace, plan, subgraphs and packing
-    # Of it for a planner whose traces and plans are on disk; 0: they are in memory.
-    table_bytes: int = 0
+    num_slots: int
+    superbatch: int
+    memory_bytes: int  # for its trace, plan, subgraphs and packing
 
 
-def size_plan(
+def size_packing(
     placement: Placement,
     *,
     row_bytes: int,
@@ -43,17 +38,17 @@ def size_plan(
     num_batches: int,
     cache_is_given: bool,
     superbatch_is_given: bool,
-) -> PlanSize:
-    """Decide from what a loader that packs while it trains would have."""
+) -> PackSize:
+    """Enlarge the sizes that a loader would have."""
     size = placement.superbatch
     if size is None:
-        return PlanSize(0, min(num_batches, MAX_PLANNED), _PACKING_BYTES)
+        return PackSize(0, min(num_batches, MAX_PLANNED), _PACKING_BYTES)
     if row_bytes == 0 or num_rows == 0:
-        return PlanSize(0, size.num_batches, size.num_bytes, size.table_bytes)
-    rows, slots = PlannedCache.reserve(row_bytes), PlannedCache.reserve(0)
-    # While it is packed, what is known of the slots; in training, their rows.
+        return PackSize(0, size.num_batches, size.num_bytes)
+    # While packing no row is cached; in training there is neither graph, nor trace, nor packing.
+    rows = PlannedCache.reserve(row_bytes)
     others = [part for part in size.reservations if part != rows]
-    packing = Ledger(size.num_bytes, (*others, slots))
+    packing = Ledger(size.num_bytes, (*others, PlannedCache.reserve(0)))
     room = placement.resident_bytes - seeds_bytes + size.num_bytes
     training = Ledger(room - room // _RECORDS_SHARE, (rows,))
     num_slots, superbatch = size.num_slots, size.num_batches
@@ -64,4 +59,4 @@ def size_plan(
         most = min(num_batches, MAX_PLANNED)
         superbatch = max(superbatch, packing.largest(PLANNED, {SLOTS: num_slots}, most))
     memory_bytes = size.num_bytes - num_slots * packing.bytes_each(SLOTS)
-    return PlanSize(num_slots, superbatch, memory_bytes, size.table_bytes)
+    return PackSize(num_slots, superbatch, memory_bytes)

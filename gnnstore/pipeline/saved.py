@@ -1,6 +1,6 @@
-"""The batches of a packed plan, handed out in their order with nothing sampled or looked up.
+"""The batches of packed epochs, handed out in their order with nothing sampled or looked up.
 
-Each epoch of a plan begins with an empty cache. An iteration that begins in the middle of one
+Each packed epoch begins with an empty cache. An iteration that begins in the middle of one
 first reads the batches before it, for the rows that they leave in the cache.
 """
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from gnnstore._core import ReadCounts, empty
 from gnnstore.errors import UsageError
-from gnnstore.features.packed.saved import SavedPlan
+from gnnstore.features.packed.saved import PackedFiles
 from gnnstore.features.planned import SlotCache
 from gnnstore.features.source import AbsentRows, Rows
 from gnnstore.formats.packed.manifest import pack_command
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 
 class SavedBatches(BatchSource):
-    """Hands out the batches of a plan, iteration after iteration."""
+    """Hands out the batches of packed epochs, iteration after iteration."""
 
-    def __init__(self, plan: SavedPlan, seeds: str | None = None) -> None:
-        self.plan = plan
+    def __init__(self, packed: PackedFiles, seeds: str | None = None) -> None:
+        self.packed = packed
         self._seeds = seeds
-        manifest = plan.reader.manifest
+        manifest = packed.reader.manifest
         self.labels = labels_of(manifest.fingerprint)
         self.index_dtype = manifest.schema.index_dtype
         self.batches_per_epoch = manifest.batches_per_epoch
@@ -51,7 +51,7 @@ class SavedBatches(BatchSource):
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (SavedBatches, (self.plan, self._seeds))
+        return (SavedBatches, (self.packed, self._seeds))
 
     @property
     def sampler(self) -> NeighborSampler:
@@ -59,7 +59,7 @@ class SavedBatches(BatchSource):
         raise not_packed("other batches to sample")
 
     def with_seed(self, seed: int) -> SavedBatches:
-        """Refuse: the seed was decided when the plan was packed."""
+        """Refuse: the seed was decided when the epochs were packed."""
         raise not_packed(f"batches of the seed {seed}")
 
     @property
@@ -71,24 +71,24 @@ class SavedBatches(BatchSource):
         """Check that a loader would give the batches that were packed; return their seed."""
         if world_size > 1:
             raise UsageError(
-                "plan= and rank= exclude one another: a plan is followed from batch to batch, "
+                "packed= and rank= exclude one another: packed epochs are read batch by batch, "
                 "by one process; leave out one of them"
             )
-        manifest = self.plan.reader.manifest
+        manifest = self.packed.reader.manifest
         state = LoaderState(Position(0), manifest.seed, dict(manifest.fingerprint))
         different = state.differences(fingerprint, seed)
         if different:
             command = pack_command(
-                self.plan.reader.path,
+                self.packed.reader.path,
                 fingerprint,
                 epochs=manifest.epochs,
                 seed=manifest.seed if seed is None else seed,
                 seeds=self._seeds,
             )
             raise UsageError(
-                f"{self.plan.reader.path}: the plan (found) was not packed for a loader like this "
-                f"one (expected): {'; '.join(different)}. Make the loader as the plan was packed, "
-                f"or pack a plan for this one: {command}"
+                f"{self.packed.reader.path}: these epochs (found) were not packed for a loader "
+                f"like this one (expected): {'; '.join(different)}. Make the loader as they were "
+                f"packed, or pack epochs for this one: {command}"
             )
         return manifest.seed
 
@@ -96,10 +96,10 @@ class SavedBatches(BatchSource):
     def epoch(self, batches: Iterator[Batch], run: EpochRun) -> Iterator[Iterator[Batch]]:
         """Hand out the batches of one epoch, or of what is left of it."""
         epoch = run.epoch
-        epochs = self.plan.reader.manifest.epochs
+        epochs = self.packed.reader.manifest.epochs
         if epoch >= epochs:
             raise UsageError(
-                f"{self.plan.reader.path}: the plan has {epochs} epochs, 0 to {epochs - 1}, and "
+                f"{self.packed.reader.path}: {epochs} epochs are packed, 0 to {epochs - 1}, and "
                 f"this is epoch {epoch}; begin again with loader.set_epoch(0), or pack more epochs"
             )
         slots = self._take_slots()
@@ -115,7 +115,7 @@ class SavedBatches(BatchSource):
         with self._lock:
             if self._free:
                 return self._free.pop()
-        manifest = self.plan.reader.manifest
+        manifest = self.packed.reader.manifest
         tables = {spec.path: AbsentRows(spec, not_packed) for spec in manifest.cached_specs}
         return SlotCache(tables, manifest.num_slots)
 
@@ -128,7 +128,7 @@ class SavedBatches(BatchSource):
             number = batch.key.batch
             if skipped is None:
                 # Without slots nothing is left behind by the batches before.
-                skipped = 0 if self.plan.reader.manifest.num_slots else number
+                skipped = 0 if self.packed.reader.manifest.num_slots else number
                 filled = ordered_map(
                     self._fill,
                     [RecordPlace(slots, turns, k, first + k) for k in range(number - skipped)],
@@ -151,13 +151,13 @@ class SavedBatches(BatchSource):
         place = batch.place
         if place is None:
             raise not_packed(f"batch of the positions {batch.index!r}")
-        record = self.plan.record(place.number)
+        record = self.packed.record(place.number)
         batch.place = place._replace(record=record)
         batch.sample = record.subgraph.expand(self.index_dtype, empty)
         batch.labels = self.labels.from_arrays([_owned(array) for array in record.seeds])
 
     def gather(self, batch: Batch) -> None:
-        """Gather the rows of all attributes, and ids of edges, from the plan."""
+        """Gather the rows of all attributes, and ids of edges, from the packed epochs."""
         place, record = batch.place, batch.place.record
         rows = self._rows(place, record)
         batch.place = place._replace(record=None, has_rows=True)
@@ -176,14 +176,14 @@ class SavedBatches(BatchSource):
     def _fill(self, place: RecordPlace) -> None:
         """Read a batch for what it leaves in the cache."""
         try:
-            self._rows(place, self.plan.record(place.number))
+            self._rows(place, self.packed.record(place.number))
         except BaseException as error:
             place.turns.fail(place.turn, error)  # or later ones would wait
             raise
 
     def _rows(self, place: RecordPlace, record: SavedRecord) -> dict[str, Rows]:
-        missed = self.plan.rows(place.number, record)
-        step = record.step(self.plan.space)
+        missed = self.packed.rows(place.number, record)
+        step = record.step(self.packed.space)
         return place.slots.gather(place.turns, place.turn, step, missed)
 
 
@@ -206,8 +206,8 @@ def _owned(view: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def not_packed(what: str) -> UsageError:
-    """Return that a plan has nothing but its batches."""
+    """Return that nothing but batches is packed."""
     return UsageError(
-        f"a packed plan holds its batches and nothing else, so there are no {what}; use a loader "
-        "on the store without plan= for that"
+        f"packed epochs hold their batches and nothing else, so there are no {what}; use a loader "
+        "on the store without packed= for that"
     )

@@ -1,7 +1,7 @@
 """Seeds as the pipeline sees them: positions in, seeds and their labels out.
 
-A loader of another kind is another `SeedSource`. Strategies, saved plans and resuming know nothing
-else of it: they pass on start nodes to sample from, and labels to be written on the batch.
+A loader of another kind is another `SeedSource`. Strategies, packed epochs and resuming know
+nothing else of it: they pass on start nodes to sample from, and labels to be written on the batch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class BatchKey(NamedTuple):
 class SeedLabels(ABC):
     """Attributes of a batch that describe its seeds."""
 
-    name: ClassVar[str]  # kind of labels, as a packed plan notes it
+    name: ClassVar[str]  # kind of labels, as packed epochs note it
     num_arrays: ClassVar[int]  # length of `arrays()`
     # Counts by their names in `LoaderStats`, added once the batch is handed out.
     counts: Mapping[str, int] = MappingProxyType({})

@@ -1,4 +1,4 @@
-"""The kinds of seeds whose labels a packed plan may hold. A new one is registered here."""
+"""The kinds of seeds whose labels packed epochs may hold. A new one is registered here."""
 
 from __future__ import annotations
 

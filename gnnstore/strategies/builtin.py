@@ -59,7 +59,7 @@ PACKED = LookaheadStrategy(
     policy="belady",
     packs=True,
     takes_cache=True,
-    packed_before="plan",
+    packed_before="packed-epochs",
     summary=(
         'like `"belady"`, but the missed rows are gathered ahead of time, in one pass over the '
         "table, instead of one by one; needs disk space while it runs"
@@ -85,6 +85,6 @@ def find_strategy(name: str) -> Strategy | Auto:
     if name in POLICIES and POLICIES[name].is_simulated_only:
         raise UsageError(
             f"strategy={name!r} is none that loads: {name!r} is a cache to compare with, which "
-            f"'gnnstore plan' simulates on the batches of a store; {names}"
+            f"'gnnstore predict' simulates on the batches of a store; {names}"
         )
     raise UsageError(f"strategy={name!r} is unknown; {names}")

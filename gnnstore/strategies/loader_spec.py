@@ -36,7 +36,7 @@ class ReadOptions:
     io_engine: str | None = None
     cache: CacheSettings | None = None
     planned: PlannedSettings | None = None
-    plan: str | None = None
+    packed: str | None = None
 
 
 @dataclass(frozen=True, eq=False)

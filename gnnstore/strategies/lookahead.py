@@ -355,14 +355,14 @@ class _Epoch:
             self.strategy, self.resources, seconds, once, stages, reads, in_order, written
         )
 
-    def from_plan(self) -> Prediction:
+    def from_packed(self) -> Prediction:
         """Predict batches that were sampled and packed before training."""
         work, machine, slots = self.workload, self.machine, self.resources.num_slots
         size = max(1, min(self.resources.superbatch, work.epoch_batches))
         rolling = replace(self.resources, keeps_in_memory=True)
         packed = replace(self, resources=rolling).planned()
         recorded = int(work.ids_bytes * work.epoch_batches)
-        # Each epoch of a plan begins with an empty cache, to be followed from any.
+        # Each packed epoch begins with an empty cache, to be followed from any.
         rows = int(work.misses(self.policy, slots, size, initial="nothing") * work.row_bytes)
         in_order = recorded + rows
         reading = machine.disk.sequential_seconds(in_order)

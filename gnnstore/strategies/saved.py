@@ -1,4 +1,4 @@
-"""A packed plan in place of a store's parts: what a loader needs of it, within its budget."""
+"""Packed epochs in place of a store's parts, within a loader's budget."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from gnnstore.budget.ledger import CACHED, SLOTS, STAGING, Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget, affordable_threads
 from gnnstore.disk.engines import Engine
-from gnnstore.features.packed.saved import SavedPlan
+from gnnstore.features.packed.saved import PackedFiles
 from gnnstore.features.planned import PlannedCache
 from gnnstore.features.source import AbsentRows
 from gnnstore.formats.packed.reader import PACKED, PackedReader
@@ -28,7 +28,7 @@ _PACKED = StrategyTraits("packed", "disk", packs=True)
 
 
 class PackedSources(Sources):
-    """The parts of a packed plan that a loader reads instead of a store."""
+    """The parts of packed epochs that a loader reads instead of a store."""
 
     def __init__(
         self,
@@ -41,13 +41,13 @@ class PackedSources(Sources):
         may_use_fewer: bool = False,
     ) -> None:
         manifest = reader.manifest
-        self.plan = SavedPlan.open(reader, io_engine)
-        self.engine: Engine = self.plan.engine
-        staging_bytes = self.plan.staging_bytes
+        self.packed = PackedFiles.open(reader, io_engine)
+        self.engine: Engine = self.packed.engine
+        staging_bytes = self.packed.staging_bytes
         budget = MemoryBudget.of(memory)
         if may_use_fewer:
             num_threads = affordable_threads(budget.num_bytes, staging_bytes, num_threads)
-        row_bytes = sum(table.row_bytes for table in self.plan.tables.values())
+        row_bytes = sum(table.row_bytes for table in self.packed.tables.values())
         cache_bytes = PlannedCache.reserve(row_bytes).bytes_of({SLOTS: manifest.num_slots})
         self.placement = Placement(
             strategy=_PACKED,
@@ -57,16 +57,16 @@ class PackedSources(Sources):
                 budget.num_bytes,
                 (
                     Reservation(CACHED, cache_bytes),
-                    Reservation("the plan's index", reader.index.nbytes),
+                    Reservation("the index", reader.index.nbytes),
                     Reservation("seeds and their order", seeds_bytes),
                     Reservation(STAGING, num_threads * staging_bytes),
                 ),
-                f"the plan {reader.path.name!r}",
+                f"reading the packed epochs {reader.path.name!r}",
                 budget.source,
             ),
             budget_is_promise=budget.is_promise,
             reason=(
-                f"the plan {reader.path.name!r} was packed: {manifest.epochs} epochs of "
+                f"packed before as {reader.path.name!r}: {manifest.epochs} epochs of "
                 f"{manifest.batches_per_epoch} batches, {manifest.num_slots} rows cached "
                 f"({format_size(cache_bytes)}); read by {self.engine.reason}"
             ),
@@ -76,7 +76,7 @@ class PackedSources(Sources):
                 self.placement.ledger,
                 manifest.largest_batch_bytes,
                 "lower num_threads=",
-                "pack a plan with a smaller --memory",
+                "pack with a smaller --memory",
             )
         self.num_threads = num_threads
         self.edge_ids = None  # those of a batch are in its record
@@ -89,22 +89,22 @@ class PackedSources(Sources):
     @property
     def cached_by(self) -> str:
         """The policy that chose the cached rows; empty without a cache."""
-        return self.plan.reader.manifest.cached_by if self.num_cached else ""
+        return self.packed.reader.manifest.cached_by if self.num_cached else ""
 
     @property
     def num_cached(self) -> int:
         """Nodes whose rows have room to be cached."""
-        return self.plan.reader.manifest.num_slots
+        return self.packed.reader.manifest.num_slots
 
     def batches(self, seeds: SeedSource | None = None, *_: Any) -> SavedBatches:
-        """Return the batches of the plan, whatever a loader would sample."""
-        return SavedBatches(self.plan, None if seeds is None else seeds.name)
+        """Return the packed batches, whatever a loader would sample."""
+        return SavedBatches(self.packed, None if seeds is None else seeds.name)
 
 
 def open_packed_sources(loader: LoaderSpec) -> PackedSources:
-    """Open the plan that a loader on a store asks for."""
+    """Open the packed epochs that a loader on a store asks for."""
     options = loader.options
-    reader = PackedReader.open(find_unit(PACKED, loader.store.path, options.plan or ""))
+    reader = PackedReader.open(find_unit(PACKED, loader.store.path, options.packed or ""))
     return PackedSources(
         reader,
         options.memory,

@@ -13,10 +13,13 @@ from collections.abc import Sequence
 import click
 
 import gnnstore
+from gnnstore.errors import UsageError
 from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.interrupts import interrupts_wait, no_interrupt_lost
 from gnnstore.tools.ui.session import Session, open_streams, start_logging
 
+# What commands are called now.
+_RENAMED = {"plan": "predict"}
 # Command -> (module that defines `command`, one line for --help), in the order of use.
 _COMMANDS = {
     "demo": ("gnnstore.tools.commands.demo", "Convert, inspect and train on a built-in graph."),
@@ -40,8 +43,8 @@ _COMMANDS = {
         "gnnstore.tools.commands.stores.partition",
         "Write a partitioned copy of a store's nodes and edges.",
     ),
-    "rm": ("gnnstore.tools.commands.rm", "Remove a packed plan or partitions of a store."),
-    "plan": ("gnnstore.tools.commands.predict", "Predict epoch times and cache misses."),
+    "rm": ("gnnstore.tools.commands.rm", "Remove packed epochs or partitions of a store."),
+    "predict": ("gnnstore.tools.commands.predict", "Predict epoch times and cache misses."),
     "bench": ("gnnstore.tools.commands.bench", "Measure a disk, or strategies on a store."),
     "info": ("gnnstore.tools.commands.info", "Show versions, build and machine, for bug reports."),
 }
@@ -77,6 +80,8 @@ class _LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the command's module and return its click command."""
+        if cmd_name in _RENAMED:
+            raise UsageError(f"gnnstore {cmd_name} is called gnnstore {_RENAMED[cmd_name]}")
         if cmd_name not in _COMMANDS:
             return None
         if isinstance(ctx.obj, Session):

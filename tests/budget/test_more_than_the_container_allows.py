@@ -39,13 +39,13 @@ def refusals(store: str, output: str) -> dict[str, str]:
         "convert": ("convert", "snap", output, f"{output}.gnn"),
         "pack": ("pack", store, "--name", "b", "--num-neighbors", "2", "--batch-size", "2"),
         "partition": ("partition", store, "-p", "2"),
-        "plan": ("plan", store, "--num-neighbors", "2", "--batch-size", "2"),
+        "predict": ("predict", store, "--num-neighbors", "2", "--batch-size", "2"),
         "bench load": ("bench", "load", store, "--no-limit"),
     }
     asked: dict[str, Callable[[], object]] = {
         "loader": lambda: gnnstore.NeighborLoader(store, memory=TOO_MUCH, **batches),
-        "loader of a plan": lambda: gnnstore.NeighborLoader(
-            store, memory=TOO_MUCH, plan="a", seed=0, shuffle=True, **batches
+        "loader of packed epochs": lambda: gnnstore.NeighborLoader(
+            store, memory=TOO_MUCH, packed="a", seed=0, shuffle=True, **batches
         ),
         "inference": lambda: gnnstore.inference([abs], store, memory=TOO_MUCH),
         "options": lambda: ConvertOptions(memory_bytes=2_500_000_000),
@@ -62,7 +62,7 @@ def refusals(store: str, output: str) -> dict[str, str]:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """Write a store with a plan."""
+    """Write a store with packed epochs."""
     path = write_example_store(tmp_path / "a.gnn").path
     words = ("--name", "a", "--num-neighbors", "2", "--batch-size", "2", "--quiet")
     assert main(["pack", str(path), *words]) == 0
@@ -86,10 +86,10 @@ def test_in_a_container(store: Path, limited: tuple[Path, Path], forks: ForkServ
 
 
 def check(said: dict[str, str], printed: str) -> None:
-    for name in ("loader", "loader of a plan", "inference", "options"):
+    for name in ("loader", "loader of packed epochs", "inference", "options"):
         assert "memory" in said[name]
         assert "2500000000 bytes, but the cgroup of this process" in said[name], name
-    for name in ("convert", "pack", "partition", "plan", "bench load"):
+    for name in ("convert", "pack", "partition", "predict", "bench load"):
         assert said[name] == "not refused: 2", name  # the status of the command
     refused = "--memory='2.5GB' is 2500000000 bytes, but the cgroup of this process"
     assert printed.count(refused) == 5, printed

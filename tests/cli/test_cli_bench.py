@@ -45,7 +45,7 @@ def test_the_document(run: Any, place: Path, cache: Path) -> None:
     assert (done.status, done.stderr) == (0, "")
     document = done.document
     assert list(document)[:2] == ["schema_version", "command"]
-    assert (document["schema_version"], document["command"]) == (1, "bench")
+    assert (document["schema_version"], document["command"]) == (2, "bench")
     assert (document["what"], document["path"]) == ("disk", str(place))
     assert document["file_bytes"] == 4 << 20
     assert document["problems"] == []

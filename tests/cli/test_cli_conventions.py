@@ -109,6 +109,10 @@ def test_short_help_option(run: Any) -> None:
         (["inspect", "a.gnn", "--nothing"], "No such option"),
         (["verify", "a.gnn", "--level", "deep"], "'deep' is not one of"),
         (["demo", "--scale", "99"], "99 is not in the range"),
+        (["plan", "a.gnn"], "gnnstore plan is called gnnstore predict"),
+        (["pack", "a.gnn", "--compress", "zstd"], "packed rows are not compressed any more"),
+        (["rm", "a.gnn", "--plan", "base"], "--plan is called --packed"),
+        (["inspect", "a.gnn", "--plan", "base"], "--plan is called --packed"),
     ],
 )
 def test_wrong_usage_exits_with_2(run: Any, arguments: list[str], message: str) -> None:
@@ -225,7 +229,7 @@ def test_wrong_usage_with_json_is_a_document_too(run: Any) -> None:
 def test_whatever_is_wrong_there_is_a_document(run: Any, words: tuple[str, ...]) -> None:
     """Also where the words cannot be parsed, and --json itself was never reached."""
     done = run(*words)
-    assert done.document["schema_version"] == 1
+    assert done.document["schema_version"] == SCHEMA_VERSION
     error = done.document["error"]
     assert error["exit_status"] == done.status != 0
     assert error["message"]
@@ -235,7 +239,7 @@ def test_every_json_document_is_led_by_its_schema(run: Any, example: Path) -> No
     for arguments in (["inspect", example], ["verify", example], ["info", example]):
         document = run(*arguments, "--json").document
         assert list(document)[:2] == ["schema_version", "command"]
-        assert (document["schema_version"], document["command"]) == (1, arguments[0])
+        assert (document["schema_version"], document["command"]) == (SCHEMA_VERSION, arguments[0])
 
 
 def test_text_in_a_pipe_has_no_colours_and_no_trailing_spaces(run: Any, example: Path) -> None:

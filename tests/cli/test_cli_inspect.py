@@ -221,7 +221,7 @@ def test_stats_of_an_empty_graph(run: Any, tmp_path: Path, num_nodes: int) -> No
     [
         (lambda _: None, "no such store; make one with 'gnnstore convert'"),
         (lambda path: path.mkdir(), "not a gnnstore store (it has no zarr.json)"),
-        (lambda path: path.write_text("x"), "a file, not a store directory"),
+        (lambda path: path.write_text("x"), "a file, not a gnnstore store"),
     ],
 )
 def test_what_is_no_store_exits_with_3(

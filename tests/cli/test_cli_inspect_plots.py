@@ -1,4 +1,4 @@
-"""`gnnstore inspect --plot`: degrees of a graph, rows of a plan; and `--plan`."""
+"""`gnnstore inspect --plot`: degrees of a graph, rows of packed epochs; and `--packed`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gnnstore.features.packed.saved import SavedPlan
+from gnnstore.features.packed.saved import PackedFiles
 from gnnstore.formats.packed.reader import PackedReader
-from gnnstore.loaders.saved import open_plan
-from tests.support.plans import pack
+from gnnstore.loaders.saved import open_packed
+from tests.support.packed import pack
 from tests.support.stores import write_example_store
 
 pytest.importorskip("matplotlib")
@@ -84,20 +84,20 @@ def test_a_graph_without_edges(run: Any, tmp_path: Path) -> None:
     assert f"Drawn in {tmp_path / 'a.png'}" in done.stdout
 
 
-def test_rows_of_a_plan_equal_its_batches(
+def test_rows_of_packed_epochs_equal_their_batches(
     run: Any, packed: Path, tmp_path: Path, figures: list[Any]
 ) -> None:
-    picture = tmp_path / "plan.png"
-    done = run("inspect", packed, "--plan", "base", "--plot", picture, "--json")
+    picture = tmp_path / "rows.png"
+    done = run("inspect", packed, "--packed", "base", "--plot", picture, "--json")
     assert (done.status, done.stderr) == (0, "")
     rows = done.document["rows"]
     reader = PackedReader.open(packed / "plans" / "base")
     per_epoch = reader.manifest.batches_per_epoch
-    loader = open_plan(packed / "plans" / "base").loader()
+    loader = open_packed(packed / "plans" / "base").loader()
     batches = [batch.n_id.numpy() for _ in range(2) for batch in loader]
     assert rows["needed"] == [len(ids) for ids in batches]
     missed = [
-        np.count_nonzero(SavedPlan.open(reader).record(i).slots < 0) for i in range(len(batches))
+        np.count_nonzero(PackedFiles.open(reader).record(i).slots < 0) for i in range(len(batches))
     ]
     assert rows["missed"] == rows["packed"] == missed
     assert 0 < sum(missed) < sum(rows["needed"])
@@ -117,8 +117,10 @@ def test_rows_of_a_plan_equal_its_batches(
     assert list(reuse.lines[0].get_ydata()) == pytest.approx(shares)
 
 
-def test_a_plan_by_its_path_and_by_its_name(run: Any, packed: Path, tmp_path: Path) -> None:
-    by_name = run("inspect", packed, "--plan", "base", "--json").document
+def test_packed_epochs_by_their_path_and_by_their_name(
+    run: Any, packed: Path, tmp_path: Path
+) -> None:
+    by_name = run("inspect", packed, "--packed", "base", "--json").document
     by_path = run("inspect", packed / "plans" / "base", "--json").document
     assert by_name == by_path
     assert by_name["name"] == "base"
@@ -128,17 +130,17 @@ def test_a_plan_by_its_path_and_by_its_name(run: Any, packed: Path, tmp_path: Pa
     assert f"Drawn in {tmp_path / 'a.png'}" in done.stdout
 
 
-def test_a_plan_that_is_not_there(run: Any, packed: Path) -> None:
-    done = run("inspect", packed, "--plan", "other")
+def test_packed_epochs_that_are_not_there(run: Any, packed: Path) -> None:
+    done = run("inspect", packed, "--packed", "other")
     assert done.status == 3
-    assert "no plan 'other'" in done.stderr
+    assert "no directory of packed epochs 'other'" in done.stderr
 
 
 @pytest.mark.parametrize("words", [("--array", "x"), ("--stats",)])
 def test_options_of_stores_are_refused_for_plans(
     run: Any, packed: Path, words: tuple[str, ...]
 ) -> None:
-    done = run("inspect", packed, "--plan", "base", *words)
+    done = run("inspect", packed, "--packed", "base", *words)
     assert done.status == 2
     assert "are for stores, not for what was made of them" in done.stderr
 

@@ -1,4 +1,4 @@
-"""Batches that start from edges, on the command line: `pack`, `plan` and `bench load`."""
+"""Batches that start from edges, on the command line: `pack`, `predict` and `bench load`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def pack(run: Any, store: Path, name: str, *options: object) -> Any:
     return run("pack", store, *where, *BATCH, *options, "--json")
 
 
-def test_a_plan_of_all_edges_with_every_extension(run: Any, store: Path) -> None:
+def test_packed_epochs_of_all_edges_with_every_extension(run: Any, store: Path) -> None:
     packed = pack(run, store, "all", "--links", "all", *ASKED, "--edge-label-attrs", "edge_attr")
     assert packed.status == 0
     assert packed.document["batches_per_epoch"] == 56
@@ -59,13 +59,13 @@ def test_a_plan_of_all_edges_with_every_extension(run: Any, store: Path) -> None
     options = {**LOADER, **EXTENSIONS, "edge_label_attrs": ["edge_attr"]}
     expected = batches_of(gnnstore.LinkNeighborLoader(store, [4, 3], **options))
     assert {"src_neg_index", "dst_neg_index", "label_edge_attr"} <= expected[0].keys()
-    planned = gnnstore.LinkNeighborLoader(store, [4, 3], plan="all", **options)
+    planned = gnnstore.LinkNeighborLoader(store, [4, 3], packed="all", **options)
     assert_same_batches(batches_of(planned), expected)
-    alone = gnnstore.open_plan(packed.document["path"]).loader()
+    alone = gnnstore.open_packed(packed.document["path"]).loader()
     assert_same_batches(batches_of(alone), expected)
 
 
-def test_a_plan_of_given_edges(run: Any, store: Path, edges: torch.Tensor) -> None:
+def test_packed_epochs_of_given_edges(run: Any, store: Path, edges: torch.Tensor) -> None:
     """With labels and weights, each a file."""
     label, weight = torch.arange(300) % 4, torch.arange(float(N))
     files = {"label": label, "weight": weight}
@@ -77,7 +77,7 @@ def test_a_plan_of_given_edges(run: Any, store: Path, edges: torch.Tensor) -> No
     asked += ("--dst-weight", store.with_name("weight.npy"))
     assert pack(run, store, "given", *asked).status == 0
     options = {**LOADER, "neg_sampling": ("binary", 0.5, None, weight)}
-    loader = gnnstore.LinkNeighborLoader(store, [4, 3], edges, label, plan="given", **options)
+    loader = gnnstore.LinkNeighborLoader(store, [4, 3], edges, label, packed="given", **options)
     expected = gnnstore.LinkNeighborLoader(store, [4, 3], edges, label, **options)
     assert_same_batches(batches_of(loader), batches_of(expected))
 
@@ -91,24 +91,24 @@ def test_a_plan_of_given_edges(run: Any, store: Path, edges: torch.Tensor) -> No
         ({"seed": 8}, "seed: expected 8, found 7"),
     ],
 )
-def test_a_plan_of_another_loader_is_refused_with_the_command_that_packs_its_own(
+def test_packed_epochs_of_another_loader_are_refused_with_the_command_that_packs_others(
     run: Any, store: Path, options: dict[str, Any], named: str
 ) -> None:
     assert pack(run, store, "other", "--links", "all", *ASKED).status == 0
     given = {**LOADER, **EXTENSIONS, **options}
     with pytest.raises(gnnstore.UsageError, match=re.escape(named)) as caught:
-        gnnstore.LinkNeighborLoader(store, [4, 3], plan="other", **given)
-    command = shlex.split(str(caught.value).rpartition("pack a plan for this one: ")[2])
+        gnnstore.LinkNeighborLoader(store, [4, 3], packed="other", **given)
+    command = shlex.split(str(caught.value).rpartition("pack epochs for this one: ")[2])
     if "edge_label_index" in options:
         np.save(store.with_name("pair.npy"), options["edge_label_index"])
         command[command.index("EDGES.npy")] = str(store.with_name("pair.npy"))
     assert run(*command[1:]).status == 0
-    loader = gnnstore.LinkNeighborLoader(store, [4, 3], plan="other", **given)
+    loader = gnnstore.LinkNeighborLoader(store, [4, 3], packed="other", **given)
     expected = gnnstore.LinkNeighborLoader(store, [4, 3], **given)
     assert_same_batches(batches_of(loader), batches_of(expected))
 
 
-def test_a_plan_of_an_edge_split(run: Any, store: Path, tmp_path: Path) -> None:
+def test_packed_epochs_of_an_edge_split(run: Any, store: Path, tmp_path: Path) -> None:
     """The command of a refusal names the split, or all edges where these are those to train on."""
     links = tmp_path / "links.gnn"
     assert run("split-edges", store, links).status == 0
@@ -116,25 +116,25 @@ def test_a_plan_of_an_edge_split(run: Any, store: Path, tmp_path: Path) -> None:
     assert packed.status == 0
     options = {**LOADER, "neg_sampling": "binary"}
     expected = batches_of(gnnstore.LinkNeighborLoader(links, [4, 3], "valid", **options))
-    loader = gnnstore.LinkNeighborLoader(links, [4, 3], "valid", plan="base", **options)
+    loader = gnnstore.LinkNeighborLoader(links, [4, 3], "valid", packed="base", **options)
     assert_same_batches(batches_of(loader), expected)
     for split, name in (("test", "test"), ("train", "all")):
         with pytest.raises(gnnstore.UsageError, match=f"--links {name} --negatives binary:1 "):
-            gnnstore.LinkNeighborLoader(links, [4, 3], split, plan="base", **options)
+            gnnstore.LinkNeighborLoader(links, [4, 3], split, packed="base", **options)
 
 
 def test_the_command_names_the_split_of_nodes(run: Any, store: Path) -> None:
     assert pack(run, store, "nodes", "--input-nodes", "valid").status == 0
-    options = {**LOADER, "plan": "nodes"}
+    options = {**LOADER, "packed": "nodes"}
     with pytest.raises(gnnstore.UsageError, match="--input-nodes train") as caught:
         gnnstore.NeighborLoader(store, [4, 3], "train", **options)
-    command = shlex.split(str(caught.value).rpartition("pack a plan for this one: ")[2])
+    command = shlex.split(str(caught.value).rpartition("pack epochs for this one: ")[2])
     assert run(*command[1:]).status == 0
     assert len(batches_of(gnnstore.NeighborLoader(store, [4, 3], "train", **options)))
 
 
 def test_plan_samples_what_a_link_loader_does(run: Any, store: Path) -> None:
-    done = run("plan", store, *BATCH, "--links", "all", *ASKED, "--batches", "5", "--json")
+    done = run("predict", store, *BATCH, "--links", "all", *ASKED, "--batches", "5", "--json")
     assert done.status == 0
     document = done.document
     assert (document["links"], document["input_nodes"]) == ("all", None)

@@ -1,4 +1,4 @@
-"""`gnnstore pack` and `rm`; what `inspect`, `verify` and `gc` say of plans."""
+"""`gnnstore pack` and `rm`; what `inspect`, `verify` and `gc` say of packed epochs."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ def store(original: Path, tmp_path: Path) -> Path:
     return shutil.copytree(original, tmp_path / "s.gnn")
 
 
-def test_a_plan_from_end_to_end(run: Any, store: Path, original: Path) -> None:
+def test_packed_epochs_from_end_to_end(run: Any, store: Path, original: Path) -> None:
     done = run("pack", store, "--name", "base", *PACK, "--epochs", "2", "--seed", "7", "--json")
     assert done.status == 0
     document = done.document
     assert (document["name"], document["epochs"], document["batches_per_epoch"]) == ("base", 2, 12)
     assert (document["seed"], document["num_neighbors"], document["shuffle"]) == (7, [4, 4], True)
-    plan = Path(document["path"])
-    assert plan == store / "plans" / "base"
+    packed = Path(document["path"])
+    assert packed == store / "plans" / "base"
     estimate = document["estimate"]
     assert 0.7 < document["disk_bytes"] / estimate["total_bytes"] < 1.3
     assert estimate["seconds"] is None
     assert "packing takes about" in done.stderr
 
     options: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 7}
-    loader = gnnstore.NeighborLoader(store, [4, 4], "train", plan="base", **options)
+    loader = gnnstore.NeighborLoader(store, [4, 4], "train", packed="base", **options)
     assert sum(batch.batch_size for batch in loader) == 600
 
-    (listed,) = run("inspect", store, "--json").document["plans"]
+    (listed,) = run("inspect", store, "--json").document["packed"]
     assert (listed["name"], listed["problem"]) == ("base", None)
-    assert "Packed plans" in run("inspect", store).stdout
+    assert "Packed epochs" in run("inspect", store).stdout
     assert run("verify", store).status == 0
-    assert run("verify", plan, "--json").document["ok"]
+    assert run("verify", packed, "--json").document["ok"]
     group = store / "plans" / "zarr.json"
     text = group.read_text()
     for damaged, said in (("garbage", "expected a group"), (None, "is missing; expected a group")):
@@ -69,15 +69,15 @@ def test_a_plan_from_end_to_end(run: Any, store: Path, original: Path) -> None:
     group.unlink()
     group.write_text(text)
 
-    removed = run("rm", store, "--plan", "base", "--json")
+    removed = run("rm", store, "--packed", "base", "--json")
     assert removed.status == 0
     assert removed.document["removed_bytes"] > document["disk_bytes"]
     assert_same_files(store, original)
     assert sorted(p.name for p in store.iterdir()) == sorted(p.name for p in original.iterdir())
-    assert run("inspect", store, "--json").document["plans"] == []
+    assert run("inspect", store, "--json").document["packed"] == []
 
 
-def test_a_plan_elsewhere(run: Any, store: Path, tmp_path: Path, original: Path) -> None:
+def test_packed_epochs_elsewhere(run: Any, store: Path, tmp_path: Path, original: Path) -> None:
     output = tmp_path / "elsewhere"
     done = run("pack", store, "--output", output, *PACK, "--input-nodes", "all", "--no-shuffle")
     assert done.status == 0
@@ -93,7 +93,7 @@ def test_what_is_refused(run: Any, store: Path, tmp_path: Path) -> None:
     for arguments, status, message in (
         ([], 2, "--name in the store, or an --output"),
         (["--name", "a", "--output", tmp_path / "b"], 2, "--name in the store, or an --output"),
-        (["--name", "../a"], 2, "'../a' is no name of a plan"),
+        (["--name", "../a"], 2, "'../a' is no name of a directory of packed epochs"),
         (["--name", "a", "--disk", "10kB"], 2, "raise --disk by at least"),
         (["--name", "a", "--memory", "1MB"], 2, "raise --memory by at least"),
         (["--name", "a", "--input-nodes", "nothing"], 3, "no split 'nothing'"),
@@ -128,21 +128,21 @@ def test_a_budget_of_disk_that_asks_for_segments(run: Any, store: Path) -> None:
     assert "segments of" in done.stderr
     assert "strategy='packed' while training" in done.stderr
     (listed,) = (
-        plan
-        for plan in run("inspect", store, "--json").document["plans"]
-        if plan["name"] == "tight"
+        packed
+        for packed in run("inspect", store, "--json").document["packed"]
+        if packed["name"] == "tight"
     )
     assert listed["segment"] == document["segment"]
     assert "segments of" in run("inspect", store / "plans" / "tight").stdout
     assert run("verify", store).status == 0
     options: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 0}
-    loader = gnnstore.NeighborLoader(store, [4, 4], "train", plan="tight", **options)
+    loader = gnnstore.NeighborLoader(store, [4, 4], "train", packed="tight", **options)
     # What was estimated is what is read.
     assert sum(batch.batch_size for batch in loader) == 600
     estimated = segmented["epoch_read_bytes"] - document["estimate"]["records_bytes"]
     assert 0.8 < loader.stats().bytes_read / estimated < 1.25
     assert "seconds" in run("pack", store, "--name", "x", *arguments, "--estimate", "--json").stdout
-    assert run("rm", store, "--plan", "tight").status == 0
+    assert run("rm", store, "--packed", "tight").status == 0
 
 
 def test_a_budget_of_disk_that_nothing_fits(run: Any, store: Path) -> None:
@@ -177,8 +177,8 @@ def test_a_name_that_is_taken(run: Any, store: Path) -> None:
     assert done.status == 2
     assert "'gnnstore rm'" in done.stderr
     assert run("pack", store, "--name", "base", *PACK, "--overwrite", "--seed", "5").status == 0
-    (plan,) = run("inspect", store, "--json").document["plans"]
-    assert plan["seed"] == 5
+    (packed,) = run("inspect", store, "--json").document["packed"]
+    assert packed["seed"] == 5
     assert sorted(p.name for p in (store / "plans").iterdir()) == ["base", "zarr.json"]
 
 
@@ -192,7 +192,7 @@ def test_interrupted_and_resumed(run: Any, store: Path, tmp_path: Path) -> None:
     (left,) = run("gc", store, "--json").document["leftovers"]
     assert left["state"] == "resumable"
     assert run("verify", store).status == 0
-    assert run("inspect", store, "--json").document["plans"] == []
+    assert run("inspect", store, "--json").document["packed"] == []
     done = run("pack", store, "--name", "base", *PACK, "--resume")
     assert done.status == 0
     assert "resuming after 2 superbatches" in done.stderr
@@ -210,24 +210,27 @@ def test_leftovers_are_removed(run: Any, store: Path, original: Path) -> None:
 
 
 def test_removing_what_is_not_there(run: Any, store: Path) -> None:
-    done = run("rm", store, "--plan", "base")
-    assert (done.status, "no plan 'base'; its plans: none" in done.stderr) == (3, True)
-    assert run("rm", store, "--plan", "../../etc").status == 2
-    assert run("rm", store.parent / "none.gnn", "--plan", "base").status == 3
+    done = run("rm", store, "--packed", "base")
+    assert (
+        done.status,
+        "no directory of packed epochs 'base'; the store has none" in done.stderr,
+    ) == (3, True)
+    assert run("rm", store, "--packed", "../../etc").status == 2
+    assert run("rm", store.parent / "none.gnn", "--packed", "base").status == 3
     assert run("rm", store).status == 2
 
 
-def test_a_plan_that_is_damaged(run: Any, store: Path) -> None:
+def test_packed_epochs_that_are_damaged(run: Any, store: Path) -> None:
     assert run("pack", store, "--name", "base", *PACK).status == 0
     path = store / "plans" / "base" / "zarr.json"
     document = json.loads(path.read_text())
     document["attributes"]["gnnstore_plan"]["seed"] = 99
     path.write_text(json.dumps(document, indent=1))
     assert run("verify", store).status == 1
-    (plan,) = run("inspect", store, "--json").document["plans"]
-    assert "altered" in plan["problem"]
+    (packed,) = run("inspect", store, "--json").document["packed"]
+    assert "altered" in packed["problem"]
     assert "damaged" in run("inspect", store).stdout
-    assert run("rm", store, "--plan", "base").status == 0
+    assert run("rm", store, "--packed", "base").status == 0
 
 
 def test_a_store_that_cannot_be_written(

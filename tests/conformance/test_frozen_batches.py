@@ -29,7 +29,7 @@ from gnnstore.strategies.base import Strategy
 from gnnstore.strategies.builtin import PACKED, auto, find_strategy
 from tests.support.batches import digests
 from tests.support.loaders import override_sizes
-from tests.support.plans import pack
+from tests.support.packed import pack
 
 FROZEN = Path(__file__).parents[1] / "data" / "frozen" / "batches.json"
 SEED, EPOCHS = 11, 2
@@ -200,11 +200,11 @@ class Way:
         )
 
 
-# A plan is followed by one process.
+# Packed epochs are read by one process.
 ASKED = [
     (sampling, strategy)
     for sampling, strategy in product(SAMPLINGS, STRATEGIES)
-    if (strategy, "rank" in sampling.options) != ("plan", True)
+    if (strategy, "rank" in sampling.options) != ("packed-epochs", True)
 ]
 
 
@@ -254,7 +254,7 @@ def loader_of(store: Path, sampling: Sampling, **options: Any) -> NeighborLoader
     return NeighborLoader(store, list(sampling.fanouts), seed=SEED, **sampling.options, **options)
 
 
-def pack_plan(store: Path, sampling: Sampling, output: Path) -> Path:
+def pack_epochs(store: Path, sampling: Sampling, output: Path) -> Path:
     """Pack the epochs of a sampling."""
     options = {"input_nodes": None, "shuffle": False, **AHEAD, **sampling.options}
     return pack(store, sampling.fanouts, output=output, seed=SEED, epochs=EPOCHS, **options)
@@ -288,7 +288,7 @@ def record(directory: Path) -> dict[str, Any]:
 
 
 class Stores:
-    """The graphs as stores, and plans of their samplings, made when they are first needed."""
+    """The graphs as stores, and their packed epochs, made when they are first needed."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -300,10 +300,10 @@ class Stores:
             self._made[graph] = from_pyg(GRAPHS[graph](), self.directory / f"{graph}.gnn")
         return self._made[graph]
 
-    def plan(self, sampling: Sampling) -> Path:
-        """Return the plan of a sampling."""
-        name = f"plan-{SAMPLINGS.index(sampling)}"
-        return pack_plan(self.store(sampling.graph), sampling, self.directory / name)
+    def packed(self, sampling: Sampling) -> Path:
+        """Return the packed epochs of a sampling."""
+        name = f"packed-{SAMPLINGS.index(sampling)}"
+        return pack_epochs(self.store(sampling.graph), sampling, self.directory / name)
 
 
 @pytest.fixture(scope="module")
@@ -322,8 +322,8 @@ def frozen() -> dict[str, Any]:
 def test_batches_are_as_recorded(stores: Stores, frozen: dict[str, Any], way: Way) -> None:
     store, recorded = stores.store(way.sampling.graph), frozen[str(way.sampling)]
     options = dict(STRATEGIES[way.strategy])
-    if way.strategy == "plan":
-        options["plan"] = stores.plan(way.sampling)
+    if way.strategy == "packed-epochs":
+        options["packed"] = stores.packed(way.sampling)
     options |= {"io_engine": way.engine} if way.engine else {}
     loader = loader_of(
         store, way.sampling, num_threads=way.threads, topology=way.topology, **options

@@ -2,9 +2,10 @@
 
 Where a loader has the topology, how many rows it caches and how many batches it plans at a time
 follow from the budgets, the graph and the measurements of the disk alone, once processors and
-clocks are made to say the same always. So do the predictions of `gnnstore plan` and the estimates
-of `gnnstore pack`. `record_frozen.py` records what is in `tests/data/frozen/sizes.json`: only where
-sizes are meant to change, and then the difference that a test prints is the list of changes.
+clocks are made to say the same always. So do the predictions of `gnnstore predict` and the
+estimates of `gnnstore pack`. `record_frozen.py` records what is in
+`tests/data/frozen/sizes.json`: only where sizes are meant to change, and then the difference that
+a test prints is the list of changes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from gnnstore.testing.graphs import GraphArrays
 from gnnstore.tools.cli import main
 from tests.support.disks import usual_profile
 from tests.support.effort import choose
-from tests.support.plans import pack
+from tests.support.packed import pack
 
 FROZEN = Path(__file__).parents[1] / "data" / "frozen" / "sizes.json"
 SHOWN = (
@@ -138,14 +139,14 @@ LOADERS: tuple[Case, ...] = (
     *({"strategy": "packed", **options} for options in AHEAD),
     {"strategy": "packed", "cache": "degree"},
     *({"strategy": "auto", **options} for options in AUTO),
-    {"plan": "base"},
+    {"packed": "base"},
 )
 FANOUTS = (5, 5)
 SAMPLED: Case = {"batch_size": 64, "shuffle": True, "seed": 1}
 COMMAND = ("--num-neighbors", "5,5", "--batch-size", 64, "--seed", 1, "--threads", 2, "--json")
 COMMANDS: tuple[tuple[Any, ...], ...] = (
     *(
-        ("plan", "--memory", memory, "--disk", disk, "--batches", 20)
+        ("predict", "--memory", memory, "--disk", disk, "--batches", 20)
         for memory, disk in (("16MB", DISK), ("34MB", DISK), ("60MB", LITTLE_DISK), ("150MB", DISK))
     ),
     *(
@@ -239,7 +240,7 @@ def _text(value: Any) -> str:
 
 
 def _store(graph: str, directory: Path) -> Path:
-    """Return the store of a graph, with a plan."""
+    """Return the store of a graph, with packed epochs."""
     store = GRAPHS[graph]().write(directory / f"{graph}.gnn")
     sizes: Case = {**CACHE, "memory": "500MB", "superbatch": 10}
     pack(store, FANOUTS, "train", epochs=1, **sizes, **SAMPLED)

@@ -28,7 +28,7 @@ from gnnstore.seeds.negatives import Negatives, cumulative_weights
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from tests.support.batches import assert_same_batches, batches_of
-from tests.support.plans import pack
+from tests.support.packed import pack
 
 N, E, FANOUTS, BATCH_SIZE, SEED = 600, 6_000, [4, 3], 40, 5
 KINDS: dict[str, dict[str, Any]] = {
@@ -416,14 +416,14 @@ def test_the_length_is_the_number_of_batches(
         assert len(loader) == (whole if world_size is None else (whole + (not drop_last)) // 2)
 
 
-def test_packed_plans_hold_links(
+def test_packed_epochs_hold_links(
     path: Path, seeds: dict[str, Any], expected: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     links: Links = loader_of(path, strategy="memory", **seeds)._seeds
-    plan = pack(
+    path_packed = pack(
         path,
         FANOUTS,
-        output=tmp_path / "plan",
+        output=tmp_path / "packed",
         seeds=links,
         disjoint=links.disjoint,
         seed=SEED,
@@ -431,12 +431,14 @@ def test_packed_plans_hold_links(
         superbatch=3,
         cache_bytes="20kB",
     )
-    loader = loader_of(path, plan=plan, **seeds)
+    loader = loader_of(path, packed=path_packed, **seeds)
     assert_same_batches(batches_of(b for _ in range(2) for b in loader), expected)
-    packed = gnnstore.open_plan(plan).loader(num_threads=2)
+    packed = gnnstore.open_packed(path_packed).loader(num_threads=2)
     assert_same_batches(batches_of(b for _ in range(2) for b in packed), expected)
     with pytest.raises(gnnstore.UsageError, match="crc32c of edge_label_index"):
-        loader_of(path, plan=plan, **(seeds | {"edge_label_index": links.ends(np.arange(9))}))
+        loader_of(
+            path, packed=path_packed, **(seeds | {"edge_label_index": links.ends(np.arange(9))})
+        )
 
 
 # --- negatives ----------------------------------------------------------------------------------

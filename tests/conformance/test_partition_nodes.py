@@ -455,7 +455,7 @@ def test_a_read_that_fails_reaches_the_loop(store: gnnstore.GraphStore, num_thre
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a strategy": ({"strategy": "belady"}, "strategy='belady'"),
     "topology": ({"topology": "mmap"}, "topology='mmap'"),
-    "a plan": ({"plan": "p"}, "plan='p'"),
+    "packed epochs": ({"packed": "p"}, "packed='p'"),
     "a cache": ({"cache_bytes": "1MB"}, "cache_bytes"),
     "ranks": ({"rank": 0, "world_size": 2}, "rank=0"),
     "no tables": ({"tables": [3]}, r"tables=\[3\]: expected a list"),

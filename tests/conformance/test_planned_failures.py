@@ -35,7 +35,7 @@ from gnnstore.threads import interruptible
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.forks import ForkServer
 from tests.support.loaders import override_sizes
-from tests.support.plans import pack
+from tests.support.packed import pack
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -94,15 +94,15 @@ def test_packed_rows_that_cannot_be_read(
     assert len(list(loader)) == len(loader)
 
 
-@pytest.mark.parametrize("kind", ["belady", "packed", "plan"])
+@pytest.mark.parametrize("kind", ["belady", "packed", "packed before"])
 def test_a_batch_that_fails_between_its_sample_and_its_rows(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """The next one waits for it to have taken its turn; the consumer waits for that thread."""
     options: dict[str, Any] = {"num_threads": 2, "tmpdir": tmp_path, "strategy": kind}
-    if kind == "plan":
-        plan = pack(path, [4, 4], batch_size=25, output=tmp_path / "plan", cache_bytes="20kB")
-        options = {"num_threads": 2, "plan": plan, "strategy": "auto", "cache_bytes": None}
+    if kind == "packed before":
+        packed = pack(path, [4, 4], batch_size=25, output=tmp_path / "packed", cache_bytes="20kB")
+        options = {"num_threads": 2, "packed": packed, "strategy": "auto", "cache_bytes": None}
         options |= {"superbatch": None}
     loader = loader_of(path, **options)
     wait, output = Ticket.wait, BatchAssembler.output

@@ -493,7 +493,7 @@ def test_a_directory_that_is_not_there(path: Path, tmp_path: Path) -> None:
         ({"strategy": "static", "superbatch": None, "tmpdir": "/x"}, "has no use for tmpdir"),
         ({"cache_bytes": -1}, "cache_bytes"),
         *(
-            ({"strategy": policy.name}, "'gnnstore plan' simulates")
+            ({"strategy": policy.name}, "'gnnstore predict' simulates")
             for policy in POLICIES
             if policy.is_simulated_only
         ),

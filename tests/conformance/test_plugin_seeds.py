@@ -1,6 +1,6 @@
 """Seeds of another kind that stand in this file alone: pairs of nodes, with drawn negatives.
 
-They go through every strategy, packed plans and a resumed run. Were anything between the order of
+They go through every strategy, packed epochs and a resumed run. Were anything between the order of
 an epoch and the finished batch to know what a seed node is, something here would not come through.
 """
 
@@ -30,7 +30,7 @@ from gnnstore.seeds.kinds import KINDS
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.graphs import random_graph
 from tests.support.batches import assert_same_batches, batches_of
-from tests.support.plans import pack
+from tests.support.packed import pack
 
 N, FANOUTS, BATCH_SIZE, SEED = 800, [4, 3], 30, 5
 
@@ -122,7 +122,7 @@ class PairLoader(SampledLoader):
         pairs: npt.NDArray[np.int64],
         *,
         strategy: str = "auto",
-        plan: Path | None = None,
+        packed: Path | None = None,
         cache_bytes: str | None = None,
         superbatch: int | None = None,
         rank: int | None = None,
@@ -148,7 +148,7 @@ def pairs() -> npt.NDArray[np.int64]:
 
 
 @pytest.fixture(scope="module")
-def plan(path: Path, pairs: npt.NDArray[np.int64]) -> Path:
+def packed(path: Path, pairs: npt.NDArray[np.int64]) -> Path:
     options: dict[str, Any] = {"seed": SEED, "batch_size": BATCH_SIZE, "superbatch": 3}
     return pack(path, FANOUTS, seeds=Pairs(pairs), cache_bytes="20kB", **options)
 
@@ -209,25 +209,27 @@ def test_every_strategy_gives_the_same(
 def test_a_packed_plan_gives_the_same(
     path: Path,
     pairs: npt.NDArray[np.int64],
-    plan: Path,
+    packed: Path,
     expected: list[dict[str, Any]],
     num_threads: int,
 ) -> None:
     """With the store, and without it."""
     assert_same_batches(
-        epochs(loader_of(path, pairs, plan=plan, num_threads=num_threads)), expected
+        epochs(loader_of(path, pairs, packed=packed, num_threads=num_threads)), expected
     )
-    assert_same_batches(epochs(gnnstore.open_plan(plan).loader(num_threads=num_threads)), expected)
+    assert_same_batches(
+        epochs(gnnstore.open_packed(packed).loader(num_threads=num_threads)), expected
+    )
 
 
-def test_a_plan_of_other_pairs_or_of_nodes_is_refused(
-    path: Path, pairs: npt.NDArray[np.int64], plan: Path
+def test_packed_epochs_of_other_pairs_or_of_nodes_are_refused(
+    path: Path, pairs: npt.NDArray[np.int64], packed: Path
 ) -> None:
     with pytest.raises(gnnstore.UsageError, match="sum of pairs"):
-        loader_of(path, np.flip(pairs, axis=1) + 1, plan=plan)
+        loader_of(path, np.flip(pairs, axis=1) + 1, packed=packed)
     with pytest.raises(gnnstore.UsageError, match="seeds: expected nothing, found 'pairs'"):
         gnnstore.NeighborLoader(
-            path, FANOUTS, range(200), batch_size=BATCH_SIZE, shuffle=True, plan=plan
+            path, FANOUTS, range(200), batch_size=BATCH_SIZE, shuffle=True, packed=packed
         )
 
 
@@ -237,10 +239,12 @@ def test_partitions_train_kinds_that_say_how(path: Path, pairs: npt.NDArray[np.i
         by_state(Pairs(pairs), unit, "random")
 
 
-def test_a_plan_of_an_unknown_kind_is_refused(plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_epochs_of_an_unknown_kind_are_refused(
+    packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(KINDS, "_values", {"nodes": KINDS["nodes"]})
     with pytest.raises(gnnstore.UnsupportedVersionError, match="'pairs', and this gnnstore knows"):
-        gnnstore.open_plan(plan).loader()
+        gnnstore.open_packed(packed).loader()
     monkeypatch.undo()  # before the kind is taken out
 
 

@@ -49,7 +49,7 @@ from gnnstore.tools.ui.exits import DEFECT
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.disks import keep_usual_profile
 from tests.support.hostile import apply_edits, edits, json_edits
-from tests.support.plans import pack
+from tests.support.packed import pack
 from tests.support.stores import write_example_store
 
 NUM_NODES, NUM_EDGES = 40, 200
@@ -160,7 +160,7 @@ def _use_store(path: Path, strategy: str) -> None:
                 raise UnsoundError(f"batch {number} has other rows than the store")
 
 
-def _plan(folder: Path, **options: Any) -> Target:
+def _packed(folder: Path, **options: Any) -> Target:
     store = write_example_store(
         folder / "base.gnn", num_nodes=NUM_NODES, num_edges=NUM_EDGES, feature_shape=(3,)
     ).path
@@ -168,7 +168,7 @@ def _plan(folder: Path, **options: Any) -> Target:
         store,
         [3, 2],
         None,
-        output=folder / "plan",
+        output=folder / "packed",
         batch_size=8,
         cache_bytes="100B",
         superbatch=4,
@@ -181,21 +181,17 @@ def _plan(folder: Path, **options: Any) -> Target:
         _changed(base, copy, changes)
         problems = verified(copy)
         inspected(copy)
-        must_load(problems, lambda: batches_of(gnnstore.open_plan(copy).loader(num_threads=1)))
+        must_load(problems, lambda: batches_of(gnnstore.open_packed(copy).loader(num_threads=1)))
 
     return edits(records=True), check
 
 
-def target_plan(folder: Path) -> Target:
-    return _plan(folder)
+def target_packed(folder: Path) -> Target:
+    return _packed(folder)
 
 
 def target_shared(folder: Path) -> Target:
-    return _plan(folder, segment=2)
-
-
-def target_compressed(folder: Path) -> Target:
-    return _plan(folder, compress="lz4")
+    return _packed(folder, segment=2)
 
 
 def target_partitions(folder: Path) -> Target:
@@ -361,7 +357,7 @@ def target_packing(folder: Path) -> Target:
             store,
             [3, 2],
             None,
-            output=folder / "out" / "plan",
+            output=folder / "out" / "packed",
             batch_size=8,
             resume=resume,
             cache_bytes="100B",
@@ -369,16 +365,18 @@ def target_packing(folder: Path) -> Target:
             num_threads=1,
         )
 
-    whole = batches_of(gnnstore.open_plan(write(False)).loader(num_threads=1))
+    whole = batches_of(gnnstore.open_packed(write(False)).loader(num_threads=1))
 
     def check_result(path: Path) -> None:
-        # A journal that lies about a record makes a plan whose batch is refused.
+        # A journal that lies about a record makes packed epochs whose batch is refused.
         batches: list[Any] = []
-        refused(lambda: batches.extend(batches_of(gnnstore.open_plan(path).loader(num_threads=1))))
+        refused(
+            lambda: batches.extend(batches_of(gnnstore.open_packed(path).loader(num_threads=1)))
+        )
         if batches:
             assert_same_batches(batches, whole)
 
-    return _resumed(folder, "plan", write, [2, 4], check_result)
+    return _resumed(folder, "packed", write, [2, 4], check_result)
 
 
 def target_cache(folder: Path) -> Target:

@@ -177,22 +177,22 @@ def test_a_compressed_array_that_is_encoded_in_another_way(
         StoreReader.open(store)
 
 
-def test_a_plan_s_graph_array_is_checked_before_it_is_read(tmp_path: Path) -> None:
+def test_packed_epochs_graph_array_is_checked_before_it_is_read(tmp_path: Path) -> None:
     pytest.importorskip("torch_geometric")
-    from tests.support.plans import pack  # noqa: PLC0415
+    from tests.support.packed import pack  # noqa: PLC0415
 
-    plan = tmp_path / "plan"
-    shutil.copytree(pack(write_example_store(tmp_path / "s.gnn").path, [2], epochs=1), plan)
-    (spec,) = PackedReader.open(plan).manifest.schema.graph_arrays.values()
-    chunk, metadata = plan / spec.path / "c.0.0", plan / spec.path / "zarr.json"
-    sound = PackedReader.open(plan).compressed(spec)
+    packed = tmp_path / "packed"
+    shutil.copytree(pack(write_example_store(tmp_path / "s.gnn").path, [2], epochs=1), packed)
+    (spec,) = PackedReader.open(packed).manifest.schema.graph_arrays.values()
+    chunk, metadata = packed / spec.path / "c.0.0", packed / spec.path / "zarr.json"
+    sound = PackedReader.open(packed).compressed(spec)
     assert sound.shape == (4, 2)
     whole = chunk.read_bytes()
     chunk.write_bytes(frame(BOMB_BYTES, None))
-    reseal(plan)
+    reseal(packed)
     with little_memory(), pytest.raises(CorruptStoreError, match="cannot be decoded"):
-        PackedReader.open(plan).compressed(spec)
-    (problem,) = verify(plan, "full").problems
+        PackedReader.open(packed).compressed(spec)
+    (problem,) = verify(packed, "full").problems
     assert "cannot be decoded" in problem.message
     chunk.write_bytes(whole)
     document = json.loads(metadata.read_text())
@@ -202,9 +202,9 @@ def test_a_plan_s_graph_array_is_checked_before_it_is_read(tmp_path: Path) -> No
     def grow(manifest: dict[str, Any]) -> None:
         manifest["schema"]["graph_arrays"]["weights"]["shape"] = [2**40, 2]
 
-    reseal(plan, grow)
+    reseal(packed, grow)
     with pytest.raises(CorruptStoreError, match="needs files that the manifest does not list"):
-        PackedReader.open(plan)
+        PackedReader.open(packed)
 
 
 # JSON -------------------------------------------------------------------------------------

@@ -21,9 +21,8 @@ pytest.importorskip("torch_geometric")
 SCRIPT = Path(__file__).with_name("fuzz_targets.py")
 TARGETS = {
     "store": choose(1.5, 240),
-    "plan": choose(1.0, 60),
+    "packed": choose(1.0, 60),
     "shared": choose(0.5, 60),
-    "compressed": choose(0.5, 60),
     "partitions": choose(1.0, 60),
     "conversion": choose(1.0, 90),
     "packing": choose(1.0, 60),

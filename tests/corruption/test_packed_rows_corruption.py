@@ -18,7 +18,7 @@ from gnnstore.pipeline.lookahead import packer as rolling
 from gnnstore.testing.graphs import random_graph
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.files import flip
-from tests.support.plans import pack
+from tests.support.packed import pack
 from tests.support.progress import Recorder
 
 BATCHES = 12
@@ -88,7 +88,7 @@ def test_rows_that_change_while_training_packs_ahead(
 def test_a_disk_that_alters_what_is_written(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The plan's own checksums are of what could be read back, those of rows are not."""
+    """The files' own checksums are of what could be read back, those of rows are not."""
     finish = PackedWriter.finish_superbatch
 
     def finish_damaged(self: PackedWriter, index: Any, *rest: Any) -> None:
@@ -97,33 +97,28 @@ def test_a_disk_that_alters_what_is_written(
         finish(self, index, *rest)
 
     monkeypatch.setattr(PackedWriter, "finish_superbatch", finish_damaged)
-    plan = pack(store, [4, 4], output=tmp_path / "plan")
-    assert gnnstore.verify(plan, "checksums").ok
+    packed = pack(store, [4, 4], output=tmp_path / "packed")
+    assert gnnstore.verify(packed, "checksums").ok
     told = Recorder()
-    report = gnnstore.verify(plan, "full", progress=told)
+    report = gnnstore.verify(packed, "full", progress=told)
     (problem,) = report.problems
-    num_batches = PackedReader.open(plan).manifest.num_batches
-    assert (told.phases[-1][0], told.phases[-1][-1]) == ("read the batches of plan", num_batches)
-    assert problem.path == str(plan / "rows/x/c.0")
+    num_batches = PackedReader.open(packed).manifest.num_batches
+    assert (told.phases[-1][0], told.phases[-1][-1]) == ("read the batches of packed", num_batches)
+    assert problem.path == str(packed / "rows/x/c.0")
     assert "batch 1 of epoch 0, 'nodes/node/x'" in problem.message
     with pytest.raises(CorruptStoreError, match="batch 1 of epoch 0, 'nodes/node/x'"):
-        list(gnnstore.open_plan(plan).loader(num_threads=1))
+        list(gnnstore.open_packed(packed).loader(num_threads=1))
 
 
-@pytest.mark.parametrize("options", [{"segment": 4}, {"compress": "lz4"}])
 def test_what_packing_reads_back_is_compared(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows that are put in another order, or compressed."""
-    doing = "order the rows of a segment" if "segment" in options else "compress packed rows"
-
     def damage(appended: Any, _: Any, missed: Any, files: Any) -> None:
-        # The last chunk; or the second run.
-        number = len(missed.index.num_rows) - 1 if "segment" in options else 1
-        flip(files["nodes/node/x"][0], int(appended["nodes/node/x"].offsets[number]))
+        last = len(missed.index.num_rows) - 1
+        flip(files["nodes/node/x"][0], int(appended["nodes/node/x"].offsets[last]))
 
     altering(monkeypatch, segment_packing, "append_missed", damage)
-    message = f"cannot {doing}: .*bytes .* are not what was written: the crc32c is .*Test the"
-    with pytest.raises(StorageError, match=message):
-        pack(store, [4, 4], output=tmp_path / "plan", **options)
-    assert not (tmp_path / "plan").exists()
+    message = "cannot order the rows of a segment: .*bytes .* are not what was written: the crc32c "
+    with pytest.raises(StorageError, match=f"{message}is .*Test the"):
+        pack(store, [4, 4], output=tmp_path / "packed", segment=4)
+    assert not (tmp_path / "packed").exists()

@@ -36,7 +36,7 @@ from gnnstore.graph.neighbor_cache.saved import ListsKey, load_lists, save_lists
 from gnnstore.testing.graphs import random_graph
 from tests.support import published
 from tests.support.disks import usual_profile
-from tests.support.plans import pack
+from tests.support.packed import pack
 from tests.support.stores import write_example_store
 
 # A call that hangs is ended by an exception: an open that waits can be interrupted.
@@ -104,8 +104,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plan(store: Path) -> Path:
-    return pack(store, [3, 2], output=store.parent / "plan", epochs=1)
+def packed(store: Path) -> Path:
+    return pack(store, [3, 2], output=store.parent / "packed", epochs=1)
 
 
 @pytest.fixture
@@ -117,27 +117,29 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-# ---- stores and plans
+# ---- stores and packed epochs
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_file_of_a_store_and_of_a_plan(
-    tmp_path: Path, store: Path, plan: Path, kind: str
+def test_every_file_of_a_store_and_of_packed_epochs(
+    tmp_path: Path, store: Path, packed: Path, kind: str
 ) -> None:
-    for directory, reopen in ((store, StoreReader.open), (plan, PackedReader.open)):
+    for directory, reopen in ((store, StoreReader.open), (packed, PackedReader.open)):
         for file in files_below(directory):
             with replaced(file, kind, tmp_path):
                 with pytest.raises(CorruptStoreError, match=said_of(file, kind)):
                     reopen(directory)
-                with suppress(NotFoundError):  # of a root that cannot be read, plan or store
+                with suppress(NotFoundError):  # of a root that cannot be read
                     assert not verify(directory, "full").ok
         reopen(directory)
         assert verify(directory, "full").ok
 
 
-def test_every_directory_of_a_store_and_of_a_plan(tmp_path: Path, store: Path, plan: Path) -> None:
+def test_every_directory_of_a_store_and_of_packed_epochs(
+    tmp_path: Path, store: Path, packed: Path
+) -> None:
     """A link to the store itself is none of its files; one in it leads out."""
-    for directory, reopen in ((store, StoreReader.open), (plan, PackedReader.open)):
+    for directory, reopen in ((store, StoreReader.open), (packed, PackedReader.open)):
         (tmp_path / directory.name).symlink_to(directory)
         reopen(tmp_path / directory.name)
         assert verify(tmp_path / directory.name, "full").ok
@@ -178,7 +180,7 @@ def test_a_stray_fifo_is_not_opened(store: Path, name: str) -> None:
 
 
 def test_links_in_place_of_plans(tmp_path: Path, store: Path) -> None:
-    """A plan elsewhere is given by its path; a link to it in the store is refused."""
+    """Packed epochs elsewhere are given by their path; a link to them in the store is refused."""
     own = shutil.copytree(store, tmp_path / "own.gnn")
     elsewhere = pack(own, [2], output=tmp_path / "elsewhere", epochs=1)
     make_units_directory(PACKED, own)
@@ -192,7 +194,9 @@ def test_links_in_place_of_plans(tmp_path: Path, store: Path) -> None:
             call()
     assert find_units(PACKED, own) == []
     assert [problem.path for problem in verify(own).problems] == [str(link)]
-    assert find_unit(PACKED, own, link) == link  # asked for as a path: a link to the plan itself
+    assert (
+        find_unit(PACKED, own, link) == link
+    )  # asked for as a path: a link to the epochs themselves
     shutil.rmtree(own / "plans")
     (tmp_path / "plans").mkdir()
     (own / "plans").symlink_to(tmp_path / "plans")

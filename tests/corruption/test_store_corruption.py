@@ -569,7 +569,7 @@ def test_missing_store_names_the_next_command(tmp_path: Path) -> None:
 
 def test_file_in_place_of_a_store(tmp_path: Path) -> None:
     (tmp_path / "a.gnn").write_text("hello")
-    refuse(tmp_path / "a.gnn", "a file, not a store directory", NotFoundError)
+    refuse(tmp_path / "a.gnn", "a file, not a gnnstore store", NotFoundError)
 
 
 def test_directory_that_is_no_store(tmp_path: Path) -> None:

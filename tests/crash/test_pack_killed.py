@@ -23,11 +23,11 @@ from gnnstore.testing.graphs import random_graph
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.effort import choose
 from tests.support.forks import ForkServer
-from tests.support.plans import pack
+from tests.support.packed import pack
 from tests.support.stores import assert_same_files
 
 NUM_KILLS = choose(8, 30)
-MAX_TOUCH = 100  # packing that nothing stops touches the plan's directory about as often
+MAX_TOUCH = 100  # packing that nothing stops touches their directory about as often
 EPOCHS = 2
 
 # Packs in a forked child for each line that is read: kills it at its k-th touch of the file
@@ -36,7 +36,7 @@ _SERVER = """
 import os, signal, sys
 from pathlib import Path
 
-from tests.support.plans import pack
+from tests.support.packed import pack
 from tests.support.filesystem_calls import signal_at_filesystem_call, serve
 
 # What a process has written outlives it without; 40 of them are half of the time.
@@ -88,11 +88,11 @@ def test_killed_at_random_points(
 ) -> None:
     num_kills, touches = kills_at
     untouched = shutil.copytree(store, tmp_path / "untouched.gnn")
-    options: dict[str, Any] = {"segment": segment, "compress": "none" if segment == 1 else "zstd"}
+    options: dict[str, Any] = {"segment": segment}
     whole = pack(store, [4, 4], output=tmp_path / "whole", superbatch=2, batch_size=100, **options)
     folder = tmp_path / "out"
     folder.mkdir()
-    output = folder / "plan"
+    output = folder / "packed"
     draw = random.Random(1)
     kills = resumed = 0
     with server(forks, store, output) as attempt:
@@ -113,7 +113,7 @@ def test_killed_at_random_points(
                 assert status in {0, -signal.SIGKILL, -signal.SIGALRM}
                 kills += status != 0
             assert_same_files(output, whole)
-            assert [item.name for item in folder.iterdir()] == ["plan"]
+            assert [item.name for item in folder.iterdir()] == ["packed"]
             shutil.rmtree(output)
     assert resumed > num_kills // 4
     assert_same_files(store, untouched)
@@ -122,15 +122,15 @@ def test_killed_at_random_points(
 def test_without_resume_it_starts_anew(tmp_path: Path, store: Path) -> None:
     folder = tmp_path / "out"
     folder.mkdir()
-    leave_unfinished(store, folder / "plan")
+    leave_unfinished(store, folder / "packed")
     assert [item.state for item in find_leftovers(folder)] == ["resumable"]
-    plan = pack(store, [4, 4], output=folder / "plan", superbatch=2)
-    assert [item.name for item in folder.iterdir()] == ["plan"]
-    assert gnnstore.verify(plan).ok
+    packed = pack(store, [4, 4], output=folder / "packed", superbatch=2)
+    assert [item.name for item in folder.iterdir()] == ["packed"]
+    assert gnnstore.verify(packed).ok
 
 
 def leave_unfinished(store: Path, output: Path, **options: Any) -> None:
-    """Leave a plan of which some superbatches are finished, the disk being full."""
+    """Leave packed epochs of which some superbatches are finished, the disk being full."""
     with (
         inject("fallocate", errno=errno.ENOSPC, skip=3, times=-1),
         pytest.raises(NoSpaceError, match=r"no space left.*3 superbatches that are finished.*res"),
@@ -142,30 +142,30 @@ def test_a_full_disk(tmp_path: Path, store: Path) -> None:
     whole = pack(store, [4, 4], output=tmp_path / "whole", superbatch=2)
     folder = tmp_path / "out"
     folder.mkdir()
-    leave_unfinished(store, folder / "plan")
-    assert not (folder / "plan").exists()
+    leave_unfinished(store, folder / "packed")
+    assert not (folder / "packed").exists()
     # Another thread count, or another budget of disk, makes no difference to the bytes.
-    plan = pack(
+    packed = pack(
         store,
         [4, 4],
-        output=folder / "plan",
+        output=folder / "packed",
         superbatch=2,
         resume=True,
         num_threads=1,
         disk_bytes=10**9,
     )
-    assert_same_files(plan, whole)
-    assert [item.name for item in folder.iterdir()] == ["plan"]
+    assert_same_files(packed, whole)
+    assert [item.name for item in folder.iterdir()] == ["packed"]
 
 
 def test_an_error_of_the_disk(tmp_path: Path, store: Path) -> None:
     folder = tmp_path / "out"
     folder.mkdir()
     with inject("pwrite", errno=errno.EIO, skip=20, times=-1), pytest.raises(StorageError):
-        pack(store, [4, 4], output=folder / "plan", superbatch=2)
-    plan = pack(store, [4, 4], output=folder / "plan", superbatch=2, resume=True)
+        pack(store, [4, 4], output=folder / "packed", superbatch=2)
+    packed = pack(store, [4, 4], output=folder / "packed", superbatch=2, resume=True)
     assert_same_batches(
-        batches_of(gnnstore.open_plan(plan).loader(), EPOCHS),
+        batches_of(gnnstore.open_packed(packed).loader(), EPOCHS),
         batches_of(
             gnnstore.NeighborLoader(
                 store, [4, 4], "train", batch_size=50, shuffle=True, seed=3, strategy="memory"
@@ -177,12 +177,12 @@ def test_an_error_of_the_disk(tmp_path: Path, store: Path) -> None:
 
 def test_a_budget_of_disk_that_runs_out(tmp_path: Path, store: Path) -> None:
     whole = pack(store, [4, 4], output=tmp_path / "whole", superbatch=2)
-    size = gnnstore.open_plan(whole).reader.total_bytes
+    size = gnnstore.open_packed(whole).reader.total_bytes
     folder = tmp_path / "out"
     folder.mkdir()
     with pytest.raises(NoSpaceError, match=r"of 24 batches take .* raise --disk.*resume=True"):
-        pack(store, [4, 4], output=folder / "plan", superbatch=2, disk_bytes=size // 2)
-    options: dict[str, Any] = {"output": folder / "plan", "superbatch": 2, "resume": True}
+        pack(store, [4, 4], output=folder / "packed", superbatch=2, disk_bytes=size // 2)
+    options: dict[str, Any] = {"output": folder / "packed", "superbatch": 2, "resume": True}
     assert_same_files(pack(store, [4, 4], disk_bytes=2 * size, **options), whole)
 
 
@@ -195,19 +195,18 @@ def test_a_budget_of_disk_that_runs_out(tmp_path: Path, store: Path) -> None:
         {"cache_bytes": "50kB"},
         {"shuffle": False},
         {"segment": 2},
-        {"compress": "lz4"},
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_another_plan_is_not_continued(
+def test_other_epochs_are_not_continued(
     tmp_path: Path, store: Path, options: dict[str, Any]
 ) -> None:
     folder = tmp_path / "out"
     folder.mkdir()
-    leave_unfinished(store, folder / "plan")
+    leave_unfinished(store, folder / "packed")
     (name,) = options
     with pytest.raises(UsageError, match=f"cannot be continued.*{name} was"):
-        pack(store, [4, 4], output=folder / "plan", superbatch=2, resume=True, **options)
+        pack(store, [4, 4], output=folder / "packed", superbatch=2, resume=True, **options)
     assert [item.state for item in find_leftovers(folder)] == ["resumable"]
 
 
@@ -215,9 +214,9 @@ def test_a_full_disk_while_segments_are_packed(tmp_path: Path, store: Path) -> N
     whole = pack(store, [4, 4], output=tmp_path / "whole", superbatch=2, segment=2)
     folder = tmp_path / "out"
     folder.mkdir()
-    leave_unfinished(store, folder / "plan", segment=2)
-    plan = pack(store, [4, 4], output=folder / "plan", superbatch=2, segment=2, resume=True)
-    assert_same_files(plan, whole)
+    leave_unfinished(store, folder / "packed", segment=2)
+    packed = pack(store, [4, 4], output=folder / "packed", superbatch=2, segment=2, resume=True)
+    assert_same_files(packed, whole)
 
 
 def test_what_was_damaged_meanwhile_is_packed_again(tmp_path: Path, store: Path) -> None:
@@ -225,10 +224,10 @@ def test_what_was_damaged_meanwhile_is_packed_again(tmp_path: Path, store: Path)
     for name in ("batches/c.0", "rows/x/c.0"):
         folder = tmp_path / name.split("/", maxsplit=1)[0]
         folder.mkdir()
-        leave_unfinished(store, folder / "plan")
+        leave_unfinished(store, folder / "packed")
         (left,) = folder.iterdir()
         with (left / name).open("r+b") as file:
             file.seek((left / name).stat().st_size // 2)
             file.write(b"damage")
-        plan = pack(store, [4, 4], output=folder / "plan", superbatch=2, resume=True)
-        assert_same_files(plan, whole)
+        packed = pack(store, [4, 4], output=folder / "packed", superbatch=2, resume=True)
+        assert_same_files(packed, whole)

@@ -211,7 +211,7 @@ _SAMPLED = "--num-neighbors 2,2 --batch-size 32"
         ("convert rmat rmat.gnn --scale 8", "inspect"),
         ("reorder graph.gnn ordered.gnn", "inspect"),
         ("reorder graph.gnn --estimate", ""),
-        (f"plan graph.gnn {_SAMPLED}", ""),
+        (f"predict graph.gnn {_SAMPLED}", ""),
         (f"pack graph.gnn --name fixed {_SAMPLED}", "inspect"),
         ("partition graph.gnn", "inspect"),
         (f"bench load graph.gnn --strategies map --batches 2 --no-limit {_SAMPLED}", ""),
@@ -251,7 +251,7 @@ def test_every_option_stands_in_the_manual_and_none_is_made_up() -> None:
     known = {"--help", "--version"}
     for name, command in _commands():
         for parameter in command.params:
-            if isinstance(parameter, click.Option):
+            if isinstance(parameter, click.Option) and not parameter.hidden:
                 options = [*parameter.opts, *parameter.secondary_opts]
                 known.update(options)
                 for option in options:

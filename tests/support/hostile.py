@@ -297,7 +297,7 @@ def _specs_in(value: Any) -> Iterator[Json]:
 
 @dataclass(frozen=True)
 class RecordEdit:
-    """Other numbers in the record of a batch of a plan, with the checksum that the index has."""
+    """Other numbers in the record of a packed batch, with the checksum that the index has."""
 
     batch: int
     places: tuple[int, ...]
@@ -334,7 +334,7 @@ _NUMBER = st.integers(0, 40)
 
 
 def edits(*, records: bool = False) -> st.SearchStrategy[list[Edit]]:
-    """Return a strategy of changes of a store; of a packed plan if it has records."""
+    """Return a strategy of changes of a store; of packed epochs if it has records."""
     kinds: list[st.SearchStrategy[Any]] = [
         st.builds(ManifestEdit, json_edits()),
         st.builds(MetadataEdit, _NUMBER, json_edits()),
@@ -357,7 +357,7 @@ def edits(*, records: bool = False) -> st.SearchStrategy[list[Edit]]:
 
 
 def apply_edits(directory: Path, changes: list[Edit]) -> None:
-    """Change a store or a plan, and seal it.
+    """Change a store or packed epochs, and seal it.
 
     Raises
     ------

@@ -18,8 +18,8 @@ def batches_in_memory(path: Path, **options: Any) -> list[dict[str, Any]]:
     return batches_of(plain, EPOCHS)
 
 
-def loader_of_plan(path: Any, plan: Any = "base", **options: Any) -> NeighborLoader:
-    """Return a loader of the same batches by a packed plan, a path or a name in the store."""
+def loader_of_packed(path: Any, packed: Any = "base", **options: Any) -> NeighborLoader:
+    """Return a loader of the same batches by packed epochs, a path or a name in the store."""
     fanouts = options.pop("num_neighbors", [4, 4])
     nodes = options.pop("input_nodes", "train")
-    return NeighborLoader(path, fanouts, nodes, **({"plan": plan} | OPTIONS | options))
+    return NeighborLoader(path, fanouts, nodes, **({"packed": packed} | OPTIONS | options))

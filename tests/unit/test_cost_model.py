@@ -465,12 +465,12 @@ def test_a_mapping_lives_off_the_page_cache(batches: list[Any]) -> None:
     assert many.seconds < none.seconds
 
 
-def test_a_plan_is_read_in_order(batches: list[Any]) -> None:
+def test_packed_epochs_are_read_in_order(batches: list[Any]) -> None:
     work, has = workload_of(batches), Resources(0, 500, superbatch=120)
-    plan, packed = (forecast(c, work, machine(), has) for c in ("plan", "packed"))
-    assert plan.seconds < packed.seconds
-    assert plan.seconds_once > packed.seconds_once, "packing comes before training"
-    assert plan.bottleneck in {"reading packed", "assembling"}
+    before, packed = (forecast(c, work, machine(), has) for c in ("packed-epochs", "packed"))
+    assert before.seconds < packed.seconds
+    assert before.seconds_once > packed.seconds_once, "packing comes before training"
+    assert before.bottleneck in {"reading packed", "assembling"}
 
 
 def test_more_slots_never_take_longer(batches: list[Any]) -> None:

@@ -64,12 +64,12 @@ def test_paged_attributes(tmp_path: Path) -> None:
 def test_plan_manifest_fields(tmp_path: Path) -> None:
     pytest.importorskip("torch_geometric")
     from gnnstore.testing.graphs import random_graph  # noqa: PLC0415
-    from tests.support.plans import pack  # noqa: PLC0415
+    from tests.support.packed import pack  # noqa: PLC0415
 
     graph = random_graph(50, 200, feature_dim=30, num_classes=2)
-    plan = pack(graph.write(tmp_path / "s.gnn"), [2], epochs=1)
-    own = json.loads((plan / "zarr.json").read_text())["attributes"]["gnnstore_plan"]
-    table = PAGE.split("## Packed plans\n", 1)[1].split("| field | content |", 1)[1]
+    packed = pack(graph.write(tmp_path / "s.gnn"), [2], epochs=1)
+    own = json.loads((packed / "zarr.json").read_text())["attributes"]["gnnstore_plan"]
+    table = PAGE.split("## Packed epochs\n", 1)[1].split("| field | content |", 1)[1]
     rows = [line.split("|") for line in table.split("\n\n", 1)[0].splitlines() if "`" in line]
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row[1])}
     assert named == own.keys()
@@ -81,25 +81,25 @@ def test_plan_manifest_fields(tmp_path: Path) -> None:
     assert re.findall(r"`([\w ]+)`", fingerprint) == list(own["fingerprint"])
     columns = PAGE.split("| column | content |", 1)[1].split("\n\n", 1)[0]
     assert columns.count("\n") - 2 == plan_manifest.INDEX_COLUMNS
-    assert f"multiple of {plan_manifest.PLAN_ALIGNMENT_BYTES}" in columns
+    assert f"multiple of {plan_manifest.PACKED_ALIGNMENT_BYTES}" in columns
 
 
-def test_plans_with_segments(tmp_path: Path) -> None:
+def test_packed_epochs_with_segments(tmp_path: Path) -> None:
     pytest.importorskip("torch_geometric")
     from gnnstore.testing.graphs import random_graph  # noqa: PLC0415
-    from tests.support.plans import pack  # noqa: PLC0415
+    from tests.support.packed import pack  # noqa: PLC0415
 
     graph = random_graph(50, 200, feature_dim=30, num_classes=2)
-    plan = pack(graph.write(tmp_path / "s.gnn"), [2], epochs=1, batch_size=5, segment=2)
-    own = json.loads((plan / "zarr.json").read_text())["attributes"]["gnnstore_plan"]
+    packed = pack(graph.write(tmp_path / "s.gnn"), [2], epochs=1, batch_size=5, segment=2)
+    own = json.loads((packed / "zarr.json").read_text())["attributes"]["gnnstore_plan"]
     assert own["segment"] == 2
     columns = PAGE.split("| of a segment, column | content |", 1)[1].split("\n\n", 1)[0]
     first = plan_manifest.SEGMENT_COLUMNS
     assert f"| {first - 1} |" in columns
     assert f"| {first}, {first + 1}, ... |" in columns
-    section = PAGE.split("## Packed plans", 1)[1].split("\n## ", 1)[0]
+    section = PAGE.split("## Packed epochs", 1)[1].split("\n## ", 1)[0]
     (version,) = re.findall(r"\| `format_version` \| (\d+) \|", section)
-    assert int(version) == own["format_version"] == plan_manifest.PLAN_FORMAT_VERSION
+    assert int(version) == own["format_version"] == plan_manifest.PACKED_FORMAT_VERSION
 
 
 def test_versions_table_ends_with_the_current_version() -> None:

@@ -24,7 +24,7 @@ from gnnstore.testing.graphs import read_store
 from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.session import Session
 from tests.support.forks import ForkServer
-from tests.support.plans import pack
+from tests.support.packed import pack
 
 # Forks a process for each limit, so that everything is imported once. Prints what each met.
 SCRIPT = """
@@ -33,7 +33,7 @@ from pathlib import Path
 import numpy as np
 import torch, zarr.codecs, gnnstore
 from gnnstore.converters import from_numpy
-source, output, plan, kind = sys.argv[1:5]
+source, output, packed, kind = sys.argv[1:5]
 
 def convert(): from_numpy(source, output + str(os.getpid()))
 def load():
@@ -47,7 +47,7 @@ def read():
     features = gnnstore.open(output).features
     features[np.arange(0, 3000, 7)], np.asarray(features), features.tensor(), list(features)
 def follow():
-    for batch in gnnstore.open_plan(plan).loader(num_threads=2, prefetch_batches=2):
+    for batch in gnnstore.open_packed(packed).loader(num_threads=2, prefetch_batches=2):
         pass
 def verify():
     report = gnnstore.verify(output, "full")
@@ -117,10 +117,10 @@ def test_a_limit_of_the_process_is_named(
     source: Path, forks: ForkServer, kind: str, amounts: tuple[int, ...], met: str
 ) -> None:
     output = source.with_name(f"{kind}.gnn")
-    plan = pack(
+    packed = pack(
         from_numpy(source, output), [3, 3], output=source.with_name(f"{kind}.plan"), epochs=1
     )
-    done = forks.run(SCRIPT, source, output, plan, kind, *amounts, own_memory=True)
+    done = forks.run(SCRIPT, source, output, packed, kind, *amounts, own_memory=True)
     assert done.returncode == 0, done.stderr
     found: list[list[Any]] = json.loads(done.stdout)
     unforeseen = [case for case in found if case[3] not in ("", "ResourceError", "StorageError")]

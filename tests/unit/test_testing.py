@@ -18,7 +18,7 @@ from gnnstore.testing.graphs import random_graph, write_store
 from tests.support import hostile
 from tests.support.batches import assert_same_batches
 from tests.support.hostile import ElementEdit, JsonEdit, RecordEdit, reseal
-from tests.support.plans import pack
+from tests.support.packed import pack
 from tests.support.stores import assert_same_files, write_example_store
 
 BATCHES: list[dict[str, Any]] = [{"x": torch.arange(3), "size": 2}, {"x": torch.ones(2), "size": 1}]
@@ -111,11 +111,11 @@ def read(path: Path, array: str) -> Any:
 def test_records_that_are_changed(tmp_path: Path) -> None:
     """The checksum of the record is right, so that what it means has to be looked at."""
     store = random_graph(200, 900, feature_dim=8, num_classes=2).write(tmp_path / "s.gnn")
-    plan = pack(store, [3], output=tmp_path / "plan", batch_size=20)
-    before = PackedReader.open(plan).index.copy()
-    RecordEdit(1, (0, 1, 2), -7, "int32").apply(plan)
-    changed = np.argwhere(PackedReader.open(plan).index != before).tolist()
+    packed = pack(store, [3], output=tmp_path / "packed", batch_size=20)
+    before = PackedReader.open(packed).index.copy()
+    RecordEdit(1, (0, 1, 2), -7, "int32").apply(packed)
+    changed = np.argwhere(PackedReader.open(packed).index != before).tolist()
     assert changed == [[1, 2]]
     with pytest.raises(CorruptStoreError) as caught:
-        list(gnnstore.open_plan(plan).loader(num_threads=1))
+        list(gnnstore.open_packed(packed).loader(num_threads=1))
     assert "crc32c" not in str(caught.value)

@@ -96,15 +96,15 @@ def test_edge_ids_beyond_the_input(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"{", b"\xff" * 5000])
-def test_a_plan_whose_root_cannot_be_read(tmp_path: Path, content: bytes | None) -> None:
+def test_packed_epochs_whose_root_cannot_be_read(tmp_path: Path, content: bytes | None) -> None:
     store = write_example_store(tmp_path / "a.gnn").path
-    plan = store / "plans" / "base"
-    plan.mkdir(parents=True)
-    (plan.parent / "zarr.json").write_text(json.dumps(group_metadata()))
+    packed = store / "plans" / "base"
+    packed.mkdir(parents=True)
+    (packed.parent / "zarr.json").write_text(json.dumps(group_metadata()))
     if content is not None:
-        (plan / "zarr.json").write_bytes(content)
+        (packed / "zarr.json").write_bytes(content)
     (problem,) = verify(store, "header").problems
-    assert problem.path.startswith(str(plan))
+    assert problem.path.startswith(str(packed))
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -86,7 +86,7 @@ class CachePolicy(ABC):
     """Decides which rows stay in a cache.
 
     A policy that is registered in `gnnstore.caching.policies.registry` is compared with the others
-    by `gnnstore plan`; a strategy that names it loads by its plans.
+    by `gnnstore predict`; a strategy that names it loads by its plans.
 
     Attributes
     ----------

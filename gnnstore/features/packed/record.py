@@ -1,4 +1,4 @@
-"""Records of a packed plan: what it holds of one batch besides packed rows, read in one piece.
+"""Records of packed epochs: what they hold of one batch besides packed rows, read in one piece.
 
 In bytes a record is a header of int64, and then the arrays, padded to 8 bytes each. The header
 says how many arrays there are, and of each its dtype, the number of its axes and their lengths.
@@ -26,7 +26,7 @@ _ALIGNMENT_BYTES = 8
 _KINDS = "biuf"  # flags and numbers
 _CODE = re.compile(rb"[<>|][biuf][0-9]{1,2}")
 # Arrays of a record after those of its seeds: slots, changes (positions and slots), and where
-# missed rows go (positions; targets and sources of those that come again). In a plan with segments
+# missed rows go (positions; targets and sources of those that come again). With segments
 # there follow positions and ranks of rows that batches share; then checksums of chunks and of
 # shared rows, one array for each cached attribute, as the manifest says.
 _STEP_ARRAYS = 6
@@ -35,7 +35,7 @@ _SHARED_ARRAYS = 2
 
 @dataclass(frozen=True, eq=False)
 class SavedRecord:
-    """The contents of a batch of n nodes and m edges in a plan, without its packed rows."""
+    """The contents of a batch of n nodes and m edges in packed epochs, without its packed rows."""
 
     # Attributes that describe the seeds: `input_id`, int64 [B], where these are nodes.
     seeds: tuple[npt.NDArray[Any], ...]
@@ -50,7 +50,7 @@ class SavedRecord:
     edge_ids: npt.NDArray[Any] | None  # int32 or int64 [m], or None: none: positions are ids
     subgraph: CompactSample
     # pair of ndarray of int32 [d], or None: positions and ranks of rows that the batches of a
-    # segment share; None: the plan has no segments.
+    # segment share; None: there are no segments.
     shared: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]] | None = None
     # For each cached attribute, of the blocks of the batch's chunk.
     chunk_crcs: tuple[npt.NDArray[np.uint32], ...] = ()
@@ -63,7 +63,7 @@ class SavedRecord:
         return PlanStep(space.rows(self.subgraph.nodes), self.slots, *changes)
 
     def check_numbers(self, num_slots: int) -> None:
-        """Refuse numbers that point outside of the batch or the cache: a plan may be of anybody."""
+        """Refuse numbers outside of the batch or the cache: records may come from anywhere."""
         graph, num_rows = self.subgraph, len(self.slots)
         numbers = [
             ("slot", self.slots, -1, num_slots),
@@ -116,7 +116,7 @@ class SavedRecord:
         num_plain: int,
         has_edge_ids: bool,
         has_segments: bool = False,
-        crc_arrays: tuple[int, int] = (0, 0),
+        num_cached: int = 0,
         *,
         num_seeds: int = 1,
         types: Types = ONE_TYPE,
@@ -124,8 +124,8 @@ class SavedRecord:
         """Return the record that was encoded as these arrays; it keeps them."""
         step = num_seeds + _STEP_ARRAYS
         of_chunk = step + (_SHARED_ARRAYS if has_segments else 0)
-        of_shared = of_chunk + crc_arrays[0]
-        plain = of_shared + crc_arrays[1]
+        of_shared = of_chunk + num_cached
+        plain = of_shared + (num_cached if has_segments else 0)
         first = plain + num_plain
         last = first + int(has_edge_ids)
         if len(arrays) < last:

@@ -1,4 +1,4 @@
-"""The batches of a packed plan, read back: one record for each, and its chunks of rows.
+"""The batches of packed epochs, read back: one record for each, and its chunks of rows.
 
 A record holds all of a batch but the rows of cached attributes: its subgraph, which rows come
 from which slot and which enter the cache, where missed rows go, and the rows of the other
@@ -23,7 +23,6 @@ from gnnstore.disk.engines import Engine, open_engine
 from gnnstore.errors import CorruptStoreError, storage_error, storage_errors
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.chunks import PackedRows, chunk_reader, packed_read_error
-from gnnstore.features.packed.frames import FrameReader
 from gnnstore.features.packed.record import SavedRecord, crc_seed, decode_record
 from gnnstore.features.segments.rows import SharedReader
 from gnnstore.features.source import RowSource, RowSpec
@@ -38,7 +37,7 @@ from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.sampling.compact import Types
 from gnnstore.sampling.row_space import RowSpace
 
-_HELP = "Restore the plan from a copy, or pack again; 'gnnstore verify' shows all that is damaged"
+_HELP = "Restore the epochs from a copy, or pack again; 'gnnstore verify' shows all that is damaged"
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,11 +48,10 @@ class _PackedTable:
     rows: FileRows
     row_bytes: int
     column: int  # its number among the cached attributes
-    begin_column: int  # where the index says at which byte its rows of a batch begin
 
 
-class SavedPlan:
-    """A plan's files, open to be read. Safe to use from many threads at once."""
+class PackedFiles:
+    """The files of packed epochs, open to be read. Safe to use from many threads at once."""
 
     def __init__(self, reader: PackedReader, engine: Engine) -> None:
         self.reader = reader
@@ -65,16 +63,9 @@ class SavedPlan:
             for spec in reader.manifest.cached_specs
         }
         self._shared = None if reader.segments is None else SharedReader(reader, engine)
-        self._frames: FrameReader | None = None
-        if reader.manifest.compression is not None:
-            columns = (reader.chunk_columns(kind) for kind in range(3))
-            self._frames = FrameReader(self._chunks, reader.index, *columns)
         manifest = reader.manifest
-        first = reader.chunk_columns(0).start
         self._packed = {
-            spec.path: _PackedTable(
-                RowSpec.of(spec), self.tables[spec.path], spec.row_bytes, k, first + k
-            )
+            spec.path: _PackedTable(RowSpec.of(spec), self.tables[spec.path], spec.row_bytes, k)
             for k, spec in enumerate(manifest.cached_specs)
         }
         # The arrays of a record, by the manifest.
@@ -82,7 +73,7 @@ class SavedPlan:
             "num_plain": len(manifest.plain),
             "has_edge_ids": manifest.has_edge_ids,
             "has_segments": manifest.has_segments,
-            "crc_arrays": manifest.crc_arrays,
+            "num_cached": len(manifest.cached),
             "num_seeds": manifest.num_seed_arrays,
             "types": Types.of(manifest.schema),
         }
@@ -96,33 +87,30 @@ class SavedPlan:
         self._descriptor = -1
         if reader.batches.file_paths:
             path = reader.batches.file_paths[0]
-            with storage_errors("open the plan", path):
+            with storage_errors("open packed epochs", path):
                 self._descriptor = open_regular(path, error=CorruptStoreError, root=reader.path)
             reader.batches.check_place()
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
             weakref.finalize(self, os.close, self._descriptor)
 
     @classmethod
-    def open(cls, reader: PackedReader, forced: str | None = None) -> SavedPlan:
-        """Open a plan with the engine that is asked for, or the fastest that works."""
+    def open(cls, reader: PackedReader, forced: str | None = None) -> PackedFiles:
+        """Open packed epochs with the engine that is asked for, or the fastest that works."""
         largest = max(reader.files, key=lambda entry: entry.size_bytes)
         return cls(reader, open_engine(reader.path / largest.path, forced))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (SavedPlan.open, (self.reader, self.engine.name))
+        return (PackedFiles.open, (self.reader, self.engine.name))
 
     @property
     def staging_bytes(self) -> int:
         """Bytes of memory for each thread that reads, besides what it hands out."""
         records = self.reader.index[:, 1]
         shared = 0 if self._shared is None else self.engine.staging_bytes
-        frames = 0
-        if self._frames is not None:
-            frames = self._frames.staging_bytes([t.row_bytes for t in self.tables.values()])
-        return self._chunks.staging_bytes + shared + frames + int(records.max(initial=0))
+        return self._chunks.staging_bytes + shared + int(records.max(initial=0))
 
     def record(self, number: int) -> SavedRecord:
-        """Read what the plan holds of a batch, of all epochs counted together."""
+        """Read what is packed of a batch, of all epochs counted together."""
         begin, num_bytes, crc = (int(value) for value in self.reader.index[number, :3])
         record = empty((num_bytes,), np.uint8)
         try:
@@ -139,11 +127,11 @@ class SavedPlan:
             saved = SavedRecord.of(decode_record(record), **self._num_arrays)
             self._check(saved)
         except (CorruptStoreError, ValueError, TypeError, IndexError) as error:
-            raise self._damaged(number, f"it is no record of this plan ({error})") from error
+            raise self._damaged(number, f"it is no record of these epochs ({error})") from error
         return saved
 
     def _check(self, record: SavedRecord) -> None:
-        """Refuse what does not fit together: a plan may come from anywhere."""
+        """Refuse what does not fit together: packed epochs may come from anywhere."""
         num_nodes, num_edges = record.subgraph.num_nodes, record.subgraph.num_edges
         expected: list[tuple[npt.NDArray[Any], tuple[int, ...], np.dtype[Any]]]
         expected = [(record.slots, (num_nodes,), np.dtype(np.int32))]
@@ -194,13 +182,12 @@ class SavedPlan:
                     number, column, table, record.shared, out, crcs=record.shared_crcs[column]
                 )
             except CorruptStoreError as error:
-                raise self._named(error, number, path) from None
+                error.message += f"; they are of {self.name_of(number)}, {path!r}. {_HELP}"
+                raise
         if len(record.positions) + len(record.repeat_targets) == 0:
             return counts
-        begin = int(self.reader.index[number, packed.begin_column])
+        begin = int(self.reader.chunk_begins(column)[number])
         try:
-            if self._frames is not None:
-                return counts + self._read_frame(number, record, path, out)
             read = _core.read_packed_rows(
                 self._chunks,
                 table.files,
@@ -219,23 +206,6 @@ class SavedPlan:
             what = f"{self.name_of(number)}, {path!r}"
             raise packed_read_error(error, where, begin, what, _HELP) from error
         return counts + read
-
-    def _read_frame(
-        self, number: int, record: SavedRecord, path: str, out: npt.NDArray[Any]
-    ) -> ReadCounts:
-        assert self._frames is not None  # noqa: S101 - for the type checker
-        table, column = self.tables[path], self._packed[path].column
-        try:
-            counts = self._frames.read(number, column, table, record.positions, out)
-        except CorruptStoreError as error:
-            raise self._named(error, number, path) from None
-        out[record.repeat_targets] = out[record.repeat_sources]
-        return counts
-
-    def _named(self, error: CorruptStoreError, number: int, path: str) -> CorruptStoreError:
-        """Say whose the damaged rows are."""
-        error.message += f"; they are of {self.name_of(number)}, {path!r}. {_HELP}"
-        return error
 
     def name_of(self, number: int) -> str:
         """Return the name of a batch in messages."""

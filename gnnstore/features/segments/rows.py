@@ -23,7 +23,7 @@ _IS_READ, _IS_LEFT = np.int32(-1), np.int32(0)
 
 
 class SharedReader:
-    """The shared rows of a plan with segments. Safe to use from many threads at once."""
+    """The shared rows of packed epochs with segments. Safe to use from many threads at once."""
 
     def __init__(self, reader: PackedReader, engine: Engine) -> None:
         assert reader.segments is not None  # noqa: S101 - for the type checker
@@ -74,7 +74,7 @@ class SharedReader:
         except OSError as error:
             where = error.filename or table.array.file_paths[0]
             first, end = self._reader.segments[segment, :2]
-            doing = f"read the rows that the batches {first} to {end - 1} of a plan share"
+            doing = f"read the rows that the packed batches {first} to {end - 1} share"
             raise storage_error(error, doing, where) from error
         content = out.reshape(-1).view(np.uint8)
         found = shared_crcs(_core.crc32c_rows(content, positions, layout.row_bytes))

@@ -281,7 +281,7 @@ def fsync_directory(path: Path) -> None:
 
 
 def read_small(path: Path, max_bytes: int, root: Path | None = None) -> bytes:
-    """Return the contents of a small file of a store or a plan."""
+    """Return the contents of a small file of a sealed directory."""
     try:
         with open_binary(path, error=CorruptStoreError, root=root or path.parent) as file:
             data = file.read(max_bytes + 1)

@@ -22,7 +22,7 @@ JOURNAL_FILE = "journal"
 JOURNAL_VERSION = 1
 # A line stays below a kilobyte; the header names each input. A larger file is no journal.
 _MAX_JOURNAL_BYTES = 2**28
-# In all lines: a batch of a plan takes ten, which makes 800,000 batches. Steps recorded behind the
+# In all lines: a packed batch takes ten, which makes 800,000 batches. Steps recorded behind the
 # limit are done again, like those behind a damaged line.
 _MAX_JOURNAL_VALUES = 2**23
 

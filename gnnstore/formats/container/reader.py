@@ -391,7 +391,7 @@ def _nothing_at(directory: Path, kind: type[Manifest]) -> NotFoundError:
     if directory.is_dir():
         message = f"{directory}: not {kind.NOUN} (it has no {METADATA_FILE})"
     elif directory.exists():
-        message = f"{directory}: a file, not a {kind.WORD} directory"
+        message = f"{directory}: a file, not {kind.NOUN}"
     unfinished = leftovers(directory)
     if unfinished:
         size = format_size(sum(directory_bytes(path) for path in unfinished))

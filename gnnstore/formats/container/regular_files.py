@@ -73,7 +73,7 @@ def open_binary(
 
 
 def stat_below(root: Path, name: str, checked: set[str]) -> os.stat_result:
-    """Return the status of a file of a store or a plan."""
+    """Return the status of a file of a sealed directory."""
     check_directories(root, os.path.dirname(name), checked)  # noqa: PTH120 - a str, many times
     path = root / name
     found = path.lstat()
@@ -83,7 +83,7 @@ def stat_below(root: Path, name: str, checked: set[str]) -> os.stat_result:
 
 
 def check_directories(root: Path, name: str, checked: set[str] | None = None) -> None:
-    """Refuse a path in a store or a plan that leads over a symbolic link."""
+    """Refuse a path in a sealed directory that leads over a symbolic link."""
     if not name or (checked is not None and name in checked):
         return
     check_directories(root, os.path.dirname(name), checked)  # noqa: PTH120 - see above

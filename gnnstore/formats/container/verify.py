@@ -65,7 +65,7 @@ class Report:
 def find_units(
     directory: Path,
 ) -> tuple[dict[SealedFiles[Any], list[Problem]], list[Problem]]:
-    """Find a sealed directory and those that lie in it, such as the plans of a store."""
+    """Find a sealed directory and those that lie in it, such as the packed epochs of a store."""
     # A directory of no kind is opened as a store, which says what is wrong with it.
     units = dict([_open(kind_of(directory) or KINDS["store"], directory)])
     problems: list[Problem] = []

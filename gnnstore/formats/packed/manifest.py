@@ -1,7 +1,7 @@
 """The manifest of packed epochs: what was sampled, how it was packed, and every file.
 
 Packed epochs are a sealed directory by themselves. Nothing else is needed to train on them: neither
-the graph nor its features. Users know them as a plan.
+the graph nor its features.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar
 
 from gnnstore.formats.arrays.growing import ALIGNMENT_BYTES
 from gnnstore.formats.arrays.spec import AttributeSpec
@@ -19,8 +19,8 @@ from gnnstore.formats.container.names import encode
 from gnnstore.formats.container.strict_json import Fields
 from gnnstore.formats.store.schema import Schema
 
-PLANS_DIRECTORY = "plans"
-PLAN_FORMAT_VERSION = 5
+PACKED_DIRECTORY = "plans"
+PACKED_FORMAT_VERSION = 5
 
 INDEX_ARRAY = "index"
 BATCHES_ARRAY = "batches"
@@ -29,13 +29,7 @@ SEGMENTS_ARRAY = "segments"
 # Of the index: where a batch's record begins, its bytes and its crc32c, the rows it misses. Then,
 # for each cached attribute, where its chunk of rows begins.
 INDEX_COLUMNS = 4
-# Where chunks are compressed: then, for each cached attribute, the bytes of its chunk on disk; then
-# their crc32c, for each.
-FRAME_COLUMNS = 2
-Compression = Literal["lz4", "zstd"]
-COMPRESSIONS: tuple[Compression, ...] = get_args(Compression)
-# A chunk that is kept as it is has a checksum for each block of so many bytes at most: a reader
-# reads no more at a time.
+# A chunk has a checksum for each block of so many bytes at most: a reader reads no more at a time.
 MAX_PIECE_BYTES = 512 << 10
 # Of rows that batches share, in one checksum.
 CHECKED_ROWS = 64
@@ -43,7 +37,7 @@ CHECKED_ROWS = 64
 # Then, for each cached attribute, where the first part begins.
 SEGMENT_COLUMNS = 4
 # Records, chunks and shared rows begin at multiples of this.
-PLAN_ALIGNMENT_BYTES = ALIGNMENT_BYTES
+PACKED_ALIGNMENT_BYTES = ALIGNMENT_BYTES
 
 _MAX_EPOCHS = 2**31
 # Records and kernels have 31 bits for a slot, and two numbers beside those of slots.
@@ -66,11 +60,11 @@ class PackedManifest(Manifest):
     """Identity, contents and files of packed epochs."""
 
     FORMAT: ClassVar[str] = "gnnstore-plan"
-    VERSION: ClassVar[int] = PLAN_FORMAT_VERSION
+    VERSION: ClassVar[int] = PACKED_FORMAT_VERSION
     # There has been no release with older ones.
-    OLDEST: ClassVar[int] = PLAN_FORMAT_VERSION
-    WORD: ClassVar[str] = "plan"
-    NOUN: ClassVar[str] = "a packed plan"
+    OLDEST: ClassVar[int] = PACKED_FORMAT_VERSION
+    WORD: ClassVar[str] = "directory of packed epochs"
+    NOUN: ClassVar[str] = "a directory of packed epochs"
     VERB: ClassVar[str] = "pack"
     ATTEMPT: ClassVar[str] = "attempt to pack"
     MAKE: ClassVar[str] = "make one with 'gnnstore pack'"
@@ -82,7 +76,6 @@ class PackedManifest(Manifest):
     batches_per_epoch: int
     superbatch: int  # batches that were planned at a time
     segment: int  # batches that share rows on disk; 1: each has its own
-    compression: Compression | None  # codec of chunks: "lz4" or "zstd"; None: not compressed
     piece_bytes: int  # bytes of rows that one checksum in a record covers
     num_slots: int  # rows of each cached attribute that are held while the batches are assembled
     cached_by: str  # the policy that chose the cached rows: "belady", "degree" or "frequency"
@@ -93,7 +86,7 @@ class PackedManifest(Manifest):
     # Paths of the other attributes, of nodes and of edges, whose rows are in the records.
     plain: tuple[str, ...]
     has_edge_ids: bool  # whether records hold edge ids; else positions are ids
-    paged_arrays: tuple[AttributeSpec, ...] = ()  # the arrays of the plan, but for graph-level ones
+    paged_arrays: tuple[AttributeSpec, ...] = ()  # all arrays but graph-level ones
 
     @property
     def store_uuid(self) -> str | None:
@@ -117,18 +110,9 @@ class PackedManifest(Manifest):
         return count if isinstance(count, int) and 0 < count <= _MAX_SEED_ARRAYS else 1
 
     @property
-    def crc_arrays(self) -> tuple[int, int]:
-        """Numbers of arrays in a record with checksums of chunks, and of shared rows."""
-        num_cached = len(self.cached)
-        # Compressed chunks have theirs in the index.
-        of_chunks = num_cached if self.compression is None else 0
-        return of_chunks, num_cached if self.has_segments else 0
-
-    @property
     def index_columns(self) -> int:
         """Columns of the index."""
-        each = 1 + (0 if self.compression is None else FRAME_COLUMNS)
-        return INDEX_COLUMNS + each * len(self.cached)
+        return INDEX_COLUMNS + len(self.cached)
 
     @property
     def cached_specs(self) -> tuple[AttributeSpec, ...]:
@@ -145,7 +129,7 @@ class PackedManifest(Manifest):
         return tuple(found[path] for path in paths)
 
     def arrays(self) -> tuple[AttributeSpec, ...]:
-        """Return the arrays of the plan, graph-level ones included."""
+        """Return the arrays, graph-level ones included."""
         return (*self.paged_arrays, *self.schema.graph_arrays.values())
 
     def fields(self) -> Mapping[str, Any]:
@@ -157,7 +141,6 @@ class PackedManifest(Manifest):
             "batches_per_epoch": self.batches_per_epoch,
             "superbatch": self.superbatch,
             "segment": self.segment,
-            "compression": self.compression,
             "piece_bytes": self.piece_bytes,
             "num_slots": self.num_slots,
             "cached_by": self.cached_by,
@@ -196,7 +179,6 @@ class PackedManifest(Manifest):
             "batches_per_epoch": num_batches,
             "superbatch": own.integer("superbatch", 1),
             "segment": own.integer("segment", 1),
-            "compression": parse_compression(own),
             "piece_bytes": _piece_bytes(own),
             "num_slots": own.integer("num_slots", 0, MAX_SLOTS),
             "cached_by": own.text("cached_by"),
@@ -224,9 +206,9 @@ class PackedManifest(Manifest):
 def pack_command(
     path: Path, asked: Mapping[str, Any], *, epochs: Any, seed: Any, seeds: str | None = None
 ) -> str:
-    """Return the command that packs a plan anew, for the loader that has a fingerprint."""
+    """Return the command that packs epochs for the loader that has a fingerprint."""
     place = ["STORE", "--output", str(path)]
-    if path.parent.name == PLANS_DIRECTORY:
+    if path.parent.name == PACKED_DIRECTORY:
         place = [str(path.parent.parent), "--name", path.name]
     fanouts, attributes = asked.get("num_neighbors"), asked.get("edge_label_attrs")
     mode, amount = asked.get("neg_sampling"), asked.get("amount")
@@ -259,13 +241,6 @@ def pack_command(
     return shlex.join(command)
 
 
-def parse_compression(fields: Fields) -> Compression | None:
-    """Check the field that says how chunks are kept."""
-    if not fields.has("compression"):
-        return None
-    return fields.choice("compression", COMPRESSIONS)  # type: ignore[return-value]
-
-
 def _batches_per_epoch(asked: Fields) -> int:
     """Return the batches that a loader with a fingerprint makes of an epoch."""
     num_seeds, batch_size = asked.integer(NUM_POSITIONS), asked.integer("batch_size", 1)
@@ -275,14 +250,14 @@ def _batches_per_epoch(asked: Fields) -> int:
 
 def _piece_bytes(own: Fields) -> int:
     """Return the bytes of a checksum: a reader's reads are of whole ones."""
-    value = own.integer("piece_bytes", PLAN_ALIGNMENT_BYTES, MAX_PIECE_BYTES)
+    value = own.integer("piece_bytes", PACKED_ALIGNMENT_BYTES, MAX_PIECE_BYTES)
     if MAX_PIECE_BYTES % value:
         raise own.fail("piece_bytes", f"a part of {MAX_PIECE_BYTES}")
     return value
 
 
 def rows_array(spec: AttributeSpec) -> str:
-    """Return the path in a plan of the packed rows of an attribute."""
+    """Return the path in packed epochs of the packed rows of an attribute."""
     return f"{ROWS_GROUP}/{encode(spec.name)}"
 
 

@@ -18,8 +18,8 @@ from gnnstore.formats.packed.manifest import (
     BATCHES_ARRAY,
     INDEX_ARRAY,
     INDEX_COLUMNS,
-    PLAN_ALIGNMENT_BYTES,
-    PLANS_DIRECTORY,
+    PACKED_ALIGNMENT_BYTES,
+    PACKED_DIRECTORY,
     ROWS_GROUP,
     SEGMENT_COLUMNS,
     SEGMENTS_ARRAY,
@@ -45,8 +45,8 @@ class PackedReader(SealedReader[PackedManifest]):
         expected |= {SEGMENTS_ARRAY} if manifest.has_segments else set()
         if listed != expected:
             raise CorruptStoreError(
-                f"{self.path}: the plan lists the arrays {sorted(listed)}, but {sorted(expected)} "
-                "were expected; restore the plan from a copy or pack again",
+                f"{self.path}: the packed epochs list the arrays {sorted(listed)}, but "
+                f"{sorted(expected)} were expected; restore them from a copy or pack again",
                 path=self.path,
             )
         self.batches = self._one_file(BATCHES_ARRAY, "uint8", (None,))
@@ -74,16 +74,13 @@ class PackedReader(SealedReader[PackedManifest]):
         shown = names if len(names) <= _MAX_BATCHES else [names[0], "...", names[-1]]
         return replace(problem, message=f"{problem.message}, in {', '.join(shown)}")
 
-    def chunk_columns(self, kind: int) -> slice:
-        """Return the columns of the index that say where chunks begin (0), their bytes and crcs."""
-        first = INDEX_COLUMNS + kind * len(self.rows)
-        return slice(first, first + len(self.rows))
+    def chunk_begins(self, column: int) -> npt.NDArray[np.int64]:
+        """Return where all chunks of the cached attribute with a number begin."""
+        begins: npt.NDArray[np.int64] = self.index[:, INDEX_COLUMNS + column]
+        return begins
 
     def chunk_bytes(self, column: int) -> npt.NDArray[np.int64]:
         """Return the bytes on disk of all chunks of the cached attribute with a number."""
-        if self.manifest.compression is not None:
-            sizes: npt.NDArray[np.int64] = self.index[:, self.chunk_columns(1)][:, column]
-            return sizes
         return self.index[:, 3] * self.manifest.cached_specs[column].row_bytes
 
     def batches_in(self, file: str, first_byte: int, end_byte: int) -> list[int]:
@@ -102,7 +99,7 @@ class PackedReader(SealedReader[PackedManifest]):
             return self.index[:, 0], self.index[:, 0] + self.index[:, 1]
         for column, spec in enumerate(self.manifest.cached_specs):
             if array == rows_array(spec):
-                begins = self.index[:, INDEX_COLUMNS + column]
+                begins = self.chunk_begins(column)
                 return begins, begins + self.chunk_bytes(column)
         none = np.empty(0, np.int64)
         return none, none
@@ -116,8 +113,8 @@ class PackedReader(SealedReader[PackedManifest]):
                 return array
         raise CorruptStoreError(
             f"{self.path / path}: expected one file of {dtype} {list(shape)}, found "
-            f"{array and (array.spec.dtype, list(array.spec.shape))}; restore the plan from a copy "
-            "or pack again",
+            f"{array and (array.spec.dtype, list(array.spec.shape))}; restore the packed epochs "
+            "from a copy or pack again",
             path=self.path / path,
         )
 
@@ -137,16 +134,14 @@ class PackedReader(SealedReader[PackedManifest]):
         for column, spec in enumerate(self.manifest.cached_specs):
             if index.size and (index[:, 3].min() < 0 or index[:, 3].max() > 2**31):
                 raise self._bad_index("rows that are missed are out of range")
-            ends.append(
-                (index[:, INDEX_COLUMNS + column], self.chunk_bytes(column), self.rows[spec.path])
-            )
+            ends.append((self.chunk_begins(column), self.chunk_bytes(column), self.rows[spec.path]))
         for begins, lengths, array in ends:
             if index.size == 0:
                 continue
             is_inside = (begins >= 0) & (lengths >= 0) & (begins <= array.num_rows)
             is_inside &= lengths <= array.num_rows - begins
-            if not is_inside.all() or (begins % PLAN_ALIGNMENT_BYTES).any():
-                number = int(np.flatnonzero(~is_inside | (begins % PLAN_ALIGNMENT_BYTES != 0))[0])
+            if not is_inside.all() or (begins % PACKED_ALIGNMENT_BYTES).any():
+                number = int(np.flatnonzero(~is_inside | (begins % PACKED_ALIGNMENT_BYTES != 0))[0])
                 raise self._bad_index(
                     f"batch {number} has {lengths[number]} bytes from byte {begins[number]} on of "
                     f"{array.spec.path!r}, which has {array.num_rows}"
@@ -154,7 +149,7 @@ class PackedReader(SealedReader[PackedManifest]):
 
     def _bad_index(self, reason: str) -> CorruptStoreError:
         return CorruptStoreError(
-            f"{self.path / INDEX_ARRAY}: {reason}; restore the plan from a copy or pack again",
+            f"{self.path / INDEX_ARRAY}: {reason}; restore the epochs from a copy or pack again",
             path=self.path / INDEX_ARRAY,
         )
 
@@ -164,6 +159,6 @@ PACKED = KINDS.register(
         PackedManifest,
         PackedReader.open,
         frozenset({INDEX_ARRAY, BATCHES_ARRAY, SEGMENTS_ARRAY, ROWS_GROUP, "graph"}),
-        PLANS_DIRECTORY,
+        PACKED_DIRECTORY,
     )
 )

@@ -1,4 +1,4 @@
-"""Positions of the rows that batches of a plan share: a table of segments, checked when opened.
+"""Positions of the rows that packed batches share: a table of segments, checked when opened.
 
 The shared rows of a segment are in the file of packed chunks, in parts of `part_rows` rows. Each
 part begins at a multiple of 4096, one behind the other; the last one of a segment may be shorter.
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.formats.packed.manifest import PLAN_ALIGNMENT_BYTES, rows_array
+from gnnstore.formats.packed.manifest import PACKED_ALIGNMENT_BYTES, rows_array
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,7 +53,7 @@ def segment_layout(
     """Return where the shared rows of a segment are, of the cached attribute with a number."""
     _, _, num_rows, part_rows, *begins = (int(value) for value in segments[segment])
     row_bytes = specs[column].row_bytes
-    unit = PLAN_ALIGNMENT_BYTES
+    unit = PACKED_ALIGNMENT_BYTES
     part_bytes = -(-part_rows * row_bytes // unit) * unit
     return SegmentLayout(num_rows, row_bytes, part_rows, part_bytes, begins[column])
 
@@ -95,7 +95,7 @@ def check_segments(
         for column, spec in enumerate(specs):
             layout = segment_layout(table, specs, number, column)
             size = file_bytes[spec.path]
-            if not 0 <= layout.begin <= size or layout.begin % PLAN_ALIGNMENT_BYTES:
+            if not 0 <= layout.begin <= size or layout.begin % PACKED_ALIGNMENT_BYTES:
                 return f"segment {number} begins at byte {layout.begin} of {size}"
             if layout.end > size:
                 return f"segment {number} ends at byte {layout.end} of {size}"

@@ -1,8 +1,9 @@
 """Writes packed epochs: superbatch by superbatch, each journalled, then one atomic commit.
 
-A plan has a bounded number of files: one of records, one of rows for each cached attribute, and
-the index that says where each batch lies in them. They grow by a superbatch at a time, and what
-is durable is written down, so that a plan of hours survives a crash or a full disk.
+Packed epochs have a bounded number of files: one of records, one of rows for each cached
+attribute, and the index that says where each batch lies in them. They grow by a superbatch at a
+time, and what is durable is written down, so that packing for hours survives a crash or a full
+disk.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class PackedWriter(SealedWriter):
         )
 
     def row_dimension(self, array_path: str) -> str | None:
-        """Return a name of the plan's own for the checksums: the store around it has some, too."""
+        """Return a name of their own for the checksums: the store around it has some, too."""
         return "plan_checksums" if array_path == CHECKSUMS_ARRAY else None
 
     @property
@@ -110,7 +111,7 @@ class PackedWriter(SealedWriter):
         self._count(values)
 
     def commit(self, manifest: PackedManifest, graph: Mapping[str, npt.NDArray[Any]]) -> Path:
-        """Write index, checksums and manifest, and rename the plan into place."""
+        """Write index, checksums and manifest, and rename the directory into place."""
         arrays = []
         for name, file in self._growing.items():
             arrays.append(AttributeSpec(name, name, "paged", "uint8", (file.size_bytes,)))

@@ -1,4 +1,4 @@
-"""Sealed directories that belong to a store, such as its plans: where they lie, and removing one.
+"""Sealed directories of a store, such as packed epochs: where they lie, and removing one.
 
 Those of one kind lie in a directory of the store, each under a name of its own.
 """
@@ -73,8 +73,8 @@ def find_unit(kind: Kind, store: Path, unit: str | os.PathLike[str]) -> Path:
         return Path(text)
     manifest = kind.manifest
     raise NotFoundError(
-        f"{store}: no {kind.name} {text!r}, and no directory of a {kind.name} at {text}; the "
-        f"store's {kind.directory}: {unit_names(kind, store)}. "
+        f"{store}: no {kind.name} {text!r}, and none at {text}; the store has "
+        f"{unit_names(kind, store)}. "
         f"{manifest.MAKE[0].upper()}{manifest.MAKE[1:]}",
         path=named,
     )
@@ -140,9 +140,7 @@ def remove_unit(kind: Kind, store: Path, name: str) -> None:
     check_directories(store, f"{kind.directory}/{name}")
     if not kind.manifest.is_at(path):
         names = unit_names(kind, store)
-        raise NotFoundError(
-            f"{store}: no {kind.name} {name!r}; its {kind.directory}: {names}", path=path
-        )
+        raise NotFoundError(f"{store}: no {kind.name} {name!r}; the store has {names}", path=path)
     # Under a name that 'gnnstore gc' knows, so that a unit is there whole or not at all.
     doomed = path.with_name(f".{name}.tmp-{uuid.uuid4().hex[:8]}")
     with storage_errors(f"remove the {kind.name}", path):

@@ -44,7 +44,7 @@ class Parts(NamedTuple):
 
 
 class BatchSchema(Protocol):
-    """The parts of a graph that batches show besides rows: of a store, or of a packed plan."""
+    """The parts of a graph that batches show besides rows: of a store, or of packed epochs."""
 
     @property
     def schema(self) -> Schema:

@@ -273,7 +273,11 @@ class Producer:
     def is_followed(self) -> bool:
         """Whether all batches that were planned here have been assembled."""
         session = self.session
-        return session is not None and not session.turns.is_left and session.turns.num_done >= self._end
+        return (
+            session is not None
+            and not session.turns.is_left
+            and session.turns.num_done >= self._end
+        )
 
     def go_on(self, run: EpochRun) -> None:
         """Go on in another iteration, after the one that it was stopped with."""

@@ -79,7 +79,7 @@ class Prediction:
     strategy: StrategyTraits  # with the options by which predictions differ
     seconds: float  # of an epoch, and of what is done once, before or in the first
     seconds_once: float  # of an epoch, and of what is done once, before or in the first
-    # Seconds of each stage by itself; "filling" and, for a plan, "packing" are done once.
+    # Seconds of each stage by itself; "filling" and, for packed epochs, "packing" are done once.
     stages: Mapping[str, float]
     bottleneck: str  # the longest stage of an epoch
     reads: ReadTotals  # reads of single rows or pages, of an epoch

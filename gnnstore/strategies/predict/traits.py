@@ -49,7 +49,7 @@ class StrategyTraits:
 
     @property
     def choice(self) -> str:
-        """Name with the options by which predictions differ, as `gnnstore plan` shows it."""
+        """Name with the options by which predictions differ, as `gnnstore predict` shows it."""
         if self.is_offline:
             return self.packed_before
         return f"{self.name}-{self.score}" if self.score else self.name

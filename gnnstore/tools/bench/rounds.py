@@ -111,7 +111,7 @@ def run_cold(
 ) -> Outcome | str:
     """Perform a task with nothing of its files in the page cache, in a new group if limited."""
     with group_if(is_limited) as group:
-        drop_from_cache([Path(path) for path in (task.store, task.plan) if path])
+        drop_from_cache([Path(path) for path in (task.store, task.packed) if path])
         return run_task(task, group, worker=worker, on_batch=on_batch)
 
 

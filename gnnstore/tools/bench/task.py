@@ -44,7 +44,7 @@ class Task:
     num_threads: int = 0  # preparing threads of a loader; 0 for as many as it takes by itself
     disk_bytes: int = 0  # the most that packed rows may take; 0 for what the loader takes by itself
     trace: str = ""  # file to be written with the stages of the batches on the clock; "" for none
-    plan: str = ""  # packed plan that a loader follows instead of the strategy; "" for none
+    packed: str = ""  # packed epochs that a loader reads instead; "": none
     # Options of `LinkNeighborLoader`, of seed edges; None: the seeds are nodes.
     links: dict[str, Any] | None = None
 

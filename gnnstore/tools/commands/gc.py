@@ -83,7 +83,7 @@ def _find(path: Path) -> Iterator[Leftover]:
 
 
 def _find_in_store(store: Path) -> Iterator[Leftover]:
-    """Yield the leftovers of plans and partitions, whose making or removal was interrupted."""
+    """Yield the leftovers of interrupted making or removal of packed epochs and partitions."""
     for kind in KINDS:
         directory = store / kind.directory
         if kind.directory and directory.is_dir() and not directory.is_symlink():

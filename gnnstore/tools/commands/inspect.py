@@ -21,11 +21,11 @@ from gnnstore.tools.inspect.describe_store import (
     describe_store,
     find_array,
 )
-from gnnstore.tools.inspect.packed import describe_plan, render_plan, scan_plan
+from gnnstore.tools.inspect.packed import describe_packed, render_packed, scan_packed
 from gnnstore.tools.inspect.partitioned import describe_partitions, render_partitions
 from gnnstore.tools.inspect.render_store import render_array, render_store
 from gnnstore.tools.inspect.tables import describe_table, render_table
-from gnnstore.tools.ui.options import plot_option, session_options
+from gnnstore.tools.ui.options import gone_option, plot_option, session_options
 from gnnstore.tools.ui.session import Session
 
 if TYPE_CHECKING:
@@ -35,16 +35,16 @@ _HELP = """Show the contents of a store and how they will be read.
 
 Reads metadata only, so it is fast on a store of any size. --stats also reads the arrays, once and
 in bounded memory: degrees, isolated nodes, range and NaN of every attribute, and a histogram of
-the labels. Packed plans and partitions are listed; STORE may also be the directory of one, or of
-trainable embeddings. --plot draws the degrees of the graph; or of a plan, the rows of its batches
-and how soon rows are reused.
+the labels. Packed epochs and partitions are listed; STORE may also be the directory of one, or of
+trainable embeddings. --plot draws the degrees of the graph; or of packed epochs, the rows of their
+batches and how soon rows are reused.
 
 \b
 Examples:
   gnnstore inspect cora.gnn
   gnnstore inspect cora.gnn --stats
   gnnstore inspect cora.gnn --array nodes/node/x
-  gnnstore inspect cora.gnn --plan base --plot base.png
+  gnnstore inspect cora.gnn --packed base --plot base.png
   gnnstore inspect cora.gnn --partitions random-16
   gnnstore inspect cora.gnn --json | jq '.arrays[] | {path, disk_bytes}'
 """
@@ -54,9 +54,10 @@ Examples:
 @click.argument("store", type=click.Path())
 @click.option("--array", "array_path", metavar="PATH", help="Show one array, by path or name.")
 @click.option("--stats", is_flag=True, help="Read the arrays and summarise their values.")
-@click.option("--plan", "plan", metavar="NAME", help="Show one of the store's packed plans.")
+@click.option("--packed", metavar="NAME", help="Show some of the store's packed epochs.")
+@gone_option("--plan", "--plan is called --packed")
 @click.option("--partitions", metavar="NAME", help="Show one of the store's partitionings.")
-@plot_option("Plot degrees, or the rows of a plan.")
+@plot_option("Plot degrees, or the rows of packed epochs.")
 @session_options
 def command(
     session: Session,
@@ -64,26 +65,26 @@ def command(
     *,
     array_path: str | None,
     stats: bool,
-    plan: str | None,
+    packed: str | None,
     partitions: str | None,
     plot_file: Path | None,
 ) -> None:
     """Open the store, describe it, plot it and print the description."""
     if plot_file is not None and array_path is not None:
         raise UsageError(
-            "--plot draws the degrees of a graph, or a plan; leave out --array, or --plot"
+            "--plot draws the degrees of a graph, or packed epochs; leave out --array, or --plot"
         )
     path = Path(store)
     if is_table(path):
         if array_path is not None or stats or plot_file is not None:
             raise UsageError(
-                "--array, --stats and --plot are for stores and plans, not for embeddings that are "
-                "learned; leave them out, or export the table"
+                "--array, --stats and --plot are for stores and packed epochs, not for embeddings "
+                "that are learned; leave them out, or export the table"
             )
         _emit(session, describe_table(path), render_table)
         return
-    if plan is not None:
-        path = find_unit(PACKED, StoreReader.open(store).path, plan)
+    if packed is not None:
+        path = find_unit(PACKED, StoreReader.open(store).path, packed)
     if partitions is not None:
         path = find_unit(PARTITIONS, StoreReader.open(store).path, partitions)
     if (kind := kind_of(path)) in {PACKED, PARTITIONS}:
@@ -93,10 +94,10 @@ def command(
                 "out, or inspect the store"
             )
         if kind is PACKED:
-            _inspect_plan(session, PackedReader.open(path), plot_file)
+            _inspect_packed(session, PackedReader.open(path), plot_file)
             return
         if plot_file is not None:
-            raise UsageError("--plot draws the degrees of a graph, or a plan; leave it out")
+            raise UsageError("--plot draws the degrees of a graph, or packed epochs; leave it out")
         _emit(session, describe_partitions(PartitionsReader.open(path)), render_partitions)
         return
     reader = StoreReader.open(store)
@@ -110,16 +111,16 @@ def command(
 # ruff: noqa: PLC0415
 
 
-def _inspect_plan(session: Session, reader: PackedReader, plot_file: Path | None) -> None:
-    document = describe_plan(reader)
+def _inspect_packed(session: Session, reader: PackedReader, plot_file: Path | None) -> None:
+    document = describe_packed(reader)
     if plot_file is not None:
         from gnnstore.tools.plots.packed import draw_packed
 
         with session.progress() as progress:
-            rows = scan_plan(reader, progress)
+            rows = scan_packed(reader, progress)
         document["rows"] = rows.to_json()
         document["drawn_to"] = str(draw_packed(reader.path.name, rows, plot_file))
-    _emit(session, document, render_plan)
+    _emit(session, document, render_packed)
 
 
 def _inspect_store(

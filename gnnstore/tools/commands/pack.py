@@ -14,6 +14,7 @@ from gnnstore.tools.ui.options import (
     SIZE,
     Parsed,
     batch_options,
+    gone_option,
     seed_option,
     session_options,
     threads_option,
@@ -21,18 +22,16 @@ from gnnstore.tools.ui.options import (
 from gnnstore.tools.ui.session import Session
 
 _CACHED_BY = (PACKED.policy, *SCORES)
-# As of a loader; not imported, since that costs more than --help may.
-_COMPRESS = ("none", "lz4", "zstd", "auto")
 _OF_LINKS = ("src_weight", "dst_weight", "edge_label", "edge_label_attrs")
 
 _HELP = """Sample and pack epochs of STORE, so that training reads only large chunks.
 
 Samples every batch of the epochs, decides which rows to cache (Belady), and writes the rows that
-each batch misses contiguously, together with its subgraph and attributes. A loader with plan=NAME,
-or gnnstore.open_plan(PATH) on another machine, then reads the epoch sequentially. An estimate of
-space and time, and of the alternatives, is printed before anything is written. If that exceeds
---disk, rows that several batches miss are stored once per segment of batches, and each batch reads
-the rows of its segment that it needs.
+each batch misses contiguously, together with its subgraph and attributes. A loader with
+packed=NAME, or gnnstore.open_packed(PATH) on another machine, then reads the epoch
+sequentially. An estimate of space and time, and of the alternatives, is printed before anything is
+written. If that exceeds --disk, rows that several batches miss are stored once per segment of
+batches, and each batch reads the rows of its segment that it needs.
 
 Finished work survives a full disk, Ctrl-C or a crash; --resume continues it.
 
@@ -48,8 +47,10 @@ Examples:
 
 @click.command(name="pack", help=_HELP)
 @click.argument("store", type=click.Path())
-@click.option("--name", help="Name of the plan in the store.")
-@click.option("--output", type=click.Path(), help="Directory of the plan, outside the store.")
+@click.option("--name", help="Name of the packed epochs in the store.")
+@click.option(
+    "--output", type=click.Path(), help="Directory of the packed epochs, outside the store."
+)
 @batch_options
 @click.option(
     "--epochs", type=click.IntRange(min=1), default=1, help="Epochs to pack, from epoch 0 on."
@@ -74,8 +75,8 @@ Examples:
     "--disk",
     "disk_bytes",
     type=SIZE,
-    help="Disk budget of the plan; if it is too small, batches share rows. Default: free space, "
-    "and no sharing.",
+    help="Disk budget of the packed epochs; if it is too small, batches share rows. Default: free "
+    "space, and no sharing.",
 )
 @click.option(
     "--segment",
@@ -83,11 +84,10 @@ Examples:
     help="Batches that share rows on disk; 1: none do. Default: as few as --disk allows, 1 without "
     "--disk.",
 )
-@click.option(
+@gone_option(
     "--compress",
-    type=click.Choice(_COMPRESS),
-    default="none",
-    help="Compress packed rows; auto: if a sample shows that it pays.",
+    "--compress: packed rows are not compressed any more; leave it out, and give --disk to have "
+    "batches share rows where space is short",
 )
 @seed_option("Seed of sampling and shuffling.")
 @click.option("--shuffle/--no-shuffle", default=True, help="Shuffle the seeds in each epoch.")
@@ -142,12 +142,14 @@ Examples:
 )
 @threads_option("Threads. Default: all processors.")
 @click.option("--estimate", is_flag=True, help="Print the estimate and write nothing.")
-@click.option("--overwrite", is_flag=True, help="Replace a plan once the new one is complete.")
+@click.option(
+    "--overwrite", is_flag=True, help="Replace packed epochs once the new ones are complete."
+)
 @click.option("--resume", is_flag=True, help="Continue an interrupted attempt.")
 @session_options
 def command(session: Session, store: str, **options: Any) -> None:
-    """Estimate, pack, and print the plan."""
+    """Estimate, pack, and print what was packed."""
     # On demand: torch and the kernels take longer to load than --help may.
-    from gnnstore.tools.predict.pack import pack_plan  # noqa: PLC0415
+    from gnnstore.tools.predict.pack import pack_epochs  # noqa: PLC0415
 
-    pack_plan(session, store, of_links={name: options.pop(name) for name in _OF_LINKS}, **options)
+    pack_epochs(session, store, of_links={name: options.pop(name) for name in _OF_LINKS}, **options)

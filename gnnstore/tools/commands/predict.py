@@ -1,4 +1,4 @@
-"""`gnnstore plan`: predict epoch times by strategy, and misses by cache policy and size."""
+"""`gnnstore predict`: predict epoch times by strategy, and misses by cache policy and size."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ order is from a shuffle of all edges. Loaders do this with partitions=.
 
 \b
 Examples:
-  gnnstore plan papers100M.gnn --memory 16GB --disk 100GB
-  gnnstore plan papers100M.gnn --num-neighbors 15,10 --cache 4GiB,16GiB --batches 200
-  gnnstore plan papers100M.gnn --plot misses.png
-  gnnstore plan freebase.gnn --partitions edges --memory 8GB --embedding-dim 100
+  gnnstore predict papers100M.gnn --memory 16GB --disk 100GB
+  gnnstore predict papers100M.gnn --num-neighbors 15,10 --cache 4GiB,16GiB --batches 200
+  gnnstore predict papers100M.gnn --plot misses.png
+  gnnstore predict freebase.gnn --partitions edges --memory 8GB --embedding-dim 100
 """
 
 
@@ -67,7 +67,7 @@ def _parse_caches(text: str, name: str) -> tuple[float | int, ...]:
     return tuple(parse_share_or_size(part.strip(), name) for part in text.split(","))
 
 
-@click.command(name="plan", help=_HELP)
+@click.command(name="predict", help=_HELP)
 @click.argument("store", type=click.Path())
 @batch_options
 @click.option(
@@ -89,7 +89,7 @@ def _parse_caches(text: str, name: str) -> tuple[float | int, ...]:
     metavar="NAME,NAME,...",
     help=(
         f"Strategies to predict: some of {', '.join(found.choice for found in auto().candidates)}; "
-        "plan is what gnnstore pack makes. Default: all."
+        "packed-epochs is what gnnstore pack makes. Default: all."
     ),
 )
 @click.option(
@@ -130,14 +130,14 @@ def command(
     """Sample, compare, plot, print, and return the exit status."""
     # On demand: torch and the kernels take longer to load than --help may.
     if partitions is not None:
-        from gnnstore.tools.predict.partitions import plan_partitions  # noqa: PLC0415
+        from gnnstore.tools.predict.partitions import predict_partitions  # noqa: PLC0415
 
         refuse_given(
             lambda name: name not in _OF_PARTITIONS,
-            "has no meaning with --partitions, which plans a buffer of partitions; leave out one "
+            "has no meaning with --partitions, which compares buffers of partitions; leave out one "
             "of the two",
         )
-        return plan_partitions(
+        return predict_partitions(
             session,
             store,
             for_edges=partitions == "edges",
@@ -147,6 +147,6 @@ def command(
         )
     if embedding_dim is not None:
         raise UsageError("--embedding-dim: only with --partitions; add --partitions edges or nodes")
-    from gnnstore.tools.predict.caches import plan_caches  # noqa: PLC0415
+    from gnnstore.tools.predict.caches import predict_caches  # noqa: PLC0415
 
-    return plan_caches(session, store, **options)
+    return predict_caches(session, store, **options)

@@ -1,4 +1,4 @@
-"""`gnnstore rm`: remove a packed plan or partitions of a store."""
+"""`gnnstore rm`: remove packed epochs or partitions of a store."""
 
 from __future__ import annotations
 
@@ -10,35 +10,36 @@ from gnnstore.formats.packed.reader import PACKED
 from gnnstore.formats.partitions.reader import PARTITIONS
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.formats.store.units import remove_unit, unit_path
-from gnnstore.tools.ui.options import session_options
+from gnnstore.tools.ui.options import gone_option, session_options
 from gnnstore.tools.ui.session import Session
 from gnnstore.units import format_size
 
-_HELP = """Remove a packed plan or a partitioning of STORE, and nothing else.
+_HELP = """Remove packed epochs or a partitioning of STORE, and nothing else.
 
-'gnnstore inspect STORE' lists both. A plan or partitioning written with --output is a directory of
-its own: remove it like any other.
+'gnnstore inspect STORE' lists both. Those written with --output are directories of their own:
+remove them like any other.
 
 \b
 Examples:
-  gnnstore rm papers100M.gnn --plan base
+  gnnstore rm papers100M.gnn --packed base
   gnnstore rm papers100M.gnn --partitions random-64
 """
 
 
 @click.command(name="rm", help=_HELP)
 @click.argument("store", type=click.Path())
-@click.option("--plan", metavar="NAME", help="Name of the plan.")
+@click.option("--packed", metavar="NAME", help="Name of the packed epochs.")
+@gone_option("--plan", "--plan is called --packed")
 @click.option("--partitions", metavar="NAME", help="Name of the partitioning.")
 @session_options
-def command(session: Session, store: str, plan: str | None, partitions: str | None) -> None:
+def command(session: Session, store: str, packed: str | None, partitions: str | None) -> None:
     """Remove the unit and print its size."""
-    if plan is not None and partitions is None:
-        kind, option, name = PACKED, "plan", plan
-    elif plan is None and partitions is not None:
+    if packed is not None and partitions is None:
+        kind, option, name = PACKED, "packed", packed
+    elif packed is None and partitions is not None:
         kind, option, name = PARTITIONS, "partitions", partitions
     else:
-        raise UsageError("name one thing to remove: a --plan, or --partitions")
+        raise UsageError("name one thing to remove: --packed, or --partitions")
     path = StoreReader.open(store).path
     size = directory_bytes(unit_path(kind, path, name))
     remove_unit(kind, path, name)

@@ -16,10 +16,10 @@ from gnnstore.tools.ui.options import session_options, threads_option
 from gnnstore.tools.ui.session import Session
 from gnnstore.units import format_size
 
-_HELP = """Check files, checksums and contents of a store, and of its packed plans and partitions.
+_HELP = """Check files, checksums and contents of a store, and of its packed epochs and partitions.
 
-STORE may also be the directory of one of those, or of trainable embeddings. For plans, "full" also
-reads each batch as training does.
+STORE may also be the directory of one of those, or of trainable embeddings. For packed
+epochs, "full" also reads each batch as training does.
 
 \b
 Levels, each including the one before:

@@ -1,1 +1,1 @@
-"""Describes stores, plans and engines."""
+"""Describes stores, packed epochs and engines."""

@@ -24,7 +24,7 @@ from gnnstore.formats.store.units import find_units
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.strategies.builtin import auto
 from gnnstore.strategies.sizes.placement import place
-from gnnstore.tools.inspect.packed import describe_plan
+from gnnstore.tools.inspect.packed import describe_packed
 from gnnstore.tools.inspect.partitioned import describe_partitions
 
 
@@ -83,8 +83,8 @@ def describe_store(reader: StoreReader) -> dict[str, Any]:
         "arrays": arrays,
         # Files of no array: group metadata and the checksums.
         "metadata_bytes": reader.total_bytes - sum(array["disk_bytes"] for array in arrays),
-        "plans": _describe_units(
-            find_units(PACKED, reader.path), lambda path: describe_plan(PackedReader.open(path))
+        "packed": _describe_units(
+            find_units(PACKED, reader.path), lambda path: describe_packed(PackedReader.open(path))
         ),
         "partitions": _describe_units(
             find_partitions(reader.path),

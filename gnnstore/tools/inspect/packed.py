@@ -1,4 +1,4 @@
-"""Describes a packed plan for `gnnstore inspect` and `gnnstore pack`, and counts its rows."""
+"""Describes packed epochs for `gnnstore inspect` and `gnnstore pack`, and counts its rows."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def describe_plan(reader: PackedReader) -> dict[str, Any]:
-    """Return the settings and sizes of a plan, as JSON values."""
+def describe_packed(reader: PackedReader) -> dict[str, Any]:
+    """Return the settings and sizes of packed epochs, as JSON values."""
     manifest = reader.manifest
     found = manifest.fingerprint
     return {
@@ -37,7 +37,6 @@ def describe_plan(reader: PackedReader) -> dict[str, Any]:
         "epochs": manifest.epochs,
         "batches_per_epoch": manifest.batches_per_epoch,
         "superbatch": manifest.superbatch,
-        "compression": manifest.compression,
         "segment": manifest.segment,
         "num_segments": 0 if reader.segments is None else len(reader.segments),
         "shared_rows": 0 if reader.segments is None else int(reader.segments[:, 2].sum()),
@@ -51,47 +50,46 @@ def describe_plan(reader: PackedReader) -> dict[str, Any]:
     }
 
 
-def render_plan(console: Console, plan: Mapping[str, Any]) -> None:
-    """Print the description of a plan."""
+def render_packed(console: Console, packed: Mapping[str, Any]) -> None:
+    """Print the description of packed epochs."""
     from gnnstore.tools.ui.tables import print_facts  # noqa: PLC0415 - rich on demand
 
-    console.print(plan["path"], style="bold", soft_wrap=True)
-    order = "shuffled" if plan["shuffle"] else "in order"
+    console.print(packed["path"], style="bold", soft_wrap=True)
+    order = "shuffled" if packed["shuffle"] else "in order"
     print_facts(
         console,
         {
-            "batches": f"{plan['epochs']:,} epochs of {plan['batches_per_epoch']:,}, {order}",
-            "seeds": f"{plan['num_seeds']:,} {plan['seeds']}"
-            + (f", {plan['neg_sampling']} negatives" if plan["neg_sampling"] else ""),
-            "fan-outs": ", ".join(map(str, plan["num_neighbors"] or [])) or "none",
-            "batch size": f"{plan['batch_size']:,}",
-            "seed": f"{plan['seed']}",
+            "batches": f"{packed['epochs']:,} epochs of {packed['batches_per_epoch']:,}, {order}",
+            "seeds": f"{packed['num_seeds']:,} {packed['seeds']}"
+            + (f", {packed['neg_sampling']} negatives" if packed["neg_sampling"] else ""),
+            "fan-outs": ", ".join(map(str, packed["num_neighbors"] or [])) or "none",
+            "batch size": f"{packed['batch_size']:,}",
+            "seed": f"{packed['seed']}",
             "cached rows": (
-                f"{plan['num_slots']:,} by {plan['cached_by']}, of "
-                f"{', '.join(plan['cached']) or 'nothing'}"
+                f"{packed['num_slots']:,} by {packed['cached_by']}, of "
+                f"{', '.join(packed['cached']) or 'nothing'}"
             ),
-            "shared rows": _describe_segments(plan),
-            "compression": plan["compression"] or "none",
-            "largest batch": format_size(plan["largest_batch_bytes"]),
-            "size": f"{format_size(plan['disk_bytes'])} in {plan['num_files']} files",
-            "store": plan["store_uuid"],
-            "written by": plan["created_by"],
+            "shared rows": _describe_segments(packed),
+            "largest batch": format_size(packed["largest_batch_bytes"]),
+            "size": f"{format_size(packed['disk_bytes'])} in {packed['num_files']} files",
+            "store": packed["store_uuid"],
+            "written by": packed["created_by"],
         },
     )
 
 
-def _describe_segments(plan: Mapping[str, Any]) -> str:
-    if plan["segment"] == 1:
+def _describe_segments(packed: Mapping[str, Any]) -> str:
+    if packed["segment"] == 1:
         return "none: each batch has its own"
     return (
-        f"{plan['shared_rows']:,}, in {plan['num_segments']:,} segments of {plan['segment']:,} "
-        "batches"
+        f"{packed['shared_rows']:,}, in {packed['num_segments']:,} segments of "
+        f"{packed['segment']:,} batches"
     )
 
 
 @dataclass(frozen=True, eq=False)
-class PlanRows:
-    """Counts of one plan with S batches in all, B in each epoch."""
+class PackedRowCounts:
+    """Counts of packed epochs with S batches in all, B in each epoch."""
 
     # int64 [S]: rows of each batch; those among them that miss the cache; those in its packed
     # chunk.
@@ -118,23 +116,23 @@ class PlanRows:
         }
 
 
-def scan_plan(reader: PackedReader, progress: Progress) -> PlanRows:
-    """Count rows from the records of a plan, in one pass and 4 bytes per node; reads no row."""
-    from gnnstore.features.packed.saved import SavedPlan  # noqa: PLC0415 - engines, on demand
+def scan_packed(reader: PackedReader, progress: Progress) -> PackedRowCounts:
+    """Count rows from records, in one pass and 4 bytes per node; reads no row."""
+    from gnnstore.features.packed.saved import PackedFiles  # noqa: PLC0415 - engines, on demand
 
     manifest = reader.manifest
-    plan = SavedPlan.open(reader)
+    packed = PackedFiles.open(reader)
     num_batches = manifest.num_batches
     needed, missed = np.zeros(num_batches, np.int64), np.zeros(num_batches, np.int64)
     ages = np.zeros(manifest.batches_per_epoch, np.int64)
     num_nodes = manifest.schema.edge.indptr.num_rows - 1
     last = np.empty(num_nodes, np.int32)
-    with progress.phase("read the plan", num_batches, "batches") as phase:
+    with progress.phase("read the packed epochs", num_batches, "batches") as phase:
         for number in range(num_batches):
             place = number % manifest.batches_per_epoch
             if place == 0:
                 last[:] = -1
-            record = plan.record(number)
+            record = packed.record(number)
             nodes = record.subgraph.n_id
             needed[number] = len(nodes)
             missed[number] = np.count_nonzero(record.slots < 0)
@@ -144,5 +142,7 @@ def scan_plan(reader: PackedReader, progress: Progress) -> PlanRows:
             ages += np.bincount(age, minlength=len(ages))
             last[nodes] = place
             phase.advance()
-    packed = reader.index[:, 3].astype(np.int64)
-    return PlanRows(needed, missed, packed, ages, manifest.batches_per_epoch, manifest.num_slots)
+    num_packed = reader.index[:, 3].astype(np.int64)
+    return PackedRowCounts(
+        needed, missed, num_packed, ages, manifest.batches_per_epoch, manifest.num_slots
+    )

@@ -17,9 +17,9 @@ from gnnstore.units import format_size
 def render_store(console: Console, store: Mapping[str, Any]) -> None:
     """Print everything that `gnnstore inspect STORE` shows."""
     render_summary(console, store)
-    if store["plans"]:
-        print_title(console, "Packed plans")
-        _print_plans(console, store["plans"])
+    if store["packed"]:
+        print_title(console, "Packed epochs")
+        _print_packed(console, store["packed"])
     if store["partitions"]:
         print_title(console, "Partitions")
         _print_partitions(console, store["partitions"])
@@ -195,22 +195,22 @@ def _print_arrays(console: Console, store: Mapping[str, Any]) -> None:
     print_table(console, columns, rows, right=right, optional=("", "padding", "layout"))
 
 
-def _print_plans(console: Console, plans: list[Mapping[str, Any]]) -> None:
-    columns = ("plan", "epochs", "batches", "fan-outs", "batch size", "seed", "on disk")
+def _print_packed(console: Console, packed: list[Mapping[str, Any]]) -> None:
+    columns = ("name", "epochs", "batches", "fan-outs", "batch size", "seed", "on disk")
     rows = []
-    for plan in plans:
-        if plan["problem"] is not None:
-            rows.append((plan["name"], "damaged: see 'gnnstore verify'", *[""] * 5))
+    for one in packed:
+        if one["problem"] is not None:
+            rows.append((one["name"], "damaged: see 'gnnstore verify'", *[""] * 5))
             continue
         rows.append(
             (
-                plan["name"],
-                f"{plan['epochs']:,}",
-                f"{plan['batches_per_epoch']:,} an epoch",
-                ", ".join(map(str, plan["num_neighbors"] or [])),
-                f"{plan['batch_size']:,}" + (", shuffled" if plan["shuffle"] else ""),
-                f"{plan['seed']}",
-                format_size(plan["disk_bytes"]),
+                one["name"],
+                f"{one['epochs']:,}",
+                f"{one['batches_per_epoch']:,} an epoch",
+                ", ".join(map(str, one["num_neighbors"] or [])),
+                f"{one['batch_size']:,}" + (", shuffled" if one["shuffle"] else ""),
+                f"{one['seed']}",
+                format_size(one["disk_bytes"]),
             )
         )
     print_table(console, columns, rows, right=("on disk",))
@@ -240,7 +240,7 @@ def _reading(reading: Mapping[str, Any]) -> dict[str, object]:
     if reading["strategy"] is None:
         return {"not possible": reading["reason"]}
     return {
-        "plan": reading["reason"],
+        "reason": reading["reason"],
         "memory available": format_size(reading["available_bytes"]),
     }
 

@@ -1,4 +1,4 @@
-"""A plot of the rows of a packed plan."""
+"""A plot of the rows of packed epochs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gnnstore.tools.plots.pictures import GREY, draw_level, new_axes, save_pictu
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from gnnstore.tools.inspect.packed import PlanRows
+    from gnnstore.tools.inspect.packed import PackedRowCounts
 
 # Colours that the colour-blind can tell apart; dashes for grey print.
 _LINES = (
@@ -22,7 +22,7 @@ _LINES = (
 )
 
 
-def draw_packed(name: str, rows: PlanRows, file: Path) -> Path:
+def draw_packed(name: str, rows: PackedRowCounts, file: Path) -> Path:
     """Plot the rows of each batch, and the reuse distances of rows, as a PNG."""
     figure, (by_batch, reuse) = new_axes(2, 10)
     _draw_rows(by_batch, rows)
@@ -35,7 +35,7 @@ def draw_packed(name: str, rows: PlanRows, file: Path) -> Path:
     )
 
 
-def _draw_rows(axes: Axes, rows: PlanRows) -> None:
+def _draw_rows(axes: Axes, rows: PackedRowCounts) -> None:
     # A single batch is a point, which no line shows.
     marker = "o" if len(rows.needed) < 20 else None
     for what, colour, dashes in _LINES:
@@ -51,7 +51,7 @@ def _draw_rows(axes: Axes, rows: PlanRows) -> None:
     axes.legend(frameon=False, fontsize=9)
 
 
-def _draw_reuse(axes: Axes, rows: PlanRows) -> None:
+def _draw_reuse(axes: Axes, rows: PackedRowCounts) -> None:
     total = max(1, int(rows.ages.sum()))
     shares = 100 * np.cumsum(rows.ages[1:]) / total
     ages = np.arange(1, len(rows.ages))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def draw_plan(document: Mapping[str, Any], file: Path) -> Path:
+def draw_predictions(document: Mapping[str, Any], file: Path) -> Path:
     """Plot the rows read over the cache size, and predicted times over memory, as a PNG."""
     times = _times(document["predictions"])
     # Single points would compare nothing.

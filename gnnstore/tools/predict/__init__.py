@@ -1,1 +1,1 @@
-"""The work of `gnnstore plan` and `gnnstore pack`."""
+"""The work of `gnnstore predict` and `gnnstore pack`."""

@@ -1,4 +1,4 @@
-"""Compares caches for `gnnstore plan`: simulates them on sampled batches and counts their reads."""
+"""Compares caches for `gnnstore predict` on sampled batches, and counts their reads."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from gnnstore.strategies.predict.reads import ReadTotals
 from gnnstore.strategies.predict.workload import TableReads
 from gnnstore.strategies.sizes.placement import read_tables
 from gnnstore.tools.plots.pictures import draw_into
-from gnnstore.tools.plots.predict import draw_plan
-from gnnstore.tools.predict.render import render_plan
+from gnnstore.tools.plots.predict import draw_predictions
+from gnnstore.tools.predict.render import render_predictions
 from gnnstore.tools.predict.seeds import choose_seeds
 from gnnstore.tools.predict.strategies import Asked, predict_strategies
 from gnnstore.tools.predict.trace import TracedEpoch, sample_epoch
@@ -62,7 +62,7 @@ class _Disk:
         return cls(tuple(arrays), TableReads.of(arrays, tune_reads(profile)), usable)
 
 
-def plan_caches(
+def predict_caches(
     session: Session,
     path: str,
     *,
@@ -120,8 +120,8 @@ def plan_caches(
         "caches": compared,
         "predictions": predicted,
     }
-    draw_into(document, plot_file, draw_plan)
-    session.emit(document, lambda console: render_plan(console, document))
+    draw_into(document, plot_file, draw_predictions)
+    session.emit(document, lambda console: render_predictions(console, document))
     return exits.STORAGE if document["problems"] else exits.OK
 
 

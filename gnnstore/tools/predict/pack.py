@@ -1,4 +1,4 @@
-"""Packs a plan for `gnnstore pack`: estimates it, refuses what cannot fit, packs, and shows it."""
+"""Packs epochs for `gnnstore pack`: estimates, refuses what cannot fit, packs, and shows them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,11 @@ from gnnstore.formats.container.files import require_space
 from gnnstore.formats.packed.reader import PACKED, PackedReader
 from gnnstore.formats.store.units import refuse_existing, unit_path, units_directory
 from gnnstore.graph.store import open as open_store
-from gnnstore.packing.estimate import PlanEstimate, estimate_plan
-from gnnstore.packing.job import PlanPacker
-from gnnstore.packing.sampling import PlanSettings
+from gnnstore.packing.estimate import PackEstimate, estimate_packing
+from gnnstore.packing.job import EpochPacker
+from gnnstore.packing.sampling import PackSettings
 from gnnstore.sampling.neighbor import SamplingConfig
-from gnnstore.tools.inspect.packed import describe_plan, render_plan
+from gnnstore.tools.inspect.packed import describe_packed, render_packed
 from gnnstore.tools.predict.seeds import choose_seeds
 from gnnstore.tools.ui.session import Session
 from gnnstore.units import format_duration
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from gnnstore.tools.ui.options import SeedOptions
 
 
-def pack_plan(
+def pack_epochs(
     session: Session,
     path: str,
     *,
@@ -52,16 +53,16 @@ def pack_plan(
 ) -> None:
     """Estimate, check, pack, and print what was made."""
     if (name is None) == (output is None):
-        raise UsageError("give the plan a --name in the store, or an --output elsewhere")
+        raise UsageError("give the packed epochs a --name in the store, or an --output elsewhere")
     store = open_store(path)
     final = Path(output) if output is not None else unit_path(PACKED, store.path, name or "")
     if not (overwrite or estimate):
         refuse_existing(final)
     config = SamplingConfig(fanouts, replace, subgraph_type, disjoint, seed)
     _, seeds = choose_seeds(store, config, seeds_asked, **of_links)
-    packer = PlanPacker(
+    packer = EpochPacker(
         store,
-        PlanSettings(
+        PackSettings(
             config=config,
             input_nodes=None,
             seeds=seeds,
@@ -73,12 +74,23 @@ def pack_plan(
     with closing(packer), session.progress(show_usage=True) as progress:
         with progress.phase("estimate"):
             profile = load_profile(store.path)
-            expected = estimate_plan(packer, profile, must_fit=not resume)
-        progress.note(f"packing takes {expected.describe()}", expected.facts())
-        for sentence in expected.describe_choices():
-            progress.note(sentence)
+            expected = estimate_packing(packer, profile)
+        disk_bytes = packer.settings.disk_bytes
+        if disk_bytes is not None and not resume:
+            expected.check_disk(disk_bytes)
+        facts = asdict(expected)
+        progress.note(f"packing takes {expected.describe()}", facts)
+        for layout in expected.layouts:
+            progress.note(layout.describe())
         if not resume:
-            _check_disk(final, expected, packer.settings.disk_bytes)
+            require_space(
+                final,
+                expected.total_bytes,
+                "pack the epochs",
+                "choose an --output on another file system",
+                "pack fewer epochs",
+                "have batches share rows with --disk; nothing has been written",
+            )
         began = time.perf_counter()
         if not estimate:
             in_store = final.parent.parent == store.path
@@ -90,33 +102,23 @@ def pack_plan(
                     progress=progress,
                     on_event=session.say,
                 )
-    document: dict[str, Any] = {"store": str(store.path), "estimate": expected.facts()}
+    document: dict[str, Any] = {"store": str(store.path), "estimate": facts}
     if estimate:
         session.emit(document, lambda console: _render_estimate(console, expected))
         return
-    document |= {"seconds": time.perf_counter() - began, **describe_plan(PackedReader.open(final))}
+    document |= {
+        "seconds": time.perf_counter() - began,
+        **describe_packed(PackedReader.open(final)),
+    }
     session.emit(document, lambda console: _render(console, document))
 
 
-def _check_disk(final: Path, estimate: PlanEstimate, disk_bytes: int | None) -> None:
-    if disk_bytes is not None:
-        estimate.check_disk(disk_bytes)
-    require_space(
-        final,
-        estimate.total_bytes,
-        "pack the plan",
-        "choose an --output on another file system",
-        "pack fewer epochs",
-        "have batches share rows with --disk; nothing has been written",
-    )
-
-
-def _render_estimate(console: Console, estimate: PlanEstimate) -> None:
+def _render_estimate(console: Console, estimate: PackEstimate) -> None:
     console.print(f"Packing would take {estimate.describe()}.", soft_wrap=True)
-    for sentence in estimate.describe_choices():
-        console.print(f"  {sentence}", soft_wrap=True, highlight=False)
+    for layout in estimate.layouts:
+        console.print(f"  {layout.describe()}", soft_wrap=True, highlight=False)
 
 
 def _render(console: Console, document: dict[str, Any]) -> None:
-    render_plan(console, document)
+    render_packed(console, document)
     console.print(f"\nPacked in {format_duration(document['seconds'])}.")

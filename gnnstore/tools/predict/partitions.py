@@ -1,4 +1,4 @@
-"""Predict what training by partitions reads, for `gnnstore plan --partitions`."""
+"""Predict what training by partitions reads, for `gnnstore predict --partitions`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _REMARK = (
 )
 
 
-def plan_partitions(
+def predict_partitions(
     session: Session,
     path: str,
     *,

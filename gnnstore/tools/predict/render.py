@@ -1,4 +1,4 @@
-"""The text of `gnnstore plan`, drawn from the same values that --json prints."""
+"""The text of `gnnstore predict`, drawn from the same values that --json prints."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _REMARK = (
 )
 _PREDICTED = (
     "*: the choice of strategy='auto'. Setup: work before or during the first epoch. Random: reads "
-    "of rows or pages. Sequential: bytes read and written sequentially. Plan: what 'gnnstore pack' "
-    "makes."
+    "of rows or pages. Sequential: bytes read and written sequentially. Packed-epochs: what "
+    "'gnnstore pack' makes."
 )
 _NARROW = "No strategy is predicted: rows are so narrow that loaders hold them in memory."
 _ASSUMED = (
@@ -44,7 +44,7 @@ def read_rate(document: Mapping[str, Any], policy: Mapping[str, Any]) -> float:
     return rate
 
 
-def render_plan(console: Console, document: Mapping[str, Any]) -> None:
+def render_predictions(console: Console, document: Mapping[str, Any]) -> None:
     """Print what was sampled, and a table of caches."""
     console.print(f"Strategies and caches for {document['store']}", style="bold")
     print_facts(console, _facts(document))

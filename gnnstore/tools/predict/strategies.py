@@ -1,4 +1,4 @@
-"""Predicts the epoch of each strategy within budgets, for `gnnstore plan`."""
+"""Predicts the epoch of each strategy within budgets, for `gnnstore predict`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples the batches that `gnnstore plan` compares caches on; scores nodes for static caches."""
+"""Samples the batches that caches are compared on; scores nodes for static caches."""
 
 from __future__ import annotations
 

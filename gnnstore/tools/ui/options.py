@@ -203,6 +203,16 @@ def refuse_given(is_refused: Callable[[str], bool], problem: str) -> None:
             raise UsageError(f"{param.opts[-1]}: {problem}")
 
 
+def gone_option(name: str, advice: str) -> Callable[[Any], Any]:
+    """Refuse an option that a command had once, with what to write instead."""
+
+    def refuse(_context: click.Context, _param: click.Parameter, value: str | None) -> None:
+        if value is not None:
+            raise UsageError(advice)
+
+    return click.option(name, hidden=True, expose_value=False, is_eager=True, callback=refuse)
+
+
 # Seeds of a link loader; each option is a parameter of `LinkNeighborLoader`.
 _link_options = together(
     click.option(

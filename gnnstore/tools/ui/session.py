@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # Raised by one whenever a field of a --json document changes its name or meaning;
 # new fields may appear without that.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 # A pipe has no width. Wide enough that no table of ours wraps, so that grep sees whole rows.
 _PIPE_WIDTH = 240

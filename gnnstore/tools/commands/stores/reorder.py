@@ -29,7 +29,7 @@ batches: store.original_ids[node] is the id in the original data, and store.ids_
 back. Edges keep their ids.
 
 --by degree sorts nodes by descending out-degree, so that nodes without out-edges come last.
---by frequency samples batches, with the options of `gnnstore plan`, and puts the nodes that most
+--by frequency samples batches, with the options of `gnnstore predict`, and puts the nodes that most
 batches need first. --by community groups nodes that share in-neighbours, the most needed
 communities first, and sorts each community by degree.
 

@@ -1,4 +1,4 @@
-"""Packs plans of small graphs."""
+"""Packs epochs of small graphs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from gnnstore.formats.packed.reader import PACKED
 from gnnstore.formats.store.units import make_units_directory, unit_path
 from gnnstore.graph.store import open as open_store
-from gnnstore.packing.job import PlanPacker
-from gnnstore.packing.sampling import PlanSettings
+from gnnstore.packing.job import EpochPacker
+from gnnstore.packing.sampling import PackSettings
 from gnnstore.sampling.neighbor import SamplingConfig
 
 
@@ -32,18 +32,18 @@ def pack(
     num_threads: int = 2,
     **settings: Any,
 ) -> Path:
-    """Pack a plan and return its path: `output`, or the plan "base" of the store.
+    """Pack epochs and return their path: `output`, or "base" in the store.
 
     Parameters
     ----------
     **settings
-        Other fields of `PlanSettings`.
+        Other fields of `PackSettings`.
     """
     if output is None:
         make_units_directory(PACKED, store)
-    packer = PlanPacker(
+    packer = EpochPacker(
         open_store(store),
-        PlanSettings(
+        PackSettings(
             SamplingConfig(tuple(fanouts), replace, subgraph_type, disjoint, seed),
             input_nodes,
             batch_size,

@@ -1,4 +1,4 @@
-"""Plans that are damaged, incomplete or hostile: told by name, never batches that are wrong."""
+"""Packed epochs that are damaged or hostile: told by name, never batches that are wrong."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ import pytest
 import gnnstore
 from gnnstore.errors import CorruptStoreError, NoSpaceError, UnsupportedVersionError
 from gnnstore.features.packed.chunks import BLOCK_BYTES
-from gnnstore.features.packed.saved import SavedPlan
+from gnnstore.features.packed.saved import PackedFiles
 from gnnstore.formats.container.journal_file import encode_record, read_records
-from gnnstore.formats.packed.manifest import CHECKED_ROWS, PLAN_FORMAT_VERSION
+from gnnstore.formats.packed.manifest import CHECKED_ROWS, PACKED_FORMAT_VERSION
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.testing.graphs import random_graph
 from gnnstore.tools.cli import main
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.files import flip
 from tests.support.hostile import rewrite
-from tests.support.plans import pack
+from tests.support.packed import pack
 
 BATCHES = 12
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a store with a plan named "base"."""
+    """Write a store with packed epochs named "base"."""
     graph = random_graph(1000, 12_000, seed=5, feature_dim=100, num_classes=7, edge_feature_dim=3)
     path = graph.write(tmp_path_factory.mktemp("plans") / "s.gnn")
     pack(path, [4, 4])
@@ -39,19 +39,19 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def plan(store: Path, tmp_path: Path) -> Path:
-    """Return a plan that a test may break."""
-    return shutil.copytree(store / "plans" / "base", tmp_path / "plan")
+def packed(store: Path, tmp_path: Path) -> Path:
+    """Return packed epochs that a test may break."""
+    return shutil.copytree(store / "plans" / "base", tmp_path / "packed")
 
 
 @pytest.mark.parametrize("level", ["header", "checksums", "full"])
-def test_a_sound_plan(store: Path, level: Any) -> None:
+def test_sound_packed_epochs(store: Path, level: Any) -> None:
     report = gnnstore.verify(store, level)
-    plan = gnnstore.verify(store / "plans" / "base", level)
+    packed = gnnstore.verify(store / "plans" / "base", level)
     assert report.ok
-    assert plan.ok
-    assert report.files > plan.files > 8
-    assert (report.bytes_read > plan.bytes_read > 0) == (level != "header")
+    assert packed.ok
+    assert report.files > packed.files > 8
+    assert (report.bytes_read > packed.bytes_read > 0) == (level != "header")
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,8 @@ def test_a_record_of_numbers_that_point_nowhere(
     store: Path, name: str, value: int | str | None, message: str
 ) -> None:
     """Somebody hostile has computed its checksum."""
-    plan = SavedPlan.open(PackedReader.open(store / "plans" / "base"))
-    record, num_slots = plan.record(0), plan.reader.manifest.num_slots
+    packed = PackedFiles.open(PackedReader.open(store / "plans" / "base"))
+    record, num_slots = packed.record(0), packed.reader.manifest.num_slots
     record.check_numbers(num_slots)
     sizes = {"num_slots": num_slots, "num_nodes": len(record.subgraph.n_id)}
     holder = record.subgraph if name.startswith("subgraph.") else record
@@ -91,26 +91,26 @@ def test_a_record_of_numbers_that_point_nowhere(
 
 
 @pytest.mark.parametrize("number", [0, 7, BATCHES, 2 * BATCHES - 1])
-def test_a_record_that_is_damaged(plan: Path, number: int) -> None:
-    begin, size = (int(value) for value in PackedReader.open(plan).index[number, :2])
-    flip(plan / "batches" / "c.0", begin + size // 2)
+def test_a_record_that_is_damaged(packed: Path, number: int) -> None:
+    begin, size = (int(value) for value in PackedReader.open(packed).index[number, :2])
+    flip(packed / "batches" / "c.0", begin + size // 2)
     name = f"batch {number % BATCHES} of epoch {number // BATCHES}"
-    loader = gnnstore.open_plan(plan).loader(num_threads=2)
+    loader = gnnstore.open_packed(packed).loader(num_threads=2)
     loader.set_epoch(number // BATCHES)
     taken: list[Any] = []
     message = f"bytes {begin} to {begin + size}, the record of {name}, are damaged"
     with pytest.raises(CorruptStoreError, match=message):
         taken.extend(loader)
     assert len(taken) == number % BATCHES, "those before it are sound"
-    (problem,) = gnnstore.verify(plan).problems
-    assert problem.path == str(plan / "batches" / "c.0")
+    (problem,) = gnnstore.verify(packed).problems
+    assert problem.path == str(packed / "batches" / "c.0")
     assert problem.first_byte is not None
     assert problem.first_byte <= begin + size // 2 < (problem.end_byte or 0)
 
 
-def read_damaged(plan: Path, number: int, message: str) -> CorruptStoreError:
+def read_damaged(packed: Path, number: int, message: str) -> CorruptStoreError:
     """Read an epoch, whose batches before a damaged one must be sound."""
-    loader = gnnstore.open_plan(plan).loader(num_threads=2)
+    loader = gnnstore.open_packed(packed).loader(num_threads=2)
     loader.set_epoch(number // BATCHES)
     taken: list[Any] = []
     with pytest.raises(CorruptStoreError, match=message) as caught:
@@ -124,13 +124,13 @@ def read_damaged(plan: Path, number: int, message: str) -> CorruptStoreError:
 
 @pytest.mark.parametrize("number", [0, 7, BATCHES, 2 * BATCHES - 1])
 @pytest.mark.parametrize("piece", [0, -1])
-def test_rows_that_are_damaged_are_not_trained_on(plan: Path, number: int, piece: int) -> None:
-    reader = PackedReader.open(plan)
+def test_rows_that_are_damaged_are_not_trained_on(packed: Path, number: int, piece: int) -> None:
+    reader = PackedReader.open(packed)
     begin, size = (
-        int(reader.index[number, reader.chunk_columns(0)][0]),
+        int(reader.chunk_begins(0)[number]),
         int(reader.chunk_bytes(0)[number]),
     )
-    path = plan / "rows/x/c.0"
+    path = packed / "rows/x/c.0"
     place = begin + (size - 1 if piece else 0)
     flip(path, place)
     first = begin + ((size - 1) // BLOCK_BYTES * BLOCK_BYTES if piece else 0)
@@ -139,25 +139,25 @@ def test_rows_that_are_damaged_are_not_trained_on(plan: Path, number: int, piece
         f"{path}: packed rows are damaged: bytes {first} to {end} are not what was written: the "
         "crc32c is .*pack again; 'gnnstore verify'"
     )
-    error = read_damaged(plan, number, message)
+    error = read_damaged(packed, number, message)
     assert (error.path, error.offset) == (str(path), begin)
-    (problem,) = gnnstore.verify(plan).problems
+    (problem,) = gnnstore.verify(packed).problems
     assert problem.first_byte is not None
     assert problem.first_byte <= place < (problem.end_byte or 0)
 
 
-def test_rows_that_are_damaged(plan: Path, store: Path) -> None:
+def test_rows_that_are_damaged(packed: Path, store: Path) -> None:
     """Blocks of the checksums are larger than a batch of this size, so several are named."""
-    reader = PackedReader.open(plan)
+    reader = PackedReader.open(packed)
     number = 2 * BATCHES - 1
-    flip(plan / "rows" / "x" / "c.0", int(reader.index[number, reader.chunk_columns(0)][0]) + 5)
-    (problem,) = gnnstore.verify(plan).problems
-    assert problem.path == str(plan / "rows" / "x" / "c.0")
+    flip(packed / "rows" / "x" / "c.0", int(reader.chunk_begins(0)[number]) + 5)
+    (problem,) = gnnstore.verify(packed).problems
+    assert problem.path == str(packed / "rows" / "x" / "c.0")
     assert f"batch {number % BATCHES} of epoch 1" in problem.message
     assert "batch 0 of epoch 0" not in problem.message
-    # In a store the plan's problems are the store's.
+    # In a store their problems are the store's.
     target = store / "plans" / "damaged"
-    shutil.copytree(plan, target)
+    shutil.copytree(packed, target)
     try:
         assert [p.path for p in gnnstore.verify(store).problems] == [str(target / "rows/x/c.0")]
     finally:
@@ -165,40 +165,40 @@ def test_rows_that_are_damaged(plan: Path, store: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["index/c.0.0", "checksums/c.0", "batches/c.0", "rows/x/c.0"])
-def test_a_file_that_is_missing_or_short(plan: Path, name: str) -> None:
-    path = plan / name
+def test_a_file_that_is_missing_or_short(packed: Path, name: str) -> None:
+    path = packed / name
     size = path.stat().st_size
     with path.open("r+b") as file:
         file.truncate(size - 1)
     with pytest.raises(CorruptStoreError, match=f"has {size - 1} bytes.*pack again"):
-        gnnstore.open_plan(plan)
+        gnnstore.open_packed(packed)
     path.unlink()
     with pytest.raises(CorruptStoreError, match="the file is missing"):
-        gnnstore.open_plan(plan)
-    assert not gnnstore.verify(plan).ok
+        gnnstore.open_packed(packed)
+    assert not gnnstore.verify(packed).ok
 
 
-def test_a_file_that_is_cut_while_it_is_read(plan: Path) -> None:
-    loader = gnnstore.open_plan(plan).loader(num_threads=1)
+def test_a_file_that_is_cut_while_it_is_read(packed: Path) -> None:
+    loader = gnnstore.open_packed(packed).loader(num_threads=1)
     for name in ("batches", "rows/x"):
-        with (plan / name / "c.0").open("r+b") as file:
+        with (packed / name / "c.0").open("r+b") as file:
             file.truncate(8192)
     with pytest.raises((CorruptStoreError, gnnstore.StorageError)):
         batches_of(loader)
 
 
-def test_a_file_that_nobody_knows(plan: Path) -> None:
-    (plan / "rows" / "notes.txt").write_text("hello")
-    (problem,) = gnnstore.verify(plan, "header").problems
+def test_a_file_that_nobody_knows(packed: Path) -> None:
+    (packed / "rows" / "notes.txt").write_text("hello")
+    (problem,) = gnnstore.verify(packed, "header").problems
     assert "does not list this file" in problem.message
 
 
-def test_bytes_of_the_manifest_that_changed(plan: Path) -> None:
-    text = (plan / "zarr.json").read_bytes()
-    (plan / "zarr.json").write_bytes(text.replace(b'"seed": 3', b'"seed": 4'))
+def test_bytes_of_the_manifest_that_changed(packed: Path) -> None:
+    text = (packed / "zarr.json").read_bytes()
+    (packed / "zarr.json").write_bytes(text.replace(b'"seed": 3', b'"seed": 4'))
     with pytest.raises(CorruptStoreError, match="altered"):
-        gnnstore.open_plan(plan)
-    assert not gnnstore.verify(plan).ok
+        gnnstore.open_packed(packed)
+    assert not gnnstore.verify(packed).ok
 
 
 @pytest.mark.parametrize(
@@ -224,10 +224,10 @@ def test_bytes_of_the_manifest_that_changed(plan: Path) -> None:
         ("piece_bytes", None),
     ],
 )
-def test_a_manifest_that_makes_no_sense(plan: Path, field: str, value: Any) -> None:
-    rewrite(plan, lambda own: own.update({field: value}))
+def test_a_manifest_that_makes_no_sense(packed: Path, field: str, value: Any) -> None:
+    rewrite(packed, lambda own: own.update({field: value}))
     with pytest.raises(CorruptStoreError):
-        gnnstore.open_plan(plan)
+        gnnstore.open_packed(packed)
 
 
 @pytest.mark.parametrize(
@@ -241,51 +241,51 @@ def test_a_manifest_that_makes_no_sense(plan: Path, field: str, value: Any) -> N
         ("sampler", "a user's"),
     ],
 )
-def test_a_fingerprint_that_makes_other_batches(plan: Path, field: str, value: Any) -> None:
-    rewrite(plan, lambda own: own["fingerprint"].update({field: value}))
+def test_a_fingerprint_that_makes_other_batches(packed: Path, field: str, value: Any) -> None:
+    rewrite(packed, lambda own: own["fingerprint"].update({field: value}))
     with pytest.raises(CorruptStoreError, match="fingerprint"):
-        gnnstore.open_plan(plan)
-    assert not gnnstore.verify(plan).ok
+        gnnstore.open_packed(packed)
+    assert not gnnstore.verify(packed).ok
 
 
-def test_a_fingerprint_without_a_field_that_loaders_compare(plan: Path) -> None:
-    rewrite(plan, lambda own: own["fingerprint"].pop("sampler"))
+def test_a_fingerprint_without_a_field_that_loaders_compare(packed: Path) -> None:
+    rewrite(packed, lambda own: own["fingerprint"].pop("sampler"))
     with pytest.raises(CorruptStoreError, match=r"fingerprint.sampler: expected null.* nothing"):
-        gnnstore.open_plan(plan)
-    assert not gnnstore.verify(plan).ok
+        gnnstore.open_packed(packed)
+    assert not gnnstore.verify(packed).ok
 
 
-def test_a_newer_plan(plan: Path) -> None:
-    newer = PLAN_FORMAT_VERSION + 1
-    rewrite(plan, lambda own: own.update(format_version=newer))
+def test_newer_packed_epochs(packed: Path) -> None:
+    newer = PACKED_FORMAT_VERSION + 1
+    rewrite(packed, lambda own: own.update(format_version=newer))
     with pytest.raises(UnsupportedVersionError, match=rf"format version {newer}.*Upgrade"):
-        gnnstore.open_plan(plan)
+        gnnstore.open_packed(packed)
 
 
 @pytest.mark.parametrize(
     ("column", "value"), [(0, 1), (0, -4096), (0, 2**40), (1, 2**40), (3, 2**40), (4, 2**41)]
 )
-def test_an_index_that_leads_elsewhere(plan: Path, column: int, value: int) -> None:
-    path = plan / "index" / "c.0.0"
+def test_an_index_that_leads_elsewhere(packed: Path, column: int, value: int) -> None:
+    path = packed / "index" / "c.0.0"
     with path.open("r+b") as file:
         file.seek((3 * 5 + column) * 8)
         file.write(value.to_bytes(8, "little", signed=True))
     with pytest.raises(CorruptStoreError, match=r"index: .*pack again"):
-        gnnstore.open_plan(plan)
+        gnnstore.open_packed(packed)
 
 
-def test_checksums_that_do_not_fit_the_manifest(plan: Path) -> None:
+def test_checksums_that_do_not_fit_the_manifest(packed: Path) -> None:
     """Records with checksums of blocks of another size."""
-    rewrite(plan, lambda own: own.update(piece_bytes=4096))
-    with pytest.raises(CorruptStoreError, match="it is no record of this plan"):
-        batches_of(gnnstore.open_plan(plan).loader(num_threads=1))
+    rewrite(packed, lambda own: own.update(piece_bytes=4096))
+    with pytest.raises(CorruptStoreError, match="it is no record of these epochs"):
+        batches_of(gnnstore.open_packed(packed).loader(num_threads=1))
 
 
-def test_slots_are_checked(plan: Path) -> None:
-    """A plan of fewer slots than its records name is refused before memory is touched."""
-    rewrite(plan, lambda own: own.update(num_slots=3))
+def test_slots_are_checked(packed: Path) -> None:
+    """Packed epochs of fewer slots than their records name are refused before memory is touched."""
+    rewrite(packed, lambda own: own.update(num_slots=3))
     with pytest.raises((IndexError, gnnstore.GnnstoreError)):
-        batches_of(gnnstore.open_plan(plan).loader(num_threads=1))
+        batches_of(gnnstore.open_packed(packed).loader(num_threads=1))
 
 
 # --- rows that batches share ---------------------------------------------------------------
@@ -293,7 +293,7 @@ def test_slots_are_checked(plan: Path) -> None:
 
 @pytest.fixture
 def segmented(store: Path, tmp_path: Path) -> Path:
-    """Return a plan whose batches share rows, four at a time."""
+    """Return packed epochs whose batches share rows, four at a time."""
     return pack(store, [4, 4], output=tmp_path / "segmented", superbatch=12, segment=4)
 
 
@@ -310,19 +310,16 @@ def test_a_segment_that_is_damaged(segmented: Path) -> None:
         assert f"batch {number} of epoch 1" in problem.message
 
 
-@pytest.mark.parametrize("compress", ["none", "lz4"])
 @pytest.mark.parametrize("row", [0, -1])
 def test_shared_rows_that_are_damaged_are_not_trained_on(
-    store: Path, tmp_path: Path, compress: str, row: int
+    store: Path, tmp_path: Path, row: int
 ) -> None:
-    plan = pack(
-        store, [4, 4], output=tmp_path / "plan", segment=4, superbatch=12, compress=compress
-    )
-    reader = PackedReader.open(plan)
+    packed = pack(store, [4, 4], output=tmp_path / "packed", segment=4, superbatch=12)
+    reader = PackedReader.open(packed)
     assert reader.segments is not None
     first, end, num_rows, _, begin = (int(value) for value in reader.segments[1])
     rank = row % num_rows
-    saved = SavedPlan.open(reader)
+    saved = PackedFiles.open(reader)
     readers = []
     for number in range(first, end):
         shared = saved.record(number).shared
@@ -331,7 +328,7 @@ def test_shared_rows_that_are_damaged_are_not_trained_on(
             readers.append((number, shared[1]))
     assert len(readers) >= 2, "it is shared"
     place = begin + rank * 400 + 399
-    flip(plan / "rows/x/c.0", place)
+    flip(packed / "rows/x/c.0", place)
     number, ranks = readers[0]
     group = ranks[np.searchsorted(ranks, rank) // CHECKED_ROWS * CHECKED_ROWS :][:CHECKED_ROWS]
     first_byte, last_byte = begin + int(group[0]) * 400, begin + int(group[-1]) * 400 + 400
@@ -340,15 +337,15 @@ def test_shared_rows_that_are_damaged_are_not_trained_on(
         f"rows/x/c.0: bytes {first_byte} to {last_byte}, packed rows that batches share, are "
         f"damaged: the crc32c of {len(group)} rows among them is .*pack again"
     )
-    assert read_damaged(plan, number, message).offset == first_byte
-    assert not gnnstore.verify(plan).ok
+    assert read_damaged(packed, number, message).offset == first_byte
+    assert not gnnstore.verify(packed).ok
 
 
-def test_own_rows_of_a_segmented_plan(segmented: Path) -> None:
+def test_own_rows_with_segments(segmented: Path) -> None:
     reader = PackedReader.open(segmented)
     number = BATCHES + 3
     begin, size = (
-        int(reader.index[number, reader.chunk_columns(0)][0]),
+        int(reader.chunk_begins(0)[number]),
         int(reader.chunk_bytes(0)[number]),
     )
     assert 0 < size <= BLOCK_BYTES
@@ -356,31 +353,31 @@ def test_own_rows_of_a_segmented_plan(segmented: Path) -> None:
     read_damaged(segmented, number, f"bytes {begin} to {begin + size} are not what was written")
 
 
-# --- plans of earlier versions ------------------------------------------------------------
+# --- packed epochs of earlier versions ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
-def test_an_older_plan_is_refused_with_the_command_that_packs_it_anew(
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
+def test_older_epochs_are_refused_with_the_command_that_packs_them_anew(
     store: Path, tmp_path: Path, version: int
 ) -> None:
-    """The command is run: the plan is replaced, and can be trained on."""
-    plan = shutil.copytree(store, tmp_path / "s.gnn") / "plans" / "base"
-    expected = batches_of(gnnstore.open_plan(plan).loader(num_threads=1))
-    rewrite(plan, lambda own: own.update(format_version=version))
+    """The command is run: the packed epochs are replaced, and can be trained on."""
+    packed = shutil.copytree(store, tmp_path / "s.gnn") / "plans" / "base"
+    expected = batches_of(gnnstore.open_packed(packed).loader(num_threads=1))
+    rewrite(packed, lambda own: own.update(format_version=version))
     with pytest.raises(UnsupportedVersionError, match=rf"has format version {version};") as caught:
-        gnnstore.open_plan(plan)
+        gnnstore.open_packed(packed)
     _, _, command = str(caught.value).partition("of before: ")
     words = shlex.split(command)
     assert words[:2] == ["gnnstore", "pack"]
-    (problem,) = gnnstore.verify(plan.parents[1]).problems
+    (problem,) = gnnstore.verify(packed.parents[1]).problems
     assert command in problem.message
     assert main([*words[1:], "--input-nodes", "train", "--quiet"]) == 0
-    assert_same_batches(batches_of(gnnstore.open_plan(plan).loader(num_threads=1)), expected)
+    assert_same_batches(batches_of(gnnstore.open_packed(packed).loader(num_threads=1)), expected)
     moved = tmp_path / "moved"
-    shutil.copytree(plan, moved)
+    shutil.copytree(packed, moved)
     rewrite(moved, lambda own: own.update(format_version=version, fingerprint=[1]))
     with pytest.raises(UnsupportedVersionError, match=rf"pack STORE --output {moved} --overwrite"):
-        gnnstore.open_plan(moved)
+        gnnstore.open_packed(moved)
 
 
 @pytest.mark.parametrize(
@@ -407,13 +404,13 @@ def test_segments_that_lead_elsewhere(
         file.seek((segment * 5 + column) * 8)
         file.write(value.to_bytes(8, "little", signed=True))
     with pytest.raises(CorruptStoreError, match=f"{message}.*pack again"):
-        gnnstore.open_plan(segmented)
+        gnnstore.open_packed(segmented)
 
 
 def test_a_segmented_plan_that_says_it_is_none(segmented: Path) -> None:
     rewrite(segmented, lambda own: own.update(segment=1))
     with pytest.raises(CorruptStoreError, match="segment"):
-        gnnstore.open_plan(segmented)
+        gnnstore.open_packed(segmented)
 
 
 def test_ranks_are_checked(segmented: Path) -> None:
@@ -424,7 +421,7 @@ def test_ranks_are_checked(segmented: Path) -> None:
             file.seek((segment * 5 + 2) * 8)
             file.write((3).to_bytes(8, "little"))
     with pytest.raises(gnnstore.CorruptStoreError):
-        batches_of(gnnstore.open_plan(segmented).loader(num_threads=1))
+        batches_of(gnnstore.open_packed(segmented).loader(num_threads=1))
 
 
 # --- journals ------------------------------------------------------------------------------
@@ -445,14 +442,14 @@ def test_a_journal_that_makes_no_sense(
 ) -> None:
     place = tmp_path / "out"
     place.mkdir()
-    size = gnnstore.open_plan(store / "plans" / "base").reader.total_bytes
+    size = gnnstore.open_packed(store / "plans" / "base").reader.total_bytes
     with pytest.raises(NoSpaceError):
-        pack(store, [4, 4], output=place / "plan", superbatch=2, disk_bytes=size // 2)
-    (file,) = place.glob(".plan.*/journal")
+        pack(store, [4, 4], output=place / "packed", superbatch=2, disk_bytes=size // 2)
+    (file,) = place.glob(".packed.*/journal")
     records, _ = read_records(file)
     assert len(records) > 1
     change(records)
     file.write_bytes(b"".join(map(encode_record, records)))
     with pytest.raises(CorruptStoreError, match=message):
-        pack(store, [4, 4], output=place / "plan", superbatch=2, resume=True)
+        pack(store, [4, 4], output=place / "packed", superbatch=2, resume=True)
     assert not (tmp_path / "mine").exists()

@@ -1,4 +1,4 @@
-"""Packed plans: the batches of every other loader, read back, with the store or without."""
+"""Packed epochs: the batches of every other loader, read back, with the store or without."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from gnnstore.strategies.sizes import placement
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.graphs import E, N, graph_of_three_tables
-from tests.support.plans import pack
-from tests.support.references import BATCHES, EPOCHS, OPTIONS, batches_in_memory, loader_of_plan
+from tests.support.packed import pack
+from tests.support.references import BATCHES, EPOCHS, OPTIONS, batches_in_memory, loader_of_packed
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a store with a plan named "base"."""
+    """Write a store with packed epochs named "base"."""
     path = graph_of_three_tables().write(tmp_path_factory.mktemp("plans") / "s.gnn")
     pack(path, [4, 4])
     return path
@@ -40,14 +40,14 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("num_threads", [0, 1, 3])
 def test_batches_are_the_same(path: Path, expected: list[dict[str, Any]], num_threads: int) -> None:
-    loader = loader_of_plan(path, num_threads=num_threads)
+    loader = loader_of_packed(path, num_threads=num_threads)
     assert_same_batches(batches_of(loader, EPOCHS), expected)
     stats = loader.stats()
     assert (stats.strategy, stats.cache, stats.topology_reads) == ("packed", "belady", 0)
     assert stats.rows_read > 0
     assert stats.rows_cached > 0
     assert stats.bytes_read < 1.3 * stats.bytes_useful + BATCHES * EPOCHS * 2 * 4096
-    alone = gnnstore.open_plan(path / "plans" / "base").loader(num_threads=num_threads)
+    alone = gnnstore.open_packed(path / "plans" / "base").loader(num_threads=num_threads)
     assert len(alone) == BATCHES
     assert_same_batches(batches_of(alone, EPOCHS), expected)
 
@@ -55,7 +55,7 @@ def test_batches_are_the_same(path: Path, expected: list[dict[str, Any]], num_th
 @pytest.mark.parametrize("engine", ["io_uring", "pread", "mmap"])
 def test_engines(path: Path, expected: list[dict[str, Any]], engine: str) -> None:
     try:
-        loader = loader_of_plan(path, io_engine=engine)
+        loader = loader_of_packed(path, io_engine=engine)
     except UsageError as error:
         pytest.skip(str(error))
     assert loader.stats().io_engine == engine
@@ -79,13 +79,13 @@ def test_engines(path: Path, expected: list[dict[str, Any]], engine: str) -> Non
 def test_ways_of_sampling(
     path: Path, tmp_path: Path, fanouts: list[int], sampling: dict[str, Any]
 ) -> None:
-    plan = pack(path, fanouts, output=tmp_path / "plan", **sampling)
+    packed = pack(path, fanouts, output=tmp_path / "packed", **sampling)
     options = OPTIONS | sampling
     plain = batches_of(NeighborLoader(path, fanouts, "train", strategy="memory", **options), 2)
-    found = NeighborLoader(path, fanouts, "train", plan=plan, **options)
+    found = NeighborLoader(path, fanouts, "train", packed=packed, **options)
     assert_same_batches(batches_of(found, 2), plain)
-    shutil.copytree(plan, tmp_path / "copy")
-    assert_same_batches(batches_of(gnnstore.open_plan(tmp_path / "copy").loader(), 2), plain)
+    shutil.copytree(packed, tmp_path / "copy")
+    assert_same_batches(batches_of(gnnstore.open_packed(tmp_path / "copy").loader(), 2), plain)
 
 
 @pytest.mark.parametrize(
@@ -97,14 +97,14 @@ def test_element_types_and_widths(tmp_path: Path, width: int, dtype: str) -> Non
         feature_dtype=dtype, feature_scale="column" if dtype == "int8" else None
     )
     path = graph_of_three_tables(x=rows).write(tmp_path / "s.gnn", options=options)
-    plan = pack(path, [4, 4])
+    packed = pack(path, [4, 4])
     plain = batches_in_memory(path)
     assert str(plain[0]["x"].dtype) == f"torch.{dtype}"
     assert ("x_scale" in plain[0]) == (dtype == "int8")
-    assert_same_batches(batches_of(loader_of_plan(path), 2), plain)
-    moved = plan.rename(tmp_path / "moved")
+    assert_same_batches(batches_of(loader_of_packed(path), 2), plain)
+    moved = packed.rename(tmp_path / "moved")
     shutil.rmtree(path)
-    assert_same_batches(batches_of(gnnstore.open_plan(moved).loader(), 2), plain)
+    assert_same_batches(batches_of(gnnstore.open_packed(moved).loader(), 2), plain)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_graphs_with_little(tmp_path: Path, graph: GraphArrays) -> None:
     pack(path, [3], None, batch_size=200)
     options = OPTIONS | {"batch_size": 200}
     plain = batches_of(NeighborLoader(path, [3], strategy="memory", **options), 2)
-    assert_same_batches(batches_of(NeighborLoader(path, [3], plan="base", **options), 2), plain)
+    assert_same_batches(batches_of(NeighborLoader(path, [3], packed="base", **options), 2), plain)
 
 
 def test_attributes_of_every_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,10 +138,10 @@ def test_attributes_of_every_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     plain = batches_in_memory(path)
     for held_bytes in (placement.HELD_ROW_BYTES, 0):
         monkeypatch.setattr(placement, "HELD_ROW_BYTES", held_bytes)
-        plan = pack(path, [4, 4], output=tmp_path / f"plan-{held_bytes}")
-        manifest = gnnstore.open_plan(plan).reader.manifest
+        packed = pack(path, [4, 4], output=tmp_path / f"plan-{held_bytes}")
+        manifest = gnnstore.open_packed(packed).reader.manifest
         assert ("nodes/node/year" in manifest.cached) == (held_bytes == 0)
-        assert_same_batches(batches_of(loader_of_plan(path, plan=plan), 2), plain)
+        assert_same_batches(batches_of(loader_of_packed(path, packed=packed), 2), plain)
 
 
 @pytest.mark.parametrize("superbatch", [1, BATCHES, 100])
@@ -149,11 +149,13 @@ def test_attributes_of_every_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_sizes(
     path: Path, tmp_path: Path, expected: list[dict[str, Any]], superbatch: int, cache_bytes: Any
 ) -> None:
-    plan = pack(path, [4, 4], output=tmp_path / "p", superbatch=superbatch, cache_bytes=cache_bytes)
-    manifest = gnnstore.open_plan(plan).reader.manifest
+    packed = pack(
+        path, [4, 4], output=tmp_path / "p", superbatch=superbatch, cache_bytes=cache_bytes
+    )
+    manifest = gnnstore.open_packed(packed).reader.manifest
     assert manifest.superbatch == min(superbatch, BATCHES)
     assert (manifest.num_slots == 0) == (cache_bytes == 0)
-    loader = loader_of_plan(path, plan=plan)
+    loader = loader_of_packed(path, packed=packed)
     assert_same_batches(batches_of(loader, EPOCHS), expected)
     loader.set_epoch(1)
     assert_same_batches(batches_of(loader), expected[BATCHES:])
@@ -164,21 +166,21 @@ def test_topology_on_disk(
     path: Path, tmp_path: Path, expected: list[dict[str, Any]], num_threads: int
 ) -> None:
     """Where the graph lies while it is packed, and what subgraphs wait in, makes no difference."""
-    plan = pack(
+    packed = pack(
         path,
         [4, 4],
-        output=tmp_path / "plan",
+        output=tmp_path / "packed",
         topology="disk",
         memory="90MB",
         num_threads=num_threads,
     )
-    assert_same_batches(batches_of(loader_of_plan(path, plan=plan), EPOCHS), expected)
+    assert_same_batches(batches_of(loader_of_packed(path, packed=packed), EPOCHS), expected)
 
 
 def test_the_number_of_files_is_bounded(path: Path, tmp_path: Path) -> None:
     def num_files(**settings: Any) -> int:
-        plan = pack(path, [2], output=tmp_path / str(settings["epochs"]), **settings)
-        return sum(1 for file in plan.rglob("*") if file.is_file())
+        packed = pack(path, [2], output=tmp_path / str(settings["epochs"]), **settings)
+        return sum(1 for file in packed.rglob("*") if file.is_file())
 
     assert num_files(epochs=1, superbatch=12) == num_files(epochs=3, superbatch=1) <= 14
 
@@ -190,8 +192,8 @@ def test_the_number_of_files_is_bounded(path: Path, tmp_path: Path) -> None:
 def test_states(path: Path, expected: list[dict[str, Any]], num_taken: int) -> None:
     """A state of any loader is one of any other, and an iteration may begin in the middle."""
     makers: list[Any] = [
-        lambda: loader_of_plan(path, num_threads=0),
-        lambda: gnnstore.open_plan(path / "plans" / "base").loader(num_threads=2),
+        lambda: loader_of_packed(path, num_threads=0),
+        lambda: gnnstore.open_packed(path / "plans" / "base").loader(num_threads=2),
         lambda: NeighborLoader(path, [4, 4], "train", strategy="mmap", **OPTIONS),
     ]
     for first, second in itertools.product(makers, makers[:2]):
@@ -211,7 +213,7 @@ def test_states(path: Path, expected: list[dict[str, Any]], num_taken: int) -> N
 def test_iterations_side_by_side_and_left(
     path: Path, expected: list[dict[str, Any]], num_threads: int
 ) -> None:
-    loader = loader_of_plan(path, num_threads=num_threads)
+    loader = loader_of_packed(path, num_threads=num_threads)
     pairs = [(a.to_dict(), b.to_dict()) for a, b in zip(loader, loader, strict=True)]
     assert_same_batches([a for a, _ in pairs], expected[:BATCHES])
     assert_same_batches([b for _, b in pairs], expected[BATCHES:])
@@ -222,31 +224,33 @@ def test_iterations_side_by_side_and_left(
 
 
 def test_epochs_that_are_not_packed(path: Path, expected: list[dict[str, Any]]) -> None:
-    loader = loader_of_plan(path)
+    loader = loader_of_packed(path)
     batches_of(loader, EPOCHS)
-    with pytest.raises(UsageError, match=r"2 epochs, 0 to 1, and this is epoch 2.*set_epoch\(0\)"):
+    with pytest.raises(
+        UsageError, match=r"2 epochs are packed, 0 to 1, and this is epoch 2.*set_epoch\(0\)"
+    ):
         next(iter(loader))
     loader.set_epoch(0)
     assert_same_batches(batches_of(loader), expected[:BATCHES])
 
 
 def test_a_loader_crosses_into_a_process(path: Path, expected: list[dict[str, Any]]) -> None:
-    copied = pickle.loads(pickle.dumps(loader_of_plan(path)))  # noqa: S301 - our own bytes
+    copied = pickle.loads(pickle.dumps(loader_of_packed(path)))  # noqa: S301 - our own bytes
     assert_same_batches(batches_of(copied), expected[:BATCHES])
-    plan = pickle.loads(pickle.dumps(gnnstore.open_plan(path / "plans" / "base")))  # noqa: S301
-    assert_same_batches(batches_of(plan.loader(memory="40MB", num_threads=1)), expected[:BATCHES])
+    packed = pickle.loads(pickle.dumps(gnnstore.open_packed(path / "plans" / "base")))  # noqa: S301
+    assert_same_batches(batches_of(packed.loader(memory="40MB", num_threads=1)), expected[:BATCHES])
 
 
 def test_a_state_of_another_seed_is_refused(path: Path) -> None:
     """The batches that follow would not be those of the run."""
-    other = loader_of_plan(path, seed=4, plan=None)
+    other = loader_of_packed(path, seed=4, packed=None)
     with pytest.raises(UsageError, match="seed: expected 3, found 4"):
-        loader_of_plan(path, seed=None).load_state_dict(other.state_dict())
+        loader_of_packed(path, seed=None).load_state_dict(other.state_dict())
 
 
-def test_the_seed_is_that_of_the_plan(path: Path, expected: list[dict[str, Any]]) -> None:
+def test_the_seed_is_that_of_packing(path: Path, expected: list[dict[str, Any]]) -> None:
     torch.manual_seed(99)
-    loader = loader_of_plan(path, seed=None)
+    loader = loader_of_packed(path, seed=None)
     assert loader.seed == 3
     assert_same_batches(batches_of(loader), expected[:BATCHES])
 
@@ -269,9 +273,9 @@ def test_transforms(path: Path) -> None:
 
     options: dict[str, Any] = {"transform_sampler_output": keep_half, "transform": note}
     plain = NeighborLoader(path, [4, 4], "train", strategy="memory", **OPTIONS, **options)
-    assert_same_batches(batches_of(loader_of_plan(path, **options), 2), batches_of(plain, 2))
+    assert_same_batches(batches_of(loader_of_packed(path, **options), 2), batches_of(plain, 2))
     with pytest.raises(UsageError, match="no nodes for transform_sampler_output to add"):
-        next(iter(loader_of_plan(path, transform_sampler_output=add_one)))
+        next(iter(loader_of_packed(path, transform_sampler_output=add_one)))
 
 
 # --- what is refused -----------------------------------------------------------------------
@@ -295,31 +299,33 @@ def test_transforms(path: Path) -> None:
         ({"sampler": range(600), "shuffle": False}, "sampler: expected"),
     ],
 )
-def test_a_plan_of_another_loader(path: Path, options: dict[str, Any], message: str) -> None:
+def test_packed_epochs_of_another_loader(path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
-        loader_of_plan(path, **options)
+        loader_of_packed(path, **options)
 
 
 def test_every_difference_is_named(path: Path) -> None:
     with pytest.raises(UsageError, match=r"num_neighbors: .*batch_size: .*seed: .*gnnstore pack "):
-        loader_of_plan(path, num_neighbors=[1], batch_size=7, seed=8)
+        loader_of_packed(path, num_neighbors=[1], batch_size=7, seed=8)
 
 
-def test_a_plan_that_was_copied_from_another_store_is_found(path: Path, tmp_path: Path) -> None:
+def test_packed_epochs_that_were_copied_from_another_store_are_found(
+    path: Path, tmp_path: Path
+) -> None:
     other = graph_of_three_tables(h=np.zeros((N, 30), np.float32)).write(tmp_path / "other.gnn")
     (other / "plans").mkdir()
     shutil.copy(path / "plans" / "zarr.json", other / "plans")
-    plan = shutil.copytree(path / "plans" / "base", other / "plans" / "copied")
+    packed = shutil.copytree(path / "plans" / "base", other / "plans" / "copied")
     for level in LEVELS:
         (problem,) = verify(other, level).problems
-        assert problem.path == str(plan)
+        assert problem.path == str(packed)
         assert "it belongs to the store" in problem.message
 
 
-def test_a_plan_of_another_store(path: Path, tmp_path: Path) -> None:
+def test_packed_epochs_of_another_store(path: Path, tmp_path: Path) -> None:
     other = graph_of_three_tables(h=np.zeros((N, 30), np.float32)).write(tmp_path / "other.gnn")
     with pytest.raises(UsageError, match=r"store: expected '.*', found '"):
-        loader_of_plan(other, plan=path / "plans" / "base")
+        loader_of_packed(other, packed=path / "plans" / "base")
 
 
 @pytest.mark.parametrize(
@@ -335,32 +341,34 @@ def test_a_plan_of_another_store(path: Path, tmp_path: Path) -> None:
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_options_that_a_plan_has_decided(path: Path, options: dict[str, Any]) -> None:
+def test_options_that_packing_has_decided(path: Path, options: dict[str, Any]) -> None:
     (name,) = options
-    with pytest.raises(UsageError, match=f"plan= has no use for {name}="):
-        loader_of_plan(path, **options)
+    with pytest.raises(UsageError, match=f"packed= has no use for {name}="):
+        loader_of_packed(path, **options)
 
 
-def test_plans_that_are_not_there(path: Path, tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match=r"no plan 'other'.*'base'.*gnnstore pack"):
-        loader_of_plan(path, plan="other")
-    with pytest.raises(NotFoundError, match="no such plan"):
-        gnnstore.open_plan(tmp_path / "none")
-    with pytest.raises(NotFoundError, match="not a packed plan"):
-        gnnstore.open_plan(tmp_path)
-    with pytest.raises(gnnstore.CorruptStoreError, match="not a packed plan"):
-        gnnstore.open_plan(path)
+def test_packed_epochs_that_are_not_there(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        NotFoundError, match=r"no directory of packed epochs 'other'.*'base'.*gnnstore pack"
+    ):
+        loader_of_packed(path, packed="other")
+    with pytest.raises(NotFoundError, match="no such directory of packed epochs"):
+        gnnstore.open_packed(tmp_path / "none")
+    with pytest.raises(NotFoundError, match="not a directory of packed epochs"):
+        gnnstore.open_packed(tmp_path)
+    with pytest.raises(gnnstore.CorruptStoreError, match="not a directory of packed epochs"):
+        gnnstore.open_packed(path)
 
 
-def test_what_a_plan_does_not_hold(path: Path) -> None:
-    loader = loader_of_plan(path)
-    with pytest.raises(UsageError, match="holds its batches and nothing else"):
+def test_what_packed_epochs_do_not_hold(path: Path) -> None:
+    loader = loader_of_packed(path)
+    with pytest.raises(UsageError, match="hold their batches and nothing else"):
         loader([0, 1])
     sampled: Any = NeighborLoader(path, [4, 4], "train", filter_per_worker=False, **OPTIONS)
     with pytest.raises(UsageError, match="no rows of 'x' by id"):
         loader.filter_fn(sampled.collate_fn([0, 1]))
-    alone = gnnstore.open_plan(path / "plans" / "base").loader()
-    with pytest.raises(UsageError, match="holds its batches and nothing else"):
+    alone = gnnstore.open_packed(path / "plans" / "base").loader()
+    with pytest.raises(UsageError, match="hold their batches and nothing else"):
         alone.collate_fn([0])
 
 
@@ -369,20 +377,20 @@ def test_one_budget_for_packing_and_training(
     path: Path, tmp_path: Path, expected: list[dict[str, Any]], memory: str
 ) -> None:
     sizes: dict[str, Any] = {"memory": memory, "cache_bytes": None, "superbatch": None}
-    plan = pack(path, [4, 4], output=tmp_path / "plan", num_threads=1, **sizes)
-    assert gnnstore.open_plan(plan).reader.manifest.num_slots > 0
-    loader = loader_of_plan(path, plan=plan, memory=memory)
+    packed = pack(path, [4, 4], output=tmp_path / "packed", num_threads=1, **sizes)
+    assert gnnstore.open_packed(packed).reader.manifest.num_slots > 0
+    loader = loader_of_packed(path, packed=packed, memory=memory)
     assert_same_batches(batches_of(loader, EPOCHS), expected)
 
 
 def test_budgets(path: Path, expected: list[dict[str, Any]]) -> None:
-    loader = loader_of_plan(path, memory="30MB")
+    loader = loader_of_packed(path, memory="30MB")
     assert_same_batches(batches_of(loader, 2), expected)
     assert loader._spare_bytes is not None
     with pytest.raises(BudgetError, match=r"of cached rows.*raise memory= by at least"):
-        loader_of_plan(path, memory="8.6MB", num_threads=1)
+        loader_of_packed(path, memory="8.6MB", num_threads=1)
     with pytest.raises(BudgetError, match=r"of cached rows.*raise memory= by at least"):
-        gnnstore.open_plan(path / "plans" / "base").loader(memory="1MB")
+        gnnstore.open_packed(path / "plans" / "base").loader(memory="1MB")
 
 
 @pytest.mark.parametrize("is_sorted", [True, False])
@@ -396,9 +404,9 @@ def test_the_order_is_reserved_with_the_store_and_without(
         parts = loader._sources.placement.ledger.reservations
         return next(int(part.fixed) for part in parts if part.what == "seeds and their order")
 
-    beside = loader_of_plan(path)
+    beside = loader_of_packed(path)
     num_seeds = len(beside._seeds)
     # Two epochs' orders and the keys of one, unless each position is computed when it is needed.
-    found = reserved(gnnstore.open_plan(path / "plans" / "base").loader())
+    found = reserved(gnnstore.open_packed(path / "plans" / "base").loader())
     assert found == (3 * 8 * num_seeds if is_sorted else 0)
     assert reserved(beside) == found + beside._seeds.num_bytes

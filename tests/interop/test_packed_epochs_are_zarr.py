@@ -1,4 +1,4 @@
-"""A packed plan is a Zarr hierarchy: what is in it can be read without gnnstore's readers."""
+"""Packed epochs are a Zarr hierarchy: what is in it can be read without gnnstore's readers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gnnstore.features.packed.record import decode_record
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.testing.graphs import random_graph
 from gnnstore.testing.twins.packing import piece_crcs
-from tests.support.plans import pack
+from tests.support.packed import pack
 
 zarr = pytest.importorskip("zarr")
 
@@ -22,17 +22,17 @@ WIDTH = 100
 def test_zarr_reads_rows_and_index(tmp_path: Path) -> None:
     graph = random_graph(1000, 8000, seed=5, feature_dim=WIDTH, num_classes=7)
     store = graph.write(tmp_path / "s.gnn")
-    plan = pack(store, [4, 4], cache_bytes=0, epochs=1)
+    packed = pack(store, [4, 4], cache_bytes=0, epochs=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        group = zarr.open_group(str(plan), mode="r")
+        group = zarr.open_group(str(packed), mode="r")
         names = {name for name, _ in group.members(max_depth=None)}
         assert {"index", "batches", "rows", "rows/x", "checksums"} <= names
         assert "plans/base/rows/x" in {
             name for name, _ in zarr.open_group(str(store), mode="r").members(max_depth=None)
         }
     index, rows, records = group["index"][...], group["rows/x"][...], group["batches"][...]
-    assert np.array_equal(index, PackedReader.open(plan).index)
+    assert np.array_equal(index, PackedReader.open(packed).index)
     piece_bytes = group.attrs["gnnstore_plan"]["piece_bytes"]
     for begin, num_bytes, _, num_missed, run in index:
         arrays = decode_record(records[begin : begin + num_bytes])

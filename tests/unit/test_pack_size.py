@@ -1,4 +1,4 @@
-"""What a packed plan caches, and plans at a time, within the budget of a loader."""
+"""What packed epochs cache, and are planned at a time, within the budget of a loader."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from gnnstore.budget.ledger import PLANNED, SLOTS, STAGING, Ledger, Reservation
 from gnnstore.caching.policies.registry import BELADY
 from gnnstore.features.planned import PlannedCache
-from gnnstore.packing.size import PlanSize, size_plan
+from gnnstore.packing.size import PackSize, size_packing
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.strategies.builtin import PACKED
 from gnnstore.strategies.sizes.placement import Placement
@@ -34,9 +34,9 @@ def placement_of(num_slots: int, num_batches: int, resident: int, row_bytes: int
     )
 
 
-def sized(placement: Placement, row_bytes: int = 400, **options: bool) -> PlanSize:
+def sized(placement: Placement, row_bytes: int = 400, **options: bool) -> PackSize:
     given = {"cache_is_given": False, "superbatch_is_given": False} | options
-    return size_plan(
+    return size_packing(
         placement,
         row_bytes=row_bytes,
         num_rows=10**6,

@@ -1,4 +1,4 @@
-"""`gnnstore plan`: batches as a loader has them, caches compared, reads as they would be made."""
+"""`gnnstore predict`: batches as a loader has them, caches compared, reads as they would be."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def batches_of_a_loader(store: Path, num_batches: int, seed: int) -> list[list[i
 
 
 def test_the_document(run: Any, store: Path) -> None:
-    done = run("plan", store, *QUICK, "--batches", "5", "--cache", "0%,25%,4000", "--json")
+    done = run("predict", store, *QUICK, "--batches", "5", "--cache", "0%,25%,4000", "--json")
     assert (done.status, done.stderr) == (0, "")
     document = done.document
     assert list(document)[:2] == ["schema_version", "command"]
-    assert (document["schema_version"], document["command"]) == (1, "plan")
+    assert (document["schema_version"], document["command"]) == (2, "predict")
     assert document["store"] == str(store)
     assert (document["input_nodes"], document["num_neighbors"]) == ("train", [3, 2])
     assert document["num_batches"] == 5 < document["epoch_batches"]
@@ -87,7 +87,7 @@ def test_the_document(run: Any, store: Path) -> None:
 
 def test_misses_are_those_of_a_loaders_batches(run: Any, store: Path) -> None:
     words = ("--batches", "4", "--cache", "20%", "--seed", "7", "--json")
-    document = run("plan", store, *QUICK, *words).document
+    document = run("predict", store, *QUICK, *words).document
     batches = batches_of_a_loader(store, 4, seed=7)
     assert document["rows_needed"] == sum(len(set(batch)) for batch in batches)
     (cache,) = document["caches"]
@@ -99,7 +99,7 @@ def test_misses_are_those_of_a_loaders_batches(run: Any, store: Path) -> None:
 
 def test_belady_is_the_least_there_can_be(run: Any, store: Path) -> None:
     words = ("--num-neighbors", "1", "--batch-size", "2", "--batches", "4", "--cache", "300")
-    document = run("plan", store, *words, "-q", "--json").document
+    document = run("predict", store, *words, "-q", "--json").document
     loader = gnnstore.NeighborLoader(
         str(store), [1], input_nodes="train", batch_size=2, shuffle=True, seed=0
     )
@@ -111,7 +111,7 @@ def test_belady_is_the_least_there_can_be(run: Any, store: Path) -> None:
 
 def test_reads_are_those_that_the_readers_make(run: Any, store: Path) -> None:
     words = ("--batches", "1000", "--cache", "0%", "--json")
-    document = run("plan", store, *QUICK, *words).document
+    document = run("predict", store, *QUICK, *words).document
     assert document["num_batches"] == document["epoch_batches"]
     opened = gnnstore.open(store)
     array = opened.reader.paged(opened.schema.node.attributes["x"])
@@ -135,7 +135,7 @@ def test_reads_are_those_that_the_readers_make(run: Any, store: Path) -> None:
 
 
 def test_the_table(run: Any, store: Path) -> None:
-    done = run("plan", store, *QUICK, "--batches", "3", "--cache", "10%,50%")
+    done = run("predict", store, *QUICK, "--batches", "3", "--cache", "10%,50%")
     assert (done.status, done.stderr) == (0, "")
     lines = [line.split() for line in done.stdout.splitlines()]
     shown = [(line[0], line[3]) for line in lines if line and line[0] in {"10.0%", "50.0%"}]
@@ -161,14 +161,14 @@ def test_times_come_from_the_measurements(run: Any, store: Path) -> None:
     profile = profile_of(store)
     save_profile(profile)
     words = ("--batches", "1000", "--cache", "10%")
-    document = run("plan", store, *QUICK, *words, "--json").document
+    document = run("predict", store, *QUICK, *words, "--json").document
     assert document["measured_at"] == profile.measured_at
     for policy in document["caches"][0]["policies"]:
         assert policy["seconds_per_epoch"] == pytest.approx(
             policy["reads_per_epoch"] * profile.seconds_per_read
             + policy["bytes_per_epoch"] * profile.seconds_per_byte
         )
-    text = run("plan", store, *QUICK, *words).stdout
+    text = run("predict", store, *QUICK, *words).stdout
     assert "time an epoch" in text
     assert "as measured at 2026-01-02" in text
     assert "gnnstore bench disk" not in text
@@ -177,18 +177,18 @@ def test_times_come_from_the_measurements(run: Any, store: Path) -> None:
 
 def test_measurements_of_the_page_cache_say_nothing(run: Any, store: Path) -> None:
     save_profile(profile_of(store, is_direct=False))
-    document = run("plan", store, *QUICK, "--cache", "10%", "--json").document
+    document = run("predict", store, *QUICK, "--cache", "10%", "--json").document
     assert document["measured_at"] is None
     assert document["caches"][0]["policies"][0]["seconds_per_epoch"] is None
 
 
 def test_other_seeds_and_all_nodes(run: Any, store: Path) -> None:
     words = (*QUICK, "--batches", "3", "--cache", "10%", "--json")
-    everything = run("plan", store, *words, "--input-nodes", "all").document
+    everything = run("predict", store, *words, "--input-nodes", "all").document
     assert (everything["input_nodes"], everything["num_input_nodes"]) == ("all", 400)
-    one, other = (run("plan", store, *words, "--seed", seed).document for seed in (1, 2))
+    one, other = (run("predict", store, *words, "--seed", seed).document for seed in (1, 2))
     assert one["rows_needed"] != other["rows_needed"]
-    again = run("plan", store, *words, "--seed", "1", "--threads", "1").document
+    again = run("predict", store, *words, "--seed", "1", "--threads", "1").document
     for field in ("rows_needed", "caches"):
         for document in (one, again):
             for cache in document["caches"]:
@@ -203,7 +203,7 @@ def test_other_seeds_and_all_nodes(run: Any, store: Path) -> None:
 def test_strategies_are_predicted(run: Any, store: Path) -> None:
     save_profile(profile_of(store))
     words = (*QUICK, "--batches", "3", "--cache", "10%")
-    document = run("plan", store, *words, "--json").document
+    document = run("predict", store, *words, "--json").document
     predicted = document["predictions"]
     assert not predicted["disk_is_assumed"]
     assert predicted["curve"] == []
@@ -222,7 +222,7 @@ def test_strategies_are_predicted(run: Any, store: Path) -> None:
     assert found["belady"]["random_reads"] == found["static-degree"]["random_reads"] == 0
     assert found["direct"]["random_reads"] > 0
     assert [name for name, one in found.items() if one["is_chosen"]] == ["memory"]
-    text = run("plan", store, *words).stdout
+    text = run("predict", store, *words).stdout
     assert "An epoch, predicted, with" in text
     assert "memory *" in text
 
@@ -232,17 +232,17 @@ def test_budgets_of_predictions(run: Any, store: Path, monkeypatch: pytest.Monke
     save_profile(profile_of(store))
     size = gnnstore.open(store).schema.node.attributes["x"].num_bytes
     words = (*QUICK, "--batches", "3", "--cache", "10%", "--threads", "1")
-    least = run("plan", store, *words, "--memory", "1kB", "--json").document["predictions"]
+    least = run("predict", store, *words, "--memory", "1kB", "--json").document["predictions"]
     problems = [one["problem"] for one in least["strategies"]]
     assert all("raise memory= by at least" in problem for problem in problems)
     assert not any(one["seconds_per_epoch"] for one in least["strategies"])
 
-    more = (*words, "--memory", "90MB", "--strategies", "static,packed,belady,plan")
-    document = run("plan", store, *more, "--disk", "0", "--json").document
+    more = (*words, "--memory", "90MB", "--strategies", "static,packed,belady,packed-epochs")
+    document = run("predict", store, *more, "--disk", "0", "--json").document
     predicted = document["predictions"]
     assert (predicted["memory_bytes"], predicted["disk_bytes"]) == (90 * 10**6, 0)
     found = {one["strategy"]: one for one in predicted["strategies"]}
-    assert list(found) == ["static-degree", "static-frequency", "belady", "packed", "plan"]
+    assert list(found) == ["static-degree", "static-frequency", "belady", "packed", "packed-epochs"]
     for name in ("static-degree", "static-frequency", "belady"):
         assert found[name]["problem"] is None
         assert found[name]["memory_bytes"] <= 90 * 10**6
@@ -251,14 +251,14 @@ def test_budgets_of_predictions(run: Any, store: Path, monkeypatch: pytest.Monke
     assert found["packed"]["problem"] is None
     assert found["packed"]["memory_bytes"] <= 90 * 10**6
     assert found["packed"]["disk_bytes"] == 0
-    assert "but has 0 bytes of disk space" in found["plan"]["problem"]
-    text = run("plan", store, *more, "--disk", "0").stdout
+    assert "but has 0 bytes of disk space" in found["packed-epochs"]["problem"]
+    text = run("predict", store, *more, "--disk", "0").stdout
     assert "but has 0 bytes of disk space" in text
 
 
 def test_narrow_rows_are_not_predicted(run: Any, tmp_path: Path) -> None:
     narrow = write_example_store(tmp_path / "n.gnn", num_nodes=400, feature_shape=(4,)).path
-    done = run("plan", narrow, *QUICK, "--batches", "2", "--cache", "10%")
+    done = run("predict", narrow, *QUICK, "--batches", "2", "--cache", "10%")
     assert done.status == 0
     assert "No strategy is predicted: rows are so narrow" in done.stdout
 
@@ -274,7 +274,7 @@ def test_measuring_the_disk_first(
 
     monkeypatch.setattr(first_measurement, "measure_disk", measure)
     words = (*QUICK, "--batches", "2", "--cache", "10%", "--json")
-    documents = [run("plan", store, *words).document for _ in range(2)]
+    documents = [run("predict", store, *words).document for _ in range(2)]
     assert measured == [store], "once"
     assert len(list(cache.rglob("*.json"))) == 1
     for document in documents:
@@ -298,7 +298,7 @@ def test_the_picture_shows_the_numbers(
 
     monkeypatch.setattr(matplotlib_figure, "Figure", remember)
     picture = tmp_path / "misses.png"
-    document = run("plan", store, *QUICK, "--batches", "5", "--plot", picture, "--json").document
+    document = run("predict", store, *QUICK, "--batches", "5", "--plot", picture, "--json").document
     assert document["drawn_to"] == str(picture)
     data = picture.read_bytes()
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
@@ -343,11 +343,11 @@ def test_single_points_are_no_panel(
 
     figures: list[Any] = []
     monkeypatch.setattr(plots, "save_picture", lambda figure, *_: figures.append(figure))
-    document = run("plan", store, *QUICK, "--batches", "5", "--json").document
+    document = run("predict", store, *QUICK, "--batches", "5", "--json").document
     times = {"belady": 1.0, "mmap": 2.0}
     curve = [{"memory_bytes": 10**9, "seconds_per_epoch": times} for _ in range(num_points)]
     document["predictions"]["curve"] = curve
-    plots.draw_plan(document, tmp_path / "a.png")
+    plots.draw_predictions(document, tmp_path / "a.png")
     assert len(figures[0].axes) == (2 if num_points > 1 else 1)
 
 
@@ -356,19 +356,19 @@ def test_without_matplotlib_nothing_is_sampled(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    done = run("plan", store, *QUICK, "--plot", tmp_path / "a.png")
+    done = run("predict", store, *QUICK, "--plot", tmp_path / "a.png")
     assert done.status == 2
     assert "pip install 'gnnstore[plot]'" in done.stderr
 
 
 def test_pictures_that_cannot_be_written(run: Any, store: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    done = run("plan", store, *QUICK, "--plot", tmp_path / "missing" / "a.png")
+    done = run("predict", store, *QUICK, "--plot", tmp_path / "missing" / "a.png")
     assert done.status == 3
     assert "create it first" in done.stderr
     # One that fails at the end must not take the table with it.
     (tmp_path / "full.png").symlink_to("/dev/full")
-    done = run("plan", store, *QUICK, "--cache", "10%", "--plot", tmp_path / "full.png")
+    done = run("predict", store, *QUICK, "--cache", "10%", "--plot", tmp_path / "full.png")
     assert done.status == 5
     assert "belady" in done.stdout
     assert "write the picture" in done.stdout
@@ -393,7 +393,7 @@ def test_partitions_that_fit_are_compared(run: Any, store: Path, tmp_path: Path)
     pytest.importorskip("matplotlib")
     picture = tmp_path / "partitions.png"
     embeddings = ("--embedding-dim", "100", "--memory", "150kB")
-    done = run("plan", store, *PARTITIONS, *embeddings, "--plot", picture, "--json")
+    done = run("predict", store, *PARTITIONS, *embeddings, "--plot", picture, "--json")
     document = done.document
     assert picture.read_bytes()[:4] == b"\x89PNG"
     assert document["drawn_to"] == str(picture)
@@ -408,13 +408,13 @@ def test_partitions_that_fit_are_compared(run: Any, store: Path, tmp_path: Path)
         assert one["num_partitions"] % one["logical"] == 0
         assert one["bytes_written"] > 0
     (tmp_path / "full.png").symlink_to("/dev/full")
-    done = run("plan", store, *PARTITIONS, *embeddings, "--plot", tmp_path / "full.png")
+    done = run("predict", store, *PARTITIONS, *embeddings, "--plot", tmp_path / "full.png")
     assert done.status == 5
     assert "cannot write the picture" in done.stdout
-    text = run("plan", store, *PARTITIONS, *embeddings).stdout
+    text = run("predict", store, *PARTITIONS, *embeddings).stdout
     assert "even" in text
     assert "embeddings of 100 columns" in text
-    nodes = run("plan", store, "--partitions", "nodes", "--memory", "50kB", "-q", "--json")
+    nodes = run("predict", store, "--partitions", "nodes", "--memory", "50kB", "-q", "--json")
     (dispersed,) = nodes.document["sizes"]
     assert (dispersed["order"], dispersed["bias"]) == ("dispersed", None)
     assert dispersed["bytes_written"] == 0
@@ -431,7 +431,7 @@ def test_the_memory_of_partitions_is_that_of_a_loader(
     if dim is not None:  # whose slots are of 64 KiB
         monkeypatch.setattr("gnnstore.tools.predict.partitions._LEAST_BLOCK_BYTES", 2000)
         options += ["--embedding-dim", str(dim)]
-    plan = run("plan", store, *options, "--json").document
+    plan = run("predict", store, *options, "--json").document
     for sizes in plan["sizes"]:
         name = f"{sizes['order']}-{sizes['num_partitions']}-{sizes['logical']}"
         partition(store, sizes["num_partitions"], name=name)
@@ -452,14 +452,14 @@ def test_the_memory_of_partitions_is_that_of_a_loader(
 
 
 def test_partitions_that_do_not_fit_are_refused(run: Any, store: Path) -> None:
-    done = run("plan", store, *PARTITIONS, "--memory", "4kB")
+    done = run("predict", store, *PARTITIONS, "--memory", "4kB")
     assert done.status == 2
     assert "raise --memory by at least" in done.stderr
-    done = run("plan", store, "--embedding-dim", "8", "-q")
+    done = run("predict", store, "--embedding-dim", "8", "-q")
     assert done.status == 2
     assert "--partitions" in done.stderr
     bare = write_store(store.parent / "bare.gnn", [[0, 1], [1, 0]])
-    done = run("plan", bare, *PARTITIONS)
+    done = run("predict", bare, *PARTITIONS)
     assert done.status == 2
     assert "2 nodes with 0 B of rows and 2 edges: nothing to divide" in done.stderr
     assert "give --embedding-dim" in done.stderr
@@ -491,33 +491,33 @@ def test_partitions_that_do_not_fit_are_refused(run: Any, store: Path) -> None:
 def test_options_that_mean_nothing(
     run: Any, store: Path, words: tuple[str, ...], message: str
 ) -> None:
-    done = run("plan", store, *words)
+    done = run("predict", store, *words)
     assert done.status == 2
     assert message in done.stderr
 
 
 def test_what_is_not_there(run: Any, store: Path, tmp_path: Path) -> None:
-    assert run("plan", tmp_path / "none.gnn").status == 3
-    done = run("plan", store, *QUICK, "--input-nodes", "nothing")
+    assert run("predict", tmp_path / "none.gnn").status == 3
+    done = run("predict", store, *QUICK, "--input-nodes", "nothing")
     assert done.status == 3
     assert "there is no split 'nothing'" in done.stderr
     graph = random_graph(9, 30, feature_dim=200)
     graph.splits["nobody"] = np.empty(0, np.int64)
-    done = run("plan", graph.write(tmp_path / "a.gnn"), *QUICK, "--input-nodes", "nobody")
+    done = run("predict", graph.write(tmp_path / "a.gnn"), *QUICK, "--input-nodes", "nobody")
     assert done.status == 2
     assert "are empty, so there are no batches; choose others with --input-nodes" in done.stderr
 
 
 def test_a_store_with_nothing_to_cache(run: Any, tmp_path: Path) -> None:
     empty = write_example_store(tmp_path / "e.gnn", num_nodes=0, num_edges=0).path
-    done = run("plan", empty, *QUICK)
+    done = run("predict", empty, *QUICK)
     assert done.status == 2
     assert "nothing to cache" in done.stderr
 
 
 def test_help_is_there_without_torch() -> None:
     code = (
-        "import sys; from gnnstore.tools.cli import main; main(['plan', '--help']); "
+        "import sys; from gnnstore.tools.cli import main; main(['predict', '--help']); "
         "sys.exit(any(name in sys.modules for name in ('matplotlib', 'torch')))"
     )
     done = subprocess.run(

@@ -1,14 +1,14 @@
-"""Packed plans whose batches share rows on disk: the batches of every other loader."""
+"""Packed epochs whose batches share rows on disk: the batches of every other loader."""
 
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from gnnstore.pipeline.lookahead.spools import Spools
 
 import gnnstore
 from gnnstore import NeighborLoader
@@ -16,12 +16,11 @@ from gnnstore.converters import ConvertOptions
 from gnnstore.errors import UsageError
 from gnnstore.features.segments import packing as segment_packing
 from gnnstore.formats.packed.reader import PackedReader
-from gnnstore.packing.size import size_plan
 from gnnstore.testing.graphs import random_graph
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.graphs import E, N, graph_of_three_tables
-from tests.support.plans import pack
-from tests.support.references import BATCHES, EPOCHS, OPTIONS, batches_in_memory, loader_of_plan
+from tests.support.packed import pack
+from tests.support.references import BATCHES, EPOCHS, OPTIONS, batches_in_memory, loader_of_packed
 from tests.support.stores import assert_same_files
 
 
@@ -32,21 +31,21 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def base(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pack(path, [4, 4], output=tmp_path_factory.mktemp("plan") / "base", segment=3)
+    return pack(path, [4, 4], output=tmp_path_factory.mktemp("packed") / "base", segment=3)
 
 
-def stored_bytes(plan: Path) -> int:
+def stored_bytes(packed: Path) -> int:
     """Return the bytes of packed rows."""
-    return sum(array.num_rows for array in PackedReader.open(plan).rows.values())
+    return sum(array.num_rows for array in PackedReader.open(packed).rows.values())
 
 
 @pytest.mark.parametrize("num_threads", [0, 1, 3])
 def test_batches_are_the_same(
     path: Path, base: Path, expected: list[dict[str, Any]], num_threads: int
 ) -> None:
-    loader = loader_of_plan(path, base, num_threads=num_threads)
+    loader = loader_of_packed(path, base, num_threads=num_threads)
     assert_same_batches(batches_of(loader, EPOCHS), expected)
-    alone = gnnstore.open_plan(base).loader(num_threads=num_threads)
+    alone = gnnstore.open_packed(base).loader(num_threads=num_threads)
     assert_same_batches(batches_of(alone, EPOCHS), expected)
 
 
@@ -61,15 +60,15 @@ def test_segments_of_every_length(
 ) -> None:
     segment, superbatch = lengths
     options: dict[str, Any] = {"superbatch": superbatch, "cache_bytes": cache_bytes}
-    plan = pack(path, [4, 4], output=tmp_path / "plan", segment=segment, **options)
+    packed = pack(path, [4, 4], output=tmp_path / "packed", segment=segment, **options)
     plain = pack(path, [4, 4], output=tmp_path / "plain", **options)
-    assert_same_batches(batches_of(loader_of_plan(path, plan), EPOCHS), expected)
-    reader = PackedReader.open(plan)
+    assert_same_batches(batches_of(loader_of_packed(path, packed), EPOCHS), expected)
+    reader = PackedReader.open(packed)
     assert reader.manifest.segment == min(segment, superbatch)
     assert reader.segments is not None
     assert reader.segments[:, 2].sum() > 0
     assert (np.diff(reader.segments[:, :2]) <= segment).all()
-    assert stored_bytes(plan) < stored_bytes(plain)
+    assert stored_bytes(packed) < stored_bytes(plain)
 
 
 def test_chunks_of_segments(
@@ -80,18 +79,18 @@ def test_chunks_of_segments(
 ) -> None:
     monkeypatch.setattr(segment_packing, "_PART_BYTES", 4000)
     monkeypatch.setattr(segment_packing, "_MAX_PARTS_PER_BATCH", 100)
-    plan = pack(path, [4, 4], output=tmp_path / "plan", segment=6, superbatch=12)
-    reader = PackedReader.open(plan)
+    packed = pack(path, [4, 4], output=tmp_path / "packed", segment=6, superbatch=12)
+    reader = PackedReader.open(packed)
     assert reader.segments is not None
     assert set(reader.segments[:, 3].tolist()) == {10}
     assert reader.segments[:, 2].min() > 30
-    assert_same_batches(batches_of(loader_of_plan(path, plan), EPOCHS), expected)
+    assert_same_batches(batches_of(loader_of_packed(path, packed), EPOCHS), expected)
 
 
 @pytest.mark.parametrize("engine", ["io_uring", "pread", "mmap"])
 def test_engines(path: Path, base: Path, expected: list[dict[str, Any]], engine: str) -> None:
     try:
-        loader = loader_of_plan(path, base, io_engine=engine)
+        loader = loader_of_packed(path, base, io_engine=engine)
     except UsageError as error:
         pytest.skip(str(error))
     assert_same_batches(batches_of(loader), expected[:BATCHES])
@@ -112,13 +111,13 @@ def test_engines(path: Path, base: Path, expected: list[dict[str, Any]], engine:
 def test_ways_of_sampling(
     path: Path, tmp_path: Path, fanouts: list[int], sampling: dict[str, Any]
 ) -> None:
-    plan = pack(path, fanouts, output=tmp_path / "plan", segment=3, **sampling)
+    packed = pack(path, fanouts, output=tmp_path / "packed", segment=3, **sampling)
     options = OPTIONS | sampling
     plain = batches_of(NeighborLoader(path, fanouts, "train", strategy="memory", **options), 2)
-    found = NeighborLoader(path, fanouts, "train", plan=plan, **options)
+    found = NeighborLoader(path, fanouts, "train", packed=packed, **options)
     assert_same_batches(batches_of(found, 2), plain)
-    shutil.copytree(plan, tmp_path / "copy")
-    assert_same_batches(batches_of(gnnstore.open_plan(tmp_path / "copy").loader(), 2), plain)
+    shutil.copytree(packed, tmp_path / "copy")
+    assert_same_batches(batches_of(gnnstore.open_packed(tmp_path / "copy").loader(), 2), plain)
 
 
 @pytest.mark.parametrize(
@@ -130,22 +129,22 @@ def test_element_types_and_widths(tmp_path: Path, width: int, dtype: str) -> Non
         feature_dtype=dtype, feature_scale="column" if dtype == "int8" else None
     )
     path = graph_of_three_tables(x=rows).write(tmp_path / "s.gnn", options=options)
-    plan = pack(path, [4, 4], output=tmp_path / "plan", segment=4)
+    packed = pack(path, [4, 4], output=tmp_path / "packed", segment=4)
     plain = batches_in_memory(path)
-    assert_same_batches(batches_of(loader_of_plan(path, plan), 2), plain)
+    assert_same_batches(batches_of(loader_of_packed(path, packed), 2), plain)
 
 
 @pytest.mark.parametrize("taken", [1, 5, 11])
 def test_going_on_in_the_middle(
     path: Path, base: Path, expected: list[dict[str, Any]], taken: int
 ) -> None:
-    loader = gnnstore.open_plan(base).loader(num_threads=2)
+    loader = gnnstore.open_packed(base).loader(num_threads=2)
     iterator = iter(loader)
     for _ in range(taken):
         next(iterator)
     state = loader.state_dict()
     del iterator
-    other = loader_of_plan(path, base)
+    other = loader_of_packed(path, base)
     other.load_state_dict(state)
     assert_same_batches(batches_of(other), expected[taken:BATCHES])
 
@@ -153,9 +152,9 @@ def test_going_on_in_the_middle(
 def test_topology_alone_has_nothing_to_share(tmp_path: Path) -> None:
     graph = random_graph(N, E, seed=5, num_classes=7)
     path = graph.write(tmp_path / "s.gnn")
-    plan = pack(path, [4, 4], output=tmp_path / "plan", segment=4)
-    assert not PackedReader.open(plan).manifest.has_segments
-    assert_same_batches(batches_of(loader_of_plan(path, plan), 2), batches_in_memory(path))
+    packed = pack(path, [4, 4], output=tmp_path / "packed", segment=4)
+    assert not PackedReader.open(packed).manifest.has_segments
+    assert_same_batches(batches_of(loader_of_packed(path, packed), 2), batches_in_memory(path))
 
 
 @pytest.mark.parametrize("segment", [1, 4])
@@ -169,13 +168,13 @@ def test_traces_and_plans_on_disk(
     options: dict[str, Any] = {"segment": segment, "superbatch": 12}
     whole = pack(path, [4, 4], output=tmp_path / "in-memory", **options)
     monkeypatch.setattr(
-        "gnnstore.packing.sampling.size_plan",
-        lambda *a, **k: replace(size_plan(*a, **k), table_bytes=1 << 20),
+        "gnnstore.packing.sampling.Spools",
+        lambda *a, **k: Spools(*a, **k | {"table_bytes": 1 << 20}),
     )
-    plan = pack(path, [4, 4], output=tmp_path / "spilled", tmpdir=tmp_path, **options)
-    assert_same_files(plan, whole)
+    packed = pack(path, [4, 4], output=tmp_path / "spilled", tmpdir=tmp_path, **options)
+    assert_same_files(packed, whole)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in-memory", "spilled"]
-    assert_same_batches(batches_of(loader_of_plan(path, plan), EPOCHS), expected)
+    assert_same_batches(batches_of(loader_of_packed(path, packed), EPOCHS), expected)
 
 
 @pytest.mark.parametrize("cache", ["degree", "frequency"])
@@ -183,17 +182,17 @@ def test_traces_and_plans_on_disk(
 def test_caches_that_stay_the_same(
     path: Path, tmp_path: Path, expected: list[dict[str, Any]], cache: str, segment: int
 ) -> None:
-    plan = pack(path, [4, 4], output=tmp_path / "plan", cache=cache, segment=segment)
-    loader = loader_of_plan(path, plan)
+    packed = pack(path, [4, 4], output=tmp_path / "packed", cache=cache, segment=segment)
+    loader = loader_of_packed(path, packed)
     assert_same_batches(batches_of(loader, EPOCHS), expected)
     assert loader.stats().cache == cache
     assert loader.stats().rows_cached > 0
     if segment == 1:
         best = pack(path, [4, 4], output=tmp_path / "best")
         assert PackedReader.open(best).manifest.cached_by == "belady"
-        assert stored_bytes(best) <= stored_bytes(plan)
+        assert stored_bytes(best) <= stored_bytes(packed)
 
 
 def test_caches_that_nobody_knows(path: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cache='lru' is unknown"):
-        pack(path, [4, 4], output=tmp_path / "plan", cache="lru")
+        pack(path, [4, 4], output=tmp_path / "packed", cache="lru")
