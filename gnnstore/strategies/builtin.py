@@ -107,12 +107,4 @@ def find_strategy(name: str) -> Strategy | Auto:
     if name in STRATEGIES:
         return STRATEGIES[name]
     names = f"choose one of {', '.join((choice.name, *STRATEGIES.names))}"
-    # On demand: its kernels take longer to load than --help may.
-    from gnnstore.caching.policies.registry import POLICIES
-
-    if name in POLICIES and POLICIES[name].is_simulated_only:
-        raise UsageError(
-            f"strategy={name!r} is none that loads: {name!r} is a cache to compare with, which "
-            f"'gnnstore plan' simulates on the batches of a store; {names}"
-        )
     raise UsageError(f"strategy={name!r} is unknown; {names}")
