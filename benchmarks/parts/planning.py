@@ -160,7 +160,7 @@ class Run:
 def perform(task: Task) -> Outcome:
     """Do what the task says."""
     run = Run.of(task)
-    num_nodes, num_edges = run.store.num_nodes, run.store.num_edges
+    num_nodes = run.store.num_nodes
     num_slots = int(task.share * num_nodes)
     in_memory, passes = task.strategy.endswith("memory"), PASSES if "passes" in task.strategy else 1
     table_bytes = 0 if in_memory else 4 * -(-num_nodes // passes)

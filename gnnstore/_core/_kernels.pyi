@@ -2096,60 +2096,6 @@ class SpillFile:
     def close(self) -> None:
         """Remove the file, in the process that made it; waits for other calls. Idempotent."""
 
-def plan_online(
-    policy: Literal["lru", "sieve"],
-    ids: _Ids,
-    offsets: NDArray[np.int64],
-    nodes: NDArray[np.int64],
-    order: NDArray[np.int32],
-    visited: NDArray[np.uint8],
-    hand: int,
-) -> tuple[
-    NDArray[np.int32],
-    NDArray[np.int64],
-    NDArray[np.int64],
-    NDArray[np.int32],
-    NDArray[np.int32],
-    NDArray[np.int64],
-    NDArray[np.int32],
-    NDArray[np.uint8],
-    int,
-]:
-    """Plan a cache of C slots that does not know the future: LRU or SIEVE.
-
-    The hits of a batch are the rows that were cached before it; then its rows are used one by
-    one. `gnnstore.testing.twins.caches.online_plan` defines it. Memory is 4 bytes an access,
-    20 for each row touched or cached, and a table as in `plan_belady`.
-
-    Parameters
-    ----------
-    policy : {"lru", "sieve"}
-    ids, offsets : ndarray
-        As in `plan_belady`.
-    nodes : ndarray of int64, shape [C]
-        Rows that are in the cache before the first batch, by slot; -1: an empty slot.
-    order : ndarray of int32, shape [C]
-        The slots that hold a row, from the oldest to the newest, and -1 behind them.
-    visited : ndarray of uint8, shape [C]
-        1 where SIEVE's hand is to spare the row once.
-    hand : int
-        The slot where the hand of SIEVE begins; -1: at the oldest row.
-
-    Returns
-    -------
-    slots, misses, change_offsets, change_positions, change_slots : ndarray
-        As in `plan_belady`; a row that is in the cache before and after a batch keeps its slot.
-    nodes, order, visited, hand
-        The cache after the last batch.
-
-    Raises
-    ------
-    IndexError
-        An id is negative.
-    ValueError
-        Offsets that do not cut the ids into batches, or a state that contradicts itself.
-    """
-
 # --- this module ---------------------------------------------------------------------------
 
 def build_info() -> str:

@@ -115,7 +115,7 @@ def check_batches(reader: PackedReader, num_threads: int, progress: Progress) ->
             for rows in packed.rows(number, record).values():
                 out = rows.spec.empty(len(record.slots))
                 rows.read_into(
-                    RowRequest(plan.space.rows(record.subgraph.nodes), record.slots), out
+                    RowRequest(packed.space.rows(record.subgraph.nodes), record.slots), out
                 )
         except (ValueError, IndexError) as error:  # ours among them
             message = str(error)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.errors import UsageError
 from gnnstore.registry import Registry
 from gnnstore.strategies.base import Auto, Strategy
@@ -82,9 +81,4 @@ def find_strategy(name: str) -> Strategy | Auto:
     if name in STRATEGIES:
         return STRATEGIES[name]
     names = f"choose one of {', '.join((choice.name, *STRATEGIES.names))}"
-    if name in POLICIES and POLICIES[name].is_simulated_only:
-        raise UsageError(
-            f"strategy={name!r} is none that loads: {name!r} is a cache to compare with, which "
-            f"'gnnstore predict' simulates on the batches of a store; {names}"
-        )
     raise UsageError(f"strategy={name!r} is unknown; {names}")

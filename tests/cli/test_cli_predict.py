@@ -22,7 +22,7 @@ from gnnstore.errors import StorageError
 from gnnstore.strategies import auto as optimizer
 from gnnstore.strategies.builtin import auto
 from gnnstore.testing.graphs import random_graph, write_store
-from gnnstore.testing.twins.caches import minimum_misses, run_lru, run_sieve
+from gnnstore.testing.twins.caches import minimum_misses, run_lru
 from gnnstore.testing.twins.reads import plan_reads
 from gnnstore.tools.predict.caches import _Disk
 from tests.support.disks import usual_profile
@@ -77,7 +77,7 @@ def test_the_document(run: Any, store: Path) -> None:
     assert [cache["num_rows"] for cache in document["caches"]] == [0, 100, 40]
     for cache in document["caches"]:
         names = [policy["policy"] for policy in cache["policies"]]
-        assert names == ["degree", "frequency", "lru", "sieve", "belady"]
+        assert names == ["degree", "frequency", "lru", "belady"]
         for policy in cache["policies"]:
             assert policy["seconds_per_epoch"] is None
             if cache["num_rows"] == 0:
@@ -93,7 +93,6 @@ def test_misses_are_those_of_a_loaders_batches(run: Any, store: Path) -> None:
     (cache,) = document["caches"]
     misses = {policy["policy"]: policy["misses"] for policy in cache["policies"]}
     assert misses["lru"] == sum(run_lru(batches, 80)[1])
-    assert misses["sieve"] == sum(run_sieve(batches, 80)[1])
     assert misses["belady"] < misses["lru"]
 
 
@@ -139,7 +138,7 @@ def test_the_table(run: Any, store: Path) -> None:
     assert (done.status, done.stderr) == (0, "")
     lines = [line.split() for line in done.stdout.splitlines()]
     shown = [(line[0], line[3]) for line in lines if line and line[0] in {"10.0%", "50.0%"}]
-    policies = ("degree", "frequency", "lru", "sieve", "belady")
+    policies = ("degree", "frequency", "lru", "belady")
     assert shown == [(size, name) for size in ("10.0%", "50.0%") for name in policies]
     assert "3 of the" in done.stdout
     assert "raise --batches" in done.stdout

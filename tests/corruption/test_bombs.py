@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import resource
 import shutil
@@ -20,6 +21,7 @@ import pytest
 from gnnstore.converters.datasets.graphbolt_metadata import read_metadata
 from gnnstore.converters.inputs.npz import open_npz
 from gnnstore.converters.inputs.pickled import open_pickled
+from gnnstore.converters.memory import memory_ledger
 from gnnstore.errors import CorruptStoreError, InputError
 from gnnstore.features.check import verify
 from gnnstore.formats import StoreReader
@@ -306,8 +308,57 @@ def test_an_archive_expands_no_further_than_it_says(tmp_path: Path, method: int)
     with little_memory():
         with pytest.raises(InputError, match="is damaged" if is_bounded else "method 12 of zip"):
             open_npz(tmp_path / "a.npz")["a"].read()
-        with pytest.raises(InputError, match="found a"):
-            open_pickled(tmp_path / "split_dict.pt", "the splits")
+        with pytest.raises(InputError, match="found a member compressed as torch"):
+            read_pickled(tmp_path / "split_dict.pt")
+
+
+def read_pickled(path: Path) -> None:
+    open_pickled(path, "the splits", memory_ledger("reading the splits", None))
+
+
+_ARRAY = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n"
+_TEXT = 2**20
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (_ARRAY + b"J\0\0\0\x60\x85X\1\0\0\0O\x87R.", "a _Array of something else"),
+        (b"cnumpy\nndarray\nJ\0\0\0\x60\x85R.", "'NoneType' object is not callable"),
+        (b"c__builtin__\nbytes\nJ\0\0\0\x60\x85R.", "takes 0 positional arguments"),
+        (b"}r\xff\xff\xff\x7f.", "the entry 2147483647 of the memo"),
+        (b"\x8e" + b"\xff" * 7 + b"\x0f.", "expected 1152921504606846975 bytes"),
+        (b"\x95" + b"\xff" * 7 + b"\x0f.", "pickle"),
+        # A text of 1 MB and its bytes, four thousand times.
+        (
+            b"X\0\0\x10\0" + bytes(_TEXT) + b"q\0X\6\0\0\0latin1q\1c_codecs\nencode\nq\2"
+            + b"h\2h\0h\1\x86R" * 4000 + b".",
+            "a bytes of something else",
+        ),
+    ],
+)  # fmt: skip
+def test_a_pickle_takes_no_more_memory_than_its_file(
+    tmp_path: Path, data: bytes, found: str
+) -> None:
+    path = tmp_path / "split_dict.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("split/data.pkl", b"\x80\2" + data)
+    with little_memory(), pytest.raises(InputError) as caught:
+        read_pickled(path)
+    assert found in str(caught.value)
+
+
+def test_members_of_what_torch_saves_do_not_overlap(tmp_path: Path) -> None:
+    """A thousand storages in one place, of a megabyte each."""
+    path = tmp_path / "split_dict.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("split/data.pkl", b"\x80\2}.")
+        archive.writestr("split/data/0", bytes(2**20))
+        for number in range(1, 1000):
+            archive.filelist.append(copy.copy(archive.filelist[1]))
+            archive.filelist[-1].filename = f"split/data/{number}"
+    with little_memory(), pytest.raises(InputError, match="its members overlap"):
+        read_pickled(path)
 
 
 def test_yaml_is_not_expanded(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -286,83 +286,6 @@ def test_a_cache_for_everything() -> None:
     assert planner.plan(trace_of(batches)).num_misses == 0
 
 
-# --- caches that do not know the future ----------------------------------------------------------
-
-online_policies = pytest.mark.parametrize("policy", ["lru", "sieve"])
-ONLINE_DTYPES = (*PLAN_DTYPES[:5], np.int64, np.int32, np.uint8)
-
-State = tuple[Any, ...]
-
-
-def empty_state(num_slots: int) -> State:
-    return (
-        np.full(num_slots, -1),
-        np.full(num_slots, -1, np.int32),
-        np.zeros(num_slots, np.uint8),
-        -1,
-    )
-
-
-def as_arrays(state: twin.TwinOnlineState, nodes: list[int]) -> list[Any]:
-    order = list(state.slots.values())
-    hand = -1 if state.hand is None else state.slots[state.hand]
-    return [order + [-1] * len(state.free), [int(row in state.visited) for row in nodes], hand]
-
-
-@online_policies
-@given(small, st.integers(0, 40), id_kinds, st.integers(0, 12))
-@example([[1, 2, 1], [1, 3, 4, 1, 2], [5, 6, 1]], 2, (np.int32, 1), 1)
-@example([[], [7, 7]], 1, (np.int64, 1), 1)
-def test_online_plans_equal_their_twin(
-    policy: Literal["lru", "sieve"],
-    batches: Batches,
-    num_slots: int,
-    id_kind: tuple[type, int],
-    num_first: int,
-) -> None:
-    dtype, stride = id_kind
-    rows = scaled(batches, stride)
-    expected_state = twin.TwinOnlineState.empty(num_slots)
-    state = empty_state(num_slots)
-    for part in (rows[:num_first], rows[num_first:]):
-        # The free slots are those without a row, the lowest first, at the start of each plan.
-        expected_state.free.sort(reverse=True)
-        expected = twin.online_plan(policy, part, expected_state)
-        trace = trace_of(part, dtype)
-        found: list[Any]
-        *found, hand = _core.plan_online(policy, trace.ids, trace.offsets, *state)
-        values = [*list(vars(expected).values())[:6], *as_arrays(expected_state, expected.nodes)]
-        for array, wanted, kind in zip(found, values[:-1], ONLINE_DTYPES, strict=True):
-            assert array.dtype == kind
-            assert array.tolist() == wanted
-        assert hand == values[-1]
-        state = (*found[5:], hand)
-
-
-@online_policies
-@given(small, st.integers(0, 40), id_kinds, st.integers(0, 12))
-def test_online_hits_are_those_of_the_policies(
-    policy: Literal["lru", "sieve"],
-    batches: Batches,
-    num_slots: int,
-    id_kind: tuple[type, int],
-    num_first: int,
-) -> None:
-    """Cut into two superbatches or not: the cache goes on where it was."""
-    dtype, stride = id_kind
-    planner = POLICIES[policy].planner(num_slots)
-    is_hit: list[int] = []
-    misses: list[int] = []
-    for part in (batches[:num_first], batches[num_first:]):
-        plan = planner.plan(trace_of(part, dtype, stride))
-        is_hit += (plan.slots >= 0).tolist()
-        misses += plan.misses.tolist()
-    run = twin.run_lru if policy == "lru" else twin.run_sieve
-    assert (is_hit, misses) == run(scaled(batches, stride), num_slots)
-    best = BeladyPlanner(num_slots).plan(trace_of(batches, dtype, stride))
-    assert sum(misses) >= best.num_misses
-
-
 # --- a cache of which only its rows are known ----------------------------------------------------
 
 
@@ -442,39 +365,6 @@ def test_bad_arguments(changed: dict[str, Any], error: type[Exception], message:
     call()
     with pytest.raises(error, match=message):
         call(**changed)
-
-
-@pytest.mark.parametrize(
-    ("changed", "error", "message"),
-    [
-        ({"policy": "fifo"}, ValueError, "'lru' or 'sieve', got 'fifo'"),
-        ({"ids": np.array([1, -2])}, IndexError, "row id -2 at position 1 is negative"),
-        ({"offsets": np.array([0, 3])}, ValueError, "offsets must go from 0 to the 2 ids"),
-        ({"nodes": np.array([4, 4])}, ValueError, "4 stands there twice, at last in slot 1"),
-        ({"nodes": np.array([4, -1])}, ValueError, "names slot 1 at position 1"),
-        ({"order": np.array([0, 0], np.int32)}, ValueError, "names slot 0 at position 1"),
-        ({"order": np.array([0, 2], np.int32)}, ValueError, "names slot 2 at position 1"),
-        ({"order": np.array([0, -1], np.int32)}, ValueError, "not name slot 1, which holds row 5"),
-        ({"order": np.array([0], np.int32)}, ValueError, "must have the same length"),
-        ({"hand": 2}, ValueError, "hand must be a slot or -1, got 2"),
-        ({"hand": -2}, ValueError, "hand must be a slot or -1, got -2"),
-    ],
-)
-def test_bad_arguments_of_online_caches(
-    changed: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    arguments: dict[str, Any] = {
-        "policy": "sieve",
-        "ids": np.array([1, 2]),
-        "offsets": np.array([0, 2]),
-        "nodes": np.array([4, 5]),
-        "order": np.array([0, 1], np.int32),
-        "visited": np.zeros(2, np.uint8),
-        "hand": -1,
-    }
-    _core.plan_online(**arguments)
-    with pytest.raises(error, match=message):
-        _core.plan_online(**{**arguments, **changed})
 
 
 @pytest.mark.parametrize("policy", POLICIES.names)

@@ -12,7 +12,8 @@ import torch
 
 import gnnstore
 from gnnstore.converters import ConvertOptions, from_ogb
-from gnnstore.errors import InputError, NotFoundError
+from gnnstore.converters.datasets.ogb.links import bytes_held, open_link_splits
+from gnnstore.errors import BudgetError, InputError, NotFoundError
 from gnnstore.features.check import verify
 from tests.support.published import write_csv_gz
 
@@ -282,7 +283,7 @@ class Trap:
             "wikikg2",
             "train",
             {"tail": Trap()},
-            "a call of __builtin__.print. Nothing else in a pick",
+            "the name __builtin__.print. Nothing else in a pickle",
         ),
         ("wikikg2", "train", {"head_type": ["disease"] * 3}, "found the opcode EMPTY_LIST"),
         ("wikikg2", "train", {"head": {"a": np.arange(3)}}, "train.pt: head of train is no array"),
@@ -308,6 +309,24 @@ def test_splits_that_are_wrong(  # noqa: PLR0917 - fixtures and parameters
     assert f"{name}.pt" in str(caught.value)
     assert capsys.readouterr().out == ""
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_memory_for_files_that_are_read_whole(tmp_path: Path) -> None:
+    root = DataSet("citation2").write(tmp_path / "data")
+    train, valid, test = (
+        (root / "split" / "time" / f"{name}.pt").stat().st_size
+        for name in ("train", "valid", "test")
+    )
+    splits = open_link_splits(root / "split" / "time", train + valid + 4 * test)
+    assert splits is not None
+    assert bytes_held(splits) == train + valid + test
+    options = ConvertOptions(memory_bytes=train + valid + 4 * test - 1)
+    with pytest.raises(
+        BudgetError, match=r"of test\.pt, which is read whole.*1 byte too few"
+    ) as said:
+        from_ogb(root, tmp_path / "a.gnn", options=options)
+    path = root / "split" / "time" / "test.pt"
+    assert f"save the arrays of {path} with numpy.savez as test.npz" in str(said.value)
 
 
 def test_files_that_are_missing_or_cut_off(tmp_path: Path) -> None:

@@ -7,10 +7,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
+from gnnstore.caching.policies import simulate
 from gnnstore.caching.policies.simulate import distinct_rows, policies, run_policy
 from gnnstore.caching.scores import Score
 from gnnstore.caching.trace import Trace
+from gnnstore.testing.twins.caches import run_lru
 
 NUM_NODES = 300
 
@@ -47,6 +51,24 @@ def test_misses_are_the_rows_without_hits(
         assert run.num_misses == distinct_rows(trace)
     is_static = policy in {"degree", "frequency"}
     assert len(run.filled) == (min(num_slots, NUM_NODES) if is_static else 0)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 40), max_size=12), max_size=25),
+    st.integers(0, 45),
+    st.sampled_from([np.int32, np.int64]),
+    st.sampled_from([1, 5, 2**16]),
+)
+@example([[1, 2, 1], [1, 3, 4, 1, 2], [5, 6, 1]], 2, np.int32, 1)
+@example([[], [7, 7], [7]], 1, np.int64, 1)
+def test_lru_is_what_an_ordered_dict_keeps(
+    batches: list[list[int]], num_slots: int, dtype: type, searched: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulate, "_SEARCHED_PLACES", searched)
+        trace = Trace.of([np.array(batch, dtype) for batch in batches])
+        found = run_policy("lru", trace, num_slots, {})
+    assert (found.is_hit.tolist(), found.misses.tolist()) == run_lru(batches, num_slots)
 
 
 def test_a_static_cache_holds_the_best_rows(trace: Trace, scores: Scores) -> None:

@@ -1,12 +1,9 @@
 // Planning: what a cache should hold while the batches of a known trace are assembled.
-#include <nanobind/stl/string.h>
-
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
 #include "kernels/files/spill_file.h"
 #include "kernels/planning/belady.h"
 #include "kernels/planning/belady_spilled.h"
-#include "kernels/planning/online_caches.h"
 #include "kernels/traces/access_lists.h"
 #include "kernels/traces/distinct_rows.h"
 
@@ -31,14 +28,6 @@ int64_t num_batches_of(const InputArray &offsets) {
     check_vector(offsets, "offsets");
     if (length(offsets) == 0) throw std::invalid_argument("offsets must not be empty");
     return length(offsets) - 1;
-}
-
-template <class T>
-NumpyVector<T> copy_of(const InputArray &array, const char *name, const char *expected) {
-    const T *values = input_data<T>(array, name, expected);
-    auto copy = pooled_vector<T>(length(array));
-    std::copy_n(values, length(array), copy.data());
-    return copy;
 }
 
 // The cache that a plan begins with and leaves.
@@ -208,34 +197,6 @@ void close_file(SpillFile &file) {
     file.close();
 }
 
-nb::tuple online(const std::string &policy, const InputArray &ids, const InputArray &offsets,
-                 const InputArray &nodes, const InputArray &order, const InputArray &visited,
-                 int64_t hand) {
-    if (policy != "lru" && policy != "sieve")
-        throw std::invalid_argument("policy must be 'lru' or 'sieve', got '" + policy + "'");
-    auto misses = pooled_vector<int64_t>(num_batches_of(offsets));
-    check_vector(ids, "ids");
-    auto slots = pooled_vector<int32_t>(length(ids));
-    auto nodes_after = copy_of<int64_t>(nodes, "nodes", "int64");
-    auto order_after = copy_of<int32_t>(order, "order", "int32");
-    auto visited_after = copy_of<uint8_t>(visited, "visited", "uint8");
-    if (length(order) != length(nodes) || length(visited) != length(nodes))
-        throw std::invalid_argument("nodes, order and visited must have the same length");
-    if (hand < -1 || hand >= std::max<int64_t>(length(nodes), 1))
-        throw std::invalid_argument("hand must be a slot or -1, got " + std::to_string(hand));
-    OnlineState state{nodes_after.data(), order_after.data(), visited_after.data(),
-                      static_cast<int32_t>(hand)};
-    CacheChanges changes;
-    with_trace(ids, offsets, [&](const auto &trace) {
-        changes = plan_online(policy == "lru" ? OnlinePolicy::lru : OnlinePolicy::sieve, trace,
-                              length(nodes), state, slots.data(), misses.data());
-    });
-    return nb::make_tuple(slots, misses, take_vector(std::move(changes.offsets)),
-                          take_vector(std::move(changes.positions)),
-                          take_vector(std::move(changes.slots)), nodes_after, order_after,
-                          visited_after, state.hand);
-}
-
 }  // namespace
 
 void bind_planning(nb::module_ &m) {
@@ -257,6 +218,4 @@ void bind_planning(nb::module_ &m) {
         .def("read_int64", read_values<int64_t>, "begin"_a, "count"_a, "crc"_a, "batch"_a)
         .def("close", close_file)
         .def_prop_ro("num_bytes", &SpillFile::size);
-    m.def("plan_online", online, "policy"_a, "ids"_a.noconvert(), "offsets"_a.noconvert(),
-          "nodes"_a.noconvert(), "order"_a.noconvert(), "visited"_a.noconvert(), "hand"_a);
 }

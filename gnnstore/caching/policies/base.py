@@ -98,20 +98,15 @@ class CachePolicy(ABC):
     is_fixed : bool
         Whether the rows are the same whatever batches need, so that a cache is always filled
         beforehand, and the number of batches that are planned together does not matter.
-    planning : PlanningBytes or None
-        Memory for planning; None if it is only simulated.
+    planning : PlanningBytes
+        Memory for planning.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
     looks_ahead: ClassVar[bool] = False
     is_fixed: ClassVar[bool] = False
-    planning: ClassVar[PlanningBytes | None] = None
-
-    @property
-    def is_simulated_only(self) -> bool:
-        """Whether no loader can follow its plans."""
-        return self.planning is None
+    planning: ClassVar[PlanningBytes]
 
     @abstractmethod
     def planner(self, num_slots: int) -> Planner:
@@ -150,7 +145,6 @@ class CachePolicy(ABC):
 
     def reserve(self, batch_rows: int) -> list[Reservation]:
         """Return the memory for making a plan, beside the trace, the plan and the cached rows."""
-        assert self.planning is not None  # noqa: S101 - asked of those that loaders follow
         of = self.planning
         per = {PLANNED: of.per_access * batch_rows, SLOTS: of.more_per_slot}
         return [

@@ -123,22 +123,6 @@ def check_num_slots(num_slots: int) -> None:
         )
 
 
-def distinct_nodes(
-    nodes: npt.NDArray[Any], num_slots: int, out: npt.NDArray[np.int64] | None = None
-) -> npt.NDArray[np.int64]:
-    """Return the row in each slot, int64 [C]; a row in several slots is named in the first only.
-
-    Takes 10 bytes a slot at most, beside the result.
-    """
-    if nodes.shape != (num_slots,):
-        raise UsageError(
-            f"expected the rows in {num_slots} slots, got an array of shape {nodes.shape}"
-        )
-    distinct = np.empty(num_slots, np.int64) if out is None else out
-    _core.distinct_rows(np.ascontiguousarray(nodes, np.int64), distinct)
-    return distinct
-
-
 class BeladyPlanner:
     """Plans superbatch after superbatch for one cache, which it leaves filled between them.
 
@@ -212,5 +196,10 @@ class BeladyPlanner:
 
     def restart(self, nodes: npt.NDArray[Any]) -> None:
         """Go on from a cache that holds these rows, each needed once so far; see `Planner`."""
-        distinct_nodes(nodes, self.num_slots, out=self._nodes)
+        if nodes.shape != (self.num_slots,):
+            raise UsageError(
+                f"expected the rows in {self.num_slots} slots, got an array of shape {nodes.shape}"
+            )
+        # Takes 10 bytes a slot at most.
+        _core.distinct_rows(np.ascontiguousarray(nodes, np.int64), self._nodes)
         np.greater_equal(self._nodes, 0, out=self._frequencies, casting="unsafe")

@@ -2,9 +2,9 @@
 
 All of them work as a loader does, batch by batch: the hits of a batch are the rows that were
 cached before it, and its rows may enter after it. "degree" and "frequency" are filled once, with
-the rows of the highest scores (see `gnnstore.caching.scores`); "lru" and "sieve" learn while they
-run, as online caches do; "belady" knows the trace, and no cache misses less. All but the first two
-start empty.
+the rows of the highest scores (see `gnnstore.caching.scores`); "lru" keeps the rows that were used
+last, a batch's one by one, in order; "belady" knows the trace, and no cache misses less. All but
+the first two start empty.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.scores import SCORES, Score, select_nodes
 from gnnstore.caching.trace import Trace
 
+# Places of a trace that are searched at a time for rows to leave a cache.
+_SEARCHED_PLACES = 2**16
+
 
 def policies() -> tuple[str, ...]:
     """Return the names of the caches that can be compared."""
-    return (*SCORES, *POLICIES.names)
+    return (*SCORES, "lru", *POLICIES.names)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,12 +60,37 @@ def run_policy(
     if policy in POLICIES:
         plan = POLICIES[policy].planner(num_slots).plan(trace)
         return PolicyRun(policy, plan.slots >= 0, plan.misses, np.empty(0, np.int64))
-    values = scores[cast(Score, policy)]
-    nodes = select_nodes(values, num_slots)
-    is_hit = _core.find_slots(*_core.index_nodes(nodes, len(values)), trace.ids) >= 0
+    if policy == "lru":
+        nodes, is_hit = np.empty(0, np.int64), _lru_hits(trace, num_slots)
+    else:
+        values = scores[cast(Score, policy)]
+        nodes = select_nodes(values, num_slots)
+        is_hit = _core.find_slots(*_core.index_nodes(nodes, len(values)), trace.ids) >= 0
     run_of = PolicyRun(policy, is_hit, np.zeros(trace.num_batches, np.int64), nodes)
     run_of.misses[:] = [len(run_of.missed_rows(trace, i)) for i in range(trace.num_batches)]
     return run_of
+
+
+def _lru_hits(trace: Trace, num_slots: int) -> npt.NDArray[np.bool_]:
+    """Return whether each row is one of those that were used last before its batch."""
+    last = np.full(int(trace.ids.max(initial=-1)) + 1, -1, np.int32)  # the last use of each row
+    is_last = np.zeros(len(trace.ids), np.bool_)
+    is_hit = np.empty(len(trace.ids), np.bool_)
+    oldest = 0  # cached are the rows whose last use is here or later
+    for i in range(trace.num_batches):
+        begin, end = trace.offsets[i : i + 2]
+        ids = trace.batch(i)
+        before = last[ids]
+        is_hit[begin:end] = before >= oldest
+        is_last[before[before >= 0]] = False
+        last[ids] = np.arange(begin, end)  # of a row that is repeated, its last place remains
+        is_last[last[ids]] = True
+        leaving = np.count_nonzero(is_last[oldest:end]) - num_slots
+        while leaving > 0:
+            places = np.flatnonzero(is_last[oldest : oldest + _SEARCHED_PLACES])[:leaving]
+            leaving -= len(places)
+            oldest += _SEARCHED_PLACES if leaving else int(places[-1]) + 1
+    return is_hit
 
 
 def distinct_rows(trace: Trace) -> int:

@@ -28,8 +28,8 @@ from gnnstore.units import format_size
 # Deflate makes 258 bytes of two bits at best: more than 1032 times its input is no archive
 # that any program wrote, and bzip2's and LZMA's much higher ratios only occur in bombs.
 MAX_EXPANSION = 1032
-# zipfile decodes the others without a limit: 1 kB of bzip2 took 2 GB. NumPy and torch write these.
-BOUNDED_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+# zipfile decodes the others without a limit: 1 kB of bzip2 took 2 GB. NumPy writes these.
+_BOUNDED_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 # Rows of an array in Fortran order that are gathered in one pass over it, and what the pass reads
 # at a time.
 _BLOCK_BYTES, _STEP_ITEMS = 2**26, 2**18
@@ -215,7 +215,7 @@ def _check_declared_sizes(path: Path, members: list[zipfile.ZipInfo], end: int) 
                 "numpy.savez",
                 path=path,
             )
-        if member.compress_type not in BOUNDED_METHODS:
+        if member.compress_type not in _BOUNDED_METHODS:
             raise InputError(
                 f"{label}: is compressed by method {member.compress_type} of zip archives, which "
                 "NumPy does not write; save it again with numpy.savez",

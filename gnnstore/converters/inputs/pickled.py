@@ -1,65 +1,74 @@
-"""Arrays out of what `torch.save` wrote, without unpickling it, read in pieces.
+"""Arrays out of what `torch.save` wrote, unpickled with a list of allowed names.
 
-OGB publishes splits as `torch.save` of a dict of NumPy arrays (or of a dict of such dicts), up to
-gigabytes. That is a pickle in a zip archive, or a few pickles in a row before torch 1.6. Tensors
-lie in members of their own.
+OGB publishes splits as `torch.save` of a dict of NumPy arrays (or of a dict of such dicts). That is
+a pickle in a zip archive, with tensors in members of their own, or a few pickles in a row before
+torch 1.6. An allowed name means a function of this module: NumPy's and torch's own constructors
+believe what a pickle says, and `torch.load` would run an archive that claims to be TorchScript.
 """
 
 from __future__ import annotations
 
-import codecs
-import math
+import io
 import pickle
+import pickletools
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from functools import cache
+from operator import index
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.inputs.npz import BOUNDED_METHODS
+from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.converters.inputs.opening import existing_file, open_input, open_zip
-from gnnstore.converters.inputs.pickle_machine import (
-    NotArraysError,
-    NumpyArray,
-    Place,
-    StridedTensor,
-    follow_pickle,
-    skip,
-)
-from gnnstore.converters.inputs.source import ArraySource, MemoryArray, SequentialArray
-from gnnstore.errors import InputError, storage_error
+from gnnstore.converters.inputs.source import ArraySource, MemoryArray
+from gnnstore.errors import InputError, storage_error, storage_errors
 
 _MAX_ARRAYS = 64
-_PIECE_BYTES = 2**20
-# Columns of an array in Fortran order are read side by side, each from a stream of its own.
-_MAX_COLUMNS = 16
+_MAX_AXES = 64  # NumPy has no more
+_MAX_OPCODES = 2**16  # OGB's pickles have a few hundred
+_MAX_TEXT = 200  # characters of a name or of a message
+# Bytes in memory for each of the file: the pickle, its texts, their bytes, and what is being read.
+_TIMES_FILE = 4
 # The first of the four pickles that torch wrote before it wrote archives.
 _OLD_TORCH = pickle.dumps(0x1950A86A20F9469CFC6C, 2)
 _NUM_PICKLES_BEFORE = 3
-_STORAGES = {
-    "BoolStorage": "?",
-    "ByteStorage": "u1",
-    "CharStorage": "i1",
-    "ShortStorage": "i2",
-    "IntStorage": "i4",
-    "LongStorage": "i8",
-    "HalfStorage": "f2",
-    "FloatStorage": "f4",
-    "DoubleStorage": "f8",
+# Opcodes that make what may be fetched from the memo. A tuple may not: the hash of n tuples, each
+# with the one before in it twice, takes 2^n steps.
+_SHARED = {
+    *("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8"),
+    *("BYTEARRAY8", "EMPTY_DICT", "GLOBAL", "STACK_GLOBAL", "REDUCE"),
 }
+_GETS, _PUTS = {"BINGET", "LONG_BINGET"}, {"BINPUT", "LONG_BINPUT", "MEMOIZE"}
+_OPCODES = {
+    *(*_SHARED, *_GETS, *_PUTS, "PROTO", "FRAME", "MARK", "BINPERSID", "BUILD", "STOP"),
+    *("NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1"),
+    *("EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "TUPLE", "SETITEM", "SETITEMS"),
+}
+_CODES = {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"}
 
 Arrays = Mapping[str, "ArraySource | Mapping[str, ArraySource]"]
+_StorageReader = Callable[[str, str], npt.NDArray[Any]]
 
 
-def open_pickled(path: Path, what: str) -> Arrays:
-    """Open the arrays of a (nested) dict that `torch.save` wrote; numbers stay on disk."""
+class NotArraysError(Exception):
+    """A pickle holds something else than dicts of arrays; the text says what."""
+
+
+def open_pickled(path: Path, what: str, memory: Ledger) -> Arrays:
+    """Read the arrays of a (nested) dict that `torch.save` wrote."""
     existing_file(path, what)
+    remedy = f"with numpy.savez as {path.with_suffix('.npz').name} and remove it"
+    with storage_errors(f"read {what}", path):
+        size = _TIMES_FILE * path.stat().st_size
+    whole = Reservation(f"{path.name}, which is read whole", size)
+    memory.add(whole).check(None, f"save the arrays of {path} {remedy}")
     try:
-        return _Pickled(path).arrays()
+        arrays: Arrays = _sources(path, _load(path))
+        return arrays
     except OSError as error:
         raise storage_error(error, f"read {what}", path) from error
     except (MemoryError, InputError):
@@ -71,209 +80,180 @@ def open_pickled(path: Path, what: str) -> Arrays:
     except Exception as error:  # on odd bytes pickletools, unpacking and NumPy raise anything
         found = f"a malformed pickle ({error})"
     raise InputError(
-        f"{path}: expected a dict of arrays as torch.save writes it, found {found}. "
-        "Nothing else in a pickle is read; if you trust the file, save its arrays beside it with "
-        f"numpy.savez as {path.with_suffix('.npz').name} and remove it",
+        f"{path}: expected a dict of arrays as torch.save writes it, found {found[:_MAX_TEXT]}. "
+        f"Nothing else in a pickle is read; if you trust the file, save its arrays {remedy}",
         path=path,
     )
 
 
-@contextmanager
-def _open(path: Path, member: str | None) -> Iterator[IO[bytes]]:
-    """Open a member of an archive; None: the file itself."""
-    if member is None:
-        with open_input(path) as file:
-            yield file
-    else:
-        with open_zip(path) as archive, archive.open(member) as stream:
-            yield stream
+def _load(path: Path) -> Any:
+    with open_input(path) as file:
+        if file.read(len(_OLD_TORCH)) == _OLD_TORCH:
+            stream = io.BytesIO(_OLD_TORCH + file.read())
+            for _ in range(_NUM_PICKLES_BEFORE):
+                _check_opcodes(stream)
+            return _unpickle(stream, _no_storage)
+    with open_zip(path) as archive:
+        members, read = archive.infolist(), cache(archive.read)
+        # What is stored and does not overlap is no more than the file, whose bytes are counted.
+        if any(m.compress_type != zipfile.ZIP_STORED for m in members):
+            raise NotArraysError("a member compressed as torch.save never does")
+        if sum(m.file_size for m in members) > path.stat().st_size:
+            raise NotArraysError("a damaged archive (its members overlap)")
+        pickles = [m for m in archive.namelist() if m.endswith("/data.pkl")]
+        if len(pickles) != 1:
+            raise NotArraysError(f"{len(pickles)} members data.pkl")
+        prefix = pickles[0].removesuffix("data.pkl")
+        storages = {m.removeprefix(f"{prefix}data/"): m for m in archive.namelist()}
+        is_big = f"{prefix}byteorder" in storages and archive.read(f"{prefix}byteorder") == b"big"
+
+        def read_storage(key: str, code: str) -> npt.NDArray[Any]:
+            return np.frombuffer(read(storages[key]), f"{'<>'[is_big]}{code}")
+
+        return _unpickle(io.BytesIO(archive.read(pickles[0])), read_storage)
 
 
-class _Pickled:
-    """A file of `torch.save`, and which of its members is what."""
+def _no_storage(_key: str, _code: str) -> npt.NDArray[Any]:
+    raise NotArraysError("a tensor as torch wrote it before 1.6; load and save it again")
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._member: str | None = None
-        self._sizes: dict[str, int] = {}
-        self._is_big_endian = False
 
-    def arrays(self) -> Arrays:
-        with open_input(self.path) as file:
-            is_old = file.read(len(_OLD_TORCH)) == _OLD_TORCH
-        if not is_old:
-            self._look_at_members()
-        with _open(self.path, self._member) as stream:
-            end = 0
-            for _ in range(_NUM_PICKLES_BEFORE if is_old else 0):
-                _, end = follow_pickle(stream, end)
-            found, _ = follow_pickle(stream, end)
-            stream.read(1)  # reaching the end makes zipfile compare the checksum
-        if not isinstance(found, dict) or len(found) > _MAX_ARRAYS:
-            raise NotArraysError(f"a {type(found).__name__} of something else")
-        if not all(isinstance(name, str) for name in found):
-            raise NotArraysError("a dict whose keys are no names")
-        return {name: self._value(name, value) for name, value in found.items()}
+def _check_opcodes(stream: IO[bytes]) -> None:
+    """Read a pickle to its end, and refuse opcodes of which dicts of arrays have no need."""
+    memo: dict[int, bool] = {}  # whether an entry may be fetched
+    before = ""
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
+        if count >= _MAX_OPCODES:
+            raise NotArraysError(f"more than {_MAX_OPCODES} opcodes")
+        if opcode.name not in _OPCODES:
+            raise NotArraysError(f"the opcode {opcode.name}")
+        if opcode.name in _PUTS:
+            entry = len(memo) if argument is None else argument
+            if entry >= _MAX_OPCODES:  # the memo is an array
+                raise NotArraysError(f"the entry {entry} of the memo")
+            memo[entry] = before in _SHARED
+        if opcode.name in _GETS and not memo.get(cast(int, argument)):
+            raise NotArraysError("a tuple that occurs twice")
+        before = opcode.name
 
-    def _look_at_members(self) -> None:
-        with open_zip(self.path) as archive:
-            members = archive.infolist()
-            pickles = [m.filename for m in members if m.filename.endswith("/data.pkl")]
-            if len(pickles) != 1:
-                raise NotArraysError(f"{len(pickles)} members data.pkl")
-            if any(m.compress_type not in BOUNDED_METHODS for m in members):
-                raise NotArraysError("a member compressed as torch.save never does")
-            self._member = pickles[0]
-            self._sizes = {m.filename: m.file_size for m in members}
-            order = self._beside("byteorder")
-            self._is_big_endian = order in self._sizes and archive.open(order).read(3) == b"big"
 
-    def _beside(self, name: str) -> str:
-        return f"{(self._member or '').removesuffix('data.pkl')}{name}"
+def _unpickle(stream: IO[bytes], read_storage: _StorageReader) -> Any:
+    begin = stream.tell()
+    _check_opcodes(stream)
+    stream.seek(begin)
+    return _Unpickler(stream, read_storage).load()
 
-    def _value(self, name: str, value: Any, depth: int = 0) -> Any:
-        if isinstance(value, NumpyArray):
-            return self._numpy_array(name, value)
-        if isinstance(value, StridedTensor):
-            return self._tensor(name, value)
-        if isinstance(value, dict) and len(value) <= _MAX_ARRAYS and not depth:
-            return {str(n): self._value(f"{name}: {n}", v, depth + 1) for n, v in value.items()}
-        raise NotArraysError(f"a dict of something else ({name} is a {type(value).__name__})")
 
-    def _numpy_array(self, name: str, array: NumpyArray) -> ArraySource:
-        _, shape, code, fortran_order, data = array.state
-        dtype = np.dtype(code.code).newbyteorder(code.byte_order)
-        num_bytes = dtype.itemsize * math.prod(shape)
-        is_text = isinstance(data, Place) and data.is_text
-        found = data.num_bytes if isinstance(data, Place) else len(data)
-        # Half of the characters of a text take two bytes.
-        if dtype.kind not in "iubf" or not num_bytes <= found <= num_bytes * (1 + is_text):
-            raise NotArraysError(f"an array of {dtype} of {found} bytes")
-        if isinstance(data, bytes):
-            flat = np.frombuffer(data, dtype).reshape(shape, order="F" if fortran_order else "C")
-            return MemoryArray(f"{self.path}: {name}", flat)
-        return PickledArray(
-            self.path,
-            self._member,
-            data,
-            label=f"{self.path}: {name}",
-            shape=tuple(shape),
-            dtype=dtype,
-            fortran_order=bool(fortran_order),
+class _Array:
+    """An array of a pickle: nothing in a pickle can change it but its own state."""
+
+    def __init__(self, values: npt.NDArray[Any] | None = None) -> None:
+        self.values = values
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, dtype, is_fortran, data = state
+        self.values = _frombuffer(data, dtype, shape, "F" if is_fortran else "C").values
+
+
+class _Dtype:
+    """A NumPy element type of a pickle."""
+
+    def __init__(self, code: str) -> None:
+        if code not in _CODES:
+            raise NotArraysError(f"an array of {code}")
+        self.dtype = np.dtype(code)
+
+    def __setstate__(self, state: Any) -> None:
+        self.dtype = self.dtype.newbyteorder(">" if state[1] == ">" else "<")
+
+
+class _Unpickler(pickle.Unpickler):
+    """Unpickles dicts of arrays."""
+
+    def __init__(self, stream: IO[bytes], read_storage: _StorageReader) -> None:
+        super().__init__(stream)
+        self._read_storage = read_storage
+        self._encode = cache(_encode)  # a pickle may ask for the bytes of a text thousands of times
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what stands for a name."""
+        # NumPy 2 calls its module numpy._core, earlier versions numpy.core.
+        full = f"{module}.{name}".replace("numpy._core.", "numpy.core.")
+        if full == "_codecs.encode":
+            return self._encode
+        if full not in _NAMES:
+            raise NotArraysError(f"the name {full}")
+        return _NAMES[full]
+
+    def persistent_load(self, saved: Any) -> _Array:
+        """Return a storage of torch: ("storage", class, key, device, number of elements)."""
+        word, code, key = saved[:3]
+        if word != "storage" or code not in _CODES:
+            raise NotArraysError("a persistent id of something else than a storage")
+        return _Array(self._read_storage(key, code))
+
+
+def _encode(text: str, codec: str) -> bytes:
+    if codec != "latin1":
+        raise NotArraysError("a text that is no bytes")
+    return text.encode(codec)
+
+
+def _frombuffer(data: Any, dtype: _Dtype, shape: Any, order: Any, *axes: Any) -> _Array:
+    array = np.frombuffer(data, dtype.dtype)
+    if order == "K":
+        return _Array(array.reshape(shape).transpose(*axes))
+    return _Array(array.reshape(shape, order=order))
+
+
+def _hooks() -> dict[str, Any]:
+    """Return the hooks of a tensor; `dict` would make copies."""
+    return {}
+
+
+def _tensor(storage: _Array, first: Any, shape: Any, strides: Any, *_: Any) -> _Array:
+    items = storage.values
+    if items is None:
+        raise NotArraysError("a tensor without a storage")
+    steps = [items.itemsize * index(stride) for stride in strides[:_MAX_AXES]]
+    values = np.ndarray(shape, items.dtype, items, items.itemsize * index(first), steps)
+    if values.nbytes > items.nbytes:
+        raise NotArraysError("a tensor that is larger than its storage; save a clone")
+    return _Array(values)
+
+
+# What a name stands for: functions, since a pickle could set the attributes of a class.
+_NAMES: dict[str, Any] = {
+    "numpy.ndarray": None,
+    "numpy.dtype": lambda code, *_: _Dtype(code),
+    "numpy.core.multiarray._reconstruct": lambda *_: _Array(),
+    "numpy.core.numeric._frombuffer": _frombuffer,
+    "__builtin__.bytes": lambda: b"",  # of an empty array, which has no text
+    "builtins.bytes": lambda: b"",
+    "torch._utils._rebuild_tensor_v2": _tensor,
+    "collections.OrderedDict": _hooks,
+    "torch.BoolStorage": "b1",
+    "torch.ByteStorage": "u1",
+    "torch.CharStorage": "i1",
+    "torch.ShortStorage": "i2",
+    "torch.IntStorage": "i4",
+    "torch.LongStorage": "i8",
+    "torch.HalfStorage": "f2",
+    "torch.FloatStorage": "f4",
+    "torch.DoubleStorage": "f8",
+}
+
+
+def _sources(path: Path, value: Any, *names: str) -> Any:
+    """Return an array as a source; a dict of arrays, or of dicts of them, likewise."""
+    if isinstance(value, _Array) and value.values is not None and names:
+        return MemoryArray(": ".join((str(path), *names)), value.values)
+    if not isinstance(value, dict) or len(value) > _MAX_ARRAYS or len(names) > 1:
+        kind = type(value).__name__
+        raise NotArraysError(
+            f"a dict of something else ({': '.join(names)} is a {kind})"
+            if names
+            else f"a {kind} of something else"
         )
-
-    def _tensor(self, name: str, tensor: StridedTensor) -> ArraySource:
-        kind, shape = _STORAGES.get(tensor.storage.kind), tensor.shape
-        if kind is None:
-            raise NotArraysError(f"a tensor in a {tensor.storage.kind}")
-        if self._member is None:
-            raise NotArraysError("a tensor as torch wrote it before 1.6; load and save it again")
-        in_c = tensor.strides == tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-        in_fortran = tensor.strides == tuple(math.prod(shape[:i]) for i in range(len(shape)))
-        if not (in_c or in_fortran or 0 in shape):
-            raise NotArraysError(f"a tensor of strides {list(tensor.strides)}; save a clone")
-        dtype = np.dtype(kind).newbyteorder(">" if self._is_big_endian else "<")
-        size = dtype.itemsize
-        place = Place(size * tensor.first_item, size * math.prod(shape), is_text=False)
-        member = self._beside(f"data/{tensor.storage.key}")
-        if min(place.first_byte, *shape, 0) < 0 or (
-            place.first_byte + place.num_bytes > self._sizes[member]
-        ):
-            raise NotArraysError(f"a tensor beyond the {self._sizes[member]} bytes of its storage")
-        return PickledArray(
-            self.path,
-            member,
-            place,
-            label=f"{self.path}: {name}",
-            shape=tuple(shape),
-            dtype=dtype,
-            fortran_order=in_fortran and not in_c,
-        )
-
-
-class PickledArray(SequentialArray):
-    """An array whose numbers lie in a pickle or beside it, as an `ArraySource`."""
-
-    def __init__(
-        self,
-        path: Path,
-        member: str | None,
-        place: Place,
-        *,
-        label: str,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        fortran_order: bool,
-    ) -> None:
-        self.path = path
-        self.label = label
-        self.shape = shape
-        self.dtype = dtype.newbyteorder("=")
-        self._stored_dtype = dtype
-        self._member = member
-        self._place = place
-        self._fortran_order = fortran_order and len(shape) > 1
-        if self._fortran_order and (len(shape) > 2 or shape[1] > _MAX_COLUMNS):
-            raise InputError(
-                f"{label}: is an array of shape {list(shape)} in Fortran order, which takes a pass "
-                "over the file for each column; save it in C order (numpy.ascontiguousarray)",
-                path=path,
-            )
-
-    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
-        """Yield the array along its first axis from row `start` on, at most `step` at a time."""
-        if 0 in self.shape:
-            return
-        num_rows, row_items = self.shape[0], math.prod(self.shape[1:])
-        step = min(step, max(1, _PIECE_BYTES // (self.dtype.itemsize * row_items)))
-        if self._fortran_order:
-            first_items = [column * num_rows for column in range(row_items)]
-            columns = [self._items(i + start, i + num_rows, step) for i in first_items]
-            for pieces in zip(*columns, strict=True):
-                yield np.stack(pieces, axis=1)
-            return
-        for piece in self._items(start * row_items, num_rows * row_items, step * row_items):
-            yield piece.reshape(-1, *self.shape[1:])
-
-    def _items(self, first: int, stop: int, step: int) -> Iterator[npt.NDArray[Any]]:
-        """Yield elements first, ..., stop - 1 as they lie in the file, `step` at a time."""
-        size = self.dtype.itemsize
-        passed, missing = first * size, (stop - first) * size
-        held = bytearray()
-        try:
-            for data in self._bytes():
-                held += data[passed:]
-                passed = max(0, passed - len(data))
-                while missing and len(held) >= min(step * size, missing):
-                    taken = bytes(held[: min(step * size, missing)])
-                    del held[: len(taken)]
-                    missing -= len(taken)
-                    yield np.frombuffer(taken, self._stored_dtype).astype(self.dtype, copy=False)
-                if not missing and stop < math.prod(self.shape):
-                    return
-        except OSError as error:
-            raise storage_error(error, "read the array", self.path) from error
-        except (zipfile.BadZipFile, zlib.error, EOFError, UnicodeError) as error:
-            raise InputError(
-                f"{self.label}: the file is damaged ({error}); download or copy it again",
-                path=self.path,
-            ) from None
-        if missing or held:
-            raise InputError(
-                f"{self.label}: has not the bytes of an array of shape {list(self.shape)}; "
-                "download or copy it again",
-                path=self.path,
-            )
-
-    def _bytes(self) -> Iterator[bytes]:
-        """Yield the bytes of the array, some at a time."""
-        decode = codecs.getincrementaldecoder("utf-8")().decode
-        rest = self._place.num_bytes
-        with _open(self.path, self._member) as stream:
-            skip(stream, self._place.first_byte)
-            while rest:
-                data = stream.read(min(rest, _PIECE_BYTES))
-                if not data:
-                    raise EOFError(f"{rest} bytes are missing")
-                rest -= len(data)
-                yield decode(data, not rest).encode("latin1") if self._place.is_text else data
+    if not all(isinstance(name, str) and len(name) <= _MAX_TEXT for name in value):
+        raise NotArraysError("a dict whose keys are no names")
+    return {name: _sources(path, own, *names, name) for name, own in value.items()}

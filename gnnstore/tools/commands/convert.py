@@ -27,7 +27,7 @@ from gnnstore.tools.ui.session import Session
 
 _HELP = """Convert a graph into a store.
 
-KIND is the format of INPUT; it is never guessed from a name, and nothing is ever unpickled. OUTPUT
+KIND is the format of INPUT; it is never guessed from a name, and no code in a pickle runs. OUTPUT
 appears only when it is complete. An interrupted conversion leaves no partial store: repeat the
 command with --resume to continue it, or without to start again.
 
@@ -228,8 +228,9 @@ _add_kind(
 
 INPUT is the directory of the data set, with raw/ and split/ in it: gzipped CSV files, or the
 .npz files of ogbn-papers100M; or that of MAG240M, whose papers and citations are converted. The
-ogb package is not needed, and nothing is unpickled. Splits of edges become edge splits, with their
-fixed negatives.
+ogb package is not needed. Splits that torch.save wrote are unpickled with a list of allowed names,
+and read whole: four times such a file counts in --memory. Splits of edges become edge splits, with
+their fixed negatives.
 
 \b
 Examples:

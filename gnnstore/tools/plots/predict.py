@@ -44,8 +44,9 @@ def _draw_reads(axes: Axes, document: Mapping[str, Any]) -> None:
     """
     caches = sorted(document["caches"], key=lambda cache: cache["num_rows"])
     shares = [100 * cache["share"] for cache in caches]
+    titles = {"lru": "LRU", **{policy.name: policy.title for policy in POLICIES}}
     for policy, (colour, marker) in zip(policies(), cycle(LINES), strict=False):
-        title = POLICIES[policy].title if policy in POLICIES else f"{policy} (static)"
+        title = titles.get(policy, f"{policy} (static)")
         rates = [
             100 * read_rate(document, outcome)
             for cache in caches

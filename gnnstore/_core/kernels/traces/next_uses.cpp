@@ -6,12 +6,12 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "kernels/base/parallel.h"
 #include "kernels/base/pooled_array.h"
 #include "kernels/base/relabel.h"
-#include "kernels/base/row_table.h"
 #include "kernels/traces/access_lists.h"
 #include "kernels/traces/group_tables.h"
 
@@ -50,6 +50,21 @@ size_t num_counts(const TraceWindows &windows, int64_t num_batches) {
     const int64_t count = (windows.num_windows() + num_batches) * (num_batches + 1);
     const int64_t num_ids = windows.begin(windows.num_windows());
     return count <= num_ids / 4 ? static_cast<size_t>(count) : 0;
+}
+
+// The largest of some ids, which must not be negative; -1 if there are none.
+template <class Id>
+int64_t largest_id(const Id *ids, int64_t num_ids) {
+    using Unsigned = std::make_unsigned_t<Id>;
+    Unsigned largest = 0;  // a negative id is a huge unsigned one
+    for (int64_t k = 0; k < num_ids; ++k)
+        largest = std::max(largest, static_cast<Unsigned>(ids[k]));
+    if (static_cast<Id>(largest) < 0)
+        for (int64_t k = 0; k < num_ids; ++k)
+            if (ids[k] < 0)
+                throw std::out_of_range("row id " + std::to_string(ids[k]) + " at position " +
+                                        std::to_string(k) + " is negative");
+    return num_ids == 0 ? -1 : static_cast<int64_t>(largest);
 }
 
 }  // namespace

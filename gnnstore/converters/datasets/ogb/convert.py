@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gnnstore.converters.datasets.ogb.binary import convert_binary
 from gnnstore.converters.datasets.ogb.csv import convert_csv, read_ids
-from gnnstore.converters.datasets.ogb.links import open_link_splits, set_link_splits
+from gnnstore.converters.datasets.ogb.links import bytes_held, open_link_splits, set_link_splits
 from gnnstore.converters.datasets.ogb.mag240m import convert_mag240m, find_mag240m, input_files
 from gnnstore.converters.datasets.ogb.splits import SPLITS, set_splits, split_file
 from gnnstore.converters.inputs.opening import (
@@ -68,10 +68,11 @@ def from_ogb(
     fractions, or, in the binary layouts, NaN. Features in CSV become float32. Of MAG240M the
     papers and their citations are taken; its directory, or the one above, is told by its files.
 
-    Splits of edges (`train.pt`, `valid.pt` and `test.pt`, which are not unpickled) become edge
-    splits with their fixed negatives and with the attributes `edge_weight`, `edge_year` and
-    `edge_reltype`, as the edges of the graph have them. Where the edges to train on are those of
-    the graph, and no reverse ones are added, they are not stored twice.
+    Splits of edges (`train.pt`, `valid.pt` and `test.pt`) become edge splits with their fixed
+    negatives and with the attributes `edge_weight`, `edge_year` and `edge_reltype`, as the edges of
+    the graph have them. Where the edges to train on are those of the graph, and no reverse ones are
+    added, they are not stored twice. What `torch.save` wrote is unpickled with a list of allowed
+    names, and read whole: four times the file counts in `options.memory_bytes`.
 
     Parameters
     ----------
@@ -115,7 +116,7 @@ def from_ogb(
             _warn_of_splits(writer, papers)
             return writer.commit()
     files = _find(directory, split)
-    links = None if files.split is None else open_link_splits(files.split)
+    links = None if files.split is None else open_link_splits(files.split, options.memory_bytes)
     split_files = [] if files.split is None else files.split.iterdir()
     source = {
         "inputs": describe_files(
@@ -126,7 +127,9 @@ def from_ogb(
     }
     writer = GraphWriter(output, kind="ogb", source=source, options=options, progress=progress)
     with writer:
-        if files.split is not None and links is None:
+        if links is not None:
+            writer.reserve_memory(bytes_held(links))
+        elif files.split is not None:
             _read_splits(writer, files.split)
         convert = convert_binary if files.binary else convert_csv
         edges = convert(writer, files.raw, add_inverse_edge=add_inverse_edge)

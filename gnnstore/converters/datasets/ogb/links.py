@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.budget.ledger import Reservation
 from gnnstore.converters.datasets.ogb.splits import SPLITS, open_split_file, split_file
 from gnnstore.converters.inputs.derived import MappedRows, RowTaker
 from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.converters.keyed_random import hash_pairs
+from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import InputError, NotFoundError
 
@@ -57,14 +59,17 @@ class LinkSplit:
     attributes: Mapping[str, ArraySource]
 
 
-def open_link_splits(directory: Path) -> dict[str, LinkSplit] | None:
+def open_link_splits(
+    directory: Path, memory_bytes: int | None = None
+) -> dict[str, LinkSplit] | None:
     """Open the edges to predict of a directory of `split/`; None if it has splits of nodes."""
+    memory = memory_ledger("reading the splits", memory_bytes)
     paths = {name: [directory / f"{name}{ending}" for ending in _ENDINGS] for name in SPLITS}
     there = {name: [path for path in found if path.exists()] for name, found in paths.items()}
     files = {name: found[0] for name, found in there.items() if found}
     if not files:
         path = split_file(directory)
-        dicts = {} if path is None else open_split_file(path)
+        dicts = {} if path is None else open_split_file(path, memory)
         nested = {name: value for name, value in dicts.items() if isinstance(value, Mapping)}
         if path is None or not nested or len(nested) < len(dicts):
             return None
@@ -76,7 +81,20 @@ def open_link_splits(directory: Path) -> dict[str, LinkSplit] | None:
             f"{', '.join(path.name for path in files.values())}; copy split/ of the data set whole",
             path=directory,
         )
-    return {name: _link_split(path, name, open_split_file(path)) for name, path in files.items()}
+    splits = {}
+    for name, path in files.items():
+        splits[name] = _link_split(path, name, open_split_file(path, memory))
+        memory = memory.add(Reservation(path.name, _bytes_held(path)))
+    return splits
+
+
+def bytes_held(splits: Mapping[str, LinkSplit]) -> int:
+    """Return the memory of the splits that were read whole."""
+    return sum(_bytes_held(path) for path in {split.path for split in splits.values()})
+
+
+def _bytes_held(path: Path) -> int:
+    return path.stat().st_size if path.suffix == ".pt" else 0
 
 
 def set_link_splits(
