@@ -147,7 +147,7 @@ class LookaheadStrategy(Strategy):
         if resources.num_threads:
             machine = replace(machine, num_threads=resources.num_threads)
         epoch = _Epoch(self, workload, machine, resources)
-        return epoch.from_plan() if self.is_offline else epoch.planned()
+        return epoch.from_packed() if self.is_offline else epoch.planned()
 
     def open(self, loader: LoaderSpec, placement: Placement) -> OpenStore:
         """Open the tables, and what samples and plans ahead; it begins with the first batch."""

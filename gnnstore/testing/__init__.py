@@ -1,8 +1,8 @@
 """What tests of users and of plug-ins can call.
 
 `assert_resumes` checks that a loader resumes exactly. `gnnstore.testing.graphs` makes small graphs,
-`gnnstore.testing.faults` lets system calls of the core fail on demand, and `twins` has a plain NumPy
-function for each compiled kernel, which defines what it must compute.
+`gnnstore.testing.faults` lets system calls of the core fail on demand, and `twins` has a plain
+NumPy function for each compiled kernel, which defines what it must compute.
 """
 
 from __future__ import annotations

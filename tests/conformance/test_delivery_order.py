@@ -59,7 +59,7 @@ class Permuted:
 def permuted(path: Path, **options: Any) -> NeighborLoader:
     loader = NeighborLoader(path, [4, 4], range(200), **(OPTIONS | options))
     loader._source = Permuted(loader._source, loader._order)
-    loader._use_seed = lambda seed: None  # type: ignore[method-assign]  # it is given
+    loader._use_seed = lambda _: None  # type: ignore[method-assign]  # it is given
     return loader
 
 
