@@ -26,7 +26,7 @@ from gnnstore.features.segments.packing import (
     divide_misses,
     segment_memory,
 )
-from gnnstore.features.source import files_of
+from gnnstore.features.source import files_of, of_one_type, ranges_of
 from gnnstore.formats.packed.manifest import PackedManifest, name_of_batch, rows_array
 from gnnstore.formats.packed.writer import PackedWriter
 from gnnstore.graph.shared import shared_tables
@@ -69,7 +69,8 @@ class EpochPacker:
             self.sources = {
                 spec.path: shared_tables(store).rows_on_disk(store, spec, engine) for spec in specs
             }
-        self.tables = files_of(self.sources)
+        self._typed = files_of(of_one_type(self.sources))
+        self.tables = {path: rows.table for path, rows in self._typed.items()}
         # Without rows on disk there are none to share.
         self.segment = min(segment, superbatch) if self.tables else 1
         plain_nodes = [spec for spec in nodes if spec.path not in self.tables]
@@ -257,9 +258,9 @@ class EpochPacker:
             num_table_rows=self.store.num_nodes,
             row_bytes=max(table.row_bytes for table in self.tables.values()),
         )
-        self._check_disk(writer, packed_bytes(self.tables, misses.missed.index.num_rows))
+        self._check_disk(writer, packed_bytes(self._typed, misses.missed.counts))
         chunks = append_divided(
-            self.tables,
+            self._typed,
             misses,
             {path: (file.file_path, file.size_bytes) for path, file in files.items()},
             memory_bytes=memory_bytes,
@@ -279,13 +280,13 @@ class EpochPacker:
         return collect_misses(
             of.trace,
             of.planned,
-            self.store.num_nodes,
+            ranges_of(self._typed),
             memory_bytes=memory_bytes,
             num_threads=self.settings.num_threads,
         )
 
     def _least_memory(self, of: Superbatch) -> int:
-        least = least_memory(self.tables, of.planned.misses, of.id_bytes, of.trace.read_rows)
+        least = least_memory(self._typed, of.planned.misses, of.id_bytes, of.trace.read_rows)
         if self.segment == 1:
             return least
         return least + segment_memory(of.planned.misses, of.id_bytes, len(self.tables))

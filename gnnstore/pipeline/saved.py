@@ -18,7 +18,7 @@ from gnnstore._core import ReadCounts, empty
 from gnnstore.errors import UsageError
 from gnnstore.features.packed.saved import PackedFiles
 from gnnstore.features.planned import SlotCache
-from gnnstore.features.source import AbsentRows, Rows
+from gnnstore.features.source import AbsentRows, Rows, RowSource, of_one_type
 from gnnstore.formats.packed.manifest import pack_command
 from gnnstore.pipeline.batch import Batch, BatchSource, EpochRun
 from gnnstore.pipeline.order.state import LoaderState, Position
@@ -116,8 +116,10 @@ class SavedBatches(BatchSource):
             if self._free:
                 return self._free.pop()
         manifest = self.packed.reader.manifest
-        tables = {spec.path: AbsentRows(spec, not_packed) for spec in manifest.cached_specs}
-        return SlotCache(tables, manifest.num_slots)
+        tables: dict[str, RowSource] = {
+            spec.path: AbsentRows(spec, not_packed) for spec in manifest.cached_specs
+        }
+        return SlotCache(of_one_type(tables), manifest.num_slots)
 
     def _hand_out(
         self, batches: Iterator[Batch], run: EpochRun, slots: SlotCache, turns: TurnLock

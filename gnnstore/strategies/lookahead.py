@@ -15,6 +15,7 @@ from gnnstore.caching.policies.base import CachePolicy
 from gnnstore.caching.policies.fixed import Fixed
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.features.planned import SlotCache
+from gnnstore.features.source import TypedRows
 from gnnstore.graph.shared import shared_tables
 from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs, LookaheadSource
 from gnnstore.pipeline.lookahead.packer import DiskQuota

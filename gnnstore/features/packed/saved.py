@@ -22,7 +22,12 @@ from gnnstore._core import ReadCounts, empty
 from gnnstore.disk.engines import Engine, open_engine
 from gnnstore.errors import CorruptStoreError, storage_error, storage_errors
 from gnnstore.features.files import FileRows
-from gnnstore.features.packed.chunks import PackedRows, chunk_reader, packed_read_error
+from gnnstore.features.packed.chunks import (
+    PackedRows,
+    chunk_reader,
+    packed_read_error,
+    places_within,
+)
 from gnnstore.features.packed.record import SavedRecord, crc_seed, decode_record
 from gnnstore.features.segments.rows import SharedReader
 from gnnstore.features.source import RowSource, RowSpec
@@ -35,7 +40,7 @@ from gnnstore.formats.container.regular_files import open_regular
 from gnnstore.formats.packed.manifest import CHECKED_ROWS, name_of_batch
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.sampling.compact import Types
-from gnnstore.sampling.row_space import RowSpace
+from gnnstore.sampling.row_space import RowRange, RowSpace
 
 _HELP = "Restore the epochs from a copy, or pack again; 'gnnstore verify' shows all that is damaged"
 
@@ -160,8 +165,10 @@ class PackedFiles:
     def rows(self, number: int, record: SavedRecord) -> dict[str, RowSource]:
         """Return the sources of the rows that a batch misses, by the attribute's path."""
 
-        def read(path: str, _slots: npt.NDArray[np.int32], out: npt.NDArray[Any]) -> ReadCounts:
-            return self.read_missed(number, record, path, out)
+        def read(
+            path: str, part: RowRange, _slots: npt.NDArray[np.int32], out: npt.NDArray[Any]
+        ) -> ReadCounts:
+            return self.read_missed(number, record, path, part, out)
 
         return {
             path: PackedRows(table.spec, partial(read, path))
@@ -169,9 +176,14 @@ class PackedFiles:
         }
 
     def read_missed(
-        self, number: int, record: SavedRecord, path: str, out: npt.NDArray[Any]
+        self,
+        number: int,
+        record: SavedRecord,
+        path: str,
+        part: RowRange,
+        out: npt.NDArray[Any],
     ) -> ReadCounts:
-        """Write the packed rows of a batch to their places; the others stay."""
+        """Write the packed rows of a part of a batch to their places; the others stay."""
         packed = self._packed[path]
         table, column = packed.rows, packed.column
         counts = ReadCounts()
@@ -184,7 +196,9 @@ class PackedFiles:
             except CorruptStoreError as error:
                 error.message += f"; they are of {self.name_of(number)}, {path!r}. {_HELP}"
                 raise
-        if len(record.positions) + len(record.repeat_targets) == 0:
+        places = record.positions, record.repeat_targets, record.repeat_sources
+        positions, targets, sources = places_within(part, places)
+        if len(positions) + len(targets) == 0:
             return counts
         begin = int(self.reader.chunk_begins(column)[number])
         try:
@@ -193,9 +207,9 @@ class PackedFiles:
                 table.files,
                 0,
                 begin,
-                record.positions,
-                record.repeat_targets,
-                record.repeat_sources,
+                positions,
+                targets,
+                sources,
                 out.reshape(-1).view(np.uint8),
                 row_bytes=packed.row_bytes,
                 crcs=record.chunk_crcs[column],
