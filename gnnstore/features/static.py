@@ -21,8 +21,8 @@ from gnnstore import _core
 from gnnstore._core import ReadCounts, empty, pool_trim
 from gnnstore.caching.scores import SCORE_DTYPES, CacheCost, Score, select_nodes
 from gnnstore.features.source import RowRequest, RowSource, Tier, TypedRows
-from gnnstore.threads import LONG_READ_BYTES, Flag, run_beside
 from gnnstore.sampling.row_space import RowRange
+from gnnstore.threads import LONG_READ_BYTES, Flag, run_beside
 
 FILLING_THREAD = "gnnstore-fill"
 # A cache is warmed up in pieces of this size: enough for many reads in flight, and little memory

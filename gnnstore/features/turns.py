@@ -36,7 +36,7 @@ class TurnLock:
         return self._is_left
 
     def look(self, number: int) -> bool | None:
-        """Take the turn of a batch, if it has come; return whether it has, None if it never will."""
+        """Take the turn of a batch if it has come; return whether it has, None if it never will."""
         with self._changed.lock:
             self._check(number)
             if self._is_left:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger
 from gnnstore.caching.policies.base import MAX_PLANNED
-from gnnstore.features.planned import PlannedCache
+from gnnstore.features.planned import SlotCache
 
 if TYPE_CHECKING:
     from gnnstore.strategies.sizes.placement import Placement
@@ -46,9 +46,9 @@ def size_packing(
     if row_bytes == 0 or num_rows == 0:
         return PackSize(0, size.num_batches, size.num_bytes)
     # While packing no row is cached; in training there is neither graph, nor trace, nor packing.
-    rows = PlannedCache.reserve(row_bytes)
+    rows = SlotCache.reserve(row_bytes)
     others = [part for part in size.reservations if part != rows]
-    packing = Ledger(size.num_bytes, (*others, PlannedCache.reserve(0)))
+    packing = Ledger(size.num_bytes, (*others, SlotCache.reserve(0)))
     room = placement.resident_bytes - seeds_bytes + size.num_bytes
     training = Ledger(room - room // _RECORDS_SHARE, (rows,))
     num_slots, superbatch = size.num_slots, size.num_batches

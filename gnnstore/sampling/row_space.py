@@ -8,7 +8,7 @@ among sorted rows. In a store of one node type a row's number is the node's id.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -58,10 +58,14 @@ class RowSpace:
         return cls(ranges, first)
 
     @classmethod
-    def of_schema(cls, schema: Schema) -> Self:
-        """Return the space of the node types that have attributes; of all, if none has."""
-        types = [each for each in schema.node_types if each.attributes] or schema.node_types
-        return cls.of({each.name: each.num_nodes for each in types})
+    def of_schema(cls, schema: Schema, paths: Container[str] | None = None) -> Self:
+        """Return the space of the node types that have attributes (at `paths`); else of all."""
+        types = [
+            each
+            for each in schema.node_types
+            if any(paths is None or spec.path in paths for spec in each.attributes.values())
+        ]
+        return cls.of({each.name: each.num_nodes for each in types or schema.node_types})
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -184,11 +184,21 @@ def _sizer(
 
 
 def _make_slots(
-    store: GraphStore, specs: Sequence[AttributeSpec], engine: Engine, size: SuperbatchSize
+    store: GraphStore,
+    space: RowSpace,
+    specs: Sequence[AttributeSpec],
+    engine: Engine,
+    size: SuperbatchSize,
 ) -> SlotCache:
     """Return slots for the rows of some attributes."""
-    shared, space = shared_tables(store), RowSpace.of_schema(store.schema)
-    tables = {spec.path: shared.rows_on_disk(store, spec, engine) for spec in specs}
+    shared, types = shared_tables(store), store.schema.node_types
+    owners = {spec.path: each.name for each in types for spec in each.attributes.values()}
+    tables = {
+        spec.path: TypedRows(
+            shared.rows_on_disk(store, spec, engine), space.range_of(owners[spec.path])
+        )
+        for spec in specs
+    }
     return SlotCache(tables, size.num_slots, size.pinned, space.num_rows)
 
 
@@ -203,19 +213,20 @@ class LookaheadSources(OpenStore):
         strategy, size = placement.strategy, placement.superbatch
         assert size is not None and engine is not None  # noqa: S101, PT018 - else nothing is read
         schema, specs = loader.store.schema, loader.node_specs(placement)
+        space = RowSpace.of_schema(schema, {spec.path for spec in specs})
         job = LookaheadJob(
             _policy(loader, placement, topology, engine),
             size,
             packs=strategy.packs,
             tmpdir=loader.tmpdir,
             quota=DiskQuota(loader.disk_bytes()),
-            space=RowSpace.of_schema(schema),
+            space=space,
             types=Types.of(schema),
             index_dtype=schema.index_dtype,
             most_ids=most_ids(schema),
             degrees=partial(out_degrees, topology, size.degrees_bytes(topology.num_nodes())),
         )
-        make = partial(_make_slots, loader.store, specs, engine, size)
+        make = partial(_make_slots, loader.store, space, specs, engine, size)
         take_slots = partial(shared_tables(loader.store).take_slots, make=make)
         self.superbatches = LookaheadEpochs(job, take_slots)
         # Planners stay as well, and what plans took is not given back at once.

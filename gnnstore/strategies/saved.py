@@ -8,7 +8,7 @@ from gnnstore.budget.ledger import CACHED, SLOTS, STAGING, Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget, affordable_threads
 from gnnstore.disk.engines import Engine
 from gnnstore.features.packed.saved import PackedFiles
-from gnnstore.features.planned import PlannedCache
+from gnnstore.features.planned import SlotCache
 from gnnstore.features.source import AbsentRows
 from gnnstore.formats.packed.reader import PACKED, PackedReader
 from gnnstore.formats.store.units import find_unit
@@ -48,7 +48,7 @@ class PackedSources(Sources):
         if may_use_fewer:
             num_threads = affordable_threads(budget.num_bytes, staging_bytes, num_threads)
         row_bytes = sum(table.row_bytes for table in self.packed.tables.values())
-        cache_bytes = PlannedCache.reserve(row_bytes).bytes_of({SLOTS: manifest.num_slots})
+        cache_bytes = SlotCache.reserve(row_bytes).bytes_of({SLOTS: manifest.num_slots})
         self.placement = Placement(
             strategy=_PACKED,
             topology="disk",

@@ -22,7 +22,8 @@ from gnnstore.threads import Flag
 if TYPE_CHECKING:
     from gnnstore.caching.plan import CachePlan
     from gnnstore.caching.policies.base import Planner, SpillingPlanner
-    from gnnstore.features.planned import PinnedRows, SlotCache
+    from gnnstore.features.pinned import PinnedRows
+    from gnnstore.features.planned import SlotCache
     from gnnstore.features.source import Rows
     from gnnstore.features.turns import TurnLock
     from gnnstore.pipeline.batch import Batch

@@ -23,7 +23,7 @@ from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger, Reservation
 from gnnstore.caching.policies.base import MAX_PLANNED, CachePolicy, SpillingPolicy
 from gnnstore.errors import BudgetError
 from gnnstore.features.packed.memory import PackedBatch
-from gnnstore.features.planned import PlannedCache
+from gnnstore.features.planned import SlotCache
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.strategies.sizes.settings import PlannedSettings
 
@@ -172,17 +172,17 @@ class SuperbatchCosts:
     @property
     def rows(self) -> Reservation:
         """The memory of cached rows that are not pinned."""
-        return PlannedCache.reserve(self.row_bytes)
+        return SlotCache.reserve(self.row_bytes)
 
     @property
     def pinned_rows(self) -> list[Reservation]:
         """The memory of pinned rows, and of filling the cache with them."""
-        return PlannedCache.reserve_pinned(self.row_bytes, self.num_pinned, self.num_rows)
+        return SlotCache.reserve_pinned(self.row_bytes, self.num_pinned, self.num_rows)
 
     @property
     def pinned_bytes(self) -> int:
         """The bytes of pinned rows."""
-        return PlannedCache.pinned_bytes(self.row_bytes, self.num_pinned, self.num_rows)
+        return SlotCache.pinned_bytes(self.row_bytes, self.num_pinned, self.num_rows)
 
     @property
     def samples(self) -> Reservation:
