@@ -1,4 +1,4 @@
-"""Searches the shortest segments with which the packed rows of a plan fit a disk budget.
+"""Searches the shortest segments with which packed rows fit a disk budget.
 
 Short segments store more rows more than once, long ones scatter the rows of a batch among those of
 more batches. DiskGNN's search (section 5.1, algorithm 2) lengthens the segment until the space that

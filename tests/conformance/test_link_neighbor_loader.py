@@ -420,7 +420,7 @@ def test_packed_epochs_hold_links(
     path: Path, seeds: dict[str, Any], expected: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     links: Links = loader_of(path, strategy="memory", **seeds)._seeds
-    path_packed = pack(
+    directory = pack(
         path,
         FANOUTS,
         output=tmp_path / "packed",
@@ -431,13 +431,13 @@ def test_packed_epochs_hold_links(
         superbatch=3,
         cache_bytes="20kB",
     )
-    loader = loader_of(path, packed=path_packed, **seeds)
+    loader = loader_of(path, packed=directory, **seeds)
     assert_same_batches(batches_of(b for _ in range(2) for b in loader), expected)
-    packed = gnnstore.open_packed(path_packed).loader(num_threads=2)
+    packed = gnnstore.open_packed(directory).loader(num_threads=2)
     assert_same_batches(batches_of(b for _ in range(2) for b in packed), expected)
     with pytest.raises(gnnstore.UsageError, match="crc32c of edge_label_index"):
         loader_of(
-            path, packed=path_packed, **(seeds | {"edge_label_index": links.ends(np.arange(9))})
+            path, packed=directory, **(seeds | {"edge_label_index": links.ends(np.arange(9))})
         )
 
 
