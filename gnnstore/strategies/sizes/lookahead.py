@@ -22,7 +22,7 @@ from gnnstore.errors import BudgetError, DiskBudgetError
 from gnnstore.features.packed.chunks import CHUNK_STAGING_BYTES
 from gnnstore.features.packed.memory import PackedBatch
 from gnnstore.formats.arrays.dtypes import id_dtype
-from gnnstore.pipeline.lookahead.session import warms_up
+from gnnstore.pipeline.lookahead.producer import warms_up
 from gnnstore.pipeline.margins import with_margin
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.strategies.predict.cost import EPOCHS

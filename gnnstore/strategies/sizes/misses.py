@@ -16,7 +16,7 @@ from gnnstore.caching.scores import most_needed
 from gnnstore.caching.trace import Trace, TraceBuilder
 from gnnstore.features.pinned import PinnedRows
 from gnnstore.formats.arrays.dtypes import id_dtype
-from gnnstore.pipeline.lookahead.session import warms_up
+from gnnstore.pipeline.lookahead.producer import warms_up
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.strategies.predict.workload import Workload
 from gnnstore.strategies.sizes.lookahead import Misses
