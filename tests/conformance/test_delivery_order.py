@@ -65,10 +65,12 @@ def permuted(path: Path, **options: Any) -> NeighborLoader:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from gnnstore.testing.graphs import random_graph, write_store  # noqa: PLC0415
+    from gnnstore.testing.graphs import write_store  # noqa: PLC0415
 
     where = tmp_path_factory.mktemp("store") / "graph.gnn"
-    return write_store(random_graph(num_nodes=300, num_edges=2000, seed=1), where)
+    draws = np.random.default_rng(1)
+    edges = draws.integers(0, 300, (2, 2000))
+    return write_store(where, edges, x=draws.random((300, 4), np.float32))
 
 
 @pytest.mark.parametrize(

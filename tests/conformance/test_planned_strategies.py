@@ -18,14 +18,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gnnstore.pipeline.lookahead.spools import SampledSuperbatch
 
 import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.caching.policies.fixed import Fixed
 from gnnstore.errors import BudgetError, NotFoundError, StorageError, UsageError
 from gnnstore.graph.shared import shared_tables
-from gnnstore.pipeline.lookahead.producer import LookaheadProducer
+from gnnstore.pipeline.lookahead.producer import Producer
 from gnnstore.pipeline.lookahead.superbatch import Superbatch
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.faults import inject
@@ -248,16 +247,16 @@ def test_validation_while_the_next_epoch_waits(
     monkeypatch: pytest.MonkeyPatch,
     taken_back: bool,
 ) -> None:
-    """The next epoch was planned, under the lease of this one, before another loader took it."""
-    finish, made = LookaheadProducer.finish, threading.Semaphore(0)
+    """Another loader that begins between epochs takes the slots that the next was planned for."""
+    finish, made = Producer.finish, threading.Semaphore(0)
 
-    def finish_and_tell(maker: LookaheadProducer, sampled: SampledSuperbatch) -> Superbatch:
+    def finish_and_tell(maker: Producer, sampled: Superbatch) -> Superbatch:
         try:
             return finish(maker, sampled)
         finally:
             made.release()
 
-    monkeypatch.setattr(LookaheadProducer, "finish", finish_and_tell)
+    monkeypatch.setattr(Producer, "finish", finish_and_tell)
     store = gnnstore.open(path)
     train = loader_of(store, superbatch=BATCHES, num_threads=2)
     valid = NeighborLoader(
@@ -278,41 +277,57 @@ def test_validation_while_the_next_epoch_waits(
     validation.close()
 
 
-@pytest.mark.parametrize("is_left", [False, True])
-@pytest.mark.parametrize("on_disk", [False, True])
-def test_the_rest_is_planned_again_after_validation(
-    path: Path, expected: list[dict[str, Any]], on_disk: bool, is_left: bool
+def test_validation_in_the_middle_takes_nothing_from_training(
+    path: Path, expected: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A plan for a cache that another loader has used since would read every row."""
+    """The slots belong to the iteration that is open: validation reads all of its rows."""
     store = gnnstore.open(path)
-    options: dict[str, Any] = {"strategy": "belady", "cache_bytes": "100kB", "num_threads": 0}
-    options["superbatch"] = BATCHES
+    options: dict[str, Any] = {"strategy": "belady", "cache_bytes": "100kB", "superbatch": BATCHES}
     train, alone = loader_of(store, **options), loader_of(path, **options)
-    if on_disk:
-        train, alone = (override_sizes(loader, table_bytes=256) for loader in (train, alone))
     valid = NeighborLoader(store, [4], "valid", batch_size=40, seed=1, **options)
     found = []
     for i, batch in enumerate(train):
         found.append(batch.to_dict())
-        if i == 1:
-            # Left with its last batch, it has not come to its end, but has no more to assemble.
-            assert len(list(islice(valid, len(valid) if is_left else None))) == len(valid)
-            before = train.stats()
+        if i % 5 == 1:
+            assert len(batches_of(valid)) == len(valid)
     assert_same_batches(found, expected[:BATCHES])
     assert_same_batches(batches_of(alone), expected[:BATCHES])
-    rest, undisturbed = train.stats().since(before), alone.stats()
-    assert rest.rows_cached / rest.rows_read > 0.8 * undisturbed.rows_cached / undisturbed.rows_read
+    assert train.stats().rows_read == alone.stats().rows_read
+    assert valid.stats().rows_cached == 0
+    told = [each for each in caplog.records if "another iteration" in each.getMessage()]
+    assert len(told) == 1, "once for each loader"
+    # Once no other iteration is open, it has slots of its own.
+    assert len(batches_of(valid, 2)) == 2 * len(valid)
+    assert valid.stats().rows_cached > 0
+    assert_same_batches(batches_of(train), expected[BATCHES:])
+
+
+def test_an_iteration_that_somebody_holds_on_to_gives_the_slots_to_the_next(
+    path: Path, expected: list[dict[str, Any]]
+) -> None:
+    """As a traceback does in a notebook, where the cell is run again."""
+    loader, alone = loader_of(path, superbatch=BATCHES), loader_of(path, superbatch=BATCHES)
+    left = iter(loader)
+    first = [next(left).to_dict() for _ in range(3)]
+    loader.set_epoch(0)
+    before = loader.stats()
+    assert_same_batches(batches_of(loader), expected[:BATCHES])
+    batches_of(alone)
+    stats = loader.stats().since(before)
+    assert stats.rows_cached >= 0.9 * alone.stats().rows_cached
+    rest = [batch.to_dict() for batch in left]
+    assert_same_batches(first + rest, expected[:BATCHES])
 
 
 def test_a_trace_goes_once_it_is_planned(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is counted for one trace, and the next superbatch has it."""
-    finish, traces = LookaheadProducer.finish, []
+    finish, traces = Producer.finish, []
 
-    def finish_and_note(maker: LookaheadProducer, sampled: SampledSuperbatch) -> Superbatch:
+    def finish_and_note(maker: Producer, sampled: Superbatch) -> Superbatch:
         traces.append(weakref.ref(sampled.trace.ids))
         return finish(maker, sampled)
 
-    monkeypatch.setattr(LookaheadProducer, "finish", finish_and_note)
+    monkeypatch.setattr(Producer, "finish", finish_and_note)
     for _ in loader_of(path, num_threads=0):
         assert all(trace() is None for trace in traces)
     assert len(traces) == math.ceil(BATCHES / 5)
@@ -324,13 +339,11 @@ def test_a_smaller_budget_takes_memory_back(path: Path, expected: list[dict[str,
     assert_same_batches(batches_of(large), expected[:BATCHES])
     former = shared_tables(store).cached_bytes
     assert 50_000 < former <= 100_000
-    assert large._sources.superbatches is not None
-    idle = large._sources.superbatches._idle
-    assert idle is not None
+    slots = shared_tables(store)._slots
+    assert slots is not None
     assert_same_batches(batches_of(small), expected[:BATCHES])
     assert shared_tables(store).cached_bytes <= 10_000
-    held = idle.lease._cache.num_bytes
-    assert held < former / 50, "though the larger loader still knows what it had"
+    assert slots.num_bytes < former / 50
     large.set_epoch(0)
     small.set_epoch(0)
     assert_same_batches(batches_of(large), expected[:BATCHES])
