@@ -81,7 +81,7 @@ class Trace:
 
 
 class TraceBuilder:
-    """Collects the rows that a superbatch's batches need. `put` may be called in many threads."""
+    """Collects the rows that batches need. `put` is safe to call from many threads."""
 
     def __init__(self, num_batches: int, num_nodes: int, path: Path | None = None) -> None:
         self.num_batches = num_batches

@@ -157,6 +157,8 @@ def places_within(
     A part is that of a node type: places that a `MissIndex` has ascend from type to type.
     """
     positions, targets, sources = places
+    if not part.first and all((each[-1:] < part.num_rows).all() for each in (positions, targets)):
+        return positions, targets, sources  # all are of the first type
     _, own = part.part(positions)
     repeats, own_targets = part.part(targets)
     sources = sources[repeats]

@@ -233,6 +233,8 @@ class MissCollector:
             found, targets, sources = _core.sort_misses(ids, slots, rows, positions, num_rows=end)
         except (ValueError, IndexError) as error:
             raise UsageError(f"cannot pack batch {i} of a superbatch: {error}") from error
+        if len(self.ranges) == 1 and not self.ranges[0].first:
+            return [rows[:found]], targets, sources
         parts = [rows[:found][own.within(rows[:found])] for own in self.ranges]
         if sum(map(len, parts)) != found:
             raise UsageError(f"cannot pack batch {i} of a superbatch: rows of no table are missed")
