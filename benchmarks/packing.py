@@ -39,7 +39,7 @@ from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.features.direct import DirectRows
 from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.features.packed.pack import pack
-from gnnstore.features.source import files_of
+from gnnstore.features.source import files_of, of_one_type
 from gnnstore.formats import PagedArray
 from gnnstore.units import format_size
 
@@ -80,7 +80,7 @@ class Workload:
 
         def work() -> float:
             self.packed = pack(
-                files_of({"x": self.rows}),
+                files_of(of_one_type({"x": self.rows})),
                 self.trace,
                 self.slots,
                 self.directory,

@@ -444,7 +444,8 @@ class Reader:
             Where row 0 lies, for a table in a part of a file.
         gap_bytes : int
             Rows that lie no further apart are fetched by one read.
-        cache : ndarray of uint8, shape [C * row_bytes], optional
+        cache : ndarray of uint8, shape [C, row_bytes], optional
+            As in `copy_from_slots`.
         slots : ndarray of int32, shape [n], optional
             Row k is copied from slot `slots[k]` of the cache; a negative one is read. Without a
             cache, rows that have a slot are left as they are.
@@ -581,14 +582,14 @@ def copy_from_slots(
     slots: NDArray[np.int32],
     out: NDArray[np.uint8],
     *,
-    row_bytes: int,
     num_threads: int = 1,
 ) -> int:
     """Copy rows out of a cache's slots, and leave the others as they are.
 
     Parameters
     ----------
-    cache : ndarray of uint8, shape [C * row_bytes]
+    cache : ndarray of uint8, shape [C, row_bytes]
+        Rows that are contiguous, one behind the other, with any distance.
     slots : ndarray of int32, shape [n]
         Where row k of `out` lies; negative: nowhere.
     out : ndarray of uint8, shape [n * row_bytes], writable
@@ -605,7 +606,7 @@ def copy_from_slots(
     IndexError
         A slot is outside the cache; nothing was written.
     ValueError
-        Lengths that do not fit `row_bytes`.
+        Lengths that do not fit the cache's rows.
     """
 
 def copy_to_slots(
@@ -613,8 +614,6 @@ def copy_to_slots(
     positions: NDArray[np.int32],
     cache: NDArray[np.uint8],
     slots: NDArray[np.int32],
-    *,
-    row_bytes: int,
 ) -> None:
     """Copy rows of a batch into slots of a cache.
 
@@ -623,14 +622,15 @@ def copy_to_slots(
     rows : ndarray of uint8, shape [n * row_bytes]
     positions, slots : ndarray of int32, shape [c]
         Row `positions[j]` goes to slot `slots[j]`.
-    cache : ndarray of uint8, shape [C * row_bytes], writable
+    cache : ndarray of uint8, shape [C, row_bytes], writable
+        As in `copy_from_slots`.
 
     Raises
     ------
     IndexError
         A position or a slot is out of range; nothing was written.
     ValueError
-        Lengths that do not fit `row_bytes` or each other.
+        Lengths that do not fit the cache's rows or each other.
     """
 
 def sort_misses(

@@ -24,12 +24,13 @@ class Trace:
     Safe to use from many threads.
     """
 
-    # int32 or int64 [n]: node ids, in the order of each batch's `n_id`; a batch may repeat them.
+    # int32 or int64 [n]: numbers of rows in a row space, type after type in each batch, which may
+    # repeat them; in a store of one node type they are node ids.
     ids: npt.NDArray[Any]
     # int64 [S + 1]: batch i needs ``ids[offsets[i]:offsets[i + 1]]``.
     offsets: npt.NDArray[np.int64]
     file: FileSpool | None = None  # holds the ids of a trace in a file, batch by batch
-    num_nodes: int = 0  # of the graph, where the ids are in a file
+    num_nodes: int = 0  # of the row space, where the ids are in a file
 
     @classmethod
     def of(cls, batches: list[npt.NDArray[Any]]) -> Self:
@@ -80,7 +81,7 @@ class Trace:
 
 
 class TraceBuilder:
-    """Collects the nodes of a superbatch's batches. `put` is safe to call from many threads."""
+    """Collects the rows that batches need. `put` is safe to call from many threads."""
 
     def __init__(self, num_batches: int, num_nodes: int, path: Path | None = None) -> None:
         self.num_batches = num_batches
@@ -92,7 +93,7 @@ class TraceBuilder:
         self._sizes = [-1] * num_batches  # -1: the batch is not there
 
     def put(self, i: int, n_id: npt.NDArray[Any]) -> None:
-        """Take the nodes of batch i; copies them where their element type is another."""
+        """Take the rows of batch i; copies them where their element type is another."""
         self._batches.append(i, [n_id.astype(self.id_dtype, copy=False)])
         self._sizes[i] = len(n_id)
 

@@ -1,13 +1,14 @@
 """A cache that follows a plan: rows come from the slots that it names, or from disk (Ginex).
 
 The plan says which row is in which slot, and which rows enter after a batch (see
-`caching.policies.belady`), so no row is looked up by node id. This module keeps the order: missed
-rows of several batches may be read at once, but slots are used batch by batch (see
-`features.tiers.sequencer`).
+`caching.policies.belady`), so no row is looked up by its number. This module keeps the order:
+missed rows of several batches may be read at once, but slots are used batch by batch (see
+`features.turns`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,15 +22,18 @@ from gnnstore.budget.ledger import CACHED, SLOTS, Reservation
 from gnnstore.caching.policies.belady import check_num_slots
 from gnnstore.errors import UsageError
 from gnnstore.features.pinned import PinnedRows
-from gnnstore.features.source import RowRequest, Rows, RowSource
+from gnnstore.features.source import RowRequest, Rows, RowSource, TypedRows, ranges_of
 from gnnstore.features.static import warm_up
 from gnnstore.features.turns import Sequencer
 from gnnstore.formats.arrays.dtypes import id_dtype
+from gnnstore.sampling.row_space import RowRange
 
 _NODE_BYTES = 8
 # Pinned rows and others are read together, in the order of the table, through a buffer of so many
 # bytes, or a part of what is pinned: enough for many reads in flight.
 _BUFFER_BYTES, _BUFFER_SHARE = 8 << 20, 64
+# Without pinned rows: what sorting the ids of rows takes that are read straight into their slots.
+_UNPINNED_BUFFER_BYTES = 2 << 20
 # Of a row on its way through the buffer: its id, and its place and slot.
 _ROW_ON_ITS_WAY_BYTES = 4 * 8
 
@@ -38,17 +42,30 @@ _ROW_ON_ITS_WAY_BYTES = 4 * 8
 class PlanStep:
     """The part of a plan for one batch of n rows, of which c enter the cache."""
 
-    ids: npt.NDArray[Any]  # int32 or int64 [n]: node ids, in the order of the batch's `n_id`
+    # int32 or int64 [n]: numbers of rows in the order of the batch, type after type; in a store of
+    # one node type the batch's `n_id`.
+    ids: npt.NDArray[Any]
     # int32 [n]: the slot that each row is copied from; -1: the row is missed.
     slots: npt.NDArray[np.int32]
     # int32 [c]: rows at these positions of the batch are written to these slots afterwards.
     change_positions: npt.NDArray[np.int32]
     # int32 [c]: rows at these positions of the batch are written to these slots afterwards.
     change_slots: npt.NDArray[np.int32]
+    place: int = 0  # of the first row in the whole batch, where this is the part of a type
+
+    def of_type(self, places: slice, nodes: npt.NDArray[Any]) -> PlanStep:
+        """Return the part of a type, by its node ids."""
+        changes = self.change_positions
+        own = (changes >= places.start) & (changes < places.stop)
+        positions = changes[own] - np.int32(places.start)
+        return PlanStep(nodes, self.slots[places], positions, self.change_slots[own], places.start)
 
 
 class PlannedCache:
-    """C slots, each with room for one row of every table, and the nodes whose rows are in them.
+    """C slots, each with room for a node's row of every table of its type, and the rows in them.
+
+    Rows are numbered as in a row space. Tables of one type lie apart; those of several share the
+    bytes of a slot, which has the width of the widest type.
 
     The last H slots may be for pinned rows: they are filled once, when the cache is warmed up for
     the first time, and stay whatever lease follows. Plans are made of the slots before them.
@@ -56,50 +73,51 @@ class PlannedCache:
 
     def __init__(
         self,
-        tables: Mapping[str, RowSource],
+        tables: Mapping[str, TypedRows[RowSource]],
         num_slots: int,
         pinned: npt.NDArray[Any] | None = None,
-        num_nodes: int = 0,
+        num_rows: int = 0,
     ) -> None:
         check_num_slots(num_slots)
         num_pinned = 0 if pinned is None else len(pinned)
         self._num_planned = num_slots - num_pinned
-        self.pinned = (
-            None if pinned is None else PinnedRows.of(pinned, num_nodes, self._num_planned)
-        )
+        self.pinned = None if pinned is None else PinnedRows.of(pinned, num_rows, self._num_planned)
         self._holds_pinned = False
         self._tables = dict(tables)
-        self._specs = {path: rows.spec for path, rows in self._tables.items()}
-        self._rows = {
-            path: empty((num_slots * spec.row_bytes,), np.uint8)
-            for path, spec in self._specs.items()
-        }
+        self._ranges = ranges_of(self._tables)
+        self._has_types = len(self._ranges) > 1 or any(own.first for own in self._ranges)
+        self._specs = {path: rows.table.spec for path, rows in self._tables.items()}
+        # uint8 [C, row_bytes] each: a table's rows by slot.
+        self._slots, self._slot_bytes = _make_slots(self._tables, num_slots)
         self._nodes = np.full(num_slots, -1, np.int64)
         self._sequencer = Sequencer()
 
     @staticmethod
-    def reserve(row_bytes: int) -> Reservation:
-        """Return the memory of planned slots, where tables have `row_bytes` a node in all."""
-        return Reservation(CACHED, 0, {SLOTS: row_bytes + _NODE_BYTES})
+    def reserve(slot_bytes: int) -> Reservation:
+        """Return the memory of planned slots, where the tables of a type have `slot_bytes` a node.
+
+        Where there are several types, those of the widest.
+        """
+        return Reservation(CACHED, 0, {SLOTS: slot_bytes + _NODE_BYTES})
 
     @staticmethod
-    def pinned_bytes(row_bytes: int, num_pinned: int, num_nodes: int) -> int:
-        """Return the memory of pinned rows, and of whoever says which they are."""
-        each = row_bytes + _NODE_BYTES + id_dtype(num_nodes - 1).itemsize
-        return num_pinned * each + PinnedRows.bytes_for(num_nodes, num_pinned)
+    def pinned_bytes(slot_bytes: int, num_pinned: int, num_rows: int) -> int:
+        """Return the memory of pinned rows, and of the list of them."""
+        each = slot_bytes + _NODE_BYTES + id_dtype(num_rows - 1).itemsize
+        return num_pinned * each + PinnedRows.bytes_for(num_rows, num_pinned)
 
     @classmethod
-    def reserve_pinned(cls, row_bytes: int, num_pinned: int, num_nodes: int) -> list[Reservation]:
+    def reserve_pinned(cls, slot_bytes: int, num_pinned: int, num_rows: int) -> list[Reservation]:
         """Return the memory of pinned rows, and of filling the cache with them; none for none."""
         if not num_pinned:
             return []
-        fixed = cls.pinned_bytes(row_bytes, num_pinned, num_nodes)
-        buffer = _buffer_bytes(num_pinned * row_bytes, row_bytes)
+        fixed = cls.pinned_bytes(slot_bytes, num_pinned, num_rows)
+        buffer = _buffer_bytes(num_pinned * slot_bytes, slot_bytes)
         phase = "filling the cache"
         return [Reservation("pinned rows", fixed), Reservation(phase, buffer, phase=phase)]
 
     @property
-    def tables(self) -> Mapping[str, RowSource]:
+    def tables(self) -> Mapping[str, TypedRows[RowSource]]:
         """The tables by path."""
         return self._tables
 
@@ -115,13 +133,13 @@ class PlannedCache:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory that the slots and the ids of their nodes occupy."""
+        """Bytes of memory that the slots and the numbers of their rows occupy."""
         index_bytes = 0 if self.pinned is None else self.pinned.num_bytes
-        return index_bytes + self._nodes.nbytes + sum(rows.nbytes for rows in self._rows.values())
+        return index_bytes + self._nodes.nbytes + self.num_slots * self._slot_bytes
 
     @property
     def planned_nodes(self) -> npt.NDArray[np.int64]:
-        """The node in each planned slot after the last batch, int64 [C - H]; -1: none. A copy."""
+        """The row in each planned slot after the last batch, int64 [C - H]; -1: none. A copy."""
         return self._nodes[: self._num_planned].copy()
 
     @property
@@ -141,7 +159,7 @@ class PlannedCache:
     def retire(self) -> None:
         """Free the slots' memory: no batch uses them any more, and leases read every row."""
         self._sequencer.retire()
-        self._rows = {}
+        self._slots, self._slot_bytes = {}, 0
         self._nodes.fill(-1)
         self._holds_pinned = False
 
@@ -152,46 +170,73 @@ class PlannedCache:
         except ValueError as error:
             raise UsageError(f"the plan is not for what the cache holds: {error}") from error
 
+    def _parts(self, rows: npt.NDArray[Any]) -> dict[RowRange, tuple[slice, npt.NDArray[Any]]]:
+        """Return the places of each type among rows, and its node ids there."""
+        if not self._has_types:
+            return dict.fromkeys(self._ranges, (slice(0, len(rows)), rows))
+        parts = {own: own.part(rows) for own in self._ranges}
+        if sum(len(nodes) for _, nodes in parts.values()) != len(rows):
+            raise IndexError("rows do not ascend by type, or are of no table")
+        return parts
+
+    def _steps(self, step: PlanStep) -> dict[RowRange, PlanStep]:
+        """Return the part of each type in a batch."""
+        if not self._has_types:
+            return dict.fromkeys(self._ranges, step)
+        return {own: step.of_type(*part) for own, part in self._parts(step.ids).items()}
+
     def _warm_up(self, nodes: npt.NDArray[np.int64]) -> ReadCounts:
         pinned = None if self._holds_pinned else self.pinned
         self._nodes[: self._num_planned if pinned is None else None] = -1
-        counts = ReadCounts()
-        for path, rows in self._tables.items():
-            if pinned is None:
-                counts += warm_up(rows, nodes, self._rows[path])
+        counts, planned = ReadCounts(), self._parts(nodes)
+        kept = self._parts(nodes[:0] if pinned is None else pinned.nodes)
+        for path, (table, own) in self._tables.items():
+            slots, (places, ids) = self._slots[path], planned[own]
+            if pinned is None and slots.flags.c_contiguous:
+                counts += warm_up(table, ids, slots[places])
             else:
-                counts += self._fill(path, nodes, pinned)
+                counts += self._fill(path, planned[own], kept[own])
         self._nodes[: len(nodes)] = nodes
         if pinned is not None:
             self._nodes[self._num_planned :] = pinned.nodes
             self._holds_pinned = True
         return counts
 
-    def _fill(self, path: str, nodes: npt.NDArray[np.int64], pinned: PinnedRows) -> ReadCounts:
+    def _fill(
+        self,
+        path: str,
+        planned: tuple[slice, npt.NDArray[np.int64]],
+        kept: tuple[slice, npt.NDArray[np.int64]],
+    ) -> ReadCounts:
         """Read the first rows of planned slots, and pinned rows, in one pass over a table."""
-        table, row_bytes, counts = self._tables[path], self._specs[path].row_bytes, ReadCounts()
-        num_bytes = _buffer_bytes(pinned.num_rows * row_bytes, row_bytes)
+        table, counts = self._tables[path].table, ReadCounts()
+        row_bytes, num_pinned = table.row_bytes, self.num_slots - self._num_planned
+        (places, nodes), (pinned_places, pinned) = planned, kept
+        first_pinned = self._num_planned + pinned_places.start
+        num_bytes = _UNPINNED_BUFFER_BYTES
+        if num_pinned:
+            num_bytes = _buffer_bytes(num_pinned * row_bytes, row_bytes)
         most = max(1, num_bytes // (2 * (row_bytes + _ROW_ON_ITS_WAY_BYTES)))
         buffer = empty((2 * most * row_bytes,), np.uint8)
-        for begin, end, first, last in _merged(nodes, pinned.nodes, most):
-            ids = np.concatenate([nodes[begin:end], pinned.nodes[first:last]])
+        for begin, end, first, last in _merged(nodes, pinned, most):
+            ids = np.concatenate([nodes[begin:end], pinned[first:last]])
             slots = np.arange(len(ids), dtype=np.int32)
-            slots[: end - begin] += begin
-            slots[end - begin :] += pinned.first_slot + first - (end - begin)
+            slots[: end - begin] += places.start + begin
+            slots[end - begin :] += first_pinned + first - (end - begin)
             order = np.argsort(ids, kind="stable")
             part = buffer[: len(ids) * row_bytes]
             counts += table.read_rows(ids[order], part.reshape(len(ids), row_bytes))
             if row_bytes:
-                _core.copy_to_slots(
-                    part,
-                    np.arange(len(ids), dtype=np.int32),
-                    self._rows[path],
-                    slots[order],
-                    row_bytes=row_bytes,
-                )
+                positions = np.arange(len(ids), dtype=np.int32)
+                _core.copy_to_slots(part, positions, self._slots[path], slots[order])
         return counts
 
-    def _enter(self, step: PlanStep, out: Mapping[str, npt.NDArray[Any]]) -> None:
+    def _enter(
+        self,
+        step: PlanStep,
+        parts: Mapping[RowRange, PlanStep],
+        out: Mapping[str, npt.NDArray[Any]],
+    ) -> None:
         """Write rows of an assembled batch to their slots."""
         if step.change_slots.size == 0:
             return
@@ -200,12 +245,12 @@ class PlannedCache:
         self._nodes[step.change_slots] = -1
         for path, rows in out.items():
             if rows.nbytes:
+                part = parts[self._tables[path].range]
                 _core.copy_to_slots(
                     rows.reshape(-1).view(np.uint8),
-                    step.change_positions,
-                    self._rows[path],
-                    step.change_slots,
-                    row_bytes=self._specs[path].row_bytes,
+                    part.change_positions,
+                    self._slots[path],
+                    part.change_slots,
                 )
         self._nodes[step.change_slots] = entering
 
@@ -247,7 +292,8 @@ class Lease:
     ) -> dict[str, Rows]:
         """Return the rows of a batch as new arrays [n, *row_shape], one for each table.
 
-        Missed rows are read at once.
+        Where there are several types, n counts the batch's nodes of the table's. Missed rows are
+        read at once.
         """
         try:
             return self._gather(number, step, missed)
@@ -290,38 +336,62 @@ class Lease:
         if turn == "now":
             cache._check(step)
         # Without the slots, tables are asked for every row, and packed rows for theirs.
-        slots = None if turn == "never" and missed is None else step.slots
+        needs_slots = turn != "never" or missed is not None
+        parts = cache._steps(step)
         out: dict[str, npt.NDArray[Any]] = {}
         counts: dict[str, ReadCounts] = {}
-        for path, table in cache._tables.items():
-            spec = cache._specs[path]
-            out[path] = empty((step.ids.size, *spec.shape), spec.dtype)
-            cached = cache._rows[path] if turn == "now" else None
+        for path, (table, own) in cache._tables.items():
+            spec, part = cache._specs[path], parts[own]
+            out[path] = empty((part.ids.size, *spec.shape), spec.dtype)
+            slots = part.slots if needs_slots else None
+            cached = cache._slots[path] if turn == "now" else None
             source = table if missed is None else missed[path]
-            counts[path] = source.read_into(RowRequest(step.ids, slots, cached), out[path])
+            request = RowRequest(part.ids, slots, cached, part.place)
+            counts[path] = source.read_into(request, out[path])
         has_turn = turn == "now"
         if turn == "later":
             has_turn = ticket.wait(number)
             if has_turn:
                 cache._check(step)
-        if slots is not None and turn != "now":
+        if needs_slots and turn != "now":
             for path, rows in out.items():
-                counts[path] += self._read_others(path, step, rows, has_turn)
+                part = parts[cache._tables[path].range]
+                counts[path] += self._read_others(path, part, rows, has_turn)
         if has_turn:
-            cache._enter(step, out)
+            cache._enter(step, parts, out)
             ticket.done(number)
         return {path: Rows(rows, counts[path]) for path, rows in out.items()}
 
     def _read_others(
-        self, path: str, step: PlanStep, out: npt.NDArray[Any], has_turn: bool
+        self, path: str, part: PlanStep, out: npt.NDArray[Any], has_turn: bool
     ) -> ReadCounts:
         """Fill the rows that have a slot: from it, or from the table if another lease has it."""
         if has_turn:
             # One batch at a time: those after it wait, and so do their threads. Others help for
             # the length of the call, which is milliseconds.
-            return RowRequest(step.ids, step.slots, self._cache._rows[path]).copy_cached(out)
-        missed = np.where(step.slots < 0, np.int32(0), np.int32(-1))
-        return self._cache._tables[path].read_into(RowRequest(step.ids, missed), out)
+            return RowRequest(part.ids, part.slots, self._cache._slots[path]).copy_cached(out)
+        missed = np.where(part.slots < 0, np.int32(0), np.int32(-1))
+        return self._cache._tables[path].table.read_into(RowRequest(part.ids, missed), out)
+
+
+def _make_slots(
+    tables: Mapping[str, TypedRows[RowSource]], num_slots: int
+) -> tuple[dict[str, npt.NDArray[np.uint8]], int]:
+    """Return each table's rows by slot, and the bytes of a slot for all tables."""
+    slot_bytes, slots = Counter[RowRange](), dict[str, npt.NDArray[np.uint8]]()
+    for rows in tables.values():
+        slot_bytes[rows.range] += rows.table.row_bytes
+    widest = max(slot_bytes.values(), default=0)
+    if len(slot_bytes) <= 1:  # one behind the other, so that rows are read straight into slots
+        for path, rows in tables.items():
+            slots[path] = empty((num_slots, rows.table.row_bytes), np.uint8)
+        return slots, widest
+    shared, ends = empty((num_slots, widest), np.uint8), Counter[RowRange]()
+    for path, rows in tables.items():
+        begin = ends[rows.range]
+        ends[rows.range] += rows.table.row_bytes
+        slots[path] = shared[:, begin : ends[rows.range]]
+    return slots, widest
 
 
 def _buffer_bytes(pinned_bytes: int, row_bytes: int) -> int:

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from gnnstore import _core
 from gnnstore._core import ReadCounts, empty
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
+from gnnstore.sampling.row_space import RowRange
 
 if TYPE_CHECKING:
     from gnnstore.features.files import FileRows
@@ -68,8 +69,9 @@ class RowRequest(NamedTuple):
     ids: npt.NDArray[Any]  # int32 or int64 [n]: in any order, repeated or not
     # int32 [n], optional: negative: the row is read from this source.
     slots: npt.NDArray[np.int32] | None = None
-    # uint8 [num_slots * row_bytes], optional: the rows of a tier above, by slot.
+    # uint8 [num_slots, row_bytes], optional: the rows of a tier above, by slot.
     cache: npt.NDArray[np.uint8] | None = None
+    place: int = 0  # of the first id in its batch, for rows that are packed by batch
 
     def copy_cached(self, out: npt.NDArray[Any]) -> ReadCounts:
         """Copy the cached rows to their places in `out`, with a few threads."""
@@ -79,7 +81,6 @@ class RowRequest(NamedTuple):
             self.cache,
             self.slots,
             out.reshape(-1).view(np.uint8),
-            row_bytes=out.nbytes // len(out),
             num_threads=min(_MAX_COPYING, len(os.sched_getaffinity(0))),
         )
         return ReadCounts(rows_cached=copied)
@@ -200,13 +201,35 @@ class AbsentRows(RowSource):
         raise self.refusal(f"rows of {self.attribute.name!r} by id ({ids.size} of them)")
 
 
-def files_of(tables: Mapping[str, RowSource]) -> dict[str, FileRows]:
+_Table_co = TypeVar("_Table_co", bound="RowSource | FileRows", covariant=True)
+
+
+class TypedRows(NamedTuple, Generic[_Table_co]):
+    """A table of a node type, by node id, and the numbers of its rows in a row space."""
+
+    table: _Table_co
+    range: RowRange
+
+
+def of_one_type(tables: Mapping[str, _Table_co]) -> dict[str, TypedRows[_Table_co]]:
+    """Return tables of a store's only node type: the numbers of rows are node ids."""
+    return {path: TypedRows(rows, RowRange(0, rows.num_rows)) for path, rows in tables.items()}
+
+
+def ranges_of(tables: Mapping[str, TypedRows[_Table_co]]) -> tuple[RowRange, ...]:
+    """Return the rows of each type that has tables, ascending."""
+    return tuple(sorted({rows.range for rows in tables.values()}))
+
+
+def files_of(tables: Mapping[str, TypedRows[RowSource]]) -> dict[str, TypedRows[FileRows]]:
     """Return the files of tables, for packing."""
-    files = {path: table.file_rows for path, table in tables.items()}
-    missing = [path for path, found in files.items() if found is None]
+    files = {path: (rows.table.file_rows, rows.range) for path, rows in tables.items()}
+    missing = [path for path, (found, _) in files.items() if found is None]
     if missing:
         raise UsageError(f"only rows in files can be packed; those of {missing} are in none")
-    return {path: found for path, found in files.items() if found is not None}
+    return {
+        path: TypedRows(found, own) for path, (found, own) in files.items() if found is not None
+    }
 
 
 class Tier(RowSource):

@@ -20,9 +20,10 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore._core import ReadCounts, empty, pool_trim
 from gnnstore.caching.scores import SCORE_DTYPES, CacheCost, Score, select_nodes
-from gnnstore.features.source import RowRequest, RowSource, Tier
+from gnnstore.features.source import RowRequest, RowSource, Tier, TypedRows
 from gnnstore.interrupts import Flag
 from gnnstore.parallel import LONG_READ_BYTES
+from gnnstore.sampling.row_space import RowRange
 from gnnstore.threads import run_beside
 
 FILLING_THREAD = "gnnstore-fill"
@@ -39,13 +40,13 @@ _POLL_SECONDS = 0.05
 _log = logging.getLogger(__name__)
 
 
-def cache_cost(num_nodes: int, row_bytes: int, score: Score) -> CacheCost:
-    """Return the cost of a cache with `row_bytes` for each of its nodes."""
-    index_bytes = SlotIndex.bytes_for(num_nodes, 0)
-    node_bytes = SlotIndex.bytes_for(num_nodes, 1) - index_bytes
+def cache_cost(num_rows: int, row_bytes: int, score: Score) -> CacheCost:
+    """Return the cost of a cache with `row_bytes` for each of its nodes, the widest type's."""
+    index_bytes = SlotIndex.bytes_for(num_rows, 0)
+    node_bytes = SlotIndex.bytes_for(num_rows, 1) - index_bytes
     score_bytes = np.dtype(SCORE_DTYPES[score]).itemsize
     return CacheCost(
-        num_nodes, index_bytes, row_bytes + node_bytes + score_bytes if row_bytes else 0
+        num_rows, index_bytes, row_bytes + node_bytes + score_bytes if row_bytes else 0
     )
 
 
@@ -56,22 +57,25 @@ def bytes_to_read(num_rows: int, row_bytes: int, num_wanted: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class SlotIndex:
-    """The slots of the cached nodes, in 1.5 bits per node of the graph."""
+    """The slots of the cached rows, in 1.5 bits per row of the row space.
 
-    # int64 [C]: the cached nodes in ascending order; node `nodes[s]` is in slot s.
+    In a store of one node type rows are numbered as nodes are.
+    """
+
+    # int64 [C]: the cached rows in ascending order; row `nodes[s]` is in slot s.
     nodes: npt.NDArray[np.int64]
     _bits: npt.NDArray[np.uint64]
     _ranks: npt.NDArray[np.int32]
 
     @classmethod
-    def of(cls, nodes: npt.NDArray[np.int64], num_nodes: int) -> Self:
-        """Return the index of strictly ascending nodes in a graph of `num_nodes`."""
-        return cls(nodes, *_core.index_nodes(nodes, num_nodes))
+    def of(cls, nodes: npt.NDArray[np.int64], num_rows: int) -> Self:
+        """Return the index of strictly ascending rows among `num_rows`."""
+        return cls(nodes, *_core.index_nodes(nodes, num_rows))
 
     @staticmethod
-    def bytes_for(num_nodes: int, num_cached: int) -> int:
-        """Return the bytes of the index of a graph's nodes, with the cached nodes."""
-        return 12 * (-(-num_nodes // 64)) + 8 * num_cached
+    def bytes_for(num_rows: int, num_cached: int) -> int:
+        """Return the bytes of the index of `num_rows` rows, with the cached ones."""
+        return 12 * (-(-num_rows // 64)) + 8 * num_cached
 
     @property
     def num_bytes(self) -> int:
@@ -79,42 +83,49 @@ class SlotIndex:
         return self.nodes.nbytes + self._bits.nbytes + self._ranks.nbytes
 
     def slots(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
-        """Return the slot of each node of `ids` (int32 or int64 [n]); -1: not cached."""
+        """Return the slot of each row of `ids` (int32 or int64 [n]); -1: not cached."""
         return _core.find_slots(self._bits, self._ranks, ids)
 
 
 def warm_up(
     rows: RowSource, nodes: npt.NDArray[np.int64], table: npt.NDArray[np.uint8]
 ) -> ReadCounts:
-    """Read the rows of nodes (int64 [C], ascending) into the beginning of a table."""
+    """Read the rows of nodes (int64 [C], ascending) into a table [C, row_bytes]."""
     return sum((counts for _, counts in _warm_up(rows, nodes, table, WARM_UP_BYTES)), ReadCounts())
 
 
 def _warm_up(
-    rows: RowSource, nodes: npt.NDArray[np.int64], table: npt.NDArray[np.uint8], piece_bytes: int
+    rows: RowSource,
+    nodes: npt.NDArray[np.int64],
+    table: npt.NDArray[np.uint8],
+    piece_bytes: int,
+    first_row: int = 0,
 ) -> Iterator[tuple[int, ReadCounts]]:
     """Read rows piece by piece; yield the number of rows so far, and the counts of each piece."""
-    row_bytes = rows.row_bytes
-    step = max(1, piece_bytes // max(1, row_bytes))
+    step = max(1, piece_bytes // max(1, rows.row_bytes))
     for first in range(0, len(nodes), step):
         some = nodes[first : first + step]
-        part = table[first * row_bytes : (first + len(some)) * row_bytes]
-        yield first + len(some), rows.read_rows(some, part.reshape(len(some), row_bytes))
+        end = first + len(some)
+        ids = some - first_row if first_row else some
+        yield end, rows.read_rows(ids, table[first:end])
 
 
 class StaticCache:
-    """Rows of the same nodes from some tables, in memory. Thread-safe."""
+    """Rows from some tables in memory, of the same nodes where these are of one type. Thread-safe.
 
-    def __init__(self, tables: Mapping[str, RowSource], num_nodes: int) -> None:
-        self._tables = {path: StaticRows(table) for path, table in tables.items()}
-        self._num_nodes = num_nodes
+    Which they are is said in the numbers of a row space.
+    """
+
+    def __init__(self, tables: Mapping[str, TypedRows[RowSource]], num_rows: int) -> None:
+        self._tables = {path: StaticRows(*rows) for path, rows in tables.items()}
+        self._num_rows = num_rows
         self._lock = threading.Lock()
         self._index: SlotIndex | None = None
         self._scores: npt.NDArray[Any] = np.empty(0, np.uint8)
         self._end_warm_up: Callable[[], object] = lambda: None
 
     def warm_up(self, nodes: npt.NDArray[np.int64], scores: npt.NDArray[Any]) -> None:
-        """Read the rows of some nodes, in the order in which they lie on disk.
+        """Read some rows (int64, ascending numbers), in the order in which they lie on disk.
 
         If that takes long, a thread does it beside what else reads the tables; until then fewer
         rows are cached.
@@ -123,7 +134,7 @@ class StaticCache:
             self._warm_up(nodes, scores)
 
     def shrink(self, num_rows: int) -> None:
-        """Keep only the `num_rows` nodes with the highest scores."""
+        """Keep only the `num_rows` rows with the highest scores."""
         with self._lock:
             if self._index is None or num_rows >= self.num_rows:
                 return
@@ -144,12 +155,12 @@ class StaticCache:
         if len(nodes) == 0:
             return
         pool_trim(0)  # the buffers of an old cache
-        index = SlotIndex.of(nodes, self._num_nodes)
+        index = SlotIndex.of(nodes, self._num_rows)
         tables = list(self._tables.values())
         filling = _WarmUp(
-            [(rows.below, _CachedRows.empty(index, rows.row_bytes)) for rows in tables]
+            [(rows.below, _CachedRows.empty(index, rows.range, rows.row_bytes)) for rows in tables]
         )
-        sizes = ((rows.num_rows, rows.row_bytes, len(nodes)) for rows in tables)
+        sizes = ((rows.num_rows, rows.row_bytes, len(held.table)) for rows, held in filling.tables)
         is_long = sum(bytes_to_read(*each) for each in sizes) >= LONG_READ_BYTES
         if not is_long:
             filling.fill(WARM_UP_BYTES, Flag())
@@ -182,10 +193,12 @@ class StaticCache:
 
 @dataclass(eq=False)
 class _CachedRows:
-    """The cached rows of one table: those of node `index.nodes[s]` lie in slot s."""
+    """The cached rows of one table: row `index.nodes[first_slot + s]` lies in place s."""
 
     index: SlotIndex
-    table: npt.NDArray[np.uint8]
+    first_slot: int  # in the index, of the table's type
+    first_row: int  # in the row space, of the table's type
+    table: npt.NDArray[np.uint8]  # uint8 [C, row_bytes]
     num_filled: int = 0  # slots, from the first on, whose rows are there
     # Whether the first batch has begun to read beside the filling, and has ended.
     reading: Flag = field(default_factory=Flag)
@@ -193,14 +206,26 @@ class _CachedRows:
     has_read: Flag = field(default_factory=Flag)
 
     @classmethod
-    def empty(cls, index: SlotIndex, row_bytes: int) -> Self:
-        """Return room for the rows of an index's nodes."""
-        return cls(index, empty((len(index.nodes) * row_bytes,), np.uint8))
+    def empty(cls, index: SlotIndex, of_type: RowRange, row_bytes: int) -> Self:
+        """Return room for the rows of an index that are of a type."""
+        slots = of_type.within(index.nodes)
+        table = empty((slots.stop - slots.start, row_bytes), np.uint8)
+        return cls(index, slots.start, of_type.first, table)
 
-    def slots(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
-        """Return the slot of each node whose row is there; -1: it is not."""
-        num_filled, slots = self.num_filled, self.index.slots(ids)
-        if num_filled < len(self.index.nodes):
+    @property
+    def rows(self) -> npt.NDArray[np.int64]:
+        """The row in each place."""
+        return self.index.nodes[self.first_slot : self.first_slot + len(self.table)]
+
+    def places(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+        """Return the place of each node whose row is there; negative: it is not."""
+        num_filled = self.num_filled
+        if self.first_row:
+            ids = np.add(ids, self.first_row, dtype=np.int64)
+        slots = self.index.slots(ids)
+        if self.first_slot:
+            slots -= np.int32(self.first_slot)
+        if num_filled < len(self.table):
             slots[slots >= num_filled] = -1
         return slots
 
@@ -214,7 +239,8 @@ class _WarmUp:
     def fill(self, piece_bytes: int, stop: Flag) -> None:
         """Read all rows, until `stop` is set."""
         for source, held in self.tables:
-            for num_filled, _ in _warm_up(source, held.index.nodes, held.table, piece_bytes):
+            filled = _warm_up(source, held.rows, held.table, piece_bytes, held.first_row)
+            for num_filled, _ in filled:
                 held.num_filled = num_filled
                 # The first batch has the disk to itself, where a row takes a tenth of the time.
                 while held.reading.is_set() and not held.has_read.wait(_POLL_SECONDS):
@@ -240,6 +266,10 @@ class StaticRows(Tier):
 
     held: _CachedRows | None = None  # replaced as a whole: reads in progress go on with the old one
 
+    def __init__(self, below: RowSource, own: RowRange) -> None:
+        super().__init__(below)
+        self.range = own  # the numbers of its rows
+
     def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> ReadCounts:
         """Fill `out` with the rows of `ids`, the cached ones from memory."""
         held = self.held
@@ -247,7 +277,7 @@ class StaticRows(Tier):
             return self.below.read_rows(ids, out)
         held.reading.set()
         try:
-            return self.below.read_into(RowRequest(ids, held.slots(ids), held.table), out)
+            return self.below.read_into(RowRequest(ids, held.places(ids), held.table), out)
         finally:
             held.has_read.set()
 

@@ -26,6 +26,7 @@ from gnnstore.features.packed.chunks import (
     chunk_bytes,
 )
 from gnnstore.features.packed.pack import pack
+from gnnstore.features.source import of_one_type
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.interrupts import CancelledError, Flag
 from gnnstore.strategies.predict.reads import count_reads
@@ -126,7 +127,7 @@ class BlockPacker:
         del batches
         try:
             self._packed = pack(
-                {_NAME: self._rows},
+                of_one_type({_NAME: self._rows}),
                 trace,
                 np.zeros(trace.num_accesses, bool),
                 self._directory,

@@ -22,6 +22,7 @@ from gnnstore.packing.layouts import (
     rolling_layout,
     segmented_layout,
 )
+from gnnstore.sampling.row_space import RowRange
 from gnnstore.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ def _missed_rows(
     missed = collect_misses(
         sample.trace,
         sample.plan,
-        num_rows,
+        [RowRange(0, num_rows)],
         memory_bytes=packer.packing_memory(sample),
         num_threads=packer.settings.num_threads,
     )

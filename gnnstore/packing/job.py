@@ -30,7 +30,7 @@ from gnnstore.features.segments.packing import (
     divide_misses,
     segment_memory,
 )
-from gnnstore.features.source import files_of
+from gnnstore.features.source import files_of, of_one_type, ranges_of
 from gnnstore.formats.packed.manifest import (
     COMPRESSIONS,
     Compression,
@@ -82,7 +82,8 @@ class PlanPacker:
             self.sources = {
                 spec.path: shared_tables(store).rows_on_disk(store, spec, engine) for spec in specs
             }
-        self.tables = files_of(self.sources)
+        self._typed = files_of(of_one_type(self.sources))
+        self.tables = {path: rows.table for path, rows in self._typed.items()}
         # Without rows on disk there are none to share.
         self.segment = min(segment, superbatch) if self.tables else 1
         plain_nodes = [spec for spec in node.attributes.values() if spec.path not in self.tables]
@@ -275,9 +276,9 @@ class PlanPacker:
         files = {path: writer.rows(rows.array.spec) for path, rows in self.tables.items()}
         memory_bytes = self.packing_memory(of)
         misses = self.divided(of, memory_bytes)
-        self._check_disk(writer, packed_bytes(self.tables, misses.missed.index.num_rows))
+        self._check_disk(writer, packed_bytes(self._typed, misses.missed.counts))
         chunks = append_divided(
-            self.tables,
+            self._typed,
             misses,
             {path: (file.file_path, file.size_bytes) for path, file in files.items()},
             memory_bytes=memory_bytes,
@@ -310,24 +311,23 @@ class PlanPacker:
 
     def divided(self, of: PlannedSuperbatch, memory_bytes: int) -> DividedMisses:
         """Sort out what the batches miss, and what they share."""
-        tables = self.tables.values()
-        num_rows = next(iter(tables)).num_rows
+        tables, ranges = self.tables.values(), ranges_of(self._typed)
         missed = collect_misses(
             of.trace,
             of.plan,
-            num_rows,
+            ranges,
             memory_bytes=memory_bytes,
             num_threads=self.settings.num_threads,
         )
         return divide_misses(
             missed,
             self.segment,
-            num_table_rows=num_rows,
+            num_table_rows=ranges[0].num_rows,
             row_bytes=max(table.row_bytes for table in tables),
         )
 
     def _least_memory(self, of: PlannedSuperbatch) -> int:
-        least = least_memory(self.tables, of.plan.misses, of.id_bytes, of.trace.read_rows)
+        least = least_memory(self._typed, of.plan.misses, of.id_bytes, of.trace.read_rows)
         if self.segment == 1:
             return least
         return least + segment_memory(of.plan.misses, of.id_bytes, len(self.tables))

@@ -18,7 +18,7 @@ from gnnstore._core import ReadCounts, empty
 from gnnstore.errors import UsageError
 from gnnstore.features.packed.saved import SavedPlan
 from gnnstore.features.planned import PlannedCache
-from gnnstore.features.source import AbsentRows, Rows
+from gnnstore.features.source import AbsentRows, Rows, RowSource, of_one_type
 from gnnstore.formats.packed.manifest import pack_command
 from gnnstore.parallel import ordered_map
 from gnnstore.pipeline.batch import BatchSource, EpochRun, Planned, Sampled, Task, reselected
@@ -118,8 +118,10 @@ class SavedBatches(BatchSource):
             if self._free:
                 return self._free.pop()
         manifest = self.plan.reader.manifest
-        tables = {spec.path: AbsentRows(spec, not_packed) for spec in manifest.cached_specs}
-        return PlannedCache(tables, manifest.num_slots)
+        tables: dict[str, RowSource] = {
+            spec.path: AbsentRows(spec, not_packed) for spec in manifest.cached_specs
+        }
+        return PlannedCache(of_one_type(tables), manifest.num_slots)
 
     def _hand_out(
         self, planned: Iterator[Planned], run: EpochRun, lease: Lease

@@ -32,6 +32,11 @@ class RowRange(NamedTuple):
         end = self.first + self.num_rows
         return slice(begin, bisect_left(places, end, lo=begin, key=rows.__getitem__))
 
+    def part(self, rows: npt.NDArray[Any]) -> tuple[slice, npt.NDArray[Any]]:
+        """Return the places of the type's rows among others, and its node ids there."""
+        places = self.within(rows)
+        return places, rows[places] - self.first if self.first else rows[places]
+
 
 @dataclass(frozen=True)
 class RowSpace:
@@ -42,7 +47,7 @@ class RowSpace:
 
     @classmethod
     def of(cls, num_nodes: Mapping[str, int]) -> Self:
-        """Number the rows of node types that have these counts, in the order of the mapping."""
+        """Return the numbers of rows, type after type in the order of the mapping."""
         ranges, first = {}, 0
         for name, count in num_nodes.items():
             ranges[name] = RowRange(first, count)
@@ -72,8 +77,7 @@ class RowSpace:
     def nodes(self, rows: npt.NDArray[Any]) -> Iterator[tuple[str, slice, npt.NDArray[Any]]]:
         """Yield for each type its places among a batch's rows, and its node ids there."""
         for name, own in self.ranges.items():
-            places = own.within(rows)
-            yield name, places, rows[places] - own.first if own.first else rows[places]
+            yield name, *own.part(rows)
 
     def range_of(self, node_type: str) -> RowRange:
         """Return the rows of a node type."""

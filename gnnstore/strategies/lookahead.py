@@ -15,6 +15,7 @@ from gnnstore.caching.policies.base import CachePolicy
 from gnnstore.caching.policies.fixed import Fixed
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.features.planned import PlannedCache
+from gnnstore.features.source import of_one_type
 from gnnstore.graph.shared import CacheKey, shared_tables
 from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs, LookaheadSource
 from gnnstore.pipeline.lookahead.packer import DiskQuota
@@ -237,7 +238,7 @@ def _shared_cache(
     tables = {spec.path: shared.rows_on_disk(store, spec, engine) for spec in specs}
     return shared.cache(
         CacheKey(kind, (engine.name, tuple(tables))),
-        lambda: PlannedCache(tables, size.num_slots, size.pinned, num_nodes),
+        lambda: PlannedCache(of_one_type(tables), size.num_slots, size.pinned, num_nodes),
         suits,
     )
 

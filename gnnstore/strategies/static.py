@@ -18,6 +18,7 @@ from gnnstore.caching.scores import (
     count_out_degrees,
     select_nodes,
 )
+from gnnstore.features.source import of_one_type
 from gnnstore.features.static import (
     StaticCache,
     bytes_to_read,
@@ -104,7 +105,7 @@ class CacheMaker:
             tables = {
                 spec.path: shared.rows_on_disk(self.store, spec, self.engine) for spec in self.specs
             }
-            cache = StaticCache(tables, self.store.num_nodes)
+            cache = StaticCache(of_one_type(tables), self.store.num_nodes)
             scores = counted.pop() if counted else self.scores()
             nodes = select_nodes(scores, num_rows)
             scores = scores[nodes]

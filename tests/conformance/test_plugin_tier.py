@@ -21,7 +21,7 @@ from gnnstore.disk.engines import open_engine
 from gnnstore.features.opening import open_rows
 from gnnstore.features.packed.pack import pack
 from gnnstore.features.planned import PlannedCache, PlanStep
-from gnnstore.features.source import RowRequest, RowSource, Tier, files_of
+from gnnstore.features.source import RowRequest, RowSource, Tier, files_of, of_one_type
 from gnnstore.features.static import StaticCache
 from gnnstore.graph.shared import shared_tables
 from gnnstore.strategies.builtin import STRATEGIES
@@ -87,7 +87,7 @@ def static(store: gnnstore.GraphStore) -> RowSource:
 
 
 def behind_a_static_cache(rows: RowSource) -> RowSource:
-    cache = StaticCache({"x": rows}, N)
+    cache = StaticCache(of_one_type({"x": rows}), N)
     cache.warm_up(np.arange(0, N, 3), np.ones(N // 3, np.uint8))
     return cache.rows("x")
 
@@ -122,7 +122,7 @@ def test_stacked_on_each_source(
         rows.read_into(RowRequest(ids, slots), out)
         wanted = np.where(slots[:, None] < 0, expected[ids], np.float32(7))
         np.testing.assert_array_equal(out, wanted)
-        counts = rows.read_into(RowRequest(ids, slots, held.reshape(-1).view(np.uint8)), out)
+        counts = rows.read_into(RowRequest(ids, slots, held.view(np.uint8)), out)
         assert counts.rows_cached >= np.count_nonzero(slots >= 0)
         np.testing.assert_array_equal(out, np.where(slots[:, None] < 0, expected[ids], held[slots]))
     out = np.empty((50, WIDTH), np.float32)
@@ -138,7 +138,7 @@ def test_below_a_planned_cache_and_packed_rows(path: Path, tmp_path: Path, is_pa
     rng = np.random.default_rng(1)
     trace = Trace.of([np.unique(rng.integers(0, N, 150)) for _ in range(6)])
     plan = BeladyPlanner(NUM_SLOTS).plan(trace)
-    tables: dict[str, RowSource] = {"x": RecentRows(direct(store))}
+    tables = of_one_type({"x": RecentRows(direct(store))})
     lease = PlannedCache(tables, NUM_SLOTS).begin()
     with pack(files_of(tables), trace, plan, tmp_path, memory_bytes=1 << 26) as packed:
         for i in range(trace.num_batches):

@@ -29,7 +29,7 @@ from gnnstore.features.packed.chunks import BLOCK_BYTES, PackedSuperbatch
 from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.pack import pack, packed_bytes
 from gnnstore.features.planned import PlannedCache, PlanStep
-from gnnstore.features.source import RowRequest
+from gnnstore.features.source import RowRequest, of_one_type
 from gnnstore.formats import PageGeometry, plan_shards
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.testing.twins.packing import needed_pages, packed_file, piece_crcs, sort_misses
@@ -92,6 +92,7 @@ def test_every_width(tmp_path: Path, engine: str, row_bytes: int, page_bytes: in
     num_rows = 2 * layout.shard_rows + geometry.rows_per_page // 2 + 1
     rows = some_rows(num_rows, row_bytes)
     table = open_rows(tmp_path / "x", rows, engine, page_bytes=page_bytes, shard_bytes=1)
+    tables = of_one_type({"x": table})
     assert table.array.layout.num_shards == 3
     rng = np.random.default_rng(page_bytes)
     batches: list[NDArray[Any]] = [
@@ -104,10 +105,10 @@ def test_every_width(tmp_path: Path, engine: str, row_bytes: int, page_bytes: in
     for dtype, num_slots in ((np.int32, 0), (np.int64, 100)):
         trace = Trace.of([batch.astype(dtype) for batch in batches])
         plan = BeladyPlanner(num_slots).plan(trace)
-        for memory_bytes in (least_memory({"x": table}, plan.misses, 8) + 10_000, 1 << 28):
-            with pack({"x": table}, trace, plan, tmp_path, memory_bytes=memory_bytes) as packed:
+        for memory_bytes in (least_memory(tables, plan.misses, 8) + 10_000, 1 << 28):
+            with pack(tables, trace, plan, tmp_path, memory_bytes=memory_bytes) as packed:
                 check(packed, "x", rows, trace, plan.slots)
-                assert packed.num_bytes == packed_bytes({"x": table}, plan.misses)
+                assert packed.num_bytes == packed_bytes(tables, plan.misses)
                 assert packed.counts.bytes_written == packed.num_bytes
                 assert packed.counts.rows_packed == plan.num_misses
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
@@ -155,11 +156,12 @@ def test_any_superbatch(engine: str, data: st.DataObject) -> None:
             page_bytes=page_bytes,
             shard_bytes=data.draw(st.sampled_from([1, 2**17, 2**30])),
         )
+        tables = of_one_type({"x": table})
         misses = np.diff(np.append(0, np.cumsum(slots < 0))[trace.offsets])
         extra_bytes = data.draw(st.sampled_from([0, 1000, 100_000, 1 << 28]))
-        memory_bytes = least_memory({"x": table}, misses, trace.ids.itemsize) + extra_bytes
+        memory_bytes = least_memory(tables, misses, trace.ids.itemsize) + extra_bytes
         with pack(
-            {"x": table},
+            tables,
             trace,
             slots,
             directory,
@@ -212,9 +214,10 @@ def test_every_dtype(tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
     raw = rng.integers(0, 256, (3000, *shape, storage.itemsize), dtype=np.uint8)
     values = (raw[..., 0] & 1).astype(bool) if name == "bool" else raw.view(storage)[..., 0]
     table = open_rows(tmp_path / "x", values, dtype=name, shard_bytes=1)
+    tables = of_one_type({"x": table})
     trace = Trace.of([rng.integers(0, 3000, 500, dtype=np.int32) for _ in range(5)])
     plan = BeladyPlanner(300).plan(trace)
-    with pack({"x": table}, trace, plan, tmp_path, memory_bytes=1 << 26) as packed:
+    with pack(tables, trace, plan, tmp_path, memory_bytes=1 << 26) as packed:
         check(packed, "x", values, trace, plan.slots)
 
 
@@ -222,14 +225,15 @@ def test_little_memory_changes_nothing(tmp_path: Path, engine: str) -> None:
     """A row's length is no divisor of anything: rows are cut by buffers and reads."""
     rows = some_rows(20_000, 1201)
     table = open_rows(tmp_path / "x", rows, engine)
+    tables = of_one_type({"x": table})
     rng = np.random.default_rng(3)
     trace = Trace.of([rng.permutation(20_000)[:4000] for _ in range(10)])
     slots = np.full(trace.num_accesses, -1, np.int32)
-    least = least_memory({"x": table}, np.full(10, 4000), 8)
+    least = least_memory(tables, np.full(10, 4000), 8)
     writes = []
     for memory_bytes in (least, least + 6_000_000, 1 << 28):
         with pack(
-            {"x": table}, trace, slots, tmp_path, memory_bytes=memory_bytes, num_threads=3
+            tables, trace, slots, tmp_path, memory_bytes=memory_bytes, num_threads=3
         ) as packed:
             assert packed.tables["x"].file_path.read_bytes() == packed_file(
                 rows, trace.ids, trace.offsets, slots
@@ -242,14 +246,16 @@ def test_little_memory_changes_nothing(tmp_path: Path, engine: str) -> None:
 def test_a_gap_that_nobody_needs_is_not_read(tmp_path: Path) -> None:
     rows = some_rows(100_000, 512)
     table = open_rows(tmp_path / "x", rows, gap_bytes=8192)
+    tables = of_one_type({"x": table})
     ids = np.array([5, 99_990, 50_000, 50_039, 50_100])  # blocks 6250 and 6254: a gap of 3
     trace = Trace.of([ids[:2], ids[2:]])
     slots = np.full(5, -1, np.int32)
-    with pack({"x": table}, trace, slots, tmp_path, memory_bytes=1 << 26) as packed:
+    with pack(tables, trace, slots, tmp_path, memory_bytes=1 << 26) as packed:
         check(packed, "x", rows, trace, slots)
         assert (packed.counts.reads, packed.counts.bytes_read) == (5, 5 * 4096)
     table = open_rows(tmp_path / "y", rows, gap_bytes=3 * 4096)
-    with pack({"x": table}, trace, slots, tmp_path, memory_bytes=1 << 26) as packed:
+    tables = of_one_type({"x": table})
+    with pack(tables, trace, slots, tmp_path, memory_bytes=1 << 26) as packed:
         assert (packed.counts.reads, packed.counts.bytes_read) == (4, 8 * 4096)
 
 
@@ -264,12 +270,12 @@ def test_several_tables_behind_a_planned_cache(tmp_path: Path, engine: str) -> N
     }
     num_slots = 700
     sources = {path: DirectRows(files) for path, files in tables.items()}
-    planner, cache = BeladyPlanner(num_slots), PlannedCache(sources, num_slots)
+    planner, cache = BeladyPlanner(num_slots), PlannedCache(of_one_type(sources), num_slots)
     lease, number = cache.begin(), 0
     for _ in range(3):
         trace = Trace.of([np.unique(rng.integers(0, 6000, 1000)) for _ in range(6)])
         plan = planner.plan(trace)
-        with pack(tables, trace, plan, tmp_path, memory_bytes=1 << 26) as packed:
+        with pack(of_one_type(tables), trace, plan, tmp_path, memory_bytes=1 << 26) as packed:
             for i in range(trace.num_batches):
                 step = PlanStep(trace.batch(i), plan.batch_slots(i), *plan.batch_changes(i))
                 found = lease.gather(number, step, packed.rows(i))
@@ -283,13 +289,14 @@ def test_several_tables_behind_a_planned_cache(tmp_path: Path, engine: str) -> N
 def test_a_plan_bool_flags_and_slots_say_the_same(tmp_path: Path) -> None:
     rows = some_rows(1000, 64)
     table = open_rows(tmp_path / "x", rows)
+    tables = of_one_type({"x": table})
     rng = np.random.default_rng(5)
     trace = Trace.of([rng.integers(0, 1000, 200) for _ in range(4)])
     plan = BeladyPlanner(50).plan(trace)
     forms: list[CachePlan | NDArray[Any]] = [plan, plan.slots, plan.slots >= 0]
     files = []
     for form in forms:
-        with pack({"x": table}, trace, form, tmp_path, memory_bytes=1 << 26) as packed:
+        with pack(tables, trace, form, tmp_path, memory_bytes=1 << 26) as packed:
             files.append(packed.tables["x"].file_path.read_bytes())
     assert files[0] == files[1] == files[2] != b""
 

@@ -24,7 +24,7 @@ from gnnstore.disk.engines import open_engine
 from gnnstore.features.direct import DirectRows
 from gnnstore.features.memory import MemoryRows
 from gnnstore.features.planned import Lease, PlannedCache, PlanStep
-from gnnstore.features.source import Rows, RowSource
+from gnnstore.features.source import Rows, RowSource, of_one_type
 from gnnstore.testing.twins.reads import write_array
 from tests.support.effort import examples
 
@@ -108,7 +108,7 @@ def test_rows_are_the_tables_rows(
 ) -> None:
     """Superbatch after superbatch; by one lease, or anew from what the one before has left."""
     rng = np.random.default_rng(seed)
-    cache = PlannedCache(tables.opened, num_slots)
+    cache = PlannedCache(of_one_type(tables.opened), num_slots)
     assert cache.num_bytes == PlannedCache.reserve(sum(WIDTHS.values())).bytes_of(
         {SLOTS: num_slots}
     )
@@ -154,37 +154,40 @@ def test_rows_are_the_tables_rows(
     num_slots=st.integers(1, 500),
     num_ids=st.integers(0, 700),
     num_threads=st.sampled_from([1, 2, 3]),
+    place=st.sampled_from([(0, 0), (4, 0), (3, 5), (64, 64)]),
 )
 @settings(max_examples=examples(40), deadline=None)
 def test_copies_equal_numpy(
-    seed: int, row_bytes: int, num_slots: int, num_ids: int, num_threads: int
+    seed: int,
+    row_bytes: int,
+    num_slots: int,
+    num_ids: int,
+    num_threads: int,
+    *,
+    place: tuple[int, int],
 ) -> None:
     """Rows of whole lines go around the processor's caches where there are 4 MiB of them.
 
-    And where there are more than 2 MiB, threads share them.
+    And where there are more than 2 MiB, threads share them. Rows of a wider slot lie apart.
     """
     rng = np.random.default_rng(seed)
     # More rows than are copied make the outputs large enough.
     num_slots += (5 << 20) // row_bytes if row_bytes >= 256 and seed % 2 else 0
-    table = rng.integers(0, 256, (num_slots, row_bytes), dtype=np.uint8)
+    slot_bytes, own = row_bytes + sum(place), slice(place[0], place[0] + row_bytes)
+    whole = rng.integers(0, 256, (num_slots, slot_bytes), dtype=np.uint8)
+    table = whole[:, own]
     slots = rng.integers(-1, num_slots, num_ids).astype(np.int32)
     out = np.full((num_ids, row_bytes), 7, np.uint8)
     expected = np.where((slots < 0)[:, None], np.uint8(7), table[slots])
-    copied = _core.copy_from_slots(
-        table.reshape(-1),
-        slots,
-        out.reshape(-1),
-        row_bytes=row_bytes,
-        num_threads=num_threads,
-    )
+    copied = _core.copy_from_slots(table, slots, out.reshape(-1), num_threads=num_threads)
     assert copied == (slots >= 0).sum()
     assert (out == expected).all()
 
     num_changes = min(num_ids, num_slots)
     positions = rng.integers(0, max(1, num_ids), num_changes).astype(np.int32)
     targets = rng.permutation(num_slots)[:num_changes].astype(np.int32)
-    changed = _core.pool_empty(table.nbytes)
-    changed[:] = table.reshape(-1)
-    _core.copy_to_slots(out.reshape(-1), positions, changed, targets, row_bytes=row_bytes)
+    changed = _core.pool_empty(whole.nbytes).reshape(whole.shape)
+    changed[:] = whole
+    _core.copy_to_slots(out.reshape(-1), positions, changed[:, own], targets)
     table[targets] = out[positions]
-    assert (changed.reshape(table.shape) == table).all()
+    assert (changed == whole).all()

@@ -106,7 +106,7 @@ def test_rows_and_reads(engine: str, data: st.DataObject) -> None:
     num_slots = data.draw(st.none() | st.integers(0, 50))
     cached = rng.integers(0, 256, (num_slots or 0, row_bytes), dtype=np.uint8)
     slots = rng.integers(-1 - (num_slots or 0), num_slots or 0, count).clip(-1).astype(np.int32)
-    given_cache: dict[str, Any] = {"cache": cached.reshape(-1), "slots": slots}
+    given_cache: dict[str, Any] = {"cache": cached, "slots": slots}
 
     with tempfile.TemporaryDirectory() as directory:
         array = write_array(
@@ -237,11 +237,14 @@ def test_a_slot_outside_the_cache_writes_nothing(tmp_path: Path, engine: str) ->
             np.array([0, 1]),
             out,
             gap_bytes=0,
-            cache=np.zeros(500, np.uint8),
+            cache=np.zeros((5, 100), np.uint8),
             slots=np.array([-1, 5], np.int32),
             **array.place,
         )
     assert np.all(out == 7)
+
+
+ROW = np.zeros((1, 100), np.uint8)
 
 
 @pytest.mark.parametrize(
@@ -253,9 +256,11 @@ def test_a_slot_outside_the_cache_writes_nothing(tmp_path: Path, engine: str) ->
         ({"row_bytes": 0}, ValueError),
         ({"gap_bytes": -1}, ValueError),
         ({"num_rows": 10**6}, ValueError),
-        ({"cache": np.zeros(100, np.uint8)}, ValueError),
-        ({"cache": np.zeros(100, np.uint8), "slots": np.zeros(1, np.int32)}, ValueError),
-        ({"cache": np.zeros(100, np.uint8), "slots": np.zeros(2, np.int64)}, TypeError),
+        ({"cache": ROW}, ValueError),
+        ({"cache": ROW, "slots": np.zeros(1, np.int32)}, ValueError),
+        ({"cache": ROW, "slots": np.zeros(2, np.int64)}, TypeError),
+        ({"cache": ROW[:, :99], "slots": np.zeros(2, np.int32)}, ValueError),
+        ({"cache": ROW.reshape(-1), "slots": np.zeros(2, np.int32)}, ValueError),
     ],
 )
 def test_wrong_arguments(tmp_path: Path, wrong: dict[str, Any], error: type[Exception]) -> None:

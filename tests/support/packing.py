@@ -17,7 +17,7 @@ from gnnstore.disk.engines import open_engine
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.features.packed.pack import pack
-from gnnstore.features.source import RowRequest
+from gnnstore.features.source import RowRequest, of_one_type
 from gnnstore.testing.twins.reads import write_array
 
 MEMORY_BYTES = 1 << 25
@@ -42,11 +42,12 @@ class PackingCase:
         self.directory = directory / "run"
         self.directory.mkdir()
         self.rows: dict[str, NDArray[np.uint8]] = {}
-        self.tables: dict[str, FileRows] = {}
+        tables: dict[str, FileRows] = {}
         for name, width in row_bytes.items():
             self.rows[name] = self.rng.integers(0, 256, (num_rows, width), np.uint8)
             array = write_array(directory / name, self.rows[name], shard_bytes=shard_bytes)
-            self.tables[name] = FileRows.open(array, open_engine(array.file_paths[0], engine))
+            tables[name] = FileRows.open(array, open_engine(array.file_paths[0], engine))
+        self.tables = of_one_type(tables)
 
     def packed(
         self, trace: Trace, plan: CachePlan | NDArray[np.int32], **options: Any

@@ -12,6 +12,7 @@ from gnnstore.caching.trace import Trace
 from gnnstore.errors import NoSpaceError, StorageError
 from gnnstore.features.packed.misses import collect_misses
 from gnnstore.features.packed.pack import append_missed, packed_bytes
+from gnnstore.sampling.row_space import RowRange
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.packing import packed_file
 from tests.support.packing import MEMORY_BYTES, PackingCase
@@ -36,8 +37,9 @@ class Case(PackingCase):
 
     def append(self, number: int, begin: int) -> int:
         """Pack a superbatch and return where it ends."""
+        ranges = [RowRange(0, NUM_ROWS)]
         missed = collect_misses(
-            self.traces[number], self.slots[number], NUM_ROWS, memory_bytes=MEMORY_BYTES
+            self.traces[number], self.slots[number], ranges, memory_bytes=MEMORY_BYTES
         )
         runs = append_missed(
             self.tables, missed, {"x": (self.file, begin)}, memory_bytes=MEMORY_BYTES

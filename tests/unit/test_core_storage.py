@@ -196,7 +196,7 @@ def test_output_must_not_overlap_what_says_where_it_comes_from() -> None:
     with pytest.raises(ValueError, match="out overlaps the ids"):
         gather(ids=memory[:16].view(np.int64), out=memory[8:16])
     with pytest.raises(ValueError, match="out overlaps the slots"):
-        _core.copy_from_slots(np.ones(8, U8), memory[:8].view(np.int32), memory[4:12], row_bytes=4)
+        _core.copy_from_slots(np.ones((2, 4), U8), memory[:8].view(np.int32), memory[4:12])
 
 
 ZERO_DIMENSIONS = np.array(0)

@@ -34,7 +34,7 @@ from gnnstore.features.files import FileRows
 from gnnstore.features.packed.chunks import BLOCK_BYTES, CHUNK_STAGING_BYTES, PackedSuperbatch
 from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.pack import pack, packed_bytes
-from gnnstore.features.source import RowRequest
+from gnnstore.features.source import RowRequest, TypedRows, of_one_type
 from gnnstore.interrupts import CancelledError
 from gnnstore.testing.faults import Fault, SystemCall, inject, inject_all
 from gnnstore.testing.twins.packing import packed_file, piece_crcs
@@ -52,7 +52,7 @@ class Case(PackingCase):
 
     def __init__(self, directory: Path, engine: str = "pread") -> None:
         super().__init__(directory, NUM_ROWS, {"x": ROW_BYTES}, engine=engine, shard_bytes=2**20)
-        self.table = self.tables["x"]
+        self.table = self.tables["x"].table
         assert self.table.array.layout.num_shards >= 2
         self.path = self.table.array.file_paths[0]
         self.trace = Trace.of([self.rng.permutation(NUM_ROWS)[:700] for _ in range(6)])
@@ -529,7 +529,7 @@ def test_input_that_does_not_fit_together(case: Case, tmp_path: Path) -> None:
         trace: Trace,
         slots: CachePlan | NDArray[Any],
         message: str,
-        tables: dict[str, FileRows] = case.tables,
+        tables: dict[str, TypedRows[FileRows]] = case.tables,
     ) -> None:
         with pytest.raises(UsageError, match=message):
             pack(tables, trace, slots, case.directory, memory_bytes=MEMORY_BYTES)
@@ -544,7 +544,7 @@ def test_input_that_does_not_fit_together(case: Case, tmp_path: Path) -> None:
         trace,
         slots,
         r"got 2, with \[2999, 3000\] rows",
-        case.tables | {"y": FileRows.open(other, case.table.engine)},
+        case.tables | of_one_type({"y": FileRows.open(other, case.table.engine)}),
     )
     refused(Trace(trace.ids + 1, trace.offsets), slots, r"row id 3000 .* outside \[0, 3000\)")
     refused(Trace(trace.ids[:-1], trace.offsets), slots[:-1], "offsets go from 0 to 4200")

@@ -299,7 +299,7 @@ def test_the_disk_budget_knows_them(case: Case) -> None:
     ],
 )
 def test_arguments_that_do_not_fit(case: Case, changes: dict[str, Any], error: str) -> None:
-    table = case.tables["x"]
+    table = case.tables["x"].table
     file = _core.SpillFile(case.directory / "ids")
     begin, crc = file.append(np.array([1, 2], np.int32), 0)
     place = table.place

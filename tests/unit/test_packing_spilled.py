@@ -24,7 +24,9 @@ from gnnstore.features.packed.chunks import BLOCK_BYTES
 from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.misses import collect_misses
 from gnnstore.features.packed.pack import append_missed, pack
+from gnnstore.features.source import of_one_type
 from gnnstore.interrupts import CancelledError, Flag
+from gnnstore.sampling.row_space import RowRange
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.packing import packed_file, piece_crcs
 from gnnstore.testing.twins.reads import write_array
@@ -71,7 +73,7 @@ def test_the_same_files(case: Case, num_slots: int, num_threads: int) -> None:
             for i in range(trace.num_batches):
                 case.check_batch(packed, i, trace.batch(i), expected.batch_slots(i))
         missed = collect_misses(
-            *spilled, NUM_ROWS, memory_bytes=MEMORY_BYTES, num_threads=num_threads
+            *spilled, [RowRange(0, NUM_ROWS)], memory_bytes=MEMORY_BYTES, num_threads=num_threads
         )
         runs = append_missed(
             case.tables,
@@ -98,7 +100,7 @@ def test_memory_is_not_for_what_is_missed(tmp_path: Path) -> None:
     num_rows, num_batches, batch_rows = 300_000, 40, 150_000
     rng = np.random.default_rng(1)
     array = write_array(tmp_path / "x", np.arange(num_rows, dtype=np.int64).reshape(-1, 1))
-    tables = {"x": FileRows.open(array, open_engine(array.file_paths[0], "pread"))}
+    tables = of_one_type({"x": FileRows.open(array, open_engine(array.file_paths[0], "pread"))})
     file = TraceBuilder(num_batches, num_rows, tmp_path / "trace")
     for i in range(num_batches):
         file.put(i, rng.permutation(num_rows)[:batch_rows].astype(np.int32))

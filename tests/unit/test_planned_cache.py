@@ -36,7 +36,7 @@ from gnnstore.features import planned as planned_cache
 from gnnstore.features import turns as sequencer
 from gnnstore.features.direct import DirectRows
 from gnnstore.features.planned import Lease, PlannedCache, PlanStep
-from gnnstore.features.source import RowRequest, RowSource, RowSpec
+from gnnstore.features.source import RowRequest, RowSource, RowSpec, of_one_type
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.reads import write_array
 
@@ -59,7 +59,7 @@ def table(tmp_path: Path, rows: NDArray[np.uint8]) -> DirectRows:
 
 @pytest.fixture
 def cache(table: DirectRows) -> PlannedCache:
-    return PlannedCache({"x": table}, NUM_SLOTS)
+    return PlannedCache(of_one_type({"x": table}), NUM_SLOTS)
 
 
 @pytest.fixture
@@ -186,13 +186,13 @@ def test_each_number_comes_once(
 
 
 def test_no_slots_at_all(table: DirectRows, rows: NDArray[np.uint8]) -> None:
-    cache = PlannedCache({"x": table}, 0)
+    cache = PlannedCache(of_one_type({"x": table}), 0)
     assert (cache.num_slots, cache.num_bytes) == (0, 0)
     lease = cache.begin()
     for i, step in enumerate(planned_steps(BeladyPlanner(0))):
         assert_is(lease, i, step, rows)
     with pytest.raises(UsageError, match="0 to 2147483645 slots, got -1"):
-        PlannedCache({"x": table}, -1)
+        PlannedCache(of_one_type({"x": table}), -1)
 
 
 # --- failures ------------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ def test_slots_that_may_be_half_written_are_unknown(
     is_interrupted_before: bool,
 ) -> None:
     """With two tables, an error between them leaves nodes of which one row is the new one."""
-    cache = PlannedCache({"x": table, "y": table}, NUM_SLOTS)
+    cache = PlannedCache(of_one_type({"x": table, "y": table}), NUM_SLOTS)
     planner = BeladyPlanner(NUM_SLOTS)
     steps = planned_steps(planner)
     lease = cache.begin()
@@ -281,10 +281,10 @@ def test_slots_that_may_be_half_written_are_unknown(
     copy_to_slots = _core.copy_to_slots
     calls = []
 
-    def interrupted(*arguments: Any, **options: Any) -> None:
+    def interrupted(*arguments: Any) -> None:
         calls.append(1)
         if not is_interrupted_before or len(calls) == 2:
-            copy_to_slots(*arguments, **options)
+            copy_to_slots(*arguments)
         if len(calls) == 2:
             raise KeyboardInterrupt
 
@@ -647,7 +647,7 @@ def test_an_interrupt_with_another_lease_waiting(
 
 
 def test_a_cache_is_freed_with_its_last_user(table: DirectRows) -> None:
-    cache = PlannedCache({"x": table}, 50_000)
+    cache = PlannedCache(of_one_type({"x": table}), 50_000)
     lease = cache.begin()
     in_use = _core.pool_stats()["bytes_in_use"]
     gc.disable()
@@ -676,11 +676,11 @@ def test_rows_that_have_a_slot_are_left_alone(table: DirectRows, rows: NDArray[n
     for name in ("reads", "bytes_read", "bytes_useful", "rows_read", "rows_cached"):
         assert getattr(counts, name) == getattr(alone, name)
     with pytest.raises(ValueError, match="cache is given without slots"):
-        table.read_into(RowRequest(ids, None, np.zeros(ROW_BYTES, np.uint8)), out)
+        table.read_into(RowRequest(ids, None, np.zeros((1, ROW_BYTES), np.uint8)), out)
     with pytest.raises(
         IndexError, match=r"slot \d+ at position \d+ is outside the cache of 0 rows"
     ):
-        table.read_into(RowRequest(ids, slots, np.empty(0, np.uint8)), out)
+        table.read_into(RowRequest(ids, slots, np.empty((0, ROW_BYTES), np.uint8)), out)
 
 
 # --- pinned rows ---------------------------------------------------------------------------------
@@ -713,7 +713,7 @@ def test_pinned_rows_are_read_once_and_with_the_others(
     rows: NDArray[np.uint8], others: NDArray[np.int64]
 ) -> None:
     source = Counting(rows)
-    cache = PlannedCache({"x": source}, NUM_SLOTS, PINNED, NUM_ROWS)
+    cache = PlannedCache(of_one_type({"x": source}), NUM_SLOTS, PINNED, NUM_ROWS)
     num_planned = NUM_SLOTS - len(PINNED)
     assert (cache.num_slots, cache.num_planned_slots) == (NUM_SLOTS, num_planned)
     assert not cache.holds_pinned
@@ -759,7 +759,7 @@ def test_pinned_rows_are_read_once_and_with_the_others(
 
 def test_pinned_rows_that_cannot_be_read_are_read_later(rows: NDArray[np.uint8]) -> None:
     source = Counting(rows, fails=True)
-    cache = PlannedCache({"x": source}, NUM_SLOTS, PINNED, NUM_ROWS)
+    cache = PlannedCache(of_one_type({"x": source}), NUM_SLOTS, PINNED, NUM_ROWS)
     with pytest.raises(StorageError, match="no more"):
         cache.begin().warm_up(0, np.arange(300, 330))
     assert not cache.holds_pinned

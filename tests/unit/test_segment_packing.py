@@ -17,6 +17,8 @@ from gnnstore.features.packed.chunks import BLOCK_BYTES, chunk_bytes
 from gnnstore.features.packed.misses import collect_misses
 from gnnstore.features.segments import packing as segment_packing
 from gnnstore.features.segments.packing import append_divided, divide_misses
+from gnnstore.features.source import of_one_type
+from gnnstore.sampling.row_space import RowRange
 from gnnstore.testing.twins.packing import piece_crcs
 from gnnstore.testing.twins.reads import write_array
 
@@ -48,7 +50,7 @@ def test_what_is_written_and_where(
         for i in range(len(SIZES))
     ]
     divided = divide_misses(
-        collect_misses(trace, slots, NUM_ROWS, memory_bytes=MEMORY_BYTES),
+        collect_misses(trace, slots, [RowRange(0, NUM_ROWS)], memory_bytes=MEMORY_BYTES),
         segment,
         num_table_rows=NUM_ROWS,
         row_bytes=row_bytes,
@@ -57,7 +59,9 @@ def test_what_is_written_and_where(
     file.write_bytes(b"before" * 1000 + bytes(-6000 % 4096))
     begin = file.stat().st_size
     files = {"x": (file, begin)}
-    chunks = append_divided({"x": table}, divided, files, memory_bytes=MEMORY_BYTES)["x"]
+    chunks = append_divided(of_one_type({"x": table}), divided, files, memory_bytes=MEMORY_BYTES)[
+        "x"
+    ]
     offsets = chunks.offsets
     content = np.frombuffer(file.read_bytes(), np.uint8)
     assert offsets[0] == begin
@@ -116,7 +120,8 @@ def test_what_is_written_and_where(
 
 def test_without_segments_nothing_is_divided() -> None:
     trace = Trace.of([np.arange(10), np.arange(10)])
-    missed = collect_misses(trace, np.full(20, -1, np.int32), 10, memory_bytes=MEMORY_BYTES)
+    slots = np.full(20, -1, np.int32)
+    missed = collect_misses(trace, slots, [RowRange(0, 10)], memory_bytes=MEMORY_BYTES)
     divided = divide_misses(missed, 1, num_table_rows=10, row_bytes=4)
     assert divided.missed is missed
     assert (divided.segments, divided.own.tolist()) == ((), [10, 10])

@@ -22,7 +22,7 @@ from gnnstore.disk.engines import open_engine
 from gnnstore.errors import CorruptStoreError, StorageError, UsageError
 from gnnstore.features import static as tier
 from gnnstore.features.direct import DirectRows
-from gnnstore.features.source import Tier
+from gnnstore.features.source import Tier, of_one_type
 from gnnstore.features.static import StaticCache, cache_cost
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.store.csc import TopologyMode
@@ -170,7 +170,7 @@ IDS = np.random.default_rng(1).integers(0, N, 500)
 
 
 def fill(table: DirectRows, scores: npt.NDArray[Any], num_rows: int) -> StaticCache:
-    cache = StaticCache({"x": table}, N)
+    cache = StaticCache(of_one_type({"x": table}), N)
     nodes = select_nodes(scores, num_rows)
     cache.warm_up(nodes, scores[nodes])
     return cache
@@ -262,7 +262,7 @@ def gated(table: tuple[DirectRows, Any], monkeypatch: pytest.MonkeyPatch) -> Ite
 
 def begun(gated: Gated) -> StaticCache:
     """Return a cache of every second row, of which the first 60 rows' are there."""
-    cache = StaticCache({"x": gated}, N)
+    cache = StaticCache(of_one_type({"x": gated}), N)
     nodes = np.arange(0, N, 2)
     cache.warm_up(nodes, np.arange(1, len(nodes) + 1).astype(np.uint32))
     assert gated.waits.wait(60)
@@ -315,7 +315,7 @@ def test_where_no_thread_can_be_started_a_cache_is_filled_at_once(
 
     monkeypatch.setattr(tier, "LONG_READ_BYTES", 0)
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    cache = StaticCache({"x": table[0]}, N)
+    cache = StaticCache(of_one_type({"x": table[0]}), N)
     cache.warm_up(np.arange(0, N, 2), np.arange(1, N // 2 + 1).astype(np.uint32))
     check(cache, table[1], N // 2)
 

@@ -63,6 +63,32 @@ int64_t length(const Array &array) {
     return static_cast<int64_t>(array.shape(0));
 }
 
+// Rows of bytes by slot, [num_slots, row_bytes]: a table of its own, or a column of a wider one.
+template <class Byte>
+struct SlotRows {
+    Byte *data;
+    int64_t num_slots, row_bytes;
+    int64_t slot_bytes;  // from one row to the next
+};
+
+template <class Byte, class Array>
+SlotRows<Byte> slot_rows(const Array &array, const char *name) {
+    if (array.dtype() != nb::dtype<uint8_t>()) refuse_dtype(name, "uint8", array.dtype());
+    if (array.ndim() != 2)
+        throw std::invalid_argument(std::string(name) + " must have two dimensions, got " +
+                                    std::to_string(array.ndim()));
+    SlotRows<Byte> rows{static_cast<Byte *>(array.data()),
+                        static_cast<int64_t>(array.shape(0)),
+                        static_cast<int64_t>(array.shape(1)),
+                        static_cast<int64_t>(array.shape(1))};
+    if (rows.num_slots == 0) return rows;
+    if (rows.num_slots > 1) rows.slot_bytes = array.stride(0);
+    if ((rows.row_bytes > 1 && array.stride(1) != 1) || rows.slot_bytes < rows.row_bytes)
+        throw std::invalid_argument(std::string(name) +
+                                    " must have its rows one behind the other, each contiguous");
+    return rows;
+}
+
 // Calls use(pointer) with the elements of an int32 or int64 vector.
 template <class Use>
 auto with_integers(const InputArray &array, const char *name, const Use &use) {

@@ -43,28 +43,30 @@ void check(const InputArray &nodes, const InputArray &slots, const InputArray &i
 }
 
 int64_t copy_out(const InputArray &cache, const InputArray &slots, const OutputArray &out,
-                 int64_t row_bytes, int num_threads) {
-    const CachedRows cached{.table = input_data<uint8_t>(cache, "cache", "uint8"),
-                            .num_slots = whole_rows(length(cache), "cache", row_bytes),
+                 int num_threads) {
+    const auto rows = slot_rows<const uint8_t>(cache, "cache");
+    const CachedRows cached{.table = rows.data,
+                            .num_slots = rows.num_slots,
+                            .slot_bytes = rows.slot_bytes,
                             .slots = input_data<int32_t>(slots, "slots", "int32")};
     uint8_t *target = output_data<uint8_t>(out, "out", "uint8");
     const GilRelease release;
-    return copy_from_slots(cached, length(slots), row_bytes, target, length(out),
+    return copy_from_slots(cached, length(slots), rows.row_bytes, target, length(out),
                            num_threads);
 }
 
 void copy_in(const InputArray &rows, const InputArray &positions, const OutputArray &cache,
-             const InputArray &slots, int64_t row_bytes) {
+             const InputArray &slots) {
     const uint8_t *source = input_data<uint8_t>(rows, "rows", "uint8");
     const SlotChanges changes{.positions = input_data<int32_t>(positions, "positions", "int32"),
                               .slots = input_data<int32_t>(slots, "slots", "int32"),
                               .size = length(slots)};
     require_length(positions, "positions", length(slots), "slot");
-    uint8_t *table = output_data<uint8_t>(cache, "cache", "uint8");
-    const int64_t num_rows = whole_rows(length(rows), "rows", row_bytes);
-    const int64_t num_slots = whole_rows(length(cache), "cache", row_bytes);
+    const auto to = slot_rows<uint8_t>(cache, "cache");
+    const int64_t num_rows = whole_rows(length(rows), "rows", to.row_bytes);
     const GilRelease release;
-    copy_to_slots(source, num_rows, changes, row_bytes, table, num_slots);
+    copy_to_slots(source, num_rows, changes, to.row_bytes,
+                  {to.data, to.num_slots, to.slot_bytes});
 }
 
 nb::object without_pinned(const InputArray &bits, const InputArray &ids) {
@@ -121,9 +123,9 @@ void bind_cache_slots(nb::module_ &m) {
     m.def("check_cached", check, "nodes"_a.noconvert(), "slots"_a.noconvert(),
           "ids"_a.noconvert());
     m.def("copy_from_slots", copy_out, "cache"_a.noconvert(), "slots"_a.noconvert(),
-          "out"_a.noconvert(), nb::kw_only(), "row_bytes"_a, "num_threads"_a = 1);
+          "out"_a.noconvert(), nb::kw_only(), "num_threads"_a = 1);
     m.def("copy_to_slots", copy_in, "rows"_a.noconvert(), "positions"_a.noconvert(),
-          "cache"_a.noconvert(), "slots"_a.noconvert(), nb::kw_only(), "row_bytes"_a);
+          "cache"_a.noconvert(), "slots"_a.noconvert());
     m.def("drop_pinned", without_pinned, "bits"_a.noconvert(), "ids"_a.noconvert());
     m.def("add_pinned", with_pinned, "bits"_a.noconvert(), "ranks"_a.noconvert(),
           "ids"_a.noconvert(), "slots"_a.noconvert(), "positions"_a.noconvert(), nb::kw_only(),

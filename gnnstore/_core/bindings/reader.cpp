@@ -4,7 +4,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
 #include <array>
 #include <bit>
 #include <optional>
@@ -76,8 +75,13 @@ ReadCounts gather(Reader &reader, const FileSet &files, const InputArray &ids,
     if (cache && !slots) throw std::invalid_argument("cache is given without slots");
     CachedRows cached{.num_slots = any_slot};
     if (cache) {
-        cached.table = input_data<uint8_t>(*cache, "cache", "uint8");
-        cached.num_slots = length(*cache) / std::max<int64_t>(row_bytes, 1);
+        const auto rows = slot_rows<const uint8_t>(*cache, "cache");
+        if (rows.row_bytes != row_bytes)
+            throw std::invalid_argument("cache must have rows of " + std::to_string(row_bytes) +
+                                        " bytes, got " + std::to_string(rows.row_bytes));
+        cached.table = rows.data;
+        cached.num_slots = rows.num_slots;
+        cached.slot_bytes = rows.slot_bytes;
     }
     if (slots) {
         cached.slots = input_data<int32_t>(*slots, "slots", "int32");

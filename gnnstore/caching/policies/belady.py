@@ -4,7 +4,7 @@ Sampling runs ahead of training, so the rows that the next hundreds of batches n
 and with them the best cache there can be: after each batch, of the rows at hand, it holds those
 that are needed again soonest (Belady; Ginex, section 3.3). The plan of a superbatch says for
 each row of each batch where it comes from, and which rows of a batch are written to which slots
-once it has been assembled, so that nothing is looked up by node id at run time.
+once it has been assembled, so that no row is looked up by its number at run time.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from gnnstore.disk.spool import Spool
 from gnnstore.errors import CorruptStoreError, UsageError, storage_error
 from gnnstore.features.source import RowRequest, RowSource, RowSpec
 from gnnstore.formats.packed.manifest import CHECKED_ROWS, MAX_PIECE_BYTES
+from gnnstore.sampling.row_space import RowRange
 
 # Chunks begin at multiples of this: what direct reads of any common disk are aligned to.
 CHUNK_ALIGNMENT_BYTES = 4096
@@ -148,6 +149,22 @@ class MissIndex:
         self.places.close()
 
 
+def places_within(
+    part: RowRange, places: tuple[npt.NDArray[np.int32], ...]
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Return where packed rows go that are of a part of a batch, from its first row on.
+
+    A part is that of a node type: places that a `MissIndex` has ascend from type to type.
+    """
+    positions, targets, sources = places
+    if not part.first and all((each[-1:] < part.num_rows).all() for each in (positions, targets)):
+        return positions, targets, sources  # all are of the first type
+    _, own = part.part(positions)
+    repeats, own_targets = part.part(targets)
+    sources = sources[repeats]
+    return own, own_targets, sources - part.first if part.first else sources
+
+
 @dataclass(frozen=True, eq=False)
 class PackedChunks:
     """Positions of the chunks of a table, in memory and in its file, and their checksums."""
@@ -191,9 +208,9 @@ class PackedTable:
         begin = int(self.chunks.offsets[i])
         chunk = self.chunks.kept[begin : begin + num_rows * row_bytes]
         order = np.arange(num_rows, dtype=np.int32)
-        _core.copy_to_slots(chunk, order, out, positions, row_bytes=row_bytes)
+        rows = out.reshape(-1, row_bytes)
+        _core.copy_to_slots(chunk, order, rows, positions)
         if len(targets):
-            rows = out.reshape(-1, row_bytes)
             rows[targets] = rows[sources]
         return ReadCounts(rows_read=num_rows)
 
@@ -273,10 +290,15 @@ class PackedSuperbatch:
         }
 
     def _read_missed(
-        self, i: int, path: str, slots: npt.NDArray[np.int32], out: npt.NDArray[Any]
+        self,
+        i: int,
+        path: str,
+        part: RowRange,
+        slots: npt.NDArray[np.int32],
+        out: npt.NDArray[Any],
     ) -> ReadCounts:
         """Write the rows of a batch whose slot is negative to their places; the others stay."""
-        places = first, again, _ = self.index.batch(i)
+        places = first, again, _ = places_within(part, self.index.batch(i))
         num_packed = len(first) + len(again)
         num_missed = int(np.count_nonzero(slots < 0))
         if num_missed != num_packed or any(
@@ -295,7 +317,10 @@ class PackedSuperbatch:
         out: npt.NDArray[np.uint8],
         places: tuple[npt.NDArray[np.int32], ...] | None = None,
     ) -> ReadCounts:
-        """Write the missed rows of batch `i` of a table to their places; the others stay."""
+        """Write the missed rows of batch `i` of a table to their places; the others stay.
+
+        All places are those of the table's type, which is the only one unless they are given.
+        """
         table = self.tables[path]
         positions, targets, sources = self.index.batch(i) if places is None else places
         if len(positions) == 0:
@@ -363,7 +388,8 @@ class PackedRows(RowSource):
     def __init__(
         self,
         spec: RowSpec,
-        read_missed: Callable[[npt.NDArray[np.int32], npt.NDArray[Any]], ReadCounts],
+        # Given the part of the batch that the table's type is, the slots there, and the output.
+        read_missed: Callable[[RowRange, npt.NDArray[np.int32], npt.NDArray[Any]], ReadCounts],
     ) -> None:
         self._spec = spec
         self._read_missed = read_missed
@@ -375,10 +401,12 @@ class PackedRows(RowSource):
 
     def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> ReadCounts:
         """Fill `out` with the rows of a batch that misses all of them."""
-        return self._read_missed(np.full(ids.size, -1, np.int32), out)
+        return self._read_missed(RowRange(0, ids.size), np.full(ids.size, -1, np.int32), out)
 
     def read_into(self, request: RowRequest, out: npt.NDArray[Any]) -> ReadCounts:
         """Fill `out` with the rows of the batch; cached ones are copied when others are read."""
         if request.slots is None:
             return self.read_rows(request.ids, out)
-        return self._read_missed(request.slots, out) + request.copy_cached(out)
+        part = RowRange(request.place, len(request.slots))
+        counts = self._read_missed(part, request.slots, out)
+        return counts + request.copy_cached(out)

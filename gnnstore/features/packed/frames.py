@@ -178,9 +178,8 @@ class FrameReader:
         _core.copy_to_slots(
             raw,
             np.arange(len(positions), dtype=np.int32),
-            out.reshape(-1).view(np.uint8),
+            out.reshape(-1).view(np.uint8).reshape(-1, table.row_bytes),
             positions,
-            row_bytes=table.row_bytes,
         )
         return counts + ReadCounts(rows_read=len(positions))
 

@@ -19,6 +19,7 @@ from gnnstore.budget.ledger import PLANNED, Ledger, Reservation
 from gnnstore.errors import BudgetError
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.chunks import CHUNK_ALIGNMENT_BYTES
+from gnnstore.features.source import TypedRows
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ def _pooled_bytes(num_bytes: int) -> int:
 
 
 def least_memory(
-    tables: Mapping[str, FileRows],
+    tables: Mapping[str, TypedRows[FileRows]],
     misses: npt.NDArray[np.int64],
     id_bytes: int,
     read_rows: int = 0,
@@ -177,11 +178,11 @@ def least_memory(
     num_batches, total = len(misses), int(misses.sum())
     if spills:
         rows_bytes = id_bytes * _least_rows(misses)
-        working = [_SMALLEST.num_bytes(t, num_batches) + rows_bytes for t in tables.values()]
+        working = [_SMALLEST.num_bytes(t, num_batches) + rows_bytes for t, _ in tables.values()]
         sorting = sorting_bytes(misses, 1, id_bytes, read_rows, spills=True)
         return spilled_bytes(misses, id_bytes) + max(sorting, *working)
     held = held_bytes(total, num_batches, id_bytes)
-    working = [_SMALLEST.num_bytes(table, num_batches) for table in tables.values()]
+    working = [_SMALLEST.num_bytes(table, num_batches) for table, _ in tables.values()]
     return held + max(sorting_bytes(misses, 1, id_bytes, read_rows), *working)
 
 

@@ -1,17 +1,19 @@
 """The rows that the batches of a superbatch miss, sorted: what packing works from.
 
-Of each such row its id is there while it is packed, and its position until it is read. A superbatch
-may be as long as an epoch, and what it misses many times what memory holds; then both are in files:
-ids, which are read once for each table, range by range (see `_core.pack_spilled_rows`), and
-positions, which are read when the batch is.
+Batches name rows by their numbers in a row space, in which types ascend: the missed rows of a type
+are a part of each batch's, and kept by node id, as its tables have them. Of each row its id is
+there while it is packed, and its position until it is read. A superbatch may be as long as an
+epoch, and what it misses many times what memory holds; then both are in files: ids, which are read
+once for each table, range by range (see `_core.pack_spilled_rows`), and positions, which are read
+when the batch is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +33,7 @@ from gnnstore.features.packed.memory import (
     too_little_memory,
 )
 from gnnstore.interrupts import CancelledError, Flag
+from gnnstore.sampling.row_space import RowRange
 from gnnstore.threads import for_each, interruptible
 
 # A plan; or beside the trace's ids int32 (negative: missed) or bool (false: missed).
@@ -41,26 +44,39 @@ Slots = CachePlan | npt.NDArray[Any]
 class MissTable:
     """The distinct rows that each batch misses, and where they go."""
 
-    # int32 or int64 [m]: ``rows[begins[i]:begins[i] + index.num_rows[i]]`` are the rows of batch i,
-    # in the order of the table.
+    # int32 or int64 [m]: ``rows[begins[i]:begins[i] + index.num_rows[i]]`` are the rows of batch i
+    # by node id, type after type, in the order of the table.
     rows: npt.NDArray[Any]
     begins: npt.NDArray[np.int64]  # int64 [S]
     index: MissIndex
-    file: FileSpool | None = None  # of each batch its rows
-    # Of rows in a file every `STRIDE_ROWS`-th of each batch, by which ends of ranges are found.
-    samples: npt.NDArray[Any] = field(default_factory=lambda: np.empty(0, np.int32), repr=False)
+    ranges: tuple[RowRange, ...]  # T types, in the order of their rows
+    counts: npt.NDArray[np.int64]  # int64 [S, T]: rows of each batch and type
+    file: FileSpool | None = None  # of each batch its rows, an array for each type
+    # For each type, of rows in a file: every `STRIDE_ROWS`-th of each batch, by which ends of
+    # ranges are found.
+    samples: tuple[npt.NDArray[Any], ...] = ()
 
     @property
     def num_bytes(self) -> int:
         """Bytes of memory, while rows are packed."""
         if self.file is not None:
-            return SPILLED_BATCH_BYTES * len(self.begins) + self.samples.nbytes
+            samples = sum(each.nbytes for each in self.samples)
+            return SPILLED_BATCH_BYTES * len(self.begins) + samples
         return self.rows.nbytes + self.begins.nbytes + self.index.num_bytes
 
     def batch(self, i: int) -> npt.NDArray[Any]:
         """Return the rows of a batch that are in memory: a view."""
         begin = int(self.begins[i])
         return self.rows[begin : begin + int(self.index.num_rows[i])]
+
+    def of_type(self, rows: RowRange) -> TypeMisses:
+        """Return where the rows of a type are."""
+        t = self.ranges.index(rows)
+        num_rows = np.ascontiguousarray(self.counts[:, t])
+        if self.file is None:
+            return TypeMisses(num_rows, self.begins + self.counts[:, :t].sum(axis=1))
+        begins, crcs = self.file.begins[:, t].copy(), self.file.crcs[:, t].copy()
+        return TypeMisses(num_rows, begins, crcs, self.samples[t])
 
     def close_rows(self) -> None:
         """Remove the file of ids, if there is one, when all tables are packed. Idempotent."""
@@ -73,22 +89,32 @@ class MissTable:
         self.index.close()
 
 
+class TypeMisses(NamedTuple):
+    """The missed rows of a type in a `MissTable`, batch by batch."""
+
+    num_rows: npt.NDArray[np.int64]  # int64 [S]
+    begins: npt.NDArray[np.int64]  # int64 [S]: in `rows`, or in bytes of the file
+    # Of rows in a file: uint32 [S], and as in `MissTable`.
+    crcs: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
+    samples: npt.NDArray[Any] = np.empty(0, np.int32)
+
+
 @dataclass(frozen=True, eq=False)
 class MissCollector:
     """Finds and sorts what batches miss. Made by `of`, which checks what it is given."""
 
     trace: Trace
     slots: Slots  # cachePlan, or ndarray of int32 or bool [n]
-    num_table_rows: int
+    ranges: tuple[RowRange, ...]  # the rows that may be missed: ascending, none in two of them
     slots_of: Callable[[int], npt.NDArray[np.int32]]  # returns the slot of each row of a batch
     # int64 [S]: distinct rows that each batch misses, at most; exactly, if a plan says it.
     most: npt.NDArray[np.int64]
 
     @classmethod
-    def of(cls, trace: Trace, slots: Slots, num_table_rows: int) -> MissCollector:
+    def of(cls, trace: Trace, slots: Slots, ranges: Sequence[RowRange]) -> MissCollector:
         """Check that trace and slots fit together."""
         _check_offsets(trace)
-        return cls(trace, slots, num_table_rows, *_slots_of(trace, slots))
+        return cls(trace, slots, tuple(ranges), *_slots_of(trace, slots))
 
     @property
     def id_bytes(self) -> int:
@@ -130,30 +156,32 @@ class MissCollector:
     def _in_memory(self, each: Callable[[Callable[[int], None]], None]) -> MissTable:
         most, total = self.most, int(self.most.sum())
         begins = np.cumsum(most) - most
-        num_rows = np.zeros(len(most), np.int64)
+        counts = np.zeros((len(most), len(self.ranges)), np.int64)
         # Not from the pool, which rounds up by an eighth, and keeps what it gets back.
         rows, positions = np.empty(total, self.trace.ids.dtype), np.empty(total, np.int32)
         places = MemorySpool()
 
         def sort_batch(i: int) -> None:
             begin, end = int(begins[i]), int(begins[i] + most[i])
-            num_rows[i], *repeats = self._sort(i, rows[begin:end], positions[begin:end])
-            places.append(i, [positions[begin : begin + int(num_rows[i])], *repeats])
+            parts, *repeats = self._sort(i, rows[begin:end], positions[begin:end])
+            counts[i] = [len(part) for part in parts]
+            places.append(i, [positions[begin : begin + int(counts[i].sum())], *repeats])
 
         each(sort_batch)
-        self._check(num_rows)
-        return MissTable(rows, begins, MissIndex(num_rows, places))
+        index = MissIndex(self._checked(counts), places)
+        return MissTable(rows, begins, index, self.ranges, counts)
 
     def _to_files(
         self, directory: Path, num_threads: int, each: Callable[[Callable[[int], None]], None]
     ) -> MissTable:
         num_batches, dtype = len(self.most), self.trace.ids.dtype
-        num_rows = np.zeros(num_batches, np.int64)
-        samples: list[npt.NDArray[Any]] = [np.empty(0, dtype)] * num_batches
+        counts = np.zeros((num_batches, len(self.ranges)), np.int64)
+        samples: list[list[npt.NDArray[Any]]] = [[] for _ in range(num_batches)]
         largest = int(self.most.max(initial=0))
         # One of each thread. Not from the pool, which keeps what it gets back.
         idle = [(np.empty(largest, dtype), np.empty(largest, np.int32)) for _ in range(num_threads)]
-        ids = FileSpool(directory / "missed", num_batches, what="which rows are missed")
+        missed, what = directory / "missed", "which rows are missed"
+        ids = FileSpool(missed, num_batches, len(self.ranges), what=what)
         try:
             what = "where packed rows go"
             places = FileSpool(directory / "positions", num_batches, 3, what=what)
@@ -163,23 +191,25 @@ class MissCollector:
 
         def sort_batch(i: int) -> None:
             scratch, most = idle.pop(), int(self.most[i])
-            num_rows[i], *repeats = self._sort(i, scratch[0][:most], scratch[1][:most])
-            found, positions = (array[: num_rows[i]] for array in scratch)
-            samples[i] = found[:: packing_memory.STRIDE_ROWS].copy()
-            ids.append(i, [found])
-            places.append(i, [positions, *repeats])
+            parts, *repeats = self._sort(i, scratch[0][:most], scratch[1][:most])
+            counts[i] = [len(part) for part in parts]
+            samples[i] = [part[:: packing_memory.STRIDE_ROWS].copy() for part in parts]
+            ids.append(i, parts)
+            places.append(i, [scratch[1][: counts[i].sum()], *repeats])
             idle.append(scratch)
 
         try:
             each(sort_batch)
-            self._check(num_rows)
+            index = MissIndex(self._checked(counts), places)
         except BaseException:
             ids.close()
             places.close()
             raise
-        none = np.empty(0, dtype)
-        joined = np.concatenate([none, *samples])
-        return MissTable(none, num_rows - num_rows, MissIndex(num_rows, places), ids, joined)
+        none, begins = np.empty(0, dtype), np.zeros(num_batches, np.int64)
+        joined = tuple(
+            np.concatenate([none, *(of[t] for of in samples)]) for t in range(len(self.ranges))
+        )
+        return MissTable(none, begins, index, self.ranges, counts, ids, joined)
 
     def _num_threads(self, wanted: int, memory_bytes: int, left_bytes: int, spills: bool) -> int:
         """Return how many threads there is memory for, of what packing has and of what is left."""
@@ -196,35 +226,47 @@ class MissCollector:
 
     def _sort(
         self, i: int, rows: npt.NDArray[Any], positions: npt.NDArray[np.int32]
-    ) -> tuple[int, npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """Find and sort what a batch misses."""
+    ) -> tuple[list[npt.NDArray[Any]], npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """Find and sort what a batch misses; return its rows of each type: views, by node id."""
         ids, slots = self.trace.batch(i), self.slots_of(i)
+        end = self.ranges[-1].first + self.ranges[-1].num_rows
         try:
-            return _core.sort_misses(ids, slots, rows, positions, num_rows=self.num_table_rows)
+            found, targets, sources = _core.sort_misses(ids, slots, rows, positions, num_rows=end)
         except (ValueError, IndexError) as error:
             raise UsageError(f"cannot pack batch {i} of a superbatch: {error}") from error
+        if len(self.ranges) == 1 and not self.ranges[0].first:
+            return [rows[:found]], targets, sources
+        parts = [rows[:found][own.within(rows[:found])] for own in self.ranges]
+        if sum(map(len, parts)) != found:
+            raise UsageError(f"cannot pack batch {i} of a superbatch: rows of no table are missed")
+        for own, part in zip(self.ranges, parts, strict=True):
+            if own.first:
+                np.subtract(part, own.first, out=part)
+        return parts, targets, sources
 
-    def _check(self, num_rows: npt.NDArray[np.int64]) -> None:
-        """Refuse the plan if it says other numbers of rows than were found."""
+    def _checked(self, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return how many rows each batch misses; refuse the plan if it says other numbers."""
         most = self.most
+        num_rows = counts.reshape(-1) if len(self.ranges) == 1 else counts.sum(axis=1)
         if isinstance(self.slots, CachePlan) and not np.array_equal(num_rows, most):
             i = int(np.flatnonzero(num_rows != most)[0])
             raise UsageError(
                 f"batch {i} misses {num_rows[i]} rows, but {most[i]} by its plan; pack with the "
                 "plan that was made of this trace"
             )
+        return num_rows
 
 
 def collect_misses(
     trace: Trace,
     slots: Slots,
-    num_table_rows: int,
+    ranges: Sequence[RowRange],
     *,
     memory_bytes: int,
     num_threads: int = 1,
 ) -> MissTable:
     """Find and sort the rows that each batch misses, in memory; see `MissCollector.collect`."""
-    collector = MissCollector.of(trace, slots, num_table_rows)
+    collector = MissCollector.of(trace, slots, ranges)
     return collector.collect(memory_bytes=memory_bytes, num_threads=num_threads)
 
 

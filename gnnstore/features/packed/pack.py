@@ -15,6 +15,7 @@ import mmap
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -32,6 +33,7 @@ from gnnstore.features.files import FileRows
 from gnnstore.features.packed import memory as packing_memory
 from gnnstore.features.packed.chunks import (
     BLOCK_BYTES,
+    CHUNK_ALIGNMENT_BYTES,
     ChunkChecksums,
     PackCounts,
     PackedChunks,
@@ -47,9 +49,10 @@ from gnnstore.features.packed.memory import (
     too_little_memory,
 )
 from gnnstore.features.packed.misses import MissCollector, MissTable, Slots
-from gnnstore.features.source import RowSpec
+from gnnstore.features.source import RowSpec, TypedRows, ranges_of
 from gnnstore.formats.container.files import require_space
 from gnnstore.interrupts import CancelledError, Flag
+from gnnstore.sampling.row_space import RowRange
 from gnnstore.threads import interruptible
 from gnnstore.units import format_size
 
@@ -62,6 +65,7 @@ class TableJob:
 
     path: str  # of the table in the store
     table: FileRows
+    range: RowRange  # of its type
     missed: MissTable
     file_path: Path  # the file to make; or, if it `grows`, to make longer
     begin: int = 0  # where the first chunk is to begin in the file, a multiple of 4096
@@ -78,20 +82,20 @@ class TableJob:
     ) -> tuple[PackedChunks, PackCounts]:
         """Write the table's file; return where the chunks of batches are in it."""
         table, missed = self.table, self.missed
-        index, left_bytes = missed.index, memory_bytes - missed.num_bytes
-        num_batches = len(index.num_rows)
+        own, left_bytes = missed.of_type(self.range), memory_bytes - missed.num_bytes
+        num_batches = len(own.num_rows)
         if missed.file is None:
             buffers = choose_buffers(table, num_batches, left_bytes)
         else:
-            id_bytes = missed.samples.itemsize
-            buffers, max_rows = share_with_rows(table, index.num_rows, id_bytes, left_bytes)
+            id_bytes = own.samples.itemsize
+            buffers, max_rows = share_with_rows(table, own.num_rows, id_bytes, left_bytes)
         offsets = np.zeros(num_batches + 1, np.int64)
-        np.cumsum(chunk_bytes(index.num_rows, table.row_bytes), out=offsets[1:])
+        np.cumsum(chunk_bytes(own.num_rows, table.row_bytes), out=offsets[1:])
         offsets += self.begin
         stays = np.arange(num_batches) < self.num_kept
         kept = _anonymous(int(offsets[self.num_kept]) if self.num_kept else 0)
         file_bytes = int(offsets[-1]) - len(kept)
-        checksums = ChunkChecksums.unknown(index.num_rows * table.row_bytes)
+        checksums = ChunkChecksums.unknown(own.num_rows * table.row_bytes)
         progress = np.zeros(2, np.int64)  # bytes so far; whether to stop
 
         outputs: tuple[Any, ...] = (
@@ -116,12 +120,11 @@ class TableJob:
 
         def work() -> dict[str, int]:
             if missed.file is None:
-                rows = (missed.rows, missed.begins, index.num_rows)
+                rows = (missed.rows, own.begins, own.num_rows)
                 return _core.pack_rows(table.files, *rows, *outputs, grows=self.grows, **options)
-            spool = missed.file
-            ids = (spool.file, spool.begins.reshape(-1), index.num_rows, spool.crcs.reshape(-1))
+            ids = (missed.file.file, own.begins, own.num_rows, own.crcs, own.samples)
             options.update(stride=packing_memory.STRIDE_ROWS, max_rows=max_rows)
-            return _core.pack_spilled_rows(table.files, *ids, missed.samples, *outputs, **options)
+            return _core.pack_spilled_rows(table.files, *ids, *outputs, **options)
 
         try:
             counts = interruptible(work, "gnnstore-pack", progress, stop, advance)
@@ -148,28 +151,39 @@ class TableJob:
 
 
 def packed_bytes(
-    tables: Mapping[str, FileRows],
+    tables: Mapping[str, TypedRows[FileRows]],
     misses: npt.NDArray[np.int64],
     spilled_id_bytes: int = 0,
     chunk_memory_bytes: int = 0,
 ) -> int:
-    """Return the bytes on disk that packing takes."""
-    rows = np.asarray(misses, np.int64)
-    sorted_bytes = (spilled_id_bytes + 4) * int(rows.sum()) if spilled_id_bytes else 0
-    written = rows[_count_kept(tables, rows, chunk_memory_bytes) :]
-    chunks = sum(int(chunk_bytes(written, table.row_bytes).sum()) for table in tables.values())
-    return chunks + sorted_bytes
+    """Return the bytes on disk that packing takes.
+
+    Where there are several types, that is at most, unless misses are given for each: [S, T].
+    """
+    sorted_bytes = (spilled_id_bytes + 4) * int(misses.sum()) if spilled_id_bytes else 0
+    sizes = _batch_bytes(tables, misses)
+    return int(sizes[_count_kept(sizes, chunk_memory_bytes) :].sum()) + sorted_bytes
 
 
-def _count_kept(
-    tables: Mapping[str, FileRows], misses: npt.NDArray[np.int64], chunk_memory_bytes: int
-) -> int:
+def _batch_bytes(
+    tables: Mapping[str, TypedRows[FileRows]], misses: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Return the bytes of the chunks of each batch, by its misses [S] or [S, T]."""
+    ranges = ranges_of(tables)
+    sizes = np.zeros((len(ranges), len(misses)), np.int64)
+    for table, own in tables.values():
+        t = ranges.index(own)
+        sizes[t] += chunk_bytes(misses if misses.ndim == 1 else misses[:, t], table.row_bytes)
+    batch_bytes: npt.NDArray[np.int64] = sizes.sum(axis=0)
+    if misses.ndim == 1 and len(ranges) > 1:
+        # As if all were of the widest type; each chunk is filled up to whole units.
+        batch_bytes = sizes.max(axis=0) + CHUNK_ALIGNMENT_BYTES * len(tables)
+    return batch_bytes
+
+
+def _count_kept(batch_bytes: npt.NDArray[np.int64], chunk_memory_bytes: int) -> int:
     """Return how many batches, from the first on, have chunks that stay in memory."""
-    each = sum(
-        (chunk_bytes(misses, table.row_bytes) for table in tables.values()),
-        start=np.zeros(len(misses), np.int64),
-    )
-    return int(np.searchsorted(np.cumsum(each), chunk_memory_bytes, side="right"))
+    return int(np.searchsorted(np.cumsum(batch_bytes), chunk_memory_bytes, side="right"))
 
 
 def _anonymous(num_bytes: int) -> npt.NDArray[np.uint8]:
@@ -181,7 +195,7 @@ def _anonymous(num_bytes: int) -> npt.NDArray[np.uint8]:
 
 
 def pack(
-    tables: Mapping[str, FileRows],
+    tables: Mapping[str, TypedRows[FileRows]],
     trace: Trace,
     slots: Slots,
     directory: Path,
@@ -193,21 +207,27 @@ def pack(
     stop: Flag | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> PackedSuperbatch:
-    """Write the missed rows of each batch of a superbatch to files, reading each table once."""
+    """Write the missed rows of each batch of a superbatch to files, reading each table once.
+
+    A trace has the numbers of a row space, of which each table knows those of its type.
+    """
     start = perf_counter()
     if stop is not None and stop.is_set():
         raise CancelledError("packing was stopped before it began")
-    num_rows = {table.num_rows for table in tables.values()}
-    if len(num_rows) != 1:
+    ranges = ranges_of(tables)
+    are_apart = all(a.first + a.num_rows <= b.first for a, b in pairwise(ranges))
+    fit = all(table.num_rows == own.num_rows for table, own in tables.values())
+    if not (tables and fit and are_apart):
         raise UsageError(
-            "one or more tables of the same nodes are packed together; "
-            f"got {len(tables)}, with {sorted(num_rows)} rows"
+            "one or more tables of the same nodes are packed together, and those of other types "
+            f"apart from them in a row space; got {len(tables)}, with "
+            f"{sorted({table.num_rows for table, _ in tables.values()})} rows"
         )
-    collector = MissCollector.of(trace, slots, num_rows.pop())
+    collector = MissCollector.of(trace, slots, ranges)
     spills = _must_spill(tables, collector, memory_bytes)
     spilled_id_bytes = collector.id_bytes if spills else 0
-    is_exact = isinstance(slots, CachePlan)
-    if is_exact:  # else it is not known yet which of the rows are the same
+    is_exact = isinstance(slots, CachePlan) and len(ranges) == 1
+    if is_exact:  # else it is not known yet which of the rows are the same, or of which type
         num_bytes = packed_bytes(tables, collector.most, spilled_id_bytes, chunk_memory_bytes)
         _check_room(directory, num_bytes, disk_bytes)
     try:
@@ -220,21 +240,20 @@ def pack(
             own if spills else None, memory_bytes=memory_bytes, num_threads=num_threads, stop=stop
         )
         _core.release_memory()  # of sorting, before windows are taken
-        num_rows_of = missed.index.num_rows
         if not is_exact:
-            num_bytes = packed_bytes(tables, num_rows_of, spilled_id_bytes, chunk_memory_bytes)
+            num_bytes = packed_bytes(tables, missed.counts, spilled_id_bytes, chunk_memory_bytes)
             _check_room(directory, num_bytes, disk_bytes)
-        num_kept = _count_kept(tables, num_rows_of, chunk_memory_bytes)
+        num_kept = _count_kept(_batch_bytes(tables, missed.counts), chunk_memory_bytes)
         packed: dict[str, PackedTable] = {}
         counts = PackCounts()
-        for number, (path, table) in enumerate(tables.items()):
-            job = TableJob(path, table, missed, own / f"{number}.rows", num_kept=num_kept)
+        for number, (path, rows) in enumerate(tables.items()):
+            job = TableJob(path, *rows, missed, own / f"{number}.rows", num_kept=num_kept)
             chunks, more = job.run(memory_bytes, num_threads, stop, advance)
             packed[path] = job.opened(chunks)
             counts = _sum(counts, more)
         missed.close_rows()
         counts = replace(counts, seconds=perf_counter() - start)
-        engine = next(iter(tables.values())).engine_name
+        engine = next(iter(tables.values())).table.engine_name
         return PackedSuperbatch(own, missed.index, packed, chunk_reader(engine), counts)
     except BaseException:
         if missed is not None:
@@ -244,7 +263,7 @@ def pack(
 
 
 def _must_spill(
-    tables: Mapping[str, FileRows], collector: MissCollector, memory_bytes: int
+    tables: Mapping[str, TypedRows[FileRows]], collector: MissCollector, memory_bytes: int
 ) -> bool:
     """Return whether sorted rows go to files; raise if there is too little memory even so."""
     misses, id_bytes, trace = collector.most, collector.id_bytes, collector.trace
@@ -257,7 +276,7 @@ def _must_spill(
 
 
 def append_missed(
-    tables: Mapping[str, FileRows],
+    tables: Mapping[str, TypedRows[FileRows]],
     missed: MissTable,
     files: Mapping[str, tuple[Path, int]],
     *,
@@ -266,10 +285,10 @@ def append_missed(
 ) -> dict[str, PackedChunks]:
     """Pack collected misses behind what other superbatches have in files that are kept."""
     directory = next(iter(files.values()))[0].parent
-    _check_room(directory, packed_bytes(tables, missed.index.num_rows), None)
+    _check_room(directory, packed_bytes(tables, missed.counts), None)
     chunks: dict[str, PackedChunks] = {}
-    for path, table in tables.items():
-        job = TableJob(path, table, missed, *files[path], grows=True)
+    for path, rows in tables.items():
+        job = TableJob(path, *rows, missed, *files[path], grows=True)
         chunks[path], _ = job.run(memory_bytes, num_threads, None, None)
     return chunks
 

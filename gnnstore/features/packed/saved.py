@@ -22,7 +22,12 @@ from gnnstore._core import ReadCounts, empty
 from gnnstore.disk.engines import Engine, open_engine
 from gnnstore.errors import CorruptStoreError, storage_error, storage_errors
 from gnnstore.features.files import FileRows
-from gnnstore.features.packed.chunks import PackedRows, chunk_reader, packed_read_error
+from gnnstore.features.packed.chunks import (
+    PackedRows,
+    chunk_reader,
+    packed_read_error,
+    places_within,
+)
 from gnnstore.features.packed.frames import FrameReader
 from gnnstore.features.packed.record import SavedRecord, crc_seed, decode_record
 from gnnstore.features.segments.rows import SharedReader
@@ -35,6 +40,7 @@ from gnnstore.formats.container.files import fill_at
 from gnnstore.formats.container.regular_files import open_regular
 from gnnstore.formats.packed.manifest import CHECKED_ROWS, name_of_batch
 from gnnstore.formats.packed.reader import PackedReader
+from gnnstore.sampling.row_space import RowRange
 
 _HELP = "Restore the plan from a copy, or pack again; 'gnnstore verify' shows all that is damaged"
 
@@ -168,8 +174,10 @@ class SavedPlan:
     def rows(self, number: int, record: SavedRecord) -> dict[str, RowSource]:
         """Return the sources of the rows that a batch misses, by the attribute's path."""
 
-        def read(path: str, _slots: npt.NDArray[np.int32], out: npt.NDArray[Any]) -> ReadCounts:
-            return self.read_missed(number, record, path, out)
+        def read(
+            path: str, part: RowRange, _slots: npt.NDArray[np.int32], out: npt.NDArray[Any]
+        ) -> ReadCounts:
+            return self.read_missed(number, record, path, part, out)
 
         return {
             path: PackedRows(table.spec, partial(read, path))
@@ -177,9 +185,14 @@ class SavedPlan:
         }
 
     def read_missed(
-        self, number: int, record: SavedRecord, path: str, out: npt.NDArray[Any]
+        self,
+        number: int,
+        record: SavedRecord,
+        path: str,
+        part: RowRange,
+        out: npt.NDArray[Any],
     ) -> ReadCounts:
-        """Write the packed rows of a batch to their places; the others stay."""
+        """Write the packed rows of a part of a batch to their places; the others stay."""
         packed = self._packed[path]
         table, column = packed.rows, packed.column
         counts = ReadCounts()
@@ -191,20 +204,24 @@ class SavedPlan:
                 )
             except CorruptStoreError as error:
                 raise self._named(error, number, path) from None
-        if len(record.positions) + len(record.repeat_targets) == 0:
+        places = record.positions, record.repeat_targets, record.repeat_sources
+        positions, targets, sources = places_within(part, places)
+        if len(positions) + len(targets) == 0:
             return counts
         begin = int(self.reader.index[number, packed.begin_column])
         try:
             if self._frames is not None:
-                return counts + self._read_frame(number, record, path, out)
+                found = self._read_frame(number, path, positions, out)
+                out[targets] = out[sources]
+                return counts + found
             read = _core.read_packed_rows(
                 self._chunks,
                 table.files,
                 0,
                 begin,
-                record.positions,
-                record.repeat_targets,
-                record.repeat_sources,
+                positions,
+                targets,
+                sources,
                 out.reshape(-1).view(np.uint8),
                 row_bytes=packed.row_bytes,
                 crcs=record.chunk_crcs[column],
@@ -217,16 +234,14 @@ class SavedPlan:
         return counts + read
 
     def _read_frame(
-        self, number: int, record: SavedRecord, path: str, out: npt.NDArray[Any]
+        self, number: int, path: str, positions: npt.NDArray[np.int32], out: npt.NDArray[Any]
     ) -> ReadCounts:
         assert self._frames is not None  # noqa: S101 - for the type checker
         table, column = self.tables[path], self._packed[path].column
         try:
-            counts = self._frames.read(number, column, table, record.positions, out)
+            return self._frames.read(number, column, table, positions, out)
         except CorruptStoreError as error:
             raise self._named(error, number, path) from None
-        out[record.repeat_targets] = out[record.repeat_sources]
-        return counts
 
     def _named(self, error: CorruptStoreError, number: int, path: str) -> CorruptStoreError:
         """Say whose the damaged rows are."""

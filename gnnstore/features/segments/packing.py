@@ -21,7 +21,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.caching.segments import SharedRows, segments_of
 from gnnstore.disk.spool import MemorySpool
-from gnnstore.errors import CorruptStoreError, storage_errors
+from gnnstore.errors import CorruptStoreError, UsageError, storage_errors
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.chunks import (
     PACK_ELSEWHERE,
@@ -32,6 +32,7 @@ from gnnstore.features.packed.chunks import (
 )
 from gnnstore.features.packed.misses import MissTable
 from gnnstore.features.packed.pack import append_missed
+from gnnstore.features.source import TypedRows
 from gnnstore.formats.container.files import read_part, write_part
 from gnnstore.formats.container.regular_files import open_regular
 
@@ -135,6 +136,11 @@ def divide_misses(
     own = index.num_rows.copy()
     if segment == 1:
         return DividedMisses(missed, index, rows, own, rows[:0], ())
+    if len(missed.ranges) > 1:
+        raise UsageError(
+            f"segment={segment} is for rows of one node type, and {len(missed.ranges)} types have "
+            "rows to pack: leave it out"
+        )
     num_batches = len(own)
     found: list[tuple[range, int]] = []
     ordered: list[npt.NDArray[Any]] = []
@@ -177,7 +183,7 @@ def segment_memory(misses: npt.NDArray[np.int64], id_bytes: int, num_tables: int
 
 
 def append_divided(
-    tables: Mapping[str, FileRows],
+    tables: Mapping[str, TypedRows[FileRows]],
     divided: DividedMisses,
     files: Mapping[str, tuple[Path, int]],
     *,
@@ -196,9 +202,9 @@ def append_divided(
         path: DividedChunks(
             chunks[path].offsets,
             chunks[path].checksums,
-            _reorder(divided, files[path][0], chunks[path], table.row_bytes),
+            _reorder(divided, files[path][0], chunks[path], rows.table.row_bytes),
         )
-        for path, table in tables.items()
+        for path, rows in tables.items()
     }
 
 
@@ -231,7 +237,8 @@ def _with_parts(
     for end, size in zip(num_rows + ends, sizes, strict=True):
         packed[end - size : end].sort()
     begins = np.concatenate([missed.begins, num_rows + ends - sizes])
-    return MissTable(packed, begins, MissIndex(np.concatenate([own, sizes]), MemorySpool()))
+    index = MissIndex(np.concatenate([own, sizes]), MemorySpool())
+    return MissTable(packed, begins, index, missed.ranges, index.num_rows.reshape(-1, 1))
 
 
 def _part_sizes(place: SegmentPlace) -> list[int]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from gnnstore.features.packed.pack import pack, packed_bytes
+from gnnstore.features.source import ranges_of
 from gnnstore.interrupts import CancelledError, Flag
 from gnnstore.progress import NullProgress, Progress
 
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from gnnstore.caching.trace import Trace
     from gnnstore.features.files import FileRows
     from gnnstore.features.packed.chunks import PackedSuperbatch
-    from gnnstore.features.source import RowSource
+    from gnnstore.features.source import RowSource, TypedRows
+    from gnnstore.sampling.row_space import RowRange
 
 _POLL_SECONDS = 0.05
 # Reads of single rows for each piece of a pass: packed rows are written and read as well.
@@ -43,7 +45,7 @@ class SuperbatchPacker:
 
     def __init__(
         self,
-        tables: Mapping[str, FileRows],
+        tables: Mapping[str, TypedRows[FileRows]],
         directory: Path,
         *,
         quota: DiskQuota,
@@ -71,7 +73,8 @@ class SuperbatchPacker:
     def is_faster(self, trace: Trace, plan: CachePlan) -> bool:
         """Whether packing what there is room for takes less time than reading it row by row."""
         num_batches, _ = self._fitting(trace, plan)
-        reads = int(plan.misses[:num_batches].sum()) * len(self._tables)
+        tables_each = len(self._tables) / len(ranges_of(self._tables))
+        reads = int(plan.misses[:num_batches].sum()) * tables_each
         pieces = [_Pieces.of(table) for table in self._tables.values()]
         if reads > _WORTH * sum(each.num_pieces for each in pieces):
             return True
@@ -131,23 +134,26 @@ class SuperbatchPacker:
 class _Pieces:
     """A table in pieces, each of which a pass reads as fast as the disk reads a row by itself."""
 
+    range: RowRange
     rows_each: int  # rows of a piece, and pieces of the table
     num_pieces: int  # rows of a piece, and pieces of the table
 
     @classmethod
-    def of(cls, table: FileRows) -> Self:
+    def of(cls, rows: TypedRows[FileRows]) -> Self:
         """Divide a table as its disk was measured: a gap that is as long as a read takes is one."""
+        table = rows.table
         piece_bytes = table.place["gap_bytes"] + _LEAST_READ_BYTES
         rows_each = max(
             1, piece_bytes // max(1, table.row_bytes), -(-table.num_rows // _MAX_PIECES)
         )
-        return cls(rows_each, -(-table.num_rows // rows_each))
+        return cls(rows.range, rows_each, -(-table.num_rows // rows_each))
 
     def num_needed(self, trace: Trace, plan: CachePlan, num_batches: int) -> int:
         """Return the number of pieces of which the first batches miss a row."""
         is_needed = np.zeros(self.num_pieces, np.bool_)
         for i in range(num_batches):
-            is_needed[trace.batch(i)[plan.batch_slots(i) < 0] // self.rows_each] = True
+            places, nodes = self.range.part(trace.batch(i))
+            is_needed[nodes[plan.batch_slots(i)[places] < 0] // self.rows_each] = True
         return int(np.count_nonzero(is_needed))
 
 

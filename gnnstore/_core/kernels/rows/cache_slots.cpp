@@ -82,17 +82,19 @@ int64_t copy_from_slots(const CachedRows &cache, int64_t num_ids, int64_t row_by
 }
 
 void copy_to_slots(const uint8_t *rows, int64_t num_rows, const SlotChanges &changes,
-                   int64_t row_bytes, uint8_t *table, int64_t num_slots) {
+                   int64_t row_bytes, const SlotTable &cache) {
     check_row_bytes(row_bytes);
     check_ids(changes.positions, changes.size, num_rows);
-    check_ids(changes.slots, changes.size, num_slots);
-    const RowCopy copy(row_bytes, table, num_slots * row_bytes);
+    check_ids(changes.slots, changes.size, cache.num_slots);
+    // Around the caches only where every slot begins on a line.
+    const bool has_lines = cache.slot_bytes % stream_line_bytes == 0;
+    const RowCopy copy(row_bytes, cache.table, has_lines ? cache.num_slots * row_bytes : 0);
     const int64_t ahead = rows_ahead(row_bytes);
     const auto row = [&](int64_t i) { return rows + changes.positions[i] * row_bytes; };
     for (int64_t i = 0; i < std::min(ahead, changes.size); ++i) prefetch_row(row(i), row_bytes);
     for (int64_t i = 0; i < changes.size; ++i) {
         if (i + ahead < changes.size) prefetch_row(row(i + ahead), row_bytes);
-        copy(table + changes.slots[i] * row_bytes, row(i));
+        copy(cache.table + changes.slots[i] * cache.slot_bytes, row(i));
     }
 }
 

@@ -27,8 +27,14 @@ struct SlotChanges {
     int64_t size;
 };
 
+// Slots that rows are copied to.
+struct SlotTable {
+    uint8_t *table;
+    int64_t num_slots, slot_bytes;  // as of CachedRows
+};
+
 // Copies rows of a batch to slots. Nothing is written when one of either is out of range.
 void copy_to_slots(const uint8_t *rows, int64_t num_rows, const SlotChanges &changes,
-                   int64_t row_bytes, uint8_t *table, int64_t num_slots);
+                   int64_t row_bytes, const SlotTable &cache);
 
 }  // namespace gnnstore

@@ -31,7 +31,7 @@ void CachedCopy::advance(int64_t num_ids) {
         if (next_ + ahead_ < num_ids_) prefetch(next_ + ahead_);
         const int64_t slot = cache_.slots[next_];
         if (slot < 0) continue;
-        copy_(out_ + next_ * row_bytes_, cache_.table + slot * row_bytes_);
+        copy_(out_ + next_ * row_bytes_, cache_.table + slot * cache_.slot_bytes);
         ++num_copied_;
     }
 }

@@ -10,11 +10,13 @@ namespace gnnstore {
 
 inline constexpr int64_t any_slot = int64_t{1} << 31;  // more than there can be
 
-// Rows that lie in memory: row slots[k] of the table is row ids[k], where slots[k] >= 0. Without
-// a table, and with any_slot in num_slots, rows that have a slot are left to somebody else.
+// Rows that lie in memory: row ids[k] begins at byte slots[k] * slot_bytes of the table, where
+// slots[k] >= 0. Without a table, and with any_slot in num_slots, rows that have a slot are left to
+// somebody else.
 struct CachedRows {
     const uint8_t *table = nullptr;
     int64_t num_slots = 0;
+    int64_t slot_bytes = 0;  // from one row to the next, at least a row's
     const int32_t *slots = nullptr;
 };
 
@@ -34,7 +36,7 @@ public:
 private:
     void prefetch(int64_t k) const {
         const int64_t slot = cache_.slots[k];
-        if (slot >= 0) prefetch_row(cache_.table + slot * row_bytes_, row_bytes_);
+        if (slot >= 0) prefetch_row(cache_.table + slot * cache_.slot_bytes, row_bytes_);
     }
 
     const CachedRows cache_;

@@ -1,0 +1,250 @@
+"""Rows of several node types, in one cache and packed in one pass, are those of NumPy indexing."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from gnnstore.budget.ledger import SLOTS
+from gnnstore.caching.policies.belady import BeladyPlanner
+from gnnstore.caching.trace import Trace
+from gnnstore.disk.engines import open_engine
+from gnnstore.errors import UsageError
+from gnnstore.features.direct import DirectRows
+from gnnstore.features.files import FileRows
+from gnnstore.features.packed import memory as packing_memory
+from gnnstore.features.packed.memory import least_memory
+from gnnstore.features.packed.misses import collect_misses
+from gnnstore.features.packed.pack import pack, packed_bytes
+from gnnstore.features.planned import PlannedCache, PlanStep
+from gnnstore.features.segments.packing import divide_misses
+from gnnstore.features.source import RowSource, TypedRows, files_of, of_one_type, ranges_of
+from gnnstore.features.static import StaticCache
+from gnnstore.sampling.row_space import RowRange, RowSpace
+from gnnstore.testing.twins.reads import write_array
+
+COUNTS = {"paper": 700, "author": 400, "venue": 90}
+# Nodes that have no rows on disk, and their type no place in the row space.
+NUM_INSTITUTIONS = 20
+NUM_SLOTS = 160
+NUM_BATCHES = 12
+MEMORY_BYTES = 1 << 25
+SPACE = RowSpace.of(COUNTS)
+
+Nodes = dict[str, NDArray[Any]]
+
+
+class Case:
+    """Tables of three types: rows of 100 bytes and of 6, of 36, and of 512."""
+
+    def __init__(self, directory: Path) -> None:
+        self.rng = np.random.default_rng(0)
+        self.directory = directory
+        self.rows: dict[str, NDArray[Any]] = {
+            "paper/x": self.rng.random((700, 25), dtype=np.float32),
+            "author/x": self.rng.random((400, 9), dtype=np.float32),
+            "paper/scale": self.rng.random((700, 3)).astype(np.float16),
+            "venue/x": self.rng.integers(0, 256, (90, 512), dtype=np.uint8),
+        }
+        self.tables: dict[str, TypedRows[RowSource]] = {}
+        for path, rows in self.rows.items():
+            array = write_array(directory / path, rows)
+            table = DirectRows(FileRows.open(array, open_engine(array.file_paths[0], "pread")))
+            self.tables[path] = TypedRows(table, SPACE.range_of(path.split("/")[0]))
+        self.batches = [self.batch(i) for i in range(NUM_BATCHES)]
+        self.trace = Trace.of([SPACE.rows(nodes) for nodes in self.batches])
+
+    def batch(self, i: int) -> Nodes:
+        """Skewed nodes in any order, some of them repeated; of some types there may be none."""
+        sizes = {"paper": 120, "author": 0 if i % 4 == 1 else 60, "venue": 0 if i % 3 == 0 else 25}
+        if i == 7:
+            sizes = dict.fromkeys(sizes, 0)
+        found = {
+            name: (COUNTS[name] * self.rng.random(size) ** 2).astype(np.int32)
+            for name, size in sizes.items()
+        }
+        return found | {"institution": np.arange(NUM_INSTITUTIONS, dtype=np.int32)}
+
+    def check(self, i: int, found: dict[str, Any]) -> None:
+        """Compare the gathered rows of a batch."""
+        assert found.keys() == self.rows.keys()
+        for path, rows in self.rows.items():
+            nodes = self.batches[i][path.split("/")[0]]
+            np.testing.assert_array_equal(found[path].values, rows[nodes])
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    return Case(tmp_path)
+
+
+def test_numbers_of_rows(case: Case) -> None:
+    assert SPACE.ranges["venue"] == RowRange(1100, 90)
+    assert SPACE.num_rows == 1190
+    assert SPACE.dtype == np.int32
+    assert RowSpace.of({"a": 2**31, "b": 1}).dtype == np.int64
+    for i, nodes in enumerate(case.batches):
+        rows = case.trace.batch(i)
+        assert rows.dtype == np.int32
+        assert len(rows) == sum(len(nodes[name]) for name in COUNTS)
+        for name, places, found in SPACE.nodes(rows):
+            assert places == SPACE.ranges[name].within(rows)
+            np.testing.assert_array_equal(found, nodes[name])
+        for name, own in SPACE.ranges.items():
+            places, found = own.part(np.unique(rows))
+            np.testing.assert_array_equal(found, np.unique(nodes[name]))
+    only = RowSpace.of({"paper": 700})
+    assert only.rows(case.batches[0]) is case.batches[0]["paper"]
+    with pytest.raises(UsageError, match="nodes of type 'institution' have no rows on disk"):
+        SPACE.range_of("institution")
+
+
+@pytest.mark.parametrize("has_pinned", [False, True])
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_planned_slots(case: Case, has_pinned: bool, is_warm: bool) -> None:
+    """A slot is as wide as the widest type, whose row it may hold."""
+    pinned = np.sort(case.rng.permutation(SPACE.num_rows)[:40]) if has_pinned else None
+    cache = PlannedCache(case.tables, NUM_SLOTS, pinned, SPACE.num_rows)
+    num_planned = cache.num_planned_slots
+    assert num_planned == NUM_SLOTS - 40 * has_pinned
+    reserved = PlannedCache.reserve(512).bytes_of({SLOTS: num_planned})
+    if pinned is None:
+        assert cache.num_bytes == reserved
+    else:
+        reserved += PlannedCache.pinned_bytes(512, len(pinned), SPACE.num_rows)
+        assert cache.num_bytes == reserved - 4 * len(pinned)
+    planner, lease, number = BeladyPlanner(num_planned), cache.begin(), 0
+    if is_warm or has_pinned:
+        others = np.setdiff1d(np.arange(3, SPACE.num_rows, 9), [] if pinned is None else pinned)
+        others = others[:num_planned] if is_warm else others[:0]
+        counts = lease.warm_up(0, others)
+        assert counts is not None
+        # A paper has rows in two tables.
+        assert counts.rows_read == sum(
+            len(own.part(rows)[1])
+            for rows in (others, *([] if pinned is None else [pinned]))
+            for _, own in case.tables.values()
+        )
+        planner.restart(cache.planned_nodes)
+        number = 1
+    kept = cache.pinned
+    unpinned = [ids if kept is None else kept.drop(ids) for ids in map(case.trace.batch, range(12))]
+    plan = planner.plan(Trace.of(unpinned))
+
+    def gather(i: int) -> int:
+        ids, slots = case.trace.batch(i), plan.batch_slots(i)
+        positions, entering = plan.batch_changes(i)
+        if kept is not None:
+            slots, positions = kept.add(ids, slots, positions)
+        found = lease.gather(number + i, PlanStep(ids, slots, positions, entering))
+        case.check(i, found)
+        return sum(rows.counts.rows_cached for rows in found.values())
+
+    with ThreadPoolExecutor(3) as executor:  # some read what they miss before it is their turn
+        assert sum(executor.map(gather, range(NUM_BATCHES))) > 1000
+    # Another lease has the slots: every row is read.
+    later = cache.begin()
+    ids, none = case.trace.batch(2), np.empty(0, np.int32)
+    case.check(2, lease.gather(99, PlanStep(ids, np.zeros_like(ids), none, none)))
+    assert later.is_current
+
+
+@pytest.mark.parametrize("num_slots", [0, NUM_SLOTS])
+@pytest.mark.parametrize("chunks", ["on disk", "in memory", "both"])
+@pytest.mark.parametrize("is_spilled", [False, True])
+def test_packed_rows(
+    case: Case, monkeypatch: pytest.MonkeyPatch, num_slots: int, chunks: str, is_spilled: bool
+) -> None:
+    """What batches miss comes packed; sorted misses are in memory or, range by range, in files."""
+    monkeypatch.setattr(packing_memory, "STRIDE_ROWS", 16)
+    files = files_of(case.tables)
+    plan = BeladyPlanner(num_slots).plan(case.trace)
+    chunk_memory = {"on disk": 0, "in memory": 1 << 20, "both": 40_000}[chunks]
+    memory_bytes = MEMORY_BYTES
+    if is_spilled:
+        memory_bytes = least_memory(files, plan.misses, 4, spills=True)
+        assert memory_bytes < least_memory(files, plan.misses, 4)
+    lease = PlannedCache(case.tables, num_slots).begin()
+    with pack(
+        files,
+        case.trace,
+        plan,
+        case.directory,
+        memory_bytes=memory_bytes,
+        chunk_memory_bytes=chunk_memory,
+        num_threads=2,
+    ) as packed:
+        spilled_bytes = 4 * int(plan.misses.sum()) if is_spilled else 0
+        written = sum(table.num_disk_bytes for table in packed.tables.values())
+        assert written <= packed_bytes(files, plan.misses, 0, chunk_memory)
+        assert (written == 0) == (chunks == "in memory")
+        assert packed.index.num_disk_bytes >= spilled_bytes
+        for i in range(NUM_BATCHES):
+            step = PlanStep(case.trace.batch(i), plan.batch_slots(i), *plan.batch_changes(i))
+            found = lease.gather(i, step, packed.rows(i))
+            case.check(i, found)
+            missed = np.unique(step.ids[step.slots < 0])
+            for path, (_, own) in case.tables.items():
+                assert found[path].counts.rows_read == len(own.part(missed)[1])
+
+
+def test_room_for_packed_rows(case: Case) -> None:
+    """It is known when misses are known by type; before, all may be of the widest."""
+    files = files_of(case.tables)
+    slots = np.full(case.trace.num_accesses, -1, np.int32)
+    missed = collect_misses(case.trace, slots, ranges_of(files), memory_bytes=MEMORY_BYTES)
+    exact = packed_bytes(files, missed.counts)
+    assert missed.counts.sum(axis=1).tolist() == missed.index.num_rows.tolist()
+    with pack(files, case.trace, slots, case.directory, memory_bytes=MEMORY_BYTES) as packed:
+        assert packed.num_bytes == packed.counts.bytes_written == exact
+    assert packed_bytes(files, missed.index.num_rows) > exact
+    with pytest.raises(UsageError, match="segment=3 is for rows of one node type, and 3 types"):
+        divide_misses(missed, 3, num_table_rows=SPACE.num_rows, row_bytes=512)
+
+
+def test_a_static_cache(case: Case) -> None:
+    cache = StaticCache(case.tables, SPACE.num_rows)
+    held = np.sort(case.rng.permutation(SPACE.num_rows)[:500])
+    scores = case.rng.integers(1, 200, len(held)).astype(np.uint8)
+    cache.warm_up(held, scores)
+    for num_rows in (500, 200, 1, 0):
+        cache.shrink(num_rows)
+        assert cache.num_rows == num_rows
+        kept = held[np.argsort(-scores.astype(int), kind="stable")[:num_rows]]
+        num_bytes = 0
+        for path, (_, own) in case.tables.items():
+            rows = cache.rows(path)
+            of_type = kept[(kept >= own.first) & (kept < own.first + own.num_rows)] - own.first
+            num_bytes += len(of_type) * rows.row_bytes
+            for nodes in (batch[path.split("/")[0]] for batch in case.batches):
+                found = rows.gather(nodes)
+                np.testing.assert_array_equal(found.values, case.rows[path][nodes])
+                assert found.counts.rows_cached == np.isin(nodes, of_type).sum()
+            with pytest.raises(IndexError):
+                rows.gather(np.array([0, own.num_rows]))
+        assert sum(cache.rows(path).cached_bytes for path in case.tables) == num_bytes
+
+
+def test_rows_that_do_not_fit_the_tables(case: Case) -> None:
+    none = np.empty(0, np.int32)
+    for rows, message in (
+        ([3, 1190], "or are of no table"),
+        ([900, 1150, 3], "outside"),
+        ([-1], "-1"),
+    ):
+        step = PlanStep(np.array(rows), np.full(len(rows), -1, np.int32), none, none)
+        with pytest.raises(IndexError, match=message):
+            PlannedCache(case.tables, 0).begin().gather(0, step)
+    files = files_of(case.tables)
+    some = {path: files[path] for path in ("paper/x", "venue/x")}
+    slots = np.full(case.trace.num_accesses, -1, np.int32)
+    with pytest.raises(UsageError, match=r"cannot pack batch 0 .* rows of no table are missed"):
+        pack(some, case.trace, slots, case.directory, memory_bytes=MEMORY_BYTES)
+    apart = of_one_type({"author/x": files["author/x"].table}) | {"paper/x": files["paper/x"]}
+    with pytest.raises(UsageError, match=r"apart from them .* got 2, with \[400, 700\] rows"):
+        pack(apart, case.trace, slots, case.directory, memory_bytes=MEMORY_BYTES)
