@@ -13,7 +13,6 @@ Run `python -m benchmarks.batch_path`; with `--functions` it lists what is calle
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -94,11 +93,8 @@ def trace(store: Path, **options: Any) -> set[tuple[str, str]]:
 
 
 def pack(store: Path, output: Path) -> Path:
-    """Return two packed epochs, made by the command that belongs to this interpreter."""
-    beside = Path(sys.executable).with_name("gnnstore")
-    command = str(beside) if beside.exists() else shutil.which("gnnstore")
-    if command is None:
-        raise SystemExit("the command gnnstore is not on PATH")
+    """Return two packed epochs, made by the command of this package."""
+    command = [sys.executable, "-m", "gnnstore", "pack", str(store), "--quiet"]
     arguments = {
         "--output": output,
         "--num-neighbors": ",".join(map(str, FANOUTS)),
@@ -110,9 +106,7 @@ def pack(store: Path, output: Path) -> Path:
         "--superbatch": SUPERBATCH,
     }
     words = [str(word) for pair in arguments.items() for word in pair]
-    subprocess.run(
-        [command, "pack", str(store), "--quiet", *words], check=True, stdout=subprocess.DEVNULL
-    )
+    subprocess.run([*command, *words], check=True, stdout=subprocess.DEVNULL)
     return output
 
 

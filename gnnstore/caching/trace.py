@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.disk.spool import FileSpool, MemorySpool
+from gnnstore.disk.spool import FileSpool
 from gnnstore.formats.arrays.dtypes import id_dtype
 
 
@@ -89,13 +89,17 @@ class TraceBuilder:
         self._num_nodes = num_nodes
         # Receives the ids, which it returns as they were put.
         self.file = None if path is None else FileSpool(path, num_batches, what="the trace")
-        self._batches = self.file or MemorySpool()
+        self._rows: dict[int, npt.NDArray[Any]] = {}  # without a file
         self._sizes = [-1] * num_batches  # -1: the batch is not there
 
     def put(self, i: int, n_id: npt.NDArray[Any]) -> None:
         """Take the rows of batch i; copies them where their element type is another."""
-        self._batches.append(i, [n_id.astype(self.id_dtype, copy=False)])
-        self._sizes[i] = len(n_id)
+        rows = n_id.astype(self.id_dtype, copy=False)
+        if self.file is None:
+            self._rows[i] = rows
+        else:
+            self.file.append(i, [rows])
+        self._sizes[i] = len(rows)
 
     def build(self) -> Trace:
         """Return the trace up to the first batch that is missing; it takes over the file."""
@@ -106,14 +110,15 @@ class TraceBuilder:
         ids = np.empty(int(offsets[-1]), self.id_dtype)
         for i, (begin, end) in enumerate(pairwise(offsets)):
             # Fresh memory is touched here, and as much is given back: never twice the trace.
-            ids[begin:end] = self._batches.read(i)[0]
-            self._batches.drop(i)
-        self._batches.close()
+            ids[begin:end] = self._rows.pop(i)
+        self._rows.clear()
         return Trace(ids, offsets)
 
     def close(self) -> None:
         """Let go of what was put, and remove the file, also of a trace. Idempotent."""
-        self._batches.close()
+        self._rows.clear()
+        if self.file is not None:
+            self.file.close()
 
 
 def _offsets(sizes: list[int]) -> npt.NDArray[np.int64]:

@@ -114,9 +114,7 @@ def check_batches(reader: PackedReader, num_threads: int, progress: Progress) ->
             record = packed.record(number)
             for rows in packed.rows(number, record).values():
                 out = rows.spec.empty(len(record.slots))
-                rows.read_into(
-                    RowRequest(packed.space.rows(record.subgraph.nodes), record.slots), out
-                )
+                rows.read_into(RowRequest(record.subgraph.rows(packed.space), record.slots), out)
         except (ValueError, IndexError) as error:  # ours among them
             message = str(error)
             if not getattr(error, "path", None):

@@ -84,6 +84,7 @@ class Recorder:
     def __init__(self, progress: WaitProgress | None = None) -> None:
         self.timeline: Timeline = OFF
         self.progress = progress or WaitProgress()
+        self._shows = self.progress.is_shown
 
     def stage(self, name: str, **args: Any) -> Stage:
         """Return a context that measures a stage, and records it if somebody asked for that."""
@@ -91,14 +92,14 @@ class Recorder:
 
     def waiting(self, k: int) -> AbstractContextManager[object]:
         """Return a context in which the consumer waits for the k-th batch."""
-        return self.progress.waiting(k) if self.progress.is_shown else nullcontext()
+        return self.progress.waiting(k) if self._shows else nullcontext()
 
     @contextmanager
     def phase(
         self, name: str, total: int | None = None, unit: str = "items"
     ) -> Iterator[Callable[[int], None]]:
         """Begin a phase that is displayed while somebody waits; yield what advances it."""
-        if not self.progress.is_shown:
+        if not self._shows:
             yield _hold_nothing
             return
         with self.progress.phase(name, total, unit) as phase:

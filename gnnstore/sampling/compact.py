@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE, Schema
 from gnnstore.sampling.neighbor import EdgeSample, EdgeType, IndexDtype, NodeType, Sample, only
+
+if TYPE_CHECKING:
+    from gnnstore.sampling.row_space import RowSpace
 
 Empty: TypeAlias = Callable[[tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]]
 
@@ -116,6 +119,10 @@ class CompactSample:
     def num_bytes(self) -> int:
         """Bytes of the arrays."""
         return sum(array.nbytes for array in self._arrays())
+
+    def rows(self, space: RowSpace) -> npt.NDArray[Any]:
+        """Return the row numbers of the nodes: with one node type their ids, a view."""
+        return self.n_id if len(self.nodes) == 1 else space.rows(self.nodes)
 
     def expand(self, index_dtype: IndexDtype, empty: Empty = np.empty) -> Sample:
         """Return the subgraph as it was sampled, in new arrays."""

@@ -60,7 +60,7 @@ class SavedRecord:
     def step(self, space: RowSpace) -> PlanStep:
         """Return the cache plan of the batch."""
         changes = (self.change_positions, self.change_slots)
-        return PlanStep(space.rows(self.subgraph.nodes), self.slots, *changes)
+        return PlanStep(self.subgraph.rows(space), self.slots, *changes)
 
     def check_numbers(self, num_slots: int) -> None:
         """Refuse numbers outside of the batch or the cache: records may come from anywhere."""

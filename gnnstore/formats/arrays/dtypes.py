@@ -6,6 +6,8 @@ named in the array's attributes, so that every Zarr reader can still open the ar
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import numpy.typing as npt
 
@@ -37,6 +39,7 @@ def dtype_name(dtype: npt.DTypeLike) -> str:
     return np.dtype(dtype).newbyteorder("=").name
 
 
+@cache
 def id_dtype(most: int) -> np.dtype:
     """Return the narrower type for ids up to `most`: int32 if it holds that, else int64."""
     return np.dtype(np.int32 if most < 2**31 else np.int64)

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -165,7 +165,7 @@ class LookaheadJob:
     degrees: Callable[[], npt.NDArray[np.uint32] | None] = lambda: None
     totals: LookaheadTotals = field(default_factory=LookaheadTotals)
 
-    @property
+    @cached_property
     def warms_up(self) -> bool:
         """Whether a cache that is empty is filled before the first batch."""
         return warms_up(self.policy, self.size, self.space.num_rows, packs=self.packs)
@@ -316,7 +316,7 @@ class Producer:
             start, sample = time.perf_counter(), batch.sample
             assert sample is not None  # noqa: S101 - for the type checker
             compact = CompactSample.of(sample, ids, positions)
-            rows = space.rows(compact.nodes)
+            rows = compact.rows(space)
             trace.put(place, rows if pinned is None else pinned.drop(rows))
             samples.append(place, compact)
             batch.sample = batch.index = None

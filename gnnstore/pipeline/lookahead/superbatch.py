@@ -9,17 +9,19 @@ import threading
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from gnnstore.caching.plan import PlanPlace
 from gnnstore.caching.trace import Trace, TraceBuilder
 from gnnstore.disk.scratch import RunDirectory
-from gnnstore.disk.spool import FileSpool, MemorySpool, Spool
+from gnnstore.disk.spool import FileSpool
 from gnnstore.features.planned import PlanStep
 from gnnstore.sampling.compact import CompactSample, Types
 from gnnstore.threads import Flag
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from gnnstore.caching.plan import CachePlan
     from gnnstore.caching.policies.base import Planner, SpillingPlanner
     from gnnstore.features.pinned import PinnedRows
@@ -34,9 +36,10 @@ if TYPE_CHECKING:
 class KeptSamples:
     """The samples of a superbatch, shortened. Safe to use from many threads at once."""
 
-    def __init__(self, types: Types, spool: Spool, ids: FileSpool | None) -> None:
+    def __init__(self, types: Types, file: FileSpool | None, ids: FileSpool | None) -> None:
         self._types = types
-        self._spool = spool
+        self._file = file
+        self._in_memory: dict[int, list[npt.NDArray[Any]]] = {}  # without a file
         self._ids = ids  # the trace, if it has their node ids
 
     @property
@@ -47,29 +50,41 @@ class KeptSamples:
     @property
     def num_bytes(self) -> int:
         """Memory that they take."""
-        return self._spool.num_bytes
+        if self._file is not None:
+            return self._file.num_bytes
+        return sum(array.nbytes for arrays in [*self._in_memory.values()] for array in arrays)
 
     @property
     def num_disk_bytes(self) -> int:
         """Disk that they take, node ids in a trace not included."""
-        return self._spool.num_disk_bytes
+        return 0 if self._file is None else self._file.num_disk_bytes
 
     def append(self, i: int, sample: CompactSample) -> None:
         """Keep the sample of batch i, which has none yet."""
-        self._spool.append(i, sample.shortened(with_ids=self.has_ids))
+        arrays = sample.shortened(with_ids=self.has_ids)
+        if self._file is None:
+            self._in_memory[i] = arrays
+        else:
+            self._file.append(i, arrays)
 
     def read(self, i: int) -> CompactSample:
         """Return the sample of batch i."""
         ids = () if self._ids is None else self._ids.read(i)
-        return CompactSample.from_shortened(self._spool.read(i), ids, self._types)
+        arrays = self._in_memory[i] if self._file is None else self._file.read(i)
+        return CompactSample.from_shortened(arrays, ids, self._types)
 
     def drop(self, i: int) -> None:
         """Free the sample of batch i, if there is one."""
-        self._spool.drop(i)
+        if self._file is None:
+            self._in_memory.pop(i, None)
+        else:
+            self._file.drop(i)
 
     def close(self) -> None:
         """Free all samples. Idempotent."""
-        self._spool.close()
+        self._in_memory.clear()
+        if self._file is not None:
+            self._file.close()
 
 
 @dataclass(eq=False)
@@ -133,7 +148,7 @@ class Superbatch:
         return sample, step
 
     def _step(self, plan: CachePlan, i: int, sample: CompactSample) -> PlanStep:
-        rows = self.space.rows(sample.nodes)
+        rows = sample.rows(self.space)
         slots, (positions, entering) = plan.batch_slots(i), plan.batch_changes(i)
         if self.pinned is not None:
             slots, positions = self.pinned.add(rows, slots, positions)
@@ -207,7 +222,7 @@ class SuperbatchFiles:
         if len(self.types.nodes) > 1:  # a trace has rows, and not those of every type
             ids = None
         if num_batches <= self._most_in_memory:
-            return KeptSamples(self.types, MemorySpool(), ids)
+            return KeptSamples(self.types, None, ids)
         path, most = self.directory / f"batch-{name}", self.types.max_arrays
         file = FileSpool(path, num_batches, most, what="the subgraph")
         self._closing.callback(file.close)
