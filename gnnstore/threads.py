@@ -23,9 +23,9 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import count, islice, repeat
+from math import inf
 from queue import Empty, SimpleQueue
 from time import monotonic
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
 
 from gnnstore.budget.ledger import Ledger, Reservation
@@ -60,9 +60,12 @@ class Condition:
 
     def notify_all(self) -> None:
         """Wake all waiting threads, so that they look again."""
-        with self.lock, suppress(IndexError):
-            while True:  # one by one, for the same reason
-                self._waiting.pop().release()
+        with self.lock:
+            try:
+                while self._waiting:  # one by one, for the same reason
+                    self._waiting.pop().release()
+            except IndexError:  # that notified too, in between
+                pass
 
     def wait_until(
         self,
@@ -71,23 +74,20 @@ class Condition:
         timeout: float | None = None,
     ) -> R | None:
         """Call a function with the lock held, until it returns something, and return that."""
-        ends = None if timeout is None else monotonic() + timeout
+        ends = monotonic() + (inf if timeout is None else timeout)
         waiter = threading.Lock()
         waiter.acquire()
-        is_listed = False
         try:
             while True:
                 with self.lock:
                     if (found := look()) is not None:
                         return found
-                    if not is_listed:
+                    if waiter not in self._waiting:
                         self._waiting.append(waiter)
-                        is_listed = True
-                left = _POLL_SECONDS if ends is None else min(_POLL_SECONDS, ends - monotonic())
+                left = min(_POLL_SECONDS, ends - monotonic())
                 if left <= 0:
                     return None
-                if waiter.acquire(timeout=left):
-                    is_listed = False
+                waiter.acquire(timeout=left)
                 check()
         finally:
             with self.lock, suppress(ValueError):
@@ -127,7 +127,7 @@ class Flag:
 class SharedLock:
     """A lock that many threads share, or one has alone, which comes before others that would share.
 
-    Whoever waits for it looks now and then whether it is still worth it.
+    The one who waits for it looks now and then whether it is still worth it.
     """
 
     def __init__(self) -> None:
@@ -144,14 +144,14 @@ class SharedLock:
     def shared(self, check: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Hold it together with others."""
         with self._releasing() as holder:
-            self._changed.wait_until(lambda: self._share(holder), check)
+            self._changed.wait_until(lambda: self._enter(holder), check)
             yield
 
     @contextmanager
     def alone(self, check: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Hold it alone, once those that share it are done; see `shared`."""
         with self._releasing() as holder:
-            self._changed.wait_until(lambda: self._take(holder), check)
+            self._changed.wait_until(lambda: self._enter(holder, alone=True), check)
             self._wait_for_others(check)
             yield
 
@@ -160,7 +160,7 @@ class SharedLock:
         """Hold it alone, unless somebody has it so; gives whether it is held."""
         with self._releasing() as holder:
             with self._changed.lock:
-                is_mine = self._take(holder) is not None
+                is_mine = self._enter(holder, alone=True) is not None
             if is_mine:
                 self._wait_for_others(lambda: None)
             yield is_mine
@@ -178,16 +178,13 @@ class SharedLock:
                     self._alone = None
                 self._changed.notify_all()
 
-    def _share(self, holder: object) -> bool | None:
+    def _enter(self, holder: object, *, alone: bool = False) -> bool | None:
         if self._alone is not None:
             return None
-        self._sharing.add(holder)
-        return True
-
-    def _take(self, holder: object) -> bool | None:
-        if self._alone is not None:
-            return None
-        self._alone = holder
+        if alone:
+            self._alone = holder
+        else:
+            self._sharing.add(holder)
         return True
 
     def _wait_for_others(self, check: Callable[[], None]) -> None:
@@ -411,9 +408,7 @@ gc.callbacks.append(_note_collecting)
 def _is_within_ours() -> bool:
     """Whether a function of this package has been interrupted, which may have a lock."""
     package = __name__.partition(".")[0]
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_globals.get("__name__") in (__name__, weakref.__name__):
-        frame = frame.f_back
+    frame = sys._getframe(2).f_back  # of what `weakref.finalize` interrupted
     while frame is not None:
         if str(frame.f_globals.get("__name__")).partition(".")[0] == package:
             return True
@@ -465,11 +460,12 @@ class Workers:
         calls.queue.put((pending, function, args))
         if len(threads) < self._num_threads:
             name = f"{self._name}_{len(threads)}"
-            threads.append(Thread(target=calls.make, name=name, daemon=True))
+            thread = Thread(target=calls.make, name=name, daemon=True)
+            threads.append(thread)
             try:
-                threads[-1].start()
+                thread.start()
             except RuntimeError:  # fewer threads change the time, not the result
-                threads.pop()
+                threads.remove(thread)
                 if not threads:
                     raise
         if calls.is_over:  # the interpreter ends, and this is one of its daemons

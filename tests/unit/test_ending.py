@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gnnstore.threads import THREAD_NAME, Finalizer
+from gnnstore.threads import THREAD_NAME, Condition, Finalizer
 
 
 class Owner:
@@ -73,6 +73,28 @@ def test_the_thread_in_which_it_ends(name: str, is_same: bool) -> None:
         gc.enable()
     assert (threads == [finder]) == is_same
     assert not ending.detach()
+
+
+def test_it_ends_in_another_thread_than_one_that_may_have_a_lock() -> None:
+    """The collector finds it in the middle of this package's code, which the end may wait for."""
+    threads: list[threading.Thread] = []
+    ended = threading.Event()
+
+    def end() -> None:
+        threads.append(threading.current_thread())
+        ended.set()
+
+    owner: Any = Owner()
+    owner.itself = owner
+    Finalizer(owner, end)
+    gc.disable()
+    try:
+        del owner
+        Condition().wait_until(gc.collect)  # with its lock held
+    finally:
+        gc.enable()
+    assert ended.wait(20)
+    assert threads != [threading.current_thread()]
 
 
 @pytest.mark.parametrize("is_told", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gnnstore.errors import BudgetError
+from gnnstore.errors import BudgetError, UsageError
 from gnnstore.threads import CancelledError, Lookahead, MemoryGate, Workers, ordered_map, prefetch
 from tests.support.loaders import threads_of_loaders
 
@@ -546,6 +547,21 @@ print(os.waitstatus_to_exitcode(os.wait()[1]), next(left))
     assert ended.stdout == "1 1\n"
     assert "UsageError: this iterator was begun in process" in ended.stderr
     assert "begin a new one after the fork" in ended.stderr
+
+
+def test_a_fork_passes_no_call_to_threads_it_has_not() -> None:
+    with Workers(1) as workers:
+        assert workers.run([lambda: 1]) == [1]
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)  # it would hang
+            try:
+                workers.run([lambda: 1])
+            except UsageError as error:
+                os._exit("a fork of it does not have" not in str(error))
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert workers.run([lambda: 2]) == [2]
 
 
 @pytest.mark.parametrize("where", ["while waiting", "in the body"])
