@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from time import monotonic
 from typing import Any, Protocol
 
-from gnnstore.interrupts import Flag, Thread
+from gnnstore.threads import Flag, Thread
 
 
 class Phase(Protocol):

@@ -1,36 +1,361 @@
-"""Calls beside the caller: in a thread of its own, in several, or so that they can be interrupted.
+"""Threads: calls ahead of a consumer and in its order, in the background, or whole.
 
-Work that is done ahead and handed over in order is in `gnnstore.parallel`.
+A signal's handler, such as that of Ctrl-C, runs in the main thread between any two steps of Python
+code, and may raise. `threading.Condition`, of which events, semaphores, futures and executors are
+made, takes its lock in Python code: an exception right after that leaves it locked, and threads
+that need it wait for ever. Here the consumer's thread takes locks in one step of the interpreter
+(`with lock:` of a lock in C) and passes calls on in a `SimpleQueue`; who waits looks again now and
+then. So `concurrent.futures` does not serve: one Ctrl-C in 500 left a worker waiting, or became a
+RuntimeError.
 """
 
 from __future__ import annotations
 
 import atexit
 import gc
+import operator
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections import deque
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from functools import partial
-from itertools import count
-from types import FrameType
-from typing import Generic, TypeVar
+from itertools import count, islice, repeat
+from math import inf
+from queue import Empty, SimpleQueue
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
 
-import numpy as np
-import numpy.typing as npt
+from gnnstore.budget.ledger import Ledger, Reservation
+from gnnstore.errors import GnnstoreError, UsageError
 
-from gnnstore.interrupts import CancelledError, Condition, Flag, Pending, Thread
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
+T = TypeVar("T")
 R = TypeVar("R")
 
 _NAME_PREFIX = "gnnstore-"  # of all threads that gnnstore starts
 THREAD_NAME = f"{_NAME_PREFIX}loader"
-_POLL_SECONDS = 0.05
+# To read more than this in order takes a second or longer: batches should not wait for it.
+LONG_READ_BYTES = 1 << 30
+SMALLER_BATCHES = "choose a smaller batch_size or fan-out"
+_POLL_SECONDS = 0.05  # a change that was not told of is found out after this
 
 
-class Ending:
+class CancelledError(GnnstoreError):
+    """An error of work cancelled because nobody wants its result; files it wrote are removed."""
+
+
+class Condition:
+    """A lock, and threads that wait for a change of what it protects."""
+
+    def __init__(self) -> None:
+        # Reentrant: the garbage collector may free what notifies in the middle of anything.
+        self.lock = threading.RLock()
+        self._waiting: deque[threading.Lock] = deque()
+
+    def notify_all(self) -> None:
+        """Wake all waiting threads, so that they look again."""
+        with self.lock:
+            try:
+                while self._waiting:  # one by one, for the same reason
+                    self._waiting.pop().release()
+            except IndexError:  # that notified too, in between
+                pass
+
+    def wait_until(
+        self,
+        look: Callable[[], R | None],
+        check: Callable[[], None] = lambda: None,
+        timeout: float | None = None,
+    ) -> R | None:
+        """Call a function with the lock held, until it returns something, and return that."""
+        ends = monotonic() + (inf if timeout is None else timeout)
+        waiter = threading.Lock()
+        waiter.acquire()
+        try:
+            while True:
+                with self.lock:
+                    if (found := look()) is not None:
+                        return found
+                    if waiter not in self._waiting:
+                        self._waiting.append(waiter)
+                left = min(_POLL_SECONDS, ends - monotonic())
+                if left <= 0:
+                    return None
+                waiter.acquire(timeout=left)
+                check()
+        finally:
+            with self.lock, suppress(ValueError):
+                self._waiting.remove(waiter)
+
+
+class Flag:
+    """A flag that is set once something has happened, as `threading.Event`."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._changed = Condition()
+
+    def is_set(self) -> bool:
+        """Whether the flag is set."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Set the flag."""
+        self._is_set = True
+        self._changed.notify_all()
+
+    def clear(self) -> None:
+        """Clear the flag."""
+        self._is_set = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set, or for so many seconds; return whether it is."""
+        if not self._is_set:
+            self._changed.wait_until(lambda: self._is_set or None, timeout=timeout)
+        return self._is_set
+
+    def _at_fork_reinit(self) -> None:  # asked for by `threading` of what a thread has
+        self._changed = Condition()
+
+
+class SharedLock:
+    """A lock that many threads share, or one has alone, which comes before others that would share.
+
+    The one who waits for it looks now and then whether it is still worth it.
+    """
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._sharing: set[object] = set()
+        self._alone: object = None
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether somebody has it alone, or is about to."""
+        return self._alone is not None
+
+    @contextmanager
+    def shared(self, check: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Hold it together with others."""
+        with self._releasing() as holder:
+            self._changed.wait_until(lambda: self._enter(holder), check)
+            yield
+
+    @contextmanager
+    def alone(self, check: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Hold it alone, once those that share it are done; see `shared`."""
+        with self._releasing() as holder:
+            self._changed.wait_until(lambda: self._enter(holder, alone=True), check)
+            self._wait_for_others(check)
+            yield
+
+    @contextmanager
+    def alone_unless_taken(self) -> Iterator[bool]:
+        """Hold it alone, unless somebody has it so; gives whether it is held."""
+        with self._releasing() as holder:
+            with self._changed.lock:
+                is_mine = self._enter(holder, alone=True) is not None
+            if is_mine:
+                self._wait_for_others(lambda: None)
+            yield is_mine
+
+    @contextmanager
+    def _releasing(self) -> Iterator[object]:
+        """Give somebody who may hold it, and no longer does in the end, wherever that comes."""
+        holder = object()
+        try:
+            yield holder
+        finally:
+            with self._changed.lock:
+                self._sharing.discard(holder)
+                if self._alone is holder:
+                    self._alone = None
+                self._changed.notify_all()
+
+    def _enter(self, holder: object, *, alone: bool = False) -> bool | None:
+        if self._alone is not None:
+            return None
+        if alone:
+            self._alone = holder
+        else:
+            self._sharing.add(holder)
+        return True
+
+    def _wait_for_others(self, check: Callable[[], None]) -> None:
+        self._changed.wait_until(lambda: None if self._sharing else True, check)
+
+
+class Pending(Flag, Generic[R]):
+    """The result of a call that a thread makes, once; set once the call has ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._claims = count()  # `next` of it is one step of the interpreter
+        self._value: R
+        self.error: BaseException | None = None  # until it is raised
+
+    def make(self, function: Callable[..., R], *args: Any) -> None:
+        """Make the call, unless it was cancelled."""
+        if next(self._claims):
+            return
+        try:
+            self._value = function(*args)
+        except BaseException as error:  # raised where the result is asked for
+            self.error = error
+        self.set()
+        del self, function, args  # of this frame, which the error's traceback keeps
+
+    def cancel(self) -> bool:
+        """Fail the call if it has not begun; return whether it is so."""
+        if next(self._claims):
+            return False
+        self.error = CancelledError("it was ended before this began")
+        self.set()
+        return True
+
+    def wait_whole(self) -> BaseException | None:
+        """Wait until the call has ended, whatever interrupts come; return the last of them."""
+        interrupt: BaseException | None = None
+        try:
+            while not self.is_set():
+                try:
+                    self.wait()
+                except BaseException as error:
+                    interrupt = error
+            return interrupt
+        finally:
+            del interrupt  # else error, traceback and frame hold each other
+
+    def result(self) -> R:
+        """Wait, and return the value, or raise the error, once."""
+        self.wait()
+        error, self.error = self.error, None
+        if error is None:
+            return self._value
+        try:
+            raise error
+        finally:
+            del error, self  # else call, error, traceback and frame hold each other
+
+
+class Thread(threading.Thread):
+    """A thread whose start can be interrupted: it then runs or not, and waits for nobody."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._started = Flag()  # what `start` waits for
+
+
+class Background(Pending[R]):
+    """One call in a thread of its own; made at once where no thread can be started."""
+
+    def __init__(self, function: Callable[[], R], name: str, *, daemon: bool = False) -> None:
+        super().__init__()
+        self._thread: Thread | None = Thread(
+            target=self.make, args=(function,), name=name, daemon=daemon
+        )
+        try:
+            self._thread.start()
+        except RuntimeError:  # no more threads: less overlap changes the time, not the result
+            self._thread = None
+            self.make(function)
+        except BaseException:
+            if not self.cancel():
+                self.wait_whole()
+            raise
+
+    def result(self) -> R:
+        """Wait, and return the value or raise the error."""
+        self.finish()
+        return super().result()
+
+    def finish(self) -> None:
+        """Wait, whatever comes of it."""
+        self.wait()  # not for the thread alone: an interrupted `join` takes it for ended
+        if self._thread is not None:
+            self._thread.join()
+
+
+def uninterrupted(work: Callable[[], R]) -> R:
+    """Do some work whole, whatever signal comes: in a thread of its own, which gets none."""
+    if threading.current_thread() is not threading.main_thread():
+        return work()
+    call = Background(work, f"{_NAME_PREFIX}whole")
+    interrupt = call.wait_whole()
+    if interrupt is None:
+        return call.result()
+    failure = call.error
+    try:
+        raise interrupt from failure
+    finally:
+        del interrupt, failure, call, work  # as above
+
+
+def in_one_step(*calls: Callable[[], object]) -> None:
+    """Make calls such that a signal is handled before all of them or after."""
+    deque(map(operator.call, calls), maxlen=0)
+
+
+def interruptible(
+    work: Callable[[], R],
+    name: str,
+    progress: npt.NDArray[np.int64],
+    stop: Flag | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> R:
+    """Run a kernel on a thread of its own, so that it can be interrupted."""
+    call = Background(work, name)
+    done = 0
+
+    def report() -> None:
+        nonlocal done
+        now = int(progress[0])  # once: it goes up meanwhile
+        if advance is not None and now > done:
+            advance(now - done)
+            done = now
+
+    try:
+        while not call.wait(_POLL_SECONDS):
+            report()
+            if stop is not None and stop.is_set():
+                progress[1] = 1
+    finally:
+        progress[1] = 1  # an exception, such as KeyboardInterrupt, ends the work
+        call.wait_whole()  # files would be removed that are being written
+    if call.error is not None and stop is not None and stop.is_set():
+        raise CancelledError("it was stopped; what was written has been removed")
+    result = call.result()
+    report()
+    return result
+
+
+def for_each(num_tasks: int, num_threads: int, work: Callable[[int], None], name: str) -> None:
+    """Call work(0), ... work(num_tasks - 1), on some threads; the calling one is among them."""
+    numbers = count()  # `next` of it is one step of the interpreter
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            while not failures and (i := next(numbers)) < num_tasks:
+                work(i)
+        except BaseException as error:
+            failures.append(error)
+
+    others = [Background(run, name) for _ in range(min(num_threads, num_tasks) - 1)]
+    run()
+    for other in others:
+        other.finish()
+    if failures:
+        raise failures[0]
+
+
+class Finalizer:
     """Ends what works for an object: when called, or when nobody has the object any more; once.
 
     The garbage collector may find in any thread that nobody has it, even in one that works for it,
@@ -83,9 +408,7 @@ gc.callbacks.append(_note_collecting)
 def _is_within_ours() -> bool:
     """Whether a function of this package has been interrupted, which may have a lock."""
     package = __name__.partition(".")[0]
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_globals.get("__name__") in (__name__, weakref.__name__):
-        frame = frame.f_back
+    frame = sys._getframe(2).f_back  # of what `weakref.finalize` interrupted
     while frame is not None:
         if str(frame.f_globals.get("__name__")).partition(".")[0] == package:
             return True
@@ -93,204 +416,348 @@ def _is_within_ours() -> bool:
     return False
 
 
-class SharedLock:
-    """A lock that many threads share, or one has alone, which comes before others that would share.
-
-    Whoever waits for it looks now and then whether it is still worth it.
-    """
-
-    def __init__(self) -> None:
-        self._changed = Condition()
-        self._num_sharing = 0
-        self._is_alone = False
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether somebody has it alone, or is about to."""
-        return self._is_alone
-
-    @contextmanager
-    def shared(self, check: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Hold it together with others."""
-        is_held: list[bool] = []  # an interrupt may come as soon as it is
-
-        def look() -> bool | None:
-            if self._is_alone:
-                return None
-            self._num_sharing += 1
-            is_held.append(True)
-            return True
-
-        try:
-            self._changed.wait_until(look, check)
-            yield
-        finally:
-            with self._changed:
-                self._num_sharing -= len(is_held)
-                self._changed.notify_all()
-
-    @contextmanager
-    def alone(self, check: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Hold it alone, once those that share it are done; see `shared`."""
-        is_mine: list[bool] = []
-
-        def look() -> bool | None:
-            if self._is_alone:
-                return None
-            self._is_alone = True
-            is_mine.append(True)
-            return True
-
-        with self._had(is_mine):
-            self._changed.wait_until(look, check)
-            self._wait_for_others(check)
-            yield
-
-    @contextmanager
-    def alone_unless_taken(self) -> Iterator[bool]:
-        """Hold it alone, unless somebody has it so; gives whether it is held."""
-        is_mine: list[bool] = []
-        with self._had(is_mine):
-            with self._changed:
-                if not self._is_alone:
-                    self._is_alone = True
-                    is_mine.append(True)
-            if is_mine:
-                self._wait_for_others(lambda: None)
-            yield bool(is_mine)
-
-    @contextmanager
-    def _had(self, is_mine: list[bool]) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            if is_mine:
-                with self._changed:
-                    self._is_alone = False
-                    self._changed.notify_all()
-
-    def _wait_for_others(self, check: Callable[[], None]) -> None:
-        self._changed.wait_until(lambda: True if self._num_sharing == 0 else None, check)
-
-
-class Background(Generic[R]):
-    """One call in a thread of its own; made at once where no thread can be started."""
-
-    def __init__(self, function: Callable[[], R], name: str) -> None:
-        self._call: Pending[R] = Pending()
-        self._thread: Thread | None = Thread(target=self._call.make, args=(function,), name=name)
-        try:
-            self._thread.start()
-        except RuntimeError:  # no more threads: less overlap changes the time, not the result
-            self._thread = None
-            self._call.make(function)
-        except BaseException:
-            if not self._call.cancel():
-                self._call.wait()
-            raise
-
-    def result(self) -> R:
-        """Wait, and return the value or raise the error."""
-        self.finish()
-        return self._call.result()
-
-    def finish(self) -> None:
-        """Wait, whatever comes of it."""
-        self._call.wait()  # not for the thread alone: an interrupted `join` takes it for ended
-        if self._thread is not None:
-            self._thread.join()
-
-
-def run_beside(owner: object, work: Callable[[Flag], None], name: str) -> Callable[[], object]:
+def run_beside(owner: object, work: Callable[[Flag], None], name: str) -> Finalizer:
     """Work in a thread of its own for as long as an object lives."""
     stop = Flag()
-    thread = Thread(target=work, args=(stop,), name=name, daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:  # no more threads: less overlap changes the time, not the result
-        work(stop)
-        return lambda: None
-    return Ending(owner, _end_beside, stop, thread)
+    call = Background(partial(work, stop), name, daemon=True)
+    return Finalizer(owner, _end_beside, stop, call)
 
 
-def _end_beside(stop: Flag, thread: Thread) -> None:
+def _end_beside(stop: Flag, call: Background[None]) -> None:
     stop.set()
-    thread.join()
+    call.finish()
 
 
-def for_each(num_tasks: int, num_threads: int, work: Callable[[int], None], name: str) -> None:
-    """Call work(0), ... work(num_tasks - 1), on some threads; the calling one is among them."""
-    numbers = count()  # `next` of it is one step of the interpreter
-    failures: list[BaseException] = []
+class Workers:
+    """Threads that make calls in the order in which they are submitted; a context manager.
 
-    def run() -> None:
+    They are daemons, and closed when the interpreter ends: it joins others before anything can tell
+    them to end, and would wait for ever for one that waits for the consumer. Without threads, calls
+    are made where they are submitted.
+    """
+
+    def __init__(
+        self,
+        num_threads: int,
+        name: str = f"{_NAME_PREFIX}worker",
+        initializer: Callable[[], None] | None = None,
+        stop: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._num_threads, self._name, self._pid = num_threads, name, os.getpid()
+        self._calls = _Calls(initializer or (lambda: None))
+        # Whatever an interrupt does to `close`, they end with this: nothing interrupts this call.
+        self._calls.owner = weakref.ref(self, self._calls.queue.put)
+        self.close = Finalizer(self, self._calls.close, stop)  # wakes calls by `stop`, and joins
+
+    def submit(self, function: Callable[..., R], *args: Any) -> Pending[R]:
+        """Submit a call."""
+        self.refuse_fork()
+        pending: Pending[R] = Pending()
+        if self._num_threads == 0:
+            pending.make(function, *args)
+            return pending
+        calls, threads = self._calls, self._calls.threads
+        calls.queue.put((pending, function, args))
+        if len(threads) < self._num_threads:
+            name = f"{self._name}_{len(threads)}"
+            thread = Thread(target=calls.make, name=name, daemon=True)
+            threads.append(thread)
+            try:
+                thread.start()
+            except RuntimeError:  # fewer threads change the time, not the result
+                threads.remove(thread)
+                if not threads:
+                    raise
+        if calls.is_over:  # the interpreter ends, and this is one of its daemons
+            calls.refuse()
+        return pending
+
+    def refuse_fork(self) -> None:
+        """Refuse to go on in a process that has none of these threads."""
+        if self._num_threads and os.getpid() != self._pid:
+            raise UsageError(
+                f"this iterator was begun in process {self._pid}, whose threads a fork of it "
+                "does not have; begin a new one after the fork, with iter()"
+            )
+
+    def run(self, tasks: Iterable[Callable[[], R]]) -> list[R]:
+        """Return the results of tasks, in their order, once all of them have ended."""
+        calls = [self.submit(task) for task in tasks]
+        # All of them, also if one fails: what they fill must not be taken from them.
+        for call in calls:
+            call.wait()
+        return [call.result() for call in calls]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Calls:
+    """State shared by threads; it must not keep alive the object that closes them."""
+
+    owner: weakref.ref[Workers]
+
+    def __init__(self, initializer: Callable[[], None]) -> None:
+        # Calls as (pending, function, arguments); anything else ends the threads.
+        self.queue: SimpleQueue[Any] = SimpleQueue()
+        self.threads: list[Thread] = []
+        self.is_over = False
+        self._initializer = initializer
+
+    def make(self) -> None:
+        """Make calls until there are no more."""
+        begun: Pending[None] = Pending()
+        begun.make(self._initializer)
+        while isinstance(call := self.queue.get(), tuple):
+            pending, function, args = call
+            if self.is_over:
+                pending.cancel()
+            elif begun.error is not None:
+                pending.make(_raise, begun.error)
+            else:
+                pending.make(function, *args)
+            # Free their memory before the next call comes.
+            del call, pending, function, args
+        self.queue.put(call)  # for the others
+
+    def close(self, stop: Callable[[], None]) -> None:
+        """Make no more calls; wait for those that have begun."""
+        self.is_over = True
         try:
-            while not failures and (i := next(numbers)) < num_tasks:
-                work(i)
-        except BaseException as error:
-            failures.append(error)
+            stop()
+        finally:
+            self.queue.put(None)
+        for thread in self.threads:
+            if thread.is_alive():  # not where an interrupt came before it was started
+                thread.join()
+        self.refuse()
 
-    helpers = [Thread(target=run, name=name) for _ in range(min(num_threads, num_tasks) - 1)]
-    started = []
-    for helper in helpers:
-        with suppress(RuntimeError):  # fewer threads change the time, not the result
-            helper.start()
-            started.append(helper)
-    run()
-    for helper in started:
-        helper.join()
-    if failures:
-        raise failures[0]
+    def refuse(self) -> None:
+        """Fail the calls that no thread is there to make any more."""
+        with suppress(Empty):
+            while True:
+                call = self.queue.get_nowait()
+                if isinstance(call, tuple):
+                    call[0].cancel()
+        self.queue.put(None)
 
 
-def interruptible(
-    work: Callable[[], R],
-    name: str,
-    progress: npt.NDArray[np.int64],
-    stop: Flag | None = None,
-    advance: Callable[[int], None] | None = None,
-) -> R:
-    """Run a kernel on a thread of its own, so that it can be interrupted."""
-    result: list[R] = []
-    failure: list[BaseException] = []
-    # Not `Thread.join`: an interrupted one takes the thread for ended, in CPython 3.11, and files
-    # would be removed that are being written.
-    running = threading.Lock()
-    running.acquire()
+def _raise(error: BaseException) -> NoReturn:
+    raise error
 
-    def run() -> None:
-        try:
-            result.append(work())
-        except BaseException as error:
-            failure.append(error)
-        running.release()
 
-    thread = Thread(target=run, name=name)
-    thread.start()
-    done = 0
+class Lookahead:
+    """The limit on batches prepared ahead: a number, and under a budget also their bytes."""
 
-    def report() -> None:
-        nonlocal done
-        now = int(progress[0])  # once: it goes up meanwhile
-        if advance is not None and now > done:
-            advance(now - done)
-            done = now
+    def __init__(self, num_batches: int, spare_bytes: int | None = None) -> None:
+        # Where each batch waits for its memory; then more of them may be sampled.
+        self.gate: MemoryGate | None = None
+        self._num_batches = num_batches
+        self._spare_bytes = spare_bytes
+        self._largest_bytes = self._largest_sample_bytes = 0
 
+    @classmethod
+    def admitting(cls, num_batches: int, spare_bytes: int | None = None) -> Self:
+        """Return one by which batches wait for their memory, if there is a limit to that."""
+        lookahead = cls(num_batches, spare_bytes)
+        if spare_bytes is not None:
+            lookahead.gate = MemoryGate(lambda: lookahead.num_living)
+        return lookahead
+
+    def __call__(self) -> int:
+        """Return the number of batches that may be in the queue now, at least 1."""
+        most = self.num_living - 1
+        if self.gate is None or self._spare_bytes is None or not self._largest_sample_bytes:
+            return most
+        free = self._spare_bytes - self.num_living * self._largest_bytes
+        return min(self._num_batches, most + free // self._largest_sample_bytes)
+
+    @property
+    def num_living(self) -> int:
+        """The number of batches that may have memory, with the one at the consumer: at least 2."""
+        if self._spare_bytes is None:
+            return self._num_batches + 1
+        if self._largest_bytes == 0:
+            return 2
+        return max(2, min(self._num_batches + 1, self._spare_bytes // self._largest_bytes))
+
+    @property
+    def recycled_bytes(self) -> int | None:
+        """Bytes of buffers that may lie free; None without a budget.
+
+        Once the consumer lets go of a batch, its buffers lie free until the newest has them.
+        """
+        if self._spare_bytes is None:
+            return None
+        return max(0, self._spare_bytes - (self.num_living - 1) * self._largest_bytes)
+
+    def observe(self, batch_bytes: int, sample_bytes: int = 0) -> None:
+        """Learn the size of a batch, and of the part that is there before its rows."""
+        self._largest_bytes = max(self._largest_bytes, batch_bytes)
+        self._largest_sample_bytes = max(self._largest_sample_bytes, sample_bytes)
+        if self._spare_bytes is not None and 2 * batch_bytes > self._spare_bytes:
+            two = Reservation("a batch and the one before it", 2 * batch_bytes)
+            ledger = Ledger(self._spare_bytes, (two,), "a loader", "of memory= left for batches")
+            raise ledger.refusal(None, SMALLER_BATCHES)
+
+
+class MemoryGate:
+    """Admits the batches of an iteration to memory in order, each once an earlier one has left."""
+
+    def __init__(self, most: Callable[[], int]) -> None:
+        self._most = most
+        self._changed = Condition()
+        self._coming: deque[Hashable] = deque()
+        self._num_admitted = self._num_wanted = self._num_living = 0
+        self._is_closed = False
+
+    def expect(self, batch: Hashable) -> None:
+        """Admit a batch after all that were expected before."""
+        self._coming.append(batch)
+
+    def want(self, num_batches: int) -> None:
+        """Admit so many batches in all, even if the consumer holds on to others."""
+        self._num_wanted = num_batches
+        self._changed.notify_all()
+
+    @contextmanager
+    def enter(self, batch: Hashable) -> Iterator[Callable[[npt.NDArray[Any]], None]]:
+        """Wait until a batch may have memory; it leaves with the last array that it holds."""
+
+        def look() -> bool | None:
+            if self._is_closed:
+                raise CancelledError(f"batch {batch} is not wanted any more")
+            has_room = self._num_living < self._most() or self._num_admitted < self._num_wanted
+            if self._coming[0] != batch or not has_room:
+                return None
+            self._coming.popleft()
+            self._num_admitted += 1
+            self._num_living += 1
+            self._changed.notify_all()
+            return True
+
+        self._changed.wait_until(look)
+        admitted = _Admitted()
+        weakref.finalize(admitted, self._leave).atexit = False
+        yield admitted.hold
+
+    def close(self) -> None:
+        """Admit no more; those that wait fail. Idempotent."""
+        self._is_closed = True
+        self._changed.notify_all()
+
+    def _leave(self) -> None:
+        with self._changed.lock:
+            self._num_living -= 1
+            self._changed.notify_all()
+
+
+class _Admitted:
+    """A batch in memory, to which all arrays refer that it holds."""
+
+    def hold(self, array: npt.NDArray[Any]) -> None:
+        """Stay in memory as long as an array lives."""
+        weakref.finalize(array, id, self).atexit = False
+
+
+def ordered_map(
+    function: Callable[[T], R],
+    items: Iterable[T],
+    *,
+    num_threads: int,
+    lookahead: Callable[[], int],
+    timeout_seconds: float | None = None,
+    initializer: Callable[[], None] | None = None,
+    describe: Callable[[int], str] = "while preparing item {}".format,
+    stop: Callable[[], None] = lambda: None,
+    waiting: Callable[[int], AbstractContextManager[object]] = nullcontext,
+    is_held_up: Callable[[], bool] = lambda: False,
+) -> Generator[R, None, None]:
+    """Apply a function to items in threads, ahead of the consumer, and yield in order.
+
+    Items that have a method `is_ready` may take long to come: while it is false, the next one is
+    not asked for as long as others are in the queue.
+    """
+    workers = Workers(num_threads, THREAD_NAME, initializer, stop)
     try:
-        while not result and not failure:
-            running.acquire(timeout=_POLL_SECONDS)
-            report()
-            if stop is not None and stop.is_set():
-                progress[1] = 1
+        queue: deque[Pending[R]] = deque()
+        is_ready = getattr(items, "is_ready", None)
+        source = iter(items)
+        failure: Exception | None = None
+        is_over = False
+        for index in count():
+            workers.refuse_fork()
+            # What makes an item may take long even where the next result is there.
+            is_there = bool(queue) and queue[0].is_set() and is_ready is None
+            found: list[R] = []
+            with nullcontext() if is_there else waiting(index):
+                while not is_over and (not queue or (num_threads and len(queue) < lookahead())):
+                    if queue and is_ready is not None and not is_ready():
+                        break
+                    try:
+                        item = next(source)
+                    except StopIteration:
+                        is_over = True  # its traceback would keep this frame, and what it knows
+                    except Exception as error:
+                        failure, is_over = error, True  # first comes what came before
+                    else:
+                        queue.append(workers.submit(function, item))
+                        del item  # what it holds is free once the function is done with it
+                if queue:
+                    late = timeout_seconds, is_held_up
+                    found.append(_result_of(queue.popleft(), *late, partial(describe, index)))
+            if not found:
+                if failure is not None:
+                    raise failure
+                return
+            yield found.pop()  # held by nobody but the consumer
     finally:
-        progress[1] = 1  # an exception, such as KeyboardInterrupt, ends the work
-        while not result and not failure:
-            with suppress(KeyboardInterrupt):  # the first one is on its way
-                running.acquire(timeout=_POLL_SECONDS)
-        thread.join()
-    if failure and stop is not None and stop.is_set():
-        raise CancelledError("it was stopped; what was written has been removed")
-    if failure:
-        raise failure[0]
-    report()
-    return result[0]
+        workers.close()
+
+
+def _result_of(
+    pending: Pending[R],
+    timeout_seconds: float | None,
+    is_held_up: Callable[[], bool],
+    describe: Callable[[], str],
+) -> R:
+    while timeout_seconds is not None:
+        held_up = is_held_up()  # now, or at the end of that time
+        if pending.wait(timeout_seconds):
+            break
+        if not (held_up or is_held_up()):
+            raise TimeoutError(
+                f"nothing came for {timeout_seconds:g} seconds {describe()}; "
+                "raise timeout=, or look for what blocks the disk"
+            )
+    try:
+        return pending.result()
+    except Exception as error:
+        error.add_note(describe())
+        raise
+
+
+def prefetch(
+    items: Iterator[T],
+    *,
+    num_ahead: int = 1,
+    describe: Callable[[int], str] = "while preparing item {}".format,
+    stop: Callable[[], None] = lambda: None,
+) -> Generator[T, None, None]:
+    """Take the items of an iterator in a thread of its own, ahead of the consumer."""
+    taken = ordered_map(
+        lambda _: [*islice(items, 1)],
+        repeat(None),
+        num_threads=1,
+        lookahead=lambda: num_ahead + 1,
+        describe=describe,
+        stop=stop,
+    )
+    with closing(taken):
+        for found in taken:
+            if not found:
+                return
+            yield found.pop()  # held by nobody but the consumer

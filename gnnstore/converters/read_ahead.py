@@ -3,7 +3,7 @@
 Reading, decompressing, parsing and writing all release the interpreter's lock for most of
 their time, so that a thread per piece is all it takes to overlap them. Threads live no
 longer than their piece: whoever stops iterating in the middle leaves nothing behind. And unlike
-`parallel.ordered_map`, a conversion goes on, without overlap, where no thread can be started.
+`threads.ordered_map`, a conversion goes on, without overlap, where no thread can be started.
 """
 
 from __future__ import annotations

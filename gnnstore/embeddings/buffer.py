@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.errors import limits_named
-from gnnstore.interrupts import uninterrupted
+from gnnstore.threads import uninterrupted
 
 # A disk does more where the next request waits while the last is answered.
 _NUM_THREADS = 2

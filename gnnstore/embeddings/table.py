@@ -31,9 +31,9 @@ from gnnstore.embeddings.opening import (
 from gnnstore.embeddings.rows import StoredRows, num_threads
 from gnnstore.errors import BadIndexError, UsageError, limits_named
 from gnnstore.graph.indexing import select
-from gnnstore.interrupts import in_one_step
 from gnnstore.partitions.followers import Slots
 from gnnstore.partitions.policy import PartitionPolicy
+from gnnstore.threads import in_one_step
 
 # Rows are handed on in pieces of this size where they are in memory; and what a row's place takes.
 _PIECE_BYTES, _SORTING_BYTES = 64 << 20, 64

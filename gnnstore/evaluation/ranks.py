@@ -24,7 +24,7 @@ from gnnstore.evaluation.answers import (
 from gnnstore.evaluation.table import Table
 from gnnstore.graph.edge_splits import EdgeSplit
 from gnnstore.graph.store import GraphStore
-from gnnstore.parallel import ordered_map
+from gnnstore.threads import ordered_map
 
 # The side whose end is replaced, by the option; the rows of a result in this order.
 _SIDES = {"src": ("src",), "dst": ("dst",), "both": ("src", "dst")}

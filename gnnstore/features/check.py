@@ -27,8 +27,8 @@ from gnnstore.formats.container.verify import (
 )
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.formats.tables.verify import is_table, verify_table
-from gnnstore.parallel import ordered_map
 from gnnstore.progress import NullProgress, Progress
+from gnnstore.threads import ordered_map
 
 
 @limits_named("verify")

@@ -21,9 +21,7 @@ from gnnstore import _core
 from gnnstore._core import ReadCounts, empty, pool_trim
 from gnnstore.caching.scores import SCORE_DTYPES, CacheCost, Score, select_nodes
 from gnnstore.features.source import RowRequest, RowSource, Tier
-from gnnstore.interrupts import Flag
-from gnnstore.parallel import LONG_READ_BYTES
-from gnnstore.threads import run_beside
+from gnnstore.threads import LONG_READ_BYTES, Flag, run_beside
 
 FILLING_THREAD = "gnnstore-fill"
 # A cache is warmed up in pieces of this size: enough for many reads in flight, and little memory

@@ -12,7 +12,7 @@ from typing import Literal
 from weakref import WeakSet
 
 from gnnstore.errors import GnnstoreError, UsageError, described
-from gnnstore.interrupts import Condition
+from gnnstore.threads import Condition
 
 Turn = Literal["now", "later", "never"]
 
@@ -30,14 +30,14 @@ class Sequencer:
         _sequencers.add(self)
 
     def _begin_anew(self) -> None:
-        self.lock = Condition()
+        self.changed = Condition()
         self.latest: Ticket | None = None
         self.in_use: tuple[Ticket, int] | None = None
 
     @property
     def is_free(self) -> bool:
         """Whether nobody has use for further turns, as far as is known."""
-        with self.lock:
+        with self.changed.lock:
             is_wanted = self.latest is not None and self.latest.wants_turns
             return not is_wanted and not self._is_retired
 
@@ -53,17 +53,17 @@ class Sequencer:
         self._hand_over(None)
 
     def _hand_over(self, ticket: Ticket | None) -> None:
-        with self.lock:
+        with self.changed.lock:
             self.latest = None if self._is_retired else ticket
-            self.lock.notify_all()
-        self.lock.wait_until(lambda: self.in_use is None or None)
+            self.changed.notify_all()
+        self.changed.wait_until(lambda: self.in_use is None or None)
 
     def release(self, ticket: Ticket, number: int) -> None:
         """End the turn of a batch, if it has it."""
-        with self.lock:
+        with self.changed.lock:
             if self.in_use == (ticket, number):
                 self.in_use = None
-            self.lock.notify_all()
+            self.changed.notify_all()
 
 
 class Ticket:
@@ -83,7 +83,7 @@ class Ticket:
     @property
     def is_overtaken(self) -> bool:
         """Whether another ticket was issued since, and nothing else has gone wrong."""
-        with self._sequencer.lock:
+        with self._sequencer.changed.lock:
             is_open = not self._is_closed and self._failure is None
             return is_open and self._sequencer.latest is not self
 
@@ -95,7 +95,7 @@ class Ticket:
     @property
     def is_current(self) -> bool:
         """Whether later batches can have a turn: no other ticket, not closed, none failed."""
-        with self._sequencer.lock:
+        with self._sequencer.changed.lock:
             is_open = not self._is_closed and self._failure is None
             return is_open and self._sequencer.latest is self
 
@@ -106,7 +106,7 @@ class Ticket:
 
     def look(self, number: int) -> Turn:
         """Take the turn of a batch if it has come; say if it has ("now") or will come."""
-        with self._sequencer.lock:
+        with self._sequencer.changed.lock:
             self._check(number)
             if self._sequencer.latest is not self:
                 return "never"
@@ -129,17 +129,17 @@ class Ticket:
                 return None
             return turn == "now"
 
-        return bool(self._sequencer.lock.wait_until(look))
+        return bool(self._sequencer.changed.wait_until(look))
 
     def done(self, number: int) -> None:
         """End the turn of a batch; the next one's begins."""
-        with self._sequencer.lock:
+        with self._sequencer.changed.lock:
             self._next = number + 1
             self._sequencer.release(self, number)
 
     def fail(self, number: int, error: BaseException) -> None:
         """Give up a batch: those after it fail when they look, or now if they wait."""
-        with self._sequencer.lock:
+        with self._sequencer.changed.lock:
             is_first = self._failure is None or number < self._failure[0]
             if is_first and not self._is_closed:
                 # Not the error itself, whose traceback would keep the buffers of the batch.
@@ -149,9 +149,9 @@ class Ticket:
 
     def close(self) -> None:
         """End the ticket; batches that wait fail. May be called again."""
-        with self._sequencer.lock:
+        with self._sequencer.changed.lock:
             self._is_closed = True
-            self._sequencer.lock.notify_all()
+            self._sequencer.changed.notify_all()
 
     def _check(self, number: int) -> None:
         if self._failure is not None and number > self._failure[0]:

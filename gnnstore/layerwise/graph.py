@@ -14,7 +14,7 @@ from gnnstore._core import ReadCounts
 from gnnstore.errors import CorruptStoreError
 from gnnstore.features.source import RowSource
 from gnnstore.graph.indices import IndexRows
-from gnnstore.parallel import Workers
+from gnnstore.threads import Workers
 
 # The set of a block's nodes is listed so many of its bytes at a time: 131,072 nodes.
 LISTED_BYTES = 1 << 14

@@ -27,8 +27,8 @@ from gnnstore.features.packed.chunks import (
 )
 from gnnstore.features.packed.pack import pack
 from gnnstore.formats.arrays.dtypes import id_dtype
-from gnnstore.interrupts import CancelledError, Flag
 from gnnstore.strategies.predict.reads import count_reads
+from gnnstore.threads import CancelledError, Flag
 
 _log = logging.getLogger(__name__)
 

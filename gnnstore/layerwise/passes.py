@@ -26,8 +26,8 @@ from gnnstore.layerwise.graph import GraphReader
 from gnnstore.layerwise.models.block import Block
 from gnnstore.layerwise.models.calls import LayerCall
 from gnnstore.layerwise.models.gcn import DegreeNorm
-from gnnstore.parallel import ordered_map, prefetch
 from gnnstore.progress import Phase
+from gnnstore.threads import ordered_map, prefetch
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from gnnstore.features.source import RowSource
 from gnnstore.graph.arrays import as_tensor
 from gnnstore.layerwise.models.calls import RowKind
 from gnnstore.layerwise.packing import PART_BYTES, BlockPacker
-from gnnstore.parallel import Workers
+from gnnstore.threads import Workers
 
 # A part of a block's rows is sorted by place before it is read, with 16 bytes a row.
 _MAX_PART_ROWS = 1 << 18

@@ -36,8 +36,8 @@ from gnnstore.layerwise.passes import PassStats, degree_scale, run_pass
 from gnnstore.layerwise.plan import Hub, limit_blocks, plan_layers
 from gnnstore.layerwise.result import ARRAY_NAME
 from gnnstore.layerwise.rows import RowReader, part_memory_bytes
-from gnnstore.parallel import Workers
 from gnnstore.progress import Progress
+from gnnstore.threads import Workers
 
 # Finished rows are journalled a shard at a time: a resumed run repeats no more than that.
 _LEAST_SHARD_BYTES = 64 << 20

@@ -25,7 +25,6 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from gnnstore.errors import UsageError, whole_number
 from gnnstore.loaders.assemble.homogeneous import BatchAssembler
-from gnnstore.parallel import Lookahead
 from gnnstore.pipeline.batch import (
     BatchSource,
     EpochRun,
@@ -43,6 +42,7 @@ from gnnstore.pipeline.stats import LoaderStats, peak_rss_bytes
 from gnnstore.progress import Progress, WaitProgress
 from gnnstore.sampling.neighbor import check_word
 from gnnstore.seeds.base import ON_DEMAND_EPOCH, BatchKey, SeedLabels
+from gnnstore.threads import Lookahead
 from gnnstore.timeline import MAX_EVENTS, OFF, Timeline, recorded
 
 if TYPE_CHECKING:
@@ -244,9 +244,9 @@ class BatchLoader(DataLoader[Any]):
             pin,
             self._totals,
             self._recorder,
-            lookahead.admission,
+            lookahead.gate,
         )
-        run, order = replace(self._run(iteration.start, seed), lookahead=lookahead), self._order
+        run, order = self._run(iteration.start, seed), self._order
         # A loader that does not shuffle evaluates, often once.
         if order.is_keyed and (order.shuffles or self._num_iterations > 1):
             run = replace(run, following=partial(_epoch_after, run, order))
@@ -540,7 +540,6 @@ def _epoch_after(run: EpochRun, order: EpochOrder) -> tuple[EpochRun, Iterator[P
         epoch=start.epoch,
         first=start.batches,
         describe=partial(_describe, order, start),
-        lookahead=None,
     )
     coming = replace(coming, following=partial(_epoch_after, coming, order))
     return coming, _first_batches(order, coming)

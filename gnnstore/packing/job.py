@@ -43,9 +43,9 @@ from gnnstore.formats.packed.writer import PackedWriter
 from gnnstore.graph.shared import shared_tables
 from gnnstore.packing.records import RecordMaker
 from gnnstore.packing.sampling import PlannedSuperbatch, PlanSampler, PlanSettings
-from gnnstore.parallel import ordered_map
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.sampling.compact import CompactSample
+from gnnstore.threads import ordered_map
 from gnnstore.units import format_at_least, format_size
 
 if TYPE_CHECKING:

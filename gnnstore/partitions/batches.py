@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -84,21 +84,16 @@ class PartitionBatches(BatchSource):
             return self.order.shape.schedule(run.seed, run.epoch + 1).partitions(0)
 
         in_thread = bool(run.num_threads)
-        with self.of.buffer.run(
-            states, in_thread=in_thread, following=following, prepare=prepare
-        ) as ahead:
-            tasks = _TasksOfStates(self, planned, run, ahead)
-            if run.lookahead is None:
-                yield iter(tasks)
-                return
-            ready, run.lookahead.must_wait = run.lookahead.must_wait, tasks.must_wait
-            try:
-                yield iter(tasks)
-            finally:  # else tasks and their run, and with it the buffer, would hold each other
-                run.lookahead.must_wait = ready
+        with (
+            self.of.buffer.run(
+                states, in_thread=in_thread, following=following, prepare=prepare
+            ) as ahead,
+            closing(_TasksOfStates(self, planned, run, ahead)) as tasks,
+        ):
+            yield tasks
 
 
-class _TasksOfStates:
+class _TasksOfStates(Iterator[Task]):
     """The tasks of a run, one state after the other."""
 
     def __init__(
@@ -110,12 +105,20 @@ class _TasksOfStates:
     ) -> None:
         self._of, self._planned, self._run, self._ahead = of, planned, run, ahead
         self._left = 0
+        self._tasks = self._all()
 
-    def must_wait(self) -> bool:
-        """Whether the next task is one of a state that is not in memory yet."""
-        return self._left == 0 and self._ahead.is_waited_for
+    def __next__(self) -> Task:
+        return next(self._tasks)
 
-    def __iter__(self) -> Iterator[Task]:
+    def close(self) -> None:
+        """Hand out no more: begun and not closed, its generator would hold this and the buffer."""
+        self._tasks.close()
+
+    def is_ready(self) -> bool:
+        """Whether the next task is one of a state that is in memory."""
+        return self._left > 0 or not self._ahead.is_waited_for
+
+    def _all(self) -> Generator[Task, None, None]:
         of, run = self._of, self._run
         epoch = of.order.of(run.seed, run.epoch)
         state: ResidentState | None = None

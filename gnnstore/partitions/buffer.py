@@ -21,11 +21,10 @@ import numpy.typing as npt
 
 from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.features.source import Rows
-from gnnstore.interrupts import CancelledError, Condition
-from gnnstore.parallel import prefetch
 from gnnstore.partitions.rows import PartitionFiles, PartitionSlots, Ranges
 from gnnstore.partitions.sizes import EdgesRead
 from gnnstore.sampling.resident import Buckets, Members, ResidentGraph
+from gnnstore.threads import CancelledError, Condition, prefetch
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -80,12 +79,12 @@ class ResidentState:
 
     def begin_batch(self) -> None:
         """Keep the state in memory until the batch has its rows."""
-        with self._changed:
+        with self._changed.lock:
             self._num_batches += 1
 
     def end_batch(self) -> None:
         """Let go of the state for a batch."""
-        with self._changed:
+        with self._changed.lock:
             self._num_batches -= 1
             self._changed.notify_all()
 
@@ -95,7 +94,7 @@ class ResidentState:
 
     def end(self) -> None:
         """Note that no batch will begin any more."""
-        with self._changed:
+        with self._changed.lock:
             self._is_over = True
             self._changed.notify_all()
 
@@ -106,14 +105,14 @@ class ResidentState:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        with self._changed:
+        with self._changed.lock:
             if self._is_taken:
                 raise _lost()
             self._num_reading += 1
         try:
             yield
         finally:
-            with self._changed:
+            with self._changed.lock:
                 self._num_reading -= 1
                 self._changed.notify_all()
 
@@ -356,7 +355,7 @@ class StatesAhead:
         self._source.close()
 
     def _stop(self) -> None:
-        with self._changed:
+        with self._changed.lock:
             self._is_stopped = True
             self._changed.notify_all()
 

@@ -23,9 +23,7 @@ from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.files import BLOCK_BYTES
 from gnnstore.formats.partitions.reader import PartitionsReader
-from gnnstore.interrupts import Pending
-from gnnstore.parallel import Workers
-from gnnstore.threads import THREAD_NAME
+from gnnstore.threads import THREAD_NAME, Pending, Workers
 
 Int64Array = npt.NDArray[np.int64]
 

@@ -20,9 +20,9 @@ import numpy as np
 from gnnstore._core import ReadCounts, pool_exchange, pool_trim
 from gnnstore.errors import limits_named
 from gnnstore.features.source import Rows
-from gnnstore.parallel import Admission, Lookahead, ordered_map
 from gnnstore.progress import WaitProgress
 from gnnstore.seeds.base import BatchKey, SeedLabels, SeedSource
+from gnnstore.threads import Lookahead, MemoryGate, ordered_map
 from gnnstore.timeline import OFF, Timeline
 
 if TYPE_CHECKING:
@@ -156,7 +156,6 @@ class EpochRun:
     recorder: Recorder
     # Returns the run that is expected next and its batches; None if that is not known.
     following: Callable[[], tuple[EpochRun, Iterator[Planned]] | None] = lambda: None
-    lookahead: Lookahead | None = None  # number of batches that may be prepared ahead
 
     def key(self, batch: int) -> BatchKey:
         """Return the key of a batch by its number in the epoch."""
@@ -349,7 +348,7 @@ class Finisher:
     totals: Totals
     recorder: Recorder
     # Where a batch waits for its memory in a thread; None: it does not.
-    admission: Admission | None = None
+    admission: MemoryGate | None = None
 
     def prepare(self, task: Task) -> PreparedBatch:
         """Sample a batch and assemble it, as far as its turn need not have come."""
@@ -364,8 +363,8 @@ class Finisher:
             if self.admission is None:
                 self._join(batch)
             else:
-                with self.admission.enter(task.key.batch) as admitted:
-                    self._join(batch, admitted.hold)
+                with self.admission.enter(task.key.batch) as hold:
+                    self._join(batch, hold)
         except BaseException as error:
             task.finish(error)
             raise

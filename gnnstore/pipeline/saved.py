@@ -20,11 +20,11 @@ from gnnstore.features.packed.saved import SavedPlan
 from gnnstore.features.planned import PlannedCache
 from gnnstore.features.source import AbsentRows, Rows
 from gnnstore.formats.packed.manifest import pack_command
-from gnnstore.parallel import ordered_map
 from gnnstore.pipeline.batch import BatchSource, EpochRun, Planned, Sampled, Task, reselected
 from gnnstore.pipeline.order.state import LoaderState, Position
 from gnnstore.seeds.base import BatchKey
 from gnnstore.seeds.kinds import labels_of
+from gnnstore.threads import ordered_map
 
 if TYPE_CHECKING:
     from torch_geometric.sampler import SamplerOutput

@@ -22,7 +22,6 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.errors import UsageError
 from gnnstore.formats.store.csc import Csc
-from gnnstore.parallel import Workers
 from gnnstore.sampling.neighbor import (
     BatchRequest,
     Excluded,
@@ -38,6 +37,7 @@ from gnnstore.sampling.staged import (
     NeighborCounts,
     StagedBatch,
 )
+from gnnstore.threads import Workers
 
 # Positions, drawn and joined, the keys that they are sorted by, twice, and the ids.
 _BYTES_PER_COLUMN_POSITION = 48

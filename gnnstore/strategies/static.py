@@ -24,7 +24,6 @@ from gnnstore.features.static import (
     cache_cost,
 )
 from gnnstore.graph.shared import CacheKey, shared_tables
-from gnnstore.parallel import LONG_READ_BYTES
 from gnnstore.pipeline.margins import with_margin
 from gnnstore.strategies.base import Candidate, Strategy
 from gnnstore.strategies.loader_spec import LoaderSpec
@@ -36,6 +35,7 @@ from gnnstore.strategies.sizes.placing import with_engine
 from gnnstore.strategies.sizes.prefetch import check_two_batches, prefetch_wish, with_batches
 from gnnstore.strategies.sizes.settings import CacheSettings
 from gnnstore.strategies.sources import DataSources
+from gnnstore.threads import LONG_READ_BYTES
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:

@@ -443,7 +443,7 @@ def test_whoever_has_the_cache_may_find_a_loader_forgotten(
     begin, look, consumer = Sequencer.begin, Ticket.look, threading.current_thread()
 
     def begin_and_collect(sequencer: Sequencer) -> Ticket:
-        with sequencer.lock:
+        with sequencer.changed.lock:
             if waits.is_set() and not is_held.is_set():
                 assert threading.current_thread() is consumer
                 is_held.set()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gnnstore.threads import THREAD_NAME, Ending
+from gnnstore.threads import THREAD_NAME, Condition, Finalizer
 
 
 class Owner:
@@ -20,7 +20,7 @@ class Owner:
 def test_it_ends_once() -> None:
     ended: list[int] = []
     owner = Owner()
-    end = Ending(owner, ended.append, 1)
+    end = Finalizer(owner, ended.append, 1)
     end()
     end()
     del owner
@@ -31,7 +31,7 @@ def test_it_ends_once() -> None:
 def test_it_ends_with_its_owner() -> None:
     ended: list[int] = []
     owner = Owner()
-    end = Ending(owner, ended.append, 1)
+    end = Finalizer(owner, ended.append, 1)
     assert not ended
     del owner
     assert ended == [1]
@@ -42,7 +42,7 @@ def test_it_ends_with_its_owner() -> None:
 def test_it_may_be_left_as_it_is() -> None:
     ended: list[int] = []
     owner = Owner()
-    end = Ending(owner, ended.append, 1)
+    end = Finalizer(owner, ended.append, 1)
     assert end.detach()
     del owner
     end()
@@ -61,7 +61,7 @@ def test_the_thread_in_which_it_ends(name: str, is_same: bool) -> None:
 
     owner: Any = Owner()
     owner.itself = owner
-    ending = Ending(owner, end)
+    ending = Finalizer(owner, end)
     gc.disable()
     try:
         del owner
@@ -75,11 +75,33 @@ def test_the_thread_in_which_it_ends(name: str, is_same: bool) -> None:
     assert not ending.detach()
 
 
+def test_it_ends_in_another_thread_than_one_that_may_have_a_lock() -> None:
+    """The collector finds it in the middle of this package's code, which the end may wait for."""
+    threads: list[threading.Thread] = []
+    ended = threading.Event()
+
+    def end() -> None:
+        threads.append(threading.current_thread())
+        ended.set()
+
+    owner: Any = Owner()
+    owner.itself = owner
+    Finalizer(owner, end)
+    gc.disable()
+    try:
+        del owner
+        Condition().wait_until(gc.collect)  # with its lock held
+    finally:
+        gc.enable()
+    assert ended.wait(20)
+    assert threads != [threading.current_thread()]
+
+
 @pytest.mark.parametrize("is_told", [False, True])
 def test_a_fork_ends_nothing_of_its_parents(monkeypatch: pytest.MonkeyPatch, is_told: bool) -> None:
     ended: list[int] = []
     owner = Owner()
-    end = Ending(owner, ended.append, 1)
+    end = Finalizer(owner, ended.append, 1)
     monkeypatch.setattr(os, "getpid", lambda: 1)
     if is_told:
         end()
@@ -91,7 +113,7 @@ def test_without_a_thread_it_ends_with_the_interpreter(monkeypatch: pytest.Monke
     ended: list[threading.Thread] = []
     at_exit: list[Any] = []
     owner: Any = Owner()
-    Ending(owner, lambda: ended.append(threading.current_thread()))
+    Finalizer(owner, lambda: ended.append(threading.current_thread()))
     start = threading.Thread.start
 
     def only_the_first(thread: threading.Thread) -> None:

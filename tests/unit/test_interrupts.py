@@ -25,19 +25,20 @@ import gnnstore
 from gnnstore.converters import partition
 from gnnstore.embeddings import table as embedding_table
 from gnnstore.embeddings.buffer import PartitionBuffer
-from gnnstore.interrupts import (
+from gnnstore.strategies.builtin import STRATEGIES
+from gnnstore.testing.graphs import random_graph
+from gnnstore.threads import (
+    Background,
     CancelledError,
     Condition,
     Flag,
     Pending,
+    SharedLock,
     Thread,
+    Workers,
     in_one_step,
     uninterrupted,
 )
-from gnnstore.parallel import Workers
-from gnnstore.strategies.builtin import STRATEGIES
-from gnnstore.testing.graphs import random_graph
-from gnnstore.threads import Background, SharedLock
 from tests.support.effort import is_long
 
 PACKAGE = str(Path(gnnstore.__file__).parent)
@@ -348,7 +349,7 @@ def test_a_condition_is_looked_at_after_each_change() -> None:
 
     def add() -> None:
         for _ in range(3):
-            with condition:
+            with condition.lock:
                 values[0] += 1
                 condition.notify_all()
 
@@ -382,7 +383,7 @@ def test_a_condition_is_told_of_changes_while_it_tells_of_one() -> None:
 
     waiters = [Finalized() for _ in range(3)]
     condition._waiting.extend(waiters)  # type: ignore[arg-type]
-    with condition:
+    with condition.lock:
         condition.notify_all()
     assert not any(waiter.lock.locked() for waiter in waiters)
 

@@ -168,7 +168,7 @@ def test_memory_that_there_is_for_it(path: Path, monkeypatch: pytest.MonkeyPatch
     assert NeighborCache(csc, rows, small, uuid).current is not None
     assert NeighborCache(csc, rows, small // 2, uuid).current is not None
     assert not begun, "there is no memory for a thread"
-    monkeypatch.setattr(threads, "Ending", lambda *_: None)
+    monkeypatch.setattr(threads, "Finalizer", lambda *_: None)
     waiting = NeighborCache(csc, rows, 1 << 30, uuid)
     assert waiting.current is None
     assert begun == [THREAD]

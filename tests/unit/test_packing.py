@@ -35,10 +35,10 @@ from gnnstore.features.packed.chunks import BLOCK_BYTES, CHUNK_STAGING_BYTES, Pa
 from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.pack import pack, packed_bytes
 from gnnstore.features.source import RowRequest
-from gnnstore.interrupts import CancelledError
 from gnnstore.testing.faults import Fault, SystemCall, inject, inject_all
 from gnnstore.testing.twins.packing import packed_file, piece_crcs
 from gnnstore.testing.twins.reads import write_array
+from gnnstore.threads import CancelledError
 from tests.support.engines import available
 from tests.support.files import flip
 from tests.support.packing import MEMORY_BYTES, PackingCase, watched_memory

@@ -19,9 +19,9 @@ from gnnstore.features.files import FileRows
 from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.pack import packed_bytes
-from gnnstore.interrupts import Flag
 from gnnstore.pipeline.lookahead.packer import DiskQuota, SuperbatchPacker
 from gnnstore.testing.faults import inject
+from gnnstore.threads import Flag
 from tests.support.packing import MEMORY_BYTES, PackingCase
 
 NUM_ROWS, BATCHES = 4000, 6

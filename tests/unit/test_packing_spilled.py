@@ -24,11 +24,10 @@ from gnnstore.features.packed.chunks import BLOCK_BYTES
 from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.misses import collect_misses
 from gnnstore.features.packed.pack import append_missed, pack
-from gnnstore.interrupts import CancelledError, Flag
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.packing import packed_file, piece_crcs
 from gnnstore.testing.twins.reads import write_array
-from gnnstore.threads import for_each
+from gnnstore.threads import CancelledError, Flag, for_each
 from tests.support.files import flip
 from tests.support.packing import MEMORY_BYTES, PackingCase, watched_memory
 from tests.support.traces import Spilled, spill

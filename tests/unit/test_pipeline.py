@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import subprocess
 import sys
@@ -18,9 +19,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gnnstore.errors import BudgetError
-from gnnstore.interrupts import CancelledError
-from gnnstore.parallel import Admission, Lookahead, Paced, Workers, ordered_map, prefetch
+from gnnstore.errors import BudgetError, UsageError
+from gnnstore.threads import CancelledError, Lookahead, MemoryGate, Workers, ordered_map, prefetch
 from tests.support.loaders import threads_of_loaders
 
 
@@ -120,7 +120,7 @@ def test_an_error_of_the_source_comes_after_what_came_before(num_threads: int) -
 
 @pytest.mark.parametrize("num_threads", [0, 1, 3])
 def test_an_item_that_is_not_ready_is_waited_for_last(num_threads: int) -> None:
-    class Items(Paced[int]):
+    class Items(Iterator[int]):
         """Those from the third on are not ready."""
 
         num_taken = 0
@@ -146,7 +146,7 @@ def test_an_item_that_is_not_ready_is_waited_for_last(num_threads: int) -> None:
 def test_only_what_is_not_there_is_waited_for(is_paced: bool) -> None:
     """But paced items always are: what makes them may take long in the consumer's thread."""
 
-    class Ready(Paced[int]):
+    class Ready(Iterator[int]):
         def __init__(self) -> None:
             self._items = iter(range(3))
 
@@ -381,31 +381,29 @@ def test_samples_are_prepared_ahead_of_their_batches_memory() -> None:
     assert (lookahead(), lookahead.num_living) == (1 + 200 // 60, 2)
     lookahead.observe(300, 10)
     assert lookahead() == 4, "by the largest"
-    lookahead.must_wait = lambda: True
-    assert lookahead() == 1
     alone = Lookahead.admitting(8)
-    assert (alone(), alone.admission) == (8, None), "nobody has set a budget"
+    assert (alone(), alone.gate) == (8, None), "nobody has set a budget"
 
 
 class Rows:
     """Batches of an array each, of which at most so many live at once."""
 
     def __init__(self, most: int, num_batches: int) -> None:
-        self.admission = Admission(lambda: most)
+        self.gate = MemoryGate(lambda: most)
         self.most_living = self.num_living = 0
         self._lock = threading.Lock()
         for i in range(num_batches):
-            self.admission.expect(i)
+            self.gate.expect(i)
 
     def make(self, i: int) -> NDArray[Any]:
         time.sleep(0.002 * (i % 3))  # they come in any order
-        with self.admission.enter(i) as admitted:
+        with self.gate.enter(i) as hold:
             array = np.full(4, i)
             with self._lock:
                 self.num_living += 1
                 self.most_living = max(self.most_living, self.num_living)
             weakref.finalize(array, self._gone)
-            admitted.hold(array)
+            hold(array)
         return array
 
     def _gone(self) -> None:
@@ -413,7 +411,7 @@ class Rows:
 
     def all_of(self, num_batches: int) -> Generator[NDArray[Any], None, None]:
         def waiting(k: int) -> AbstractContextManager[object]:
-            self.admission.want(k + 1)
+            self.gate.want(k + 1)
             return nullcontext()
 
         return ordered_map(
@@ -421,7 +419,7 @@ class Rows:
             range(num_batches),
             num_threads=3,
             lookahead=depth(4),
-            stop=self.admission.close,
+            stop=self.gate.close,
             waiting=waiting,
         )
 
@@ -432,7 +430,7 @@ def test_a_batch_is_made_once_an_earlier_one_is_let_go_of(most: int) -> None:
     for i, batch in enumerate(rows.all_of(30)):
         assert batch[0] == i
         time.sleep(0.003)
-    # `num_living` falls within the finalizers, which may run after that of the admission.
+    # `num_living` falls within the finalizers, which may run after that of the gate.
     assert 2 <= rows.most_living <= most + 1
     del batch
     assert rows.num_living == 0
@@ -465,8 +463,9 @@ def test_leaving_early_ends_those_that_wait_for_memory() -> None:
     first, second = next(batches), next(batches)
     batches.close()
     assert (first[0], second[0], threads_of_loaders()) == (0, 1, [])
-    with pytest.raises(CancelledError, match="batch 3 is not wanted any more"):
-        rows.admission.enter(3)
+    refused = pytest.raises(CancelledError, match="batch 3 is not wanted any more")
+    with refused, rows.gate.enter(3):
+        raise AssertionError
 
 
 def test_a_budget_without_room_for_two_batches_is_an_error() -> None:
@@ -479,7 +478,7 @@ def test_a_budget_without_room_for_two_batches_is_an_error() -> None:
 
 PRELUDE = """
 import signal, sys, threading, time
-from gnnstore.parallel import ordered_map
+from gnnstore.threads import ordered_map
 
 def work(n):
     time.sleep(0.05)
@@ -548,6 +547,21 @@ print(os.waitstatus_to_exitcode(os.wait()[1]), next(left))
     assert ended.stdout == "1 1\n"
     assert "UsageError: this iterator was begun in process" in ended.stderr
     assert "begin a new one after the fork" in ended.stderr
+
+
+def test_a_fork_passes_no_call_to_threads_it_has_not() -> None:
+    with Workers(1) as workers:
+        assert workers.run([lambda: 1]) == [1]
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)  # it would hang
+            try:
+                workers.run([lambda: 1])
+            except UsageError as error:
+                os._exit("a fork of it does not have" not in str(error))
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert workers.run([lambda: 2]) == [2]
 
 
 @pytest.mark.parametrize("where", ["while waiting", "in the body"])

@@ -448,7 +448,7 @@ def test_a_lease_begins_when_the_slots_are_not_in_use(
     batch = pool.submit(lease.gather, 0, steps[0], {"x": gate})
     assert gate.reached.wait(LIMIT_SECONDS)
     beginning = [pool.submit(cache.begin) for _ in range(2)]
-    wait_for(lambda: len(cache._sequencer.lock._waiting) == 2)
+    wait_for(lambda: len(cache._sequencer.changed._waiting) == 2)
     assert not any(future.done() for future in beginning)
     gate.opened.set()
     leases = [future.result(LIMIT_SECONDS) for future in beginning]
@@ -511,7 +511,7 @@ def test_closing_releases_those_that_wait(
 def test_closing_from_within(cache: PlannedCache, steps: list[PlanStep]) -> None:
     """The garbage collector may do so at any point, with the lock in the same thread's hands."""
     lease = cache.begin()
-    with cache._sequencer.lock:
+    with cache._sequencer.changed.lock:
         lease.close()
         lease.fail(3, KeyboardInterrupt())
     with pytest.raises(UsageError, match="was ended"):
@@ -628,7 +628,7 @@ def test_an_interrupt_with_another_lease_waiting(
     class Source(Gate):
         def read_rows(self, ids: NDArray[Any], out: NDArray[Any]) -> ReadCounts:
             beginning.append(pool.submit(cache.begin))
-            wait_for(lambda: len(cache._sequencer.lock._waiting) == 1)
+            wait_for(lambda: len(cache._sequencer.changed._waiting) == 1)
             return super().read_rows(ids, out)
 
     first = replace(steps[0], slots=np.full_like(steps[0].slots, -1))

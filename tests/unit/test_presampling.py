@@ -12,13 +12,13 @@ from torch.utils.data import BatchSampler, SequentialSampler
 import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.graph.topology import Topology
-from gnnstore.parallel import Lookahead
 from gnnstore.pipeline.lookahead import presample as presampling
 from gnnstore.pipeline.lookahead.presample import Presampler, batch_shape
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.seeds.base import BatchKey
 from gnnstore.seeds.nodes import resolve_input_nodes
 from gnnstore.testing.graphs import random_graph
+from gnnstore.threads import Lookahead
 
 N, E = 400, 3000
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from gnnstore.interrupts import CancelledError
-from gnnstore.threads import SharedLock
+from gnnstore.threads import CancelledError, SharedLock
 
 
 class Held(threading.Thread):
@@ -51,7 +50,7 @@ def test_one_has_it_alone_and_before_others_that_would_share_it() -> None:
     first = Held(lock.shared)
     assert first.has_it.wait(10)
     alone = Held(lock.alone)
-    while not lock._is_alone:
+    while not lock.is_alone:
         time.sleep(0.001)
     later = Held(lock.shared)
     assert not alone.has_it.wait(0.15)

@@ -16,10 +16,10 @@ import pytest
 
 from gnnstore import LinkNeighborLoader, NeighborLoader
 from gnnstore.display import progress as display
-from gnnstore.parallel import ordered_map
 from gnnstore.progress import NullProgress, Phase, WaitProgress
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.graphs import random_graph
+from gnnstore.threads import ordered_map
 
 AT_ONCE, NEVER = 0.0, 1e9
 

@@ -25,7 +25,7 @@ from gnnstore.features.packed.chunks import PACK_ELSEWHERE
 from gnnstore.formats.container.files import read_part, write_part
 from gnnstore.formats.container.regular_files import open_regular
 from gnnstore.formats.packed.manifest import Compression
-from gnnstore.parallel import Workers
+from gnnstore.threads import Workers
 
 if TYPE_CHECKING:
     from gnnstore.features.files import FileRows

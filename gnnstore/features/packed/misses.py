@@ -30,8 +30,7 @@ from gnnstore.features.packed.memory import (
     spilled_bytes,
     too_little_memory,
 )
-from gnnstore.interrupts import CancelledError, Flag
-from gnnstore.threads import for_each, interruptible
+from gnnstore.threads import CancelledError, Flag, for_each, interruptible
 
 # A plan; or beside the trace's ids int32 (negative: missed) or bool (false: missed).
 Slots = CachePlan | npt.NDArray[Any]

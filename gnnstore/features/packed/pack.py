@@ -49,8 +49,7 @@ from gnnstore.features.packed.memory import (
 from gnnstore.features.packed.misses import MissCollector, MissTable, Slots
 from gnnstore.features.source import RowSpec
 from gnnstore.formats.container.files import require_space
-from gnnstore.interrupts import CancelledError, Flag
-from gnnstore.threads import interruptible
+from gnnstore.threads import CancelledError, Flag, interruptible
 from gnnstore.units import format_size
 
 _IN_MEMORY = -1  # where the core has the number of a file

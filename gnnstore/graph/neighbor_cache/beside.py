@@ -16,10 +16,8 @@ from gnnstore.errors import GnnstoreError
 from gnnstore.formats.store.csc import Csc
 from gnnstore.graph.indices import SCAN_IDS, IndexRows
 from gnnstore.graph.neighbor_cache.cache import bytes_for_all, bytes_to_choose, open_neighbor_cache
-from gnnstore.interrupts import Flag
-from gnnstore.parallel import LONG_READ_BYTES
 from gnnstore.sampling.staged import CachedNeighbors
-from gnnstore.threads import run_beside
+from gnnstore.threads import LONG_READ_BYTES, Flag, run_beside
 
 FILLING_THREAD = "gnnstore-neighbors"
 _POLL_SECONDS = 0.005

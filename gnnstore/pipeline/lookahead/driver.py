@@ -10,12 +10,11 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from gnnstore._core import release_heap, release_memory
-from gnnstore.parallel import ordered_map
 from gnnstore.pipeline.batch import EpochRun, Planned, Recorder
 from gnnstore.pipeline.lookahead.spools import BatchNote, SampledSuperbatch, Spools
 from gnnstore.sampling.compact import CompactSample
 from gnnstore.sampling.neighbor import BatchRequest, NeighborSampler, Sample
-from gnnstore.threads import SharedLock
+from gnnstore.threads import SharedLock, ordered_map
 
 if TYPE_CHECKING:
     from gnnstore.features.pinned import PinnedRows

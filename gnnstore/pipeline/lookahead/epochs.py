@@ -15,7 +15,6 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gnnstore.parallel import Paced, ordered_map
 from gnnstore.pipeline.batch import EpochRun, Planned, Samplers, SamplingSource, Task
 from gnnstore.pipeline.lookahead.driver import Coming, SamplingJob
 from gnnstore.pipeline.lookahead.next_epoch import Carried, NextSuperbatch, Share
@@ -23,6 +22,7 @@ from gnnstore.pipeline.lookahead.producer import LookaheadJob, LookaheadProducer
 from gnnstore.pipeline.lookahead.session import CacheSession
 from gnnstore.pipeline.lookahead.superbatch import PlannedPart, PlannedTask, Portion, Superbatch
 from gnnstore.seeds.base import SeedSource
+from gnnstore.threads import ordered_map
 
 if TYPE_CHECKING:
     from gnnstore.sampling.neighbor import SamplingConfig
@@ -228,7 +228,7 @@ class LookaheadSource(SamplingSource):
             yield tasks
 
 
-class _PlannedTasks(Paced[PlannedTask]):
+class _PlannedTasks(Iterator[PlannedTask]):
     """The batches of some superbatches, one superbatch after the other.
 
     A session may be overtaken: where another loader takes the cache over, batches that were planned

@@ -13,12 +13,11 @@ import os
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from gnnstore.interrupts import Thread
 from gnnstore.pipeline.lookahead.driver import Coming, SamplingJob
 from gnnstore.pipeline.lookahead.producer import LookaheadProducer
 from gnnstore.pipeline.lookahead.spools import SampledSuperbatch
 from gnnstore.pipeline.lookahead.superbatch import Portion, Superbatch
-from gnnstore.threads import THREAD_NAME, Ending
+from gnnstore.threads import THREAD_NAME, Finalizer, Thread
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +41,7 @@ class Carried:
     shares: list[Share]  # of the iterations that are still to come, in order
     begin: int = 0  # the first batch that has not been handed out
     _pid: int = field(default_factory=os.getpid, init=False)
-    _abandon: Ending | None = field(default=None, init=False)
+    _abandon: Finalizer | None = field(default=None, init=False)
 
     def is_for(self, key: Hashable, sampling: SamplingJob) -> bool:
         """Whether an iteration is the one that has the next share, in this process."""
@@ -68,7 +67,7 @@ class Carried:
         """Wait for the next iteration; if nobody begins it, the files go with this."""
         if self.producer.session.lease.is_current:
             self.producer.session.lease.rest()
-        self._abandon = Ending(self, self.producer.close)
+        self._abandon = Finalizer(self, self.producer.close)
 
     def go_on(self, sampling: SamplingJob) -> None:
         """Go on with the next iteration."""
@@ -99,7 +98,7 @@ class NextSuperbatch:
         # Of none of these does the thread know: it shall not keep the loader alive.
         self._thread = Thread(target=self._making.work, name=THREAD_NAME, daemon=True)
         self._pid = os.getpid()
-        self.abandon = Ending(self, _abandon, self._making, self._thread)
+        self.abandon = Finalizer(self, _abandon, self._making, self._thread)
         producer.waits_for_others = True
         self._thread.start()
 

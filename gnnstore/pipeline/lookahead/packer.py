@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from gnnstore.features.packed.pack import pack, packed_bytes
-from gnnstore.interrupts import CancelledError, Flag
 from gnnstore.progress import NullProgress, Progress
+from gnnstore.threads import CancelledError, Flag
 
 if TYPE_CHECKING:
     from gnnstore.caching.plan import CachePlan

@@ -19,7 +19,6 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore._core import pool_exchange
 from gnnstore.caching.scores import MAX_COUNTED_BATCHES
-from gnnstore.parallel import Lookahead
 from gnnstore.pipeline.lookahead.driver import request_of, sample_in_order
 from gnnstore.pipeline.margins import MANY_BATCHES, margin_of
 from gnnstore.pipeline.order.epoch import epoch_permutation
@@ -27,6 +26,7 @@ from gnnstore.progress import NullProgress, Progress
 from gnnstore.sampling.compact import CompactSample
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.seeds.base import FIRST_EPOCH_OF_NO_RUN, BatchKey, SeedSource
+from gnnstore.threads import Lookahead
 
 if TYPE_CHECKING:
     from gnnstore.caching.trace import TraceBuilder

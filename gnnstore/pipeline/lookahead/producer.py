@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 
 from gnnstore._core import ReadCounts, release_memory
 from gnnstore.features.source import files_of
-from gnnstore.interrupts import CancelledError, Flag
 from gnnstore.pipeline.lookahead.driver import Coming, SamplingJob
 from gnnstore.pipeline.lookahead.packer import DiskQuota, PackedBatches, SuperbatchPacker
 from gnnstore.pipeline.lookahead.session import CacheSession, warms_up
 from gnnstore.pipeline.lookahead.spools import SampledSuperbatch, Spools
 from gnnstore.pipeline.lookahead.superbatch import PlannedPart, Superbatch
-from gnnstore.threads import SharedLock
+from gnnstore.threads import CancelledError, Flag, SharedLock
 
 if TYPE_CHECKING:
     import numpy as np

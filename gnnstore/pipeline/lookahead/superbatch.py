@@ -12,8 +12,8 @@ import numpy.typing as npt
 from gnnstore._core import empty
 from gnnstore.features.planned import PlanStep
 from gnnstore.features.source import Rows
-from gnnstore.interrupts import Flag
 from gnnstore.pipeline.batch import Sampled, Task, reselected
+from gnnstore.threads import Flag
 
 if TYPE_CHECKING:
     from torch_geometric.sampler import SamplerOutput

@@ -22,7 +22,6 @@ from gnnstore.errors import BudgetError, DiskBudgetError
 from gnnstore.features.packed.chunks import CHUNK_STAGING_BYTES
 from gnnstore.features.packed.memory import PackedBatch
 from gnnstore.formats.arrays.dtypes import id_dtype
-from gnnstore.parallel import LONG_READ_BYTES
 from gnnstore.pipeline.lookahead.session import warms_up
 from gnnstore.pipeline.margins import with_margin
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
@@ -42,6 +41,7 @@ from gnnstore.strategies.sizes.superbatch import (
     SuperbatchSizer,
     per_batch,
 )
+from gnnstore.threads import LONG_READ_BYTES
 
 if TYPE_CHECKING:
     from gnnstore.pipeline.lookahead.presample import Presampled

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from gnnstore.budget.ledger import IN_FLIGHT, Ledger, Reservation, Wish
-from gnnstore.parallel import SMALLER_BATCHES
+from gnnstore.threads import SMALLER_BATCHES
 
 # For how many batches there is room. "double_buffered": so many that two threads assemble batches,
 # whatever that leaves, where rows that are not cached are packed: they cost little.

@@ -26,7 +26,7 @@ from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.container.journal import Journal
-from gnnstore.parallel import ordered_map
+from gnnstore.threads import ordered_map
 
 T = TypeVar("T")
 
