@@ -21,7 +21,7 @@ from gnnstore.features.packed import memory as packing_memory
 from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.misses import collect_misses
 from gnnstore.features.packed.pack import pack, packed_bytes
-from gnnstore.features.planned import PlannedCache, PlanStep
+from gnnstore.features.planned import PlanStep, SlotCache
 from gnnstore.features.segments.packing import divide_misses
 from gnnstore.features.source import RowSource, TypedRows, files_of, of_one_type, ranges_of
 from gnnstore.features.static import StaticCache
@@ -109,21 +109,20 @@ def test_numbers_of_rows(case: Case) -> None:
 def test_planned_slots(case: Case, has_pinned: bool, is_warm: bool) -> None:
     """A slot is as wide as the widest type, whose row it may hold."""
     pinned = np.sort(case.rng.permutation(SPACE.num_rows)[:40]) if has_pinned else None
-    cache = PlannedCache(case.tables, NUM_SLOTS, pinned, SPACE.num_rows)
+    cache = SlotCache(case.tables, NUM_SLOTS, pinned, SPACE.num_rows)
     num_planned = cache.num_planned_slots
     assert num_planned == NUM_SLOTS - 40 * has_pinned
-    reserved = PlannedCache.reserve(512).bytes_of({SLOTS: num_planned})
+    reserved = SlotCache.reserve(512).bytes_of({SLOTS: num_planned})
     if pinned is None:
         assert cache.num_bytes == reserved
     else:
-        reserved += PlannedCache.pinned_bytes(512, len(pinned), SPACE.num_rows)
+        reserved += SlotCache.pinned_bytes(512, len(pinned), SPACE.num_rows)
         assert cache.num_bytes == reserved - 4 * len(pinned)
-    planner, lease, number = BeladyPlanner(num_planned), cache.begin(), 0
+    planner, turns, number = BeladyPlanner(num_planned), cache.begin(), 0
     if is_warm or has_pinned:
         others = np.setdiff1d(np.arange(3, SPACE.num_rows, 9), [] if pinned is None else pinned)
         others = others[:num_planned] if is_warm else others[:0]
-        counts = lease.warm_up(0, others)
-        assert counts is not None
+        counts = cache.warm_up(turns, 0, others)
         # A paper has rows in two tables.
         assert counts.rows_read == sum(
             len(own.part(rows)[1])
@@ -141,17 +140,16 @@ def test_planned_slots(case: Case, has_pinned: bool, is_warm: bool) -> None:
         positions, entering = plan.batch_changes(i)
         if kept is not None:
             slots, positions = kept.add(ids, slots, positions)
-        found = lease.gather(number + i, PlanStep(ids, slots, positions, entering))
+        found = cache.gather(turns, number + i, PlanStep(ids, slots, positions, entering))
         case.check(i, found)
         return sum(rows.counts.rows_cached for rows in found.values())
 
     with ThreadPoolExecutor(3) as executor:  # some read what they miss before it is their turn
         assert sum(executor.map(gather, range(NUM_BATCHES))) > 1000
-    # Another lease has the slots: every row is read.
-    later = cache.begin()
+    # Once others have begun anew, there is nothing for a batch of these turns.
+    cache.begin()
     ids, none = case.trace.batch(2), np.empty(0, np.int32)
-    case.check(2, lease.gather(99, PlanStep(ids, np.zeros_like(ids), none, none)))
-    assert later.is_current
+    assert cache.gather(turns, 99, PlanStep(ids, np.zeros_like(ids), none, none)) == {}
 
 
 @pytest.mark.parametrize("num_slots", [0, NUM_SLOTS])
@@ -169,7 +167,8 @@ def test_packed_rows(
     if is_spilled:
         memory_bytes = least_memory(files, plan.misses, 4, spills=True)
         assert memory_bytes < least_memory(files, plan.misses, 4)
-    lease = PlannedCache(case.tables, num_slots).begin()
+    cache = SlotCache(case.tables, num_slots)
+    turns = cache.begin()
     with pack(
         files,
         case.trace,
@@ -186,7 +185,7 @@ def test_packed_rows(
         assert packed.index.num_disk_bytes >= spilled_bytes
         for i in range(NUM_BATCHES):
             step = PlanStep(case.trace.batch(i), plan.batch_slots(i), *plan.batch_changes(i))
-            found = lease.gather(i, step, packed.rows(i))
+            found = cache.gather(turns, i, step, packed.rows(i))
             case.check(i, found)
             missed = np.unique(step.ids[step.slots < 0])
             for path, (_, own) in case.tables.items():
@@ -238,8 +237,9 @@ def test_rows_that_do_not_fit_the_tables(case: Case) -> None:
         ([-1], "-1"),
     ):
         step = PlanStep(np.array(rows), np.full(len(rows), -1, np.int32), none, none)
+        empty = SlotCache(case.tables, 0)
         with pytest.raises(IndexError, match=message):
-            PlannedCache(case.tables, 0).begin().gather(0, step)
+            empty.gather(empty.begin(), 0, step)
     files = files_of(case.tables)
     some = {path: files[path] for path in ("paper/x", "venue/x")}
     slots = np.full(case.trace.num_accesses, -1, np.int32)

@@ -10,12 +10,20 @@ import pytest
 import torch
 
 import gnnstore
+from gnnstore.caching.policies.belady import BeladyPlanner
+from gnnstore.caching.trace import Trace
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import UsageError
+from gnnstore.features.packed.pack import pack
+from gnnstore.features.planned import PlanStep, SlotCache
+from gnnstore.features.source import RowSource, TypedRows, files_of
 from gnnstore.formats.container.names import edge_directory, node_array
 from gnnstore.formats.store.reader import StoreReader
+from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.sizes import StoreSizes
-from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.sampling.compact import CompactSample, Types
+from gnnstore.sampling.neighbor import EdgeSample, NeighborSampler, Sample, SamplingConfig
+from gnnstore.sampling.row_space import RowSpace
 from gnnstore.tools.inspect.describe_store import describe_store
 from tests.support.stores import (
     CITES,
@@ -158,3 +166,65 @@ def test_loaders_refuse_it(store: gnnstore.GraphStore) -> None:
     reading = describe_store(store.reader)["reading"]
     assert reading["strategy"] is None
     assert "heterogeneous graphs cannot be used here yet" in reading["reason"]
+
+
+def test_rows_of_an_opened_store_by_type(store: gnnstore.GraphStore, tmp_path: Path) -> None:
+    """Typed samples give a trace over the row space, which Belady plans and one pass packs."""
+    schema = store.schema
+    features = store.reader.paged(schema.node_of("paper").attributes["x"])
+    engine = open_engine(features.file_paths[0], "pread")
+    disk = {node_array(name, "x"): name for name in ("paper", "author")}
+    space = RowSpace.of_schema(schema, disk)
+    assert {name: tuple(own) for name, own in space.ranges.items()} == {
+        "paper": (0, 300),
+        "author": (300, 170),
+    }
+    tables: dict[str, TypedRows[RowSource]] = {
+        path: TypedRows(
+            shared_tables(store).rows_on_disk(store, schema.node_of(name).attributes["x"], engine),
+            space.range_of(name),
+        )
+        for path, name in disk.items()
+    }
+    topology, draws, samples = store.topology(), np.random.default_rng(0), []
+    for _ in range(6):
+        seeds = draws.permutation(300)[:20]
+        edges = {
+            kind: NeighborSampler(topology.columns(kind), SamplingConfig((3,))).sample(
+                seeds, epoch=0, batch=len(samples)
+            )
+            for kind in (CITES, WRITES)
+        }
+        authors = np.unique(topology.columns(WRITES).indices[edges[WRITES].edge_pos])
+        nodes = {"paper": edges[CITES].n_id, "author": authors, "institution": np.arange(20)}
+        typed = Sample(
+            nodes,
+            {kind: EdgeSample(np.empty((2, 0), np.int64), np.empty(0, np.int64)) for kind in edges},
+            None,
+            None,
+            None,
+            len(seeds),
+        )
+        compact = CompactSample.of(typed, np.dtype(np.int32), np.dtype(np.int32))
+        types = Types.of(schema)
+        samples.append(CompactSample.from_shortened(compact.shortened(), types=types))
+        np.testing.assert_array_equal(samples[-1].rows(space), space.rows(typed.nodes))
+    trace = Trace.of([sample.rows(space) for sample in samples])
+    num_slots = 40
+    plan = BeladyPlanner(num_slots).plan(trace)
+    assert 0 < plan.num_misses < trace.num_accesses
+    slots = SlotCache(tables, num_slots, num_rows=space.num_rows)
+    options: dict[str, Any] = {"memory_bytes": 1 << 25}
+    with pack(files_of(tables), trace, plan, tmp_path, **options) as packed:
+        for source in ("packed", "tables"):
+            slots.retire()
+            slots = SlotCache(tables, num_slots, num_rows=space.num_rows)
+            turns = slots.begin()
+            for i, sample in enumerate(samples):
+                step = PlanStep(trace.batch(i), plan.batch_slots(i), *plan.batch_changes(i))
+                missed = packed.rows(i) if source == "packed" else None
+                found = slots.gather(turns, i, step, missed)
+                assert found.keys() == disk.keys()
+                for path, name in disk.items():
+                    expected = arrays_of(store.path)[path][sample.nodes[name]]
+                    np.testing.assert_array_equal(found[path].values, expected)
