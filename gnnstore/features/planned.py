@@ -9,6 +9,7 @@ missed rows of several batches may be read at once, but slots are used batch by 
 from __future__ import annotations
 
 import os
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -95,6 +96,7 @@ class SlotCache:
         self._slots, self._slot_bytes = _make_slots(self._tables, num_slots)
         self._nodes = np.full(num_slots, -1, np.int64)
         self._turns = TurnLock()
+        self._beginning = threading.Lock()
         self._taken: tuple[int, object] | None = None  # the process and iteration that has them
 
     @staticmethod
@@ -171,9 +173,10 @@ class SlotCache:
 
         Batches of former turns read all of their rows from now on.
         """
-        self._turns.leave()
-        self._turns = TurnLock()
-        return self._turns
+        with self._beginning:
+            self._turns.leave()
+            self._turns = TurnLock()
+            return self._turns
 
     def gather(
         self,

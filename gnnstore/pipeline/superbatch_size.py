@@ -42,9 +42,6 @@ class SuperbatchSize:
     # int32 or int64 [H], or None: the nodes whose rows these are, ascending; None in a prediction,
     # or if there are none.
     pinned: npt.NDArray[Any] | None = field(default=None, repr=False, compare=False)
-    # The largest part of a batch's rows that are not pinned: traces and plans have memory for so
-    # many.
-    planned_share: float = 1.0
 
     @property
     def num_planned_slots(self) -> int:
@@ -55,13 +52,6 @@ class SuperbatchSize:
     def sizes(self) -> dict[str, int]:
         """The sizes that reservations grow with."""
         return {PLANNED: self.num_batches, SLOTS: self.num_planned_slots}
-
-    @property
-    def num_batches_repinned(self) -> int:
-        """Batches that may be planned at a time if other rows are pinned than those of `pinned`."""
-        if not self.plans_in_memory:
-            return self.num_batches
-        return max(1, int(self.num_batches * self.planned_share))
 
     @property
     def num_bytes(self) -> int:

@@ -19,10 +19,10 @@ from gnnstore import GraphStore, NeighborLoader
 from gnnstore.errors import InputError
 from gnnstore.features import static as static_tier
 from gnnstore.features.packed import pack as packing
-from gnnstore.features.planned import PlannedCache
+from gnnstore.features.planned import SlotCache
 from gnnstore.pipeline.lookahead import packer
-from gnnstore.pipeline.lookahead.producer import LookaheadProducer
-from gnnstore.pipeline.lookahead.superbatch import PlannedTask
+from gnnstore.pipeline.lookahead.epochs import LookaheadSource
+from gnnstore.pipeline.lookahead.producer import Producer
 from gnnstore.strategies import static as static_strategy
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.strategies.sizes import lookahead as sizes
@@ -67,14 +67,14 @@ class Held:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go_on = threading.Event()
         self.planned: list[int] = []
-        finish = LookaheadProducer.finish
+        finish = Producer.finish
 
         def finish_later(producer: Any, sampled: Any) -> Any:
             assert self.go_on.wait(60), "a batch waits for a plan that it does not need"
-            self.planned.append(len(sampled.notes))
+            self.planned.append(len(sampled))
             return finish(producer, sampled)
 
-        monkeypatch.setattr(LookaheadProducer, "finish", finish_later)
+        monkeypatch.setattr(Producer, "finish", finish_later)
 
 
 @pytest.fixture
@@ -117,16 +117,16 @@ def test_the_disk_is_theirs_until_one_is_read(
 ) -> None:
     events: list[str] = []
     is_sampled = threading.Event()
-    rows, finish = PlannedTask.rows, PlannedTask.finish
-    make, warm_up, pack = LookaheadProducer.finish, PlannedCache._warm_up, packing.pack
+    gather, release = LookaheadSource.gather, LookaheadSource.release
+    make, warm_up, pack = Producer.finish, SlotCache._warm_up, packing.pack
 
-    def read(task: Any, output: Any) -> Any:
+    def read(source: Any, batch: Any) -> None:
         assert is_sampled.wait(60)
-        return rows(task, output)
+        gather(source, batch)
 
-    def note_read(task: Any) -> None:
+    def note_read(source: Any, batch: Any, error: Any = None) -> None:
         events.append("read")
-        finish(task)
+        release(source, batch, error)
 
     def note_sampled(producer: Any, sampled: Any) -> Any:
         is_sampled.set()
@@ -139,10 +139,10 @@ def test_the_disk_is_theirs_until_one_is_read(
 
         return noted
 
-    monkeypatch.setattr(PlannedTask, "rows", read)
-    monkeypatch.setattr(PlannedTask, "finish", note_read)
-    monkeypatch.setattr(LookaheadProducer, "finish", note_sampled)
-    monkeypatch.setattr(PlannedCache, "_warm_up", passing(warm_up))
+    monkeypatch.setattr(LookaheadSource, "gather", read)
+    monkeypatch.setattr(LookaheadSource, "release", note_read)
+    monkeypatch.setattr(Producer, "finish", note_sampled)
+    monkeypatch.setattr(SlotCache, "_warm_up", passing(warm_up))
     monkeypatch.setattr(packer, "pack", passing(pack))
     # Small enough for the ids of nodes to be counted, without which no cache is filled.
     loader = loader_of(path, strategy, cache_bytes="200kB")
@@ -202,9 +202,7 @@ def test_a_batch_that_cannot_be_prepared(path: Path) -> None:
         assert len(found) == wrong
 
 
-def test_another_loader_has_the_cache_meanwhile(
-    path: Path, expected: list[list[dict[str, Any]]]
-) -> None:
+def test_another_loader_reads_meanwhile(path: Path, expected: list[list[dict[str, Any]]]) -> None:
     store = GraphStore(path)
     training, other = loader_of(store), loader_of(store)
     found = []

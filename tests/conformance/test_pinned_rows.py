@@ -1,4 +1,4 @@
-"""Pinned rows of a planned cache: the same batches, whoever else uses the cache meanwhile."""
+"""Pinned rows of planned slots: the same batches, whichever loader has the slots meanwhile."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ import pytest
 
 import gnnstore
 from gnnstore import NeighborLoader
-from gnnstore.pipeline.lookahead.producer import LookaheadJob, LookaheadProducer
+from gnnstore.pipeline.lookahead.producer import LookaheadJob
 from gnnstore.strategies.sizes.lookahead import BudgetSplit
 from gnnstore.testing.graphs import random_graph
 from tests.support.batches import assert_same_batches, batches_of
+from tests.support.loaders import slots_of
 
 N = 4000
 OPTIONS: dict[str, Any] = {"batch_size": 60, "shuffle": True, "seed": 3}
@@ -69,16 +70,20 @@ def test_batches_and_misses_are_the_same(
     options: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    loader = loader_of(path, **options)
+    store = gnnstore.open(path)
+    loader = loader_of(store, **options)
     size = job_of(loader).size
     assert 0 < size.num_pinned < size.num_slots
-    assert size.planned_share < 0.9
     assert f"({size.num_pinned} of them pinned)" in loader.stats().reason
     assert loader.stats().cache_rows == size.num_slots
     assert_same_batches(batches_of(loader, 2), expected)
-    cache = job_of(loader).cache()
-    assert cache.holds_pinned
-    assert cache.num_slots == size.num_slots
+    slots = slots_of(store)
+    assert slots.holds_pinned
+    assert slots.num_slots == size.num_slots
+    assert slots.pinned is not None
+    for batch in expected:  # what is left to be planned
+        nodes = batch["n_id"].numpy()
+        assert len(slots.pinned.drop(nodes)) < 0.9 * len(nodes)
 
     without_pins(monkeypatch)
     others = loader_of(path, **options)
@@ -119,100 +124,96 @@ def test_a_pickled_loader_pins_the_same_rows(path: Path, expected: list[dict[str
 
 
 @pytest.mark.parametrize("num_threads", [0, 2])
-def test_evaluation_in_the_middle_goes_with_the_same_pinned_rows(
-    path: Path,
-    expected: list[dict[str, Any]],
-    num_threads: int,
-    monkeypatch: pytest.MonkeyPatch,
+def test_evaluation_in_the_middle_leaves_the_pinned_rows(
+    path: Path, expected: list[dict[str, Any]], num_threads: int
 ) -> None:
-    store, planned_again = gnnstore.open(path), []
-    again = LookaheadProducer.plan_again
-
-    def noted(self: LookaheadProducer, *args: Any) -> bool:
-        planned_again.append(args)
-        return again(self, *args)
-
-    monkeypatch.setattr(LookaheadProducer, "plan_again", noted)
+    store = gnnstore.open(path)
     training = loader_of(store, num_threads=num_threads)
     evaluation = loader_of(store, num_threads=num_threads, batch_size=90, shuffle=False)
-    cache = job_of(training).cache()
     taken = iter(training)
     found = [batch.to_dict() for batch in islice(taken, 4)]
+    slots = slots_of(store)
+    assert slots.holds_pinned
     plain = loader_of(
         path, strategy="memory", cache_bytes=None, superbatch=None, batch_size=90, shuffle=False
     )
-    assert_same_batches(batches_of(evaluation), batches_of(plain))
-    assert job_of(evaluation).cache() is cache
-    assert evaluation.stats().rows_cached > 0
+    evaluated = [batches_of(plain) for _ in range(2)]
+    assert_same_batches(batches_of(evaluation), evaluated[0])
+    assert evaluation.stats().rows_cached == 0
+    assert slots_of(store) is slots
+    assert slots.holds_pinned
     found += [batch.to_dict() for batch in taken]
     assert_same_batches(found, expected[:BATCHES])
-    assert planned_again
-    assert cache.pinned is not None
-    assert cache.pinned.is_of(job_of(training).size.pinned)
-    assert not cache.pinned.is_of(job_of(evaluation).size.pinned)
+    alone = loader_of(path, num_threads=num_threads)
+    batches_of(alone)
+    assert training.stats().rows_read == alone.stats().rows_read
+
+    # Between two epochs it has slots, and pinned rows of its own.
+    assert_same_batches(batches_of(evaluation), evaluated[1])
+    assert evaluation.stats().rows_cached > 0
+    own = slots_of(store).pinned
+    assert own is not None
+    assert own.is_of(job_of(evaluation).size.pinned)
+    assert not own.is_of(job_of(training).size.pinned)
+    assert not slots.holds_pinned
+    assert_same_batches(batches_of(training), expected[BATCHES:])
+    assert slots_of(store).holds_pinned
 
 
 @pytest.mark.parametrize("pins", [True, False])
 @pytest.mark.parametrize("options", [{"num_threads": 1}, BUDGET, WITHOUT_DISK], ids=str)
-def test_a_cache_that_is_replaced(
+def test_another_loader_takes_the_slots(
     path: Path,
     expected: list[dict[str, Any]],
     pins: bool,
     options: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Batches that were sampled without rows that are not pinned any more are planned with them."""
+    """Batches that were sampled ahead without pinned rows are planned with those there are then."""
     store = gnnstore.open(path)
     loader = loader_of(store, **options)
-    cache, size = job_of(loader).cache(), job_of(loader).size
-    assert size.num_pinned
-    taken = iter(loader)
-    found = [batch.to_dict() for batch in islice(taken, 3)]
+    assert job_of(loader).size.num_pinned
+    assert_same_batches(batches_of(loader), expected[:BATCHES])
+    slots = slots_of(store)
     if not pins:
         without_pins(monkeypatch)
     smaller = loader_of(store, cache_bytes="400kB", batch_size=90, num_threads=1)
     assert (job_of(smaller).size.num_pinned > 0) == pins
     for _ in smaller:
         pass
-    other = job_of(loader).cache()
-    assert other is not cache
-    assert other.num_slots < cache.num_slots
-    found += [batch.to_dict() for batch in taken]
-    assert_same_batches(found, expected[:BATCHES])
+    other = slots_of(store)
+    assert other.num_slots < job_of(loader).size.num_slots
+    assert other.holds_pinned == pins
+    assert slots.num_bytes < other.num_bytes
+    for epoch in (1, 0, 1):  # the next one is made ahead, or was not expected
+        before = loader.stats()
+        loader.set_epoch(epoch)
+        assert_same_batches(batches_of(loader), expected[epoch * BATCHES :][:BATCHES])
+        assert loader.stats().since(before).rows_cached > 0
+        assert slots_of(store).num_slots == job_of(loader).size.num_slots
+        assert slots_of(store).holds_pinned
+        for _ in smaller:
+            pass
 
-    before = loader.stats()
-    assert_same_batches(batches_of(loader), expected[BATCHES:])
-    assert loader.stats().since(before).rows_cached > 0
-    most = job_of(loader).most_planned(other.pinned)
-    assert most == size.num_batches_repinned
-    assert (most < size.num_batches) == size.plans_in_memory
 
-
-def test_packed_rows_go_without_pinned_ones(path: Path, expected: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize("num_threads", [0, 1])
+def test_packed_rows_go_without_pinned_ones(
+    path: Path, expected: list[dict[str, Any]], num_threads: int
+) -> None:
     store = gnnstore.open(path)
-    belady = loader_of(store, num_threads=1)
-    packed = loader_of(store, strategy="packed", num_threads=1)
+    belady = loader_of(store, num_threads=num_threads)
+    packed = loader_of(store, strategy="packed", num_threads=num_threads)
     assert job_of(packed).size.num_pinned == 0
     taken = iter(belady)
     found = [batch.to_dict() for batch in islice(taken, 5)]
     assert_same_batches(batches_of(packed), expected[:BATCHES])
-    assert job_of(packed).cache() is job_of(belady).cache()
     found += [batch.to_dict() for batch in taken]
     assert_same_batches(found, expected[:BATCHES])
+    assert slots_of(store).holds_pinned
     assert_same_batches(batches_of(packed), expected[BATCHES:])
-
-
-def test_a_cache_that_nobody_has_warmed_up(path: Path, expected: list[dict[str, Any]]) -> None:
-    """Whoever packs rows leaves the pinned ones to others."""
-    store = gnnstore.open(path)
-    belady = loader_of(store, num_threads=0)
-    cache = job_of(belady).cache()
-    packed = loader_of(store, strategy="packed", num_threads=0)
-    assert_same_batches(batches_of(packed), expected[:BATCHES])
-    assert job_of(packed).cache() is cache
-    assert not cache.holds_pinned
-    assert_same_batches(batches_of(belady), expected[:BATCHES])
-    assert cache.holds_pinned
+    assert slots_of(store).pinned is None
+    assert_same_batches(batches_of(belady), expected[BATCHES:])
+    assert slots_of(store).holds_pinned
 
 
 def test_a_fork(path: Path, expected: list[dict[str, Any]]) -> None:

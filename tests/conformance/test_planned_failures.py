@@ -25,8 +25,8 @@ from gnnstore import NeighborLoader
 from gnnstore.disk.spool import FileSpool
 from gnnstore.errors import NoSpaceError, StorageError
 from gnnstore.features.packed.chunks import PackedSuperbatch
-from gnnstore.features.turns import Ticket
-from gnnstore.loaders.assemble.homogeneous import BatchAssembler
+from gnnstore.features.turns import TurnLock
+from gnnstore.pipeline import batch as pipeline
 from gnnstore.pipeline.lookahead.packer import DiskQuota
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.faults import inject
@@ -105,20 +105,20 @@ def test_a_batch_that_fails_between_its_sample_and_its_rows(
         options = {"num_threads": 2, "packed": packed, "strategy": "auto", "cache_bytes": None}
         options |= {"superbatch": None}
     loader = loader_of(path, **options)
-    wait, output = Ticket.wait, BatchAssembler.output
-    tickets: list[Ticket] = []
+    wait, measure = TurnLock.wait, pipeline._measure
+    locks: list[TurnLock] = []
     calls, is_waited_for = iter(range(10**6)), threading.Event()
 
-    def noted(self: Ticket, number: int) -> bool:
-        tickets.append(self)
+    def noted(self: TurnLock, number: int) -> bool:
+        locks.append(self)
         is_waited_for.set()
         return wait(self, number)
 
-    def failing(self: BatchAssembler, sampled: Any) -> Any:
+    def failing(batch: pipeline.Batch) -> None:
         if next(calls) == 0:
             is_waited_for.wait(10)
             raise MemoryError("out of memory")
-        return output(self, sampled)
+        measure(batch)
 
     errors: list[BaseException] = []
 
@@ -128,14 +128,14 @@ def test_a_batch_that_fails_between_its_sample_and_its_rows(
         except BaseException as error:
             errors.append(error)
 
-    monkeypatch.setattr(Ticket, "wait", noted)
-    monkeypatch.setattr(BatchAssembler, "output", failing)
+    monkeypatch.setattr(TurnLock, "wait", noted)
+    monkeypatch.setattr(pipeline, "_measure", failing)
     training = threading.Thread(target=train, daemon=True)
     training.start()
     training.join(30)
     is_held_up = training.is_alive()
-    for ticket in tickets:
-        ticket.close()  # or a failure of this test would hold up all others
+    for turns in locks:
+        turns.close()  # or a failure of this test would hold up all others
     training.join()
     monkeypatch.undo()
     assert is_waited_for.is_set()
@@ -417,19 +417,28 @@ def test_a_batch_that_takes_too_long_to_sample(
     assert_same_batches(batches_of(loader), expected)
 
 
-def test_a_fork_in_the_middle(path: Path, tmp_path: Path, expected: list[dict[str, Any]]) -> None:
-    """A child that lets go of an iterator takes nothing from its parent."""
-    loader = loader_of(path, strategy="packed", num_threads=2, tmpdir=tmp_path)
+@pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if s.plans])
+def test_a_fork_in_the_middle(
+    path: Path, tmp_path: Path, expected: list[dict[str, Any]], strategy: str
+) -> None:
+    """A child that lets go of an iterator, and begins another, takes nothing from its parent."""
+    loader = loader_of(path, strategy=strategy, num_threads=2, tmpdir=tmp_path)
     override_sizes(loader, in_memory=False)
     running: Any = iter(loader)
     found = batches_of(islice(running, 2))
+    features = [batch["x"].numpy() for batch in expected]
     child = os.fork()
     if child == 0:
+        status = 1
         signal.alarm(20)  # ends the child if it waits for threads that are not there
         try:
             del running
+            loader.set_epoch(0)
+            for batch, rows in zip(loader, features, strict=True):
+                assert np.array_equal(batch.x.numpy(), rows)
+            status = 0
         finally:
-            os._exit(0)
+            os._exit(status)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     found += batches_of(running)

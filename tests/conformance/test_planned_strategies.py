@@ -30,7 +30,7 @@ from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.faults import inject
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.graphs import WIDTH, N, graph_of_three_tables
-from tests.support.loaders import override_sizes
+from tests.support.loaders import override_sizes, slots_of
 from tests.support.references import BATCHES, OPTIONS
 
 PLANNED = [strategy.name for strategy in STRATEGIES if strategy.plans]
@@ -79,7 +79,8 @@ def test_packed_beside_a_cache_that_stays(
     path: Path, expected: list[dict[str, Any]], score: str, num_threads: int, on_disk: bool
 ) -> None:
     """What DiskGNN does."""
-    loader = loader_of(path, strategy="packed", cache=score, num_threads=num_threads)
+    store = gnnstore.open(path)
+    loader = loader_of(store, strategy="packed", cache=score, num_threads=num_threads)
     if on_disk:
         override_sizes(loader, table_bytes=256)
     assert_same_batches(batches_of(loader, 2), expected)
@@ -92,10 +93,10 @@ def test_packed_beside_a_cache_that_stays(
     policy = superbatches.job.policy
     assert isinstance(policy, Fixed)
     nodes = policy.nodes(loader.stats().cache_rows)
-    held = superbatches.job.cache().planned_nodes
+    held = slots_of(store).planned_nodes
     assert held[held >= 0].tolist() == nodes.tolist()
     if score == "degree":
-        degrees = np.bincount(gnnstore.open(path).topology("mmap").columns().indices, minlength=N)
+        degrees = np.bincount(store.topology("mmap").columns().indices, minlength=N)
         assert degrees[nodes].min() >= np.delete(degrees, nodes).max()
 
 
@@ -339,8 +340,7 @@ def test_a_smaller_budget_takes_memory_back(path: Path, expected: list[dict[str,
     assert_same_batches(batches_of(large), expected[:BATCHES])
     former = shared_tables(store).cached_bytes
     assert 50_000 < former <= 100_000
-    slots = shared_tables(store)._slots
-    assert slots is not None
+    slots = slots_of(store)
     assert_same_batches(batches_of(small), expected[:BATCHES])
     assert shared_tables(store).cached_bytes <= 10_000
     assert slots.num_bytes < former / 50

@@ -20,7 +20,7 @@ from gnnstore.caching.trace import Trace
 from gnnstore.disk.engines import open_engine
 from gnnstore.features.opening import open_rows
 from gnnstore.features.packed.pack import pack
-from gnnstore.features.planned import PlannedCache, PlanStep
+from gnnstore.features.planned import PlanStep, SlotCache
 from gnnstore.features.source import RowRequest, RowSource, Tier, files_of, of_one_type
 from gnnstore.features.static import StaticCache
 from gnnstore.graph.shared import shared_tables
@@ -132,18 +132,19 @@ def test_stacked_on_each_source(
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
-def test_below_a_planned_cache_and_packed_rows(path: Path, tmp_path: Path, is_packed: bool) -> None:
+def test_below_planned_slots_and_packed_rows(path: Path, tmp_path: Path, is_packed: bool) -> None:
     store = gnnstore.open(path)
     expected = in_memory(store).gather(np.arange(N)).values
     rng = np.random.default_rng(1)
     trace = Trace.of([np.unique(rng.integers(0, N, 150)) for _ in range(6)])
     plan = BeladyPlanner(NUM_SLOTS).plan(trace)
     tables = of_one_type({"x": RecentRows(direct(store))})
-    lease = PlannedCache(tables, NUM_SLOTS).begin()
+    cache = SlotCache(tables, NUM_SLOTS)
+    turns = cache.begin()
     with pack(files_of(tables), trace, plan, tmp_path, memory_bytes=1 << 26) as packed:
         for i in range(trace.num_batches):
             step = PlanStep(trace.batch(i), plan.batch_slots(i), *plan.batch_changes(i))
-            found = lease.gather(i, step, packed.rows(i) if is_packed else None)["x"]
+            found = cache.gather(turns, i, step, packed.rows(i) if is_packed else None)["x"]
             np.testing.assert_array_equal(found.values, expected[step.ids])
 
 

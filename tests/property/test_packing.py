@@ -28,7 +28,7 @@ from gnnstore.features.files import FileRows
 from gnnstore.features.packed.chunks import BLOCK_BYTES, PackedSuperbatch
 from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.pack import pack, packed_bytes
-from gnnstore.features.planned import PlannedCache, PlanStep
+from gnnstore.features.planned import PlanStep, SlotCache
 from gnnstore.features.source import RowRequest, of_one_type
 from gnnstore.formats import PageGeometry, plan_shards
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
@@ -270,20 +270,19 @@ def test_several_tables_behind_a_planned_cache(tmp_path: Path, engine: str) -> N
     }
     num_slots = 700
     sources = {path: DirectRows(files) for path, files in tables.items()}
-    planner, cache = BeladyPlanner(num_slots), PlannedCache(of_one_type(sources), num_slots)
-    lease, number = cache.begin(), 0
+    planner, cache = BeladyPlanner(num_slots), SlotCache(of_one_type(sources), num_slots)
+    turns, number = cache.begin(), 0
     for _ in range(3):
         trace = Trace.of([np.unique(rng.integers(0, 6000, 1000)) for _ in range(6)])
         plan = planner.plan(trace)
         with pack(of_one_type(tables), trace, plan, tmp_path, memory_bytes=1 << 26) as packed:
             for i in range(trace.num_batches):
                 step = PlanStep(trace.batch(i), plan.batch_slots(i), *plan.batch_changes(i))
-                found = lease.gather(number, step, packed.rows(i))
+                found = cache.gather(turns, number, step, packed.rows(i))
                 np.testing.assert_array_equal(found["x"].values, features[step.ids])
                 np.testing.assert_array_equal(found["scale"].values, scales[step.ids])
                 assert found["x"].counts.rows_read == plan.misses[i]
                 number += 1
-    lease.close()
 
 
 def test_a_plan_bool_flags_and_slots_say_the_same(tmp_path: Path) -> None:

@@ -23,8 +23,9 @@ from gnnstore.caching.trace import Trace
 from gnnstore.disk.engines import open_engine
 from gnnstore.features.direct import DirectRows
 from gnnstore.features.memory import MemoryRows
-from gnnstore.features.planned import Lease, PlannedCache, PlanStep
+from gnnstore.features.planned import PlanStep, SlotCache
 from gnnstore.features.source import Rows, RowSource, of_one_type
+from gnnstore.features.turns import TurnLock
 from gnnstore.testing.twins.reads import write_array
 from tests.support.effort import examples
 
@@ -68,13 +69,17 @@ def random_trace(rng: np.random.Generator, num_batches: int, dtype: type) -> Tra
 
 
 def gather_all(
-    lease: Lease, steps: list[PlanStep], num_threads: int, missed: Mapping[str, RowSource] | None
+    cache: SlotCache,
+    turns: TurnLock,
+    steps: list[PlanStep],
+    num_threads: int,
+    missed: Mapping[str, RowSource] | None,
 ) -> list[dict[str, Rows]]:
-    """Gather the next batches under a lease, in order or in several threads."""
-    first = lease.num_gathered
+    """Gather the next batches by turns, in order or in several threads."""
+    first = turns.num_done
 
     def gather(i: int) -> dict[str, Rows]:
-        return lease.gather(first + i, steps[i], missed)
+        return cache.gather(turns, first + i, steps[i], missed)
 
     if num_threads == 1:
         return [gather(i) for i in range(len(steps))]
@@ -106,17 +111,15 @@ def test_rows_are_the_tables_rows(
     sizes: list[int],
     takeovers: list[bool],
 ) -> None:
-    """Superbatch after superbatch; by one lease, or anew from what the one before has left."""
+    """Superbatch after superbatch; in one iteration, or anew from what the one before has left."""
     rng = np.random.default_rng(seed)
-    cache = PlannedCache(of_one_type(tables.opened), num_slots)
-    assert cache.num_bytes == PlannedCache.reserve(sum(WIDTHS.values())).bytes_of(
-        {SLOTS: num_slots}
-    )
+    cache = SlotCache(of_one_type(tables.opened), num_slots)
+    assert cache.num_bytes == SlotCache.reserve(sum(WIDTHS.values())).bytes_of({SLOTS: num_slots})
     planner = POLICIES[policy].planner(num_slots)
-    lease, num_gathered = cache.begin(), 0
+    turns, num_gathered = cache.begin(), 0
     for size, is_taken_over in zip(sizes, takeovers, strict=False):
         if is_taken_over:
-            lease, num_gathered = cache.begin(), 0
+            turns, num_gathered = cache.begin(), 0
             planner.restart(cache.planned_nodes)
         trace = random_trace(rng, size, dtype)
         plan = planner.plan(trace)
@@ -125,7 +128,7 @@ def test_rows_are_the_tables_rows(
             PlanStep(trace.batch(i), plan.batch_slots(i), *plan.batch_changes(i))
             for i in range(size)
         ]
-        gathered = gather_all(lease, steps, num_threads, missed if has_source else None)
+        gathered = gather_all(cache, turns, steps, num_threads, missed if has_source else None)
         num_gathered += size
         for i, of_batch in enumerate(gathered):
             ids, slots = trace.batch(i), plan.batch_slots(i)
@@ -134,14 +137,14 @@ def test_rows_are_the_tables_rows(
                 assert (rows == tables.rows[path][ids]).all()
                 assert counts.rows_read == plan.misses[i]
                 assert counts.rows_cached == (slots >= 0).sum()
-        assert lease.num_gathered == num_gathered
+        assert turns.num_done == num_gathered
         held = planner.nodes
         assert (cache.planned_nodes[held >= 0] == held[held >= 0]).all()
     # What the slots hold is what the cache says.
     slots = np.arange(num_slots, dtype=np.int32)
     last, nodes = PlanStep(cache.planned_nodes, slots, slots[:0], slots[:0]), cache.planned_nodes
     if (nodes >= 0).all():
-        for path, (rows, _) in lease.gather(num_gathered, last).items():
+        for path, (rows, _) in cache.gather(turns, num_gathered, last).items():
             assert (rows == tables.rows[path][nodes]).all()
 
 

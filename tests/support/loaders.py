@@ -6,6 +6,9 @@ import threading
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from gnnstore import GraphStore
+from gnnstore.features.planned import SlotCache
+from gnnstore.graph.shared import shared_tables
 from gnnstore.partitions.order import PartitionOrder
 from gnnstore.threads import THREAD_NAME
 
@@ -26,6 +29,13 @@ def override_sizes(loader: Loader, **sizes: Any) -> Loader:
     assert superbatches is not None
     superbatches.job.size = replace(superbatches.job.size, **sizes)
     return loader
+
+
+def slots_of(store: GraphStore) -> SlotCache:
+    """Return the slots of the loader that planned for them last."""
+    slots = shared_tables(store)._slots
+    assert slots is not None
+    return slots
 
 
 def partition_order_of(loader: Any) -> PartitionOrder:

@@ -16,7 +16,7 @@ from gnnstore.disk.engines import open_engine
 from gnnstore.errors import CorruptStoreError, NoSpaceError, UsageError
 from gnnstore.features.direct import DirectRows
 from gnnstore.features.packed.pack import pack
-from gnnstore.features.planned import PlannedCache, PlanStep
+from gnnstore.features.planned import PlanStep, SlotCache
 from gnnstore.features.source import files_of, of_one_type
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.reads import write_array
@@ -40,10 +40,10 @@ def test_following_it_behind_packed_rows(tmp_path: Path, is_filled: bool, is_spi
     tables = of_one_type({"x": DirectRows.open(array, open_engine(array.file_paths[0]))})
     nodes = np.full(800, -1, np.int64)
     nodes[:700] = np.sort(rng.permutation(NUM_NODES)[:700])
-    cache, planner = PlannedCache(tables, 800), FixedPlanner(nodes, NUM_NODES)
-    lease, number = cache.begin(), 0
+    cache, planner = SlotCache(tables, 800), FixedPlanner(nodes, NUM_NODES)
+    turns, number = cache.begin(), 0
     if is_filled:
-        lease.warm_up(0, nodes[:700])
+        cache.warm_up(turns, 0, nodes[:700])
         number = 1
         planner.restart(cache.planned_nodes)
     for seed in range(3):
@@ -59,7 +59,7 @@ def test_following_it_behind_packed_rows(tmp_path: Path, is_filled: bool, is_spi
         with packed:
             for i in range(trace.num_batches):
                 step = PlanStep(trace.batch(i), plan.batch_slots(i), *plan.batch_changes(i))
-                found = lease.gather(number, step, packed.rows(i))
+                found = cache.gather(turns, number, step, packed.rows(i))
                 np.testing.assert_array_equal(found["x"].values, features[step.ids])
                 assert found["x"].counts.rows_read == plan.misses[i]
                 if is_filled:
@@ -71,7 +71,6 @@ def test_following_it_behind_packed_rows(tmp_path: Path, is_filled: bool, is_spi
     # Eighteen batches of 900 out of 5000 need nearly every row once.
     assert np.count_nonzero(cache.planned_nodes >= 0) > (699 if is_filled else 600)
     np.testing.assert_array_equal(cache.planned_nodes, planner.nodes)
-    lease.close()
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from gnnstore.budget.ledger import PLANNED, SLOTS, STAGING, Ledger, Reservation
 from gnnstore.caching.policies.registry import BELADY
-from gnnstore.features.planned import PlannedCache
+from gnnstore.features.planned import SlotCache
 from gnnstore.packing.size import PackSize, size_packing
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.strategies.builtin import PACKED
@@ -21,7 +21,7 @@ _STAGING = Reservation(STAGING, 8 * MIB)
 
 
 def placement_of(num_slots: int, num_batches: int, resident: int, row_bytes: int) -> Placement:
-    rows = PlannedCache.reserve(row_bytes)
+    rows = SlotCache.reserve(row_bytes)
     parts = (rows, *COSTS.plans, COSTS.samples, Reservation("packing", 24 * MIB))
     return Placement(
         strategy=PACKED,
@@ -57,10 +57,10 @@ def test_nothing_exceeds_what_the_loader_has(row_bytes: int, num_slots: int, res
     assert num_slots <= size.num_slots <= 10**6
     assert 20 <= size.superbatch <= 300
     # In training: the slots, in place of all that the loader held but seeds.
-    held = PlannedCache.reserve(row_bytes).bytes_of({SLOTS: size.num_slots})
+    held = SlotCache.reserve(row_bytes).bytes_of({SLOTS: size.num_slots})
     assert size.num_slots == num_slots or held <= resident + num_bytes - MIB
     # While packing: what is known of slots, as the planner's policy says, and superbatches.
-    planned = (PlannedCache.reserve(0), *placement.superbatch.reservations[1:])
+    planned = (SlotCache.reserve(0), *placement.superbatch.reservations[1:])
     packing = Ledger(num_bytes, planned)
     assert size.num_slots == num_slots or packing.left(
         {SLOTS: size.num_slots, PLANNED: size.superbatch}

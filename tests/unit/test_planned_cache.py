@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import gc
 import linecache
+import os
 import signal
 import sys
 import threading
@@ -33,10 +34,11 @@ from gnnstore.caching.trace import Trace
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import GnnstoreError, StorageError, UsageError
 from gnnstore.features import planned as planned_cache
-from gnnstore.features import turns as sequencer
+from gnnstore.features import turns as turns_module
 from gnnstore.features.direct import DirectRows
-from gnnstore.features.planned import Lease, PlannedCache, PlanStep
+from gnnstore.features.planned import PlanStep, SlotCache
 from gnnstore.features.source import RowRequest, RowSource, RowSpec, of_one_type
+from gnnstore.features.turns import TurnLock
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.reads import write_array
 
@@ -58,8 +60,8 @@ def table(tmp_path: Path, rows: NDArray[np.uint8]) -> DirectRows:
 
 
 @pytest.fixture
-def cache(table: DirectRows) -> PlannedCache:
-    return PlannedCache(of_one_type({"x": table}), NUM_SLOTS)
+def cache(table: DirectRows) -> SlotCache:
+    return SlotCache(of_one_type({"x": table}), NUM_SLOTS)
 
 
 @pytest.fixture
@@ -68,11 +70,10 @@ def steps() -> list[PlanStep]:
 
 
 @pytest.fixture
-def pool(cache: PlannedCache) -> Iterator[ThreadPoolExecutor]:
+def pool(cache: SlotCache) -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(8) as executor:
         yield executor
-        if cache._sequencer.latest is not None:
-            cache._sequencer.latest.close()  # a test that fails may leave threads that wait
+        cache._turns.close()  # a test that fails may leave threads that wait
 
 
 def planned_steps(planner: BeladyPlanner, seed: int = 1) -> list[PlanStep]:
@@ -116,13 +117,15 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def wait_until_waiting(lease: Lease, *numbers: int) -> None:
+def wait_until_waiting(turns: TurnLock, *numbers: int) -> None:
     """Return when batches have read what they miss, and wait for their turns."""
-    wait_for(lambda: set(numbers) <= lease._ticket._waiting)
+    wait_for(lambda: set(numbers) <= turns._waiting)
 
 
-def assert_is(lease: Lease, number: int, step: PlanStep, rows: NDArray[np.uint8]) -> None:
-    gathered = lease.gather(number, step)["x"]
+def assert_is(
+    cache: SlotCache, turns: TurnLock, number: int, step: PlanStep, rows: NDArray[np.uint8]
+) -> None:
+    gathered = cache.gather(turns, number, step)["x"]
     assert (gathered.values == rows[step.ids]).all()
     assert gathered.counts.rows_cached == (step.slots >= 0).sum()
 
@@ -137,62 +140,62 @@ def failed(future: Future[Any]) -> BaseException:
 
 
 def test_batches_may_come_in_any_order(
-    cache: PlannedCache, steps: list[PlanStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
+    cache: SlotCache, steps: list[PlanStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
 ) -> None:
-    lease = cache.begin()
-    last_first = {i: pool.submit(lease.gather, i, steps[i]) for i in (5, 4, 3, 2, 1)}
-    wait_until_waiting(lease, *last_first)
-    assert lease.num_gathered == 0
-    assert_is(lease, 0, steps[0], rows)
+    turns = cache.begin()
+    last_first = {i: pool.submit(cache.gather, turns, i, steps[i]) for i in (5, 4, 3, 2, 1)}
+    wait_until_waiting(turns, *last_first)
+    assert turns.num_done == 0
+    assert_is(cache, turns, 0, steps[0], rows)
     for i, future in last_first.items():
         gathered = future.result(LIMIT_SECONDS)["x"]
         assert (gathered.values == rows[steps[i].ids]).all()
         missed = steps[i].ids[steps[i].slots < 0]
         assert gathered.counts.rows_read == len(np.unique(missed))
         assert gathered.counts.rows_cached == (steps[i].slots >= 0).sum()
-    assert lease.num_gathered == 6
+    assert turns.num_done == 6
 
 
 def test_missed_rows_are_read_before_the_turn_comes(
-    cache: PlannedCache, steps: list[PlanStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
+    cache: SlotCache, steps: list[PlanStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
 ) -> None:
-    lease = cache.begin()
+    turns = cache.begin()
     gates = [Gate(rows), Gate(rows)]
-    futures = [pool.submit(lease.gather, i, steps[i], {"x": gates[i]}) for i in (0, 1)]
+    futures = [pool.submit(cache.gather, turns, i, steps[i], {"x": gates[i]}) for i in (0, 1)]
     for gate in gates:
         assert gate.reached.wait(LIMIT_SECONDS)
     gates[1].opened.set()
-    wait_until_waiting(lease, 1)
+    wait_until_waiting(turns, 1)
     gates[0].opened.set()
     for i in (0, 1):
         assert (futures[i].result(LIMIT_SECONDS)["x"].values == rows[steps[i].ids]).all()
 
 
 def test_each_number_comes_once(
-    cache: PlannedCache, steps: list[PlanStep], pool: ThreadPoolExecutor
+    cache: SlotCache, steps: list[PlanStep], pool: ThreadPoolExecutor
 ) -> None:
-    lease = cache.begin()
-    lease.gather(0, steps[0])
+    turns = cache.begin()
+    cache.gather(turns, 0, steps[0])
     with pytest.raises(UsageError, match="batch 0 comes twice"):
-        lease.gather(0, steps[0])
+        cache.gather(turns, 0, steps[0])
 
-    lease = cache.begin()
+    turns = cache.begin()
     empty = replace(steps[0], slots=np.full_like(steps[0].slots, -1))
-    waiting = pool.submit(lease.gather, 1, empty)
-    wait_until_waiting(lease, 1)
+    waiting = pool.submit(cache.gather, turns, 1, empty)
+    wait_until_waiting(turns, 1)
     with pytest.raises(UsageError, match="batch 1 comes twice"):
-        lease.gather(1, empty)
+        cache.gather(turns, 1, empty)
     assert isinstance(failed(waiting), UsageError)  # it cannot be told which of them is meant
 
 
 def test_no_slots_at_all(table: DirectRows, rows: NDArray[np.uint8]) -> None:
-    cache = PlannedCache(of_one_type({"x": table}), 0)
+    cache = SlotCache(of_one_type({"x": table}), 0)
     assert (cache.num_slots, cache.num_bytes) == (0, 0)
-    lease = cache.begin()
+    turns = cache.begin()
     for i, step in enumerate(planned_steps(BeladyPlanner(0))):
-        assert_is(lease, i, step, rows)
+        assert_is(cache, turns, i, step, rows)
     with pytest.raises(UsageError, match="0 to 2147483645 slots, got -1"):
-        PlannedCache(of_one_type({"x": table}), -1)
+        SlotCache(of_one_type({"x": table}), -1)
 
 
 # --- failures ------------------------------------------------------------------------------------
@@ -200,7 +203,7 @@ def test_no_slots_at_all(table: DirectRows, rows: NDArray[np.uint8]) -> None:
 
 @pytest.mark.parametrize("kind", [StorageError, KeyboardInterrupt, MemoryError])
 def test_a_failure_ends_the_batches_that_wait(
-    cache: PlannedCache,
+    cache: SlotCache,
     steps: list[PlanStep],
     rows: NDArray[np.uint8],
     pool: ThreadPoolExecutor,
@@ -208,11 +211,11 @@ def test_a_failure_ends_the_batches_that_wait(
 ) -> None:
     """Those after it, at once; not those before it."""
     error = kind("bad disk")
-    lease = cache.begin()
+    turns = cache.begin()
     gates = [Gate(rows), Gate(rows, error)]
-    futures = [pool.submit(lease.gather, i, steps[i], {"x": gates[i]}) for i in (0, 1)]
-    after = [pool.submit(lease.gather, i, steps[i]) for i in (2, 3, 4)]
-    wait_until_waiting(lease, 2, 3, 4)
+    futures = [pool.submit(cache.gather, turns, i, steps[i], {"x": gates[i]}) for i in (0, 1)]
+    after = [pool.submit(cache.gather, turns, i, steps[i]) for i in (2, 3, 4)]
+    wait_until_waiting(turns, 2, 3, 4)
     gates[1].opened.set()
     assert failed(futures[1]) is error
     for future in after:
@@ -220,48 +223,47 @@ def test_a_failure_ends_the_batches_that_wait(
         assert "batch failed, 1, whose rows the cache was to receive" in str(failed(future))
         assert f"({kind.__name__}: bad disk)" in str(failed(future))
     assert not futures[0].done()
-    assert not lease.is_current
     gates[0].opened.set()
     assert (futures[0].result(LIMIT_SECONDS)["x"].values == rows[steps[0].ids]).all()
-    assert lease.num_gathered == 1
+    assert turns.num_done == 1
     with pytest.raises(GnnstoreError, match="cannot assemble batch 7: an earlier batch failed, 1"):
-        lease.gather(7, steps[7])
+        cache.gather(turns, 7, steps[7])
     with pytest.raises(UsageError, match="batch 1 comes twice"):
-        lease.gather(1, steps[1])
+        cache.gather(turns, 1, steps[1])
 
     # The rows that batch 0 has brought are good.
-    lease = cache.begin()
+    turns = cache.begin()
     planner = BeladyPlanner(NUM_SLOTS)
     planner.restart(cache.planned_nodes)
     assert (cache.planned_nodes >= 0).any()
     for i, step in enumerate(planned_steps(planner, seed=2)):
-        assert_is(lease, i, step, rows)
+        assert_is(cache, turns, i, step, rows)
 
 
 @pytest.mark.parametrize("has_turn", [True, False])
 def test_a_disk_that_fails(
-    cache: PlannedCache,
+    cache: SlotCache,
     steps: list[PlanStep],
     rows: NDArray[np.uint8],
     pool: ThreadPoolExecutor,
     has_turn: bool,
 ) -> None:
     """When a batch reads with the slots in its hands, or before it has them."""
-    lease = cache.begin()
-    assert_is(lease, 0, steps[0], rows)
+    turns = cache.begin()
+    assert_is(cache, turns, 0, steps[0], rows)
     number = 1 if has_turn else 2
-    later = pool.submit(lease.gather, 3, steps[3])
-    wait_until_waiting(lease, 3)
+    later = pool.submit(cache.gather, turns, 3, steps[3])
+    wait_until_waiting(turns, 3)
     with inject("pread", errno=errno.EIO, times=-1) as fault:
         with pytest.raises(StorageError, match=r"array 'x'.*Input/output error"):
-            lease.gather(number, steps[number])
+            cache.gather(turns, number, steps[number])
         assert "Input/output error" in str(failed(later))
     assert fault.count > 0
     fresh = cache.begin()  # does not wait for the failed one
     planner = BeladyPlanner(NUM_SLOTS)
     planner.restart(cache.planned_nodes)
     for i, step in enumerate(planned_steps(planner, seed=3)):
-        assert_is(fresh, i, step, rows)
+        assert_is(cache, fresh, i, step, rows)
 
 
 @pytest.mark.parametrize("is_interrupted_before", [True, False])
@@ -272,11 +274,11 @@ def test_slots_that_may_be_half_written_are_unknown(
     is_interrupted_before: bool,
 ) -> None:
     """With two tables, an error between them leaves nodes of which one row is the new one."""
-    cache = PlannedCache(of_one_type({"x": table, "y": table}), NUM_SLOTS)
+    cache = SlotCache(of_one_type({"x": table, "y": table}), NUM_SLOTS)
     planner = BeladyPlanner(NUM_SLOTS)
     steps = planned_steps(planner)
-    lease = cache.begin()
-    lease.gather(0, steps[0])
+    turns = cache.begin()
+    cache.gather(turns, 0, steps[0])
     before = cache.planned_nodes
     copy_to_slots = _core.copy_to_slots
     calls = []
@@ -291,38 +293,38 @@ def test_slots_that_may_be_half_written_are_unknown(
     with monkeypatch.context() as patch:
         patch.setattr(_core, "copy_to_slots", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            lease.gather(1, steps[1])
+            cache.gather(turns, 1, steps[1])
     assert len(calls) == 2
     assert len(steps[1].change_slots) > 0
     expected = before.copy()
     expected[steps[1].change_slots] = -1
     assert (cache.planned_nodes == expected).all()
 
-    lease = cache.begin()
+    turns = cache.begin()
     planner.restart(cache.planned_nodes)
     for i, step in enumerate(planned_steps(planner, seed=4)):
-        gathered = lease.gather(i, step)
+        gathered = cache.gather(turns, i, step)
         for path in "xy":
             assert (gathered[path].values == rows[step.ids]).all()
 
 
 def test_a_batch_that_is_never_gathered_is_given_up(
-    cache: PlannedCache, steps: list[PlanStep], pool: ThreadPoolExecutor
+    cache: SlotCache, steps: list[PlanStep], pool: ThreadPoolExecutor
 ) -> None:
-    lease = cache.begin()
-    waiting = pool.submit(lease.gather, 1, steps[1])
-    wait_until_waiting(lease, 1)
-    lease.fail(0, OSError("its subgraph cannot be read"))
+    turns = cache.begin()
+    waiting = pool.submit(cache.gather, turns, 1, steps[1])
+    wait_until_waiting(turns, 1)
+    turns.fail(0, OSError("its subgraph cannot be read"))
     assert "OSError: its subgraph cannot be read" in str(failed(waiting))
-    lease.fail(1, OSError("and so on"))
+    turns.fail(1, OSError("and so on"))
     with pytest.raises(GnnstoreError, match=r"failed, 0, .*its subgraph"):
-        lease.gather(2, steps[2])
+        cache.gather(turns, 2, steps[2])
 
 
 def test_a_failure_keeps_no_buffers(
-    cache: PlannedCache, steps: list[PlanStep], rows: NDArray[np.uint8]
+    cache: SlotCache, steps: list[PlanStep], rows: NDArray[np.uint8]
 ) -> None:
-    lease = cache.begin()
+    turns = cache.begin()
     buffers = []
 
     class Source(Gate):
@@ -331,7 +333,7 @@ def test_a_failure_keeps_no_buffers(
             raise StorageError("bad disk")
 
     with pytest.raises(StorageError):
-        lease.gather(0, steps[0], {"x": Source(rows)})
+        cache.gather(turns, 0, steps[0], {"x": Source(rows)})
     gc.collect()
     assert [buffer() for buffer in buffers] == [None]
 
@@ -339,15 +341,15 @@ def test_a_failure_keeps_no_buffers(
 # --- a plan for another cache --------------------------------------------------------------------
 
 
-def test_a_plan_for_other_contents_is_refused(cache: PlannedCache, steps: list[PlanStep]) -> None:
+def test_a_plan_for_other_contents_is_refused(cache: SlotCache, steps: list[PlanStep]) -> None:
     """Rows of other nodes would be silent errors."""
-    lease = cache.begin()
-    lease.gather(0, steps[0])
+    turns = cache.begin()
+    cache.gather(turns, 0, steps[0])
     with pytest.raises(UsageError, match=r"not for what the cache holds: slot \d+ should hold row"):
-        lease.gather(1, steps[3])
-    lease = cache.begin()
+        cache.gather(turns, 1, steps[3])
+    turns = cache.begin()
     with pytest.raises(UsageError, match=r"but holds (none|row)"):
-        lease.gather(0, steps[5])
+        cache.gather(turns, 0, steps[5])
 
 
 @pytest.mark.parametrize(
@@ -360,183 +362,235 @@ def test_a_plan_for_other_contents_is_refused(cache: PlannedCache, steps: list[P
     ],
 )
 def test_a_plan_that_is_out_of_range(
-    cache: PlannedCache, steps: list[PlanStep], name: str, value: int
+    cache: SlotCache, steps: list[PlanStep], name: str, value: int
 ) -> None:
     """Nothing is written, and nothing is taken for what it is not."""
-    lease = cache.begin()
+    turns = cache.begin()
     changed = getattr(steps[0], name).copy()
     changed[0] = value
     with pytest.raises((IndexError, UsageError), match=str(value)):
-        lease.gather(0, replace(steps[0], **{name: changed}))
+        cache.gather(turns, 0, replace(steps[0], **{name: changed}))
     assert (cache.planned_nodes == -1).all()
 
 
-# --- another lease -------------------------------------------------------------------------------
+# --- other turns ---------------------------------------------------------------------------------
 
 
-def test_a_second_lease_takes_over(
-    cache: PlannedCache, steps: list[PlanStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
+def test_new_turns_take_over(
+    cache: SlotCache, steps: list[PlanStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
 ) -> None:
-    """In the middle, with batches in all states; all of them are assembled all the same."""
-    lease = cache.begin()
-    assert_is(lease, 0, steps[0], rows)
+    """In the middle, with batches in all states: those of former turns are read otherwise."""
+    turns = cache.begin()
+    assert_is(cache, turns, 0, steps[0], rows)
     gates = [Gate(rows) for _ in range(4)]
-    reading = [pool.submit(lease.gather, i, steps[i], {"x": gates[i - 2]}) for i in (2, 3, 4)]
-    waiting = [pool.submit(lease.gather, i, steps[i]) for i in (5, 6)]
-    for gate in gates[:3]:
+    reading = [pool.submit(cache.gather, turns, i, steps[i], {"x": gates[i - 2]}) for i in (2, 3)]
+    waiting = [pool.submit(cache.gather, turns, i, steps[i]) for i in (5, 6)]
+    for gate in gates[:2]:
         assert gate.reached.wait(LIMIT_SECONDS)
-    wait_until_waiting(lease, 5, 6)
+    wait_until_waiting(turns, 5, 6)
     second = cache.begin()
-    for i, future in zip((5, 6), waiting, strict=True):
-        gathered = future.result(LIMIT_SECONDS)["x"]
-        assert (gathered.values == rows[steps[i].ids]).all()
-        assert gathered.counts.rows_cached == 0
-        assert gathered.counts.rows_read == len(np.unique(steps[i].ids))
-    assert (lease.is_current, second.is_current) == (False, True)
+    for future in waiting:
+        assert future.result(LIMIT_SECONDS) == {}
+    assert (turns.is_left, second.is_left) == (True, False)
 
     planner = BeladyPlanner(NUM_SLOTS)
     planner.restart(cache.planned_nodes)
-    own = planned_steps(planner, seed=5)
-    for i, step in enumerate(own):
-        assert_is(second, i, step, rows)
+    for i, step in enumerate(planned_steps(planner, seed=5)):
+        assert_is(cache, second, i, step, rows)
         if i == 3:
             for gate in gates:
                 gate.opened.set()
-    for i, future in zip((2, 3, 4), reading, strict=True):
-        assert (future.result(LIMIT_SECONDS)["x"].values == rows[steps[i].ids]).all()
+    for future in reading:
+        assert future.result(LIMIT_SECONDS) == {}
     # Those that begin only now, too, by either source; a number that was left out holds nobody up.
     for i, source in ((7, None), (8, {"x": gates[3]})):
-        gathered = lease.gather(i, steps[i], source)["x"]
-        assert (gathered.values == rows[steps[i].ids]).all()
-        assert gathered.counts.rows_cached == 0
-    assert lease.num_gathered == 1
+        assert cache.gather(turns, i, steps[i], source) == {}
+    assert not gates[3].reached.is_set()
+    assert cache.warm_up(turns, 9, np.arange(5)) == ReadCounts()
+    assert turns.num_done == 1
 
 
 def test_a_retired_cache_has_no_slots_any_more(
-    cache: PlannedCache, steps: list[PlanStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
+    cache: SlotCache, steps: list[PlanStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
 ) -> None:
-    """Whoever holds a lease of it, or asks for one too late, has every row read."""
-    lease = cache.begin()
-    assert_is(lease, 0, steps[0], rows)
+    """Batches of its turns read every row otherwise."""
+    turns = cache.begin()
+    assert_is(cache, turns, 0, steps[0], rows)
     gate = Gate(rows)
-    inside = pool.submit(lease.gather, 1, steps[1], {"x": gate})
-    waiting = pool.submit(lease.gather, 2, steps[2])
+    inside = pool.submit(cache.gather, turns, 1, steps[1], {"x": gate})
+    waiting = pool.submit(cache.gather, turns, 2, steps[2])
     assert gate.reached.wait(LIMIT_SECONDS)
-    wait_until_waiting(lease, 2)
+    wait_until_waiting(turns, 2)
     retiring = pool.submit(cache.retire)
-    assert (waiting.result(LIMIT_SECONDS)["x"].values == rows[steps[2].ids]).all()
+    assert waiting.result(LIMIT_SECONDS) == {}
     assert not retiring.done(), "a batch copies from the slots"
     gate.opened.set()
     retiring.result(LIMIT_SECONDS)
     assert (inside.result(LIMIT_SECONDS)["x"].values == rows[steps[1].ids]).all()
     assert cache.num_bytes == 8 * NUM_SLOTS
-    for late in (lease, cache.begin()):
-        assert not late.is_current
-        gathered = late.gather(3, steps[3])["x"]
-        assert (gathered.values == rows[steps[3].ids]).all()
-        assert gathered.counts.rows_cached == 0
-    assert cache.begin().warm_up(0, np.arange(5)) is None
+    assert cache.gather(turns, 3, steps[3]) == {}
+    assert cache.warm_up(turns, 4, np.arange(5)) == ReadCounts()
     assert (cache.planned_nodes == -1).all()
 
 
-def test_a_lease_begins_when_the_slots_are_not_in_use(
-    cache: PlannedCache, steps: list[PlanStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
+def test_turns_begin_when_the_slots_are_not_in_use(
+    cache: SlotCache, steps: list[PlanStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
 ) -> None:
     """So that what they hold is settled."""
-    lease = cache.begin()
+    turns = cache.begin()
     gate = Gate(rows)
-    batch = pool.submit(lease.gather, 0, steps[0], {"x": gate})
+    batch = pool.submit(cache.gather, turns, 0, steps[0], {"x": gate})
     assert gate.reached.wait(LIMIT_SECONDS)
     beginning = [pool.submit(cache.begin) for _ in range(2)]
-    wait_for(lambda: len(cache._sequencer.changed._waiting) == 2)
+    wait_for(lambda: len(turns._changed._waiting) == 1)
+    time.sleep(0.02)  # for the other one, which waits for this one
     assert not any(future.done() for future in beginning)
     gate.opened.set()
-    leases = [future.result(LIMIT_SECONDS) for future in beginning]
+    begun = [future.result(LIMIT_SECONDS) for future in beginning]
     nodes = cache.planned_nodes
     assert (nodes[steps[0].change_slots] == steps[0].ids[steps[0].change_positions]).all()
     assert (batch.result(LIMIT_SECONDS)["x"].values == rows[steps[0].ids]).all()
-    assert [lease.is_current, *sorted(new.is_current for new in leases)] == [False, False, True]
+    assert [turns.is_left, *sorted(new.is_left for new in begun)] == [True, False, True]
 
 
-def test_leases_that_interleave(
-    cache: PlannedCache, rows: NDArray[np.uint8], pool: ThreadPoolExecutor
+def test_turns_that_interleave(
+    cache: SlotCache, rows: NDArray[np.uint8], pool: ThreadPoolExecutor
 ) -> None:
     """Iterations that begin at any time, four threads each: every row is right."""
 
     def iterate(seed: int) -> int:
-        lease = cache.begin()
+        turns = cache.begin()
         planner = BeladyPlanner(NUM_SLOTS)
         planner.restart(cache.planned_nodes)
         steps = planned_steps(planner, seed)
         with ThreadPoolExecutor(4) as own:
-            futures = [own.submit(lease.gather, i, step) for i, step in enumerate(steps)]
+            futures = [own.submit(cache.gather, turns, i, step) for i, step in enumerate(steps)]
             num_cached = 0
             for future, step in zip(futures, steps, strict=True):
-                gathered = future.result(LIMIT_SECONDS)["x"]
-                assert (gathered.values == rows[step.ids]).all()
-                num_cached += gathered.counts.rows_cached
+                if gathered := future.result(LIMIT_SECONDS):
+                    assert (gathered["x"].values == rows[step.ids]).all()
+                    num_cached += gathered["x"].counts.rows_cached
+                else:
+                    assert turns.is_left
         return num_cached
 
     num_cached = list(pool.map(iterate, range(40)))
     assert max(num_cached) > 0
 
 
+def test_slots_belong_to_an_iteration(cache: SlotCache) -> None:
+    first, second = object(), object()
+    assert not cache.is_taken
+    cache.take(first)
+    cache.take(second)
+    cache.give_back(first)
+    assert cache.is_taken
+    cache.give_back(second)
+    assert not cache.is_taken
+
+
+def test_a_fork_with_a_batch_in_turn(
+    cache: SlotCache, steps: list[PlanStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
+) -> None:
+    """The child has neither the thread that has the turn, nor the iteration that has the slots."""
+    turns = cache.begin()
+    cache.take(turns)
+    assert_is(cache, turns, 0, steps[0], rows)
+    gate = Gate(rows)
+    inside = pool.submit(cache.gather, turns, 1, steps[1], {"x": gate})
+    assert gate.reached.wait(LIMIT_SECONDS)
+    is_held, is_forked = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with turns._changed.lock:
+            is_held.set()
+            assert is_forked.wait(LIMIT_SECONDS)
+
+    holding = pool.submit(hold)
+    assert is_held.wait(LIMIT_SECONDS)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(int(LIMIT_SECONDS))
+            is_taken, own = cache.is_taken, cache.begin()
+            turns.close()
+            planner = BeladyPlanner(NUM_SLOTS)
+            planner.restart(cache.planned_nodes)
+            for i, step in enumerate(planned_steps(planner, seed=6)):
+                assert_is(cache, own, i, step, rows)
+            cache.retire()
+            status = 1 if is_taken or not turns.is_left else 0
+        finally:
+            os._exit(status)
+    _, ended = os.waitpid(child, 0)
+    is_forked.set()
+    holding.result(LIMIT_SECONDS)
+    assert os.waitstatus_to_exitcode(ended) == 0
+    gate.opened.set()
+    assert (inside.result(LIMIT_SECONDS)["x"].values == rows[steps[1].ids]).all()
+    assert cache.is_taken
+    assert_is(cache, turns, 2, steps[2], rows)
+
+
 # --- close and interrupts ------------------------------------------------------------------------
 
 
 def test_closing_releases_those_that_wait(
-    cache: PlannedCache, steps: list[PlanStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
+    cache: SlotCache, steps: list[PlanStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
 ) -> None:
-    lease = cache.begin()
+    turns = cache.begin()
     gate = Gate(rows)
-    running = pool.submit(lease.gather, 0, steps[0], {"x": gate})
+    running = pool.submit(cache.gather, turns, 0, steps[0], {"x": gate})
     assert gate.reached.wait(LIMIT_SECONDS)
-    waiting = [pool.submit(lease.gather, i, steps[i]) for i in (1, 2, 5)]
-    wait_until_waiting(lease, 1, 2, 5)
-    lease.close()
+    waiting = [pool.submit(cache.gather, turns, i, steps[i]) for i in (1, 2, 5)]
+    wait_until_waiting(turns, 1, 2, 5)
+    turns.close()
     for future in waiting:
         assert isinstance(failed(future), UsageError)
         assert "its iteration was ended" in str(failed(future))
     gate.opened.set()
     assert (running.result(LIMIT_SECONDS)["x"].values == rows[steps[0].ids]).all()
-    lease.close()
-    assert not lease.is_current
+    turns.close()
     with pytest.raises(UsageError, match="batch 1: its iteration was ended"):
-        lease.gather(1, steps[1])
+        cache.gather(turns, 1, steps[1])
     second = cache.begin()
-    lease.close()
-    assert second.is_current
+    turns.close()
+    planner = BeladyPlanner(NUM_SLOTS)
+    planner.restart(cache.planned_nodes)
+    assert_is(cache, second, 0, planned_steps(planner, seed=7)[0], rows)
 
 
-def test_closing_from_within(cache: PlannedCache, steps: list[PlanStep]) -> None:
+def test_closing_from_within(cache: SlotCache, steps: list[PlanStep]) -> None:
     """The garbage collector may do so at any point, with the lock in the same thread's hands."""
-    lease = cache.begin()
-    with cache._sequencer.changed.lock:
-        lease.close()
-        lease.fail(3, KeyboardInterrupt())
+    turns = cache.begin()
+    with turns._changed.lock:
+        turns.close()
+        turns.fail(3, KeyboardInterrupt())
     with pytest.raises(UsageError, match="was ended"):
-        lease.gather(0, steps[0])
+        cache.gather(turns, 0, steps[0])
 
 
 def test_an_interrupted_wait_leaves_nothing_locked(
-    cache: PlannedCache, steps: list[PlanStep], pool: ThreadPoolExecutor
+    cache: SlotCache, steps: list[PlanStep], pool: ThreadPoolExecutor
 ) -> None:
     """Ctrl-C in the main thread while it waits for its turn, and others for theirs after it."""
-    lease = cache.begin()
-    later = pool.submit(lease.gather, 2, steps[2])
+    turns = cache.begin()
+    later = pool.submit(cache.gather, turns, 2, steps[2])
 
     def interrupt() -> None:
-        wait_until_waiting(lease, 1, 2)
+        wait_until_waiting(turns, 1, 2)
         time.sleep(0.02)  # from there to the lock
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     interrupting = pool.submit(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        lease.gather(1, steps[1])
+        cache.gather(turns, 1, steps[1])
     interrupting.result(LIMIT_SECONDS)
     assert "an earlier batch failed, 1" in str(failed(later))
-    assert cache.begin().is_current
-    assert not lease._ticket._waiting
+    assert not turns._waiting
+    cache.begin()
 
 
 class InterruptAt:
@@ -558,7 +612,7 @@ class InterruptAt:
         sys.settrace(None)
 
     def _enter(self, frame: FrameType, _event: str, _argument: object) -> Any:
-        is_ours = frame.f_code.co_filename in {planned_cache.__file__, sequencer.__file__}
+        is_ours = frame.f_code.co_filename in {planned_cache.__file__, turns_module.__file__}
         return self._line if is_ours else None
 
     def _line(self, frame: FrameType, event: str, _argument: object) -> Any:
@@ -573,7 +627,7 @@ class InterruptAt:
 
 @pytest.mark.parametrize("must_wait", [False, True])
 def test_an_interrupt_at_any_line(
-    cache: PlannedCache, rows: NDArray[np.uint8], pool: ThreadPoolExecutor, must_wait: bool
+    cache: SlotCache, rows: NDArray[np.uint8], pool: ThreadPoolExecutor, must_wait: bool
 ) -> None:
     """Nobody hangs, and the slots hold what the cache says.
 
@@ -581,20 +635,20 @@ def test_an_interrupt_at_any_line(
     """
     planner = BeladyPlanner(NUM_SLOTS)
     for k in range(1, 1000):
-        lease = cache.begin()
+        turns = cache.begin()
         planner.restart(cache.planned_nodes)
         steps = planned_steps(planner, seed=k)
         gate = Gate(rows)
-        before = pool.submit(lease.gather, 0, steps[0], {"x": gate})
+        before = pool.submit(cache.gather, turns, 0, steps[0], {"x": gate})
         assert gate.reached.wait(LIMIT_SECONDS)
-        after = pool.submit(lease.gather, 2, steps[2])
-        wait_until_waiting(lease, 2)
+        after = pool.submit(cache.gather, turns, 2, steps[2])
+        wait_until_waiting(turns, 2)
         is_over = threading.Event()
 
         def open_gate(
-            lease: Lease = lease, gate: Gate = gate, is_over: threading.Event = is_over
+            turns: TurnLock = turns, gate: Gate = gate, is_over: threading.Event = is_over
         ) -> None:
-            wait_for(lambda: not must_wait or 1 in lease._ticket._waiting or is_over.is_set())
+            wait_for(lambda: not must_wait or 1 in turns._waiting or is_over.is_set())
             gate.opened.set()
 
         opening = pool.submit(open_gate)
@@ -602,7 +656,7 @@ def test_an_interrupt_at_any_line(
             before.result(LIMIT_SECONDS)
         with InterruptAt(k) as interrupt:
             try:
-                gathered = lease.gather(1, steps[1])["x"]
+                gathered = cache.gather(turns, 1, steps[1])["x"]
             except KeyboardInterrupt:
                 gathered = None
         is_over.set()
@@ -615,44 +669,44 @@ def test_an_interrupt_at_any_line(
             break
         if (error := after.exception(LIMIT_SECONDS)) is not None:
             assert "an earlier batch failed, 1" in str(error)
-        assert not lease._ticket._waiting
+        assert not turns._waiting
     assert k > 30  # lines that were tried
 
 
-def test_an_interrupt_with_another_lease_waiting(
-    cache: PlannedCache, steps: list[PlanStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
+def test_an_interrupt_with_other_turns_waiting(
+    cache: SlotCache, steps: list[PlanStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
 ) -> None:
-    """It begins, wherever the batch that has the slots is interrupted."""
-    beginning: list[Future[Lease]] = []
+    """They begin, wherever the batch that has the slots is interrupted."""
+    beginning: list[Future[TurnLock]] = []
 
     class Source(Gate):
         def read_rows(self, ids: NDArray[Any], out: NDArray[Any]) -> ReadCounts:
             beginning.append(pool.submit(cache.begin))
-            wait_for(lambda: len(cache._sequencer.changed._waiting) == 1)
+            wait_for(lambda: len(turns._changed._waiting) == 1)
             return super().read_rows(ids, out)
 
     first = replace(steps[0], slots=np.full_like(steps[0].slots, -1))
-    lease = cache.begin()
+    turns = cache.begin()
     for k in range(1, 1000):
         source = Source(rows)
         source.opened.set()
         with InterruptAt(k) as interrupt, suppress(KeyboardInterrupt):
-            lease.gather(0, first, {"x": source})
+            cache.gather(turns, 0, first, {"x": source})
         has_begun = source.reached.is_set()
-        lease = beginning[-1].result(LIMIT_SECONDS) if has_begun else cache.begin()
-        assert lease.is_current
+        turns = beginning[-1].result(LIMIT_SECONDS) if has_begun else cache.begin()
+        assert not turns.is_left
         if not interrupt.has_happened:
             break
     assert len(beginning) > 10  # lines that were tried
 
 
 def test_a_cache_is_freed_with_its_last_user(table: DirectRows) -> None:
-    cache = PlannedCache(of_one_type({"x": table}), 50_000)
-    lease = cache.begin()
+    cache = SlotCache(of_one_type({"x": table}), 50_000)
+    turns = cache.begin()
     in_use = _core.pool_stats()["bytes_in_use"]
     gc.disable()
     try:
-        del cache, lease
+        del cache, turns
         assert _core.pool_stats()["bytes_in_use"] <= in_use - 50_000 * ROW_BYTES
     finally:
         gc.enable()
@@ -713,17 +767,16 @@ def test_pinned_rows_are_read_once_and_with_the_others(
     rows: NDArray[np.uint8], others: NDArray[np.int64]
 ) -> None:
     source = Counting(rows)
-    cache = PlannedCache(of_one_type({"x": source}), NUM_SLOTS, PINNED, NUM_ROWS)
+    cache = SlotCache(of_one_type({"x": source}), NUM_SLOTS, PINNED, NUM_ROWS)
     num_planned = NUM_SLOTS - len(PINNED)
     assert (cache.num_slots, cache.num_planned_slots) == (NUM_SLOTS, num_planned)
     assert not cache.holds_pinned
-    reserved = PlannedCache.reserve(ROW_BYTES).bytes_of({SLOTS: num_planned})
-    reserved += PlannedCache.pinned_bytes(ROW_BYTES, len(PINNED), NUM_ROWS)
+    reserved = SlotCache.reserve(ROW_BYTES).bytes_of({SLOTS: num_planned})
+    reserved += SlotCache.pinned_bytes(ROW_BYTES, len(PINNED), NUM_ROWS)
     assert cache.num_bytes == reserved - 4 * len(PINNED), "whoever names them has a list"
 
-    lease = cache.begin()
-    counts = lease.warm_up(0, others)
-    assert counts is not None
+    turns = cache.begin()
+    counts = cache.warm_up(turns, 0, others)
     assert counts.rows_read == len(others) + len(PINNED)
     asked = np.concatenate(source.asked)
     assert (np.diff(asked) >= 0).all(), "in one pass over the table"
@@ -731,7 +784,7 @@ def test_pinned_rows_are_read_once_and_with_the_others(
     assert cache.holds_pinned
     assert (cache.planned_nodes[: len(others)] == others).all()
 
-    def gathered(lease: Lease, number: int) -> Any:
+    def gathered(number: int) -> Any:
         pinned, ids = cache.pinned, np.concatenate([PINNED[::-1], others[:5], [599, 3]])
         assert pinned is not None
         kept = pinned.drop(ids)
@@ -739,17 +792,15 @@ def test_pinned_rows_are_read_once_and_with_the_others(
         slots[: len(kept) - 1] = np.searchsorted(others, kept[:-1])
         none = np.empty(0, np.int32)
         slots, positions = pinned.add(ids, slots, none)
-        found = lease.gather(number, PlanStep(ids, slots, positions, none))["x"]
+        found = cache.gather(turns, number, PlanStep(ids, slots, positions, none))["x"]
         assert (found.values == rows[ids]).all()
         return found.counts
 
     overlapping = np.isin(others, PINNED).any()
     if not overlapping:
-        assert gathered(lease, 1).rows_read == 1
-    later = cache.begin()
+        assert gathered(1).rows_read == 1
     source.asked.clear()
-    counts = later.warm_up(0, np.arange(7))
-    assert counts is not None
+    counts = cache.warm_up(cache.begin(), 0, np.arange(7))
     assert counts.rows_read == 7
     assert cache.holds_pinned
     assert (cache.planned_nodes[7:] == -1).all()
@@ -759,11 +810,11 @@ def test_pinned_rows_are_read_once_and_with_the_others(
 
 def test_pinned_rows_that_cannot_be_read_are_read_later(rows: NDArray[np.uint8]) -> None:
     source = Counting(rows, fails=True)
-    cache = PlannedCache(of_one_type({"x": source}), NUM_SLOTS, PINNED, NUM_ROWS)
+    cache = SlotCache(of_one_type({"x": source}), NUM_SLOTS, PINNED, NUM_ROWS)
     with pytest.raises(StorageError, match="no more"):
-        cache.begin().warm_up(0, np.arange(300, 330))
+        cache.warm_up(cache.begin(), 0, np.arange(300, 330))
     assert not cache.holds_pinned
     assert (cache.planned_nodes == -1).all()
     source.fails = False
-    assert cache.begin().warm_up(0, np.arange(300, 330)) is not None
+    assert cache.warm_up(cache.begin(), 0, np.arange(300, 330)).rows_read == 30 + len(PINNED)
     assert cache.holds_pinned

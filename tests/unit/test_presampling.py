@@ -11,6 +11,7 @@ from torch.utils.data import BatchSampler, SequentialSampler
 
 import gnnstore
 from gnnstore import NeighborLoader
+from gnnstore.pipeline.batch import Batch
 from gnnstore.pipeline.lookahead import presample as presampling
 from gnnstore.pipeline.lookahead.presample import Presampler, batch_shape
 from gnnstore.sampling.neighbor import SamplingConfig
@@ -57,12 +58,15 @@ def test_the_size_is_that_of_a_batch(
     options: dict[str, Any] = {"subgraph_type": subgraph_type, "disjoint": disjoint}
     found = presampler(store, (-1,), batch_size=N, **options).run(store.topology(), 2)
     loader = NeighborLoader(store, [-1], batch_size=N, strategy="memory", **options)
-    sampled = loader._source.task(range(N), BatchKey(0, 0, 0)).sample()
-    _, bytes_gathered, _ = loader._assembler.assemble(
-        loader._assembler.output(sampled), sampled.labels
+    batch = Batch(BatchKey(0, 0, 0), range(N))
+    loader._source.prepare(batch)
+    loader._assembler.assemble(batch)
+    assert batch.sample is not None
+    assert batch.labels is not None
+    (input_id,) = batch.labels.arrays()
+    assert found.largest_bytes == (
+        batch.sample.num_bytes + input_id.nbytes + batch.cost.bytes_gathered
     )
-    (input_id,) = sampled.labels.arrays()
-    assert found.largest_bytes == sampled.sample.num_bytes + input_id.nbytes + bytes_gathered
 
 
 def test_the_largest_is_found(store: gnnstore.GraphStore) -> None:

@@ -328,7 +328,6 @@ class SuperbatchSizer:
             table_bytes=table,
             num_pinned=costs.num_pinned,
             pinned=None if costs.pins is None else costs.pins.nodes,
-            planned_share=costs.planned_nodes / max(1, costs.batch_nodes),
         )
 
     def choose(self, cost: Callable[[SuperbatchSize], float] | None = None) -> SuperbatchSize:
