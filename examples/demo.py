@@ -47,16 +47,17 @@ class GraphSAGE(torch.nn.Module):
         return scores
 
 
-class MLP(torch.nn.Sequential):
+class MLP(torch.nn.Module):
     """A node's class from its own features alone."""
 
     def __init__(self, num_features: int, num_classes: int) -> None:
-        first, second = torch.nn.Linear(num_features, HIDDEN), torch.nn.Linear(HIDDEN, num_classes)
-        super().__init__(first, torch.nn.ReLU(), second)
+        super().__init__()
+        self.first = torch.nn.Linear(num_features, HIDDEN)
+        self.second = torch.nn.Linear(HIDDEN, num_classes)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:  # noqa: ARG002
         """Return scores [n, classes] for features [n, F]."""
-        scores: Tensor = super().forward(x)
+        scores: Tensor = self.second(self.first(x).relu())
         return scores
 
 

@@ -151,6 +151,6 @@ def _render(console: Console, document: Mapping[str, Any]) -> None:
         ("Engines that read rows there", tried),
     ):
         print_title(console, title)
-        facts = flatten(values)
-        sizes = {name: facts[name] for name in facts if name.endswith("_bytes")}
-        print_facts(console, facts | {name: format_size(size) for name, size in sizes.items()})
+        facts: dict[str, Any] = flatten(values)
+        sizes = {name: format_size(facts[name]) for name in facts if name.endswith("_bytes")}
+        print_facts(console, facts | sizes)

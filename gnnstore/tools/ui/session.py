@@ -63,6 +63,11 @@ class Session:
         head = {"schema_version": SCHEMA_VERSION, "command": self.command}
         click.echo(json.dumps({**head, **document}, indent=2, allow_nan=False))
 
+    def say(self, message: str) -> None:
+        """Print a remark for people on stderr, unless --quiet."""
+        if not self.quiet:
+            click.echo(self.in_flags(message), err=True)
+
     def in_flags(self, message: str) -> str:
         """Return a message of the library with `--memory 1GB` for `memory=1GB`."""
 
