@@ -35,7 +35,7 @@ from gnnstore.sampling.compact import Types
 from gnnstore.sampling.row_space import RowSpace
 from gnnstore.seeds.base import BatchKey
 from gnnstore.seeds.nodes import InputNodes
-from gnnstore.tools.bench.task import Task
+from gnnstore.tools.bench.harness import Task
 
 # In memory; in files with a table of all nodes, and in passes of a quarter of them; the same with
 # a full memory group.

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -58,8 +58,7 @@ class Permuted:
 
 def permuted(path: Path, **options: Any) -> NeighborLoader:
     loader = NeighborLoader(path, [4, 4], range(200), **(OPTIONS | options))
-    loader._source = Permuted(loader._source, loader._order)
-    loader._use_seed = lambda _: None  # type: ignore[method-assign]  # it is given
+    loader._source = cast("BatchSource", Permuted(loader._source, loader._order))
     return loader
 
 

@@ -186,7 +186,8 @@ def test_rows_of_an_opened_store_by_type(store: gnnstore.GraphStore, tmp_path: P
         )
         for path, name in disk.items()
     }
-    topology, draws, samples = store.topology(), np.random.default_rng(0), []
+    topology, draws = store.topology(), np.random.default_rng(0)
+    samples: list[CompactSample] = []
     for _ in range(6):
         seeds = draws.permutation(300)[:20]
         edges = {
