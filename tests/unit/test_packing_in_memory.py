@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import time
 from pathlib import Path
 from typing import Any
 
@@ -138,18 +137,6 @@ def test_two_superbatches_have_room_at_a_time(case: Case) -> None:
     for packed in (second, third):
         packed.close()
     assert case.left() == []
-
-
-def test_who_would_wait_for_its_own_superbatches_gives_up_in_time(case: Case) -> None:
-    """They are drained by the thread that waits, if that is the consumer's."""
-    packer = packer_of(case, case.all_of_it, may_wait=True)
-    held = [packer.pack(case.trace, case.plan) for _ in range(2)]
-    start = time.monotonic()
-    assert packer.pack(case.trace, case.plan, patience=0.1) is None
-    assert 0.1 <= time.monotonic() - start < 10
-    for packed in held:
-        assert packed is not None
-        packed.close()
 
 
 @pytest.mark.parametrize("gap_bytes", [0, 4 << 10, 28 << 10])
