@@ -14,7 +14,7 @@ DEMO_DIR ?= demo
 .PHONY: help demo test tests long lint style types format docs bench bench-peers sanitize portable wheel clean distclean
 
 help:
-	@echo 'make demo      set up, then convert, inspect and train on a built-in graph (minutes)'
+	@echo 'make demo      set up, then convert a built-in graph and train on it (minutes)'
 	@echo 'make test      set up, then lint, type-check and run every test'
 	@echo 'make long      every test with its long loops: more kills, seeds and examples (an hour)'
 	@echo 'make lint      ruff and mypy only'
@@ -28,7 +28,7 @@ help:
 	@echo 'make clean     remove what builds left behind; make distclean: .venv too'
 
 demo: $(INSTALLED)
-	$(BIN)/gnnstore demo --dir $(DEMO_DIR)
+	$(BIN)/python examples/demo.py --dir $(DEMO_DIR)
 
 # Three files at a time, for one of them mostly waits for a disk or a process; budgets are measured
 # in a cgroup or a process of each test's own. In the order of their names, so that those of

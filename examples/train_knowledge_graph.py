@@ -4,10 +4,9 @@
     python examples/train_knowledge_graph.py fb15k-237.gnn --model distmult --dim 256 --epochs 30
 
 Takes a store as `gnnstore convert triples` makes it, with the relation of each edge as `edge_type`
-and edge splits "valid" and "test"; by default a small graph is made whose triples ComplEx explains
-(`gnnstore convert planted-kg`). Entities have rows of a `gnnstore.EmbeddingTable`, and relations a
-module of torch. Prints the loss of every epoch, and the mean reciprocal rank (MRR) among all
-entities, of heads and of tails, without other true answers.
+and edge splits "valid" and "test"; by default a small graph is made. Entities have rows of a
+`gnnstore.EmbeddingTable`, and relations a module of torch. Prints the loss of every epoch, and the
+mean reciprocal rank (MRR) among all entities, of heads and of tails, without other true answers.
 
 With `--capacity`, a share of the rows is in memory at a time: partitions of the store, which
 `gnnstore partition` makes.
@@ -21,13 +20,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
 
 import gnnstore
-from gnnstore.converters import from_planted_kg
+from gnnstore.converters import from_triples
 from gnnstore.evaluation import hits_at, mrr
 
 
@@ -117,6 +117,19 @@ def loss_of(model: DistMult, z: Tensor, batch: Data, num_chunks: int) -> Tensor:
     return torch.stack(losses).mean()
 
 
+def write_triples(directory: Path, seed: int) -> None:
+    """Write triples of 1,000 entities, in the form that `gnnstore convert triples` reads.
+
+    The heads of a group of 20 have the same two tails by a relation, so that they can be learned.
+    """
+    numbers = np.random.default_rng(seed).permutation(20_000)
+    heads, relations, places = numbers % 1000, numbers // 1000 % 10, numbers // 10_000
+    triples = np.stack([heads, relations, heads % 50 * 20 + relations * 2 + places], axis=1)
+    parts = {"train": triples[1000:16_000], "valid": triples[:500], "test": triples[500:1000]}
+    for split, part in parts.items():
+        np.savetxt(directory / f"{split}.txt", part, "e%d\tr%d\te%d")
+
+
 def train(
     model: DistMult,
     table: gnnstore.EmbeddingTable,
@@ -163,13 +176,8 @@ def run(arguments: argparse.Namespace) -> float:
     torch.manual_seed(arguments.seed)
     with tempfile.TemporaryDirectory() as directory:
         if arguments.graph is None:
-            path = from_planted_kg(
-                Path(directory) / "kg.gnn",
-                num_entities=1000,
-                num_relations=10,
-                num_triples=(15_000, 500, 500),
-                seed=arguments.seed,
-            )
+            write_triples(Path(directory), arguments.seed)
+            path = from_triples(directory, Path(directory) / "kg.gnn")
         store = gnnstore.open(path if arguments.graph is None else arguments.graph)
         names = store.relation_names
         if names is None:
@@ -222,7 +230,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("graph", type=Path, nargs="?", help="a store; by default a planted graph")
+    parser.add_argument("graph", type=Path, nargs="?", help="a store; by default a small graph")
     parser.add_argument("--model", choices=list(MODELS), default="complex")
     parser.add_argument("--dim", type=int, default=64, help="width of a row; even for ComplEx")
     parser.add_argument("--epochs", type=int, default=10)

@@ -15,6 +15,8 @@ Examples
 >>> path = from_numpy("graph.npz", "graph.gnn")  # doctest: +SKIP
 """
 
+from typing import TYPE_CHECKING
+
 from gnnstore.converters.datasets.graphbolt import from_graphbolt
 from gnnstore.converters.datasets.igb import from_igb
 from gnnstore.converters.datasets.numpy import from_numpy
@@ -26,10 +28,14 @@ from gnnstore.converters.partitions.partition import partition
 from gnnstore.converters.stores.reorder import reorder
 from gnnstore.converters.stores.split import split_edges
 from gnnstore.converters.synthetic.kronecker.expand import from_kronecker
-from gnnstore.converters.synthetic.planted_kg import from_planted_kg
 from gnnstore.converters.synthetic.rmat import from_rmat
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
+
+_PLANTED_KG = (
+    "from_planted_kg is in the benchmarks of the source tree: import it from "
+    "benchmarks.parts.planted_kg"
+)
 
 __all__ = [
     "ConvertOptions",
@@ -39,7 +45,6 @@ __all__ = [
     "from_kronecker",
     "from_numpy",
     "from_ogb",
-    "from_planted_kg",
     "from_pyg",
     "from_rmat",
     "from_snap",
@@ -48,3 +53,11 @@ __all__ = [
     "reorder",
     "split_edges",
 ]
+
+if not TYPE_CHECKING:  # else every name would exist for a type checker
+
+    def __getattr__(name):
+        """Say where a converter is that has left the package."""
+        if name == "from_planted_kg":
+            raise AttributeError(_PLANTED_KG)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 import click
 
 import gnnstore
+from gnnstore.errors import UsageError
 from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.interrupts import interrupts_wait, no_interrupt_lost
 from gnnstore.tools.ui.session import Session, open_streams, start_logging
 
 # Command -> (module that defines `command`, one line for --help), in the order of use.
 _COMMANDS = {
-    "demo": ("gnnstore.tools.commands.demo", "Convert, inspect and train on a built-in graph."),
     "convert": ("gnnstore.tools.commands.convert", "Convert a graph into a store."),
     "split-edges": (
         "gnnstore.tools.commands.stores.split_edges",
@@ -46,6 +46,12 @@ _COMMANDS = {
     "info": ("gnnstore.tools.commands.info", "Show versions, build and machine, for bug reports."),
 }
 
+# What an earlier version had -> what to do instead.
+_GONE = {
+    "demo": "the demonstration is examples/demo.py in the source tree, which 'make demo' runs: "
+    'see "Install" in README.md',
+}
+
 _HELP = """Train graph neural networks on graphs many times larger than RAM.
 
 A store is a directory (NAME.gnn) that the commands below create, inspect and verify, and that
@@ -53,7 +59,6 @@ gnnstore.open() and gnnstore.NeighborLoader read in Python.
 
 \b
 Examples:
-  gnnstore demo
   gnnstore convert snap com-friendster.ungraph.txt.gz friendster.gnn --undirected
   gnnstore inspect friendster.gnn
   gnnstore verify friendster.gnn --level full
@@ -77,6 +82,8 @@ class _LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the command's module and return its click command."""
+        if cmd_name in _GONE:
+            raise UsageError(_GONE[cmd_name])
         if cmd_name not in _COMMANDS:
             return None
         if isinstance(ctx.obj, Session):

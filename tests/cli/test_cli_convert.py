@@ -30,7 +30,7 @@ SHARED = Path(__file__).parents[3] / "shared" / "data"
 needs_shared_data = pytest.mark.skipif(
     not SHARED.is_dir(), reason="the real graphs are not beside this checkout"
 )
-KINDS = ("ogb", "snap", "triples", "numpy", "graphbolt", "igb", "planted-kg", "rmat", "pyg")
+KINDS = ("ogb", "snap", "triples", "numpy", "graphbolt", "igb", "rmat", "pyg")
 
 EDGES = np.array([[0, 1, 2, 2, 4], [1, 2, 0, 3, 4]])
 
@@ -76,7 +76,7 @@ def test_help_of_a_kind_has_examples(run: Any, kind: str) -> None:
 def test_common_options_are_those_of_the_library() -> None:
     assert set(COMMON) == set(ConvertOptions.__dataclass_fields__)
     for kind in KINDS[:-1]:
-        words = ["out.gnn"] if kind in ("planted-kg", "rmat") else ["in", "out.gnn"]
+        words = ["out.gnn"] if kind == "rmat" else ["in", "out.gnn"]
         given = cmd_convert.command.commands[kind].make_context(kind, words).params
         assert ConvertOptions(**{name: given[name] for name in COMMON}) == ConvertOptions()
 
@@ -172,20 +172,11 @@ def test_options_reach_the_converter(run: Any, arrays: Path, tmp_path: Path) -> 
     assert (options["undirected"], options["self_loops"]) == (True, "drop")
 
 
-def test_planted_kg_takes_the_options_of_its_converter(run: Any, tmp_path: Path) -> None:
-    words = "--entities 200 --relations 5 --triples 500 60 40 --communities 2 --rank 2 --seed 7"
-    output = tmp_path / "kg.gnn"
-    done = run("convert", "planted-kg", output, *words.split(), "--noise", "0.1")
-    assert done.status == 0
-    reader = StoreReader.open(output)
-    assert reader.schema.edge.num_edges == 500
-    assert {name: own.source.num_rows for name, own in reader.schema.edge.splits.items()} == {
-        "valid": 60,
-        "test": 40,
-    }
-    refused = run("convert", "planted-kg", output, "--overwrite", "--rank", "0")
-    assert refused.status == 2
-    assert "--rank 0" in refused.stderr
+def test_planted_kg_says_where_it_is(run: Any, tmp_path: Path) -> None:
+    done = run("convert", "planted-kg", tmp_path / "kg.gnn", "--entities", 200, "--rank", "2")
+    assert done.status == 2
+    assert "from_planted_kg of benchmarks.parts.planted_kg" in done.stderr
+    assert "planted-kg" not in run("convert", "--help").stdout
 
 
 def test_rmat_is_reproducible(run: Any, tmp_path: Path) -> None:

@@ -58,14 +58,28 @@ def test_links_of_twitch(pytestconfig: pytest.Config) -> None:
     assert example.run(example.parse([str(path), *options.split()])) > 3 / (1 + 100 / 2)
 
 
-@pytest.mark.parametrize(
-    ("model", "least"), [("complex", 0.25), ("distmult", 0.2), ("transe", 0.05)]
-)
+@pytest.mark.parametrize(("model", "least"), [("complex", 0.4), ("distmult", 0.3), ("transe", 0.2)])
 def test_knowledge_graph(model: str, least: float) -> None:
     """Filtered, among 1,000 entities: a model that learns nothing has an MRR of 1/500."""
     example = module_of("train_knowledge_graph")
     options = ["--model", model, "--epochs", "4", "--chunks", "3"]
     assert example.run(example.parse(options)) > least
+
+
+def test_demo(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """GraphSAGE beats both controls, and again in the same place with the same result."""
+    demo = module_of("demo")
+    arguments = demo.parse(["--dir", str(tmp_path / "new"), "--scale", "13", "--epochs", "4"])
+    found = demo.run(arguments)
+    assert found["GraphSAGE"] > found["MLP"] + 0.15
+    assert found["GraphSAGE"] > found["GraphSAGE, shuffled"] + 0.15
+    text = capfd.readouterr().out
+    for words in ("gnnstore convert rmat", "gnnstore inspect", "of features stayed on disk"):
+        assert words in text
+    for model, accuracy in found.items():
+        assert f"{model} " in text
+        assert f"{accuracy:.1%}" in text
+    assert demo.run(arguments) == found
 
 
 @pytest.mark.timeout(600)

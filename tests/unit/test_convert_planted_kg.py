@@ -12,13 +12,17 @@ import pytest
 import torch
 
 import gnnstore
-from gnnstore.converters import ConvertOptions, from_planted_kg
-from gnnstore.converters.synthetic.planted_kg import PlantedVectors
+from gnnstore import converters
+from gnnstore.converters import ConvertOptions
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.evaluation import mrr
 from gnnstore.features.check import verify
 from gnnstore.testing.graphs import read_store
+from tests.support.modules import import_file
 from tests.support.stores import assert_same_files
+
+planted_kg = import_file(Path(__file__).parents[2] / "benchmarks" / "parts" / "planted_kg.py")
+from_planted_kg = planted_kg.from_planted_kg
 
 SMALL: dict[str, Any] = {
     "num_entities": 400,
@@ -40,7 +44,7 @@ def triples_of(store: gnnstore.GraphStore) -> dict[str, Triples]:
     return found
 
 
-def complex_tables(vectors: PlantedVectors) -> tuple[torch.Tensor, torch.Tensor]:
+def complex_tables(vectors: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ComplEx embeddings of entities and relations, complex128 [N or R, C (rank + 1)].
 
     The first number of a community is 1 for its heads and i for its tails, and very large times i
@@ -66,7 +70,7 @@ def complex_tables(vectors: PlantedVectors) -> tuple[torch.Tensor, torch.Tensor]
 @pytest.mark.parametrize("noise", [0.0, 0.2])
 def test_the_planted_vectors_rank_first_what_is_no_noise(tmp_path: Path, noise: float) -> None:
     store = gnnstore.open(from_planted_kg(tmp_path / "kg.gnn", noise=noise, **SMALL))
-    vectors = PlantedVectors.draw(400, 6, 3, 3, 0)
+    vectors = planted_kg.PlantedVectors.draw(400, 6, 3, 3, 0)
     entities, relations = complex_tables(vectors)
 
     def score(known: torch.Tensor, rows: torch.Tensor, queries: Any) -> torch.Tensor:
@@ -162,3 +166,10 @@ def test_a_budget_that_is_too_small(tmp_path: Path) -> None:
     options = ConvertOptions(memory_bytes=2**25)
     with pytest.raises(BudgetError, match="scores of a community"):
         from_planted_kg(tmp_path / "kg.gnn", num_communities=2, options=options)
+
+
+def test_it_has_left_the_package() -> None:
+    with pytest.raises(AttributeError, match=r"import it from benchmarks\.parts\.planted_kg"):
+        converters.from_planted_kg  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match="has no attribute 'from_nothing'"):
+        converters.from_nothing  # type: ignore[attr-defined]  # noqa: B018

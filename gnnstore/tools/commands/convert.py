@@ -467,51 +467,6 @@ Examples:
 )
 
 
-_add_kind(
-    "planted-kg",
-    """Generate a knowledge graph that embeddings can learn.
-
-The triples of a relation are the pairs with the highest scores by random ComplEx vectors of
-entities and relations, plus some noise; by default there are as many as in FB15k-237. The relation
-of an edge is its attribute edge_type; triples for valid and test are edge splits. The same options
-give the same graph on every machine.
-
-\b
-Examples:
-  gnnstore convert planted-kg kg.gnn
-  gnnstore convert planted-kg small.gnn --entities 1000 --relations 10 --triples 10000 500 500
-""",
-    click.option("--entities", "num_entities", type=int, default=14_541, help="Entities."),
-    click.option("--relations", "num_relations", type=int, default=237, help="Relations."),
-    click.option(
-        "--triples",
-        "num_triples",
-        type=int,
-        nargs=3,
-        default=(272_115, 17_535, 20_466),
-        help="Triples of the graph, of valid and of test.",
-    ),
-    click.option(
-        "--communities",
-        "num_communities",
-        type=int,
-        help="Number of communities; the triples of a relation join heads and tails of one of "
-        "them. Default: one for each 1024 entities.",
-    ),
-    click.option(
-        "--rank", type=int, default=3, help="Complex dimensions of the hidden ComplEx vectors."
-    ),
-    click.option(
-        "--noise",
-        type=float,
-        default=0.05,
-        help="Share of triples with random entities; an MRR of 1 - NOISE can be reached.",
-    ),
-    click.option("--seed", type=int, default=0, help="Seed of the graph."),
-    source=None,
-)
-
-
 _PYG_HELP = """Explain how to convert a torch_geometric.data.Data object, which requires Python.
 
 torch.save writes a pickle, and loading a pickle runs the code in it, so this command takes no
@@ -530,12 +485,21 @@ writes is a pickle, and loading it would run the code in it:
 Save arrays of your own with numpy.savez and convert them with 'gnnstore convert numpy'."""
 
 
-@command.command(
-    name="pyg",
-    help=_PYG_HELP,
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-)
+_ANY_WORDS = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+
+@command.command(name="pyg", help=_PYG_HELP, context_settings=_ANY_WORDS)
 @session_options
 def pyg(_session: Session) -> None:
     """Say what to do instead."""
     raise UsageError(_PYG_ADVICE)
+
+
+@command.command(name="planted-kg", hidden=True, context_settings=_ANY_WORDS)
+@session_options
+def planted_kg(_session: Session) -> None:
+    """Say what to do instead, for those who used it in an earlier version."""
+    raise UsageError(
+        "planted knowledge graphs are made in Python, in the source tree, by from_planted_kg of "
+        "benchmarks.parts.planted_kg; docs/howto-knowledge-graphs.md makes a graph to learn from"
+    )
