@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import platform
 import re
-import struct
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,7 @@ import pytest
 import gnnstore
 from gnnstore.disk.engines import ENGINES
 from gnnstore.testing.faults import inject
-from gnnstore.tools.inspect import system
-from gnnstore.tools.inspect.system import describe_filesystem
+from gnnstore.tools.commands import info
 
 
 def test_versions_and_machine(run: Any, tmp_path: Path) -> None:
@@ -38,9 +35,7 @@ def test_the_file_system_of_a_path(run: Any, example: Path) -> None:
     assert found["path"] == str(example)
     assert os.path.ismount(found["mount_point"])
     assert found["free_bytes"] <= found["total_bytes"]
-    direct = found["direct_io"]
-    if direct is not None and direct["offset_alignment_bytes"]:
-        assert direct["offset_alignment_bytes"] % 512 == 0
+    assert found["direct_io"]["alignment_bytes"] % 512 == 0
     assert not list(example.glob(".gnnstore-info-*"))
 
 
@@ -87,6 +82,7 @@ def test_no_file_to_try_engines_on(run: Any) -> None:
     done = run("info", "/proc", "--json")
     assert done.status == 0
     assert done.document["engines"]["probes"] is None
+    assert done.document["filesystem"]["direct_io"] is None
     assert "no file there to try them on" in run("info", "/proc").stdout
 
 
@@ -94,7 +90,7 @@ def test_text_for_people(run: Any) -> None:
     done = run("info")
     assert done.status == 0
     assert done.stdout.startswith(f"gnnstore {gnnstore.__version__}\n")
-    for text in ("torch", "zarr", "huge pages", "File system of .", "direct I/O", "Engines"):
+    for text in ("torch", "zarr", "huge_pages", "File system of .", "direct_io", "Engines"):
         assert text in done.stdout
 
 
@@ -105,7 +101,7 @@ def test_a_path_that_is_not_there(run: Any, tmp_path: Path) -> None:
 
 
 def test_a_package_that_is_not_installed_is_no_failure() -> None:
-    assert system._version("no-such-package-of-any-kind") is None
+    assert info._version("no-such-package-of-any-kind") is None
 
 
 def test_a_machine_that_says_nothing(
@@ -123,7 +119,7 @@ def test_a_machine_that_says_nothing(
     machine = run("info", tmp_path, "--json").document["machine"]
     assert machine["cpu_features"] == []
     assert machine["huge_pages"] == {"enabled": None, "defrag": None}
-    assert machine["memory"]["total_bytes"] is None
+    assert machine["cpu"] == (platform.processor() or None)
     assert run("info", tmp_path).status == 0
 
 
@@ -137,38 +133,16 @@ def test_a_processor_without_a_name_of_its_model(
         "read_text",
         lambda path: read_text(tmp_path / "cpuinfo" if path.name == "cpuinfo" else path),
     )
-    assert system._cpuinfo("model name") is None
-    assert system._cpuinfo("Features") == "fp asimd crc32"
+    machine = info._machine()
+    assert machine["cpu"] == (platform.processor() or None)
+    assert machine["cpu_features"] == ["crc32", "asimd"]
 
 
-@pytest.mark.parametrize("why", ["old library", "refused", "not said", "none"])
-def test_a_kernel_that_knows_no_alignment(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
-) -> None:
-    class Library:
-        """A C library, whose statx writes nothing, or what a file system without O_DIRECT says."""
-
-        def __init__(self, *_: object, **__: object) -> None:
-            if why != "old library":
-                self.statx = self._statx
-
-        def _statx(self, *arguments: Any) -> int:
-            if why == "none":
-                struct.pack_into("=I", arguments[-1], 0, system._STATX_DIOALIGN)
-            return -1 if why == "refused" else 0
-
-    monkeypatch.setattr(ctypes, "CDLL", Library)
-    found = run("info", tmp_path, "--json").document["filesystem"]["direct_io"]
-    text = run("info", tmp_path).stdout
-    if why == "none":
-        assert found == {"memory_alignment_bytes": 0, "offset_alignment_bytes": 0}
-        assert re.search(r"direct I/O +not supported here", text)
-    else:
-        assert found is None
-        assert re.search(r"direct I/O +unknown \(needs Linux 6\.1", text)
-
-
-def test_a_file_answers_for_its_file_system(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_bytes(b"x" * 4096)
-    assert describe_filesystem(file)["direct_io"] == describe_filesystem(tmp_path)["direct_io"]
+def test_a_file_system_without_direct_reads(run: Any, example: Path) -> None:
+    reason = "the file system refuses to open with O_DIRECT: Invalid argument"
+    with inject("open", errno=errno.EINVAL):
+        found = run("info", example, "--json").document["filesystem"]["direct_io"]
+    assert found["refused_because"] == reason
+    with inject("open", errno=errno.EINVAL):
+        text = run("info", example).stdout
+    assert re.search(rf"^  direct_io.refused_because +{reason}$", text, re.M)

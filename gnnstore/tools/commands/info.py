@@ -1,18 +1,27 @@
-"""`gnnstore info`: versions, build and machine, to be pasted into a bug report."""
+"""`gnnstore info`: versions, build, machine and file system, to be pasted into a bug report."""
 
 from __future__ import annotations
 
+import os
+import platform
+import sys
 from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from importlib import metadata
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import click
 from rich.console import Console
 
-from gnnstore.tools.inspect.system import (
-    describe_engines,
-    describe_filesystem,
-    describe_system,
-)
+import gnnstore
+from gnnstore import _core
+from gnnstore.budget.limits import available_bytes
+from gnnstore.disk.engines import ENVIRONMENT_VARIABLE, probe_engines
+from gnnstore.disk.profile.filesystems import find_mount
+from gnnstore.errors import NotFoundError
+from gnnstore.tools.inspect.render_store import flatten
 from gnnstore.tools.ui.options import session_options
 from gnnstore.tools.ui.session import Session
 from gnnstore.tools.ui.tables import print_facts, print_title
@@ -29,6 +38,10 @@ Examples:
   gnnstore info /data/papers100M.gnn
   gnnstore info --json > report.json
 """
+_PACKAGES = ("numpy", "torch", "torch_geometric", "zarr", "numcodecs", "pyarrow", "click", "rich")
+# Instruction sets that decide how fast checksums, gathers and copies can be.
+_CPU_FEATURES = ("sse4_2", "avx", "avx2", "avx512f", "avx512bw", "bmi2", "crc32", "asimd", "sve")
+_HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage"
 
 
 @click.command(name="info", help=_HELP)
@@ -36,78 +49,108 @@ Examples:
 @session_options
 def command(session: Session, path: str) -> None:
     """Describe the system and print the description."""
+    if not (place := Path(path)).exists():
+        raise NotFoundError(f"{place}: no such file or directory", path=place)
+    crc32c, location = _core.crc32c_implementation(), str(Path(gnnstore.__file__).parent)
+    core = {"file": _core._kernels.__file__, "build": _core.build_info(), "crc32c": crc32c}
+    python = {"version": platform.python_version(), "executable": sys.executable}
     document = {
-        **describe_system(),
-        "filesystem": describe_filesystem(path),
-        "engines": describe_engines(path),
+        "gnnstore": {"version": gnnstore.__version__, "location": location, "core": core},
+        "python": {"implementation": platform.python_implementation(), **python},
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "machine": _machine(),
+        **_disk(place),
     }
     session.emit(document, lambda console: _render(console, document))
 
 
-def _render(console: Console, document: Mapping[str, Any]) -> None:
-    own, python, machine = document["gnnstore"], document["python"], document["machine"]
-    console.print(f"gnnstore {own['version']}", style="bold")
-    core = {name: value for name, value in own["core"].items() if name != "file"}
-    print_facts(
-        console,
-        {
-            "location": own["location"],
-            "core": own["core"]["file"],
-            **{f"core {name}": value for name, value in core.items()},
-            "python": f"{python['implementation']} {python['version']} ({python['executable']})",
-            **{name: value or "not installed" for name, value in document["packages"].items()},
-        },
-    )
-    print_title(console, "Machine")
-    memory, huge = machine["memory"], machine["huge_pages"]
-    print_facts(
-        console,
-        {
-            "system": f"{machine['system']} {machine['architecture']}",
-            "libc": machine["libc"],
-            "cpu": machine["cpu"],
-            "cpu features": " ".join(machine["cpu_features"]) or "none of those looked for",
-            "cpus": f"{machine['cpus_usable']} usable of {machine['cpus_online']}",
-            "memory": None if memory["total_bytes"] is None else format_size(memory["total_bytes"]),
-            "memory available": format_size(memory["available_bytes"]),
-            "page size": f"{machine['page_bytes']} bytes",
-            "huge pages": f"enabled: {huge['enabled']}, defrag: {huge['defrag']}",
-        },
-    )
-    print_title(console, f"File system of {document['filesystem']['path']}")
-    print_facts(console, _filesystem_facts(document["filesystem"]))
-    print_title(console, "Engines that read rows there")
-    print_facts(console, _engine_facts(document["engines"]))
+def _version(name: str) -> str | None:
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version(name)  # importing a broken torch would end the report
+    return None
 
 
-def _filesystem_facts(facts: Mapping[str, Any]) -> dict[str, object]:
-    direct = facts["direct_io"]
-    if direct is None:
-        alignment = "unknown (needs Linux 6.1 and a file system that says)"
-    elif direct["offset_alignment_bytes"] == 0:
-        alignment = "not supported here"
-    else:
-        alignment = (
-            f"offsets to {direct['offset_alignment_bytes']} bytes, "
-            f"memory to {direct['memory_alignment_bytes']} bytes"
-        )
+def _read(path: str) -> str:
+    with suppress(OSError):  # some containers have neither /proc nor /sys
+        return Path(path).read_text().strip()
+    return ""
+
+
+def _machine() -> dict[str, Any]:
+    lines = (line.partition(":") for line in _read("/proc/cpuinfo").splitlines())
+    cpu = {name.strip(): value.strip() for name, _, value in lines}
+    flags = cpu.get("flags", cpu.get("Features", "")).split()
     return {
-        "mounted at": f"{facts['mount_point']} ({facts['type']}, {facts['device']})",
-        "access": "read-only" if facts["read_only"] else "read and write",
-        "free": f"{format_size(facts['free_bytes'])} of {format_size(facts['total_bytes'])}",
-        "block size": f"{facts['block_bytes']} bytes",
-        "direct I/O": alignment,
-        "spinning disk": {True: "yes", False: "no", None: None}[facts["rotational"]],
+        "system": f"{platform.system()} {platform.release()}",
+        "architecture": platform.machine(),
+        "libc": " ".join(platform.libc_ver()).strip() or None,
+        "cpu": cpu.get("model name") or platform.processor() or None,
+        "cpu_features": [feature for feature in _CPU_FEATURES if feature in flags],
+        "cpus_usable": len(os.sched_getaffinity(0)),
+        "cpus_online": os.cpu_count(),
+        "page_bytes": os.sysconf("SC_PAGE_SIZE"),
+        # The word in brackets of a text such as "always [madvise] never".
+        "huge_pages": {
+            name: _read(f"{_HUGE_PAGES}/{name}").partition("[")[2].partition("]")[0] or None
+            for name in ("enabled", "defrag")
+        },
+        "memory": {
+            "total_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+            "available_bytes": available_bytes(),  # also by every cgroup: what a loader goes by
+        },
     }
 
 
-def _engine_facts(engines: Mapping[str, Any]) -> dict[str, object]:
-    facts: dict[str, object] = {"forced": engines["forced"]}
-    if engines["probes"] is None:
-        return {**facts, "unknown": "no file there to try them on, and none can be made"}
-    for probe in engines["probes"]:
-        text = probe["detail"]
-        if not probe["is_available"]:
-            text = f"not available: {text}. {probe['remedy']}"
-        facts[probe["name"]] = text
-    return facts
+def _disk(place: Path) -> dict[str, Any]:
+    """Describe the file system, and try direct I/O and engines on a file there."""
+    space, mount, device = os.statvfs(place), find_mount(place), place.stat().st_dev
+    block = f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"
+    # A partition's disk is one up; a network, memory or layered file system has none.
+    spins = _read(f"{block}/queue/rotational") or _read(f"{block}/../queue/rotational")
+    direct_io = probes = None
+    file = place.resolve() if place.is_file() else place / "zarr.json"  # a store has one
+    with suppress(OSError), ExitStack() as stack:  # none can be made in a read-only directory
+        if not file.is_file():
+            made = stack.enter_context(NamedTemporaryFile(dir=place, prefix=".gnnstore-info-"))
+            os.truncate(made.name, 4096)
+            file = Path(made.name)
+        files = _core.FileSet([str(file)], [file.stat().st_size])
+        why = files.buffered_because or None
+        direct_io = {"alignment_bytes": files.alignment_bytes, "refused_because": why}
+        probes = [vars(probe) | {"remedy": probe.remedy or None} for probe in probe_engines(file)]
+    return {
+        "filesystem": {
+            "path": str(place),
+            "mount_point": mount.point if mount else None,
+            "type": mount.kind if mount else None,
+            "device": mount.device if mount else None,
+            "read_only": bool(space.f_flag & os.ST_RDONLY),
+            "block_bytes": space.f_bsize,
+            "free_bytes": space.f_bavail * space.f_frsize,
+            "total_bytes": space.f_blocks * space.f_frsize,
+            "rotational": spins == "1" if spins else None,
+            "direct_io": direct_io,
+        },
+        "engines": {"forced": os.environ.get(ENVIRONMENT_VARIABLE) or None, "probes": probes},
+    }
+
+
+def _render(console: Console, document: Mapping[str, Any]) -> None:
+    own, place, engines = document["gnnstore"], document["filesystem"], document["engines"]
+    packages = {name: version or "not installed" for name, version in document["packages"].items()}
+    none = {"unknown": "no file there to try them on, and none can be made"}
+    tried = {"forced": engines["forced"], **(none if engines["probes"] is None else {})}
+    for probe in engines["probes"] or ():
+        why = f"not available: {probe['detail']}. {probe['remedy']}"
+        tried[probe["name"]] = probe["detail"] if probe["is_available"] else why
+    console.print(f"gnnstore {own['version']}", style="bold")
+    for title, values in (
+        ("Software", {**own, "python": document["python"], **packages}),
+        ("Machine", document["machine"]),
+        (f"File system of {place['path']}", place),
+        ("Engines that read rows there", tried),
+    ):
+        print_title(console, title)
+        facts: dict[str, Any] = flatten(values)
+        sizes = {name: format_size(facts[name]) for name in facts if name.endswith("_bytes")}
+        print_facts(console, facts | sizes)
