@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.harness import directory_of, parser, report
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, WORKLOADS
 from gnnstore.strategies.builtin import STRATEGIES
-from gnnstore.tools.bench.process import ask_process
+from gnnstore.tools.bench.harness import ask_process
 from gnnstore.units import format_size, parse_size
 
 BUDGETS = ("0.3GB", "1GB", "4GB")

@@ -33,7 +33,7 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.harness import parser, report, spread
+from benchmarks.harness import parser, report
 from benchmarks.parts import text_tables
 from benchmarks.parts.conversion import (
     Conversion,
@@ -47,6 +47,7 @@ from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.read_ahead import num_threads
 from gnnstore.disk.profile.cgroup import memory_group
 from gnnstore.disk.profile.page_cache import drop_from_cache
+from gnnstore.tools.bench.harness import spread
 from gnnstore.units import format_size
 
 BAR_MEMORY = 15e6

@@ -15,7 +15,6 @@ may make memory cgroups (root), with DIR on the disk in question.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from dataclasses import asdict, replace
@@ -32,14 +31,11 @@ from benchmarks.harness import (
     limit_version,
     parser,
     report,
-    spread,
 )
 from benchmarks.parts.topology import WAYS, Outcome
 from benchmarks.parts.workloads import WORKLOADS
-from gnnstore.disk.profile.page_cache import drop_from_cache
-from gnnstore.tools.bench.process import ask_process, group_if
-from gnnstore.tools.bench.rounds import NO_LIMIT, measure_disk_of
-from gnnstore.tools.bench.task import Task
+from gnnstore.tools.bench.harness import Task, measure_disk_of, run_task, spread
+from gnnstore.tools.bench.load import NO_LIMIT
 from gnnstore.units import format_size
 
 BAR = 5.0
@@ -55,19 +51,15 @@ def play(arguments: argparse.Namespace, task: Task, *, limited: bool) -> dict[st
     outcomes: dict[str, list[Outcome]] = {way: [] for way in arguments.ways}
     for number in range(arguments.repeats):
         for way in arguments.ways:
-            with group_if(limited and way != "memory") as group:
-                drop_from_cache([Path(task.store)])
-                own = replace(
-                    task,
-                    strategy=way,
-                    round=number,
-                    warm_up=WARM_UP[way],
-                    batches=max(2, int(BATCHES[way] * arguments.amount)),
-                )
-                if group is not None:
-                    own = replace(own, group=str(group.path), group_version=group.version)
-                words = ["-m", "benchmarks.parts.topology", json.dumps(asdict(own))]
-                answer = ask_process(words, group)
+            own = replace(
+                task,
+                strategy=way,
+                round=number,
+                warm_up=WARM_UP[way],
+                batches=max(2, int(BATCHES[way] * arguments.amount)),
+            )
+            is_limited = limited and way != "memory"
+            answer = run_task(own, worker="benchmarks.parts.topology", is_limited=is_limited)
             if isinstance(answer, str):
                 raise SystemExit(f"round {number}: {way}: {answer}")
             outcomes[way].append(Outcome(**answer))

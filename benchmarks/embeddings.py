@@ -30,12 +30,13 @@ import torch
 from torch_geometric.data import Data
 
 import gnnstore
-from benchmarks.harness import add_partition_options, directory_of, parser, report, spread
+from benchmarks.harness import add_partition_options, directory_of, parser, report
 from benchmarks.parts import sequential
 from examples.train_knowledge_graph import DistMult, train
 from gnnstore.converters import from_rmat
 from gnnstore.converters.partitions.partition import partition
 from gnnstore.formats.tables.directory import TableDirectory
+from gnnstore.tools.bench.harness import spread
 
 DIM, NEGATIVES, CHUNK, EDGE_FACTOR, SHARE, LR = 100, 50, 1000, 2, 0.25, 0.1
 WRITING_THREADS = 2

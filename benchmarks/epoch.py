@@ -23,7 +23,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -39,16 +39,12 @@ from benchmarks.harness import (
     limit_version,
     parser,
     report,
-    spread,
 )
 from benchmarks.parts.epoch_plot import draw_epochs
 from benchmarks.parts.strategies import PEERS, WAYS
 from benchmarks.parts.workloads import BATCH_SIZE, EDGE_FACTOR, FANOUTS, FEATURE_DIM, SEED
 from gnnstore.converters import from_rmat
-from gnnstore.disk.profile.page_cache import drop_from_cache
-from gnnstore.tools.bench.process import ask_process, group_if
-from gnnstore.tools.bench.rounds import measure_disk_of
-from gnnstore.tools.bench.task import Task
+from gnnstore.tools.bench.harness import Task, measure_disk_of, run_task, spread
 from gnnstore.tools.plots.pictures import check_picture
 
 BAR, BAR_SCALE = 1.1, 24
@@ -90,14 +86,11 @@ def cases(arguments: argparse.Namespace) -> Iterator[Case]:
 
 def run(task: Task, given: Found, *, is_limited: bool) -> Found | str:
     """Train in a process of its own; return why it did not if it did not."""
-    with group_if(is_limited and WAYS[task.strategy].is_limited) as group:
-        drop_from_cache([Path(task.store)])
-        words = asdict(task)
-        if WAYS[task.strategy].is_even:
-            given = given | {"num_epochs": 1}
-        if group is not None:
-            words |= {"group": str(group.path), "group_version": group.version}
-        return ask_process(["-m", WORKER, json.dumps({"task": words, **given})], group)
+    way = WAYS[task.strategy]
+    if way.is_even:
+        given = given | {"num_epochs": 1}
+    is_limited = is_limited and way.is_limited
+    return run_task(task, json.dumps(given), worker=WORKER, is_limited=is_limited)
 
 
 def row(name: str, share: float, rounds: list[Found], in_memory: list[Found]) -> tuple[str, str]:

@@ -28,8 +28,7 @@ from benchmarks.harness import device_numbers, device_row, directory_of, parser,
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, WORKLOADS, Workload
 from gnnstore.converters import ConvertOptions, reorder
 from gnnstore.graph.sizes import StoreSizes
-from gnnstore.tools.bench.device import DeviceLimits
-from gnnstore.tools.bench.rounds import measure_disk_of
+from gnnstore.tools.bench.harness import DeviceLimits, measure_disk_of
 
 ORDERS = ("none", "degree")
 SHARE, SLACK_BYTES = 0.1, 200_000_000

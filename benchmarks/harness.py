@@ -16,16 +16,15 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gnnstore.errors import UsageError
+from gnnstore.tools.bench.harness import DeviceLimits, require_group, spread
 from gnnstore.units import parse_size
-
-if TYPE_CHECKING:
-    from gnnstore.tools.bench.device import DeviceLimits
 
 
 @dataclass(frozen=True)
@@ -79,13 +78,6 @@ def measure(work: Callable[[], float]) -> Turn:
     seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return Turn(amount, seconds, cpu)
-
-
-def spread(values: Iterable[float], form: str = ".2f") -> str:
-    """Return median, least and most, for a table."""
-    found = list(values)
-    numbers = (statistics.median(found), min(found), max(found))
-    return "{} [{}, {}]".format(*(format(number, form) for number in numbers))
 
 
 def time_in_turns(work: dict[str, Callable[[], object]], repeats: int) -> dict[str, Timing]:
@@ -181,9 +173,6 @@ def limit_version(arguments: argparse.Namespace) -> int:
     SystemExit
         If there are none, and the options do not say to go on without.
     """
-    from gnnstore.errors import UsageError  # noqa: PLC0415
-    from gnnstore.tools.bench.rounds import require_group  # noqa: PLC0415
-
     if arguments.no_limit:
         return 0
     try:

@@ -26,11 +26,12 @@ import torch
 from torch import Tensor
 
 import gnnstore
-from benchmarks.harness import Turn, parser, report, spread
+from benchmarks.harness import Turn, parser, report
 from benchmarks.parts import sequential
 from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.progress import NullProgress
 from gnnstore.testing.graphs import write_store
+from gnnstore.tools.bench.harness import spread
 from gnnstore.units import format_size, parse_size
 
 BAR = 0.7

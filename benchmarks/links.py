@@ -28,16 +28,10 @@ import torch
 from torch import Tensor
 
 import gnnstore
-from benchmarks.harness import (
-    Timing,
-    add_loader_options,
-    directory_of,
-    parser,
-    report,
-    spread,
-)
+from benchmarks.harness import Timing, add_loader_options, directory_of, parser, report
 from benchmarks.parts.peers import PeerLoader, arrays_of, missing, peers_of
 from benchmarks.parts.workloads import make_store
+from gnnstore.tools.bench.harness import spread
 
 FANOUTS, BATCH_SIZE, SEED, FEATURE_DIM = [10, 10], 1024, 0, 32
 BAR_PYG, BAR_EXTENSION = 4.0, 1.1

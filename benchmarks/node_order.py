@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 import gnnstore
-from benchmarks.harness import directory_of, parser, report, spread
+from benchmarks.harness import directory_of, parser, report
 from benchmarks.parts.workloads import FANOUTS, FEATURE_DIM, FLAT, make_store
 from gnnstore.converters import ConvertOptions, GraphWriter, from_kronecker, from_numpy, reorder
 from gnnstore.converters.stores.graph import StoreInput
@@ -41,6 +41,7 @@ from gnnstore.graph.topology import Topology
 from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.seeds.nodes import resolve_input_nodes
+from gnnstore.tools.bench.harness import spread
 
 ORDERS = ("none", "degree", "frequency", "community")
 CACHED = 0.1

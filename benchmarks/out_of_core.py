@@ -28,7 +28,6 @@ import numpy as np
 import gnnstore
 from benchmarks.harness import (
     add_limit_options,
-    device_numbers,
     directory_of,
     limit_version,
     parser,
@@ -37,9 +36,9 @@ from benchmarks.harness import (
 from benchmarks.parts.peers import missing, peers_of
 from benchmarks.parts.strategies import PEERS, WAYS
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, WORKLOADS
-from gnnstore.tools.bench.render import render_load
-from gnnstore.tools.bench.rounds import Contender, describe, play, speedups
-from gnnstore.tools.bench.task import Task
+from gnnstore.tools.bench.harness import Task
+from gnnstore.tools.bench.load import compare as compare_ways
+from gnnstore.tools.bench.load import render_load
 from gnnstore.tools.bench.ways import BASELINE
 from gnnstore.tools.ui.session import render_to_stdout
 
@@ -49,6 +48,7 @@ DEFAULT = tuple(name for name, way in WAYS.items() if way.is_compared and not wa
 # They take their time, and every batch takes the same.
 PER_BATCH = {"map", "mmap", *PEERS}
 WORKER = "benchmarks.parts.strategies"
+RATES = ("random_reads_per_second", "bytes_per_second")
 QUICK = "the slack alone holds these features: this shows that all runs, not how fast"
 
 
@@ -75,41 +75,36 @@ def compare(arguments: argparse.Namespace, directory: Path, cgroup_version: int)
         batch_size=BATCH_SIZE,
         seed=SEED,
     )
-    contenders = [Contender(WAYS[name], replace(task, strategy=name)) for name in arguments.ways]
-    for contender in contenders:
-        if arguments.epoch and contender.name not in PER_BATCH:
-            contender.task = replace(contender.task, warm_up=epoch, batches=epoch)
-    opened = gnnstore.open(store)
-    devices = play(
-        contenders,
-        opened,
+    tasks = [replace(task, strategy=name) for name in arguments.ways]
+    if arguments.epoch:
+        tasks = [
+            one if one.strategy in PER_BATCH else replace(one, warm_up=epoch, batches=epoch)
+            for one in tasks
+        ]
+    document = compare_ways(
+        gnnstore.open(store),
+        tasks,
+        WAYS,
         repeats=arguments.repeats,
-        is_limited=bool(cgroup_version),
-        worker=WORKER,
-    )
-    document = describe(
-        opened,
-        contenders,
-        devices,
-        names={"input_nodes": "drawn at random"},
-        num_seeds=epoch * BATCH_SIZE,
-        epoch_batches=epoch,
         cgroup_version=cgroup_version,
+        epoch_batches=epoch,
+        worker=WORKER,
+        seeds={"input_nodes": "drawn at random", "num_input_nodes": epoch * BATCH_SIZE},
     )
     document["seconds"] = perf_counter() - started
     document["remarks"] += [QUICK] if arguments.quick and cgroup_version else []
     rows = [("the remarks", "; ".join(document["remarks"]) or "none")]
     rows += missing(*PEERS.values()) if arguments.peers else []
-    timed = {contender.name: contender for contender in contenders if contender.rounds}
-    if workload == WORKLOADS["W"] and cgroup_version and {BASELINE, HELD_TO_THE_BAR} <= set(timed):
-        times = median(speedups(timed[HELD_TO_THE_BAR], timed[BASELINE]))
-        verdict = "reached" if times >= BAR else "MISSED"
+    held = next((f for f in document["strategies"] if f["strategy"] == HELD_TO_THE_BAR), None)
+    if workload == WORKLOADS["W"] and cgroup_version and held and held["times_baseline"]:
+        verdict = "reached" if held["times_baseline"] >= BAR else "MISSED"
         rows.append((f"the bar of {BAR:.0f} x {BASELINE}", f"{HELD_TO_THE_BAR}: {verdict}"))
+    device = document["device"]
     report(
         f"load {workload.name} (2^{workload.scale} nodes) from disk, without a model",
         rows,
         as_json=arguments.json,
-        **document | {"device": device_numbers(devices)},
+        **document | {"device": {name: median(device[name]) for name in RATES}},
         outcomes={
             item["strategy"]: item["rounds"] + ([item["problem"]] if item["problem"] else [])
             for item in document["strategies"]

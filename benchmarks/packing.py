@@ -29,7 +29,7 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.harness import Turn, measure, parser, report, spread
+from benchmarks.harness import Turn, measure, parser, report
 from benchmarks.parts import sequential
 from benchmarks.reads import write_table
 from gnnstore._core import ReadCounts, empty
@@ -41,6 +41,7 @@ from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.features.packed.pack import pack
 from gnnstore.features.source import files_of
 from gnnstore.formats import PagedArray
+from gnnstore.tools.bench.harness import spread
 from gnnstore.units import format_size
 
 BAR_PACKING, BAR_ONE_BY_ONE, BAR_READING, BAR_AMPLIFICATION = 0.75, 7.0, 0.85, 1.1

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 
 import gnnstore
-from benchmarks.harness import add_partition_options, directory_of, parser, report, spread
+from benchmarks.harness import add_partition_options, directory_of, parser, report
 from benchmarks.parts import sequential
 from gnnstore.converters import from_rmat
 from gnnstore.converters.partitions.partition import partition
@@ -41,6 +41,7 @@ from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.formats.partitions.reader import PartitionsReader, open_partitions
 from gnnstore.partitions.rows import PartitionFiles
 from gnnstore.sampling.resident import ResidentGraph
+from gnnstore.tools.bench.harness import spread
 
 SEED, FEATURE_DIM, EDGE_FACTOR, FANOUTS = 0, 128, 15, [5, 5]
 SHARE, READING_THREADS = 0.25, 4

@@ -15,7 +15,6 @@ memory cgroups (root), with DIR on the disk in question: the store is kept there
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -31,12 +30,10 @@ from benchmarks.harness import (
     limit_version,
     parser,
     report,
-    spread,
 )
 from benchmarks.parts.planning import UNPINNED, WAYS, Outcome
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, WORKLOADS
-from gnnstore.tools.bench.process import ask_process, group_if
-from gnnstore.tools.bench.task import Task
+from gnnstore.tools.bench.harness import Task, run_task, spread
 
 BAR = 0.15
 SHARE = 0.1
@@ -44,12 +41,8 @@ SHARE = 0.1
 
 def play(task: Task, *, limited: bool) -> Outcome:
     """Run one way in a process of its own."""
-    is_full = task.strategy.endswith("full")
-    with group_if(limited and is_full) as group:
-        own = asdict(task)
-        if group is not None:
-            own |= {"group": str(group.path), "group_version": group.version}
-        answer = ask_process(["-m", "benchmarks.parts.planning", json.dumps(own)], group)
+    is_limited = limited and task.strategy.endswith("full")
+    answer = run_task(task, worker="benchmarks.parts.planning", is_limited=is_limited)
     if isinstance(answer, str):
         raise SystemExit(f"{task.strategy}: {answer}")
     print(f"{task.strategy}: done", file=sys.stderr)

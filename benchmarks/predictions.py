@@ -15,9 +15,8 @@ Run `python -m benchmarks.predictions --cache DIR` as a user who may make memory
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,31 +32,17 @@ from benchmarks.harness import (
     parser,
     report,
 )
-from benchmarks.parts.predicted import Cell
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, WORKLOADS
-from gnnstore.disk.profile.page_cache import drop_from_cache
-from gnnstore.tools.bench.process import ask_process, group_if
-from gnnstore.tools.bench.rounds import measure_disk_of
-from gnnstore.tools.bench.task import Task
+from gnnstore.tools.bench.harness import Task, measure_disk_of, run_task
 
 FACTOR, CLOSE = 1.5, 1.15
+WORKER = "benchmarks.parts.predicted"
 MEMORY, DISK = (0.02, 0.1, 0.3, 1.0), (0.0, 0.5, 3.0)
 
 
-def perform(cell: Cell, *, limited: bool) -> dict[str, Any] | str:
-    """Run a cell in a process of its own; return why it has no outcome if it has none."""
-    with group_if(limited) as group:
-        task = dict(cell.task)
-        if group is not None:
-            task |= {"group": str(group.path), "group_version": group.version}
-        drop_from_cache([Path(task["store"])])
-        document = json.dumps(asdict(replace(cell, task=task)))
-        return ask_process(["-m", "benchmarks.parts.predicted", document], group)
-
-
-def play(cell: Cell, *, limited: bool, far: float) -> dict[str, Any]:
-    """Predict and measure all strategies of a cell."""
-    foretold = perform(cell, limited=limited)
+def play(task: Task, *, limited: bool, far: float) -> dict[str, Any]:
+    """Predict and measure all strategies under the budgets of a task."""
+    foretold = run_task(task, worker=WORKER, is_limited=limited)
     if isinstance(foretold, str):
         return {"problem": foretold}
     feasible = [p for p in foretold["predictions"] if not p["problem"] and p["choice"] != "plan"]
@@ -65,7 +50,8 @@ def play(cell: Cell, *, limited: bool, far: float) -> dict[str, Any]:
     for predicted in feasible:
         if predicted["seconds"] > far * fastest:
             continue
-        measured = perform(replace(cell, choice=predicted["choice"]), limited=limited)
+        own = replace(task, strategy=predicted["choice"])
+        measured = run_task(own, worker=WORKER, is_limited=limited)
         predicted["measured"] = measured
         print(f"  {predicted['choice']}: {describe(predicted)}", file=sys.stderr)
     return foretold
@@ -124,12 +110,12 @@ def compare(arguments: argparse.Namespace, directory: Path, *, limited: bool) ->
                     fanouts=FANOUTS,
                     batch_size=arguments.batch_size,
                     seed=SEED,
+                    disk_bytes=int(times * features),
                 )
                 label = f"{name}, {share:.0%} in memory, {times:g} x on disk"
                 print(label, file=sys.stderr)
-                cell = Cell(asdict(task), int(times * features), "")
                 devices = [measure_disk_of(opened)]
-                played = play(cell, limited=limited, far=arguments.far)
+                played = play(task, limited=limited, far=arguments.far)
                 devices.append(measure_disk_of(opened))
                 disk, device = device_numbers(devices), device_row(devices)
                 cells.append(

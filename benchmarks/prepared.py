@@ -18,9 +18,10 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +33,6 @@ from benchmarks.harness import (
     limit_version,
     parser,
     report,
-    spread,
 )
 from benchmarks.out_of_core import SHARE, WORKER
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, WORKLOADS
@@ -43,9 +43,8 @@ from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.margins import with_margin
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.seeds.nodes import resolve_input_nodes
-from gnnstore.tools.bench.rounds import measure_disk_of, run_cold
-from gnnstore.tools.bench.setup import Run
-from gnnstore.tools.bench.task import ALLOWANCE_BYTES, Outcome, Task
+from gnnstore.tools.bench.harness import Task, measure_disk_of, run_task, spread
+from gnnstore.tools.bench.worker import ALLOWANCE_BYTES, Run
 from gnnstore.units import format_size
 
 BARS = {"W": 1.3, "F": 2.0}
@@ -86,7 +85,7 @@ def pack(task: Task, directory: Path) -> tuple[Path, float]:
     return plan, perf_counter() - start
 
 
-def play(task: Task, *, limited: bool) -> Outcome:
+def play(task: Task, *, limited: bool) -> dict[str, Any]:
     """Perform a task in a process of its own.
 
     Raises
@@ -94,11 +93,11 @@ def play(task: Task, *, limited: bool) -> Outcome:
     SystemExit
         If it has no outcome: says why.
     """
-    outcome = run_cold(task, is_limited=limited, worker=WORKER)
+    outcome = run_task(task, worker=WORKER, is_limited=limited)
     name = "plan" if task.plan else task.strategy
     if isinstance(outcome, str):
         raise SystemExit(f"{name}: {outcome}")
-    print(f"{name}: {outcome.seconds:.3f} s a batch", file=sys.stderr)
+    print(f"{name}: {outcome['seconds']:.3f} s a batch", file=sys.stderr)
     return outcome
 
 
@@ -133,18 +132,18 @@ def compare(arguments: argparse.Namespace, stores: Path, directory: Path, *, lim
         turns.append((followed, play(replace(task, strategy="memory"), limited=False)))
     disk = device_numbers(devices)
     by_plan, resident = zip(*turns, strict=True)
-    ratios = [a.seconds / b.seconds for a, b in turns]
-    share = [o.disk_bytes / o.seconds / disk["bytes_per_second"] for o in by_plan]
-    bytes_each = float(np.median([o.disk_bytes for o in by_plan]))
+    ratios = [a["seconds"] / b["seconds"] for a, b in turns]
+    share = [o["disk_bytes"] / o["seconds"] / disk["bytes_per_second"] for o in by_plan]
+    bytes_each = float(np.median([o["disk_bytes"] for o in by_plan]))
     rows = [
         device_row(devices),
         (
             "packing",
             f"{EPOCHS * epoch} batches in {seconds_packing:.1f} s, {format_size(size_of(plan))}",
         ),
-        ("plan", f"{spread((o.seconds for o in by_plan), '.4f')} s a batch"),
+        ("plan", f"{spread((o['seconds'] for o in by_plan), '.4f')} s a batch"),
         ("", f"{format_size(bytes_each)} a batch, {spread(share)} of the disk in order"),
-        ("memory", f"{spread((o.seconds for o in resident), '.4f')} s a batch"),
+        ("memory", f"{spread((o['seconds'] for o in resident), '.4f')} s a batch"),
         ("plan / memory", spread(ratios)),
     ]
     if (bar := BARS.get(arguments.workload)) is not None and limited:
@@ -156,8 +155,8 @@ def compare(arguments: argparse.Namespace, stores: Path, directory: Path, *, lim
         as_json=arguments.json,
         device=disk,
         seconds_packing=seconds_packing,
-        plan=[asdict(o) for o in by_plan],
-        memory=[asdict(o) for o in resident],
+        plan=by_plan,
+        memory=resident,
     )
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 import gnnstore
-from benchmarks.harness import Turn, measure, parser, report, spread
+from benchmarks.harness import Turn, measure, parser, report
 from benchmarks.parts.workloads import FANOUTS, SEED, WORKLOADS
 from gnnstore.caching.segment_search import Recurrences, search_segment
 from gnnstore.caching.segments import SharedRows, segments_of
@@ -36,6 +36,7 @@ from gnnstore.packing.job import PlanPacker
 from gnnstore.packing.sampling import PlanSettings
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.strategies.predict.reads import ReadTotals, count_extents
+from gnnstore.tools.bench.harness import spread
 from gnnstore.units import format_size
 
 BUDGETS = (3.0, 5.0)

@@ -231,19 +231,19 @@ def timed_in_forks(forks: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
 
     Not for tests of those processes, of their memory and of how they end.
     """
-    from gnnstore.tools.bench import task  # noqa: PLC0415
+    from gnnstore.tools.bench import harness  # noqa: PLC0415
 
-    def ask(words: Sequence[str], _: object, *, on_line: Callable[[str], None]) -> dict[str, Any]:
+    def ask(words: Sequence[str], _: object, *, on_mark: Callable[[], None]) -> dict[str, Any]:
         code = "import runpy, sys; runpy.run_module(sys.argv.pop(1), run_name='__main__')"
         done = forks.run(code, *words[1:])
         assert (words[0], done.returncode) == ("-m", 0), done.stderr
         lines = [line for line in done.stdout.splitlines() if line]
-        for line in lines:
-            on_line(line)
+        for _line in lines[:-1]:
+            on_mark()
         answer: dict[str, Any] = json.loads(lines[-1])
         return answer
 
-    monkeypatch.setattr(task, "ask_process", ask)
+    monkeypatch.setattr(harness, "ask_process", ask)
 
 
 def _real(name: str) -> Path:

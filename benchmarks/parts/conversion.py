@@ -17,7 +17,7 @@ from gnnstore import _core
 from gnnstore.converters import ConvertOptions, from_numpy
 from gnnstore.disk.profile.cgroup import MemoryGroup
 from gnnstore.formats.container.files import directory_bytes
-from gnnstore.tools.bench.process import ask_process
+from gnnstore.tools.bench.harness import ask_process
 
 _CHUNK_EDGES = 2**22
 _COPY_BYTES = 2**23

@@ -30,7 +30,7 @@ from gnnstore.pipeline.lookahead.driver import Coming, SamplingJob
 from gnnstore.pipeline.lookahead.spools import SampledSuperbatch, Spools
 from gnnstore.sampling import NeighborSampler, SamplingConfig
 from gnnstore.seeds.nodes import InputNodes
-from gnnstore.tools.bench.task import Task
+from gnnstore.tools.bench.harness import Task
 
 # In memory; in files with a table of all nodes, and in passes of a quarter of them; the same with
 # a full memory group.

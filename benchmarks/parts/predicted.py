@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from statistics import fmean
 from time import perf_counter
@@ -24,31 +23,12 @@ from gnnstore.strategies import open as tables
 from gnnstore.strategies.auto import Chosen, StrategyOptimizer, choices_for, with_candidate
 from gnnstore.strategies.base import Auto
 from gnnstore.strategies.sizes.placing import place_for
-from gnnstore.tools.bench.setup import Run
-from gnnstore.tools.bench.task import Task
+from gnnstore.tools.bench.harness import Task
+from gnnstore.tools.bench.worker import Run
 
 WARM_UP, SOME_BATCHES = 8, 24
 # Threads that fill caches beside the first batches.
 FILLING = (static.FILLING_THREAD, beside.FILLING_THREAD)
-
-
-@dataclass(frozen=True)
-class Cell:
-    """The task of the process.
-
-    Attributes
-    ----------
-    task : dict
-        Fields of a `gnnstore.tools.bench.task.Task`.
-    disk_bytes : int
-        Disk space that may be taken beside the store.
-    choice : str
-        Name of a candidate, or "" to predict all of them.
-    """
-
-    task: dict[str, Any]
-    disk_bytes: int
-    choice: str
 
 
 @contextmanager
@@ -67,7 +47,7 @@ def only(choice: str) -> Callable[[Any, Auto], Iterator[Chosen]]:
     return choices
 
 
-def foretell(run: Run, cell: Cell) -> dict[str, Any]:
+def foretell(run: Run) -> dict[str, Any]:
     """Return all predictions, and what "auto" takes."""
     found: list[dict[str, Any]] = []
     began, seconds = perf_counter(), 0.0
@@ -82,7 +62,7 @@ def foretell(run: Run, cell: Cell) -> dict[str, Any]:
             yield chosen
 
     with answering(choices):
-        loader = run.loader(memory=run.memory_bytes, disk=cell.disk_bytes)
+        loader = run.loader(memory=run.memory_bytes, disk=run.task.disk_bytes)
     stats = loader.stats()
     auto = f"static-{stats.cache}" if stats.strategy == "static" else stats.strategy
     return {
@@ -114,7 +94,7 @@ def predictions_of(request: Any, auto: Auto) -> list[dict[str, Any]]:
     ]
 
 
-def clock(run: Run, cell: Cell) -> dict[str, Any]:
+def clock(run: Run) -> dict[str, Any]:
     """Return the seconds of the second epoch, and by how many the first one took longer.
 
     Where a superbatch has several epochs, it is the mean of the epochs of the first full one.
@@ -122,8 +102,8 @@ def clock(run: Run, cell: Cell) -> dict[str, Any]:
     times what some of them take, once caches that are filled beside the first batches are full.
     """
     start = perf_counter()
-    with answering(only(cell.choice)):
-        loader = run.loader(memory=run.memory_bytes, disk=cell.disk_bytes)
+    with answering(only(run.task.strategy)):
+        loader = run.loader(memory=run.memory_bytes, disk=run.task.disk_bytes)
     prepared = perf_counter() - start
     num_batches = len(loader)
     # Every batch takes the same once the page cache is full, unless superbatches are planned.
@@ -165,11 +145,10 @@ def clock(run: Run, cell: Cell) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Do what the cell, given as JSON, says."""
-    cell = Cell(**json.loads(sys.argv[1]))
-    run = Run(Task.of_json(json.dumps(cell.task)))
+    """Clock the strategy of the task, given as JSON, or predict all of them if it names none."""
+    run = Run(Task.of_json(sys.argv[1]))
     run.limit()
-    json.dump(clock(run, cell) if cell.choice else foretell(run, cell), sys.stdout)
+    json.dump(clock(run) if run.task.strategy else foretell(run), sys.stdout)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The ways of `gnnstore bench load` to load batches, and peers' loaders beside them.
 
 `benchmarks.out_of_core` starts this with a `Task`, in a process of its own under a memory
-limit; it prints one `Outcome`, as JSON.
+limit; it prints one outcome, as JSON.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from collections.abc import Iterator
 
 from benchmarks.parts.peers import Peer, files_of
 from gnnstore.tools.bench import worker as load_worker
-from gnnstore.tools.bench.setup import Run, loader_batches
-from gnnstore.tools.bench.task import ALLOWANCE_BYTES
 from gnnstore.tools.bench.ways import Way, ways
+from gnnstore.tools.bench.worker import ALLOWANCE_BYTES, Run, loader_batches
 
 PEERS = {"pyg": "torch-sparse", "graphbolt": "GraphBolt"}
 WAYS = {**ways(), **dict.fromkeys(PEERS, Way(is_compared=False, is_even=True))}

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import measure, report, spread
+from benchmarks.harness import measure, report
 from gnnstore.converters.inputs.text_tables import TableFormat, TextTable
+from gnnstore.tools.bench.harness import spread
 from gnnstore.units import format_size
 
 BAR_BYTES = 300e6

@@ -28,8 +28,8 @@ from gnnstore.graph.indices import IndexRows
 from gnnstore.graph.neighbor_cache.cache import bytes_for_all, open_neighbor_cache
 from gnnstore.sampling import DiskNeighborSampler, NeighborSampler, Sample, SamplingConfig
 from gnnstore.sampling.neighbor import BatchRequest
-from gnnstore.tools.bench.task import Task
-from gnnstore.tools.bench.worker import DiskUse
+from gnnstore.tools.bench.harness import Task
+from gnnstore.tools.bench.worker import disk_use
 
 WAYS = ("map", "map-8", "disk", "bulk", "memory")
 # More would need more memory for their batches than the slack.
@@ -152,7 +152,7 @@ def perform(task: Task) -> Outcome:
     last = len(run.seeds)
     for _ in batches(range(max(0, last - task.warm_up), last)):
         pass
-    before, start = DiskUse(), perf_counter()
+    before, start = disk_use(), perf_counter()
     edges, checksum = 0, 0
     num_batches = min(task.batches, last)
     for number, subgraph in enumerate(batches(range(num_batches))):
@@ -160,13 +160,13 @@ def perform(task: Task) -> Outcome:
         if number < COMPARED:
             checksum += int(subgraph.edge_pos.sum()) + int(subgraph.n_id.sum())
     seconds = perf_counter() - start
-    used, group = DiskUse(), task.memory_group
+    used, group = disk_use(), task.memory_group
     cache = run.disk_sampler.cache if run.disk_sampler else None
     return Outcome(
         seconds=seconds / num_batches,
         edges=edges / num_batches,
-        disk_bytes=(used.read_bytes - before.read_bytes) / num_batches,
-        major_faults=(used.major_faults - before.major_faults) / num_batches,
+        disk_bytes=(used["disk_bytes"] - before["disk_bytes"]) / num_batches,
+        major_faults=(used["major_faults"] - before["major_faults"]) / num_batches,
         checksum=checksum,
         seconds_to_prepare=seconds_to_prepare,
         hit_rate=run.disk_sampler.counts.hit_rate if run.disk_sampler else 0.0,

@@ -23,8 +23,8 @@ from benchmarks.parts.strategies import WAYS
 from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.errors import GnnstoreError
 from gnnstore.pipeline.stats import peak_rss_bytes
-from gnnstore.tools.bench.setup import Run
-from gnnstore.tools.bench.task import Task
+from gnnstore.tools.bench.harness import Task
+from gnnstore.tools.bench.worker import Run
 
 LEARNING_RATE = 0.01
 # Batches of the epoch's beginning that are timed apart: what somebody sees who tries a loader.
@@ -142,9 +142,8 @@ def train(task: Task, hidden: int, tests: str, num_epochs: int) -> dict[str, Any
 
 
 def main() -> None:
-    """Train as the first argument says, and print what it took."""
-    given = json.loads(sys.argv[1])
-    task = Task.of_json(json.dumps(given.pop("task")))
+    """Train as the arguments say, and print what it took."""
+    task, given = Task.of_json(sys.argv[1]), json.loads(sys.argv[2])
     try:
         answer = train(task, **given)
     except (GnnstoreError, MemoryError, OSError) as error:

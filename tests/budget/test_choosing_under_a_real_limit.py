@@ -31,7 +31,8 @@ from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout
 from gnnstore.graph.shared import shared_tables
 from gnnstore.strategies.predict.sampled_epoch import sample_workload
 from gnnstore.strategies.predict.workload import SampledTrace, SpatialSampling, TableReads, Workload
-from gnnstore.tools.bench.task import ALLOWANCE_BYTES, Task
+from gnnstore.tools.bench.harness import Task
+from gnnstore.tools.bench.worker import ALLOWANCE_BYTES
 from tests.support.disks import keep_usual_profile
 from tests.support.forks import ForkServer
 
@@ -48,8 +49,8 @@ Path(task["group"], "cgroup.procs").write_text(str(os.getpid()))
 import torch
 from gnnstore.errors import BudgetError
 from gnnstore.disk.profile.cgroup import MemoryGroup
-from gnnstore.tools.bench.setup import Run
-from gnnstore.tools.bench.task import Task
+from gnnstore.tools.bench.harness import Task
+from gnnstore.tools.bench.worker import Run
 torch.zeros(1)
 run = Run(Task(**task | {"fanouts": tuple(task["fanouts"])}))
 run.limit()

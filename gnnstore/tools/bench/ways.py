@@ -14,12 +14,10 @@ BASELINE = "map"
 class Way:
     """A way of loading batches."""
 
-    # Options of `NeighborLoader`; empty for the mapping.
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)  # of the loader; none for the mapping
     is_compared: bool = True  # whether it is timed unless told otherwise
     is_limited: bool = True  # whether its memory is limited
-    # Whether an epoch is sampled, planned and packed during the one before it.
-    is_made_ahead: bool = False
+    is_made_ahead: bool = False  # whether an epoch is prepared during the one before it
     is_even: bool = False  # whether all batches cost about the same, so that a sample is enough
     reads_by_faults: bool = False  # whether rows are read by page faults
     packs: bool = False  # whether packed rows may be written to disk

@@ -1,131 +1,253 @@
 """Performs one task of `gnnstore bench load` in the process that it is started in.
 
-Prints a mark for each batch, and then one JSON object: the `Outcome`, or why there is
-none as {"problem": ...}.
+Prints a mark for each batch, and then one JSON object: amounts of a batch, or why there are none.
+The process is in its memory group from the beginning. It loads the topology and narrow attributes,
+has the kernel drop the page cache of the store, and only then limits the group: to what it holds, a
+share of the features and some slack. Feature rows come after that.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import resource
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, nullcontext
-from dataclasses import asdict
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, nullcontext
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+import gnnstore
 from gnnstore.budget.ledger import OF_FREE_MEMORY, Ledger, Reservation
 from gnnstore.budget.limits import available_bytes
+from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.errors import GnnstoreError
+from gnnstore.formats.arrays.paged_array import PagedArray
+from gnnstore.graph.shared import shared_tables
+from gnnstore.loaders.link import resolve_links
+from gnnstore.pipeline.lookahead.driver import request_of
+from gnnstore.pipeline.order.keyed import KeyedOrder
+from gnnstore.pipeline.order.state import Position
 from gnnstore.pipeline.stats import LoaderStats, peak_rss_bytes
-from gnnstore.tools.bench.setup import Run, loader_batches
-from gnnstore.tools.bench.task import BATCH_MARK, Outcome, Task
+from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
+from gnnstore.seeds.base import BatchKey
+from gnnstore.seeds.nodes import resolve_input_nodes
+from gnnstore.timeline import OFF, Timeline, recorded
+from gnnstore.tools.bench.harness import BATCH_MARK, Task, split_tables
 from gnnstore.tools.bench.ways import ways
 from gnnstore.tools.ui.exits import INTERRUPTED
 
-# Recorded events count as memory of the process: 7 MB, enough for 2000 batches.
-_MAX_EVENTS = 2**14
+MAP_THREADS = 32
+# Of the slack: what Python, the allocator and the kernel take besides what a loader counts.
+ALLOWANCE_BYTES = 64 * 10**6
+_MAX_EVENTS = 2**14  # they count as memory of the process: 7 MB, enough for 2000 batches
+_AMOUNTS = [f"seconds_{n}" for n in ("sampling", "gathering", "reading", "planning", "waiting")]
+_AMOUNTS += ["reads", "rows_read"]
 
 # Batches as numbers of nodes; and the loader, if there is one.
 Prepared = tuple[Iterator[int], Any]
 
 
+class Run:
+    """The store with its structure in memory, and the limit."""
+
+    def __init__(self, task: Task) -> None:
+        self.task, self.store = task, gnnstore.open(task.store)
+        self.num_threads = task.num_threads or len(os.sched_getaffinity(0))
+        self.timeline: Timeline = OFF  # where stages are recorded that no loader records
+        # Shared with the loaders, which would load both after the limit is set.
+        shared = shared_tables(self.store)
+        self.csc = shared.csc(self.store, "memory", self.num_threads)
+        self.config = SamplingConfig(tuple(task.fanouts), seed=task.seed)
+        self.seeds = np.load(task.seeds) if task.seeds else None
+        # The seeds, with what is drawn for them.
+        self.source = (
+            resolve_input_nodes(self.store, self.seeds)
+            if task.links is None
+            else resolve_links(self.store, self.config, self.seeds, **task.links)
+        )
+        wide, narrow = split_tables(self.store.schema)
+        self.features = [self.store.reader.paged(spec) for spec in wide]  # read from disk
+        self.held = {s.path: shared.rows(self.store, s, "memory", self.num_threads) for s in narrow}
+        # A loader's own account of what it holds; the group's limit goes by the system's. Narrow
+        # attributes count as they are stored: if they are held in less, there is more room.
+        resident = sum(rows.resident_bytes for rows in self.held.values())
+        room_bytes = task.share * sum(spec.num_bytes for spec in wide) + task.slack_bytes
+        self.room_bytes = round(room_bytes) + sum(spec.num_bytes for spec in narrow) - resident
+        held_bytes = resident + self.csc.num_bytes + self.source.num_bytes
+        self.memory_bytes = held_bytes + self.room_bytes - ALLOWANCE_BYTES  # the budget of a loader
+        self.limit_bytes = 0  # of the group; 0 without a limit
+
+    def limit(self) -> None:
+        """Limit the memory group from now on to what it holds, and the room."""
+        drop_from_cache([Path(self.task.store)])
+        if (group := self.task.memory_group) is not None:
+            self.limit_bytes = group.held_bytes() + self.room_bytes
+            group.limit(self.limit_bytes)
+
+    def loader(self, **options: Any) -> gnnstore.NeighborLoader | gnnstore.LinkNeighborLoader:
+        """Return gnnstore's loader; its epoch is the round."""
+        task = self.task
+        kind = gnnstore.NeighborLoader if task.links is None else gnnstore.LinkNeighborLoader
+        loader = kind(
+            self.store,
+            list(task.fanouts),
+            self.seeds,
+            batch_size=task.batch_size,
+            shuffle=True,
+            drop_last=not task.seeds,  # of all edges, which no file cuts into full batches
+            seed=task.seed,
+            num_threads=task.num_threads or None,
+            **{"topology": "memory"} | (task.links or {}) | options,
+        )
+        loader.set_epoch(task.round)
+        return loader
+
+    def map_batches(self) -> Iterator[int]:
+        """Sample with gnnstore, gather with NumPy from a mapping, many threads at a time.
+
+        With 2 threads it is several times slower, and without MADV_RANDOM no batch ends in minutes.
+        """
+        task = self.task
+        sampler = NeighborSampler(self.csc, self.config, self.store.schema.index_dtype)
+        order = KeyedOrder(len(self.source), task.batch_size, True, drop_last=not task.seeds)
+        of_nodes = {spec.path for spec in self.store.schema.node.attributes.values()}
+        requests = (
+            request_of(self.source.select(positions, key), key)
+            for epoch in itertools.count(task.round)
+            for batch, positions, _ in order.batches(Position(epoch), task.seed)
+            for key in [BatchKey(task.seed, epoch, batch)]
+        )
+        with ThreadPoolExecutor(MAP_THREADS) as pool:
+            tables: dict[str, Callable[[npt.NDArray[Any]], object]] = {
+                array.spec.path: mapped(array, pool) for array in self.features
+            }
+            tables |= {path: rows.gather for path, rows in self.held.items()}
+            while True:
+                with self.timeline.span("sampling"):
+                    seeds, epoch, batch, excluded = next(requests)
+                    sample = sampler.sample(seeds, epoch=epoch, batch=batch, excluded=excluded)
+                with self.timeline.span("gathering"):
+                    nodes, edges = sample.n_id, sample.edge_pos
+                    rows = [g(nodes if path in of_nodes else edges) for path, g in tables.items()]
+                yield len(nodes)
+                del rows, sample, nodes, edges
+
+
+def mapped(
+    array: PagedArray, pool: ThreadPoolExecutor
+) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
+    """Return a function that picks rows of a mapping by id with all threads of a pool."""
+    geometry, body = array.geometry, array.map("random")
+    shape = (len(body) // geometry.page_stride_bytes, geometry.rows_per_page)
+    strides = (geometry.page_stride_bytes, geometry.row_bytes)
+    # Rows as single items, page by page, without copying any.
+    pages = np.ndarray(shape, f"V{geometry.row_bytes}", body, strides=strides)
+
+    def gather(ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        out = np.empty(len(ids), pages.dtype)
+        bounds = np.linspace(0, len(ids), MAP_THREADS + 1).astype(int)
+
+        def take(part: int) -> None:
+            which = slice(bounds[part], bounds[part + 1])
+            if geometry.is_exact:  # "clip" has NumPy write to `out` directly; ids are in range
+                np.take(pages.reshape(-1), ids[which], out=out[which], mode="clip")
+            else:
+                out[which] = pages[np.divmod(ids[which], shape[1])]
+
+        list(pool.map(take, range(MAP_THREADS)))
+        return out.view(array.dtype).reshape(len(ids), *array.row_shape)
+
+    return gather
+
+
+def loader_batches(loader: Any) -> Iterator[int]:
+    """Take batches, epoch after epoch, and drop them."""
+    while True:
+        for batch in loader:
+            yield batch.num_nodes
+
+
 def prepare(run: Run) -> Prepared:
     """Return the batches of a strategy, under the limit."""
     way = ways()[run.task.strategy]
-    if not way.is_limited:
-        needed = sum(array.spec.num_bytes for array in run.features)
-        memory = Ledger(
-            available_bytes(), (), f"strategy {run.task.strategy!r}", OF_FREE_MEMORY, ""
-        )
-        memory.add(Reservation("features", needed)).check(None, "leave it out of the comparison")
-        loader = run.loader(**way.options)
-        return loader_batches(loader), loader
-    run.limit()
-    if not way.options:
-        return run.map_batches(), None
-    disk = {"disk": run.task.disk_bytes} if run.task.disk_bytes and way.packs else {}
-    loader = run.loader(**way.options, **disk, memory=run.memory_bytes)
+    options = dict(way.options)
+    if way.is_limited:
+        run.limit()
+        if not options:
+            return run.map_batches(), None
+        options |= {"memory": run.memory_bytes}
+        options |= {"disk": run.task.disk_bytes} if run.task.disk_bytes and way.packs else {}
+    else:
+        needed = Reservation("features", sum(array.spec.num_bytes for array in run.features))
+        name = f"strategy {run.task.strategy!r}"
+        memory = Ledger(available_bytes(), (), name, OF_FREE_MEMORY, "")
+        memory.add(needed).check(None, "leave it out of the comparison")
+    loader = run.loader(**options)
     return loader_batches(loader), loader
 
 
-def perform(task: Task, prepare: Callable[[Run], Prepared] = prepare) -> Outcome:
-    """Do what the task says."""
-    run = Run(task)
-    start = perf_counter()
+def perform(task: Task, prepare: Callable[[Run], Prepared] = prepare) -> dict[str, Any]:
+    """Load the batches of a task; amounts are those of a batch on the clock, if nothing is said."""
+    run, start = Run(task), perf_counter()
     batches, loader = prepare(run)
     seconds_to_prepare = perf_counter() - start
-    with ExitStack() as stack:
-        stack.enter_context(closing(batches))  # type: ignore[type-var]
-        start = perf_counter()
-        for _ in range(task.warm_up):
-            next(batches)
-            print(BATCH_MARK, flush=True)
-        seconds_warming_up = perf_counter() - start
-        before, earlier = DiskUse(), None if loader is None else loader.stats()
-        stack.enter_context(_recording(run, loader))
+
+    def load(count: int) -> tuple[float, int]:
         start, nodes = perf_counter(), 0
-        for _ in range(task.batches):
+        for _ in range(count):
             nodes += next(batches)
             print(BATCH_MARK, flush=True)
-        seconds = perf_counter() - start
-        used, later = DiskUse(), None if loader is None else loader.stats()
-    group = task.memory_group
-    return Outcome(
-        seconds=seconds / task.batches,
-        nodes=nodes / task.batches,
-        disk_bytes=(used.read_bytes - before.read_bytes) / task.batches,
-        written_bytes=(used.written_bytes - before.written_bytes) / task.batches,
-        major_faults=(used.major_faults - before.major_faults) / task.batches,
-        seconds_to_prepare=seconds_to_prepare,
-        seconds_warming_up=seconds_warming_up,
-        limit_bytes=run.limit_bytes,
-        group_peak_bytes=group.peak_bytes() if group else 0,
-        peak_rss_bytes=peak_rss_bytes(),
-        **_of_loader(earlier, later, task.batches),
-    )
+        return perf_counter() - start, nodes
 
+    def read() -> tuple[LoaderStats, dict[str, int]]:
+        return LoaderStats("", "", "", 0, 0) if loader is None else loader.stats(), disk_use()
 
-def _recording(run: Run, loader: Any) -> Any:
-    """Return the context in which stages are recorded, if they are to be."""
-    if not run.task.trace:
-        return nullcontext()
-    if loader is not None:
-        return loader.trace(run.task.trace, max_events=_MAX_EVENTS)
-    return run.recording(_MAX_EVENTS)
-
-
-def _of_loader(
-    earlier: LoaderStats | None, later: LoaderStats | None, batches: int
-) -> dict[str, Any]:
-    if earlier is None or later is None:
-        return {}
-    done = later.since(earlier)
+    with closing(batches):  # type: ignore[type-var]
+        seconds_warming_up, _ = load(task.warm_up)
+        earlier, before = read()
+        trace = recorded if loader is None else loader.trace
+        recording = trace(task.trace, max_events=_MAX_EVENTS) if task.trace else nullcontext(OFF)
+        with recording as run.timeline:
+            seconds, nodes = load(task.batches)
+            later, after = read()
+    group, done = task.memory_group, later.since(earlier)
     # Batches that are prepared ahead are read already: divide by what was gathered.
-    each = [f"seconds_{name}" for name in ("sampling", "gathering", "reading", "planning")]
-    each += ["seconds_waiting", "reads", "rows_read"]
+    amounts = {"seconds": seconds, "nodes": nodes} | {n: after[n] - before[n] for n in after}
+    amounts |= {name: getattr(done, name) for name in _AMOUNTS}
     return {
-        **{name: getattr(done, name) / batches for name in each},
+        **{name: amount / task.batches for name, amount in amounts.items()},
         "hit_rate": done.hit_rate,
         "cache_rows": later.cache_rows,
         "superbatch": later.superbatch,
         "chosen": later.strategy,
         "reason": later.reason,
+        # In all: before the first batch, and before the clock starts.
+        "seconds_to_prepare": seconds_to_prepare,
+        "seconds_warming_up": seconds_warming_up,
+        # Of the whole process.
+        "limit_bytes": run.limit_bytes,
+        "group_peak_bytes": group.peak_bytes() if group else 0,
+        "peak_rss_bytes": peak_rss_bytes(),
     }
 
 
-class DiskUse:
-    """Bytes that this process has read and written so far, and faults that waited for a disk."""
-
-    def __init__(self) -> None:
-        self.major_faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
-        lines = Path("/proc/self/io").read_text().splitlines()
-        counts = {name: int(count) for name, _, count in (line.partition(":") for line in lines)}
-        self.read_bytes = counts.get("read_bytes", 0)
-        self.written_bytes = counts.get("write_bytes", 0)
+def disk_use() -> dict[str, int]:
+    """Return the bytes that this process has moved, and its faults that waited for a disk."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    counts = dict(line.split(": ") for line in lines)
+    return {
+        "disk_bytes": int(counts.get("read_bytes", 0)),
+        "written_bytes": int(counts.get("write_bytes", 0)),
+        "major_faults": resource.getrusage(resource.RUSAGE_SELF).ru_majflt,
+    }
 
 
 def work(prepare: Callable[[Run], Prepared] = prepare) -> int:
@@ -134,14 +256,12 @@ def work(prepare: Callable[[Run], Prepared] = prepare) -> int:
     # here. Where that is ignored, as in the background of a script, this must not be.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        answer = asdict(perform(Task.of_json(sys.argv[1]), prepare))
+        answer = perform(Task.of_json(sys.argv[1]), prepare)
     except (GnnstoreError, MemoryError, OSError) as error:
         answer = {"problem": str(error) or type(error).__name__}
     except KeyboardInterrupt:
         return INTERRUPTED
-    print()
-    json.dump(answer, sys.stdout)
-    print(flush=True)
+    print(f"\n{json.dumps(answer)}", flush=True)
     return 0
 
 

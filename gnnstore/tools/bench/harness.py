@@ -1,0 +1,197 @@
+"""Runs tasks in processes of their own under a memory limit, and measures the disk between them.
+
+A process of its own, because a limit is one of a process, and because nothing that one measurement
+has left in memory may help the next. `gnnstore bench load` and `benchmarks/` time with it.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from gnnstore import _core
+from gnnstore.disk.engines import choose_engine
+from gnnstore.disk.profile.cgroup import MemoryGroup, memory_group
+from gnnstore.disk.profile.page_cache import drop_from_cache
+from gnnstore.disk.profile.rates import Draw, ReadRate, at_random, in_sequence
+from gnnstore.errors import UsageError, storage_errors
+from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.store.schema import Schema
+from gnnstore.graph.store import GraphStore
+from gnnstore.strategies.sizes.placement import read_tables
+
+BATCH_MARK = "."  # a worker prints it for each batch
+# Into its group before anything is loaded, so that all of the process is counted.
+_ENTER = 'echo $$ > "$0" && exec "$@"'
+# Removing what it has on disk may take a while; a second Ctrl-C ends it at once.
+_LEAVING_SECONDS = 60.0
+
+
+def spread(values: Iterable[float], form: str = ".2f") -> str:
+    """Return the median, and of several values the least and the most; "-" for none."""
+    found = list(values)
+    if not found:
+        return "-"
+    text = format(median(found), form)
+    return text if len(found) == 1 else f"{text} [{min(found):{form}}, {max(found):{form}}]"
+
+
+@dataclass(frozen=True)
+class Task:
+    """Order to a process: a strategy, its memory limit, and the batches to load."""
+
+    strategy: str  # one of `ways`
+    store: str  # path of the store
+    seeds: str  # file of nodes, or of edges [2, L], which every epoch shuffles; "" for all edges
+    share: float  # of the features: the limit, besides what the process held before
+    slack_bytes: int  # in addition to the share
+    warm_up: int = 0  # batches before the clock starts
+    batches: int = 0  # batches on the clock
+    group: str = ""  # the memory group that the process is in; "" for none, and no limit then
+    group_version: int = 0
+    round: int = 0  # number of the epoch, so that rounds draw different batches
+    fanouts: tuple[int, ...] = (10, 10, 10)
+    batch_size: int = 1024
+    seed: int = 0
+    num_threads: int = 0  # of a loader; 0 for its own choice
+    disk_bytes: int = 0  # the most that packed rows may take; 0 for the loader's own choice
+    trace: str = ""  # file for the timeline of the batches on the clock; "" for none
+    plan: str = ""  # packed plan that a loader follows instead of the strategy; "" for none
+    links: dict[str, Any] | None = None  # options of `LinkNeighborLoader`; None: seeds are nodes
+
+    @classmethod
+    def of_json(cls, text: str) -> Task:
+        """Return the task that a process was given."""
+        given: dict[str, Any] = json.loads(text)
+        return cls(**{**given, "fanouts": tuple(given["fanouts"])})
+
+    @property
+    def memory_group(self) -> MemoryGroup | None:
+        """The group that the process is in."""
+        return MemoryGroup(Path(self.group), self.group_version) if self.group else None
+
+
+def run_task(
+    task: Task,
+    *words: str,
+    worker: str,
+    is_limited: bool,
+    on_batch: Callable[[], None] = lambda: None,
+) -> dict[str, Any] | str:
+    """Run a module on a task, with cold files; return its answer, or why there is none."""
+    with memory_group() if is_limited else nullcontext() as group:
+        drop_from_cache([Path(path) for path in (task.store, task.plan) if path])
+        if group is not None:
+            task = replace(task, group=str(group.path), group_version=group.version)
+        given = ["-m", worker, json.dumps(asdict(task)), *words]
+        return ask_process(given, group, on_mark=on_batch)
+
+
+def ask_process(
+    words: Sequence[str],
+    group: MemoryGroup | None = None,
+    *,
+    on_mark: Callable[[], None] = lambda: None,
+) -> dict[str, Any] | str:
+    """Run `python *words` and return the JSON object of its last line, or why there is none."""
+    command = [sys.executable, *words]
+    if group is not None:
+        command = ["sh", "-c", _ENTER, str(group.processes), *command]
+    with tempfile.TemporaryFile("w+", errors="replace") as errors:
+        # A session of its own: Ctrl-C would come to it twice, from the terminal and from here.
+        process = subprocess.Popen(  # noqa: S603 - this interpreter
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+        )
+        answer = ""
+        try:
+            for line in process.stdout or ():
+                answer = line.strip() or answer
+                if line.strip() == BATCH_MARK:
+                    on_mark()
+            status = process.wait()
+        finally:
+            try:
+                process.send_signal(signal.SIGINT)  # does nothing once it has ended
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_LEAVING_SECONDS)
+            finally:
+                process.kill()
+                process.communicate()
+        if status == -signal.SIGKILL:
+            return "killed by the kernel: it took more than the limit"
+        if status == 0 and answer:
+            document: dict[str, Any] = json.loads(answer)
+            return str(document["problem"]) if "problem" in document else document
+        errors.seek(0)
+        return errors.read().strip().rpartition("\n")[2] or f"it ended with status {status}"
+
+
+def require_group() -> int:
+    """Return the version of the memory cgroups that can be made here."""
+    with memory_group() as group:
+        if group is not None:
+            return group.version
+    raise UsageError(
+        "no memory cgroup can be made here, so nothing would keep the memory limit: that needs "
+        "root, or a part of the cgroup tree that was handed over to you. --no-limit compares "
+        "without a limit, where the page cache serves whoever reads through it"
+    )
+
+
+def split_tables(schema: Schema) -> tuple[list[AttributeSpec], list[AttributeSpec]]:
+    """Return the attributes whose rows are read from disk, and those held in memory."""
+    attributes = [*schema.node.attributes.values(), *schema.edge.attributes.values()]
+    wide = read_tables(attributes)
+    if not wide:
+        raise UsageError(
+            "no attribute of the store is stored in pages, so no rows are read from disk and "
+            "there is nothing to compare; see 'gnnstore inspect'"
+        )
+    return wide, [spec for spec in attributes if spec not in wide]
+
+
+class DeviceLimits(NamedTuple):
+    """Speed of a disk by one measurement."""
+
+    random_reads_per_second: float  # of 4 KiB, at the best of some queue depths
+    bytes_per_second: float  # in order, in large blocks
+    engine: str
+    is_direct: bool  # whether reads bypassed the page cache
+
+
+def measure_disk_of(store: GraphStore) -> DeviceLimits:
+    """Read some of the first table that is read from disk, for less than a second.
+
+    A shared disk changes from minute to minute, so strategies are compared with the limits of the
+    same minute. Nothing is written.
+    """
+    array = store.reader.paged(split_tables(store.schema)[0][0])
+    size, path = max(zip(array.body_bytes, array.file_paths, strict=True))
+    # Page faults have no queue; threads with pread are there everywhere.
+    engine = choose_engine(path).name.replace("mmap", "pread")
+    small, large = (min(block, 1 << size.bit_length() - 1) for block in (4 << 10, 1 << 20))
+    with storage_errors("measure the disk on", path):
+        files = _core.FileSet([str(path)], [size])
+
+        def rate(block: int, depth: int, draw: Draw) -> float:
+            most = max(1, size // block) if block == large else 1 << 20
+            options = {"block_bytes": block, "depth": depth, "max_reads": most}
+            return ReadRate(files, engine, draw=draw, **options).measure(0.2)
+
+        at_once = max(rate(small, depth, at_random(size, small)) for depth in (64, 128, 256))
+        in_order = rate(large, 8, in_sequence(size, large)) * large
+    return DeviceLimits(at_once, in_order, engine, files.is_direct)
