@@ -33,7 +33,7 @@ from benchmarks.harness import Turn, measure, parser, report
 from benchmarks.parts import sequential
 from benchmarks.reads import write_table
 from gnnstore._core import ReadCounts, empty
-from gnnstore.caching.trace import Trace
+from gnnstore.caching.plan import Trace
 from gnnstore.disk.engines import open_engine
 from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.features.direct import DirectRows

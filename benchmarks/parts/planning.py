@@ -23,7 +23,7 @@ import gnnstore
 from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger
 from gnnstore.caching.policies.belady import Belady, BeladyPlanner
 from gnnstore.caching.scores import most_needed
-from gnnstore.features.pinned import PinnedRows
+from gnnstore.features.planned import PinnedRows
 from gnnstore.graph.store import GraphStore
 from gnnstore.pipeline.batch import Batch, EpochRun, Recorder
 from gnnstore.pipeline.lookahead.packer import DiskQuota

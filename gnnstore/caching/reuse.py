@@ -20,7 +20,7 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.caching.trace import Trace
+from gnnstore.caching.plan import Trace
 
 # The content of a cache when a plan begins.
 InitialCache = Literal["best", "last", "nothing"]

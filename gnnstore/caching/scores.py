@@ -22,7 +22,7 @@ from gnnstore.errors import CorruptStoreError
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:
-    from gnnstore.caching.trace import Trace
+    from gnnstore.caching.plan import Trace
 
 Score = Literal["degree", "frequency"]
 SCORES: tuple[Score, ...] = ("degree", "frequency")

@@ -1,9 +1,8 @@
-"""A cache that follows a plan: rows come from the slots that it names, or from disk (Ginex).
+"""Slots that follow a plan: rows come from the slots that it names, or from disk (Ginex).
 
 The plan says which row is in which slot, and which rows enter after a batch (see
-`caching.policies.belady`), so no row is looked up by its number. This module keeps the order:
-missed rows of several batches may be read at once, but slots are used batch by batch (see
-`features.turns`).
+`caching.policies.belady`), so no row is looked up by its number. Missed rows of several batches may
+be read at once; slots are used batch by batch, by turns.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -22,22 +21,15 @@ from gnnstore import _core
 from gnnstore._core import ReadCounts, empty
 from gnnstore.budget.ledger import CACHED, SLOTS, Reservation
 from gnnstore.caching.policies.belady import check_num_slots
-from gnnstore.errors import UsageError
-from gnnstore.features.pinned import PinnedRows
+from gnnstore.errors import GnnstoreError, UsageError, described
+from gnnstore.features.filling import buffer_bytes, fill_slots
 from gnnstore.features.source import RowRequest, Rows, RowSource, TypedRows, ranges_of
-from gnnstore.features.static import warm_up
-from gnnstore.features.turns import TurnLock
+from gnnstore.features.static import SlotIndex, warm_up
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.sampling.row_space import RowRange
+from gnnstore.threads import Condition
 
 _NODE_BYTES = 8
-# Pinned rows and others are read together, in the order of the table, through a buffer of so many
-# bytes, or a part of what is pinned: enough for many reads in flight.
-_BUFFER_BYTES, _BUFFER_SHARE = 8 << 20, 64
-# Without pinned rows: what sorting the ids of rows takes that are read straight into their slots.
-_UNPINNED_BUFFER_BYTES = 2 << 20
-# Of a row on its way through the buffer: its id, and its place and slot.
-_ROW_ON_ITS_WAY_BYTES = 4 * 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +53,166 @@ class PlanStep:
         own = (changes >= places.start) & (changes < places.stop)
         positions = changes[own] - np.int32(places.start)
         return PlanStep(nodes, self.slots[places], positions, self.change_slots[own], places.start)
+
+
+@dataclass(frozen=True, eq=False)
+class PinnedRows:
+    """Rows that most batches need, which are always cached, in slots behind the planned ones.
+
+    The best plan would keep them anyway, but they are most of what batches need: without them
+    traces and plans are less than half as long.
+    """
+
+    # int64 [H]: ascending; the row of ``nodes[k]`` is in slot ``first_slot + k``.
+    nodes: npt.NDArray[np.int64]
+    first_slot: int  # the number of slots that are planned
+    _bits: npt.NDArray[np.uint64]
+    _ranks: npt.NDArray[np.int32]
+
+    @classmethod
+    def of(cls, nodes: npt.NDArray[Any], num_nodes: int, first_slot: int) -> Self | None:
+        """Index strictly ascending nodes of a graph of `num_nodes`; None if there are none."""
+        if len(nodes) == 0:
+            return None
+        wide = nodes.astype(np.int64)
+        return cls(wide, first_slot, *_core.index_nodes(wide, num_nodes))
+
+    @staticmethod
+    def bytes_for(num_nodes: int, num_pinned: int) -> int:
+        """Return the bytes of the index of so many pinned nodes; 0 for none."""
+        return SlotIndex.bytes_for(num_nodes, num_pinned) if num_pinned else 0
+
+    @property
+    def num_rows(self) -> int:
+        """Number of pinned rows, H."""
+        return len(self.nodes)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of memory that the index occupies."""
+        return self.nodes.nbytes + self._bits.nbytes + self._ranks.nbytes
+
+    def is_of(self, nodes: npt.NDArray[Any] | None) -> bool:
+        """Whether these nodes are pinned, and no others."""
+        return nodes is not None and np.array_equal(nodes, self.nodes)
+
+    def drop(self, ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the ids (int32 or int64) that are not pinned, in their order: a new array."""
+        return _core.drop_pinned(self._bits, ids)
+
+    def add(
+        self,
+        ids: npt.NDArray[Any],
+        slots: npt.NDArray[np.int32],
+        positions: npt.NDArray[np.int32],
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """Return the plan of a batch from that of its unpinned ids."""
+        return _core.add_pinned(
+            self._bits, self._ranks, ids, slots, positions, first_slot=self.first_slot
+        )
+
+
+class TurnLock:
+    """The turns of batches 0, 1, 2, ..., one after the other.
+
+    Each number must take its turn or fail, because later ones wait for it. A forked process has
+    none of the threads that take turns, one of which may have had the lock.
+    """
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._next = 0
+        self._in_turn: int | None = None
+        self._waiting: set[int] = set()
+        self._failure: tuple[int, str] | None = None
+        self._is_closed = False
+        self._is_left = False
+        self._pid = os.getpid()
+
+    @property
+    def num_done(self) -> int:
+        """Batches that have had their turn, from the first on."""
+        return self._next
+
+    @property
+    def is_left(self) -> bool:
+        """Whether no batch gets a turn any more, for others have begun anew."""
+        return self._is_left
+
+    def look(self, number: int) -> bool | None:
+        """Take the turn of a batch if it has come; return whether it has, None if it never will."""
+        with self._changed.lock:
+            self._check(number)
+            if self._is_left:
+                return None
+            if number > self._next:
+                return False
+            self._in_turn = number
+            return True
+
+    def wait(self, number: int) -> bool:
+        """Take the turn of a batch when it comes; return False if turns are left."""
+        is_waiting = False
+
+        def look() -> bool | None:
+            nonlocal is_waiting
+            if is_waiting:
+                self._waiting.discard(number)
+            has_turn = self.look(number)
+            if is_waiting := has_turn is False:
+                self._waiting.add(number)
+                return None
+            return has_turn is True
+
+        return bool(self._changed.wait_until(look))
+
+    def done(self, number: int) -> None:
+        """End the turn of a batch; the next one's begins."""
+        with self._changed.lock:
+            self._next = number + 1
+            self._release(number)
+
+    def fail(self, number: int, error: BaseException) -> None:
+        """Give up a batch: those after it fail when they look, or now if they wait."""
+        with self._changed.lock:
+            is_first = self._failure is None or number < self._failure[0]
+            if is_first and not self._is_closed:
+                # Not the error itself, whose traceback would keep the buffers of the batch.
+                self._failure = (number, described(error))
+            self._waiting.discard(number)  # there still if its wait was interrupted
+            self._release(number)
+
+    def close(self) -> None:
+        """End all turns; batches that wait fail. Idempotent."""
+        self._is_closed = True
+        if os.getpid() == self._pid:
+            self._changed.notify_all()
+
+    def leave(self) -> None:
+        """Give no more turns, once the batch that has one is done."""
+        self._is_left = True
+        if os.getpid() == self._pid:
+            self._changed.notify_all()
+            self._changed.wait_until(lambda: self._in_turn is None or None)
+
+    def _release(self, number: int) -> None:
+        if self._in_turn == number:
+            self._in_turn = None
+        self._changed.notify_all()
+
+    def _check(self, number: int) -> None:
+        if self._failure is not None and number > self._failure[0]:
+            failed, error = self._failure
+            raise GnnstoreError(
+                f"cannot assemble batch {number}: an earlier batch failed, {failed}, whose rows "
+                f"the cache was to receive ({error}). Begin the iteration anew"
+            )
+        if self._is_closed:
+            raise UsageError(f"cannot assemble batch {number}: its iteration was ended")
+        has_failed = self._failure is not None and number == self._failure[0]
+        is_taken = number in self._waiting or number == self._in_turn
+        if number < self._next or is_taken or has_failed:
+            raise UsageError(f"batch {number} comes twice; batches take one turn each")
 
 
 class SlotCache:
@@ -119,7 +271,7 @@ class SlotCache:
         if not num_pinned:
             return []
         fixed = cls.pinned_bytes(slot_bytes, num_pinned, num_rows)
-        buffer = _buffer_bytes(num_pinned * slot_bytes, slot_bytes)
+        buffer = buffer_bytes(num_pinned * slot_bytes, slot_bytes)
         phase = "filling the cache"
         return [Reservation("pinned rows", fixed), Reservation(phase, buffer, phase=phase)]
 
@@ -273,40 +425,11 @@ class SlotCache:
             if pinned is None and slots.flags.c_contiguous:
                 counts += warm_up(table, ids, slots[places])
             else:
-                counts += self._fill(path, planned[own], kept[own])
+                counts += fill_slots(table, slots, self._num_planned, planned[own], kept[own])
         self._nodes[: len(nodes)] = nodes
         if pinned is not None:
             self._nodes[self._num_planned :] = pinned.nodes
             self._holds_pinned = True
-        return counts
-
-    def _fill(
-        self,
-        path: str,
-        planned: tuple[slice, npt.NDArray[np.int64]],
-        kept: tuple[slice, npt.NDArray[np.int64]],
-    ) -> ReadCounts:
-        """Read the first rows of planned slots, and pinned rows, in one pass over a table."""
-        table, counts = self._tables[path].table, ReadCounts()
-        row_bytes, num_pinned = table.row_bytes, self.num_slots - self._num_planned
-        (places, nodes), (pinned_places, pinned) = planned, kept
-        first_pinned = self._num_planned + pinned_places.start
-        num_bytes = _UNPINNED_BUFFER_BYTES
-        if num_pinned:
-            num_bytes = _buffer_bytes(num_pinned * row_bytes, row_bytes)
-        most = max(1, num_bytes // (2 * (row_bytes + _ROW_ON_ITS_WAY_BYTES)))
-        buffer = empty((2 * most * row_bytes,), np.uint8)
-        for begin, end, first, last in _merged(nodes, pinned, most):
-            ids = np.concatenate([nodes[begin:end], pinned[first:last]])
-            slots = np.arange(len(ids), dtype=np.int32)
-            slots[: end - begin] += places.start + begin
-            slots[end - begin :] += first_pinned + first - (end - begin)
-            order = np.argsort(ids, kind="stable")
-            part = buffer[: len(ids) * row_bytes]
-            counts += table.read_rows(ids[order], part.reshape(len(ids), row_bytes))
-            if row_bytes:
-                positions = np.arange(len(ids), dtype=np.int32)
-                _core.copy_to_slots(part, positions, self._slots[path], slots[order])
         return counts
 
     def _enter(
@@ -351,22 +474,3 @@ def _make_slots(
         ends[rows.range] += rows.table.row_bytes
         slots[path] = shared[:, begin : ends[rows.range]]
     return slots, widest
-
-
-def _buffer_bytes(pinned_bytes: int, row_bytes: int) -> int:
-    """Return the bytes of the buffer through which pinned rows are read, and of what is with it."""
-    least = 2 * (row_bytes + _ROW_ON_ITS_WAY_BYTES)
-    return max(least, min(_BUFFER_BYTES, pinned_bytes // _BUFFER_SHARE))
-
-
-def _merged(
-    a: npt.NDArray[np.int64], b: npt.NDArray[np.int64], most: int
-) -> Iterator[tuple[int, int, int, int]]:
-    """Cut two ascending arrays at the same values, into pieces of at most `most` of each."""
-    begin = first = 0
-    while begin < len(a) or first < len(b):
-        some = [part for part in (a[begin : begin + most], b[first : first + most]) if len(part)]
-        highest = min(part[-1] for part in some)
-        end, last = (int(np.searchsorted(part, highest, side="right")) for part in (a, b))
-        yield begin, end, first, last
-        begin, first = end, last

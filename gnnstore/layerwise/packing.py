@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore._core import ReadCounts
-from gnnstore.caching.trace import Trace
+from gnnstore.caching.plan import Trace
 from gnnstore.errors import BudgetError, NoSpaceError
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.chunks import (

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.budget.ledger import Ledger, Reservation
+from gnnstore.caching.plan import Trace
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.segment_search import Recurrences, search_segment
 from gnnstore.caching.segments import SharedRows, segments_of
-from gnnstore.caching.trace import Trace
 from gnnstore.features.packed.chunks import chunk_bytes
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES
 from gnnstore.strategies.builtin import PACKED

@@ -42,7 +42,7 @@ class Partitioned(Protocol):
         """Element type of ids in batches."""
 
 
-class PartitionBatches(BatchSource):
+class PartitionSource(BatchSource):
     """The batches of a loader by partitions."""
 
     def __init__(self, of: Partitioned, order: PartitionOrder, config: SamplingConfig) -> None:
@@ -58,9 +58,9 @@ class PartitionBatches(BatchSource):
         """Refuse: there is no graph to sample from but that of a state."""
         raise only_epochs("other seeds to sample from")
 
-    def with_seed(self, seed: int) -> PartitionBatches:
+    def with_seed(self, seed: int) -> PartitionSource:
         """Return a source that samples under another seed."""
-        return PartitionBatches(self.of, self.order, self.config.with_seed(seed))
+        return PartitionSource(self.of, self.order, self.config.with_seed(seed))
 
     @contextmanager
     def epoch(self, batches: Iterator[Batch], run: EpochRun) -> Iterator[Iterator[Batch]]:
@@ -133,7 +133,7 @@ class _BatchesOfStates(Iterator[Batch]):
 
     def __init__(
         self,
-        of: PartitionBatches,
+        of: PartitionSource,
         batches: Iterator[Batch],
         run: EpochRun,
         ahead: StatesAhead,

@@ -18,7 +18,7 @@ from gnnstore.features.source import AbsentRows, RowSource
 from gnnstore.formats.partitions.reader import PartitionsReader, open_partitions
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.sizes import StoreSizes
-from gnnstore.partitions.batches import PartitionBatches, only_epochs
+from gnnstore.partitions.batches import PartitionSource, only_epochs
 from gnnstore.partitions.buffer import StateBuffer, building_threads
 from gnnstore.partitions.followers import Slots
 from gnnstore.partitions.order import PartitionOrder
@@ -213,9 +213,9 @@ class PartitionSources(Sources):
         self._order = PartitionOrder(self.shape, self.seeds, size, keyed.shuffles, keyed.drop_last)
         return self._order
 
-    def batches(self, config: SamplingConfig) -> PartitionBatches:
+    def batches(self, config: SamplingConfig) -> PartitionSource:
         """Return the batches of the loader, in its order."""
-        return PartitionBatches(self, self._order, config)
+        return PartitionSource(self, self._order, config)
 
     def account(self, stats: LoaderStats) -> LoaderStats:
         """Return the statistics of a loader, with the partitions that were read."""

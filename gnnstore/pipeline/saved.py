@@ -27,11 +27,11 @@ from gnnstore.threads import ordered_map
 
 if TYPE_CHECKING:
     from gnnstore.features.packed.record import SavedRecord
-    from gnnstore.features.turns import TurnLock
+    from gnnstore.features.planned import TurnLock
     from gnnstore.sampling.neighbor import NeighborSampler
 
 
-class SavedBatches(BatchSource):
+class SavedSource(BatchSource):
     """Hands out the batches of packed epochs, iteration after iteration."""
 
     def __init__(self, packed: PackedFiles, seeds: str | None = None) -> None:
@@ -51,14 +51,14 @@ class SavedBatches(BatchSource):
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (SavedBatches, (self.packed, self._seeds))
+        return (SavedSource, (self.packed, self._seeds))
 
     @property
     def sampler(self) -> NeighborSampler:
         """Refuse: nothing is sampled any more."""
         raise not_packed("other batches to sample")
 
-    def with_seed(self, seed: int) -> SavedBatches:
+    def with_seed(self, seed: int) -> SavedSource:
         """Refuse: the seed was decided when the epochs were packed."""
         raise not_packed(f"batches of the seed {seed}")
 

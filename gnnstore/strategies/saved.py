@@ -12,7 +12,7 @@ from gnnstore.features.planned import SlotCache
 from gnnstore.features.source import AbsentRows
 from gnnstore.formats.packed.reader import PACKED, PackedReader
 from gnnstore.formats.store.units import find_unit
-from gnnstore.pipeline.saved import SavedBatches, not_packed
+from gnnstore.pipeline.saved import SavedSource, not_packed
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.predict.traits import StrategyTraits
 from gnnstore.strategies.sizes.placement import Placement
@@ -96,9 +96,9 @@ class PackedSources(Sources):
         """Nodes whose rows have room to be cached."""
         return self.packed.reader.manifest.num_slots
 
-    def batches(self, seeds: SeedSource | None = None, *_: Any) -> SavedBatches:
+    def batches(self, seeds: SeedSource | None = None, *_: Any) -> SavedSource:
         """Return the packed batches, whatever a loader would sample."""
-        return SavedBatches(self.packed, None if seeds is None else seeds.name)
+        return SavedSource(self.packed, None if seeds is None else seeds.name)
 
 
 def open_packed_sources(loader: LoaderSpec) -> PackedSources:

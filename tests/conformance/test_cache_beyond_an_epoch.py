@@ -10,8 +10,8 @@ import pytest
 
 import gnnstore
 from gnnstore import NeighborLoader
+from gnnstore.caching.plan import Trace
 from gnnstore.caching.scores import most_needed
-from gnnstore.caching.trace import Trace
 from gnnstore.converters import ConvertOptions, from_rmat
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.loaders import slots_of

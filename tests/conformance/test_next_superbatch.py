@@ -27,7 +27,7 @@ import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.errors import NoSpaceError
 from gnnstore.features.packed import pack as packing
-from gnnstore.features.turns import Sequencer, Ticket
+from gnnstore.features.planned import Sequencer, Ticket
 from gnnstore.pipeline.lookahead import packer as rolling
 from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs
 from gnnstore.pipeline.lookahead.producer import LookaheadProducer

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gnnstore.pipeline.lookahead.session import CacheSession
+from gnnstore.pipeline.lookahead.spools import Spools
 
 from gnnstore import NeighborLoader
 from gnnstore._core import release_heap
 from gnnstore.pipeline.lookahead import driver
 from gnnstore.pipeline.lookahead import packer as rolling
 from gnnstore.pipeline.lookahead.producer import LookaheadProducer
-from gnnstore.pipeline.lookahead.session import CacheSession
-from gnnstore.pipeline.lookahead.spools import Spools
 from gnnstore.sampling.neighbor import NeighborSampler
 from gnnstore.strategies.builtin import STRATEGIES
 from tests.support.batches import assert_same_batches, batches_of

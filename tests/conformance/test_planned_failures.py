@@ -25,7 +25,7 @@ from gnnstore import NeighborLoader
 from gnnstore.disk.spool import FileSpool
 from gnnstore.errors import NoSpaceError, StorageError
 from gnnstore.features.packed.chunks import PackedSuperbatch
-from gnnstore.features.turns import TurnLock
+from gnnstore.features.planned import TurnLock
 from gnnstore.pipeline import batch as pipeline
 from gnnstore.pipeline.lookahead.packer import DiskQuota
 from gnnstore.strategies.builtin import STRATEGIES

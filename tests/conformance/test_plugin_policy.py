@@ -17,10 +17,9 @@ import numpy.typing as npt
 import pytest
 
 from gnnstore import NeighborLoader
-from gnnstore.caching.plan import CachePlan
+from gnnstore.caching.plan import CachePlan, Trace
 from gnnstore.caching.policies.base import CachePolicy, PlanningBytes
 from gnnstore.caching.policies.registry import POLICIES
-from gnnstore.caching.trace import Trace
 from gnnstore.strategies.builtin import BELADY, STRATEGIES
 from gnnstore.tools.bench.ways import ways
 from gnnstore.tools.cli import main

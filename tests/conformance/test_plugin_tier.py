@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore._core import ReadCounts
+from gnnstore.caching.plan import Trace
 from gnnstore.caching.policies.belady import BeladyPlanner
-from gnnstore.caching.trace import Trace
 from gnnstore.disk.engines import open_engine
 from gnnstore.features.opening import open_rows
 from gnnstore.features.packed.pack import pack

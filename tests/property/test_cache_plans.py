@@ -11,10 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gnnstore import _core
-from gnnstore.caching.plan import CachePlan
+from gnnstore.caching.plan import CachePlan, Trace
 from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.caching.policies.registry import POLICIES
-from gnnstore.caching.trace import Trace
 from gnnstore.errors import UsageError
 from gnnstore.testing.twins import caches as twin
 

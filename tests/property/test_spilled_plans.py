@@ -16,10 +16,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gnnstore import _core
-from gnnstore.caching.plan import CachePlan, PlanPlace
+from gnnstore.caching.plan import CachePlan, PlanPlace, Trace, TraceBuilder
 from gnnstore.caching.policies import belady
 from gnnstore.caching.policies.belady import BeladyPlanner
-from gnnstore.caching.trace import Trace, TraceBuilder
 
 Batch = npt.NDArray[Any]
 ROOM_BYTES = 1 << 24

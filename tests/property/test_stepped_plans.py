@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from gnnstore.caching.plan import CachePlan, PlanPlace
+from gnnstore.caching.plan import CachePlan, PlanPlace, Trace
 from gnnstore.caching.policies.base import SpillingPlanner
 from gnnstore.caching.policies.fixed import FixedPlanner
-from gnnstore.caching.trace import Trace
 from gnnstore.testing.twins.caches import TwinPlan, batches_of, plan_fixed
 from tests.support.effort import examples
 from tests.support.traces import spill_trace

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnstore.caching.plan import CachePlan
-from gnnstore.caching.trace import Trace
+from gnnstore.caching.plan import CachePlan, Trace
 from gnnstore.disk.engines import open_engine
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.chunks import PackedSuperbatch

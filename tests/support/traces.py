@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from gnnstore.caching.plan import CachePlan, PlanPlace
+from gnnstore.caching.plan import CachePlan, PlanPlace, Trace, TraceBuilder
 from gnnstore.caching.policies.belady import BeladyPlanner
-from gnnstore.caching.trace import Trace, TraceBuilder
 
 
 class Spilled(NamedTuple):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gnnstore.caching.trace import Trace
+from gnnstore.caching.plan import Trace
 from gnnstore.errors import NoSpaceError, StorageError
 from gnnstore.features.packed.misses import collect_misses
 from gnnstore.features.packed.pack import append_missed, packed_bytes

@@ -10,10 +10,9 @@ import pytest
 
 from gnnstore import _core
 from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger
-from gnnstore.caching.plan import PlanPlace
+from gnnstore.caching.plan import PlanPlace, Trace, TraceBuilder
 from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.caching.policies.registry import BELADY
-from gnnstore.caching.trace import Trace, TraceBuilder
 from tests.support.effort import choose
 
 # Of a slot, between two plans: the row, and how often it was needed.

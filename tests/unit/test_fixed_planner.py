@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gnnstore.caching.plan import PlanPlace
+from gnnstore.caching.plan import PlanPlace, Trace
 from gnnstore.caching.policies.fixed import FixedPlanner
-from gnnstore.caching.trace import Trace
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import CorruptStoreError, NoSpaceError, UsageError
 from gnnstore.features.direct import DirectRows

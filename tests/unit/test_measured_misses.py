@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gnnstore.caching.plan import Trace
 from gnnstore.caching.policies.registry import POLICIES
-from gnnstore.caching.trace import Trace
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.progress import NullProgress
 from gnnstore.strategies.sizes.misses import MeasuredMisses

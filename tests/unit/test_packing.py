@@ -20,9 +20,8 @@ import pytest
 from numpy.typing import NDArray
 
 from gnnstore import _core, threads
-from gnnstore.caching.plan import CachePlan
+from gnnstore.caching.plan import CachePlan, Trace
 from gnnstore.caching.policies.belady import BeladyPlanner
-from gnnstore.caching.trace import Trace
 from gnnstore.errors import (
     BudgetError,
     CorruptStoreError,

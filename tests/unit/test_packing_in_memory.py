@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gnnstore.caching.plan import CachePlan
+from gnnstore.caching.plan import CachePlan, Trace
 from gnnstore.caching.policies.belady import BeladyPlanner
-from gnnstore.caching.trace import Trace
 from gnnstore.errors import BudgetError, StorageError
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.chunks import PackedSuperbatch

@@ -14,9 +14,8 @@ import pytest
 from numpy.typing import NDArray
 
 from gnnstore import _core
-from gnnstore.caching.plan import PlanPlace
+from gnnstore.caching.plan import PlanPlace, Trace, TraceBuilder
 from gnnstore.caching.policies.belady import BeladyPlanner
-from gnnstore.caching.trace import Trace, TraceBuilder
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import BudgetError, CorruptStoreError, StorageError, UsageError
 from gnnstore.features.files import FileRows

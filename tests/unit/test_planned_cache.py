@@ -29,16 +29,15 @@ from numpy.typing import NDArray
 from gnnstore import _core
 from gnnstore._core import ReadCounts
 from gnnstore.budget.ledger import SLOTS
+from gnnstore.caching.plan import Trace
 from gnnstore.caching.policies.belady import BeladyPlanner
-from gnnstore.caching.trace import Trace
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import GnnstoreError, StorageError, UsageError
 from gnnstore.features import planned as planned_cache
-from gnnstore.features import turns as turns_module
+from gnnstore.features import planned as turns_module
 from gnnstore.features.direct import DirectRows
-from gnnstore.features.planned import PlanStep, SlotCache
+from gnnstore.features.planned import PlanStep, SlotCache, TurnLock
 from gnnstore.features.source import RowRequest, RowSource, RowSpec, of_one_type
-from gnnstore.features.turns import TurnLock
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.reads import write_array
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from gnnstore.caching.plan import Trace
 from gnnstore.caching.policies import simulate
 from gnnstore.caching.policies.simulate import distinct_rows, policies, run_policy
 from gnnstore.caching.scores import Score
-from gnnstore.caching.trace import Trace
 from gnnstore.testing.twins.caches import run_lru
 
 NUM_NODES = 300

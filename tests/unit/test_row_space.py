@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from gnnstore.budget.ledger import SLOTS
+from gnnstore.caching.plan import Trace
 from gnnstore.caching.policies.belady import BeladyPlanner
-from gnnstore.caching.trace import Trace
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import UsageError
 from gnnstore.features.direct import DirectRows

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from gnnstore import _core
+from gnnstore.caching.plan import Trace
 from gnnstore.caching.segments import SharedRows
-from gnnstore.caching.trace import Trace
 from gnnstore.disk.engines import open_engine
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.chunks import BLOCK_BYTES, chunk_bytes

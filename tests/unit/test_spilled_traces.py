@@ -18,10 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gnnstore.caching.plan import CachePlan, PlanPlace
+from gnnstore.caching.plan import CachePlan, PlanPlace, Trace, TraceBuilder
 from gnnstore.caching.policies import belady
 from gnnstore.caching.policies.belady import BeladyPlanner
-from gnnstore.caching.trace import Trace, TraceBuilder
 from gnnstore.disk.spool import FileSpool
 from gnnstore.errors import CorruptStoreError, NoSpaceError, StorageError, UsageError
 from gnnstore.testing.faults import inject

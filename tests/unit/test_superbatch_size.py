@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger
+from gnnstore.caching.plan import TraceBuilder
 from gnnstore.caching.policies.registry import BELADY
-from gnnstore.caching.trace import TraceBuilder
 from gnnstore.errors import BudgetError
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.memory import (

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import gnnstore
+from gnnstore.caching.plan import Trace
 from gnnstore.caching.policies.belady import BeladyPlanner
-from gnnstore.caching.trace import Trace
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import UsageError
 from gnnstore.features.packed.pack import pack

@@ -15,9 +15,8 @@ from gnnstore.caching.scores import most_needed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gnnstore.caching.plan import CachePlan, PlanPlace
+    from gnnstore.caching.plan import CachePlan, PlanPlace, Trace
     from gnnstore.caching.reuse import InitialCache, ReuseCurve
-    from gnnstore.caching.trace import Trace
 
 
 class Planner(Protocol):

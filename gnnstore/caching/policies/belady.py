@@ -18,9 +18,8 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.budget.ledger import PLANNED, SLOTS, Reservation
-from gnnstore.caching.plan import CachePlan, PlanFiles, PlanPlace
+from gnnstore.caching.plan import CachePlan, PlanFiles, PlanPlace, Trace
 from gnnstore.caching.policies.base import MAX_PLANNED, PLANNING, PlanningBytes, SpillingPolicy
-from gnnstore.caching.trace import Trace
 from gnnstore.disk.spool import guarded
 from gnnstore.errors import UsageError
 from gnnstore.formats.packed.manifest import MAX_SLOTS

@@ -14,10 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.caching.plan import CachePlan, PlannedStep, PlanPlace
+from gnnstore.caching.plan import CachePlan, PlannedStep, PlanPlace, Trace
 from gnnstore.caching.policies.base import CachePolicy, slot_layout
 from gnnstore.caching.policies.belady import check_num_slots
-from gnnstore.caching.trace import Trace
 from gnnstore.errors import UsageError
 
 

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
+from gnnstore.caching.plan import Trace
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.scores import SCORES, Score, select_nodes
-from gnnstore.caching.trace import Trace
 
 # Places of a trace that are searched at a time for rows to leave a cache.
 _SEARCHED_PLACES = 2**16

@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.caching.plan import CachePlan
-from gnnstore.caching.trace import Trace
+from gnnstore.caching.plan import CachePlan, Trace
 from gnnstore.disk.spool import FileSpool, MemorySpool
 from gnnstore.errors import UsageError
 from gnnstore.features.packed import memory as packing_memory

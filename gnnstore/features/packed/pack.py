@@ -25,8 +25,7 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.budget.ledger import Ledger, Reservation
-from gnnstore.caching.plan import CachePlan
-from gnnstore.caching.trace import Trace
+from gnnstore.caching.plan import CachePlan, Trace
 from gnnstore.disk.spool import translated
 from gnnstore.errors import UsageError, storage_error
 from gnnstore.features.files import FileRows

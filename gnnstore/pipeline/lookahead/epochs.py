@@ -12,17 +12,18 @@ import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from gnnstore._core import empty
 from gnnstore.pipeline.batch import Batch, EpochRun, Samplers, SamplingSource
 from gnnstore.pipeline.lookahead.producer import LookaheadJob, Producer, Session
-from gnnstore.pipeline.lookahead.superbatch import Superbatch
+from gnnstore.pipeline.lookahead.superbatch import EpochSlice, PlannedPlace, Superbatch
 from gnnstore.threads import THREAD_NAME, Finalizer, Thread, ordered_map
 
 if TYPE_CHECKING:
-    from gnnstore.features.planned import PlanStep, SlotCache
+    from gnnstore.features.planned import SlotCache
     from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
     from gnnstore.seeds.base import SeedSource
 
@@ -35,31 +36,6 @@ _NO_SLOTS = (
 )
 
 _log = logging.getLogger(__name__)
-
-
-class PlannedPlace(NamedTuple):
-    """The place of a batch in its superbatch."""
-
-    superbatch: Superbatch
-    i: int
-    step: PlanStep | None = None  # known once it has been recalled
-    has_rows: bool = False  # so that its turn is over
-
-
-@dataclass(frozen=True, eq=False)
-class EpochSlice:
-    """The batches of a superbatch that one iteration hands out, from `begin` to `end`."""
-
-    superbatch: Superbatch
-    begin: int
-    end: int
-    error: Exception | None = None  # why the iteration has no more batches, although it should
-
-    @classmethod
-    def of(cls, superbatch: Superbatch, begin: int, wanted: int) -> EpochSlice:
-        """Return the wanted batches from one on, or those that could be sampled."""
-        end = min(begin + wanted, len(superbatch))
-        return cls(superbatch, begin, end, superbatch.error if end - begin < wanted else None)
 
 
 class EpochKey(NamedTuple):
@@ -267,10 +243,8 @@ class LookaheadEpochs:
     ) -> Iterator[Iterator[Batch]]:
         size = self.job.size
         ahead, coming, session = self._begin(run, sampler, slots)
-        if ahead is None:
-            producer = Producer(self.job, seeds, sampler, run, session=session)
-        else:
-            producer = ahead.producer
+        own = partial(Producer, self.job, seeds, sampler, run, session=session)
+        producer = own() if ahead is None else ahead.producer
         num_unplanned = 0 if ahead else size.num_unplanned
         num_first = ahead.shares[0][1] if ahead else num_unplanned
         chunks = _Chunks(batches, size.num_batches, num_first)

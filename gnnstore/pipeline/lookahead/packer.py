@@ -23,8 +23,7 @@ from gnnstore.pipeline.batch import Recorder
 from gnnstore.threads import CancelledError, Flag
 
 if TYPE_CHECKING:
-    from gnnstore.caching.plan import CachePlan
-    from gnnstore.caching.trace import Trace
+    from gnnstore.caching.plan import CachePlan, Trace
     from gnnstore.features.files import FileRows
     from gnnstore.features.packed.chunks import PackedSuperbatch
     from gnnstore.features.source import RowSource, TypedRows

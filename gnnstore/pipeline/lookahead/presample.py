@@ -32,7 +32,7 @@ from gnnstore.seeds.base import FIRST_EPOCH_OF_NO_RUN, BatchKey, SeedSource
 from gnnstore.threads import Lookahead
 
 if TYPE_CHECKING:
-    from gnnstore.caching.trace import TraceBuilder
+    from gnnstore.caching.plan import TraceBuilder
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.formats.store.csc import Csc
     from gnnstore.graph.store import GraphStore

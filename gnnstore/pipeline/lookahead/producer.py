@@ -29,9 +29,7 @@ from gnnstore.threads import CancelledError, Flag, SharedLock, ordered_map
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from gnnstore.features.pinned import PinnedRows
-    from gnnstore.features.planned import SlotCache
-    from gnnstore.features.turns import TurnLock
+    from gnnstore.features.planned import PinnedRows, SlotCache, TurnLock
     from gnnstore.formats.store.schema import Schema
     from gnnstore.pipeline.superbatch_size import SuperbatchSize
     from gnnstore.sampling.neighbor import BatchRequest, IndexDtype, NeighborSampler

@@ -9,10 +9,9 @@ import threading
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from gnnstore.caching.plan import PlanPlace
-from gnnstore.caching.trace import Trace, TraceBuilder
+from gnnstore.caching.plan import PlanPlace, Trace, TraceBuilder
 from gnnstore.disk.scratch import RunDirectory
 from gnnstore.disk.spool import FileSpool
 from gnnstore.features.planned import PlanStep
@@ -24,10 +23,8 @@ if TYPE_CHECKING:
 
     from gnnstore.caching.plan import CachePlan
     from gnnstore.caching.policies.base import Planner, SpillingPlanner
-    from gnnstore.features.pinned import PinnedRows
-    from gnnstore.features.planned import SlotCache
+    from gnnstore.features.planned import PinnedRows, SlotCache, TurnLock
     from gnnstore.features.source import Rows
-    from gnnstore.features.turns import TurnLock
     from gnnstore.pipeline.batch import Batch
     from gnnstore.pipeline.lookahead.packer import PackedBatches
     from gnnstore.sampling.row_space import RowSpace
@@ -186,6 +183,31 @@ class Superbatch:
         plan, self.plan = self.plan, None
         if plan is not None:
             plan.close()
+
+
+class PlannedPlace(NamedTuple):
+    """The place of a batch in its superbatch."""
+
+    superbatch: Superbatch
+    i: int
+    step: PlanStep | None = None  # known once it has been recalled
+    has_rows: bool = False  # so that its turn is over
+
+
+@dataclass(frozen=True, eq=False)
+class EpochSlice:
+    """The batches of a superbatch that one iteration hands out, from `begin` to `end`."""
+
+    superbatch: Superbatch
+    begin: int
+    end: int
+    error: Exception | None = None  # why the iteration has no more batches, although it should
+
+    @classmethod
+    def of(cls, superbatch: Superbatch, begin: int, wanted: int) -> EpochSlice:
+        """Return the wanted batches from one on, or those that could be sampled."""
+        end = min(begin + wanted, len(superbatch))
+        return cls(superbatch, begin, end, superbatch.error if end - begin < wanted else None)
 
 
 class SuperbatchFiles:

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore._core import release_memory
+from gnnstore.caching.plan import Trace, TraceBuilder
 from gnnstore.caching.policies.base import CachePolicy, Planner, slot_layout
 from gnnstore.caching.reuse import ReuseCurve
 from gnnstore.caching.scores import most_needed
-from gnnstore.caching.trace import Trace, TraceBuilder
-from gnnstore.features.pinned import PinnedRows
+from gnnstore.features.planned import PinnedRows
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.pipeline.lookahead.producer import warms_up
 from gnnstore.pipeline.superbatch_size import SuperbatchSize

@@ -28,7 +28,7 @@ from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.session import Session
 
 if TYPE_CHECKING:
-    from gnnstore.caching.trace import Trace
+    from gnnstore.caching.plan import Trace
     from gnnstore.formats.arrays.paged_array import PagedArray
     from gnnstore.graph.store import GraphStore
     from gnnstore.progress import Progress

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.budget.limits import MemoryBudget
+from gnnstore.caching.plan import Trace, TraceBuilder
 from gnnstore.caching.scores import Score, count_out_degrees
-from gnnstore.caching.trace import Trace, TraceBuilder
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.graph.topology import Topology
 from gnnstore.pipeline.batch import Batch
