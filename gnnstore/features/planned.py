@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -249,7 +250,8 @@ class SlotCache:
         self._nodes = np.full(num_slots, -1, np.int64)
         self._turns = TurnLock()
         self._beginning = threading.Lock()
-        self._taken: tuple[int, object] | None = None  # the process and iteration that has them
+        # The process and iteration that has them; a Ctrl-C may keep one from giving them back.
+        self._taken: tuple[int, weakref.ref[object]] | None = None
 
     @staticmethod
     def reserve(slot_bytes: int) -> Reservation:
@@ -309,15 +311,18 @@ class SlotCache:
     @property
     def is_taken(self) -> bool:
         """Whether an iteration of this process has the slots."""
-        return self._taken is not None and self._taken[0] == os.getpid()
+        if self._taken is None:
+            return False
+        pid, iteration = self._taken
+        return pid == os.getpid() and iteration() is not None
 
     def take(self, iteration: object) -> None:
         """Take the slots for an iteration, or from an older one."""
-        self._taken = os.getpid(), iteration
+        self._taken = os.getpid(), weakref.ref(iteration)
 
     def give_back(self, iteration: object) -> None:
         """End an iteration: another may take the slots."""
-        if self._taken is not None and self._taken[1] is iteration:
+        if self._taken is not None and self._taken[1]() is iteration:
             self._taken = None
 
     def begin(self) -> TurnLock:

@@ -478,13 +478,17 @@ def test_turns_that_interleave(
 
 
 def test_slots_belong_to_an_iteration(cache: SlotCache) -> None:
-    first, second = object(), object()
+    first, second, interrupted = TurnLock(), TurnLock(), TurnLock()  # any objects
     assert not cache.is_taken
     cache.take(first)
     cache.take(second)
     cache.give_back(first)
     assert cache.is_taken
     cache.give_back(second)
+    assert not cache.is_taken
+    cache.take(interrupted)
+    assert cache.is_taken
+    del interrupted
     assert not cache.is_taken
 
 
