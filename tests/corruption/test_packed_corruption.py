@@ -61,10 +61,10 @@ def test_sound_packed_epochs(store: Path, level: Any) -> None:
         ("change_slots", -1, r"a slot that a row enters is not between 0 and \d+"),
         ("change_positions", "num_nodes", r"a row that enters the cache is not between 0 and"),
         ("positions", "num_nodes", r"a missed row is not between 0 and \d+"),
-        ("subgraph.sources", "num_nodes", r"a source of an edge is not between 0 and \d+"),
-        ("subgraph.num_incoming", -1, r"a number of in-neighbours is not between 0 and \d+"),
-        ("subgraph.num_incoming", 0, r"\d+ edges into nodes, not \d+"),
-        ("subgraph.sources", None, r"\d+ sources of edges, not \d+"),
+        ("edges.sources", "num_nodes", r"a source of an edge is not between 0 and \d+"),
+        ("edges.num_incoming", -1, r"a number of in-neighbours is not between 0 and \d+"),
+        ("edges.num_incoming", 0, r"\d+ edges into nodes, not \d+"),
+        ("edges.sources", None, r"\d+ sources of edges, not \d+"),
         ("change_slots", None, r"\d+ slots for rows that enter, not \d+"),
     ],
 )
@@ -76,16 +76,20 @@ def test_a_record_of_numbers_that_point_nowhere(
     record, num_slots = packed.record(0), packed.reader.manifest.num_slots
     record.check_numbers(num_slots)
     sizes = {"num_slots": num_slots, "num_nodes": len(record.subgraph.n_id)}
-    holder = record.subgraph if name.startswith("subgraph.") else record
-    field = name.removeprefix("subgraph.")
-    array = getattr(holder, field).copy()
+    ((edge_type, edges),) = record.subgraph.edges.items()
+    of_edges = name.startswith("edges.")
+    field = name.removeprefix("edges.")
+    array = getattr(edges if of_edges else record, field).copy()
     assert len(array)
     if value is None:
         array = array[:-1]
     else:
         array[array.argmax()] = sizes[value] if isinstance(value, str) else value
-    changed: Any = replace(holder, **{field: array})
-    hostile = changed if holder is record else replace(record, subgraph=changed)
+    if of_edges:
+        changed = {edge_type: edges._replace(**{field: array})}
+        hostile = replace(record, subgraph=replace(record.subgraph, edges=changed))
+    else:
+        hostile = replace(record, **{field: array})
     with pytest.raises(CorruptStoreError, match=message):
         hostile.check_numbers(num_slots)
 

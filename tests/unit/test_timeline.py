@@ -24,6 +24,7 @@ import torch
 
 from gnnstore import timeline as module
 from gnnstore.errors import NoSpaceError, NotFoundError, StorageError, UsageError
+from gnnstore.pipeline.batch import Batch
 from gnnstore.timeline import OFF, Timeline, recorded
 
 pytest.importorskip("torch_geometric")
@@ -408,10 +409,10 @@ def test_an_error_while_preparing_is_in_the_trace(
     loader = NeighborLoader(store, [5], batch_size=50, num_threads=2, seed=0)
     assemble = loader._assembler.assemble
 
-    def fail(output: Any, *rest: Any) -> Any:
-        if output.metadata[0][0] == 100:
+    def fail(batch: Batch, *rest: Any) -> None:
+        if batch.key.batch == 2:
             raise StorageError("no more")
-        return assemble(output, *rest)
+        assemble(batch, *rest)
 
     monkeypatch.setattr(loader._assembler, "assemble", fail)
     with pytest.raises(StorageError, match="no more"), loader.trace(tmp_path / "t.json"):

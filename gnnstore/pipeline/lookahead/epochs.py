@@ -256,8 +256,8 @@ class LookaheadEpochs:
             if ahead is not None and num_made == 0:
                 taken = ahead.take()
                 # The iteration's own batches know where a state goes on.
-                for made, own in zip(taken.superbatch.batches[taken.begin :], chunk, strict=False):
-                    made.position = own.position
+                for i, own in zip(range(taken.begin, taken.end), chunk, strict=False):
+                    taken.superbatch.batches[i].position = own.position
             else:
                 is_planned = first >= num_unplanned
                 superbatch = (producer.make if is_planned else producer.make_unplanned)(
@@ -461,7 +461,7 @@ class _PlannedBatches(Iterator[Batch]):
                 self._num_left = each.end - i - 1
                 if i == each.begin and superbatch.error is None:
                     then()
-                batch = superbatch.batches[i]
+                batch = superbatch.batches.pop(i)
                 batch.place = PlannedPlace(superbatch, i)
                 yield batch
             if each.error is not None:

@@ -360,7 +360,13 @@ class Producer:
         self._check_wanted()
         release_memory()  # of subgraphs as they were sampled, before as much is taken for the plan
         superbatch = Superbatch(
-            first, batches[:done], samples, trace.build(), space, failure, pinned
+            first,
+            dict(enumerate(batches[:done])),
+            samples,
+            trace.build(),
+            space,
+            failure,
+            pinned,
         )
         superbatch.bytes_spilled = samples.num_disk_bytes + superbatch.trace.num_disk_bytes
         return superbatch

@@ -89,7 +89,7 @@ class Superbatch:
     """S batches that are sampled; and planned and packed, once they are."""
 
     first: int  # number of the first in its iteration
-    batches: list[Batch]
+    batches: dict[int, Batch]  # those not handed out, which then know the superbatch
     samples: KeptSamples
     trace: Trace
     space: RowSpace
@@ -108,11 +108,11 @@ class Superbatch:
     read: Flag = field(default_factory=Flag)
 
     def __post_init__(self) -> None:
-        self._num_waiting = self._num_unread = len(self)
+        self._num_batches = self._num_waiting = self._num_unread = len(self.batches)
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self.batches)
+        return self._num_batches
 
     @property
     def num_bytes(self) -> int:
