@@ -646,8 +646,10 @@ class MemoryGate:
 
     def close(self) -> None:
         """Admit no more; those that wait fail. Idempotent."""
-        self._is_closed = True
-        self._changed.notify_all()
+        with self._changed.lock:
+            self._is_closed = True
+            self._coming.clear()  # batches that will not come
+            self._changed.notify_all()
 
     def _leave(self) -> None:
         with self._changed.lock:
