@@ -35,14 +35,14 @@ class Registry(Generic[T]):
 
     @contextmanager
     def having(self, *values: T) -> Iterator[None]:
-        """Register some values for the duration of a context."""
-        for value in values:
-            self.register(value)
+        """Register values until a context ends, which forgets all that was registered in it."""
+        before = dict(self._values)
         try:
+            for value in values:
+                self.register(value)
             yield
         finally:
-            for value in values:
-                del self._values[value.name]
+            self._values = before
 
     @property
     def names(self) -> tuple[str, ...]:

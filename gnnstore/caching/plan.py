@@ -173,10 +173,10 @@ class PlanFiles(NamedTuple):
 class PlannedStep(NamedTuple):
     """The plan of one batch of n rows."""
 
-    slots: npt.NDArray[np.int32]  # int32 [n]: the slot that each row is read from; -1: it is missed
+    slots: npt.NDArray[Any]  # [n]: the slot that each row is read from; -1: it is missed
     misses: int  # distinct rows that are missed
-    change_positions: npt.NDArray[np.int32]  # the rows that enter, and their slots
-    change_slots: npt.NDArray[np.int32]  # the rows that enter, and their slots
+    change_positions: npt.NDArray[Any]  # [c]: the places in the batch of the rows that enter
+    change_slots: npt.NDArray[Any]  # [c]: the slots that they enter
 
 
 _NONE = np.empty(0, np.int32)
@@ -221,20 +221,20 @@ class CachePlan:
             np.cumsum([len(step.change_slots) for step in made], out=changes[1:])
             return cls(
                 offsets,
-                np.concatenate([_NONE, *(step.slots for step in made)]),
+                np.concatenate([_NONE, *(step.slots for step in made)], dtype=np.int32),
                 np.array([step.misses for step in made], np.int64),
                 changes,
-                np.concatenate([_NONE, *(step.change_positions for step in made)]),
-                np.concatenate([_NONE, *(step.change_slots for step in made)]),
+                np.concatenate([_NONE, *(step.change_positions for step in made)], dtype=np.int32),
+                np.concatenate([_NONE, *(step.change_slots for step in made)], dtype=np.int32),
             )
         misses = np.zeros(len(offsets) - 1, np.int64)
         files = PlanFiles.make(place.path, len(misses))
         try:
             for i, step in enumerate(steps):
                 misses[i] = step.misses
-                files.slots.append(i, [step.slots])
-                changes = np.concatenate([step.change_positions, step.change_slots])
-                files.changes.append(i, [changes])
+                files.slots.append(i, [step.slots.astype(np.int32, copy=False)])
+                both = [step.change_positions, step.change_slots]
+                files.changes.append(i, [np.concatenate(both, dtype=np.int32)])
         except BaseException:
             files.close()
             raise

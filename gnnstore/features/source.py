@@ -62,6 +62,10 @@ class RowSpec:
         """Return a buffer for a number of rows, [num_rows, *shape], from the pool."""
         return empty((num_rows, *self.shape), self.dtype)
 
+    def view(self, out: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return a buffer that is to be filled, of any element type, as [num_rows, *shape]."""
+        return out.reshape(-1).view(np.uint8).view(self.dtype).reshape(len(out), *self.shape)
+
 
 class RowRequest(NamedTuple):
     """A request for rows of a source."""

@@ -21,7 +21,7 @@ from gnnstore.disk.engines import ENVIRONMENT_VARIABLE, Engine, open_engine
 from gnnstore.features.compact import held_row_bytes
 from gnnstore.features.opening import Mode, open_attribute, open_rows
 from gnnstore.features.planned import SlotCache
-from gnnstore.features.source import RowSource, Tier
+from gnnstore.features.source import RowSource
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.graph.neighbor_cache.beside import NeighborCache
 from gnnstore.graph.neighbor_cache.cache import bytes_for_all, bytes_to_choose
@@ -83,7 +83,7 @@ class SharedTables:
         self._lock = threading.RLock()  # a cache is made of tables
         self._rows: dict[tuple[str, Mode], RowSource] = {}
         self._direct: dict[tuple[str, str], RowSource] = {}
-        self._tiers: list[Callable[[RowSource], Tier]] = []
+        self._tiers: list[tuple[str | None, Callable[[RowSource], RowSource]]] = []
         self._engines: dict[tuple[str | None, str | None], Engine] = {}
         self._caches: dict[CacheKey[Any], SharedCache] = {}
         self._uses: WeakKeyDictionary[object, _Use] = WeakKeyDictionary()
@@ -94,10 +94,18 @@ class SharedTables:
         self._neighbors: NeighborCache | None = None
         self._topology_bytes = 0
 
-    def add_tier(self, tier: Callable[[RowSource], Tier]) -> None:
-        """Put a tier in front of every table that is opened from now on, above earlier ones."""
+    def add_tier(self, tier: Callable[[RowSource], RowSource], path: str | None = None) -> None:
+        """Put a tier in front of tables that are opened from now on, above earlier ones.
+
+        Parameters
+        ----------
+        tier : callable
+            Is given the table below, and returns a source of the same rows.
+        path : str, optional
+            The only table, by its directory in the store, as "nodes/node/x"; by default all.
+        """
         with self._lock:
-            self._tiers.append(tier)
+            self._tiers.append((path, tier))
 
     def rows(
         self, store: GraphStore, spec: AttributeSpec, mode: Mode, num_threads: int
@@ -107,7 +115,7 @@ class SharedTables:
         with self._lock:
             if key not in self._rows:
                 rows = open_attribute(store.reader, spec, mode, num_threads)
-                self._rows[key] = self._behind_tiers(rows)
+                self._rows[key] = self._behind_tiers(rows, spec)
             return self._rows[key]
 
     def held_row_bytes(self, store: GraphStore, path: str, *, progress: Progress) -> int:
@@ -132,12 +140,14 @@ class SharedTables:
         key = (spec.path, engine.name)
         with self._lock:
             if key not in self._direct:
-                self._direct[key] = self._behind_tiers(open_rows(store.reader.paged(spec), engine))
+                rows = open_rows(store.reader.paged(spec), engine)
+                self._direct[key] = self._behind_tiers(rows, spec)
             return self._direct[key]
 
-    def _behind_tiers(self, rows: RowSource) -> RowSource:
-        for tier in self._tiers:
-            rows = tier(rows)
+    def _behind_tiers(self, rows: RowSource, spec: AttributeSpec) -> RowSource:
+        for path, tier in self._tiers:
+            if path is None or path == spec.path:
+                rows = tier(rows)
         return rows
 
     def find_cache(self, key: CacheKey[C]) -> C | None:

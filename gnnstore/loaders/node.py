@@ -20,6 +20,7 @@ from gnnstore.errors import limits_named
 from gnnstore.loaders.options import LoaderOptions
 from gnnstore.loaders.pyg_sampler import StoreSampler
 from gnnstore.loaders.sampled import SampledLoader
+from gnnstore.sampling.neighbor import only
 from gnnstore.seeds.nodes import resolve_input_nodes
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         seeds = self._seeds.select(range(len(self._seeds)))
         return NodeSamplerInput(
             input_id=None if self._seeds.ids is None else seeds.labels.input_id,
-            node=torch.from_numpy(seeds.nodes),
+            node=torch.from_numpy(only(seeds.nodes)),
         )
 
     @property

@@ -96,7 +96,7 @@ class PartitionSource(BatchSource):
         state, sampler = place.state, place.sampler
         seeds = self.of.seeds.select(place.seeds, batch.key, state)
         if sampler is None or state.graph is None:
-            nodes = only(seeds.start_nodes())
+            nodes = only(seeds.nodes)
             sample = seeds_alone(nodes, self.config, self.of.index_dtype)
         else:
             sample = sampled_from(sampler, seeds, batch.key)

@@ -11,14 +11,15 @@ import numpy.typing as npt
 
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import id_dtype
+from gnnstore.formats.store.schema import NODE_TYPE
 from gnnstore.partitions.assignment import states_of_buckets, states_of_nodes
 from gnnstore.partitions.order import Assigned, Assigner, Int64Array
 from gnnstore.partitions.sizes import EdgesRead
 from gnnstore.pipeline.order.epoch import MAX_SORTED
 from gnnstore.sampling.edges import EdgeFinder
-from gnnstore.seeds.base import BatchKey, Seeds
-from gnnstore.seeds.links import LinkGraph, Links, LinkSeeds
-from gnnstore.seeds.nodes import InputNodes, NodeSeeds
+from gnnstore.seeds.base import BatchKey, SeedLabels, Seeds
+from gnnstore.seeds.links import LinkGraph, LinkLabels, Links
+from gnnstore.seeds.nodes import InputNodes, NodeLabels
 
 if TYPE_CHECKING:
     from gnnstore.formats.partitions.reader import PartitionsReader
@@ -44,7 +45,9 @@ class SeedsByState(Assigner):
         """Return the positions of the seeds of a state, which is in memory, in their own order."""
 
     @abstractmethod
-    def select(self, index: npt.NDArray[Any], key: BatchKey, resident: ResidentState) -> Seeds:
+    def select(
+        self, index: npt.NDArray[Any], key: BatchKey, resident: ResidentState
+    ) -> Seeds[SeedLabels]:
         """Return the seeds at some of these positions; nodes by their ids in the state."""
 
     def trained(
@@ -128,10 +131,12 @@ class NodesByState(SeedsByState):
         found: Int64Array = assigned.positions(state)
         return found
 
-    def select(self, index: npt.NDArray[Any], key: BatchKey, resident: ResidentState) -> NodeSeeds:
+    def select(
+        self, index: npt.NDArray[Any], key: BatchKey, resident: ResidentState
+    ) -> Seeds[NodeLabels]:
         """Return the seed nodes at some positions in the input nodes."""
         labels = self._nodes.select(index, key).labels
-        return NodeSeeds(resident.members.local(self._new_ids[index]), labels)
+        return Seeds({NODE_TYPE: resident.members.local(self._new_ids[index])}, labels)
 
 
 @by_state.register(InputNodes)
@@ -216,7 +221,9 @@ class LinksByState(SeedsByState):
         assert trained is not None  # noqa: S101 - of all edges it is not
         return resident.graph.edges_of(trained)
 
-    def select(self, index: npt.NDArray[Any], key: BatchKey, resident: ResidentState) -> LinkSeeds:
+    def select(
+        self, index: npt.NDArray[Any], key: BatchKey, resident: ResidentState
+    ) -> Seeds[LinkLabels]:
         """Return the seed edges at some of these positions, and their negatives."""
         members, graph, buckets = resident.members, resident.graph, resident.buckets
         index = index.astype(np.int64, copy=False)

@@ -67,12 +67,12 @@ class Batch:
     output: Any = None  # the sample alone, or joined with its attributes
 
 
-def request_of(seeds: Seeds, key: BatchKey) -> BatchRequest:
+def request_of(seeds: Seeds[SeedLabels], key: BatchKey) -> BatchRequest:
     """Return the request that samples from a batch's seeds."""
-    return BatchRequest(only(seeds.start_nodes()), key.epoch, key.batch, seeds.excluded())
+    return BatchRequest(only(seeds.nodes), key.epoch, key.batch, seeds.excluded)
 
 
-def sampled_from(sampler: NeighborSampler, seeds: Seeds, key: BatchKey) -> Sample:
+def sampled_from(sampler: NeighborSampler, seeds: Seeds[SeedLabels], key: BatchKey) -> Sample:
     """Return the subgraph of a batch's seeds."""
     nodes, epoch, batch, excluded = request_of(seeds, key)
     return sampler.sample(nodes, epoch=epoch, batch=batch, excluded=excluded)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,22 +28,31 @@ ON_DEMAND_EPOCH = 2**63 - 1
 class BatchKey(NamedTuple):
     """The key of a batch: with the store and the options it determines the batch."""
 
-    seed: int  # seed of the run, number of the epoch, and of the batch in it
-    epoch: int  # seed of the run, number of the epoch, and of the batch in it
-    batch: int  # seed of the run, number of the epoch, and of the batch in it
+    seed: int  # of the run
+    epoch: int  # its number
+    batch: int  # its number in the epoch
 
 
 class SeedLabels(ABC):
-    """Attributes of a batch that describe its seeds."""
+    """Attributes of a batch that describe its seeds.
 
-    name: ClassVar[str]  # kind of labels, as packed epochs note it
-    num_arrays: ClassVar[int]  # length of `arrays()`
-    # Counts by their names in `LoaderStats`, added once the batch is handed out.
+    Attributes
+    ----------
+    name : str
+        Kind of the labels, as packed epochs note it.
+    num_arrays : int
+        Length of `arrays()`.
+    counts : Mapping of str to int
+        Counts by their names in `LoaderStats`, added once the batch is handed out.
+    """
+
+    name: ClassVar[str]
+    num_arrays: ClassVar[int]
     counts: Mapping[str, int] = MappingProxyType({})
 
     @classmethod
     def fingerprint(cls) -> dict[str, Any]:
-        """Return the kind, for the fingerprint of a source whose seeds are no nodes."""
+        """Return the kind, for the fingerprint of a loader."""
         return {KIND: cls.name, SEED_ARRAYS: cls.num_arrays}
 
     @abstractmethod
@@ -52,11 +61,11 @@ class SeedLabels(ABC):
 
     @abstractmethod
     def arrays(self) -> list[npt.NDArray[Any]]:
-        """Return all of it as arrays, for what waits on disk."""
+        """Return the labels as arrays, for packed epochs."""
 
-    @abstractmethod
     def metadata(self) -> tuple[Any, ...]:
-        """Return it as PyG's `SamplerOutput.metadata`."""
+        """Return PyG's `SamplerOutput.metadata`: the arrays, unless PyG has such seeds."""
+        return tuple(self.arrays())
 
     @classmethod
     @abstractmethod
@@ -64,31 +73,28 @@ class SeedLabels(ABC):
         """Return the labels of which `arrays` gave these; it keeps them."""
 
     @classmethod
-    @abstractmethod
     def from_metadata(cls, metadata: Any) -> Self:
         """Return the labels of a `SamplerOutput`, which the user may have changed."""
+        return cls.from_arrays(metadata)
 
 
-class Seeds(Protocol):
+L_co = TypeVar("L_co", bound=SeedLabels, covariant=True)
+
+
+class Seeds(NamedTuple, Generic[L_co]):
     """The seeds of one batch."""
 
-    @property
-    def labels(self) -> SeedLabels:
-        """The attributes that describe the seeds; kept until the batch is assembled."""
-
-    def start_nodes(self) -> Mapping[str, Int64Array]:
-        """Return the nodes to sample from, by node type."""
-
-    def excluded(self) -> Excluded | None:
-        """Return the edges that are not sampled."""
+    nodes: Mapping[str, Int64Array]  # nodes to sample from, by node type
+    labels: L_co  # attributes that describe the seeds; kept until the batch is assembled
+    excluded: Excluded | None = None  # edges that are not sampled
 
 
 class SeedSource(Protocol):
-    """The seeds that batches of a loader can start from, by position."""
+    """The seeds that batches of a loader can start from, by position. Used by several threads."""
 
     @property
     def labels(self) -> type[SeedLabels]:
-        """Kind of the labels of its seeds."""
+        """The class of the labels of its seeds."""
 
     @property
     def name(self) -> str | None:
@@ -101,11 +107,12 @@ class SeedSource(Protocol):
     def __len__(self) -> int:
         """Return the number of positions."""
 
-    def select(self, index: Any, key: BatchKey) -> Seeds:
+    def select(self, index: Any, key: BatchKey) -> Seeds[SeedLabels]:
         """Return the seeds at some positions [B].
 
         Parameters
         ----------
+        index : ndarray of int64, or whatever names positions in `loader(index)`
         key : BatchKey
             Of the batch. It keys random draws, such as those of negatives.
 
@@ -116,4 +123,7 @@ class SeedSource(Protocol):
         """
 
     def fingerprint(self) -> Mapping[str, Any]:
-        """Return the values that the seeds depend on, plain and by name; `NUM_POSITIONS` is one."""
+        """Return the values that the seeds depend on, plain and by name, such as checksums.
+
+        A loader adds the kind of the labels and the number of positions.
+        """

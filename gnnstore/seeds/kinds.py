@@ -12,15 +12,15 @@ from gnnstore.seeds.base import SeedLabels
 from gnnstore.seeds.links import LinkLabels
 from gnnstore.seeds.nodes import NodeLabels
 
-KINDS: Registry[type[SeedLabels]] = Registry((NodeLabels, LinkLabels))
+SEED_KINDS: Registry[type[SeedLabels]] = Registry((NodeLabels, LinkLabels))
 
 
 def labels_of(fingerprint: Mapping[str, Any]) -> type[SeedLabels]:
     """Return the kind of labels of the loader that has a fingerprint."""
     name = fingerprint.get(KIND, NodeLabels.name)
-    if not isinstance(name, str) or name not in KINDS:
+    if not isinstance(name, str) or name not in SEED_KINDS:
         raise UnsupportedVersionError(
             f"batches start from seeds of the kind {name!r}, and this gnnstore knows "
-            f"{', '.join(KINDS.names)}; use the gnnstore that packed them"
+            f"{', '.join(SEED_KINDS.names)}; use the gnnstore that packed them"
         )
-    return KINDS[name]
+    return SEED_KINDS[name]

@@ -18,11 +18,10 @@ import torch
 
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, InputError
-from gnnstore.formats.packed.manifest import ALL_EDGES, NUM_POSITIONS
+from gnnstore.formats.packed.manifest import ALL_EDGES
 from gnnstore.formats.store.schema import NODE_TYPE
 from gnnstore.sampling.edges import EdgeFinder
-from gnnstore.sampling.neighbor import Excluded
-from gnnstore.seeds.base import BatchKey, Int64Array, SeedLabels
+from gnnstore.seeds.base import BatchKey, Int64Array, SeedLabels, Seeds
 from gnnstore.seeds.negatives import Negatives
 from gnnstore.seeds.nodes import checked_positions
 
@@ -129,22 +128,6 @@ class LinkGraph(NamedTuple):
     positions: npt.NDArray[Any] | None = None
 
 
-class LinkSeeds(NamedTuple):
-    """The ends of the seed edges of one batch, and of their negatives."""
-
-    nodes: Int64Array
-    labels: LinkLabels
-    without: Excluded | None = None
-
-    def start_nodes(self) -> dict[str, Int64Array]:
-        """Return the ends: each once and ascending, or for disjoint subgraphs as they come."""
-        return {NODE_TYPE: self.nodes}
-
-    def excluded(self) -> Excluded | None:
-        """Return the seed edges, and on request their reverses."""
-        return self.without
-
-
 class Links:
     """The seed edges of a loader, by position."""
 
@@ -202,11 +185,9 @@ class Links:
         return held + (0 if self.negatives is None else self.negatives.num_bytes)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return number and checksums of edges, labels and ids, and how negatives are drawn."""
+        """Return checksums of edges, labels and ids, and how negatives are drawn."""
         negatives = None if self.negatives is None else self.negatives.fingerprint()
         return {
-            **LinkLabels.fingerprint(),
-            NUM_POSITIONS: len(self),
             **self._checksums,
             "edge_label_attrs": list(self.attributes),
             "exclude_edges": self.exclude_edges,
@@ -225,7 +206,7 @@ class Links:
     def _finder(self) -> EdgeFinder:
         return EdgeFinder(self.store.topology_at_hand().columns())
 
-    def select(self, index: Any, key: BatchKey) -> LinkSeeds:
+    def select(self, index: Any, key: BatchKey) -> Seeds[LinkLabels]:
         """Return the seed edges at some positions [P], and the negatives of the batch."""
         positions = checked_positions(index, len(self), "edge_label_index")
         graph = LinkGraph(self._finder, self.store.num_nodes)
@@ -237,8 +218,11 @@ class Links:
         positions: Int64Array,
         ends: tuple[Int64Array, Int64Array],
         key: BatchKey,
-    ) -> LinkSeeds:
-        """Return seed edges and the negatives of the batch, in the ids of a graph."""
+    ) -> Seeds[LinkLabels]:
+        """Return seed edges and the negatives of the batch, in the ids of a graph.
+
+        Nodes are their ends: each once and ascending, or for disjoint subgraphs as they come.
+        """
         sources, targets = ends
         places = positions if self.edges is None else None
         ids = positions if self.edges is not None else self.edge_ids(positions)
@@ -256,7 +240,7 @@ class Links:
             pairs = both if self.exclude_edges == "reverse" else both[:1]
             without = graph.finder.excluding(*np.concatenate(pairs, axis=1))
         labels = LinkLabels({**values, **attributes}, {"negatives_kept": kept})
-        return LinkSeeds(nodes, labels, without)
+        return Seeds({NODE_TYPE: nodes}, labels, without)
 
     def ends(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return the sources and targets of the edges at some positions [P]."""

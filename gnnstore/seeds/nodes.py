@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +18,9 @@ import torch
 
 from gnnstore import _core
 from gnnstore.errors import InputError
-from gnnstore.formats.packed.manifest import NUM_POSITIONS
 from gnnstore.formats.store.schema import NODE_TYPE
 from gnnstore.graph.arrays import Attribute, Splits
-from gnnstore.seeds.base import BatchKey, SeedLabels
+from gnnstore.seeds.base import BatchKey, SeedLabels, Seeds
 
 if TYPE_CHECKING:
     from gnnstore.formats.store.schema import NodeTypeSpec
@@ -41,6 +40,11 @@ class NodeLabels(SeedLabels):
 
     input_id: torch.Tensor
     seed_time: Any = None
+
+    @classmethod
+    def fingerprint(cls) -> dict[str, Any]:
+        """Return nothing: seeds are nodes where a fingerprint does not say otherwise."""
+        return {}
 
     def label(self, batch: Any) -> None:
         """Write `input_id` and `batch_size`, and `seed_time` if there is one."""
@@ -73,20 +77,6 @@ class NodeLabels(SeedLabels):
         """Return the labels of a pair of input ids and times."""
         input_id, seed_time = metadata
         return cls(input_id, seed_time)
-
-
-class NodeSeeds(NamedTuple):
-    """The seed nodes of one batch."""
-
-    nodes: Int64Array
-    labels: NodeLabels
-
-    def start_nodes(self) -> dict[str, Int64Array]:
-        """Return the seed nodes, those that come twice as well."""
-        return {NODE_TYPE: self.nodes}
-
-    def excluded(self) -> None:
-        """Return nothing: all edges are sampled."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,19 +117,18 @@ class InputNodes:
         return self.num_seeds
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return number and checksums of the node ids and of what `input_id` shows."""
+        """Return checksums of the node ids and of what `input_id` shows."""
         return {
-            NUM_POSITIONS: self.num_seeds,
             "crc32c of input_nodes": f"{self.nodes_crc:08x}",
             "crc32c of input_id": f"{self.ids_crc:08x}",
         }
 
-    def select(self, index: Any, key: BatchKey | None = None) -> NodeSeeds:  # noqa: ARG002
+    def select(self, index: Any, key: BatchKey | None = None) -> Seeds[NodeLabels]:  # noqa: ARG002
         """Return the seed nodes at some positions, whatever the key."""
         positions = checked_positions(index, self.num_seeds, "input_nodes")
         nodes = positions if self.nodes is None else self.nodes[positions]
         ids = positions if self.ids is None else self.ids[positions]
-        return NodeSeeds(nodes, NodeLabels(torch.from_numpy(ids)))
+        return Seeds({NODE_TYPE: nodes}, NodeLabels(torch.from_numpy(ids)))
 
 
 def resolve_input_nodes(store: GraphStore, input_nodes: Any, input_id: Any = None) -> InputNodes:

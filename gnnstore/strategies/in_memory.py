@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gnnstore._core import release_memory
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.strategies.base import Strategy
 from gnnstore.strategies.loader_spec import LoaderSpec
@@ -21,11 +20,7 @@ class InMemoryStrategy(Strategy):
     def reserve(self, loader: LoaderSpec, place: Placer) -> Placement:
         """Check that there is room for two batches, before everything else is loaded."""
         placement = place(0)
-        if placement.budget_is_promise:
-            topology = loader.open_topology(placement, None)
-            seen = loader.presampler.run(topology, 1, spare_bytes=placement.spare_bytes)
-            release_memory()
-            check_two_batches(placement.ledger, seen.largest_bytes)
+        loader.check_two_batches(placement)
         return placement
 
     def predict(self, epoch: SampledEpoch, loader: LoaderSpec, place: Placer) -> Prediction:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from gnnstore._core import release_memory
 from gnnstore.budget.limits import affordable_threads
 from gnnstore.disk.scratch import default_parent
 from gnnstore.formats.container.files import free_bytes
@@ -13,6 +14,7 @@ from gnnstore.graph.shared import shared_tables
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.strategies.predict.traits import StrategyTraits
 from gnnstore.strategies.sizes.placement import Placement
+from gnnstore.strategies.sizes.prefetch import check_two_batches
 from gnnstore.strategies.sizes.settings import CacheSettings, PlannedSettings
 
 if TYPE_CHECKING:
@@ -87,6 +89,14 @@ class LoaderSpec:
         spare = placement.left_bytes + placement.neighbors_bytes
         neighbors = shared.neighbors(store, topology, placement.neighbors_bytes, spare)
         return replace(topology, neighbors=neighbors)
+
+    def check_two_batches(self, placement: Placement) -> None:
+        """Check that a budget which the user set has room for a batch and the one before it."""
+        if placement.budget_is_promise:
+            topology = self.open_topology(placement, None)
+            seen = self.presampler.run(topology, 1, spare_bytes=placement.spare_bytes)
+            release_memory()  # the samples' buffers, which would stay until the first batch
+            check_two_batches(placement.ledger, seen.largest_bytes)
 
     @property
     def planned(self) -> PlannedSettings:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
 from typing import Any, Protocol
 
 import torch
@@ -26,15 +25,17 @@ class ResumableLoader(Protocol):
 def assert_resumes(make_loader: Callable[[], ResumableLoader], *, num_epochs: int = 2) -> None:
     """Check that a loader gives the same batches whether or not it is stopped and resumed.
 
-    It is stopped before the first batch, after the first, in the middle, before the last one and
-    after the last one of each epoch. Its state goes through JSON to a new loader, which must give
-    the batches that remain of the epoch, and those of the epoch after it.
+    A loader runs, and its state is taken before the first batch of each epoch, after the first, in
+    the middle, before the last and after it. Each state goes through JSON to a new loader, which
+    must give the batches that remain of the epoch and those of the epoch after it; stopped once
+    more after a batch, it must resume again.
 
     Parameters
     ----------
     make_loader : callable
-        Makes the loader anew, with the same options and the same seed. A batch is a PyG `Data`, or
-        another object with `to_dict`.
+        Makes the loader anew, with the same options. Its epochs should differ, as with
+        ``shuffle=True``: if they do not, a lost epoch number goes unnoticed. A batch is a PyG
+        `Data`, or another object with `to_dict`.
     num_epochs : int
         Epochs in which it is stopped.
 
@@ -48,47 +49,45 @@ def assert_resumes(make_loader: Callable[[], ResumableLoader], *, num_epochs: in
     >>> from gnnstore.testing import assert_resumes
     >>> assert_resumes(lambda: gnnstore.NeighborLoader(store, [5], seed=0))  # doctest: +SKIP
     """
-    loader = make_loader()
-    epochs = [[batch.to_dict() for batch in loader] for _ in range(num_epochs + 1)]
+    first = make_loader()
+    epochs, states = zip(*(_run(first) for _ in range(num_epochs + 1)), strict=True)
     if not epochs[0]:
         raise AssertionError("the first epoch has no batches, so that nothing can be resumed")
-    for epoch, batches in enumerate(epochs[:num_epochs]):
+    for epoch in range(num_epochs):
+        batches, following = epochs[epoch : epoch + 2]
         size = len(batches)
         for stop in sorted({0, 1, size // 2, size - 1, size} & set(range(size + 1))):
-            state = _state_at(make_loader(), epoch, stop)
-            resumed = make_loader()
-            resumed.load_state_dict(json.loads(json.dumps(state)))
             where = f"resumed in epoch {epoch} after {stop} of {size} batches"
-            rest = [batch.to_dict() for batch in resumed]
-            if stop == size and rest:  # a state behind the loop: the next epoch has begun
-                assert_same_batches(rest, epochs[epoch + 1], where)
+            resumed = _resumed(make_loader(), states[epoch][stop])
+            rest, taken = _run(resumed)
+            if stop == size and rest:  # the state was that of the next epoch
+                assert_same_batches(rest, following, where)
                 continue
             assert_same_batches(rest, batches[stop:], where)
-            following = [batch.to_dict() for batch in resumed]
-            assert_same_batches(following, epochs[epoch + 1], f"{where}, in the epoch after that")
+            assert_same_batches(_run(resumed)[0], following, f"{where}, in the epoch after that")
+            if 0 < stop < size - 1:
+                again = _run(_resumed(make_loader(), taken[1]))[0]
+                assert_same_batches(again, batches[stop + 1 :], f"{where}, and again one later")
 
 
-def _state_at(loader: ResumableLoader, epoch: int, stop: int) -> dict[str, Any]:
-    """Return the state of a loader in the middle of an epoch, while it prepares batches ahead."""
-    for _ in range(epoch):
-        for _batch in loader:
-            pass
-    if stop == 0:
-        return loader.state_dict()
-    batches = iter(loader)
-    for _batch in islice(batches, stop):
-        pass
-    state = loader.state_dict()
-    close = getattr(batches, "close", None)
-    if close is not None:
-        close()
-    return state
+def _run(loader: ResumableLoader) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the batches that an epoch has left; and the states before, between and after them."""
+    batches, states = [], [json.dumps(loader.state_dict())]
+    for batch in loader:
+        batches.append(batch.to_dict())
+        states.append(json.dumps(loader.state_dict()))
+    return batches, states
+
+
+def _resumed(loader: ResumableLoader, state: str) -> ResumableLoader:
+    loader.load_state_dict(json.loads(state))
+    return loader
 
 
 def assert_same_batches(
     found: Sequence[dict[str, Any]], expected: Sequence[dict[str, Any]], where: str = ""
 ) -> None:
-    """Check that batches are equal: names, their order, dtypes, shapes and values.
+    """Check that batches are equal: names, their order, dtypes, shapes and values (NaN is NaN).
 
     Raises
     ------
@@ -109,4 +108,6 @@ def assert_same_batches(
 def _same(value: Any, expected: Any) -> bool:
     if not isinstance(expected, torch.Tensor):
         return bool(value == expected)
-    return value.dtype == expected.dtype and torch.equal(value, expected)
+    if value.dtype != expected.dtype or value.shape != expected.shape:
+        return False
+    return bool(((value == expected) | (value.isnan() & expected.isnan())).all())

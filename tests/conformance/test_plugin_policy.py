@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,17 @@ import numpy.typing as npt
 import pytest
 
 from gnnstore import NeighborLoader
-from gnnstore.caching.plan import CachePlan, Trace
-from gnnstore.caching.policies.base import CachePolicy, PlanningBytes
-from gnnstore.caching.policies.registry import POLICIES
-from gnnstore.strategies.builtin import BELADY, STRATEGIES
+from gnnstore.plugins import (
+    POLICIES,
+    STRATEGIES,
+    CachePlan,
+    CachePolicy,
+    LookaheadStrategy,
+    PlannedStep,
+    PlanningBytes,
+    Trace,
+)
+from gnnstore.testing import assert_resumes
 from gnnstore.tools.bench.ways import ways
 from gnnstore.tools.cli import main
 from tests.support.batches import assert_same_batches, batches_of
@@ -44,34 +51,22 @@ class DirectMappedPlanner:
         return (ids.astype(np.int64) * 2654435761 >> 7) % self.num_slots
 
     def plan(self, trace: Trace) -> CachePlan:
-        none: npt.NDArray[Any] = np.empty(0, np.int64)
-        slots, positions, targets, misses = [none], [none], [none], []
-        for i in range(trace.num_batches):
-            ids = trace.batch(i)
-            own = self._slot_of(ids) if self.num_slots else np.zeros(len(ids), np.int64)
-            hit = self._nodes[own] == ids if self.num_slots else np.zeros(len(ids), np.bool_)
-            missed = np.flatnonzero(~hit)
-            entered, first = np.unique(own[missed], return_index=True)
-            if self.num_slots:
-                self._nodes[entered] = ids[missed[first]]
-            slots.append(np.where(hit, own, -1))
-            misses.append(len(np.unique(ids[missed])))
-            positions.append(missed[first] if self.num_slots else none)
-            targets.append(entered if self.num_slots else none)
-        return CachePlan(
-            trace.offsets,
-            np.concatenate(slots).astype(np.int32),
-            np.array(misses, np.int64),
-            np.cumsum([0, *map(len, targets[1:])]),
-            np.concatenate(positions).astype(np.int32),
-            np.concatenate(targets).astype(np.int32),
-        )
+        batches = (trace.batch(i) for i in range(trace.num_batches))
+        return CachePlan.collect(trace.offsets, map(self._step, batches))
+
+    def _step(self, ids: npt.NDArray[Any]) -> PlannedStep:
+        if not self.num_slots:
+            return PlannedStep(np.full(len(ids), -1), len(np.unique(ids)), ids[:0], ids[:0])
+        own = self._slot_of(ids)
+        hit = self._nodes[own] == ids
+        missed = np.flatnonzero(~hit)
+        entered, first = np.unique(own[missed], return_index=True)
+        self._nodes[entered] = ids[missed[first]]
+        misses = len(np.unique(ids[missed]))
+        return PlannedStep(np.where(hit, own, -1), misses, missed[first], entered)
 
     def restart(self, nodes: npt.NDArray[Any]) -> None:
-        held = np.flatnonzero(nodes >= 0)
-        own = held[self._slot_of(nodes[held]) == held]
-        self._nodes[:] = -1
-        self._nodes[own] = nodes[own]
+        self._nodes = nodes.copy()
 
 
 class DirectMapped(CachePolicy):
@@ -84,8 +79,8 @@ class DirectMapped(CachePolicy):
 
 @pytest.fixture(autouse=True)
 def _registered() -> Iterator[None]:
-    strategy = replace(
-        BELADY, name="hashed", policy="direct-mapped", summary="a cache as processors'"
+    strategy = LookaheadStrategy(
+        "hashed", "disk", policy="direct-mapped", summary="a cache as processors'"
     )
     with POLICIES.having(DirectMapped()), STRATEGIES.having(strategy):
         yield
@@ -100,6 +95,14 @@ def test_a_name_is_taken_once() -> None:
         POLICIES.register(DirectMapped())
 
 
+def test_a_context_forgets_what_was_registered_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DirectMapped, "name", "another")
+    with POLICIES.having():
+        POLICIES.register(DirectMapped())
+        assert "another" in POLICIES
+    assert "another" not in POLICIES
+
+
 @pytest.mark.parametrize("num_threads", [0, 2])
 @pytest.mark.parametrize("superbatch", [1, 5, None])
 def test_it_loads_the_same_batches(path: Path, num_threads: int, superbatch: int | None) -> None:
@@ -111,15 +114,10 @@ def test_it_loads_the_same_batches(path: Path, num_threads: int, superbatch: int
     assert stats.cache_rows > 100
 
 
-def test_it_goes_on_where_another_stopped(path: Path) -> None:
-    expected = batches_in_memory(path)
-    first = loader_of(path, strategy="static")
-    running = iter(first)
-    for _ in range(3):
-        next(running)
-    loader = loader_of(path, **CACHE)
-    loader.load_state_dict(first.state_dict())
-    assert_same_batches(batches_of(loader, 2)[: len(expected) - 3], expected[3:])
+@pytest.mark.parametrize("other", ["hashed", "static"])
+def test_it_goes_on_where_another_stopped(path: Path, other: str) -> None:
+    options = cycle((CACHE, CACHE | {"strategy": other}))
+    assert_resumes(lambda: loader_of(path, **next(options)))
 
 
 def test_it_is_predicted_and_compared(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import pickle
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +22,29 @@ import pytest
 
 import gnnstore
 from gnnstore import BudgetError, NeighborLoader
-from gnnstore._core import ReadCounts
-from gnnstore.budget.ledger import CACHED, Reservation
 from gnnstore.disk.profile.device_profile import save_profile
-from gnnstore.features.source import RowSource, Tier
-from gnnstore.graph.shared import CacheKey, shared_tables
+from gnnstore.plugins import (
+    STRATEGIES,
+    CacheKey,
+    EpochCosts,
+    LoaderSpec,
+    OpenStore,
+    Placement,
+    Placer,
+    Prediction,
+    ReadCounts,
+    ReadTotals,
+    Reservation,
+    Resources,
+    RowSource,
+    SampledEpoch,
+    Strategy,
+    Tier,
+    check_two_batches,
+    shared_tables,
+)
 from gnnstore.strategies import auto as optimizer
-from gnnstore.strategies.base import Strategy
-from gnnstore.strategies.builtin import STRATEGIES
-from gnnstore.strategies.loader_spec import LoaderSpec
-from gnnstore.strategies.predict.cost import EpochCosts, Prediction, Resources
-from gnnstore.strategies.predict.reads import ReadTotals
-from gnnstore.strategies.predict.sampled_epoch import SampledEpoch
-from gnnstore.strategies.sizes.placement import Placement, Placer
-from gnnstore.strategies.sizes.prefetch import check_two_batches
-from gnnstore.strategies.sources import OpenStore
+from gnnstore.testing import assert_resumes
 from gnnstore.testing.graphs import random_graph
 from gnnstore.tools.bench.ways import ways
 from gnnstore.tools.cli import main
@@ -111,19 +119,21 @@ class FirstComeStrategy(Strategy):
     """Rows come from a mapping, the first ones from memory."""
 
     def reserve(self, loader: LoaderSpec, place: Placer) -> Placement:
+        placement = self._placed(place, NUM_ROWS * ROW_BYTES)
+        loader.check_two_batches(placement)
+        return placement.because(f"the first {NUM_ROWS} rows are kept")
+
+    def _placed(self, place: Placer, held_bytes: int) -> Placement:
         placement = place(0)
-        memory = placement.ledger.add(Reservation(CACHED, NUM_ROWS * ROW_BYTES))
-        topology = loader.open_topology(placement, None)
-        check_two_batches(memory, loader.presampler.run(topology, 1).largest_bytes)
-        return replace(placement, ledger=memory).because(f"the first {NUM_ROWS} rows are kept")
+        ledger = placement.ledger.add(Reservation("first rows", held_bytes))
+        return replace(placement, ledger=ledger)
 
     def predict(self, epoch: SampledEpoch, _: LoaderSpec, place: Placer) -> Prediction:
-        work, machine, placement = epoch.workload, epoch.machine, place(0)
+        work, machine = epoch.workload, epoch.machine
         held_bytes = NUM_ROWS * work.row_bytes
-        check_two_batches(
-            placement.ledger.add(Reservation(CACHED, held_bytes)), epoch.seen.largest_bytes
-        )
-        resources = Resources(placement.resident_bytes + held_bytes, NUM_ROWS, held_bytes)
+        placement = self._placed(place, held_bytes)
+        check_two_batches(placement.ledger, epoch.seen.largest_bytes)
+        resources = Resources(placement.resident_bytes, NUM_ROWS, held_bytes)
         faults = round(work.batch_rows * work.epoch_batches * (1 - NUM_ROWS / work.num_rows))
         reads, seconds = ReadTotals(faults, 4096 * faults), faults / machine.faults_per_second()
         return EpochCosts(work, machine).one_by_one(self, resources, reads, seconds)
@@ -166,14 +176,10 @@ def test_it_loads_the_same_batches(
     assert_same_batches(batches_of(again), batches_of(loader))
 
 
-def test_it_goes_on_where_another_stopped(path: Path, expected: list[dict[str, Any]]) -> None:
-    first = loader_of(path, strategy="packed")
-    running = iter(first)
-    for _ in range(3):
-        next(running)
-    loader = loader_of(path)
-    loader.load_state_dict(first.state_dict())
-    assert_same_batches(batches_of(loader, 2)[: len(expected) - 3], expected[3:])
+@pytest.mark.parametrize("other", ["first-come", "packed"])
+def test_it_goes_on_where_another_stopped(path: Path, other: str) -> None:
+    strategies = cycle(("first-come", other))
+    assert_resumes(lambda: loader_of(path, strategy=next(strategies)))
 
 
 def test_loaders_share_its_cache_and_give_it_up(path: Path) -> None:
@@ -191,7 +197,7 @@ def test_loaders_share_its_cache_and_give_it_up(path: Path) -> None:
 
 
 def test_a_budget_without_room_is_refused(path: Path) -> None:
-    with pytest.raises(BudgetError, match="cached rows"):
+    with pytest.raises(BudgetError, match="first rows"):
         loader_of(path, memory="150kB", topology="mmap")
 
 

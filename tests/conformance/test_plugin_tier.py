@@ -14,19 +14,25 @@ from numpy.typing import NDArray
 
 import gnnstore
 from gnnstore import NeighborLoader
-from gnnstore._core import ReadCounts
-from gnnstore.caching.plan import Trace
 from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.disk.engines import open_engine
 from gnnstore.features.opening import open_rows
 from gnnstore.features.packed.pack import pack
 from gnnstore.features.planned import PlanStep, SlotCache
-from gnnstore.features.source import RowRequest, RowSource, Tier, files_of, of_one_type
+from gnnstore.features.source import files_of, of_one_type
 from gnnstore.features.static import StaticCache
-from gnnstore.graph.shared import shared_tables
-from gnnstore.strategies.builtin import STRATEGIES
+from gnnstore.plugins import (
+    STRATEGIES,
+    ReadCounts,
+    RowRequest,
+    RowSource,
+    Tier,
+    Trace,
+    shared_tables,
+)
+from gnnstore.testing import assert_resumes
 from gnnstore.testing.graphs import random_graph
-from tests.support.batches import assert_same_batches
+from tests.support.batches import assert_same_batches, batches_of
 
 N, E, WIDTH = 600, 6000, 30
 NUM_SLOTS = 100
@@ -39,16 +45,16 @@ class RecentRows(Tier):
 
     def __init__(self, below: RowSource) -> None:
         super().__init__(below)
-        self._rows: OrderedDict[int, NDArray[np.uint8]] = OrderedDict()
+        self._rows: OrderedDict[int, NDArray[Any]] = OrderedDict()
         self._lock = threading.Lock()
 
     def read_rows(self, ids: NDArray[Any], out: NDArray[Any]) -> ReadCounts:
-        values = out.reshape(-1).view(np.uint8).reshape(len(out), self.row_bytes)
+        values = self.spec.view(out)
         with self._lock:
             found = {k: self._rows[i] for k, i in enumerate(ids.tolist()) if i in self._rows}
             RecentRows.num_hits += len(found)
         missed = np.array([k not in found for k in range(len(ids))], np.bool_)
-        rows = np.empty((np.count_nonzero(missed), self.row_bytes), np.uint8)
+        rows = self.spec.empty(int(np.count_nonzero(missed)))
         counts = self.below.read_rows(ids[missed], rows)
         values[missed] = rows
         for k, row in found.items():
@@ -150,16 +156,31 @@ def test_below_planned_slots_and_packed_rows(path: Path, tmp_path: Path, is_pack
 
 @pytest.mark.parametrize("strategy", ["auto", *STRATEGIES.names])
 def test_through_a_loader(path: Path, strategy: str) -> None:
-    def batches(store: gnnstore.GraphStore, strategy: str) -> list[dict[str, Any]]:
+    def loader_of(store: gnnstore.GraphStore, strategy: str) -> NeighborLoader:
         options: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 3}
         if strategy in STRATEGIES and (STRATEGIES[strategy].caches or STRATEGIES[strategy].plans):
             options["cache_bytes"] = "40kB"
-        loader = NeighborLoader(store, [4, 4], "train", strategy=strategy, num_threads=2, **options)
-        return [batch.to_dict() for _ in range(2) for batch in loader]
+        return NeighborLoader(store, [4, 4], "train", strategy=strategy, num_threads=2, **options)
 
-    expected = batches(gnnstore.open(path), "memory")
+    expected = batches_of(loader_of(gnnstore.open(path), "memory"), 2)
     store = gnnstore.open(path)
     shared_tables(store).add_tier(RecentRows)
     hits = RecentRows.num_hits
-    assert_same_batches(batches(store, strategy), expected)
+    assert_same_batches(batches_of(loader_of(store, strategy), 2), expected)
     assert RecentRows.num_hits > hits
+    assert_resumes(lambda: loader_of(store, strategy))
+
+
+def test_in_front_of_one_table(path: Path) -> None:
+    store = gnnstore.open(path)
+    asked: list[tuple[int, ...]] = []
+
+    class Named(RecentRows):
+        def read_rows(self, ids: NDArray[Any], out: NDArray[Any]) -> ReadCounts:
+            asked.append(self.spec.shape)
+            return super().read_rows(ids, out)
+
+    shared_tables(store).add_tier(Named, store.schema.edge.attributes["edge_attr"].path)
+    loader = NeighborLoader(store, [4, 4], "train", batch_size=50, strategy="direct")
+    assert all("x" in batch and "edge_attr" in batch for batch in loader)
+    assert set(asked) == {(20,)}

@@ -16,7 +16,8 @@ import click
 import pytest
 
 import gnnstore
-from gnnstore.strategies.builtin import STRATEGIES, auto
+from gnnstore.plugins import POLICIES, SEED_KINDS, STRATEGIES
+from gnnstore.strategies.builtin import auto
 from gnnstore.tools import cli
 from tests.support.forks import RUN_SCRIPT, ForkServer
 
@@ -90,7 +91,7 @@ def run_python(block: Block, namespace: dict[str, Any]) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-@pytest.mark.usefixtures("timed_in_forks")
+@pytest.mark.usefixtures("timed_in_forks", "registries")
 def test_code_blocks_run(page: Path, work_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a page's blocks in order, in one directory; Python blocks share their names."""
     if "graph.npz" not in page.read_text():
@@ -110,6 +111,13 @@ def test_code_blocks_run(page: Path, work_dir: Path, monkeypatch: pytest.MonkeyP
                 f"{block.page}:{block.line}: a block of language {block.language!r}; write sh, "
                 "python, or text"
             )
+
+
+@pytest.fixture
+def registries() -> Iterator[None]:
+    """Forget at the end of a page what it has registered."""
+    with SEED_KINDS.having(), POLICIES.having(), STRATEGIES.having():
+        yield
 
 
 def _make_graph_store() -> None:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import gnnstore
-from gnnstore import converters
+from gnnstore import converters, plugins, testing
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,7 +64,8 @@ def pages(site: Path) -> dict[Path, Page]:
 def test_every_public_name_is_in_the_reference(pages: dict[Path, Page]) -> None:
     names = set().union(*(page.names for path, page in pages.items() if "reference" in path.parts))
     public = {f"gnnstore.{name}" for name in gnnstore.__all__ if name != "__version__"}
-    public |= {f"gnnstore.converters.{name}" for name in converters.__all__}
+    for module in (converters, plugins, testing):
+        public |= {f"{module.__name__}.{name}" for name in module.__all__}
     assert public - names == set()
 
 

@@ -76,7 +76,9 @@ def test_whatever_names_nodes(
 ) -> None:
     resolved = resolve_input_nodes(store, given)
     assert resolved.num_seeds == len(nodes)
-    seeds, labels = resolved.select(range(resolved.num_seeds))
+    by_type, labels, excluded = resolved.select(range(resolved.num_seeds))
+    seeds = by_type["node"]
+    assert excluded is None
     (ids,) = labels.arrays()
     assert seeds.dtype == ids.dtype == np.int64
     assert seeds.tolist() == list(nodes)
@@ -119,9 +121,9 @@ def test_an_unknown_node_type_names_the_known(store: gnnstore.GraphStore) -> Non
 
 def test_input_id_can_be_given(store: gnnstore.GraphStore) -> None:
     resolved = resolve_input_nodes(store, MASK, torch.tensor([30, 70, 990]))
-    seeds, labels = resolved.select([2, 0])
-    ids = labels.input_id
-    assert (seeds.tolist(), ids.tolist()) == ([99, 3], [990, 30])
+    seeds = resolved.select([2, 0])
+    ids = seeds.labels.input_id
+    assert (seeds.nodes["node"].tolist(), ids.tolist()) == ([99, 3], [990, 30])
     with pytest.raises(InputError, match="input_id has 2 entries for 3 input nodes"):
         resolve_input_nodes(store, MASK, [1, 2])
 
@@ -269,18 +271,18 @@ def test_later_changes_of_the_users_array_do_not_matter(store: gnnstore.GraphSto
     given = torch.tensor([1, 2, 3])
     resolved = resolve_input_nodes(store, given)
     given.fill_(50)
-    assert resolved.select([0, 1, 2]).nodes.tolist() == [1, 2, 3]
+    assert resolved.select([0, 1, 2]).nodes["node"].tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("index", [[2, 0], torch.tensor([2, 0]), np.array([2, 0]), (2, 0)])
 def test_an_index_of_any_kind(store: gnnstore.GraphStore, index: Any) -> None:
-    assert resolve_input_nodes(store, [7, 8, 9]).select(index).nodes.tolist() == [9, 7]
+    assert resolve_input_nodes(store, [7, 8, 9]).select(index).nodes["node"].tolist() == [9, 7]
 
 
 def test_a_single_position_and_none(store: gnnstore.GraphStore) -> None:
     resolved = resolve_input_nodes(store, [7, 8, 9])
-    assert resolved.select(1).nodes.tolist() == [8]
-    assert resolved.select([]).nodes.tolist() == []
+    assert resolved.select(1).nodes["node"].tolist() == [8]
+    assert resolved.select([]).nodes["node"].tolist() == []
 
 
 @pytest.mark.parametrize("index", [[0, 3], [-1], [0.5], [[0]], [True]])

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from gnnstore.errors import UsageError
+from gnnstore.formats.packed.manifest import NUM_POSITIONS
 
 if TYPE_CHECKING:
     from gnnstore.graph.store import GraphStore
@@ -116,6 +117,8 @@ def sampling_fingerprint(
         "replace": config.replace,
         "subgraph_type": config.subgraph_type,
         "disjoint": config.disjoint,
+        **seeds.labels.fingerprint(),
+        NUM_POSITIONS: len(seeds),
         **seeds.fingerprint(),
     }
 

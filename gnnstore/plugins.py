@@ -1,0 +1,118 @@
+"""What plug-ins are made of: their authors import from here, and from nowhere deeper.
+
+- A kind of seeds: a `SeedSource` gives `Seeds` with `SeedLabels`, a `SampledLoader` reads the
+  options. `SEED_KINDS` registers the labels, so that packed epochs can hold them.
+- A cache policy: a `CachePolicy` makes a `Planner`, which turns a `Trace` into a `CachePlan`.
+  `POLICIES` registers it, and a `LookaheadStrategy` that names it loads by it.
+- A strategy: a `Strategy` reserves memory for a loader, predicts an epoch and opens an `OpenStore`.
+  `STRATEGIES` registers it.
+- Rows by id: a `RowSource`, or a `Tier` in front of another source.
+  `shared_tables(store).add_tier` puts it in front of a store's tables.
+- The order of an epoch: an `EpochOrder` says which positions make up each batch. A `BatchLoader`
+  takes it as `own_order=`.
+- A source of batches: a `BatchSource` gives the batches of an epoch and prepares them, as
+  `SamplingSource` does. `OpenStore.batches` makes it.
+
+docs/extending.md shows the smallest of each of the first four.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from gnnstore._core import ReadCounts
+from gnnstore.budget.ledger import Reservation
+from gnnstore.caching.plan import CachePlan, PlannedStep, Trace
+from gnnstore.caching.policies.base import CachePolicy, Planner, PlanningBytes
+from gnnstore.caching.policies.registry import POLICIES
+from gnnstore.features.source import RowRequest, Rows, RowSource, RowSpec, Tier
+from gnnstore.formats.store.schema import NODE_TYPE
+from gnnstore.graph.shared import CacheKey, SharedCache, shared_tables
+from gnnstore.pipeline.batch import Batch, BatchSource, EpochRun, SamplingSource
+from gnnstore.pipeline.order.epoch import EpochOrder
+from gnnstore.pipeline.order.state import Position
+from gnnstore.seeds.base import BatchKey, SeedLabels, Seeds, SeedSource
+from gnnstore.strategies.base import Strategy
+from gnnstore.strategies.builtin import STRATEGIES
+from gnnstore.strategies.loader_spec import LoaderSpec
+from gnnstore.strategies.lookahead import LookaheadStrategy
+from gnnstore.strategies.predict.cost import EpochCosts, Prediction, Resources
+from gnnstore.strategies.predict.reads import ReadTotals
+from gnnstore.strategies.predict.sampled_epoch import SampledEpoch
+from gnnstore.strategies.sizes.placement import Placement, Placer
+from gnnstore.strategies.sizes.prefetch import check_two_batches
+from gnnstore.strategies.sources import OpenStore, RowCache
+
+if TYPE_CHECKING:
+    from gnnstore.loaders.base import BatchLoader
+    from gnnstore.loaders.options import LoaderOptions
+    from gnnstore.loaders.sampled import SampledLoader
+    from gnnstore.seeds.kinds import SEED_KINDS
+
+# What needs torch is imported when it is first used.
+_HOMES = {
+    "SEED_KINDS": "gnnstore.seeds.kinds",
+    "BatchLoader": "gnnstore.loaders.base",
+    "LoaderOptions": "gnnstore.loaders.options",
+    "SampledLoader": "gnnstore.loaders.sampled",
+}
+
+__all__ = [
+    "NODE_TYPE",
+    "POLICIES",
+    "SEED_KINDS",
+    "STRATEGIES",
+    "Batch",
+    "BatchKey",
+    "BatchLoader",
+    "BatchSource",
+    "CacheKey",
+    "CachePlan",
+    "CachePolicy",
+    "EpochCosts",
+    "EpochOrder",
+    "EpochRun",
+    "LoaderOptions",
+    "LoaderSpec",
+    "LookaheadStrategy",
+    "OpenStore",
+    "Placement",
+    "Placer",
+    "PlannedStep",
+    "Planner",
+    "PlanningBytes",
+    "Position",
+    "Prediction",
+    "ReadCounts",
+    "ReadTotals",
+    "Reservation",
+    "Resources",
+    "RowCache",
+    "RowRequest",
+    "RowSource",
+    "RowSpec",
+    "Rows",
+    "SampledEpoch",
+    "SampledLoader",
+    "SamplingSource",
+    "SeedLabels",
+    "SeedSource",
+    "Seeds",
+    "SharedCache",
+    "Strategy",
+    "Tier",
+    "Trace",
+    "check_two_batches",
+    "shared_tables",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
