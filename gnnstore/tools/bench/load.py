@@ -18,7 +18,7 @@ from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store
 from gnnstore.pipeline.order.epoch import epoch_order
 from gnnstore.progress import NullProgress, Progress
-from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.sampling.neighbor import SamplingConfig, only
 from gnnstore.seeds.links import Links
 from gnnstore.seeds.nodes import InputNodes
 from gnnstore.tools.bench import harness
@@ -120,7 +120,7 @@ def _write_seeds(
     if isinstance(seeds, Links):
         np.save(file, np.stack(seeds.ends(positions)))
     else:
-        np.save(file, seeds.select(positions).nodes)
+        np.save(file, only(seeds.select(positions).nodes))
     return count
 
 
