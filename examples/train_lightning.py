@@ -3,9 +3,8 @@
     pip install 'gnnstore[examples]'
     python examples/train_lightning.py products.gnn --checkpoints runs --every 100
 
-Run it again after a crash, and it goes on after the last checkpoint with the batches that are
-left of the epoch. On a CPU the losses of training are, to the last bit, those of a run that nothing
-had stopped.
+Run it again after a crash, and it continues after the last checkpoint with the remaining batches of
+the epoch. On a CPU the training losses are, to the last bit, those of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 
 import lightning
 import torch
-import torch.nn.functional as F  # noqa: N812 - as everybody writes it
+import torch.nn.functional as F  # noqa: N812 - the usual name
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch_geometric.nn import GraphSAGE
