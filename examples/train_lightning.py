@@ -25,7 +25,7 @@ import gnnstore
 
 
 class TrainLoader(gnnstore.NeighborLoader):
-    """A loader that goes on where Lightning does.
+    """A loader that continues where Lightning does.
 
     Lightning counts the batches of an epoch and never asks for one more, so that loaders do not
     hear of its end. A checkpoint after the last batch belongs to the next epoch.
@@ -110,7 +110,7 @@ class Sage(lightning.LightningModule):
         checkpoint["rng"] = torch.get_rng_state()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the state of torch's generator until training goes on."""
+        """Keep the state of torch's generator until training continues."""
         self._rng_state = checkpoint["rng"].cpu()
 
     def on_train_start(self) -> None:

@@ -199,7 +199,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dropout", type=float, default=0.5)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--eval-every", type=int, default=1, help="epochs from one evaluation to the next")
+    parser.add_argument(
+        "--eval-every", type=int, default=1, help="epochs from one evaluation to the next"
+    )
     parser.add_argument("--lr", type=float, default=0.003)
     parser.add_argument("--weight-decay", type=float, default=0.0)
     parser.add_argument("--normalize", action="store_true", help="scale each x to a sum of 1")
