@@ -6,7 +6,7 @@ with some more that are read ahead or written behind. Epochs of the ways are tra
 
 - with row-wise Adagrad by partitions and in memory: seconds of an epoch, and how much the process
   grows beyond what it had;
-- with Adagrad by partitions: bytes that are read and written, row-wise Adagrad moves about half
+- with Adagrad by partitions: bytes that are read and written; row-wise Adagrad moves about half
   as many;
 - a commit after the epoch, compared with writing as many bytes to the same disk.
 

@@ -6,8 +6,8 @@ strategy runs in a process of its own for two epochs, the second of which is com
 prediction; where batches or superbatches are alike, only some run.
 
 The bars: a prediction is within a factor of 1.5 of what was measured, and what "auto" takes is the
-fastest or within 15 % of the fastest. Strategies that are predicted to take more than `--far` times as long
-as the fastest are not run.
+fastest or within 15 % of the fastest. Strategies that are predicted to take more than `--far` times
+as long as the fastest are not run.
 
 Run `python -m benchmarks.predictions --cache DIR` as a user who may make memory cgroups (root).
 """
