@@ -2,8 +2,8 @@
 
 Batches 5 to 8 of a second epoch are loaded with a profiler in every thread (`sys.setprofile`), and
 each module of gnnstore whose functions are called meanwhile is counted: in the threads that prepare
-batches and in those that make the next superbatch too. That is what somebody reads who wants to
-follow a batch from its seeds to `Data`; compiled kernels and what runs once, before, are not in it.
+batches and in those that make the next superbatch too. These are the modules that a reader needs to
+follow a batch from its seeds to `Data`, without compiled kernels and what runs once beforehand.
 
 A superbatch has four batches here, so that while one is followed the next is sampled, planned and
 packed. The consumer pauses for each batch as a model does. Threads differ from run to run in what

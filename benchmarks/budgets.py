@@ -1,10 +1,9 @@
-"""Memory that a loader takes in fact, beside the budget that `memory=` allows.
+"""Memory that a loader takes, compared with the budget that `memory=` allows.
 
-Each cell is a process of its own that loads batches of W with a budget and a strategy, the
-topology where that budget has room for it, and reports the growth of its peak resident memory
-since the libraries were loaded. The promise: the budget and 48 MB, for Python, the allocator and
-what sampling needs besides. Two batches of 1,024 seeds do not fit in the smallest budget, so
-there they have 256.
+Each cell is a process of its own that loads batches of W with a budget and a strategy, the topology
+where that budget has room, and reports the growth of its peak resident memory since the libraries
+were loaded. The promise: the budget, and 48 MB for Python, the allocator and other needs of
+sampling. Two batches of 1,024 seeds do not fit in the smallest budget, so there they have 256.
 
 Run `python -m benchmarks.budgets --cache DIR`, with DIR where the other benchmarks keep W.
 """

@@ -1,15 +1,15 @@
-"""Converting edges, features and text, each beside what sets its pace in the same run.
+"""Converting edges, features and text, each compared in the same run with what limits its speed.
 
 An R-MAT graph (Graph500's parameters, edges in no order) is converted end to end from a binary
-`edge_index.npy` in turns: with all the memory there is, and with a budget of a fraction of what
-that takes, so that edges go to the disk and back. In between, a file is written and
-synchronised, and read with an empty page cache: what the disk gives in the same minute. The
+`edge_index.npy` in turns: with all available memory, and with a budget of a fraction of what that
+conversion takes, so that edges go to the disk and back. In between, a file is written and
+synchronised, and read with an empty page cache: the speed of the disk in the same minute. The
 bars: 15 million edges a second in memory on two cores, a third of those on disk, and in memory
 the bytes of the store at half the speed of writing a file.
 
 `--features` converts float32 features of 128 columns, and copies the same file, in turns: both
 read from an empty page cache and end with everything on the disk, so that the ratio says what
-converting costs beside moving the bytes. The bar: 0.9 of the copy's speed.
+converting costs in addition to moving the bytes. The bar: 0.9 of the copy's speed.
 
 `--text` parses an edge list and a table of decimals, whose files are in the page cache, in turns
 with pyarrow's CSV reader (in one thread), and says how many bytes both take a second of a
@@ -205,7 +205,7 @@ def compare(directory: Path, arguments: argparse.Namespace) -> None:
         ("spilled", format_size(disk[0].spilled_bytes)),
         ("the disk, MB/s written and synchronised", spread((w / 1e6 for w, _ in rates), ".0f")),
         ("in memory, MB/s of the result", f"{result / 1e6:.0f}"),
-        ("  beside the disk's writing, medians", f"{writing:.2f}"),
+        ("  / the disk's writing, medians", f"{writing:.2f}"),
         (f"  the bar {BAR_WRITING} is met", str(writing >= BAR_WRITING)),
         ("the disk, MB/s read", spread((r / 1e6 for _, r in rates), ".0f")),
         ("share of the time that the disk alone would take for the runs", spread(shares)),
@@ -231,8 +231,8 @@ def main() -> None:
     options.add_argument("--edges", type=int, default=100_000_000, help="edges (100 million)")
     options.add_argument("--undirected", action="store_true", help="add reverse edges")
     options.add_argument("--large", action="store_true", help="600 million edges within 1 GB")
-    options.add_argument("--features", action="store_true", help="features beside a copy")
-    options.add_argument("--text", action="store_true", help="text beside pyarrow")
+    options.add_argument("--features", action="store_true", help="features against a copy")
+    options.add_argument("--text", action="store_true", help="text against pyarrow")
     options.add_argument(
         "--feature-bytes", type=int, default=4 * 10**9, help="size of the features (4 GB)"
     )

@@ -4,8 +4,8 @@ Every round runs each way once, in a process of its own, on the same batches. Th
 a memory cgroup, page cache included, that allows what it holds before it opens the topology, and
 beyond that 20 % of `indptr` and `indices`, and 0.2 GB of slack. `map` is the sampler of graphs in
 memory over a mapping, with a thread a core; `map-8` with 8 threads, whose page faults overlap.
-`disk` has `indptr` in memory and a neighbour cache, and fetches what a batch lacks hop by hop;
-`bulk` fetches for groups of batches together. `memory` runs without a limit.
+`disk` has `indptr` in memory and a neighbour cache, and fetches the other lists of a batch hop by
+hop; `bulk` fetches for groups of batches together. `memory` runs without a limit.
 
 The bar: the better of `disk` and `bulk` is 5 times as fast as `map` on W. All ways must sample
 the same batches. Run `python -m benchmarks.disk_sampling --workload W --cache DIR` as a user who

@@ -1,4 +1,4 @@
-"""Learning embeddings by partitions, beside a table that is whole in memory.
+"""Learning embeddings by partitions, compared with a table that is whole in memory.
 
 DistMult on an R-MAT graph with two edges for each node: rows of 100 floats, batches of 10,000 edges
 in chunks that share 50 negatives for each end. By partitions, a quarter of the rows is in memory,
@@ -6,9 +6,9 @@ with some more that are read ahead or written behind. Epochs of the ways are tra
 
 - with row-wise Adagrad by partitions and in memory: seconds of an epoch, and how much the process
   grows beyond what it had;
-- with Adagrad by partitions: bytes that are read and written, of which row-wise Adagrad moves about
-  a half;
-- a commit after the epoch, beside writing what it wrote to the same disk.
+- with Adagrad by partitions: bytes that are read and written; row-wise Adagrad moves about half
+  as many;
+- a commit after the epoch, compared with writing as many bytes to the same disk.
 
 The bars of the project, on 2^24 nodes: an epoch takes at most 1.25 times as long as in memory;
 row-wise Adagrad moves at most 0.51 of the bytes; a commit takes at most 2 seconds and its writing.
@@ -45,7 +45,7 @@ Found = dict[str, float]
 
 
 def make_store(directory: Path, scale: int, num_partitions: int) -> gnnstore.GraphStore:
-    """Return a store with a unit of partitions."""
+    """Return a partitioned store."""
     path = directory / f"edges{scale}.gnn"
     if not path.exists():
         from_rmat(path, scale=scale, edge_factor=EDGE_FACTOR, feature_dim=0, homophily=None)
@@ -206,7 +206,7 @@ def run(arguments: argparse.Namespace) -> None:
         "benchmarks.embeddings",
         [
             ("table", f"{rows}; {store.num_edges:,} edges"),
-            ("an epoch by partitions", f"{spread(slow)} s, of them {swapping:.2f} s swapping"),
+            ("an epoch by partitions", f"{spread(slow)} s, swapping {swapping:.2f} s"),
             ("an epoch in memory", f"{spread(fast)} s"),
             ("by partitions / in memory", f"{median(slow) / median(fast):.2f} (at most 1.25)"),
             ("moved in an epoch", f"{moved['row-wise'] / table_bytes:.2f} tables"),

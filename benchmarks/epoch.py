@@ -1,14 +1,14 @@
 """Training for whole epochs with each strategy, as memory holds less and less of the features.
 
-A three-layer GraphSAGE on an R-MAT graph with planted communities, in processes of their own: as
-`benchmarks.out_of_core`, each in a memory cgroup that allows what it holds with structure and
-labels loaded, a share of the features, some slack, and what a step of the model takes. `memory`
-runs without a limit, and the others' times are those over its own, in the same round.
+A three-layer GraphSAGE on an R-MAT graph with planted communities, each strategy in a process of
+its own: as in `benchmarks.out_of_core`, in a memory cgroup that allows what the process holds with
+structure and labels loaded, a share of the features, some slack, and the memory of a training step.
+`memory` runs without a limit, and the others' times are those over its own, in the same round.
 
-Two epochs are trained, the first with everything that it waits for, and a third is loaded alone,
-where nothing but the loader takes time. Beside them: how long the first batch takes, and the first
-40, and the share of the second epoch in which the model waits. The bar, on 2^24 nodes: `packed`
-with a tenth of the features takes at most 1.1 times as long as `memory`.
+Two epochs are trained, the first with all preparation, and a third is loaded without training.
+Reported too: how long the first batch takes, and the first 40, and the share of the second epoch in
+which the model waits. The bar, on 2^24 nodes: `packed` with a tenth of the features takes at most
+1.1 times as long as `memory`.
 
 A mapping, whose epochs are all alike, is trained on for one epoch only. `--plot FILE.svg` draws the
 figure of the README.
@@ -153,7 +153,7 @@ def compare(arguments: argparse.Namespace, directory: Path, *, is_limited: bool)
     rows += [row(*case, rounds, in_memory[: len(rounds)]) for case, rounds in found.items()]
     rows += [(f"{name}, {share:.0%}", problem) for (name, share), problem in problems.items()]
     if not is_limited:
-        rows.append(("no limit", "the page cache serves whoever reads through it"))
+        rows.append(("no limit", "the page cache serves reads"))
     held = found.get((HELD_TO_THE_BAR, SHARE_OF_THE_BAR))
     if held and is_limited and arguments.scale >= BAR_SCALE:
         pairs = zip(held, in_memory, strict=False)

@@ -3,10 +3,10 @@
 An epoch of W is one superbatch. With `strategy="packed"` and memory for a tenth of the rows, one
 loader has superbatches of an epoch (`superbatch=` the batches of one) and one those that the loader
 chooses: as many epochs as have begun, at most four. Each on the graph as it was made and numbered
-by degree; nobody computes anything with the batches. For each epoch: the bytes that it reads from
-the table, those that wait on disk, written and read again, and the time; the first epoch too. The
-disk's own rates are taken before and after each loader. The time in order is what the bytes would
-take at the disk's rate in order.
+by degree; batches are dropped, not trained on. For each epoch: the bytes that it reads from the
+table, the packed ones that are written to disk and read again, and the time; the first epoch too.
+The disk's own rates are measured before and after each loader. The sequential time is that of the
+bytes at the disk's sequential rate.
 
 Run `python -m benchmarks.epochs_ahead --workload W --cache DIR` with DIR on the disk in question:
 two stores are kept there, 22 GB for W, and packed rows need 20 GB for a while.

@@ -1,8 +1,8 @@
-"""Gathering random feature rows in memory: gnnstore's kernel beside torch's indexing.
+"""Gathering random feature rows in memory: gnnstore's kernel compared with torch's indexing.
 
-Copying rows is the floor under every loader, whatever its strategy. The workload is a batch
-of W: 103,000 random rows of 512 bytes from a table of 2 GB. Every gather takes rows that no
-gather before it took, since a large third-level cache would otherwise serve them.
+Every loader copies rows, with any strategy. The workload is a batch of W: 103,000 random rows of
+512 bytes from a table of 2 GB. Every gather takes rows that no gather before it took, since a large
+third-level cache would otherwise serve them.
 
 The bar is four times torch, one thread each. `memcpy` is the yardstick: as many bytes copied
 in order into a reused buffer. Run `python -m benchmarks.gather`.

@@ -81,7 +81,7 @@ def measure(work: Callable[[], float]) -> Turn:
 
 
 def time_in_turns(work: dict[str, Callable[[], object]], repeats: int) -> dict[str, Timing]:
-    """Run each piece of work once to warm up, then all of them in turns.
+    """Run each piece of work once to warm up, then all pieces in turns.
 
     Turns, because a noisy neighbour then disturbs all alike. The result of a piece is dropped
     outside its own time.

@@ -1,10 +1,10 @@
-"""Inference over all nodes with a cheap layer, beside the disk's bandwidth in order.
+"""Inference over all nodes with a cheap layer, compared with the disk's sequential bandwidth.
 
 A graph with few edges a node and wide rows, and one layer that takes the mean of the
-in-neighbours. In each turn: the disk's bandwidth in order, reading and writing (large direct
-blocks, the best of some numbers of threads), and one layer over all nodes. The bytes that inference
-reads and writes, rows that are packed for a while included, would take the disk some time in order;
-the bar is that this is at least 0.7 of the time that inference takes.
+in-neighbours. In each turn: the disk's sequential bandwidth, reading and writing (large direct
+blocks, the best of some numbers of threads), and one layer over all nodes. The bar: reading and
+writing the bytes of inference sequentially, those of rows packed for a while included, takes at
+least 0.7 of the time that inference takes.
 
 The store of 2 GiB is made first, in `--dir`: choose a directory on the disk in question.
 Run `python -m benchmarks.inference --dir DIR`.

@@ -1,10 +1,10 @@
-"""Ranks after training through the loader of links, beside full-batch training in memory.
+"""Ranks after training through the loader of links, compared with full-batch training in memory.
 
 Facebook's pages, or another graph of a .npz file with `edge_index` (each undirected edge once) and
 `x`: 80 % of the edges to train with, 10 % to validate and 10 % to test. GraphSAGE with two layers
 and a dot product; Adam; binary negatives, one for each edge. Batches are sampled without the edges
 that are predicted (`exclude_edges="reverse"`), while full-batch training passes messages over all
-of them, as PyTorch Geometric's examples do. Each has its own learning rate, trains until the
+training edges, as PyTorch Geometric's examples do. Each has its own learning rate, trains until the
 validation's MRR has not improved for some evaluations, and keeps its best weights.
 
 Both are evaluated on the whole graph, with the same 1,000 fixed negatives for each test edge: MRR;
@@ -35,7 +35,7 @@ from gnnstore.converters import ConvertOptions, from_numpy, from_rmat
 from gnnstore.evaluation import auc, mrr, ranks_among
 
 FANOUTS, NUM_NEGATIVES = [10, 10], 1000
-# The validation's MRR is taken of so many edges, among so many negatives.
+# Edges by which the MRR of the validation is computed, and negatives of each.
 VALID_EDGES, VALID_NEGATIVES = 4000, 100
 
 Score = dict[str, float]

@@ -1,4 +1,4 @@
-"""The loader of links without a model, beside PyG's, and what its extensions cost.
+"""The loader of links without a model, compared with PyG's, and what its extensions cost.
 
 An R-MAT graph with Graph500's parameters, 15 edges a node, 32 float32 features; a million of its
 edges, drawn once, are seeds: batches of 1,024, fan-out 10, 10, a negative pair for each. W's graph
@@ -6,9 +6,9 @@ with `--scale 24`; PyG holds edges as pairs of int64, in the order that its samp
 it does not fit every machine.
 
 A round loads the same number of batches with each contestant in turn. The bars are 4 times the
-speed of PyG's `LinkNeighborLoader` with torch-sparse, in a process of its own, with the number of
-workers that suits it best, where it can be had (`make bench-peers`), and at most 1.1 times the CPU
-time with `exclude_edges` or `strict_negatives`: CPU time, which a busy machine disturbs least.
+speed of PyG's `LinkNeighborLoader` with torch-sparse, in a process of its own, with the best number
+of workers, where it is installed (`make bench-peers`), and at most 1.1 times the CPU time with
+`exclude_edges` or `strict_negatives`: CPU time, which a busy machine disturbs least.
 Run `python -m benchmarks.links`; with `--cache DIR` the store is made once.
 """
 
@@ -43,7 +43,7 @@ EXTENSIONS: dict[str, dict[str, Any]] = {
     "strict_negatives": {"strict_negatives": True},
 }
 
-# Returns seconds a batch, elapsed and of CPU, of so many batches.
+# Takes a number of batches; returns seconds a batch, elapsed and of CPU.
 Contestant = Callable[[int], tuple[float, float]]
 
 

@@ -1,13 +1,13 @@
-"""The whole loader without a model: beside its own kernels, and beside PyG's loader.
+"""The whole loader without a model, compared with its own kernels and with PyG's loader.
 
 Workload w by default, W with `--scale 24`: an R-MAT graph with Graph500's parameters, 15
 edges a node, 128 float32 features; batches of 1,024 random nodes, fan-out 10, 10, 10.
 
-A round times the stages of every batch (sampling, gathering) on one thread, then the loader
-with all threads on the same batches. The bar is 1.3 times (sampling + gathering) / threads.
-PyG's `NeighborLoader` with torch-sparse and GraphBolt's loader are timed on the same arrays where
-they can be had (`make bench-peers`), after ours has let go of its memory; the bar is 8 times the
-speed of PyG's with the number of workers that suits it best.
+A round times the stages of every batch (sampling, gathering) on one thread, then the loader with
+all threads on the same batches. The bar is 1.3 times (sampling + gathering) / threads. PyG's
+`NeighborLoader` with torch-sparse and GraphBolt's loader are timed on the same arrays where they
+are installed (`make bench-peers`), after ours has released its memory; the bar is 8 times the speed
+of PyG's with its best number of workers.
 Run `python -m benchmarks.loader`; with `--cache DIR` the store is made once.
 """
 
@@ -156,7 +156,7 @@ def measure(arguments: argparse.Namespace, directory: Path) -> None:
 def compare_with_stages(
     loader: gnnstore.NeighborLoader, timings: dict[str, Timing]
 ) -> tuple[list[tuple[str, str]], dict[str, Any]]:
-    """Return rows and numbers: the loader beside its stages, round by round."""
+    """Return rows and numbers: the loader and its stages, round by round."""
     threads, stats, whole = loader.num_threads, loader.stats(), timings["loader"]
     stages = zip(timings["sampling"].seconds, timings["gathering"].seconds, strict=True)
     floors = [(sampling + gathering) / threads for sampling, gathering in stages]

@@ -4,8 +4,8 @@ Four graphs, each as it was made and numbered by degree, by frequency and by com
 graph with Graph500's parameters, half of whose nodes are isolated, the same without these, a flat
 one, and a Kronecker expansion of a real graph, where `--graph FILE.npz` names one. All have rows of
 512 bytes, and batches of the same share of the nodes as those of W and F in `docs/benchmarks.md`;
-the same seeds and fan-outs on all four orders of a graph, so that batches are alike, though not the
-same: what a node draws depends on its number.
+the same seeds and fan-outs on all four orders of a graph, so that batches are similar, but not the
+same: which neighbours a node draws depends on its number.
 
 A cache holds a tenth of the rows. Of each order: an epoch with `strategy="packed"`, the second of a
 loader, and one with `static`, in turns; what a pass reads of the table, what is read and written in
@@ -195,7 +195,7 @@ class Epochs:
         self.epoch()
 
     def end(self) -> None:
-        """Let go of the loader: loaders of a store share its memory."""
+        """Delete the loader: loaders of a store share its memory."""
         self._loader = None
         gc.collect()
 

@@ -1,18 +1,18 @@
-"""Loading batches when memory holds a tenth of the features: each strategy beside the others.
+"""Loading batches when memory holds a tenth of the features, with each strategy.
 
-Times with `gnnstore bench load`'s own means, on a graph that everybody can make: every round runs
-each strategy once, in a process of its own, on the same batches. The process lies in a memory
-cgroup, page cache included, that allows what it holds with the graph's structure and labels
-loaded, and beyond that 10 % of the features and 0.2 GB of slack. `memory` runs without a limit:
-what out-of-core loading is measured against.
+Times with the harness of `gnnstore bench load`, on a generated graph: every round runs each
+strategy once, in a process of its own, on the same batches. The process lies in a memory cgroup,
+page cache included, that allows what it holds with the graph's structure and labels loaded, and
+beyond that 10 % of the features and 0.2 GB of slack. `memory` runs without a limit, as the upper
+bound.
 
-`map` is what many write today: our sampler, and NumPy gathering rows from a mapping of the
+`map` is the usual solution: our sampler, and NumPy gathering rows from a mapping of the
 features with MADV_RANDOM by 32 threads (with 2 threads, or without the advice, it is several
 times slower). The bar: `static-frequency` is 4 times as fast as `map` on W.
 
 Run `python -m benchmarks.out_of_core --workload W --cache DIR` as a user who may make memory
 cgroups (root), with DIR on the disk in question: the store is kept there, 11 GB for W and 6 GB
-for F. Without such a right, `--no-limit` compares what an unlimited page cache hides.
+for F. Without this right, `--no-limit` runs without a limit: the page cache then serves most reads.
 """
 
 from __future__ import annotations

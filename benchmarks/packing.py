@@ -1,17 +1,17 @@
-"""Packing the rows that batches miss, and reading them back, beside the disk's bandwidth in order.
+"""Packing the rows that batches miss, and reading them back, compared with sequential bandwidth.
 
 A table of rows of 512 bytes, and batches whose missed rows are drawn at random with a skew, so
-that some rows are missed by many batches. In each turn: the disk's bandwidth in order, reading
+that some rows are missed by many batches. In each turn: the disk's sequential bandwidth, reading
 and writing (large direct blocks, the best of some numbers of threads); the whole superbatch
 packed; all runs read back; and some batches packed one by one, each row read by itself
 ("individual packing" in DiskGNN, section 5.2).
 
-The bars: packing reads and writes at 0.75 of the time that the same bytes take in order, and
-7 times as fast as one by one (DiskGNN's figure 14 reports 7.3); reading back at 0.85 of the
-bandwidth in order, less than 1.1 bytes read for each byte needed.
+The bars: reading and writing the same bytes sequentially takes at least 0.75 of the time of
+packing, which is 7 times as fast as packing one by one (DiskGNN's figure 14 reports 7.3); reading
+back runs at 0.85 of the sequential bandwidth, with less than 1.1 bytes read for each byte needed.
 
-How often a byte of a row is copied shows in CPU time: of what packing, or reading back, takes
-beyond reading and writing the same bytes in order, in units of one `memcpy` of the rows.
+How often a byte of a row is copied shows in CPU time: that of packing, or of reading back, beyond
+reading and writing the same bytes sequentially, in units of one `memcpy` of the rows.
 
 The table of 4 GiB is written first, to `--dir`: choose a directory on the disk in question.
 Run `python -m benchmarks.packing --dir DIR`.
@@ -240,7 +240,7 @@ def run(arguments: argparse.Namespace, directory: Path) -> None:
             ("packing, read and written", f"{spread(shares)} GB/s"),
             ("  / in order", spread(ratios["packing"])),
             (f"  the bar of {BAR_PACKING}", verdict(packing >= BAR_PACKING)),
-            ("  CPU beside, in copies of the rows", spread(copies["packing"])),
+            ("  other CPU time, in copies of the rows", spread(copies["packing"])),
             ("packing, rows", rate("pack")),
             ("one by one, rows", rate("one by one")),
             ("  batched / one by one", spread(ratios["one by one"], ".1f")),
@@ -248,7 +248,7 @@ def run(arguments: argparse.Namespace, directory: Path) -> None:
             ("read back", rate("back")),
             ("  / in order", spread(ratios["reading"])),
             (f"  the bar of {BAR_READING}", verdict(reading >= BAR_READING)),
-            ("  CPU beside, in copies of the rows", spread(copies["reading"])),
+            ("  other CPU time, in copies of the rows", spread(copies["reading"])),
             (
                 "  bytes read / needed",
                 f"{amplification:.4f}: {verdict(amplification < BAR_AMPLIFICATION)}",

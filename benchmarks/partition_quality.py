@@ -1,18 +1,19 @@
 """Loss of quality by training by partitions: accuracy of nodes, ranks of triples.
 
 *Nodes*: a two-layer GraphSAGE with all of the graph to sample from, and by partitions of which a
-half or a quarter are in memory: "dispersed", and "sequential" of a unit whose first partitions hold
-the training nodes. `--graph` takes a .npz file or a directory of OGB's layout; by default a small
-R-MAT graph. Accuracy of the test nodes in the epoch whose validation is best, on the whole graph.
+half or a quarter are in memory: "dispersed", and "sequential" of a partitioning whose first
+partitions hold the training nodes. `--graph` takes a .npz file or a directory of OGB's layout; by
+default a small R-MAT graph. Accuracy of the test nodes in the epoch whose validation is best, on
+the whole graph.
 
 *Triples*: ComplEx on a planted knowledge graph of FB15k-237's size, with the rows of all entities
 in memory, and by partitions of which a quarter are: Marius' BETA order, its edges assigned to the
 first state ("beta, greedy") or to a random one ("beta"), and the even order ("even"). These swap
 the same bytes. Then BETA and the even order with as much memory, that of a quarter of the rows for
-the state and for what is read and written beside it: BETA divides it into as many groups as read
-least. Filtered MRR of the test triples after the last epoch, among all entities; processor seconds
-and partitions read of an epoch. With `--encoder` a layer of GraphSAGE over ten neighbours turns
-rows into what is scored, as by MariusGNN.
+the state and for what is read and written in the background: BETA divides it into as many groups as
+read least. Filtered MRR of the test triples after the last epoch, among all entities; processor
+seconds and partitions read of an epoch. With `--encoder` a layer of GraphSAGE over ten neighbours
+turns rows into what is scored, as by MariusGNN.
 
 *Sizes*: the same, for a quarter of the rows as memory in all, with the sizes that gnnstore chooses
 and with others that fit it, in a scan over the number of partitions and of groups. The aim: within
@@ -223,7 +224,7 @@ def rank(
 
 
 def quarter_of_rows(store: gnnstore.GraphStore, num_partitions: int) -> tuple[Contents, int]:
-    """Return the contents of a buffer of rows, and memory for a quarter of them in all."""
+    """Return the contents of a buffer of rows, and the memory of a quarter of all rows."""
     rows = Contents(store.num_nodes, 4 * (DIM + 1), edges="none", writes=True)
     return rows, int(SHARE_OF_ROWS * rows.node_bytes) + places_bytes(num_partitions)
 

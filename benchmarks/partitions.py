@@ -1,17 +1,17 @@
-"""Training on some partitions of a graph at a time, beside the disk's own speed in order.
+"""Training on some partitions of a graph at a time, compared with the disk's sequential speed.
 
 An R-MAT graph is partitioned, and a loader of nodes goes through it by "dispersed" partitions, a
-quarter of them in memory, for two epochs and in two ways. *Swapping alone*: one seed for each
-partition, so that states are read, built and left at once. *Training*: all seeds, and a consumer
-that takes half as long again for each state as reading it took. In the same rounds the unit's
-largest file is read in order by large direct reads.
+quarter in memory, for two epochs and in two ways. *Swapping alone*: one seed for each partition, so
+that states are read, built and left at once. *Training*: all seeds, and a consumer that takes half
+as long again for each state as reading it took. In the same rounds the largest file of the
+partitions is read sequentially by large direct reads.
 
 Reported, with the bars of the project:
 
 - bytes read over those of the partitions and of the buckets that become resident, by formula (at
-  most 1.02), and what was written to the unit (nothing);
-- bytes a second while states are read, over the disk's in order (at least 0.9);
-- the share of reading that hides behind training, in the second epoch (at least 0.9): the first one
+  most 1.02), and what was written to the partitions (nothing);
+- bytes a second while states are read, over the disk's sequential bandwidth (at least 0.9);
+- the share of reading that is hidden by training, in the second epoch (at least 0.9): the first one
   begins with nothing in memory;
 - building the graph of a state over reading it (at most 0.1).
 
@@ -50,7 +50,7 @@ Found = dict[str, float]
 
 
 def make_unit(directory: Path, scale: int, num_partitions: int) -> gnnstore.GraphStore:
-    """Return a store with a unit of partitions."""
+    """Return a partitioned store."""
     path = directory / f"rmat{scale}.gnn"
     if not path.exists():
         from_rmat(path, scale=scale, edge_factor=EDGE_FACTOR, feature_dim=FEATURE_DIM, seed=SEED)
@@ -82,13 +82,13 @@ class Seconds:
 
 
 def expected_bytes(unit: PartitionsReader, schedules: list[Any], num_read: int) -> int:
-    """Return what epochs from cold read by formula: partitions and buckets that come.
+    """Return the bytes that epochs read by formula: partitions, and buckets that become resident.
 
     Parameters
     ----------
     num_read : int
-        Partitions that were read. The next epoch's, which are read while the last state trains, are
-        part of them; and one that comes back may still have been in memory.
+        Partitions that were read, including those of the next epoch, which are read while the last
+        state trains, and without those that were still in memory.
     """
     row_bytes = unit.order_spec.row_bytes + sum(spec.row_bytes for spec in unit.nodes.values())
     edge_bytes = sum(
@@ -127,7 +127,7 @@ def run_epochs(
     unit = open_partitions(store.path, None, store_uuid=store.reader.uuid)
     drop_from_cache([unit.path])
     seconds, start = Seconds(), time.perf_counter()
-    ends = []  # of each epoch: seconds, of them reading and waiting for a state
+    ends = []  # of each epoch: seconds, those of reading, and those of waiting for a state
     with (
         seconds.timed(PartitionFiles, "read_rows", "reading"),
         seconds.timed(PartitionFiles, "read_edges", "reading"),
@@ -167,7 +167,7 @@ def one_seed_each(unit: PartitionsReader) -> torch.Tensor:
 
 
 def read_in_order(unit: PartitionsReader) -> float:
-    """Return bytes a second of the unit's largest file, read in order."""
+    """Return bytes a second of the largest file of the partitions, read sequentially."""
     paths = (unit.path / entry.path for entry in unit.manifest.files)
     path = max(paths, key=lambda path: path.stat().st_size)
     drop_from_cache([path])
@@ -197,7 +197,7 @@ def run(arguments: argparse.Namespace) -> None:
         "building": [e["building"] / e["reading"] for e in swaps],
     }
     size = swaps[0]["expected"]
-    share = f"{arguments.partitions} partitions, a quarter of them in memory"
+    share = f"{arguments.partitions} partitions, a quarter in memory"
     waiting = f"{median(e['waiting'] for e in epochs):.2f} s waiting"
     report(
         "benchmarks.partitions",
@@ -205,7 +205,7 @@ def run(arguments: argparse.Namespace) -> None:
             ("graph", f"2^{arguments.scale} nodes, {size / 1e6:,.0f} MB; {share}"),
             ("the disk in order", f"{spread(d / 1e9 for d in disk)} GB/s"),
             ("bytes read / by formula", f"{spread(ratios['bytes'], '.3f')} (at most 1.02)"),
-            ("files of the unit that changed", f"{written} (none)"),
+            ("files of the partitions that changed", f"{written} (none)"),
             ("reading / the disk in order", f"{spread(ratios['bandwidth'])} (at least 0.9)"),
             ("reading hidden by training", f"{spread(ratios['hidden'])} (at least 0.9)"),
             ("building / reading", f"{spread(ratios['building'])} (at most 0.1)"),

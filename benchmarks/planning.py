@@ -1,11 +1,11 @@
-"""Planning a cache beside sampling the same batches: in memory, in files, in a full memory group.
+"""Planning a cache, compared with sampling: in memory, in files, in a full memory cgroup.
 
 Every round samples a superbatch, an epoch of W, as a loader does, and plans it for a cache of a
 tenth of the rows. `memory` keeps samples, trace and plan in memory; `files` has them in files, and
 a table for all nodes; `files-full` is the same in a memory cgroup that allows what the process
 holds, what planning reserves and 0.2 GB of slack, page cache included; `passes-full` has a quarter
 of the table, and so goes through the trace four times. Each way is a process of its own. A quarter
-of the slots have pinned rows, as a loader's have; with `--unpinned` all of them are planned.
+of the slots have pinned rows, as a loader's have; with `--unpinned` all slots are planned.
 
 The bar: planning takes at most 15 % of sampling. On a busy machine the share of the processors'
 time is the one to look at. Run `python -m benchmarks.planning --cache DIR` as a user who may make

@@ -1,13 +1,13 @@
-"""Predictions and choices of `strategy="auto"`, beside measurements of each strategy.
+"""Predictions and choices of `strategy="auto"`, compared with measurements of each strategy.
 
 A grid of workloads, memory (a share of the features, as in `benchmarks.out_of_core` with a cgroup
-that keeps it) and disk space (nothing, or so many times the features). In each cell every strategy
-that can be is run in a process of its own for two epochs, of which the second is compared with the
-prediction, or, where batches or superbatches are alike, for as many of them as tell.
+that keeps it) and disk space (none, or a multiple of the features). In each cell every possible
+strategy runs in a process of its own for two epochs, the second of which is compared with the
+prediction; where batches or superbatches are alike, only some run.
 
 The bars: a prediction is within a factor of 1.5 of what was measured, and what "auto" takes is the
-fastest or within 15 % of it. Strategies that are predicted to take more than `--far` times as long
-as the fastest are not run.
+fastest or within 15 % of the fastest. Strategies that are predicted to take more than `--far` times
+as long as the fastest are not run.
 
 Run `python -m benchmarks.predictions --cache DIR` as a user who may make memory cgroups (root).
 """

@@ -1,13 +1,13 @@
 """Loading epochs that were packed before, next to a loader that has everything in memory.
 
-Two epochs are packed with `gnnstore pack`'s means. Then, in turns, each in a process of its own:
+Two epochs are packed as `gnnstore pack` does. Then, in turns, each in a process of its own:
 the packed epochs are read in a memory cgroup of 10 % of the features and some slack, page cache
 included, as in `benchmarks.out_of_core`; and the same batches are taken by `strategy="memory"`,
 without a limit. Both are timed in the second epoch, when all memory has been touched once.
 
 The bars, as ratios of a batch's time: 1.3 on W; 2 on F, whose packed rows are some 80 MB a batch,
-so that the disk is the limit. The disk's bandwidth in order is measured in the same run, and the
-share of it that packed batches reach.
+so that the disk is the limit. The disk's sequential bandwidth is measured in the same run, and the
+share of the bandwidth that packed batches reach.
 
 Run `python -m benchmarks.prepared --workload W --cache DIR` as a user who may make memory cgroups
 (root), with DIR on the disk in question; they are written there too, 5 GB for W, 62 GB for F.
@@ -55,7 +55,7 @@ def pack(task: Task, directory: Path) -> tuple[Path, float]:
     """Pack two epochs for the task's loader; return their path, and the seconds that it took."""
     run = Run(task)
     config = SamplingConfig(task.fanouts, seed=task.seed)
-    # Beside the cache, batches for two threads and the consumer, and what is read for them.
+    # In addition to the cache: batches for two threads and the consumer, and reads for these.
     seen = Presampler.of(
         run.store,
         config,

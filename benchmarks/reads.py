@@ -1,10 +1,10 @@
-"""Reading rows from disk: every engine beside the device's own limit, in one run.
+"""Reading rows from disk: every engine, compared with the device's own limit in the same run.
 
-Random rows of 512 bytes go through the whole path (a stored array, `DirectRows.gather`),
-one read a row. Beside them: a raw loop of 4 KiB reads at random offsets by io_uring, at the
-best of several queue depths, and fio where it is installed. The bars are 0.9 of their reads
-per second, 0.9 of the bandwidth of large reads in order, and 5 us of CPU time a read. The
-engines ask for a batch's rows in the order in which they lie, which many disks reward.
+Random rows of 512 bytes go through the whole path (a stored array, `DirectRows.gather`), one read a
+row. They are compared with a raw loop of 4 KiB reads at random offsets by io_uring, at the best of
+several queue depths, and with fio where it is installed. The bars are 0.9 of their reads per
+second, 0.9 of the bandwidth of large sequential reads, and 5 us of CPU time a read. The engines ask
+for a batch's rows in the order in which they lie, which many disks reward.
 
 Reads go around the page cache (O_DIRECT); it is dropped before each turn all the same, since
 the engine "mmap" reads through it. The table of 4 GiB is written first, to `--dir`: choose a
@@ -61,7 +61,7 @@ def write_table(directory: Path, num_bytes: int) -> PagedArray:
 
 
 class Table:
-    """The table on disk; each method reads some of it once and says what that took."""
+    """The table on disk; each method reads a part once and returns what that took."""
 
     def __init__(self, array: PagedArray, num_reads: int, seconds: float) -> None:
         self.array = array

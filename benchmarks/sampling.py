@@ -1,13 +1,12 @@
-"""Sampling neighbours from a topology in memory: gnnstore beside random reads and its peers.
+"""Sampling neighbours from a topology in memory: gnnstore, random reads and its peers.
 
 Workload W: an R-MAT graph with Graph500's parameters, 2^24 nodes and 15 edges a node, ids
 permuted; batches of 1,024 random nodes, fan-out 10, 10, 10, with edge ids.
 
-The bars are 9 ms a batch on one thread, and 1.7 times as fast on two. The yardstick is how
-fast a plain loop reads single elements of `indices` at random: a batch needs one such read
-for each of its edges, whatever else it does. GraphBolt, and torch-sparse and pyg-lib, which
-PyG's own loader samples with, are timed beside it where they can be had (`make bench-peers`),
-one thread each, in a process of their own.
+The bars are 9 ms a batch on one thread, and 1.7 times as fast on two. The yardstick is how fast a
+plain loop reads single elements of `indices` at random: a batch needs at least one such read for
+each of its edges. GraphBolt, and the samplers of PyG's own loader, torch-sparse and pyg-lib, are
+timed too where they are installed (`make bench-peers`), one thread each, in a process of their own.
 Run `python -m benchmarks.sampling`; with `--cache DIR` the graph is made once.
 """
 

@@ -1,4 +1,4 @@
-"""Epochs whose batches share rows on disk, next to those in which each batch has its own.
+"""Epochs whose batches share rows on disk, compared with epochs whose batches do not.
 
 First a trace with reuse, which is counted and not read: rows are drawn with a skew, the most
 frequent ones being cached. With a disk of 3 and of 5 times the features, segments are searched

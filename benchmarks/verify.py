@@ -1,4 +1,4 @@
-"""Speed of `verify` on a store, beside plain reading of the same files in the same run.
+"""Speed of `verify` on a store, compared with plain reading of the same files in the same run.
 
 Run `python -m benchmarks.verify` for a store of 1 GB in the page cache, and add `--cold` to
 drop its files from the cache before each turn.

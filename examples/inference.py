@@ -4,7 +4,7 @@
     python examples/inference.py products.gnn --output scores.gnn --memory 4GB
 
 Prints the loss of every epoch, and the accuracy of all splits after one pass over the graph for
-each layer. A run that was interrupted during inference goes on with --resume and --model.
+each layer. A run that was interrupted during inference continues with --resume and --model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - as everybody writes it
+import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch_geometric.nn.models import GraphSAGE
 
 import gnnstore

@@ -2,10 +2,10 @@
 
     torchrun --nproc-per-node 2 examples/train_distributed.py products.gnn --memory 4GB
 
-The processes deal out the batches of the run of a single one, so the losses are those of that run
-with batches `nproc` times as large. Run it again with the same --checkpoint after a crash, and
-it goes on after the last checkpoint; with another number of processes, if you like. Prints
-the loss of every step and the validation accuracy of every epoch.
+The processes share the batches of a single-process run, so the losses are those of that run with
+batches `nproc` times as large. Run it again with the same --checkpoint after a crash, and it
+continues after the last checkpoint, also with another number of processes. Prints the loss of
+every step and the validation accuracy of every epoch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812 - as everybody writes it
+import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.nn import GraphSAGE
@@ -76,7 +76,7 @@ def main(arguments: argparse.Namespace) -> None:
     try:
         train(arguments)
     finally:
-        # When the model is gone: if that were the last to let go of the group, threads of
+        # When the model is gone: if that were the last to release the group, threads of
         # gloo's could wait for Python and Python for them.
         dist.destroy_process_group()
 

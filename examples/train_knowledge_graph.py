@@ -3,10 +3,11 @@
     python examples/train_knowledge_graph.py
     python examples/train_knowledge_graph.py fb15k-237.gnn --model distmult --dim 256 --epochs 30
 
-Takes a store as `gnnstore convert triples` makes it, with the relation of each edge as `edge_type`
-and edge splits "valid" and "test"; by default a small graph is made. Entities have rows of a
-`gnnstore.EmbeddingTable`, and relations a module of torch. Prints the loss of every epoch, and the
-mean reciprocal rank (MRR) among all entities, of heads and of tails, without other true answers.
+Takes a store that `gnnstore convert triples` made, with the relation of each edge as `edge_type`
+and edge splits "valid" and "test"; by default a small graph is made. The embeddings of entities are
+rows of a `gnnstore.EmbeddingTable`, those of relations a torch module. Prints the loss of every
+epoch, and the mean reciprocal rank (MRR) among all entities, of heads and of tails, without other
+true answers.
 
 With `--capacity`, a share of the rows is in memory at a time: partitions of the store, which
 `gnnstore partition` makes.

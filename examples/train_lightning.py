@@ -3,9 +3,8 @@
     pip install 'gnnstore[examples]'
     python examples/train_lightning.py products.gnn --checkpoints runs --every 100
 
-Run it again after a crash, and it goes on after the last checkpoint with the batches that are
-left of the epoch. On a CPU the losses of training are, to the last bit, those of a run that nothing
-had stopped.
+Run it again after a crash, and it continues after the last checkpoint with the remaining batches of
+the epoch. On a CPU the training losses are, to the last bit, those of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 
 import lightning
 import torch
-import torch.nn.functional as F  # noqa: N812 - as everybody writes it
+import torch.nn.functional as F  # noqa: N812 - the usual name
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch_geometric.nn import GraphSAGE
@@ -26,7 +25,7 @@ import gnnstore
 
 
 class TrainLoader(gnnstore.NeighborLoader):
-    """A loader that goes on where Lightning does.
+    """A loader that continues where Lightning does.
 
     Lightning counts the batches of an epoch and never asks for one more, so that loaders do not
     hear of its end. A checkpoint after the last batch belongs to the next epoch.
@@ -111,7 +110,7 @@ class Sage(lightning.LightningModule):
         checkpoint["rng"] = torch.get_rng_state()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the state of torch's generator until training goes on."""
+        """Keep the state of torch's generator until training continues."""
         self._rng_state = checkpoint["rng"].cpu()
 
     def on_train_start(self) -> None:

@@ -5,8 +5,8 @@
     python examples/train_links.py friends.txt.gz --learned 64
 
 Takes arrays in a .npz file, `edge_index` [2, E] (each undirected edge once) and `x`, or a text edge
-list, which it converts; by default a small graph with planted communities is made. Nodes have
-embeddings that are learned in place of features if `--learned` says so. A tenth of the edges is
+list, which it converts; by default a small graph with planted communities is made. With
+`--learned`, nodes have trainable embeddings instead of features. A tenth of the edges is
 held out for validation and another tenth for the test. Prints the loss of every epoch and the mean
 reciprocal rank (MRR) among fixed negatives.
 """

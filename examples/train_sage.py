@@ -1,4 +1,4 @@
-"""Train GraphSAGE on a gnnstore: plain PyTorch Geometric code, two lines of it gnnstore's.
+"""Train GraphSAGE on a gnnstore: plain PyTorch Geometric code, but for two lines.
 
     gnnstore convert ogb path/to/ogbn_products products.gnn --undirected
     python examples/train_sage.py products.gnn --fanouts 15 10 5
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - as everybody writes it
+import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor
 from torch_geometric.nn import SAGEConv
 from torch_geometric.transforms import NormalizeFeatures
@@ -134,7 +134,7 @@ def reading(stats: LoaderStats) -> str:
         return ""
     hits = f", {stats.hit_rate:.1%} of rows cached" if stats.cache else ""
     return (
-        f", of it waiting for the disk {stats.seconds_reading:.2f}  |  {stats.reads} reads, "
+        f", waiting for the disk {stats.seconds_reading:.2f}  |  {stats.reads} reads, "
         f"{stats.bytes_read / 1e6:.1f} MB, {stats.amplification:.2f} x what was asked for, "
         f"{stats.mean_queue_depth:.0f} deep{hits}"
     )
@@ -199,11 +199,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dropout", type=float, default=0.5)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--eval-every", type=int, default=1, help="evaluate every so many epochs")
+    parser.add_argument(
+        "--eval-every", type=int, default=1, help="epochs from one evaluation to the next"
+    )
     parser.add_argument("--lr", type=float, default=0.003)
     parser.add_argument("--weight-decay", type=float, default=0.0)
     parser.add_argument("--normalize", action="store_true", help="scale each x to a sum of 1")
-    parser.add_argument("--strategy", default="auto", help="as of NeighborLoader (auto)")
+    parser.add_argument("--strategy", default="auto", help="as in NeighborLoader (auto)")
     parser.add_argument("--memory", help="budget, such as 8GB; by default what is available")
     parser.add_argument("--io-engine", help="what reads rows from disk; by default the fastest")
     parser.add_argument("--cache", choices=SCORES, help="which rows to cache in memory")

@@ -1,10 +1,10 @@
-"""Train with checkpoints: a run that is killed goes on exactly where its last one was.
+"""Train with checkpoints: a run that is killed continues exactly at its last checkpoint.
 
     python examples/train_with_checkpoints.py products.gnn --checkpoint run.pt --every 100
 
-Run it again after a crash, and it goes on. On a CPU the losses are, to the last bit, those of a
-run that nothing had stopped, whatever batch the checkpoint was taken after. Prints the loss
-of every batch and the validation accuracy of every epoch.
+Run it again after a crash to continue. On a CPU the losses are, to the last bit, those of a
+uninterrupted run, after a checkpoint at any batch. Prints the loss of every batch and the
+validation accuracy of every epoch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - as everybody writes it
+import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor
 from torch_geometric.nn import GraphSAGE
 
@@ -96,7 +96,7 @@ class Run:
         self.num_seeds = checkpoint["progress"]["num_seeds"]
 
     def train(self, checkpoint: Path, every: int) -> None:
-        """Train for the epoch, or for what is left of it."""
+        """Train for the rest of the epoch."""
         self.model.train()
         for batch in self.train_loader:
             batch = batch.to(self.device)  # noqa: PLW2901

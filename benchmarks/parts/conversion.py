@@ -66,7 +66,7 @@ def write_edges(directory: Path, scale: int, num_edges: int, threads: int) -> No
 
 
 def write_features(directory: Path, num_bytes: int, width: int) -> Path:
-    """Write random float32 features `x.npy` [N, width] beside two edges; return the file."""
+    """Write random float32 features `x.npy` [N, width] and two edges; return the file."""
     num_nodes = num_bytes // (4 * width)
     directory.mkdir(parents=True, exist_ok=True)
     np.save(directory / "edge_index.npy", np.zeros((2, 2), np.int32))

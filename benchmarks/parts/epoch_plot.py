@@ -56,7 +56,7 @@ def draw_epochs(document: Mapping[str, Any], file: Path) -> Path:
     axes.axvline(1, color=GREY, linestyle="--", linewidth=1.2)
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -1.1)
-    axes.set_xlim(0, 1.3 * longest)  # room for the text beside the longest
+    axes.set_xlim(0, 1.3 * longest)  # room for the text at the longest bar
     axes.set_xlabel("seconds of an epoch, over those with everything in memory")
     keys = [("the model computes", _TRAINING), ("it waits for a batch", _WAITING)]
     keys.append(("\u25c6 the epoch loaded without a model", _ALONE))

@@ -1,4 +1,4 @@
-"""fio, where it is installed: the measure of disks that everybody knows."""
+"""fio, where it is installed: a common benchmark of disks."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def read_array(entry: Job, *, is_mapped: bool = False) -> Any:
 
 
 def mapped(files: list[tuple[str, int]], total: int) -> Any:
-    """Map files one behind the other, for random reads: without the advice, none of it ends."""
+    """Map files one behind the other, for random reads: without the advice, no run ends."""
     region = mmap.mmap(-1, max(1, total))
     whole = np.frombuffer(region, np.uint8)
     libc = ctypes.CDLL(None, use_errno=True)
@@ -81,7 +81,7 @@ def mapped(files: list[tuple[str, int]], total: int) -> Any:
 
 
 def graphbolt(job: Job, arrays: dict[str, Any]) -> Callable[[int], Any]:
-    """Return what makes GraphBolt's batches, of so many seeds' batches."""
+    """Return a function of a number of batches, which makes GraphBolt's."""
     gb = importlib.import_module("dgl.graphbolt")
     graph = gb.fused_csc_sampling_graph(arrays["indptr"], arrays["indices"])
     store = None
@@ -117,7 +117,7 @@ def pyg(job: Job, arrays: dict[str, Any]) -> Callable[[int], Any]:
     data = Data(x=arrays["x"], y=arrays["y"], edge_index=edge_index)
     common = {"batch_size": job["batch_size"], "is_sorted": True, "num_workers": job["workers"]}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that torch-sparse is deprecated beside pyg-lib
+        warnings.simplefilter("ignore")  # that pyg-lib has replaced torch-sparse
         if job["work"] == "links":
             loader = LinkNeighborLoader(
                 data, job["fanouts"], arrays["seeds"], neg_sampling="binary", **common
@@ -143,7 +143,7 @@ def pyg_sampling(job: Job, arrays: dict[str, Any]) -> Callable[[int], Any]:
 
 
 def perform(job: Job) -> None:
-    """Prepare, and time batches as often as a number of them comes in."""
+    """Prepare, and time as many batches as each number that comes in."""
     # One thread samples; a loader without workers of its own gathers with all.
     is_sampling = job["work"] == "sample"
     torch.set_num_threads(1 if is_sampling or job["workers"] else len(os.sched_getaffinity(0)))

@@ -1,6 +1,6 @@
 """The peers that benchmarks compare with: an environment of their own, and processes in it.
 
-GraphBolt has one library for each version of torch that it was compiled for, none of them recent.
+GraphBolt has one library for each version of torch that it was compiled for, and none is recent.
 So the peers live in `.venv-peers`, which `make bench-peers` sets up (`python
 benchmarks/parts/peers.py` does): what could not be had there is named with its reason, and the
 benchmarks go on with the rest. Where there is no such environment, peers that this Python can
@@ -123,7 +123,7 @@ class Peer:
         raise RuntimeError(f"{self.name}: {said or f'status {status}'}")
 
     def batches(self, count: int) -> Iterator[tuple[float, float, int]]:
-        """Make so many batches; yield seconds, CPU seconds and nodes of each as it comes."""
+        """Make a number of batches; yield seconds, CPU seconds and nodes of each as it comes."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{count}\n")
         self._process.stdin.flush()

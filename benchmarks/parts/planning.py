@@ -37,11 +37,11 @@ from gnnstore.seeds.base import BatchKey
 from gnnstore.seeds.nodes import InputNodes
 from gnnstore.tools.bench.harness import Task
 
-# In memory; in files with a table of all nodes, and in passes of a quarter of them; the same with
-# a full memory group.
+# In memory; in files with a table of all nodes; this with a full memory cgroup; and in passes of a
+# quarter of the table, with a full memory cgroup.
 WAYS = ("memory", "files", "files-full", "passes-full")
 PASSES = 4
-# Begins the name of a way without pinned rows; with them, so many of the slots are theirs.
+# Prefix of a way without pinned rows; in other ways, the share of slots for pinned rows.
 UNPINNED, PINNED_SHARE = "unpinned-", 0.25
 # Nodes: more than a batch of any workload has.
 LARGEST_BATCH = 1 << 19
@@ -140,7 +140,7 @@ class Run:
     def sample(
         self, producer: Producer, pinned: PinnedRows | None = None, *, most: int | None = None
     ) -> Superbatch:
-        """Sample the batches of an epoch, or the first of them, as a loader does."""
+        """Sample the batches of an epoch, or the first ones, as a loader does."""
         size, run = self.task.batch_size, producer.run
         batches = [
             Batch(BatchKey(run.seed, run.epoch, k), np.arange(k * size, (k + 1) * size))

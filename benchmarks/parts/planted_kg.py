@@ -141,11 +141,11 @@ class PlantedVectors:
     """
 
     num_communities: int
-    head_of: Int64Array  # int64 [N]: the communities in which an entity is a head, and a tail
-    tail_of: Int64Array  # int64 [N]: the communities in which an entity is a head, and a tail
-    # float64 [N, 2, rank]: real and imaginary parts of the vectors there.
+    head_of: Int64Array  # int64 [N]: the community in which an entity is a head
+    tail_of: Int64Array  # int64 [N]: the community in which an entity is a tail
+    # float64 [N, 2, rank]: real and imaginary parts of the entities' vectors as heads.
     heads: npt.NDArray[np.float64]
-    # float64 [N, 2, rank]: real and imaginary parts of the vectors there.
+    # float64 [N, 2, rank]: real and imaginary parts of the entities' vectors as tails.
     tails: npt.NDArray[np.float64]
     relations: npt.NDArray[np.float64]  # float64 [R, 2, rank]: vectors of the relations
 
@@ -153,7 +153,7 @@ class PlantedVectors:
     def draw(
         cls, num_entities: int, num_relations: int, num_communities: int, rank: int, seed: int
     ) -> PlantedVectors:
-        """Draw all of them by a seed."""
+        """Draw all vectors by a seed."""
         order = np.argsort(draw_words(seed, _MEMBERS, 0, num_entities), kind="stable")
         place = np.empty(num_entities, np.int64)
         place[order] = np.arange(num_entities)

@@ -27,7 +27,7 @@ from gnnstore.tools.bench.harness import Task
 from gnnstore.tools.bench.worker import Run
 
 WARM_UP, SOME_BATCHES = 8, 24
-# Threads that fill caches beside the first batches.
+# Threads that fill caches during the first batches.
 FILLING = (static.FILLING_THREAD, beside.FILLING_THREAD)
 
 
@@ -98,8 +98,8 @@ def clock(run: Run) -> dict[str, Any]:
     """Return the seconds of the second epoch, and by how many the first one took longer.
 
     Where a superbatch has several epochs, it is the mean of the epochs of the first full one.
-    Where whole superbatches, or batches that are alike, fit into an epoch many times, it is so many
-    times what some of them take, once caches that are filled beside the first batches are full.
+    Where an epoch has many superbatches, or batches that are alike, the seconds of some are scaled,
+    timed once caches that are filled during the first batches are full.
     """
     start = perf_counter()
     with answering(only(run.task.strategy)):
@@ -145,7 +145,7 @@ def clock(run: Run) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Clock the strategy of the task, given as JSON, or predict all of them if it names none."""
+    """Clock the strategy of the task, given as JSON, or predict all strategies if it names none."""
     run = Run(Task.of_json(sys.argv[1]))
     run.limit()
     json.dump(clock(run) if run.task.strategy else foretell(run), sys.stdout)

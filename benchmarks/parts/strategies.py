@@ -1,4 +1,4 @@
-"""The ways of `gnnstore bench load` to load batches, and peers' loaders beside them.
+"""The ways of `gnnstore bench load` to load batches, and peers' loaders.
 
 `benchmarks.out_of_core` starts this with a `Task`, in a process of its own under a memory
 limit; it prints one outcome, as JSON.

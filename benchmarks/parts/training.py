@@ -27,7 +27,7 @@ from gnnstore.tools.bench.harness import Task
 from gnnstore.tools.bench.worker import Run
 
 LEARNING_RATE = 0.01
-# Batches of the epoch's beginning that are timed apart: what somebody sees who tries a loader.
+# First batches of the epoch, timed apart: those that a user waits for who tries a loader.
 TRIED = 40
 # Of what a step takes, for a batch that is larger than the one before the limit.
 _STEP_MARGIN = 1.3
