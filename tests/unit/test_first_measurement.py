@@ -141,7 +141,7 @@ def test_what_was_measured_in_a_busy_minute_is_corrected(
     text = record.getMessage()
     assert "did 100,000 random reads and 1 GB in order a second" in text
     assert "have 10,000 and 100 MB" in text
-    assert "it was measured again, and what that found is used from now on" in text
+    assert "it was measured again, and the new measurements are used from now on" in text
     assert disk.next_process() == 1
     assert disk.measurements == 2
 

@@ -40,7 +40,7 @@ _MAX_FILE_BYTES = 1 << 20
 _MAX_BLOCK_BYTES = 1 << 30
 _MAX_QUEUE_DEPTH = 4096
 
-# The two block sizes that a line through a disk's times is drawn from. Smaller ones are
+# The two block sizes that fix the line through a disk's times. Smaller blocks are
 # padded to 4 KiB inside most drives; at 64 KiB most reach their full bandwidth.
 _SMALL_BYTES = 4 << 10
 _LARGE_BYTES = 64 << 10
@@ -53,14 +53,14 @@ class DeviceProfile:
     """The measured rates of a file system."""
 
     filesystem_id: str  # see `gnnstore.disk.profile.filesystems.filesystem_id`
-    mount_point: str  # the mount, for people
-    device: str  # the mount, for people
-    filesystem_type: str  # the mount, for people
+    mount_point: str  # where it is mounted; like the next two, for people only
+    device: str  # the mounted device, or a server's export
+    filesystem_type: str  # such as "ext4"
     engine: str  # the engine that read: "io_uring" or "pread"
     is_direct: bool  # whether reads bypassed the page cache
     measured_at: str  # ISO 8601, UTC
-    sequential_read_bytes_per_second: float  # in large blocks
-    sequential_write_bytes_per_second: float  # in large blocks
+    sequential_read_bytes_per_second: float  # reading large blocks in order
+    sequential_write_bytes_per_second: float  # writing large blocks in order
     # Block size in bytes -> reads in flight -> reads per second. 4 KiB and 64 KiB are always there;
     # 512 B where the disk can be read in units that small.
     random_reads_per_second: Mapping[int, Mapping[int, float]]
@@ -114,7 +114,7 @@ class DeviceProfile:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any], path: str) -> DeviceProfile:
-        """Read a profile from JSON values that anybody may have written."""
+        """Read a profile from untrusted JSON values."""
         fields = Fields(document, path)
         if not isinstance(fields.document.get("is_direct"), bool):
             raise fields.fail("is_direct", "true or false")
@@ -174,7 +174,7 @@ def _integer(fields: Fields, key: str, high: int) -> int:
 
 def _rate(fields: Fields, key: str) -> float:
     value = fields.document.get(key)
-    # Between one an hour and far beyond any disk: nothing computed from it may overflow.
+    # Between one an hour and far beyond any disk: nothing computed from a rate may overflow.
     if (
         not isinstance(value, int | float)
         or isinstance(value, bool)
@@ -197,7 +197,7 @@ def load_profile(path: str | os.PathLike[str]) -> DeviceProfile | None:
 
 
 def load_kept(path: str | os.PathLike[str]) -> KeptProfile | None:
-    """Return all saved measurements of the file system of `path`; as `load_profile`."""
+    """Return the saved measurements of the file system of `path`; None as in `load_profile`."""
     try:
         identity = filesystem_id(path)
         file = profile_path(identity)
@@ -224,7 +224,7 @@ def _parse(text: bytes, identity: str, file: str) -> KeptProfile:
     if fields.integer("format_version") != _FORMAT_VERSION:
         raise fields.fail("format_version", str(_FORMAT_VERSION))
     profile = _profile_in(fields, "profile", identity)
-    # Versions that do not know the second one read past it, and write files without it.
+    # Older versions ignore the second measurement, and write files without one.
     has_two = fields.document.get("again") is not None
     return KeptProfile(profile, _profile_in(fields, "again", identity) if has_two else None)
 
@@ -246,7 +246,7 @@ def save_profile(profile: DeviceProfile) -> Path:
 
 
 def save_kept(kept: KeptProfile) -> Path:
-    """Save a profile, and a measurement that was made when it was in doubt; as `save_profile`."""
+    """Save a profile and the measurement made when it was in doubt; as `save_profile`."""
     file = profile_path(kept.profile.filesystem_id)
     document = {"format_version": _FORMAT_VERSION, "profile": kept.profile.to_document()}
     if kept.again is not None:

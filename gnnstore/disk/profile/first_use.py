@@ -39,8 +39,8 @@ from gnnstore.units import format_size
 _SECONDS = 3.0
 _NUM_BYTES = 256 << 20
 
-# The processes of a distributed run start together. One measures or checks at a time, or they
-# would measure each other, and those that start within the minute use its result.
+# The processes of a distributed run start together. One measures or checks at a time, or the
+# processes would measure each other; those that start within the minute use the first's result.
 _FRESH_SECONDS = 60.0
 _MAX_WAIT_SECONDS = 10.0
 _POLL_SECONDS = 0.05
@@ -58,7 +58,7 @@ _lock = threading.Lock()
 
 
 def disk_profile(path: Path, progress: Progress | None = None) -> DeviceProfile:
-    """Return the measurements of a store's disk; measure it if there are none.
+    """Return the measurements of a store's disk; measure the disk if there are none.
 
     Measuring takes some seconds, once for each file system.
     """
@@ -119,7 +119,7 @@ def _look(path: Path, profile: DeviceProfile) -> SpotCheck | None:
         _log.debug("the measurements of the disk below %s are not checked: %s", path, error)
         _checked.add(profile.filesystem_id)
         return None
-    # After a store that is too small another one may be large enough.
+    # Where this store is too small, another one may be large enough.
     if seen is not None:
         _checked.add(profile.filesystem_id)
     return seen
@@ -167,7 +167,7 @@ def _outcome(kept: KeptProfile, new: KeptProfile, measured: DeviceProfile) -> st
             if compare(new.profile, kept.profile) == "slower"
             else ""
         )
-        return f"it was measured again{times}, and what that found is used from now on"
+        return f"it was measured again{times}, and the new measurements are used from now on"
     if not measured.is_direct:
         return "it could only be measured through the page cache, and these are used"
     if compare(measured, kept.profile) == "agrees":
