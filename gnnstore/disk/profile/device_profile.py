@@ -25,12 +25,12 @@ from gnnstore.formats.container.strict_json import Fields, parse_object
 
 __all__ = [
     "DeviceProfile",
-    "KeptProfile",
+    "SavedMeasurements",
     "filesystem_id",
-    "load_kept",
+    "load_measurements",
     "load_profile",
     "profile_path",
-    "save_kept",
+    "save_measurements",
     "save_profile",
 ]
 
@@ -142,7 +142,7 @@ class DeviceProfile:
 
 
 @dataclass(frozen=True)
-class KeptProfile:
+class SavedMeasurements:
     """The saved measurements of one file system."""
 
     profile: DeviceProfile  # the measurement that is used
@@ -192,11 +192,11 @@ def profile_path(filesystem: str) -> Path:
 
 def load_profile(path: str | os.PathLike[str]) -> DeviceProfile | None:
     """Return the profile of the file system of `path`; None if there is none."""
-    kept = load_kept(path)
-    return None if kept is None else kept.profile
+    saved = load_measurements(path)
+    return None if saved is None else saved.profile
 
 
-def load_kept(path: str | os.PathLike[str]) -> KeptProfile | None:
+def load_measurements(path: str | os.PathLike[str]) -> SavedMeasurements | None:
     """Return the saved measurements of the file system of `path`; None as in `load_profile`."""
     try:
         identity = filesystem_id(path)
@@ -217,7 +217,7 @@ def load_kept(path: str | os.PathLike[str]) -> KeptProfile | None:
         return None
 
 
-def _parse(text: bytes, identity: str, file: str) -> KeptProfile:
+def _parse(text: bytes, identity: str, file: str) -> SavedMeasurements:
     if len(text) > _MAX_FILE_BYTES:
         raise CorruptStoreError(f"{file}: larger than {_MAX_FILE_BYTES} bytes", path=file)
     fields = Fields(parse_object(text, path=file), file)
@@ -226,7 +226,7 @@ def _parse(text: bytes, identity: str, file: str) -> KeptProfile:
     profile = _profile_in(fields, "profile", identity)
     # Older versions ignore the second measurement, and write files without one.
     has_two = fields.document.get("again") is not None
-    return KeptProfile(profile, _profile_in(fields, "again", identity) if has_two else None)
+    return SavedMeasurements(profile, _profile_in(fields, "again", identity) if has_two else None)
 
 
 def _profile_in(fields: Fields, key: str, identity: str) -> DeviceProfile:
@@ -242,15 +242,15 @@ def _profile_in(fields: Fields, key: str, identity: str) -> DeviceProfile:
 
 def save_profile(profile: DeviceProfile) -> Path:
     """Save a profile for all later loaders on its file system, and return the file."""
-    return save_kept(KeptProfile(profile))
+    return save_measurements(SavedMeasurements(profile))
 
 
-def save_kept(kept: KeptProfile) -> Path:
+def save_measurements(saved: SavedMeasurements) -> Path:
     """Save a profile and the measurement made when it was in doubt; as `save_profile`."""
-    file = profile_path(kept.profile.filesystem_id)
-    document = {"format_version": _FORMAT_VERSION, "profile": kept.profile.to_document()}
-    if kept.again is not None:
-        document["again"] = kept.again.to_document()
+    file = profile_path(saved.profile.filesystem_id)
+    document = {"format_version": _FORMAT_VERSION, "profile": saved.profile.to_document()}
+    if saved.again is not None:
+        document["again"] = saved.again.to_document()
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
     with storage_errors("keep the measurements", file):
         write_whole(file, [text.encode()])
