@@ -51,7 +51,7 @@ _MAKING_SECONDS = 60.0
 class RunDirectory:
     """A directory of this process, which is removed with its contents.
 
-    Processes that are forked off do not remove it. While one of them lives, it is not stale.
+    Forked processes do not remove it. While such a process lives, it is not stale.
     """
 
     def __init__(self, path: Path, owner: int) -> None:

@@ -162,7 +162,7 @@ def _rates(fields: Fields) -> dict[int, float]:
 
 
 def _integer(fields: Fields, key: str, high: int) -> int:
-    # At most ten digits, so that int() is not handed a megabyte of them.
+    # At most ten digits, so that int() never gets a megabyte of digits.
     if not (key.isascii() and key.isdecimal() and len(key) <= 10 and 1 <= int(key) <= high):
         raise CorruptStoreError(
             f"{fields.path}: malformed metadata: {fields.where}: expected names that are "

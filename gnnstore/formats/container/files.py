@@ -27,8 +27,8 @@ StoredFile: TypeAlias = tuple[str, int, BlockCrcs]  # name, size, crc32c of each
 
 # Each block of a file has a checksum of its own.
 BLOCK_BYTES = 2**20
-# The disk is told to begin with every piece of this size, rather than with all of them when the
-# file is closed: 600 MB written and synchronised take a quarter to three quarters of the time.
+# The disk begins to write every piece of this size at once, not all pieces when the file is
+# closed: 600 MB written and synchronised take a quarter to three quarters of the time.
 _WRITE_BACK_BYTES = 4 * 2**20
 # From here on a write pays for a thread. Direct writes are multiples of the largest usual sector.
 _BEHIND_BYTES, _ALIGNMENT = 2**20, 4096

@@ -160,7 +160,7 @@ class Journal:
     def record_shard(
         self, spec: AttributeSpec, layout: ShardLayout, number: int, crcs: BlockCrcs
     ) -> None:
-        """Write down that a shard is complete and durable."""
+        """Record that a shard is complete and durable."""
         self._record(
             {
                 "kind": "shard",
@@ -186,7 +186,7 @@ class Journal:
         return found
 
     def record_compressed(self, path: str, content_crc: int, files: Sequence[StoredFile]) -> None:
-        """Write down that a compressed array is complete and durable."""
+        """Record that a compressed array is complete and durable."""
         listed = [[name, size, crc_of_blocks(crcs)] for name, size, crcs in files]
         self._record({"kind": "cold", "array": path, "content_crc": content_crc, "files": listed})
 
@@ -213,12 +213,12 @@ class Journal:
         return ".." not in path.parts and any(map(path.is_relative_to, places))
 
     def record_run(self, run: Mapping[str, Any]) -> None:
-        """Write down that a sorted run of edges is complete and durable."""
+        """Record that a sorted run of edges is complete and durable."""
         sizes = [Path(path).stat().st_size for path in run["files"]]
         self._record({"kind": "run", "run": dict(run), "sizes": sizes})
 
     def forget_runs(self) -> None:
-        """Write down that the runs are gone, before the first of them is deleted or changed."""
+        """Record that the runs are gone, before the first run is deleted or changed."""
         if self._runs:
             self._record({"kind": "forget_runs"})
 
@@ -229,13 +229,13 @@ class Journal:
         return self._edges
 
     def record_edges(self, edges: Mapping[str, Any]) -> None:
-        """Write down that every shard of the adjacency is recorded."""
+        """Record that every shard of the adjacency is recorded."""
         self._record({"kind": "edges", "edges": dict(edges)})
 
     # ---- steps of arrays that grow together
 
     def record_step(self, ends: Mapping[str, tuple[int, int]], values: Mapping[str, Any]) -> None:
-        """Write down that another step is durable."""
+        """Record that another step is durable."""
         record = {
             "kind": "step",
             "number": len(self.steps),

@@ -1,7 +1,7 @@
 """The manifest of partitions: their store, their order, and every file.
 
 Partitions hold the rows of nodes and the edges of a store once more, so that those of a few
-partitions are read in large pieces. Nodes have new ids, R of them a partition; edges lie in
+partitions are read in large pieces. Nodes have new ids, R ids in each partition; edges lie in
 buckets, one for each pair of partitions.
 """
 
