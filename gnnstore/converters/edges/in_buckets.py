@@ -186,5 +186,5 @@ class EdgesInBuckets:
 
 
 def _num_ahead() -> int:
-    """Return the number of pieces to sort ahead, so that the disk never waits."""
+    """Return the number of pieces to sort ahead: some wait for the disk meanwhile."""
     return min(2 * num_threads(), _MAX_AHEAD)

@@ -131,7 +131,7 @@ class RowBlocks:
 def _empty_block(
     dtype: np.dtype[Any], row_shape: tuple[int, ...], num_ready: int = 0
 ) -> npt.NDArray[Any]:
-    """Return a block; memory for its first, expected rows is already touched."""
+    """Return a block with memory for the first `num_ready` rows already mapped."""
     row_bytes = dtype.itemsize * math.prod(row_shape)
     block = np.empty((max(1, _BLOCK_BYTES // max(1, row_bytes)), *row_shape), dtype)
     if num_ready:

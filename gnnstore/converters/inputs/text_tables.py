@@ -262,7 +262,7 @@ class TextTable:
     def _parse_fast(self, data: bytes) -> npt.NDArray[Any] | NameBlock | None:
         """Return the rows of lines; None if some lines are not clean or have forbidden values."""
         if not 0 < (self._num_columns or 0) <= len(data):
-            return None  # it has no row, or the first row lacks fields
+            return None  # it has no row, or fewer bytes than a row has fields
         if self.format.dtype != "text":
             rows: Any = self._parse_numbers(data)
         else:

@@ -32,7 +32,7 @@ def split_name(name: str) -> str:
 def read_split(
     source: ArraySource, num_nodes: int | None, memory_bytes: int | None
 ) -> npt.NDArray[Any]:
-    """Return the array of a split; refuse a wrong shape and one that memory cannot hold."""
+    """Return the array of a split; refuse one that is longer than N or than memory allows."""
     num_entries = math.prod(source.shape)
     if num_nodes is not None and num_entries > num_nodes:
         raise InputError(

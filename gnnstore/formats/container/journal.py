@@ -173,7 +173,7 @@ class Journal:
         )
 
     def compressed_files(self, path: str, content_crc: int) -> list[StoredFile] | None:
-        """Return the files of a compressed array that an earlier attempt wrote, or None."""
+        """Return the files of a compressed array if an equal one is written; else None."""
         record = self._compressed.get(path)
         if record is None or record["content_crc"] != content_crc:
             return None
@@ -246,7 +246,7 @@ class Journal:
         self._record(record)
 
     def forget_steps(self, first: int) -> None:
-        """Cut off the lines of the steps from `first` on, and those behind all steps."""
+        """Cut the journal off before step `first`."""
         records, _ = read_records(self.directory / JOURNAL_FILE)
         kept = 0
         for record in records:
