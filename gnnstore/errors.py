@@ -65,7 +65,7 @@ class UsageError(GnnstoreError, ValueError):
 
 
 class BudgetError(UsageError):
-    """A memory or disk budget is too small for what was asked; the message says by how much.
+    """A memory or disk budget is too small for the request; the message says by how much.
 
     Attributes
     ----------
@@ -85,7 +85,7 @@ class InputError(GnnstoreError, ValueError):
 
 
 class BadIndexError(UsageError, InputError, IndexError):
-    """An index into an array is out of range, or of a kind that it does not take."""
+    """An index into an array is out of range, or of a kind that the array does not take."""
 
 
 class NotFoundError(GnnstoreError, FileNotFoundError):
@@ -121,14 +121,14 @@ class StorageError(GnnstoreError, OSError):
 
 
 class NoSpaceError(StorageError):
-    """The file system has no room for what is to be written."""
+    """The file system has no room for the data to be written."""
 
 
 class ResourceError(StorageError):
     """The process met a limit on memory, open files or threads; the message says which."""
 
 
-# Of the operating system's errors: what there is not enough of, and the limit on it.
+# By errno: the resource that is short, its limit, and the remedy.
 _LIMITS = {
     errno.EMFILE: ("open files", resource.RLIMIT_NOFILE, "raise the limit (ulimit -n)"),
     errno.EAGAIN: (
@@ -148,7 +148,7 @@ _LIMITS = {
 def resource_error(
     error: BaseException, doing: str, path: str | os.PathLike[str] | None = None
 ) -> ResourceError | None:
-    """Return our error for one that says that a limit of the process was met; else None."""
+    """Return a `ResourceError` for an error that reports a limit of the process; else None."""
     code = _code_of(error)
     if code not in _LIMITS:
         return None
@@ -167,7 +167,7 @@ def resource_error(
     return found
 
 
-# Errors that say it in words only: of Python; of torch; of a library that is to be mapped.
+# Errors that report a limit by their text only: of Python, of torch, of mapping a library.
 _TEXTS = (
     (RuntimeError, "can't start new thread", errno.EAGAIN),
     (RuntimeError, "can't allocate memory", errno.ENOMEM),
@@ -177,12 +177,12 @@ _TEXTS = (
 
 
 def described(error: BaseException) -> str:
-    """Return the kind of an error of any library, and what it says if it says something."""
+    """Return the kind of an error of any library, and its message if it has one."""
     return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
 def _code_of(error: BaseException) -> int | None:
-    """Return the errno that an error stands for, if it is about a resource."""
+    """Return the errno of an error that is about a resource; else None."""
     if isinstance(error, GnnstoreError):
         return None
     if isinstance(error, MemoryError):
@@ -191,7 +191,7 @@ def _code_of(error: BaseException) -> int | None:
         is_thread = error.errno == errno.EAGAIN and "thread" in str(error)
         return error.errno if error.errno != errno.EAGAIN or is_thread else None
     if isinstance(error, ImportError) and _is_unlimited(resource.RLIMIT_AS):
-        return None  # as of a library on a file system that is mounted noexec
+        return None  # for example a library on a file system that is mounted noexec
     return next(
         (code for kind, text, code in _TEXTS if isinstance(error, kind) and text in str(error)),
         None,
@@ -218,7 +218,7 @@ class limits_named(ContextDecorator):  # noqa: N801 - used like a function
 
 
 def as_whole_number(value: object) -> int | None:
-    """Return a whole number, of NumPy's or torch's too, as Python's own; None if it is none."""
+    """Return a whole number of Python, NumPy or torch as an int; None for other values."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         return None
     try:
@@ -228,14 +228,14 @@ def as_whole_number(value: object) -> int | None:
 
 
 def whole_number(name: str, value: SupportsIndex) -> int:
-    """Return an option that is a whole number, as Python's own."""
+    """Return an option that is a whole number, as an int."""
     if (number := as_whole_number(value)) is None:
         raise UsageError(f"{name}={value!r} is not a whole number")
     return number
 
 
 def as_plain(value: Any) -> Any:
-    """Return a number or truth value of NumPy's or torch's as Python's own; others as they are."""
+    """Return a number or truth value of NumPy or torch as Python's own; other values unchanged."""
     try:
         return value.item() if hasattr(value, "item") else value
     except (TypeError, ValueError, RuntimeError):  # arrays of several
@@ -243,7 +243,7 @@ def as_plain(value: Any) -> Any:
 
 
 def truth(name: str, value: object) -> bool:
-    """Return an option that is True or False, or a number that equals one of them, as such."""
+    """Return an option that is True or False, or equals True or False, as a bool."""
     found = as_plain(value)
     if not isinstance(found, int | float) or found not in (0, 1):
         raise UsageError(f"{name}={value!r} is neither True nor False")
@@ -251,13 +251,13 @@ def truth(name: str, value: object) -> bool:
 
 
 def check_choice(name: str, value: object, choices: Collection[str]) -> None:
-    """Raise UsageError unless an option has one of the values that it knows."""
+    """Raise UsageError unless an option has one of its possible values."""
     if value not in tuple(choices):  # by comparing: a list has no hash, and is refused too
         raise UsageError(f"{name}={value!r} is unknown; choose one of {', '.join(choices)}")
 
 
 def storage_error(error: OSError, doing: str, path: str | os.PathLike[str]) -> StorageError:
-    """Turn an `OSError` of the operating system into ours, with the place and the remedy."""
+    """Return an `OSError` of the operating system as a `StorageError` with place and remedy."""
     where = os.fspath(path)
     reason = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -273,7 +273,7 @@ def storage_error(error: OSError, doing: str, path: str | os.PathLike[str]) -> S
 
 @contextmanager
 def storage_errors(doing: str, path: str | os.PathLike[str]) -> Iterator[None]:
-    """Raise errors of the operating system as `storage_error` does; gnnstore's own pass."""
+    """Raise errors of the operating system as `storage_error` does; pass on gnnstore's own."""
     try:
         yield
     except OSError as error:

@@ -58,7 +58,7 @@ def format_count(number: int, noun: str) -> str:
 
 
 def format_at_least(num_bytes: int) -> str:
-    """Return a size for people, rounded up, as of a budget that must suffice."""
+    """Return a size for people, rounded up: a budget of that size suffices."""
     unit = 10 ** max(0, len(str(num_bytes)) - 3)  # of the third digit
     return format_size(-(-num_bytes // unit) * unit)
 

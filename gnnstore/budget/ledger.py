@@ -1,9 +1,9 @@
-"""Declares who needs how much of a resource, finds the largest sizes within a limit, and refuses.
+"""Lists the reservations of a resource, finds the largest sizes within a limit, and refuses.
 
 The bytes of a part grow with a few sizes: preparing threads, batches that are planned together,
-slots of a cache. A part reserves a fixed number of bytes and so many for each, in a phase of the
+slots of a cache. A part reserves fixed bytes and bytes for each unit of a size, in a phase of the
 work; parts of different phases are never there at once. So the peak is the largest of sums that are
-linear in the sizes, and the largest size beside others follows from it by division.
+linear in the sizes, and with the other sizes given, the largest size follows by division.
 
 There is one ledger for each resource: memory, disk, and the memory of a device.
 """
@@ -38,45 +38,45 @@ Sizes = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Reservation:
-    """Bytes that a part takes."""
+    """The bytes that a part takes."""
 
     what: str  # the part, as a phrase that follows a number of bytes
-    fixed: int = 0  # bytes whatever the sizes are
+    fixed: int = 0  # bytes that do not depend on the sizes
     # Bytes for each unit of a size, by the size's name.
     per: Mapping[str, int] = field(default_factory=dict)
     phase: str = ALWAYS  # the phase in which they are taken; `ALWAYS` by default
 
     def bytes_of(self, sizes: Sizes) -> int:
-        """Return the bytes with some sizes, 0 for those that are not named."""
+        """Return the bytes with some sizes; a size that is not named is 0."""
         return self.fixed + sum(each * sizes.get(name, 0) for name, each in self.per.items())
 
 
 @dataclass(frozen=True)
 class Wish:
-    """A size that is to be as large as possible."""
+    """A size to be made as large as possible."""
 
     size: str
-    least: int = 0  # the smallest that will do
-    most: int = 2**62  # the largest that is of use
+    least: int = 0  # the smallest value that suffices
+    most: int = 2**62  # the largest value that is useful
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """The reservations of one resource, within a limit."""
+    """The reservations of one resource, and its limit."""
 
     limit: int  # bytes that may be taken
     reservations: tuple[Reservation, ...] = ()
-    who: str = "this"  # the part of the program that takes them, to begin an error with
-    source: str = "of the memory= budget"  # where the limit is from, as a phrase that follows it
-    # The option that raises the limit; empty where there is none, as of a device.
+    who: str = "this"  # the part of the program that takes the bytes, to begin an error with
+    source: str = "of the memory= budget"  # the limit's origin, as a phrase that follows its size
+    # The option that raises the limit; empty where there is none, as for a device.
     option: str = "memory="
-    # Bytes by which the limit must grow at least, where it is too small: more than are missing
-    # where a part of them would go elsewhere.
+    # Bytes by which a limit that is too small must grow at least: more than are missing where a
+    # part of the increase would go elsewhere.
     raise_by: int = 0
 
     @cached_property
     def _phases(self) -> list[Reservation]:
-        """Sums of the reservations of each phase; cached, since peaks are asked for often."""
+        """Sums of the reservations of each phase; cached, since peaks are computed often."""
         phases = dict.fromkeys([ALWAYS, *(r.phase for r in self.reservations)])
         return [
             _together([r for r in self.reservations if r.phase in (ALWAYS, phase)])
@@ -104,15 +104,15 @@ class Ledger:
         return self.limit - self.peak(sizes)
 
     def bytes_each(self, size: str) -> int:
-        """Return the bytes by which one more of a size raises the peak, at most."""
+        """Return the bytes by which one more unit of a size raises the peak, at most."""
         return max(phase.per.get(size, 0) for phase in self._phases)
 
     def largest(self, size: str, sizes: Sizes | None = None, most: int = 2**62) -> int:
-        """Return the largest of a size that fits beside others, at most `most`; 0 if none does."""
-        beside = {**(sizes or {}), size: 0}
+        """Return the largest value of a size that fits with the others, at most `most`; or 0."""
+        others = {**(sizes or {}), size: 0}
         found = most
         for phase in self._phases:
-            if (left := self.limit - phase.bytes_of(beside)) < 0:
+            if (left := self.limit - phase.bytes_of(others)) < 0:
                 return 0
             if each := phase.per.get(size, 0):
                 found = min(found, left // each)
@@ -123,8 +123,8 @@ class Ledger:
         sizes = {wish.size: wish.least for wish in wishes}
         self.check(sizes)
         for wish in wishes:
-            beside = {**sizes, wish.size: 0}
-            sizes[wish.size] = max(wish.least, self.largest(wish.size, beside, wish.most))
+            others = {**sizes, wish.size: 0}
+            sizes[wish.size] = max(wish.least, self.largest(wish.size, others, wish.most))
         return sizes
 
     def check(self, sizes: Sizes | None = None, *remedies: str) -> None:
@@ -173,12 +173,12 @@ class Ledger:
 
 
 def _together(reservations: Sequence[Reservation]) -> Reservation:
-    """Return one reservation of the same bytes, whatever the sizes are."""
+    """Return the sum of some reservations as one."""
     per: dict[str, int] = {}
     for reservation in reservations:
         for name, each in reservation.per.items():
             per[name] = per.get(name, 0) + each
-    return Reservation("all of it", sum(r.fixed for r in reservations), per)
+    return Reservation("all parts", sum(r.fixed for r in reservations), per)
 
 
 def least_more(missing: Callable[[int], int]) -> int:

@@ -1,4 +1,4 @@
-"""Budgets of memory: what the user gives, checked against what this process may take.
+"""Budgets of memory: the user's number, checked against the limits of this process.
 
 A container's limit (cgroup v1 or v2) usually lies far below the machine's memory, and the
 kernel kills rather than refuses; so the smallest of all limits is what counts.
@@ -18,7 +18,7 @@ _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
 # cgroup v1 writes "no limit" as the largest multiple of a page below 2^63.
 _UNLIMITED = 2**60
-# memory="auto" leaves a quarter of what is free to the model, its optimiser and other programs.
+# memory="auto" leaves a quarter of free memory to the model, its optimiser and other programs.
 _FREE_SHARE = 4
 
 
@@ -29,13 +29,13 @@ class MemoryBudget:
     num_bytes: int
     # Whether the user set the budget, so that batches in flight must stay within it too.
     is_promise: bool
-    source: str  # where the number is from, as a phrase that follows a size
-    # Whether it follows from what is free now, so that what others hold is not part of it.
+    source: str  # the number's origin, as a phrase that follows a size
+    # Whether the budget follows from the memory that is free now, without that of other users.
     is_measured: bool = False
 
     @classmethod
     def of(cls, memory: int | str | None, shared_bytes: int = 0) -> MemoryBudget:
-        """Return the budget that `memory=` stands for."""
+        """Return the budget that `memory=` names."""
         if memory is None:
             free = available_bytes()
             return cls(free + shared_bytes, False, "of available memory", is_measured=True)
@@ -56,7 +56,7 @@ def affordable_threads(
 
 
 def parse_memory(memory: int | str, *, name: str = "memory") -> int:
-    """Return the bytes of a budget, which the cgroups of this process allow."""
+    """Return the bytes of a budget; refuse more than the cgroups of this process allow."""
     budget, limit = parse_size(memory, name=name), group_limit_bytes()
     if limit is not None and budget > limit:
         option = name if name.startswith("-") else f"{name}="
@@ -85,7 +85,7 @@ def _machine_bytes(proc: Path) -> int:
 
 
 def _group_limits(proc: Path, cgroups: Path) -> Iterator[tuple[int, int]]:
-    """Yield the limit of each cgroup around this process, and what is taken of it for good."""
+    """Yield the limit and the bytes in use for good of each cgroup around this process."""
     for line in _read(proc / "self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         if not controllers:

@@ -1,13 +1,13 @@
 """Converters into the format: one for each kind of input, all writing through `GraphWriter`.
 
-`partition` writes into a store instead. Every other one takes, besides its own parameters,
+`partition` writes into a store instead. Every other converter takes, with its own parameters,
 
 - `output` : path-like, the store to write;
 - `options` : ConvertOptions, optional;
-- `progress` : Progress, optional, which is told how far the work is,
+- `progress` : Progress, optional, which reports how far the work is,
 
-and returns the path of the store. Besides its own errors it raises `StoreExistsError`,
-`UsageError`, `BudgetError` and `StorageError` as `GraphWriter` does, most of them before any work.
+and returns the path of the store. With its own errors it raises `StoreExistsError`,
+`UsageError`, `BudgetError` and `StorageError` as `GraphWriter` does, most before any work.
 
 Examples
 --------

@@ -1,7 +1,7 @@
 """Random words that depend on a key and a place, never on the order in which they are drawn.
 
-Synthetic graphs must come out the same for any chunking and on any machine, so whatever is
-random in them is a function of (seed, purpose, place), computed with exact arithmetic.
+Synthetic graphs must come out the same for any chunking and on any machine, so every random number
+is a function of (seed, purpose, place), computed with exact arithmetic.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _BYTES_STD = math.sqrt(8 * (2**16 - 1) / 12)
 
 
 def draw_words(seed: int, purpose: int, first_block: int, num_words: int) -> npt.NDArray[np.uint64]:
-    """Return words of Philox4x64-10 from a block of four on."""
+    """Return words of Philox4x64-10, beginning with block `first_block` of four words."""
     return keyed((seed, purpose), (first_block, 0, 0, 0)).random_raw(num_words)
 
 
 def draw_noise(
     seed: int, purpose: int, first: int, shape: tuple[int, int], deviation: float
 ) -> npt.NDArray[np.float32]:
-    """Return noise of mean 0 for rows first, first + 1, ..., float32 of the shape given."""
+    """Return noise of mean 0 for rows first, first + 1, ..., as float32."""
     num_rows, width = shape
     # Whole blocks of four words a row, so that a row begins where a counter does.
     row_words = -(-width // 4) * 4
@@ -49,7 +49,7 @@ def _sum_of_bytes(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def hash_pairs(
     seed: int, low: npt.NDArray[Any], high: npt.NDArray[Any], rank: npt.NDArray[Any] | None
 ) -> npt.NDArray[np.uint64]:
-    """Return a random word for each pair of numbers, for places that have no single number."""
+    """Return a random word for each pair of numbers, where no single number is a place."""
     words = low.astype(np.uint64)
     words *= np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: SplitMix64's step
     words ^= np.uint64(seed)

@@ -1,8 +1,8 @@
-"""Does the next pieces of work while the last one is being used.
+"""Works on the next pieces while the last one is in use.
 
 Reading, decompressing, parsing and writing all release the interpreter's lock for most of
 their time, so that a thread per piece is all it takes to overlap them. Threads live no
-longer than their piece: whoever stops iterating in the middle leaves nothing behind. And unlike
+longer than their piece: stopping the iteration in the middle leaves nothing behind. And unlike
 `threads.ordered_map`, a conversion goes on, without overlap, where no thread can be started.
 """
 
@@ -25,19 +25,19 @@ _THREAD_NAME = "gnnstore-convert"
 
 
 def num_threads() -> int:
-    """Return how many pieces to work on at a time: the processors we may use, at most 8."""
+    """Return the number of pieces to work on at a time: our processors, at most 8."""
     return min(8, len(os.sched_getaffinity(0)))
 
 
 def read_ahead(items: Iterable[T]) -> Iterator[T]:
-    """Yield the items of an iterable, making the next one while one is used."""
+    """Yield the items of an iterable, making the next item while one is in use."""
     iterator = iter(items)
     task: Background[T] = Background(partial(next, iterator, _END), _THREAD_NAME)
     while (item := task.result()) is not _END:
         task = Background(partial(next, iterator, _END), _THREAD_NAME)
         yield item
         del item
-    _core.release_memory()  # what comes next has other sizes
+    _core.release_memory()  # later allocations have other sizes
 
 
 def map_in_order(

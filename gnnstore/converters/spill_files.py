@@ -33,7 +33,7 @@ def read_exactly(
 
 
 class SpillDirectory:
-    """A directory of files that one attempt of a conversion appends to and reads."""
+    """A directory of temporary files of one conversion attempt."""
 
     def __init__(self, path: Path, what: str) -> None:
         self.path = path

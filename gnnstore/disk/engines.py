@@ -3,7 +3,7 @@
 "io_uring" keeps a deep queue full from one thread, at 2 us of processor time a read. Where a
 container, an old kernel or an administrator forbids it, the threads of "pread" wait for one read
 each (8 us), and those of "mmap" copy from mapped files, through the page cache. An engine is tried
-by reading with it: kernel versions do not tell what a container forbids.
+by reading with it: a kernel version does not show what a container forbids.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gnnstore.formats.container.regular_files import open_binary
 ENGINES = ("io_uring", "pread", "mmap")  # the fastest first
 ENVIRONMENT_VARIABLE = "GNNSTORE_IO_ENGINE"
 
-# 0: io_uring is allowed, 1: for one group, 2: for nobody. Linux 6.6 and later.
+# 0: io_uring is allowed to all, 1: to one group, 2: to no process. Linux 6.6 and later.
 _IO_URING_DISABLED = Path("/proc/sys/kernel/io_uring_disabled")
 
 _log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class EngineProbe:
     is_available: bool
     detail: str  # how it works here ("io_uring, 128 deep, registered buffers"), or why it does not
     remedy: str = ""  # a way to make it work; empty if it does
-    is_direct: bool = True  # whether it bypasses the page cache, if the file system allows that
+    is_direct: bool = True  # whether reads bypass the page cache where the file system allows it
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ _OTHER_ENGINES = f"Ask for another one (io_engine=, {ENVIRONMENT_VARIABLE}), or 
 
 
 def remedy_for(name: str, error: OSError) -> str:
-    """Return advice for a failure of an engine itself, not of a file that it reads."""
+    """Return advice for a failure of an engine itself, not of the file being read."""
     if name == "io_uring" and (remedy := _IO_URING_REMEDIES.get(error.errno or 0)):
         return remedy()
     if error.errno in (errno.EMFILE, errno.ENFILE):

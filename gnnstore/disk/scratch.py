@@ -1,9 +1,9 @@
-"""Directories for what one run spills, which do not outlive it whatever ends it.
+"""Directories for the files that one run spills, removed however the run ends.
 
 A run directory is `.gnnstore-run-XXXXXXXX` in a directory of the user's. It is removed when it is
 closed, forgotten, or the interpreter ends. A killed process cannot do that; but the kernel drops
-its lock on the directory's owner file, and the next run that makes a directory beside it sweeps
-what it can lock. `gnnstore gc` finds them as well.
+its lock on the directory's owner file, and the next run that makes a directory in the same place
+removes those that it can lock. `gnnstore gc` finds them as well.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ _log = logging.getLogger(__name__)
 _PREFIX = ".gnnstore-run-"
 _NAME = re.compile(re.escape(_PREFIX) + "[0-9a-f]{8}")
 _OWNER_FILE = "owner.json"
-# Another run may sweep a directory before it has its owner, if its maker was asleep so long.
+# Another run may sweep a directory whose maker slept before it could write the owner file.
 _TRIES = 10
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-# On a network file system that does not share locks, that of another machine's run is not seen;
-# but a run at work writes to its directory every few minutes.
+# On a network file system that does not share locks, the lock of another machine's run is not
+# seen; but a run at work writes to its directory every few minutes.
 _FOREIGN_AGE_SECONDS = 24 * 3600.0
-# An empty directory is one that is being made, until it is so old.
+# A younger empty directory is one that is being made.
 _MAKING_SECONDS = 60.0
 
 
 class RunDirectory:
-    """A directory of this process, which is removed with all that is in it.
+    """A directory of this process, which is removed with its contents.
 
-    Processes that are forked off do not remove it. While one of them lives, it is not stale.
+    Forked processes do not remove it. While such a process lives, it is not stale.
     """
 
     def __init__(self, path: Path, owner: int) -> None:
@@ -61,7 +61,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, parent: Path, *, purpose: str) -> Self:
-        """Make a directory, and sweep what killed runs left beside it."""
+        """Make a directory, and sweep those that killed runs left in `parent`."""
         parent = parent.absolute()
         sweep_stale(parent)
         swept: OSError | None = None
@@ -101,7 +101,7 @@ class RunDirectory:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all files in it."""
+        """Bytes of all files in the directory."""
         return directory_bytes(self.path)
 
     def close(self) -> None:
@@ -110,10 +110,10 @@ class RunDirectory:
 
 
 def default_parent(store: Path) -> Path:
-    """Return where the runs on a store spill: beside it, or where temporary files go."""
-    beside = store.absolute().parent
+    """Return where the runs on a store spill: the store's parent, or where temporary files go."""
+    parent = store.absolute().parent
     # A file system that is mounted read-only counts as one that cannot be written.
-    return beside if os.access(beside, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
+    return parent if os.access(parent, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
 
 
 def sweep_stale(parent: Path) -> list[Path]:
@@ -145,7 +145,7 @@ def remove_run(path: Path) -> bool:
         if claim == "dead":
             return _remove(path)
         if claim == "empty":
-            # Its maker may yet be about to put its owner file there: then this fails.
+            # The process that made it may still put its owner file there: then this fails.
             with suppress(OSError):
                 path.rmdir()
                 return True
@@ -190,13 +190,13 @@ def _lock(descriptor: int) -> None:
     except BlockingIOError:
         raise
     except OSError:
-        # A file system without locks. Nobody else can lock either, so nobody sweeps.
+        # A file system without locks. No other process can lock either, so none sweeps.
         return
 
 
 @contextmanager
 def _claimed(path: Path) -> Iterator[Claim]:
-    """Say what a directory is, and hold its lock where nobody does."""
+    """Yield the state of a directory, and hold its lock meanwhile if it is free."""
     try:
         descriptor = open_regular(path / _OWNER_FILE, os.O_RDWR, error=StorageError, root=path)
     except FileNotFoundError:
@@ -232,8 +232,8 @@ def _is_dead(path: Path, owner: int) -> bool:
     """Whether a run whose lock is free cannot be at work."""
     try:
         record = parse_object(os.pread(owner, 4096, 0), path=str(path / _OWNER_FILE))
-        # Locks of one kernel are seen by all its processes, in containers too; and nothing
-        # that ran on this machine before it was last started runs now.
+        # All processes of one kernel see its locks, in containers too; and no process from before
+        # the machine's last start runs now.
         if record["host"] == socket.gethostname() or record["boot_id"] == _boot_id() is not None:
             return True
     except (OSError, ValueError, KeyError, TypeError):
@@ -263,9 +263,9 @@ def _remove_own(path: Path) -> None:
     try:
         if not _remove(path):
             _log.warning(
-                "cannot remove all of %s; the next run or 'gnnstore gc' will try again", path
+                "cannot remove %s completely; the next run or 'gnnstore gc' will try again", path
             )
-    except BaseException:  # an interrupt: this is called once, and nobody would try again
+    except BaseException:  # an interrupt: this is called once, and there is no second try
         _remove(path)
         raise
 

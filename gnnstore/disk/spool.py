@@ -1,8 +1,8 @@
 """Arrays that wait for their batch, by its number: in memory, or in a file that is checked.
 
 A run that looks ahead keeps samples, traces, plans and the places of packed rows until the batch is
-assembled. Where there is too much of it for memory, it lies in files of the run's directory, which
-are read back once and soon.
+assembled. Arrays that do not fit in memory lie in files of the run's directory, which are read back
+once and soon.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Spool(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """Memory that they take."""
+        """Memory of the arrays."""
 
     @property
     def num_disk_bytes(self) -> int:
-        """Disk that they take, until the spool is closed."""
+        """Disk space of the arrays, until the spool is closed."""
 
     def append(self, i: int, arrays: Sequence[npt.NDArray[Any]]) -> None:
         """Keep the arrays of batch i, which has none yet."""
@@ -50,10 +50,10 @@ class Spool(Protocol):
         """Return the arrays of batch i, as often as asked for."""
 
     def drop(self, i: int) -> None:
-        """Let go of the arrays of batch i, if there are any."""
+        """Free the arrays of batch i, if there are any."""
 
     def close(self) -> None:
-        """Let go of all of them. Idempotent."""
+        """Free all arrays. Idempotent."""
 
 
 class MemorySpool:
@@ -64,12 +64,12 @@ class MemorySpool:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that they take."""
+        """Memory of the arrays."""
         return sum(array.nbytes for arrays in list(self._records.values()) for array in arrays)
 
     @property
     def num_disk_bytes(self) -> int:
-        """Disk space that they take: none."""
+        """Disk space of the arrays: none."""
         return 0
 
     def append(self, i: int, arrays: Sequence[npt.NDArray[Any]]) -> None:
@@ -83,19 +83,19 @@ class MemorySpool:
         return self._records[i]
 
     def drop(self, i: int) -> None:
-        """Let go of the arrays of batch i, if there are any."""
+        """Free the arrays of batch i, if there are any."""
         self._records.pop(i, None)
 
     def close(self) -> None:
-        """Let go of all of them. Idempotent."""
+        """Free all arrays. Idempotent."""
         self._records.clear()
 
 
 class FileSpool:
-    """Keeps vectors of int32 and int64 in one file, as threads come with them.
+    """Keeps vectors of int32 and int64 in one file, in the order in which threads append them.
 
-    Where they lie, and their checksums, are in memory: 21 bytes for each. A process that was forked
-    off may read, but not write. Kernels read and write the file, too.
+    Positions and checksums are in memory: 21 bytes for each vector. A process that was forked off
+    may read, but not write. Kernels read and write the file, too.
     """
 
     def __init__(
@@ -103,13 +103,11 @@ class FileSpool:
     ) -> None:
         self.path = path
         self.num_batches = num_batches
-        # int64 [S, num_arrays]: the byte that each vector begins at, and its numbers; -1: it is not
-        # there.
+        # int64 [S, num_arrays]: the byte at which each vector begins.
         self.begins = np.zeros((num_batches, num_arrays), np.int64)
-        # int64 [S, num_arrays]: the byte that each vector begins at, and its numbers; -1: it is not
-        # there.
+        # int64 [S, num_arrays]: the length of each vector; -1: there is none.
         self.counts = np.full((num_batches, num_arrays), -1, np.int64)
-        # uint32 [S, num_arrays]: checksums, which know the number of their batch.
+        # uint32 [S, num_arrays]: checksums, which cover the number of the batch.
         self.crcs = np.zeros((num_batches, num_arrays), np.uint32)
         self._are_wide = np.zeros((num_batches, num_arrays), np.bool_)
         self._what = what
@@ -119,17 +117,17 @@ class FileSpool:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that they take: what the page cache keeps may be taken back at any time."""
+        """Memory of the index; the kernel may reclaim the file's page cache at any time."""
         tables = (self.begins, self.counts, self.crcs, self._are_wide)
         return sum(table.nbytes for table in tables)
 
     @property
     def num_disk_bytes(self) -> int:
-        """Disk that they take, until the spool is closed."""
+        """Disk space of the arrays, until the spool is closed."""
         return self.file.num_bytes
 
     def append(self, i: int, arrays: Sequence[npt.NDArray[Any]]) -> None:
-        """Write the vectors of batch i behind all others."""
+        """Write the vectors of batch i at the end of the file."""
         if os.getpid() != self._pid:
             raise UsageError(f"{self.path} was made before a fork; write where it was made")
         if not 0 <= i < self.num_batches or self.counts[i, 0] >= 0:
@@ -156,7 +154,7 @@ class FileSpool:
         counts: npt.NDArray[np.int64],
         crcs: npt.NDArray[np.uint32],
     ) -> None:
-        """Take over what a kernel has written to the file: of each batch one vector of int32."""
+        """Add the vectors that a kernel wrote to the file: one of int32 for each batch."""
         self.begins[:, 0], self.counts[:, 0], self.crcs[:, 0] = begins, counts, crcs
 
     def read(self, i: int) -> list[npt.NDArray[Any]]:
@@ -197,7 +195,7 @@ def translated(error: OSError, doing: str, path: Path) -> Exception:
     if error.errno == errno.EBADMSG:
         return CorruptStoreError(
             f"{path}: {error.strerror}. The disk or another program has changed it; start the run "
-            "again, with another directory for what it spills if this comes again",
+            "again, and if this happens again, with another directory for its files",
             path=path,
         )
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):

@@ -1,7 +1,7 @@
-"""Layouts on disk, one a module: no I/O policy, no sampling.
+"""Layouts on disk, one in each module: no I/O policy, no sampling.
 
-`container` is a directory that is written whole or not at all and lists its files; `arrays` are
-what lies in one; `store`, `packed` and `partitions` are the kinds that there are, a schema each.
+`container` is a directory that is written whole or not at all and lists its files; `arrays` lie in
+such a directory; `store`, `packed` and `partitions` are its kinds, each with a schema.
 Start with `arrays.pages` (where a row lies) and `container.manifest`. `docs/format.md` is the
 normative description.
 """

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gnnstore.converters.edges import columns as edges
-from gnnstore.converters.edges import dealt, row_blocks
+from gnnstore.converters.edges import in_buckets, row_blocks
 from gnnstore.converters.edges import rules as edge_rules
 from gnnstore.converters.edges.builder import EdgeBuilder
 from gnnstore.converters.edges.columns import estimate_peak_bytes
@@ -103,36 +103,40 @@ def test_columns_equal_the_reference(graph: GraphArrays, rules: EdgeRules, chunk
 
 
 @pytest.fixture
-def few_are_dealt(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_go_to_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deal the edges of small graphs too, whatever share of them one bucket has."""
-    monkeypatch.setattr(dealt, "MIN_EDGES", 0)
-    monkeypatch.setattr(dealt, "_LARGEST_SHARE", 1)
+    monkeypatch.setattr(in_buckets, "MIN_EDGES", 0)
+    monkeypatch.setattr(in_buckets, "_LARGEST_SHARE", 1)
 
 
-@pytest.mark.usefixtures("few_are_dealt")
+@pytest.mark.usefixtures("few_go_to_buckets")
 @settings(
     max_examples=examples(200),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(graph=graphs(), rules=RULES, chunk=st.integers(1, 50))
-def test_dealt_edges_equal_the_reference(graph: GraphArrays, rules: EdgeRules, chunk: int) -> None:
+def test_edges_in_buckets_equal_the_reference(
+    graph: GraphArrays, rules: EdgeRules, chunk: int
+) -> None:
     expected = reference(graph, rules)
     if not rules.keep_ids:
         expected = [(t, s, -1, w) for t, s, _, w in expected]
     assert build(graph, rules, chunk=chunk) == expected
 
 
-@pytest.mark.usefixtures("few_are_dealt")
+@pytest.mark.usefixtures("few_go_to_buckets")
 @pytest.mark.parametrize("self_loops", ["keep", "add"])
-def test_dealt_edges_can_be_read_twice(monkeypatch: pytest.MonkeyPatch, self_loops: Any) -> None:
+def test_edges_in_buckets_can_be_read_twice(
+    monkeypatch: pytest.MonkeyPatch, self_loops: Any
+) -> None:
     monkeypatch.setattr(row_blocks, "_BLOCK_BYTES", 400)
     graph = random_graph(40, 600, seed=3, skew=3)
     builder = EdgeBuilder(EdgeRules(self_loops=self_loops))
     sources, targets = graph.edge_index
     builder.add(sources, targets, {"w": np.arange(600)}, "test")
     built = builder.finish(40)
-    assert isinstance(built, dealt.DealtEdges)
+    assert isinstance(built, in_buckets.EdgesInBuckets)
     assert builder.buffer.num_edges == 0
     ends, whole = (list(built.chunks(ends_only=only)) for only in (True, False))
     for one, other in zip(ends, whole, strict=True):
@@ -149,9 +153,9 @@ def test_dealt_edges_can_be_read_twice(monkeypatch: pytest.MonkeyPatch, self_loo
         next(built.chunks())
 
 
-def dealt_as_they_come(
+def edges_in_buckets(
     ends: np.ndarray[Any, Any], num_nodes: int, some_targets: list[Any], chunk: int
-) -> dealt.DealtEdges:
+) -> in_buckets.EdgesInBuckets:
     builder = EdgeBuilder(EdgeRules(), num_nodes=num_nodes)
     builder.expect(ends.shape[1], some_targets)
     for begin in range(0, ends.shape[1], chunk):
@@ -159,22 +163,24 @@ def dealt_as_they_come(
         builder.add(sources, targets, {}, "test")
         assert builder.buffer.num_edges == 0
     built = builder.finish(num_nodes)
-    assert isinstance(built, dealt.DealtEdges)
+    assert isinstance(built, in_buckets.EdgesInBuckets)
     return built
 
 
-@pytest.mark.usefixtures("few_are_dealt")
+@pytest.mark.usefixtures("few_go_to_buckets")
 @settings(
     max_examples=examples(100),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(graph=graphs(), chunk=st.integers(1, 50), looks=st.booleans(), dtype=st.sampled_from("il"))
-def test_edges_dealt_as_they_come(graph: GraphArrays, chunk: int, looks: bool, dtype: str) -> None:
+def test_edges_fill_buckets_as_read(
+    graph: GraphArrays, chunk: int, looks: bool, dtype: str
+) -> None:
     """What was looked at beforehand says where buckets begin, never what is in them."""
     ends = graph.edge_index.astype(dtype)
     looked_at = [ends[1, ::2], np.array([-1, 2**31 - 1])] if looks else []
-    built = dealt_as_they_come(ends, graph.num_nodes, looked_at, chunk)
+    built = edges_in_buckets(ends, graph.num_nodes, looked_at, chunk)
     order = np.lexsort(graph.edge_index)
     chunks = list(built.chunks())
     assert np.array_equal(np.concatenate([c.indices for c in chunks]), ends[0, order])
@@ -186,28 +192,28 @@ def test_edges_dealt_as_they_come(graph: GraphArrays, chunk: int, looks: bool, d
     assert np.array_equal(np.concatenate([c.indptr for c in chunks]), pointers)
 
 
-@pytest.mark.usefixtures("few_are_dealt")
-def test_no_edges_of_no_nodes_are_dealt() -> None:
+@pytest.mark.usefixtures("few_go_to_buckets")
+def test_no_edges_of_no_nodes_in_buckets() -> None:
     none = np.empty((2, 0), np.int64)
-    built = dealt_as_they_come(none, 0, [np.array([-1, 7])], 1)
+    built = edges_in_buckets(none, 0, [np.array([-1, 7])], 1)
     assert sum(len(c.indices) for c in built.chunks()) == 0
 
 
-@pytest.mark.usefixtures("few_are_dealt")
+@pytest.mark.usefixtures("few_go_to_buckets")
 def test_uneven_buckets_are_sorted_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was looked at was not like the rest: memory must not hold many large pieces."""
-    monkeypatch.setattr(dealt, "_LARGEST_SHARE", 1 / 64)
+    monkeypatch.setattr(in_buckets, "_LARGEST_SHARE", 1 / 64)
     num_nodes = 2**14
     even, hubs = np.arange(num_nodes).repeat(64), np.full(2**20, 5)
     for targets, is_even in ((even, True), (hubs, False)):
         ends = np.stack((np.zeros_like(targets), targets)).astype(np.int32)
-        built = dealt_as_they_come(ends, num_nodes, [even], 2**19)
+        built = edges_in_buckets(ends, num_nodes, [even], 2**19)
         assert (built.num_ahead > 0) == is_even
         assert sum(len(c.indices) for c in built.chunks()) == len(targets)
 
 
-@pytest.mark.usefixtures("few_are_dealt")
-def test_ids_are_checked_as_edges_are_dealt() -> None:
+@pytest.mark.usefixtures("few_go_to_buckets")
+def test_ids_are_checked_as_buckets_fill() -> None:
     builder = EdgeBuilder(EdgeRules(), num_nodes=9)
     builder.expect(4, [np.arange(4)])
     builder.add(np.arange(2), np.arange(2), {}, "test")
@@ -215,10 +221,10 @@ def test_ids_are_checked_as_edges_are_dealt() -> None:
         builder.add(np.arange(2), np.array([8, 9]), {}, "test")
 
 
-@pytest.mark.usefixtures("few_are_dealt")
+@pytest.mark.usefixtures("few_go_to_buckets")
 @pytest.mark.parametrize("order", "CF")
 @pytest.mark.parametrize("dtype", ["<i4", ">i8"])
-def test_a_file_of_edges_is_dealt_as_it_is_read(tmp_path: Path, order: Any, dtype: str) -> None:
+def test_a_file_of_edges_fills_buckets(tmp_path: Path, order: Any, dtype: str) -> None:
     graph = random_graph(40, 600, seed=3, skew=3)
     np.save(tmp_path / "edges.npy", np.asarray(graph.edge_index, dtype, order=order))
     source = open_npy(tmp_path / "edges.npy")
@@ -229,7 +235,7 @@ def test_a_file_of_edges_is_dealt_as_it_is_read(tmp_path: Path, order: Any, dtyp
     for pair in edge_pairs(source):
         builder.add(*pair, {}, "test")
     built = builder.finish(40)
-    assert isinstance(built, dealt.DealtEdges)
+    assert isinstance(built, in_buckets.EdgesInBuckets)
     found = np.concatenate([c.indices for c in built.chunks()])
     assert np.array_equal(found, graph.edge_index[0, np.lexsort(graph.edge_index)])
 
@@ -262,13 +268,13 @@ def test_blocks_made_ahead_change_nothing(
             assert not thread.is_alive()
 
 
-@pytest.mark.usefixtures("few_are_dealt")
+@pytest.mark.usefixtures("few_go_to_buckets")
 @pytest.mark.parametrize("place", [None, 0, 1, 4, 5, 9, 19])
 def test_order_is_looked_for_in_every_piece(
     monkeypatch: pytest.MonkeyPatch, place: int | None
 ) -> None:
     monkeypatch.setattr(row_blocks, "_BLOCK_BYTES", 40)
-    monkeypatch.setattr(dealt, "_PIECE_EDGES", 4)
+    monkeypatch.setattr(in_buckets, "_PIECE_EDGES", 4)
     targets = np.arange(20) // 3
     sources = np.arange(20) % 3
     if place is not None:
@@ -277,7 +283,7 @@ def test_order_is_looked_for_in_every_piece(
     builder = EdgeBuilder(EdgeRules())
     builder.add(sources, targets, {}, "test")
     built = builder.finish(20)
-    assert isinstance(built, dealt.DealtEdges)
+    assert isinstance(built, in_buckets.EdgesInBuckets)
     assert (built.edge_id_dtype is None) == (place is None)
 
 
@@ -454,7 +460,7 @@ def peak_of(directory: Path, direction: str, num_edges: int) -> tuple[int, int]:
     return measured, estimated
 
 
-def test_dealt_edges_take_less_than_the_estimate(tmp_path: Path) -> None:
+def test_edges_in_buckets_take_less_than_the_estimate(tmp_path: Path) -> None:
     measured, estimated = peak_of(tmp_path, "directed", 34_000_000)
     assert measured <= estimated * 0.85
 

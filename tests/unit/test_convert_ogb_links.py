@@ -12,7 +12,7 @@ import torch
 
 import gnnstore
 from gnnstore.converters import ConvertOptions, from_ogb
-from gnnstore.converters.datasets.ogb.links import bytes_held, open_link_splits
+from gnnstore.converters.datasets.ogb.links import bytes_in_memory, open_link_splits
 from gnnstore.errors import BudgetError, InputError, NotFoundError
 from gnnstore.features.check import verify
 from tests.support.published import write_csv_gz
@@ -319,7 +319,7 @@ def test_memory_for_files_that_are_read_whole(tmp_path: Path) -> None:
     )
     splits = open_link_splits(root / "split" / "time", train + valid + 4 * test)
     assert splits is not None
-    assert bytes_held(splits) == train + valid + test
+    assert bytes_in_memory(splits) == train + valid + test
     options = ConvertOptions(memory_bytes=train + valid + 4 * test - 1)
     with pytest.raises(
         BudgetError, match=r"of test\.pt, which is read whole.*1 byte too few"

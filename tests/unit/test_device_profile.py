@@ -15,12 +15,12 @@ import pytest
 from gnnstore.disk.profile import filesystems
 from gnnstore.disk.profile.device_profile import (
     DeviceProfile,
-    KeptProfile,
+    SavedMeasurements,
     filesystem_id,
-    load_kept,
+    load_measurements,
     load_profile,
     profile_path,
-    save_kept,
+    save_measurements,
     save_profile,
 )
 from gnnstore.disk.profile.filesystems import Mount, find_mount
@@ -70,16 +70,16 @@ def test_what_is_saved_is_loaded(tmp_path: Path, cache: Path) -> None:
 
 
 def test_a_second_measurement_is_kept_beside_it(tmp_path: Path) -> None:
-    kept = KeptProfile(make_profile(tmp_path), make_profile(tmp_path, engine="pread"))
-    file = save_kept(kept)
-    assert load_kept(tmp_path) == kept
+    kept = SavedMeasurements(make_profile(tmp_path), make_profile(tmp_path, engine="pread"))
+    file = save_measurements(kept)
+    assert load_measurements(tmp_path) == kept
     assert load_profile(tmp_path) == kept.profile
     # Versions that know one measurement find it where it was.
     document = json.loads(file.read_text())
     assert document["format_version"] == 1
     assert document["profile"] == kept.profile.to_document()
     save_profile(kept.profile)
-    assert load_kept(tmp_path) == KeptProfile(kept.profile)
+    assert load_measurements(tmp_path) == SavedMeasurements(kept.profile)
     assert "again" not in json.loads(file.read_text())
 
 
@@ -90,12 +90,12 @@ def test_a_damaged_second_measurement(
     again: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     profile = make_profile(tmp_path)
-    file = save_kept(KeptProfile(profile, profile))
+    file = save_measurements(SavedMeasurements(profile, profile))
     document = json.loads(file.read_text())
     whole = isinstance(again, dict) and "filesystem_id" in again
     document["again"] = {**document["again"], **again} if whole else again
     file.write_text(json.dumps(document))
-    assert load_kept(tmp_path) is None
+    assert load_measurements(tmp_path) is None
     assert load_profile(tmp_path) is None
     assert "the measurements are not used" in caplog.text
 

@@ -18,12 +18,12 @@ import pytest
 from gnnstore.disk.profile import first_use as module
 from gnnstore.disk.profile.device_profile import (
     DeviceProfile,
-    KeptProfile,
+    SavedMeasurements,
     filesystem_id,
-    load_kept,
+    load_measurements,
     load_profile,
     profile_path,
-    save_kept,
+    save_measurements,
     save_profile,
 )
 from gnnstore.disk.profile.first_use import disk_profile
@@ -60,13 +60,15 @@ class Disk:
         """Return the speed that another process goes by, some time later."""
         self._patch.setattr(module, "_kept", {})
         self._patch.setattr(module, "_checked", set())
-        kept = load_kept(self.path)
+        kept = load_measurements(self.path)
         if kept is not None:
             changed = profile_path(kept.profile.filesystem_id).stat().st_mtime
             if kept.again is not None:
                 then = datetime.fromisoformat(kept.again.measured_at) - after
-                kept = KeptProfile(kept.profile, replace(kept.again, measured_at=then.isoformat()))
-            file = save_kept(kept)
+                kept = SavedMeasurements(
+                    kept.profile, replace(kept.again, measured_at=then.isoformat())
+                )
+            file = save_measurements(kept)
             os.utime(file, (0, changed - after.total_seconds()))
         return self.used_speed()
 
@@ -141,7 +143,7 @@ def test_what_was_measured_in_a_busy_minute_is_corrected(
     text = record.getMessage()
     assert "did 100,000 random reads and 1 GB in order a second" in text
     assert "have 10,000 and 100 MB" in text
-    assert "it was measured again, and what that found is used from now on" in text
+    assert "it was measured again, and the new measurements are used from now on" in text
     assert disk.next_process() == 1
     assert disk.measurements == 2
 
@@ -202,7 +204,7 @@ def test_a_measurement_by_hand_takes_the_place_of_all(disk: Disk) -> None:
     disk.next_process()
     by_hand = disk.profile(0.1)
     save_profile(by_hand)
-    assert load_kept(disk.path) == KeptProfile(by_hand)
+    assert load_measurements(disk.path) == SavedMeasurements(by_hand)
     assert disk.next_process() == pytest.approx(0.1)
     assert disk.measurements == 2
 
@@ -246,7 +248,7 @@ def test_a_disk_that_cannot_be_measured_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     disk.used_speed()
-    before = load_kept(disk.path)
+    before = load_measurements(disk.path)
 
     def fail(*_: Any, **__: Any) -> None:
         raise error
@@ -256,7 +258,7 @@ def test_a_disk_that_cannot_be_measured_again(
     with caplog.at_level(logging.INFO):
         assert disk.next_process() == 1
     assert "it cannot be measured again" in caplog.text
-    assert load_kept(disk.path) == before
+    assert load_measurements(disk.path) == before
 
 
 def test_the_page_cache_is_not_believed(
@@ -276,11 +278,11 @@ def test_what_cannot_be_kept_is_used_for_the_process(
 ) -> None:
     save_profile(disk.profile(0.1))
 
-    def refuse(_: KeptProfile) -> Path:
+    def refuse(_: SavedMeasurements) -> Path:
         raise StorageError("cannot keep the measurements")
 
     with monkeypatch.context() as patch, caplog.at_level(logging.INFO):
-        patch.setattr(module, "save_kept", refuse)
+        patch.setattr(module, "save_measurements", refuse)
         assert disk.next_process() == 1
         assert disk.used_speed() == 1
     assert "they are kept for the rest of this process" in caplog.text

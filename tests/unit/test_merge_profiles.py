@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from gnnstore.disk.profile.device_profile import DeviceProfile, KeptProfile
+from gnnstore.disk.profile.device_profile import DeviceProfile, SavedMeasurements
 from gnnstore.disk.profile.merge_profiles import compare, confirmed, is_due, judge, merged
 from tests.support.disks import usual_profile
 
@@ -68,35 +68,35 @@ def test_queues_that_only_one_of_them_has_do_not_count() -> None:
 
 def test_a_faster_one_is_believed_at_once() -> None:
     faster = times(10)
-    assert merged(KeptProfile(GOOD), faster) == KeptProfile(faster)
-    assert merged(KeptProfile(GOOD, times(0.1)), faster) == KeptProfile(faster)
+    assert merged(SavedMeasurements(GOOD), faster) == SavedMeasurements(faster)
+    assert merged(SavedMeasurements(GOOD, times(0.1)), faster) == SavedMeasurements(faster)
 
 
 def test_a_slower_one_is_believed_the_second_time() -> None:
     first, second = times(0.1), times(0.2, NOON + timedelta(hours=2))
-    kept = merged(KeptProfile(GOOD), first)
-    assert kept == KeptProfile(GOOD, first)
+    kept = merged(SavedMeasurements(GOOD), first)
+    assert kept == SavedMeasurements(GOOD, first)
     # The faster of the two: something else may still have used the disk.
-    assert merged(kept, second) == KeptProfile(second)
-    assert merged(KeptProfile(GOOD, second), first) == KeptProfile(second)
+    assert merged(kept, second) == SavedMeasurements(second)
+    assert merged(SavedMeasurements(GOOD, second), first) == SavedMeasurements(second)
 
 
 def test_what_comes_between_two_slower_ones_saves_the_first() -> None:
     slower, same = times(0.1), times(1.2)
-    kept = merged(KeptProfile(GOOD, slower), same)
-    assert kept == KeptProfile(GOOD, same)
-    assert merged(kept, slower) == KeptProfile(GOOD, slower)
-    assert confirmed(KeptProfile(GOOD, slower)) == KeptProfile(GOOD)
+    kept = merged(SavedMeasurements(GOOD, slower), same)
+    assert kept == SavedMeasurements(GOOD, same)
+    assert merged(kept, slower) == SavedMeasurements(GOOD, slower)
+    assert confirmed(SavedMeasurements(GOOD, slower)) == SavedMeasurements(GOOD)
 
 
 def test_a_check_that_agrees_changes_nothing_else() -> None:
-    for kept in (KeptProfile(GOOD), KeptProfile(GOOD, times(1.2))):
+    for kept in (SavedMeasurements(GOOD), SavedMeasurements(GOOD, times(1.2))):
         assert confirmed(kept) is kept
 
 
 def test_the_page_cache_is_not_believed() -> None:
     memory = replace(times(30), is_direct=False)
-    assert merged(KeptProfile(GOOD), memory) == KeptProfile(GOOD)
+    assert merged(SavedMeasurements(GOOD), memory) == SavedMeasurements(GOOD)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_the_page_cache_is_not_believed() -> None:
     ],
 )
 def test_doubts_are_followed_once_an_hour(age: timedelta, expected: bool) -> None:
-    assert is_due(KeptProfile(GOOD, times(0.1)), NOON + age) == expected
+    assert is_due(SavedMeasurements(GOOD, times(0.1)), NOON + age) == expected
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_doubts_are_followed_once_an_hour(age: timedelta, expected: bool) -> Non
 )
 def test_times_that_somebody_else_wrote(measured_at: str, expected: bool) -> None:
     again = replace(GOOD, measured_at=measured_at)
-    assert is_due(KeptProfile(GOOD, again), NOON) == expected
+    assert is_due(SavedMeasurements(GOOD, again), NOON) == expected
 
 
 def test_without_an_earlier_doubt_one_is_followed() -> None:
-    assert is_due(KeptProfile(GOOD), NOON)
+    assert is_due(SavedMeasurements(GOOD), NOON)

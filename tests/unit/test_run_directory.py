@@ -463,7 +463,7 @@ def test_what_cannot_be_removed_is_said_and_found_again(
     monkeypatch.setattr(Path, "unlink", failing(errno.EBUSY))
     run.close()
     (left,) = tmp_path.iterdir()
-    assert f"cannot remove all of {left}" in caplog.text
+    assert f"cannot remove {left} completely" in caplog.text
     monkeypatch.undo()
     assert [found.state for found in find_runs(tmp_path)] == ["stale"]
     assert sweep_stale(tmp_path) == [left]

@@ -147,7 +147,7 @@ def test_only_stores_are_overwritten(tmp_path: Path) -> None:
 def test_name_that_is_taken_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     with StoreWriter(tmp_path / "a.gnn") as writer:
         (tmp_path / "a.gnn").mkdir()
-        with pytest.raises(StoreExistsError, match="was created by someone else"):
+        with pytest.raises(StoreExistsError, match="was created by another process"):
             writer.commit(EMPTY, {})
     assert entries(tmp_path) == ["a.gnn"]
     assert entries(tmp_path / "a.gnn") == []
@@ -162,7 +162,7 @@ def test_name_that_is_taken_meanwhile_where_renaming_would_replace(
     monkeypatch.setattr(_core, "rename_noreplace", refuse)
     with StoreWriter(tmp_path / "a.gnn") as writer:
         (tmp_path / "a.gnn").mkdir()
-        with pytest.raises(StoreExistsError, match="was created by someone else"):
+        with pytest.raises(StoreExistsError, match="was created by another process"):
             writer.commit(EMPTY, {})
     assert entries(tmp_path) == ["a.gnn"]
 

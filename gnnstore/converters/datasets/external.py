@@ -1,4 +1,4 @@
-"""Features and labels in files beside a graph: `.npy`, `.npz`, CSV, raw, one file or many."""
+"""Features and labels in their own files: `.npy`, `.npz`, CSV, raw, one file or many."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ Paths = PathLike | Sequence[PathLike]
 
 @dataclass(frozen=True)
 class ArrayFiles:
-    """An array, and the files that it is in."""
+    """An array, and its files."""
 
     source: ArraySource  # the array [N, ...]
-    dtype: str | None  # its element type, where NumPy has none
+    dtype: str | None  # element type, where NumPy has none
     files: tuple[Path, ...]  # in the order of their rows
 
 
@@ -79,7 +79,7 @@ def open_labels(paths: Paths) -> ArrayFiles:
 
 
 def _as_float32(table: npt.NDArray[Any], path: Path) -> npt.NDArray[np.float32]:
-    """Return whole numbers as float32, for other files have fractions."""
+    """Return whole numbers as float32, since other files have fractions."""
     found = table.astype(np.float32)
     if (found != table).any():
         number = table[found != table].flat[0]
@@ -157,12 +157,12 @@ def _open_member(path: Path, member: str | None) -> ArraySource:
 
 @dataclass(frozen=True)
 class ExternalFeatures(ArrayFiles):
-    """The node attribute `x`, and the files that it is in."""
+    """The node attribute `x`, and its files."""
 
     row_ids: ArraySource | None = None  # the id of each row; None: row i is that of node i
 
     def write(self, writer: GraphWriter, nodes: ArraySource | None) -> None:
-        """Write them as `x`, each row as that of its node."""
+        """Write the features as `x`, each row to its node."""
         if nodes is None:
             writer.set_node_attribute("x", self.source, dtype=self.dtype)
             return

@@ -201,7 +201,7 @@ def _read_set(
     if nodes.dtype == np.bool_:
         raise InputError(
             f"{seeds.path}: seeds are node ids, found a mask of {len(nodes)} truth values; store "
-            "numpy.flatnonzero of it",
+            "numpy.flatnonzero(mask)",
             path=seeds.path,
         )
     if nodes.ndim != 1:
@@ -213,7 +213,7 @@ def _read_set(
     writer.set_split(split, nodes, where=str(seeds.path))
     named = next((file for file in files if file.name == "labels"), None)
     if named is None and seeds.name == "" and len(files) > 1:
-        named = files[1]  # where data have no names, labels follow the seeds
+        named = files[1]  # without names, labels follow the seeds
     if named is not None:
         labels.set(nodes, _open(named).read(), str(named.path))
 

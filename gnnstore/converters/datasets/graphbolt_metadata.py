@@ -19,7 +19,7 @@ from gnnstore.converters.inputs.opening import existing_file, open_input
 from gnnstore.errors import InputError, UsageError, storage_errors
 
 FILE_NAME = "metadata.yaml"
-_MAX_BYTES = 2**20  # the largest public ones have a few thousand
+_MAX_BYTES = 2**20  # the largest public metadata have a few thousand
 _MAX_EVENTS = 100_000  # of the parser: one or two for each value
 _SETS = {"train_set": "train", "validation_set": "valid", "test_set": "test"}
 
@@ -81,11 +81,11 @@ def _parse(text: bytes, path: Path) -> Any:
         ) from None
 
     try:
-        # Values are built afterwards: a few aliases, merged level by level, make billions of them.
+        # Values are built afterwards: a few aliases, merged level by level, make billions.
         for number, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
             if isinstance(event, yaml.AliasEvent):
                 raise InputError(
-                    f"{path}: *{event.anchor}: aliases are not read; write out what it stands for",
+                    f"{path}: *{event.anchor}: aliases are not read; write out the value",
                     path=path,
                 )
             if number >= _MAX_EVENTS:
@@ -98,7 +98,7 @@ def _parse(text: bytes, path: Path) -> Any:
 
 
 class _Reader:
-    """Takes the document apart, and knows where it is when something is wrong."""
+    """Reads the document into metadata; errors name the place."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -118,7 +118,7 @@ class _Reader:
         if not isinstance(num_nodes, int) or isinstance(num_nodes, bool) or num_nodes < 0:
             self._fail("graph.nodes[0].num", f"{num_nodes!r} is not a number of nodes")
         features: dict[str, list[DataFile]] = {"node": [], "edge": []}
-        # Features may also stand below graph, where sampling finds them.
+        # Features may also be listed below graph, for sampling.
         for where, found in (("", top), ("graph.", graph)):
             for place, entry in self._entries(found.get("feature_data"), f"{where}feature_data"):
                 domain = entry.get("domain")

@@ -41,7 +41,7 @@ _NPY_MAGIC = b"\x93NUMPY"
 _FEATURES = Path("paper", "node_feat.npy")
 _EDGES = Path("paper__cites__paper", "edge_index.npy")
 _FEATURE_DIM = 1024  # in every size of the benchmark
-# In the full graph only so many papers, the first ones, have a label.
+# Papers of the full graph, and the number of first papers that have a label.
 _FULL_NODES = 269_346_174
 _FULL_LABELLED = {"19": 227_130_858, "2K": 157_675_969}
 
@@ -101,7 +101,7 @@ def from_igb(
 
 
 def _check_labels(labels: Path, classes: str) -> None:
-    """Refuse the labels of a number of classes if there are only others; warn if there are none."""
+    """Raise if there are labels of the other number of classes only; warn if there are none."""
     if labels.exists():
         return
     others = [name for name in get_args(Classes) if name != classes]
@@ -128,7 +128,7 @@ def _find(directory: Path) -> Path:
 
 
 def _open_edges(path: Path) -> tuple[ArraySource, bool]:
-    """Return the edges, and whether one of them is a row."""
+    """Return the edges, and whether each edge is a row."""
     edges = open_npy(path)
     by_row = len(edges.shape) == 2 and edges.shape[1] == 2
     if not by_row and (len(edges.shape) != 2 or edges.shape[0] != 2):
@@ -166,7 +166,7 @@ def _set_nodes(writer: GraphWriter, arrays: Mapping[str, ArraySource], classes: 
 
 
 def _open(path: Path, row_shape: tuple[int, ...]) -> ArraySource:
-    """Open a file called `.npy`, which may be raw float32 all the same."""
+    """Open a file called `.npy`, which may be raw float32."""
     with open_input(path) as file:
         has_header = file.read(len(_NPY_MAGIC)) == _NPY_MAGIC
     source = (

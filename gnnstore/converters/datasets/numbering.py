@@ -1,4 +1,4 @@
-"""Numbers the nodes of a text, and records in the store what they are called there."""
+"""Numbers the nodes of a text, and records their ids or names in the store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gnnstore.converters.writer.graph_writer import GraphWriter
 
 
 def number_ids(writer: GraphWriter, ids: Iterable[npt.NDArray[Any]]) -> IdMap:
-    """Give numbers to the nodes of a text in ascending order of their ids, which come in pieces."""
+    """Assign numbers to the nodes of a text by ascending ids, which are given in pieces."""
     collector = IdCollector(memory_bytes=writer.options.memory_bytes)
     for some in ids:
         collector.add(some)
@@ -27,7 +27,7 @@ def number_ids(writer: GraphWriter, ids: Iterable[npt.NDArray[Any]]) -> IdMap:
 
 
 def number_from_one(writer: GraphWriter, num_nodes: int) -> IdMap:
-    """Give numbers to nodes whose ids are 1, ..., N."""
+    """Assign numbers to nodes whose ids are 1, ..., N."""
     writer.set_num_nodes(num_nodes)
     found = OneBasedIds(num_nodes)
     writer.set_original_ids(found.source)
@@ -35,7 +35,7 @@ def number_from_one(writer: GraphWriter, num_nodes: int) -> IdMap:
 
 
 def number_names(writer: GraphWriter, read: Callable[[], Iterable[NameBlock]]) -> NameNumbering:
-    """Give numbers to the nodes of a text in order of appearance; `read` starts anew each time."""
+    """Assign numbers to the nodes of a text by first appearance; each `read()` starts anew."""
     names = NameNumbering(writer.spill_directory / "names", writer.options.memory_bytes)
     names.collect(read)
     writer.reserve_memory(names.memory_bytes)

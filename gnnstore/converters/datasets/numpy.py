@@ -125,8 +125,8 @@ def _copy(
             check_rows(source, None)
             node_attributes[name] = source
     if num_nodes is None:
-        beside = {} if x is None else {"x": x.source}
-        num_nodes = _count_rows({**beside, **node_attributes})
+        external = {} if x is None else {"x": x.source}
+        num_nodes = _count_rows({**external, **node_attributes})
     if num_nodes is not None:
         writer.set_num_nodes(num_nodes)
     for name, source in splits:
@@ -157,7 +157,7 @@ class _EdgeIndex:
         return edge_pairs(self._source)
 
     def some_targets(self) -> Iterator[npt.NDArray[Any]] | None:
-        """Return targets from all over the edges, if they can be had."""
+        """Return targets from all over the edges; None if they can only be read in order."""
         return some_targets(self._source)
 
 
@@ -181,7 +181,7 @@ class _Compressed:
         taker.finish(self.num_edges)
 
     def some_targets(self) -> None:
-        """Return nothing: the edges can only be had in order."""
+        """Return None: the edges can only be read in order."""
 
     def _pointers(self) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
         """Yield (v, pointers of nodes v, v + 1, ... and the one behind), checked."""
@@ -200,7 +200,7 @@ class _Compressed:
             latest = int(pointers[-1])
             if latest > self.num_edges:
                 break
-            # The first pointer is only where node 0 begins.
+            # The first pointer of all is where node 0 begins.
             yield (position - 1, pointers) if position else (0, pointers[1:])
             position += len(piece)
         if latest != self.num_edges:
@@ -213,7 +213,7 @@ class _Compressed:
 def _structure(
     arrays: Sources, path: Path, layout: str
 ) -> tuple[_EdgeIndex | _Compressed, int | None]:
-    """Return the edges, and N if the structure says it."""
+    """Return the edges, and N if the structure has it."""
     num_nodes = (
         read_one_number(arrays["num_nodes"], "one non-negative integer")
         if "num_nodes" in arrays
@@ -247,7 +247,7 @@ def _structure(
 
 
 def _count_rows(node_attributes: Sources) -> int | None:
-    """Return N as the attributes have it: that of `x`, of `y`, or of the first."""
+    """Return N from the rows of `x`, of `y`, or of the first attribute."""
     for name in ("x", "y", *node_attributes):
         if name in node_attributes:
             return node_attributes[name].shape[0]

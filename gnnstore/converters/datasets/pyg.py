@@ -126,7 +126,7 @@ def _as_data(data: Any) -> Data:
         )
     features, graph = data
     tensors, edges = features.get_all_tensor_attrs(), graph.get_all_edge_attrs()
-    # The same edges may be there in several layouts.
+    # A store may have the same edges in several layouts.
     for what, types in (
         ("nodes", {attr.group_name for attr in tensors}),
         ("edges", {attr.edge_type for attr in edges}),
@@ -150,11 +150,11 @@ def _as_data(data: Any) -> Data:
 
 
 def _edge_index_of(graph: GraphStore, edges: EdgeAttr) -> torch.Tensor:
-    """Return sources and targets of the edges, in the order in which the store keeps them."""
+    """Return sources and targets of the edges, in the order of the store."""
     import torch  # noqa: PLC0415
 
     rows, columns = graph.get_edge_index(edges)
-    if edges.layout.value == "csr":  # where the edges of each source begin
+    if edges.layout.value == "csr":  # pointers to the edges of each source
         rows = torch.repeat_interleave(torch.arange(len(rows) - 1), rows.diff())
     elif edges.layout.value == "csc":
         columns = torch.repeat_interleave(torch.arange(len(columns) - 1), columns.diff())
@@ -162,7 +162,7 @@ def _edge_index_of(graph: GraphStore, edges: EdgeAttr) -> torch.Tensor:
 
 
 def _num_nodes(data: Data) -> int:
-    with warnings.catch_warnings():  # counting nodes by the largest id is what we want, too
+    with warnings.catch_warnings():  # counting nodes by the largest id is intended
         warnings.simplefilter("ignore")
         count = data.num_nodes
     if count is None:
@@ -196,7 +196,7 @@ def _is_array(value: object) -> bool:
 
 
 def _belongs_to(is_of: Callable[[str], bool], name: str) -> bool:
-    """Return PyG's answer for an attribute: it looks at shapes, and at the number of edges."""
+    """Return PyG's answer for an attribute, which depends on shapes and the number of edges."""
     try:
         return is_of(name)
     except (NotImplementedError, RuntimeError, TypeError) as error:
@@ -207,7 +207,7 @@ def _belongs_to(is_of: Callable[[str], bool], name: str) -> bool:
 
 
 def _to_numpy(value: Any, name: str) -> tuple[npt.NDArray[Any], str]:
-    """Return a tensor or array without a copy, where it is on the CPU, and its type's name."""
+    """Return a tensor or array, without a copy if on the CPU, and its type's name."""
     import torch  # noqa: PLC0415
 
     if isinstance(value, np.ndarray):
@@ -238,7 +238,7 @@ def _to_numpy(value: Any, name: str) -> tuple[npt.NDArray[Any], str]:
 
 
 def _rows(data: Data, name: str) -> tuple[npt.NDArray[Any], str, int]:
-    """Return an attribute with its rows first, its type, and where rows were."""
+    """Return an attribute with its rows first, its type, and the original axis of rows."""
     array, dtype = _to_numpy(data[name], name)
     cat_dim = data.__cat_dim__(name, data[name])
     return np.moveaxis(array, cat_dim, 0), dtype, cat_dim
@@ -269,7 +269,7 @@ def _copy_attribute(writer: GraphWriter, data: Data, name: str) -> None:
 
 
 def _json_value(value: Any, name: str) -> Any:
-    """Return a graph-level value, if JSON gives it back as it is."""
+    """Return a graph-level value; refuse one that JSON would change."""
     if isinstance(value, np.generic):
         value = value.item()
     try:

@@ -127,9 +127,9 @@ def from_snap(
     split_arrays = {} if splits is None else _open_splits(splits)
     num_rows = _rows_of_matrix(path, is_undirected=options is not None and options.undirected)
     last_id = num_rows if num_nodes is None and not string_ids else None
-    beside = [file for array in (x, y) if array is not None for file in array.files]
+    array_files = [file for array in (x, y) if array is not None for file in array.files]
     source: dict[str, Any] = {
-        "inputs": describe_files([path, *beside, *_files_of(splits)]),
+        "inputs": describe_files([path, *array_files, *_files_of(splits)]),
         "extra_columns": extra_columns,
         "num_nodes": num_nodes,
     }
@@ -165,7 +165,7 @@ def from_snap(
         if num_nodes is None and not writer.num_nodes:
             right = "" if string_ids else ", or give num_nodes= if that is right"
             raise InputError(f"{path}: has no edges; download or copy it again{right}", path=path)
-        # Nodes of a matrix are there without edges as well.
+        # A matrix has nodes without edges too.
         max_id = None if ids is None or last_id is not None else ids.max_id
         if x is not None:
             _check_rows(x.source, writer.num_nodes or 0, None if x.row_ids is not None else max_id)
@@ -186,7 +186,7 @@ def from_snap(
 
 
 def _rows_of_matrix(path: Path, *, is_undirected: bool) -> int | None:
-    """Return the number of rows of a square matrix, which stands before its entries."""
+    """Return the number of rows in the first line of a square matrix."""
     block = next(read_blocks(path), None)
     if block is None:
         return None
@@ -258,14 +258,14 @@ class _NumberedIds(SequentialArray):
         self.shape = source.shape
         self.dtype = source.dtype
         self._source = source
-        self._known = ids.original_ids()
+        self._ids = ids.original_ids()
 
     def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
         for piece in self._source.rows(step, start):
-            # Compared with int64, unsigned numbers would be rounded; those beyond are no ids.
-            wanted = piece.astype(self._known.dtype)
-            numbers = np.searchsorted(self._known, wanted)
-            found = self._known[np.minimum(numbers, len(self._known) - 1)]
+            # Compared with int64, unsigned numbers would be rounded; larger numbers are no ids.
+            wanted = piece.astype(self._ids.dtype)
+            numbers = np.searchsorted(self._ids, wanted)
+            found = self._ids[np.minimum(numbers, len(self._ids) - 1)]
             is_unknown = (found != wanted) | ((wanted < 0) != (piece < 0))
             if is_unknown.any():
                 unknown = piece[int(np.argmax(is_unknown))]

@@ -33,7 +33,7 @@ EDGE_ATTRIBUTE = "edge_type"
 _ENDINGS = (".txt", ".tsv", ".txt.gz", ".tsv.gz")
 # Names of a split's file in a directory.
 _STEMS = {"train": ("train",), "valid": ("valid", "val"), "test": ("test",)}
-_ENTRY_BYTES = 160  # of a relation in a dictionary, besides its text
+_ENTRY_BYTES = 160  # of a relation in a dictionary, without its text
 _FIELD_HINT = (
     "; a line is head, relation and tail, separated by tabs or, if no name has one, by spaces"
 )
@@ -59,7 +59,7 @@ def from_triples(
     The triples to train on become the edges, from head to tail, with the number of the relation
     as the edge attribute `edge_type` (int64); the others become the edge splits "valid" and
     "test" with the attribute of the same name. Fields are separated by a tab, by spaces or by a
-    comma, whichever the first line has; files may be gzipped. No line is a comment.
+    comma, as in the first line; files may be gzipped. No line is a comment.
 
     Entities and relations are numbered in order of appearance, in the training triples first, and
     the store keeps their names (`original_names`, `relation_names`). Names of entities that do
@@ -142,7 +142,7 @@ def _find(train: PathLike, valid: PathLike | None, test: PathLike | None) -> dic
         }
     if valid is not None or test is not None:
         raise UsageError(
-            f"{found} is a directory, whose files are told by their names; to name the files of "
+            f"{found} is a directory, whose files are chosen by their names; to name the files of "
             "splits yourself (valid=, test=), give the file of the training "
             "triples, too"
         )
@@ -169,7 +169,7 @@ def _find(train: PathLike, valid: PathLike | None, test: PathLike | None) -> dic
 
 
 def _workload(files: Mapping[str, Path]) -> Workload:
-    """Return the work that the files are: lines of the first become edges."""
+    """Return the work of converting the files: lines of the first become edges."""
     train = inspect_inputs([files["train"]])
     others = inspect_inputs(path for name, path in files.items() if name != "train")
     return replace(
@@ -203,7 +203,7 @@ def _read(
 
 
 class _Names:
-    """Reads triples of names as numbers, which are given in a pass over all files."""
+    """Reads triples of names as numbers, which a first pass over all files assigns."""
 
     def __init__(self, writer: GraphWriter, tables: Mapping[str, TextTable], columns: str) -> None:
         self._is_reversed = columns.index("t") < columns.index("h")
@@ -218,7 +218,7 @@ class _Names:
         writer.set_value_names(EDGE_ATTRIBUTE, list(self._relations))
 
     def _seen(self, block: NameBlock) -> NameBlock:
-        """Give numbers to the relations of a block that are new."""
+        """Assign numbers to the new relations of a block."""
         for name in _relations(block).names:
             if name not in self._relations:
                 self._relations[name] = len(self._relations)
@@ -246,7 +246,7 @@ def _relations(block: NameBlock) -> NameBlock:
 
 
 class _Numbers:
-    """Reads triples of numbers, those of entities as nodes."""
+    """Reads triples of numbers; entities become node numbers."""
 
     def __init__(self, writer: GraphWriter, tables: Mapping[str, TextTable], columns: str) -> None:
         self._head, self._relation, self._tail = (columns.index(letter) for letter in "hrt")
@@ -266,7 +266,7 @@ class _Numbers:
 
 
 def _write(writer: GraphWriter, reader: _Names | _Numbers, tables: Mapping[str, TextTable]) -> None:
-    """Write the edges, and the splits, which are kept in files until their lengths are known."""
+    """Write the edges and splits; splits wait in files until their lengths are known."""
     spilled = SpillDirectory(writer.spill_directory / "triples", "triples")
     counts = dict.fromkeys(tables, 0)
     for name, block in _read(writer, tables, "triples"):

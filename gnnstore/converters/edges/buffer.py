@@ -18,29 +18,29 @@ class EdgeBuffer:
     """Edges in memory, in the order of the input."""
 
     def __init__(self, num_nodes: int | None = None) -> None:
-        self.sources = RowBlocks(np.int32)  # their ends
-        self.targets = RowBlocks(np.int32)  # their ends
-        # Their attribute rows; None before the first chunk came.
+        self.sources = RowBlocks(np.int32)
+        self.targets = RowBlocks(np.int32)
+        # Attribute rows of the edges; None before the first chunk.
         self.attributes: dict[str, RowBlocks] | None = None
-        self.num_nodes: int | None = None  # N, as far as it is known: ids must be below
+        self.num_nodes: int | None = None  # N if known: ids must be below
         self.num_seen = 0  # edges of the input so far, including those that have left the buffer
         self.max_id = -1  # the largest id so far, -1 without edges
         if num_nodes is not None:
             self.set_num_nodes(num_nodes)
 
     def set_num_nodes(self, num_nodes: int) -> None:
-        """Check the ids of the edges to come."""
+        """Set N, so that the ids of later edges are checked."""
         if num_nodes > MAX_NODES:
             raise InputError(f"the input says {num_nodes} nodes; a graph has at most 2^48")
         self.num_nodes = num_nodes
 
     def expect(self, num_edges: int) -> None:
-        """Say how many edges will come, if without attributes all of them fit in memory."""
+        """Announce the number of edges, where all fit in memory without attributes."""
         self.sources.expect(num_edges)
         self.targets.expect(num_edges)
 
     def check_ids(self, num_nodes: int) -> None:
-        """Check the ids of the edges in the buffer against a count that came after them."""
+        """Check the ids of the edges in the buffer against N, which was unknown before."""
         for ends, end in ((self.sources, "source"), (self.targets, "target")):
             position = 0
             for ids in ends:
@@ -49,7 +49,7 @@ class EdgeBuffer:
 
     @property
     def num_edges(self) -> int:
-        """Edges that are in the buffer."""
+        """Edges in the buffer."""
         return self.sources.num_rows
 
     @property
@@ -59,7 +59,7 @@ class EdgeBuffer:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all edges that are in the buffer."""
+        """Bytes of all edges in the buffer."""
         ends = 2 * self.sources.dtype.itemsize
         return (ends + self.attribute_bytes) * self.num_edges
 
@@ -79,7 +79,7 @@ class EdgeBuffer:
         self.num_seen += len(sources)
 
     def pass_on(self, sources: npt.NDArray[Any], targets: npt.NDArray[Any], where: str) -> None:
-        """Check a chunk of edges that is taken elsewhere; see `append`."""
+        """Check and count a chunk of edges that is stored elsewhere; see `append`."""
         self._check(sources, targets, where)
         self.num_seen += len(sources)
 
@@ -128,6 +128,6 @@ class EdgeBuffer:
             earlier.append(rows)
 
     def drop(self, num_edges: int) -> None:
-        """Let go of the first edges."""
+        """Free the first edges."""
         for rows in (self.sources, self.targets, *(self.attributes or {}).values()):
             rows.drop(num_edges)

@@ -28,7 +28,7 @@ from gnnstore.converters.edges.columns import (
     sort_edges,
     sort_scratch,
 )
-from gnnstore.converters.edges.dealt import EdgeDealer, begin_dealing, deal_edges
+from gnnstore.converters.edges.in_buckets import BucketFiller, begin_buckets, fill_buckets
 from gnnstore.converters.edges.on_disk.merge import SpilledEdges
 from gnnstore.converters.edges.on_disk.runs import (
     SpilledPart,
@@ -43,11 +43,11 @@ from gnnstore.errors import InputError, storage_errors
 from gnnstore.formats.container.files import require_space
 from gnnstore.formats.container.journal import Journal
 
-# Below, the buffers of the arrays that are written are most of the budget already.
+# Below, the buffers of written arrays take most of the budget.
 MIN_SPILL_BYTES = 2**24
-# Larger inputs are taken piece by piece: the budget is checked in between.
+# Larger inputs are added piece by piece: the budget is checked in between.
 _MIN_PIECE_EDGES, _MAX_PIECE_EDGES = 2**12, 2**20
-# The rest is for chunks on their way in and out, and for what the pool rounds up.
+# Share of the memory for edges; the rest is for chunks in flight, and for the pool's rounding.
 _SHARE = 0.8
 
 
@@ -69,7 +69,7 @@ class EdgeBuilder:
         self._journal = journal
         self._memory = memory_ledger("building the adjacency", memory_bytes)
         self._parts: list[SpilledPart] = []
-        self._dealer: EdgeDealer | None = None
+        self._filler: BucketFiller | None = None
         self._expected = 0
         fitting = self._memory.limit // 512
         self._piece_edges = max(_MIN_PIECE_EDGES, min(_MAX_PIECE_EDGES, fitting))
@@ -81,13 +81,13 @@ class EdgeBuilder:
         self.buffer.max_id = max((part.max_id for part in self._parts), default=-1)
 
     def reserve(self, num_bytes: int) -> None:
-        """Set memory aside for others."""
+        """Reserve memory for other uses."""
         self._memory = self._memory.with_limit(max(0, self._memory.limit - num_bytes))
 
     def expect(
         self, num_edges: int, some_targets: Iterable[npt.NDArray[Any]] | None = None
     ) -> None:
-        """Check that memory or the disk has room for a number of edges to come."""
+        """Check that memory or the disk has room for a number of edges."""
         self._expected = num_edges
         if self._parts:
             return
@@ -97,20 +97,20 @@ class EdgeBuilder:
             self._check_space(num_edges)
             return
         if some_targets is not None:
-            self._dealer = self._begin_dealing(num_edges, some_targets)
-        if self._dealer is None:
+            self._filler = self._begin_buckets(num_edges, some_targets)
+        if self._filler is None:
             self.buffer.expect(num_edges)
 
-    def _begin_dealing(
+    def _begin_buckets(
         self, num_edges: int, some_targets: Iterable[npt.NDArray[Any]]
-    ) -> EdgeDealer | None:
-        """Return a dealer of all edges as they come, if they are sure to be sorted in memory."""
+    ) -> BucketFiller | None:
+        """Return a filler for all edges, if they are sure to be sorted in memory."""
         num_nodes = self.buffer.num_nodes
         if num_nodes is None or self.buffer.num_seen or self._rules.self_loops == "add":
             return None
         if self._needs(num_edges, num_nodes, num_edges).left() < 0:
             return None
-        return begin_dealing(self._rules, num_edges, num_nodes, some_targets)
+        return begin_buckets(self._rules, num_edges, num_nodes, some_targets)
 
     def add(
         self,
@@ -119,7 +119,7 @@ class EdgeBuilder:
         attributes: Mapping[str, npt.NDArray[Any]],
         where: str,
     ) -> None:
-        """Take a chunk of edges [k] with attribute rows [k, ...]; `where` names the input."""
+        """Add a chunk of edges [k] with attribute rows [k, ...]; `where` names the input."""
         length = len(sources) if sources.shape == targets.shape else 0
         step = self._piece_edges
         if length <= step or any(len(rows) != length for rows in attributes.values()):
@@ -138,9 +138,9 @@ class EdgeBuilder:
         where: str,
     ) -> None:
         buffer = self.buffer
-        if self._dealer is not None:
+        if self._filler is not None:
             buffer.pass_on(sources, targets, where)
-            self._dealer.add(sources, targets)
+            self._filler.add(sources, targets)
             return
         if self._skip:
             known = min(self._skip, len(sources))
@@ -159,7 +159,7 @@ class EdgeBuilder:
     # ---- budgets
 
     def _needs(self, num_edges: int, num_nodes: int, edges_at_once: int = 0) -> Ledger:
-        """Return the ledger of memory with the reservations for sorting so many edges."""
+        """Return the memory ledger with the reservations for sorting `num_edges` edges."""
         peak = estimate_peak_bytes(self._rules, num_edges, num_nodes, self.buffer.attribute_bytes)
         edges = Reservation(f"ids, columns and attributes of {num_edges} edges", peak)
         return self._memory.add(edges, sort_scratch(num_nodes, edges_at_once))
@@ -180,8 +180,7 @@ class EdgeBuilder:
             raise needs.refusal(None, "convert on a larger machine")
         on_disk = self._memory.add(Reservation("buffers to sort edges on disk", MIN_SPILL_BYTES))
         if on_disk.left() < 0:
-            # The cheaper way; but in memory, edges or attributes that are still to come might not
-            # fit.
+            # The error of the cheaper way; but in memory, later edges or attributes might not fit.
             raise (on_disk if more_may_come else max(needs, on_disk, key=Ledger.left)).refusal()
         return False
 
@@ -199,7 +198,7 @@ class EdgeBuilder:
         return self.buffer.num_bytes + records * 9 // 8
 
     def _check_space(self, num_edges: int) -> None:
-        """Check that the disk has room for the sorted runs of so many edges."""
+        """Check that the disk has room for the sorted runs of `num_edges` edges."""
         num_nodes = self.buffer.num_nodes or self.buffer.max_id + 1
         needed = num_edges * spill_bytes_per_edge(
             self._rules, record_bytes_for(num_nodes - 1), self.buffer.attribute_bytes
@@ -226,8 +225,8 @@ class EdgeBuilder:
         self._check_space(max(buffer.num_edges, self._expected - buffer.num_seen))
         with storage_errors("create the spill directory", directory):
             directory.mkdir(parents=True, exist_ok=True)
-        # The first time, memory is nearly full, and what is there goes in several parts. What
-        # they leave is not counted: blocks of the buffer are freed as a whole.
+        # The first time, memory is nearly full, and the edges go in several parts. Memory that
+        # they free is not counted: blocks of the buffer are freed as a whole.
         limit = self._memory.limit
         left = max(int(0.9 * limit) - buffer.num_bytes, limit // 8)
         fitting = left * 8 // 9 // (2 * record_bytes_for(buffer.max_id))
@@ -252,12 +251,12 @@ class EdgeBuilder:
                 f"the edges: node id {buffer.max_id} is outside [0, {count}): there are {count} "
                 "nodes"
             )
-        if self._dealer is not None:
-            dealer, self._dealer = self._dealer, None
-            return dealer.finish({}, buffer.num_seen)
+        if self._filler is not None:
+            filler, self._filler = self._filler, None
+            return filler.finish({}, buffer.num_seen)
         if not self._parts and self._columns_fit(count):
-            dealt = deal_edges(buffer, self._rules, count)
-            return sort_edges(buffer, self._rules, count) if dealt is None else dealt
+            edges = fill_buckets(buffer, self._rules, count)
+            return sort_edges(buffer, self._rules, count) if edges is None else edges
         if self._skip:
             raise InputError(
                 f"the input has {buffer.num_seen} edges, but had at least "

@@ -1,7 +1,7 @@
 """Edges in memory sorted into columns: the adjacency as the writer takes it, chunk by chunk.
 
-Sources are sorted by target, and by source within a target (CSC). `on_disk` makes the same of
-edges that do not fit in memory.
+Edges are sorted by target, and by source within a target (CSC). `on_disk` does the same for edges
+that do not fit in memory.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from gnnstore.formats.arrays.dtypes import id_dtype
 
 # Chunks in which finished edges are handed over: large enough for sequential writes.
 CHUNK_EDGES = 2**21
-# Beside its outputs, `csc_from_coo` takes the low bits of each edge's target, and for each thread
-# the keys and ids of the longest column, or of a few columns that it sorts at once.
+# Scratch of `csc_from_coo`: the low bits of each edge's target, and for each thread the keys and
+# ids of the longest column, or of a few columns that it sorts at once.
 _SHORT_TARGETS, _SHORT_TARGET_BYTES, _LONG_TARGET_BYTES = 2**27, 2, 4
 _NARROW_KEYS, _NARROW_SCRATCH_BYTES, _WIDE_SCRATCH_BYTES = 2**32 - 1, 24, 40
 _GROUP_EDGES, _GROUP_SHARE = 2**16, 256
@@ -38,15 +38,15 @@ _GROUP_EDGES, _GROUP_SHARE = 2**16, 256
 class SortedEdges:
     """Consecutive edges of a graph, in the order of targets, then sources."""
 
-    sources: npt.NDArray[Any]  # int32 or int64 [k]: their ends
-    targets: npt.NDArray[Any]  # int32 or int64 [k]: their ends
+    sources: npt.NDArray[Any]  # int32 or int64 [k]: source nodes
+    targets: npt.NDArray[Any]  # int32 or int64 [k]: target nodes
     edge_id: npt.NDArray[Any] | None  # int32 or int64 [k], or None: positions in the input
     attributes: Mapping[str, npt.NDArray[Any]]  # mapping of str to ndarray [k, ...]: attribute rows
     # bool [k], or None: which are self-loops that the conversion added; None if none are.
     added: npt.NDArray[np.bool_] | None = None
 
     def take(self, rows: Any) -> SortedEdges:
-        """Return some of the edges."""
+        """Return the edges of some rows."""
         return SortedEdges(
             self.sources[rows],
             self.targets[rows],
@@ -69,15 +69,15 @@ class EdgeChunk:
     indptr: npt.NDArray[np.int64]
     # bool, shape [k], or None: which edges are self-loops that were added; None if none are.
     added: npt.NDArray[np.bool_] | None = None
-    # By split: edges that lie between these, and are none of the adjacency.
+    # By split: edges to predict, which lie between these but not in the adjacency.
     to_predict: Mapping[str, SortedEdges] = field(default_factory=dict)
 
 
 class BuiltEdges(Protocol):
     """A finished adjacency, whose edges can be read in order once."""
 
-    num_nodes: int  # N and E
-    num_edges: int  # N and E
+    num_nodes: int  # N
+    num_edges: int  # E
     index_dtype: np.dtype[Any]  # int32 if N < 2**31, else int64
     edge_id_dtype: np.dtype[Any] | None  # none if edges keep no ids of their own
 
@@ -123,7 +123,7 @@ def _loop_nodes(buffer: EdgeBuffer) -> Iterator[npt.NDArray[Any]]:
 def join_ends(
     buffer: EdgeBuffer, rules: EdgeRules, num_nodes: int, loops: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Join the edges, their reverses and the added self-loops; blocks are freed as they go."""
+    """Join the edges, their reverses and the added self-loops; free blocks meanwhile."""
     dtype, edges = id_dtype(num_nodes), buffer.num_edges
     total = edges * rules.copies + len(loops)
     sources, targets = np.empty(total, dtype), np.empty(total, dtype)
@@ -213,7 +213,7 @@ def _take_rows(
 def estimate_peak_bytes(
     rules: EdgeRules, num_edges: int, num_nodes: int, attribute_bytes_per_edge: int
 ) -> int:
-    """Return the memory that `sort_edges` takes at its peak, beside `sort_scratch`."""
+    """Return the memory of `sort_edges` at its peak, without `sort_scratch`."""
     total = num_edges * rules.copies + (num_nodes if rules.self_loops == "add" else 0)
     id_bytes = id_dtype(num_nodes).itemsize
     has_ids = rules.needs_ids(has_attributes=attribute_bytes_per_edge > 0)
@@ -224,7 +224,7 @@ def estimate_peak_bytes(
 
 
 def sort_scratch(num_nodes: int, edges_at_once: int) -> Reservation:
-    """Return the memory in which the kernel's threads sort so many edges at once."""
+    """Return the memory in which each kernel thread sorts `edges_at_once` edges."""
     is_narrow = max(num_nodes, edges_at_once) <= _NARROW_KEYS
     edge_bytes = _NARROW_SCRATCH_BYTES if is_narrow else _WIDE_SCRATCH_BYTES
     return Reservation("scratch to sort in", edge_bytes * edges_at_once * num_threads())

@@ -1,7 +1,7 @@
 """Numbers nodes 0, ..., N - 1 whose ids are scattered, within a memory budget.
 
-The ids of an edge list are all there is to know its nodes by. They are collected in one
-pass over the edges and replaced in the next.
+The ids in an edge list define its nodes. They are collected in one pass over the edges and replaced
+in the next.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from gnnstore.formats.arrays.dtypes import id_dtype
 # Up to here one bit per possible id (512 MiB) beats sorting by far: marking an id costs
 # a few nanoseconds, sorting it about a hundred. Social networks' ids lie below.
 DENSE_LIMIT = 2**32
-# Of the memory allowed: edges are to be sorted beside the ids.
+# Share of the memory for ids: the rest is needed to sort edges.
 _SHARE = 0.5
-# The ids, as they are twice while runs are merged, and sorted in a copy.
+# Bytes of an id while runs are merged: two copies, and one that is sorted.
 _MERGE_BYTES = 24
 _STEP_WORDS = 2**17
 
@@ -37,14 +37,14 @@ class IdMap(Protocol):
     num_bytes: int
 
     def to_nodes(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Return the numbers of ids that were collected; any shape."""
+        """Return the numbers of collected ids; any shape."""
 
     def original_ids(self) -> npt.NDArray[np.int64]:
         """Return the id of every node, ascending, shape [N]."""
 
 
 class OneBasedIds:
-    """Ids 1, ..., N, of which some may occur in no edge."""
+    """Ids 1, ..., N; some may occur in no edge."""
 
     is_identity = False
     num_bytes = 0
@@ -62,7 +62,7 @@ class OneBasedIds:
 
     @property
     def source(self) -> ArraySource:
-        """The same ids, made a piece at a time."""
+        """The same ids, made piece by piece."""
         return _CountedFromOne(self.num_nodes)
 
 
@@ -76,15 +76,15 @@ class _CountedFromOne(SequentialArray):
         self.shape = (count,)
 
     def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[np.int64]]:
-        """Yield them in order."""
+        """Yield the integers in order."""
         for first in range(start, self.shape[0], step):
             yield np.arange(first + 1, min(first + step, self.shape[0]) + 1)
 
 
 class IdCollector:
-    """Collects the distinct ones among non-negative ids.
+    """Collects distinct non-negative ids.
 
-    Small ids are marked in a bitmap; once there is a large one, sorted runs are kept.
+    Small ids are marked in a bitmap; from the first large id on, sorted runs are kept.
     """
 
     def __init__(self, dense_limit: int = DENSE_LIMIT, memory_bytes: int | None = None) -> None:
@@ -133,7 +133,8 @@ class IdCollector:
         if self._memory_bytes is not None:
             memory = memory_ledger("numbering nodes by ids that vary widely", self._memory_bytes)
             ids = Reservation(f"{num_ids} distinct ids", _MERGE_BYTES * num_ids)
-            edges = Reservation("edges to sort beside them", int(ids.fixed * (1 / _SHARE - 1)))
+            sort_bytes = int(ids.fixed * (1 / _SHARE - 1))
+            edges = Reservation("edges to sort at the same time", sort_bytes)
             memory.add(ids, edges).check(None, "number the nodes from 0 and pass num_nodes=")
 
     def _merge(self) -> None:

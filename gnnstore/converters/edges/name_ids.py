@@ -1,4 +1,4 @@
-"""Numbers nodes that a text calls by names, in order of appearance, within a budget of memory.
+"""Numbers nodes that have names in a text, in order of appearance, within a budget of memory.
 
 A dictionary holds the names while it fits. Else they are divided by a hash into parts on disk,
 each small enough for a dictionary of its own, which finds where each of its names appears first.
@@ -25,13 +25,13 @@ from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.spill_files import SpillDirectory
 from gnnstore.formats.arrays.dtypes import id_dtype
 
-# Of the memory allowed, for names: edges are to be sorted beside them.
+# Share of the memory for names: the rest is needed to sort edges.
 _SHARE = 0.5
-# Memory of a name in a dictionary besides its bytes: an object of bytes, one of int, an entry.
+# Memory of a name in a dictionary without its text: objects of bytes and int, an entry.
 _ENTRY_BYTES = 160
 _NUM_PARTS = 256
 _CHUNK_NAMES = 2**16
-_MERGE_NAMES = 256  # read at a time of each part, when all are merged
+_MERGE_NAMES = 256  # names read at a time from each part, when all are merged
 
 
 class NameNumbering:
@@ -82,7 +82,7 @@ class NameNumbering:
         return known[block.codes]
 
     def names(self) -> Iterator[list[bytes]]:
-        """Yield all names in the order of their numbers, some at a time."""
+        """Yield all names in the order of their numbers, in lists."""
         names = iter(self._numbers) if self._spilled is None else self._spilled.merged()
         while some := list(islice(names, _CHUNK_NAMES)):
             yield some
@@ -94,21 +94,21 @@ class NameNumbering:
 
 
 def _dictionary(num_names: int, name_bytes: int) -> tuple[Reservation, Reservation]:
-    """Return the memory of a dictionary of names, and of the edges to sort beside it."""
+    """Return the memory of a dictionary of names, and of the edges to sort meanwhile."""
     num_bytes = _ENTRY_BYTES * num_names + name_bytes
     return (
         Reservation(f"{num_names} names or more", num_bytes),
-        Reservation("edges to sort beside them", int(num_bytes * (1 / _SHARE - 1))),
+        Reservation("edges to sort at the same time", int(num_bytes * (1 / _SHARE - 1))),
     )
 
 
 class _SpilledNames:
-    """Names in files, divided by a hash into parts: those that came, then the distinct ones."""
+    """Names in files, divided by a hash into parts: first all names, then the distinct ones."""
 
     def __init__(self, directory: Path) -> None:
         self.files = SpillDirectory(directory, "names of nodes")
-        self._counts = np.zeros(_NUM_PARTS, np.int64)  # names that came
-        self._taken = np.zeros(_NUM_PARTS, np.int64)  # position in the file of ids
+        self._counts = np.zeros(_NUM_PARTS, np.int64)  # names of each part
+        self._next_ids = np.zeros(_NUM_PARTS, np.int64)  # position of each part in the file of ids
         # Distinct names of each part and their bytes, before the next.
         self._ends: list[tuple[int, int]] = [(0, 0)]
 
@@ -119,7 +119,7 @@ class _SpilledNames:
             self._counts[part] += len(chosen)
 
     def find_first(self, memory: Ledger, collector: IdCollector) -> tuple[int, int]:
-        """Find where each name appears first; return how many there are, and their bytes."""
+        """Find where each name appears first; return the number of names and their bytes."""
         for part in range(_NUM_PARTS):
             known: dict[bytes, int] = {}
             num_bytes = 0
@@ -136,15 +136,15 @@ class _SpilledNames:
             self._append("distinct", list(known), firsts)
             self._ends.append((self._ends[-1][0] + len(known), self._ends[-1][1] + num_bytes))
             self.files.remove(f"{part}.names", f"{part}.lengths", f"{part}.first")
-        self._taken = np.cumsum(self._counts) - self._counts
+        self._next_ids = np.cumsum(self._counts) - self._counts
         return self._ends[-1]
 
     def take_first(self, names: list[bytes]) -> npt.NDArray[np.int64]:
         """Return where each of the next names appears first."""
         first = np.empty(len(names), np.int64)
         for part, chosen in _divide(names):
-            first[chosen] = self.files.read("ids", np.int64, int(self._taken[part]), len(chosen))
-            self._taken[part] += len(chosen)
+            first[chosen] = self.files.read("ids", np.int64, int(self._next_ids[part]), len(chosen))
+            self._next_ids[part] += len(chosen)
         return first
 
     def merged(self) -> Iterator[bytes]:
@@ -160,7 +160,7 @@ class _SpilledNames:
         for names, first in self._records("distinct", *begin, end[0] - begin[0], _MERGE_NAMES):
             yield from zip(first.tolist(), names, strict=True)
 
-    # ---- records: a name, its length and its position, in a file each
+    # ---- records: a name, its length and its position, in three files
 
     def _append(self, stem: str, names: list[bytes], first: npt.NDArray[np.int64]) -> None:
         self.files.append(f"{stem}.names", b"".join(names))
@@ -184,7 +184,7 @@ class _SpilledNames:
 
 
 def _divide(names: list[bytes]) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-    """Yield the parts that names belong to, and which names belong to each, in order."""
+    """Yield the parts of some names, each with the positions of its names, in order."""
     parts = np.fromiter(map(zlib.crc32, names), np.uint32, len(names)) % _NUM_PARTS
     order = np.argsort(parts, kind="stable")
     present, begins = np.unique(parts[order], return_index=True)

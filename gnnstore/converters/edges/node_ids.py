@@ -1,4 +1,4 @@
-"""Node ids as they come, alone or as pairs, and which are allowed."""
+"""Checks and reads node ids, alone or as pairs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from gnnstore.converters.read_ahead import read_ahead
 from gnnstore.errors import InputError
 
 _CHUNK_BYTES = 2**22
-# Targets are looked at beforehand in so many places, a kilobyte or two in each.
+# Targets are sampled in at most this many places, a kilobyte or two in each.
 _MAX_GLIMPSES, _GLIMPSE_TARGETS = 2**12, 2**8
 
-# Beyond what any disk holds one byte each for: such an id or count is garbage, not a graph.
+# More than any disk has bytes: a larger id or count is garbage, not a graph.
 MAX_NODES = 2**48
 
 
@@ -72,7 +72,7 @@ def edge_pairs(
 
 
 def glimpses(num_targets: int) -> Iterator[slice]:
-    """Yield the places at which to look beforehand, all over a number of targets."""
+    """Yield the places of a sample, all over a number of targets."""
     step = max(_GLIMPSE_TARGETS, num_targets // _MAX_GLIMPSES)
     for begin in range(0, num_targets, step):
         yield slice(begin, min(begin + _GLIMPSE_TARGETS, num_targets))
@@ -88,7 +88,7 @@ def some_targets(source: ArraySource) -> Iterator[npt.NDArray[Any]] | None:
 def columns_of_edges(
     first: int, indptr: npt.NDArray[np.int64], max_edges: int
 ) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-    """Yield the edges of consecutive columns as (first edge, column of each), some at a time."""
+    """Yield the edges of consecutive columns as (first edge, column of each edge), in pieces."""
     for begin in range(int(indptr[0]), int(indptr[-1]), max_edges):
         end = min(begin + max_edges, int(indptr[-1]))
         # Edge e is of the column v with indptr[v] <= e < indptr[v + 1].

@@ -42,7 +42,7 @@ class RowBlocks:
         return self.dtype.itemsize * math.prod(self.row_shape)
 
     def expect(self, num_rows: int) -> None:
-        """Say how many rows there will be in all: memory for the next ones is made ready ahead."""
+        """Announce the number of rows in all: memory for the next ones is prepared ahead."""
         self._num_expected = num_rows
 
     def append(self, rows: npt.NDArray[Any], dtype: npt.DTypeLike | None = None) -> None:
@@ -64,7 +64,7 @@ class RowBlocks:
     def _next_block(self) -> npt.NDArray[Any]:
         ahead, self._ahead = self._ahead, None
         block = None if ahead is None else ahead.result()
-        if block is None or block.dtype != self.dtype:  # a wider one was needed meanwhile
+        if block is None or block.dtype != self.dtype:  # a wider type is needed now
             block = _empty_block(self.dtype, self.row_shape)
         left = self._num_expected - sum(map(len, self._blocks)) - len(block)
         if left > 0:
@@ -73,7 +73,7 @@ class RowBlocks:
         return block
 
     def _trim(self) -> None:
-        """Let the last block end where its rows do."""
+        """Cut the last block off behind its rows."""
         if self._blocks:
             self._blocks[-1] = self._blocks[-1][: self._last_rows]
 
@@ -107,7 +107,7 @@ class RowBlocks:
         return views
 
     def drop(self, num_rows: int) -> None:
-        """Let go of the first rows; a block's memory is free once all of its rows are."""
+        """Drop the first rows; a block is freed when all its rows are dropped."""
         self._trim()
         self._num_expected, self._ahead = 0, None
         self.num_rows -= num_rows
@@ -121,7 +121,7 @@ class RowBlocks:
         self._last_rows = len(self._blocks[-1]) if self._blocks else 0
 
     def joined(self) -> npt.NDArray[Any]:
-        """Return all rows in one array [num_rows, *row_shape]; the blocks are let go of."""
+        """Return all rows in one array [num_rows, *row_shape], and free the blocks."""
         values = np.empty((self.num_rows, *self.row_shape), self.dtype)
         for place, rows in self.drain():
             values[place] = rows
@@ -131,7 +131,7 @@ class RowBlocks:
 def _empty_block(
     dtype: np.dtype[Any], row_shape: tuple[int, ...], num_ready: int = 0
 ) -> npt.NDArray[Any]:
-    """Return a block whose first rows, as many as will come, lie in memory that is there."""
+    """Return a block with memory for the first `num_ready` rows already mapped."""
     row_bytes = dtype.itemsize * math.prod(row_shape)
     block = np.empty((max(1, _BLOCK_BYTES // max(1, row_bytes)), *row_shape), dtype)
     if num_ready:

@@ -1,4 +1,4 @@
-"""Rules for the edges of a store: which reverses and self-loops it has, and which duplicates go.
+"""Rules for the edges of a store: its reverse edges and self-loops, and which duplicates go.
 
 The rules decide which edges exist, which id each has, and whose attributes it carries; they
 are the same for every builder, so they stand apart from how edges are sorted.
@@ -24,23 +24,23 @@ class EdgeRules:
     # The reverse of edge e exists as edge E + e; of equal edges the one with the smallest id is
     # kept.
     undirected: bool = False
-    # "add": nodes without a self-loop get one, with ids after all others.
+    # "add": nodes without a self-loop get one, with an id after all others.
     self_loops: Literal["keep", "drop", "add"] = "keep"
     keep_ids: bool = True  # whether the store has the ids of its edges
 
     @property
     def copies(self) -> int:
-        """Edges that each edge of the input stands for, before duplicates go."""
+        """Edges made from each edge of the input, before duplicates are removed."""
         return 2 if self.undirected else 1
 
     def needs_ids(self, *, has_attributes: bool) -> bool:
-        """Return whether edges are told apart: to be stored, for their rows, or as added loops."""
+        """Return whether ids are needed: to be stored, for attribute rows, or for added loops."""
         return self.keep_ids or has_attributes or self.self_loops == "add"
 
     def attribute_rows(
         self, edge_ids: npt.NDArray[Any], num_input_edges: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_] | None]:
-        """Return the input edge whose attributes each edge carries, and which edges were added."""
+        """Return the input edge of each edge's attributes, and which edges are added loops."""
         rows = edge_ids.astype(np.int64)
         if self.undirected:
             reverse = (rows >= num_input_edges) & (rows < 2 * num_input_edges)
@@ -55,7 +55,7 @@ class EdgeRules:
 def missing_self_loops(
     loop_nodes: Iterable[npt.NDArray[Any]], num_nodes: int
 ) -> npt.NDArray[np.int64]:
-    """Return the nodes that are in none of the lists, ascending."""
+    """Return the nodes that no list contains, ascending."""
     missing = np.ones(num_nodes, dtype=bool)
     for nodes in loop_nodes:
         missing[nodes] = False
@@ -88,7 +88,7 @@ def compact_columns(
         indices[write : write + len(kept)] = kept
         if edge_id is not None:
             edge_id[write : write + len(kept)] = edge_id[begin:end][keep]
-        # The block's first entry still says where it began; the next block needs its last.
+        # The block's first entry still holds its old begin; the next block needs the last entry.
         indptr[first] = write
         counts = np.bincount(columns[keep] - first, minlength=last - first)
         indptr[first + 1 : last] = write + np.cumsum(counts)[:-1]

@@ -1,7 +1,7 @@
-"""Tells the edges of a graph that messages pass by from those to predict.
+"""Splits the edges of a graph into those that messages pass by and those to predict.
 
-The split of an edge is a hash of its two ends, whichever comes first: all copies of an edge, and
-its reverse, fall into the same one, whatever the order of the input, the memory or the machine.
+The split of an edge is a symmetric hash of its two ends: all copies of an edge, and its reverse,
+fall into the same split, for any order of the input, any memory and any machine.
 Edges come here sorted, a piece at a time: once to count them, once to write them.
 """
 
@@ -20,21 +20,21 @@ from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.arrays.dtypes import id_dtype
 
 NAMES = ("train", "valid", "test")
-PIECE_EDGES = 2**17  # each takes a hundred bytes while its split is found
+PIECE_EDGES = 2**17  # an edge takes a hundred bytes while its split is computed
 _PIECE_COLUMNS = 2**18
-_SALT = 0x65646765_73706C69  # "edgespli": not what else hashes pairs by the same seed
+_SALT = 0x65646765_73706C69  # "edgespli": no other hash of pairs by the same seed has this salt
 
 
 @dataclass(frozen=True)
 class SplitRule:
-    """The rule that tells the split of each edge."""
+    """The rule that decides the split of each edge."""
 
     fractions: tuple[float, ...]  # shares of train, valid and test
     seed: int = 0  # in [0, 2**64)
     messages: tuple[str, ...] = ("train",)  # splits whose edges messages pass by
     # Fixed negatives of each edge to predict: nodes drawn to replace its target.
     num_negatives: int = 0
-    # Draw those again, up to 16 times, that are edges of the graph, loops or the edge itself.
+    # Draw negatives that are edges of the graph, loops or the edge itself again, up to 16 times.
     strict_negatives: bool = False
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ def sorted_edges(
 
 
 class SplitEdges:
-    """The edges of a graph that messages pass by, as `BuiltEdges`, and those to predict."""
+    """The edges of a graph that messages pass by, as `BuiltEdges`, and the edges to predict."""
 
     def __init__(
         self,
@@ -122,14 +122,14 @@ class SplitEdges:
         self._count()
 
     def _count(self) -> None:
-        """Count the edges of each split, and find out whether the graph is undirected."""
+        """Count the edges of each split, and detect whether the graph is undirected."""
         counts, ascending, descending = np.zeros((3, len(NAMES) + 1), np.int64)
         balance = 0
         for piece in self._edges(ends_only=True):
             hashes = self._rule.hashes(piece)
             splits = self._rule.splits(hashes, piece.added)
             up, down = piece.sources < piece.targets, piece.sources > piece.targets
-            # Of an undirected graph both directions have the same hashes, as often.
+            # In an undirected graph both directions have the same hashes, equally often.
             balance += int(hashes[up].sum()) - int(hashes[down].sum())  # each modulo 2^64
             counts += np.bincount(splits, minlength=len(counts))
             ascending += np.bincount(splits[up], minlength=len(counts))
@@ -173,7 +173,7 @@ class SplitEdges:
             yield _chunk(passing.take(slice(0)), np.full(len(columns), num_done))
 
     def close(self) -> None:
-        """Do nothing: who made the edges that are split here closes them."""
+        """Do nothing: the caller closes the edges that are split here."""
 
 
 def _ranges(first: int, last: int) -> Iterator[npt.NDArray[np.int64]]:

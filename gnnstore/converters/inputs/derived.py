@@ -1,4 +1,4 @@
-"""Arrays made of other arrays: joined end to end, as whole numbers, or handed out row by row."""
+"""Arrays made of other arrays: joined end to end, as whole numbers, or taken row by row."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class MappedRows(SequentialArray):
 class FloatLabels(SequentialArray):
     """Labels as int64, or as float32 if some are fractions, NaN or beyond int64.
 
-    Public data sets keep class numbers as float32 to have NaN for nodes without one. Where every
-    node has one they are integers, which is what a loss expects.
+    Public data sets store class numbers as float32 to have NaN for nodes without one. Where every
+    node has a class they are integers, as a loss expects.
     """
 
     def __init__(self, source: ArraySource) -> None:
@@ -116,34 +116,36 @@ def _is_whole(values: npt.NDArray[Any]) -> bool:
 
 
 class RowTaker:
-    """Hands out the rows of an array in the pieces that edges come in."""
+    """Returns the rows of an array in pieces of any size."""
 
     def __init__(self, source: ArraySource) -> None:
         check_rows(source, None, "edges")
         self.source = source
         self._pieces = source.rows(max(1, _STEP_BYTES // max(1, row_bytes(source))))
-        self._held: list[npt.NDArray[Any]] = []
-        self._num_held = 0
+        self._pending: list[npt.NDArray[Any]] = []
+        self._num_pending = 0
         self._num_taken = 0
 
     def take(self, num_rows: int) -> npt.NDArray[Any]:
         """Return the next rows [num_rows, ...]."""
-        while self._num_held < num_rows:
+        while self._num_pending < num_rows:
             piece = next(self._pieces, None)
             if piece is None:
                 check_rows(self.source, self._num_taken + num_rows, "edges or more")
                 raise AssertionError("the source ended before its shape does")
-            self._held.append(piece)
-            self._num_held += len(piece)
+            self._pending.append(piece)
+            self._num_pending += len(piece)
         empty = np.empty((0, *self.source.shape[1:]), self.source.dtype)
-        rows = self._held[0] if len(self._held) == 1 else np.concatenate([empty, *self._held])
-        self._held = [rows[num_rows:]]
-        self._num_held -= num_rows
+        rows = (
+            self._pending[0] if len(self._pending) == 1 else np.concatenate([empty, *self._pending])
+        )
+        self._pending = [rows[num_rows:]]
+        self._num_pending -= num_rows
         self._num_taken += num_rows
         return rows[:num_rows]
 
     def finish(self, num_edges: int) -> None:
-        """Raise unless that was all, and read on to the end, where sources are checked."""
+        """Raise unless all rows were taken; read to the end, where sources are checked."""
         check_rows(self.source, num_edges, "edges")
         for _ in self._pieces:
             raise AssertionError("the source goes on after its shape ends")

@@ -190,7 +190,7 @@ class _Reader:
     def _read_direct(self, out: npt.NDArray[np.uint8], offset: int) -> int | None:
         """Fill whole blocks, bypassing the page cache.
 
-        Returns the bytes that the file has of them, or None if that is not possible.
+        Returns the bytes read before the file's end, or None if direct reads are not possible.
         """
         if self._direct is None:
             return None
@@ -211,7 +211,7 @@ class _Reader:
         return done
 
     def fill(self, view: memoryview, offset: int) -> int:
-        """Read into a view, and return how many bytes the file has of it."""
+        """Read into a view, and return the number of bytes before the file's end."""
         with storage_errors("read the array", self._path):
             if self._direct is None or self._has_cached(len(view), offset):
                 return fill_at(self._file, view, offset)

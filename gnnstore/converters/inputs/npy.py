@@ -32,7 +32,7 @@ class NpyHeader:
 
 
 def read_npy_header(stream: IO[bytes], label: str, path: Path) -> NpyHeader:
-    """Read the header that a stream is at."""
+    """Read the header at the position of a stream."""
     try:
         version = npy.read_magic(stream)
         if version == (1, 0):
@@ -92,5 +92,5 @@ def open_npy(path: Path) -> ArraySource:
 
 
 def open_npy_directory(path: Path) -> Mapping[str, ArraySource]:
-    """Open every `.npy` file of a directory; other files are left alone."""
+    """Open every `.npy` file of a directory; other files are ignored."""
     return {file.stem: open_npy(file) for file in sorted(path.glob("*.npy"))}

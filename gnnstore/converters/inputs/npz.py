@@ -30,13 +30,13 @@ from gnnstore.units import format_size
 MAX_EXPANSION = 1032
 # zipfile decodes the others without a limit: 1 kB of bzip2 took 2 GB. NumPy writes these.
 _BOUNDED_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-# Rows of an array in Fortran order that are gathered in one pass over it, and what the pass reads
-# at a time.
+# For arrays in Fortran order: bytes of rows that one pass gathers, and items that it reads at a
+# time.
 _BLOCK_BYTES, _STEP_ITEMS = 2**26, 2**18
-# Of a stream at a time: zipfile takes twice as much for each read, from a heap that keeps it.
+# Read from a stream at a time: zipfile takes twice as much, from a heap that keeps it.
 _READ_BYTES = 2**18
 _IS_ENCRYPTED = 1  # of a member's flag bits
-_SLACK_BYTES = 2**16  # a header of zeros' worth: tiny members may be anything
+_SLACK_BYTES = 2**16  # tiny members may expand by any factor, as a header of zeros does
 _LOCAL_HEADER_BYTES = 30  # at the least, before each member's data
 
 
@@ -199,12 +199,12 @@ def open_npz(path: Path) -> Mapping[str, ArraySource]:
 
 
 def _check_declared_sizes(path: Path, members: list[zipfile.ZipInfo], end: int) -> None:
-    """Refuse an archive that says it holds more than its bytes can."""
+    """Refuse an archive that declares more data than its bytes can hold."""
     for member in sorted(members, key=lambda found: found.header_offset, reverse=True):
         label = f"{path}: {member.filename.removesuffix('.npy')}"
         if member.header_offset + _LOCAL_HEADER_BYTES + member.compress_size > end:
             raise InputError(
-                f"{label}: its {member.compress_size} bytes reach into what follows in the "
+                f"{label}: its {member.compress_size} bytes reach into the next part of the "
                 "archive: it is damaged, or made to expand without end",
                 path=path,
             )

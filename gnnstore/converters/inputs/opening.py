@@ -70,7 +70,7 @@ def describe_files(paths: Iterable[PathLike]) -> list[dict[str, Any]]:
 
 
 def choose_name(names: Sequence[str], wanted: str | None, kind: str, path: Path) -> str | None:
-    """Return the one of a data set's splits or tasks to take; None if it has none."""
+    """Return the name of the split or task to take from a data set; None if it has none."""
     listed = ", ".join(names) or "none"
     if wanted is not None and wanted not in names:
         raise NotFoundError(f"{path}: there is no {kind} {wanted!r}; there is {listed}", path=path)

@@ -1,4 +1,4 @@
-"""Arrays out of what `torch.save` wrote, unpickled with a list of allowed names.
+"""Arrays in files of `torch.save`, unpickled with a list of allowed names.
 
 OGB publishes splits as `torch.save` of a dict of NumPy arrays (or of a dict of such dicts). That is
 a pickle in a zip archive, with tensors in members of their own, or a few pickles in a row before
@@ -31,13 +31,13 @@ _MAX_ARRAYS = 64
 _MAX_AXES = 64  # NumPy has no more
 _MAX_OPCODES = 2**16  # OGB's pickles have a few hundred
 _MAX_TEXT = 200  # characters of a name or of a message
-# Bytes in memory for each of the file: the pickle, its texts, their bytes, and what is being read.
+# Bytes in memory for each byte of the file: the pickle, its texts, their bytes, and a read piece.
 _TIMES_FILE = 4
 # The first of the four pickles that torch wrote before it wrote archives.
 _OLD_TORCH = pickle.dumps(0x1950A86A20F9469CFC6C, 2)
 _NUM_PICKLES_BEFORE = 3
-# Opcodes that make what may be fetched from the memo. A tuple may not: the hash of n tuples, each
-# with the one before in it twice, takes 2^n steps.
+# Opcodes whose results may be fetched from the memo. Tuples may not: the hash of n tuples, each of
+# which holds the one before twice, takes 2^n steps.
 _SHARED = {
     *("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8"),
     *("BYTEARRAY8", "EMPTY_DICT", "GLOBAL", "STACK_GLOBAL", "REDUCE"),
@@ -55,7 +55,7 @@ _StorageReader = Callable[[str, str], npt.NDArray[Any]]
 
 
 class NotArraysError(Exception):
-    """A pickle holds something else than dicts of arrays; the text says what."""
+    """A pickle holds something else than dicts of arrays; the message says what."""
 
 
 def open_pickled(path: Path, what: str, memory: Ledger) -> Arrays:
@@ -95,7 +95,7 @@ def _load(path: Path) -> Any:
             return _unpickle(stream, _no_storage)
     with open_zip(path) as archive:
         members, read = archive.infolist(), cache(archive.read)
-        # What is stored and does not overlap is no more than the file, whose bytes are counted.
+        # Stored members that do not overlap are no larger than the file, whose bytes are counted.
         if any(m.compress_type != zipfile.ZIP_STORED for m in members):
             raise NotArraysError("a member compressed as torch.save never does")
         if sum(m.file_size for m in members) > path.stat().st_size:
@@ -118,7 +118,7 @@ def _no_storage(_key: str, _code: str) -> npt.NDArray[Any]:
 
 
 def _check_opcodes(stream: IO[bytes]) -> None:
-    """Read a pickle to its end, and refuse opcodes of which dicts of arrays have no need."""
+    """Read a pickle to its end, and refuse opcodes that dicts of arrays do not need."""
     memo: dict[int, bool] = {}  # whether an entry may be fetched
     before = ""
     for count, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
@@ -175,7 +175,7 @@ class _Unpickler(pickle.Unpickler):
         self._encode = cache(_encode)  # a pickle may ask for the bytes of a text thousands of times
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what stands for a name."""
+        """Return this module's replacement for a name."""
         # NumPy 2 calls its module numpy._core, earlier versions numpy.core.
         full = f"{module}.{name}".replace("numpy._core.", "numpy.core.")
         if full == "_codecs.encode":
@@ -221,7 +221,7 @@ def _tensor(storage: _Array, first: Any, shape: Any, strides: Any, *_: Any) -> _
     return _Array(values)
 
 
-# What a name stands for: functions, since a pickle could set the attributes of a class.
+# Replacements for names: functions, since a pickle could set the attributes of a class.
 _NAMES: dict[str, Any] = {
     "numpy.ndarray": None,
     "numpy.dtype": lambda code, *_: _Dtype(code),
@@ -244,7 +244,7 @@ _NAMES: dict[str, Any] = {
 
 
 def _sources(path: Path, value: Any, *names: str) -> Any:
-    """Return an array as a source; a dict of arrays, or of dicts of them, likewise."""
+    """Return an array as a source, and likewise (nested) dicts of arrays."""
     if isinstance(value, _Array) and value.values is not None and names:
         return MemoryArray(": ".join((str(path), *names)), value.values)
     if not isinstance(value, dict) or len(value) > _MAX_ARRAYS or len(names) > 1:

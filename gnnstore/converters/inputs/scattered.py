@@ -1,6 +1,6 @@
-"""Sorts rows that come in any order by their nodes, in two sequential passes.
+"""Sorts rows in any order by their nodes, in two sequential passes.
 
-Fetching each row from where it lies would be a random read a row. Instead rows go to files
+Fetching each row from its place would be a random read a row. Instead rows go to files
 by ranges of nodes, each small enough for memory, and are put in order as a range is read
 back: every byte is written and read once more, in large pieces.
 """
@@ -25,12 +25,12 @@ from gnnstore.converters.spill_files import SpillDirectory
 from gnnstore.errors import InputError
 from gnnstore.formats.container.files import require_space
 
-# Ranges of nodes: an eighth of the memory, since one is there as it lies and in order while
-# the next is read ahead, and not so small that its pieces of a read are tiny.
+# A range of nodes takes an eighth of the memory: one is in memory unsorted and sorted while the
+# next is read ahead. Much smaller ranges would make the pieces of a read tiny.
 _MEMORY_SHARE = 8
 _MIN_RANGE_BYTES, _MAX_RANGE_BYTES = 2**20, 2**28
 _STEP_BYTES = 2**23
-_COPY_BYTES = 2**22  # what is read at a time where all of it is in memory
+_COPY_BYTES = 2**22  # bytes read at a time where the whole array fits in memory
 
 
 def in_order(
@@ -41,7 +41,7 @@ def in_order(
     *,
     at_once: int,
 ) -> AbstractContextManager[ArraySource]:
-    """Provide the rows of all nodes in a new order, as long as a context lasts."""
+    """Provide the rows of all nodes in a new order, within a context."""
     num_bytes = row_bytes(source) * len(places)
     if num_bytes > at_once:
         nodes = MemoryArray("the new numbers", places)
@@ -102,7 +102,7 @@ class ScatteredRows(SequentialArray):
             self._files = None
 
     def _divide(self) -> SpillDirectory:
-        """Send every row to the file of its node's range."""
+        """Write every row to the file of its node's range."""
         files = SpillDirectory(self._directory, "rows to put in order")
         require_space(
             self._directory,

@@ -1,7 +1,7 @@
-"""Arrays that are read in pieces: the interface between input files and converters.
+"""Arrays read in pieces: the interface between input files and converters.
 
 The arrays of a large graph do not fit in memory: a source may be a file, a member of an archive, a
-table of text, or several of them.
+table of text, or several such files.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from gnnstore.budget.ledger import Reservation
 from gnnstore.converters.memory import memory_ledger
 from gnnstore.errors import InputError
 
-_SMALL_BYTES = 2**26  # there is no asking how much memory is free for what needs so little
+_SMALL_BYTES = 2**26  # smaller arrays are read without asking for free memory
 
 
 class ArraySource(Protocol):
     """An array that can be read in order, a piece at a time, any number of times."""
 
-    label: str  # its name for messages: "graph.npz: x"
+    label: str  # name for messages: "graph.npz: x"
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]  # its element type, in native byte order
+    dtype: np.dtype[Any]  # element type, in native byte order
 
     def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
         """Yield the array along its first axis from row `start` on, `step` rows at a time."""
@@ -63,7 +63,7 @@ class MemoryArray:
 
 
 class SequentialArray(ABC):
-    """Base of an `ArraySource` that only yields rows: its columns are those of the whole."""
+    """Base of an `ArraySource` that implements rows only; columns read the whole array."""
 
     label: str
     shape: tuple[int, ...]
@@ -108,7 +108,7 @@ def check_rows(
 def check_count(
     label: str, num_rows: int, expected: int | None, what: str = "nodes", hint: str = ""
 ) -> None:
-    """Check that there are as many rows as nodes or edges; None: nobody knows yet."""
+    """Check that there are as many rows as nodes or edges; None: their number is unknown yet."""
     if expected is not None and num_rows != expected:
         raise InputError(
             f"{label}: has {num_rows} rows, but the graph has {expected} {what}; "

@@ -42,7 +42,7 @@ class TextArray(SequentialArray):
         self._may_round = is_exact and dtype == "float64"
         table_format = TableFormat(dtype, delimiter=None, what=what)
         self._table = TextTable(path, table_format, memory_bytes=memory_bytes)
-        self.memory_bytes = self._table.memory_bytes  # the most memory that reading takes at a time
+        self.memory_bytes = self._table.memory_bytes  # the peak memory of reading
         num_columns, lines = _measure(self._table, count=num_rows is None)
         self.shape: tuple[int, ...] = (lines if num_rows is None else num_rows, num_columns)
 
@@ -71,13 +71,13 @@ class TextArray(SequentialArray):
 
 
 def read_as_stored(path: Path, stored: str | None, **options: Any) -> TextArray:
-    """Return a table as an array of a type that holds whatever the stored type does."""
+    """Return a table as an array of a type that can hold every value of the stored type."""
     exact = stored in _OF_64_BITS
     return TextArray(path, _text_type(stored, path), is_exact=exact, **options)
 
 
 def _text_type(stored: str | None, path: Path) -> str:
-    """Return the type to read a table as, whose numbers are stored as another type."""
+    """Return the type in which to read a table, given the type that it is stored as."""
     if stored in _OF_64_BITS:
         first = next(read_blocks(path), None)
         has_points = first is not None and any(mark in first.data for mark in b".eE")
@@ -109,14 +109,14 @@ def read_numbers(path: Path, what: str) -> npt.NDArray[Any]:
         with np.errstate(over="ignore"):
             found = values.astype(np.float32)
         overflows = np.isfinite(found) != np.isfinite(values)
-        return read("float32") if overflows.any() else found  # which names the line
+        return read("float32") if overflows.any() else found  # reading again names the line
     if np.all(np.abs(values) < _EXACT_IN_FLOAT64):
         return values.astype(np.int64)
     return read("int64")
 
 
 class TextEdges:
-    """A text file of edges: the numbers of two nodes in a line, separated by a comma."""
+    """A text file of edges: two node numbers in a line, separated by a comma."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class TextEdges:
         lines = TableFormat("int64", num_columns=2, minimum=0, limit=num_nodes, what="node id")
         self._table = TextTable(path, lines, memory_bytes=memory_bytes)
         self._num_edges = num_edges
-        self.memory_bytes = self._table.memory_bytes  # the most memory that reading takes at a time
+        self.memory_bytes = self._table.memory_bytes  # the peak memory of reading
 
     def pairs(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
         """Yield sources and targets, chunk by chunk."""

@@ -1,8 +1,8 @@
 """Text files, plain or gzipped, as large blocks of whole lines that know their line numbers.
 
-Graphs come as gigabytes of text. Blocks of 1 MiB keep the parser fast (a processor's cache holds
-what becomes of one), several of them at work at a time, and memory bounded; counting lines while
-blocks go by is what lets an error name the line.
+Graphs come as gigabytes of text. Blocks of 1 MiB keep the parser fast (the arrays of a block fit in
+a processor's cache), several at work at a time, and memory bounded; lines are counted meanwhile, so
+that an error can name the line.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from gnnstore.errors import InputError, storage_error
 from gnnstore.progress import NullPhase, Phase
 
 BLOCK_BYTES, _MIN_BLOCK_BYTES = 2**20, 2**16
-# Of a budget, for all blocks that are under way.
+# Share of a budget for all blocks in flight.
 _MEMORY_SHARE = 4
-# Names are the most: a block of short ones becomes a position (4 bytes), a code and its copy (8
-# each) for every two bytes; the text is there as it came and as the parser has it.
+# Names take the most: a block of short names becomes a position (4 bytes), a code and its copy (8
+# each) for every two bytes; the text is there as read and as parsed.
 _BYTES_PER_BYTE = 12
 # Longer than any row of numbers: the file is not text, or a bomb of a gigabyte without a line end.
 MAX_LINE_BYTES = 2**26
 _GZIP_MAGIC = b"\x1f\x8b"
-# How files begin that are no text, what they are, and what to do.
+# Files that are no text: their first bytes, their kind, and advice.
 _NO_TEXT = (
     (b"BZh91AY&SY", "compressed with bzip2", "decompress it"),
     (b"\xfd7zXZ\x00", "compressed with xz", "decompress it"),
@@ -48,7 +48,7 @@ class TextBlock:
 
 
 def block_bytes_for(memory_bytes: int | None, num_in_flight: int) -> int:
-    """Return how large blocks may be, so that all under way take a quarter of a budget."""
+    """Return the size of blocks with which all blocks in flight take a quarter of a budget."""
     if memory_bytes is None:
         return BLOCK_BYTES
     fitting = memory_bytes // (_MEMORY_SHARE * _BYTES_PER_BYTE * num_in_flight)
@@ -56,7 +56,7 @@ def block_bytes_for(memory_bytes: int | None, num_in_flight: int) -> int:
 
 
 def blocks_memory_bytes(block_bytes: int, num_in_flight: int) -> int:
-    """Return the memory that so many blocks take at the most while they are parsed."""
+    """Return the peak memory of a number of blocks while they are parsed."""
     return _BYTES_PER_BYTE * block_bytes * num_in_flight
 
 
@@ -89,7 +89,7 @@ def read_blocks(
                 data, more_blank, rest = _cut(rest + chunk)
                 if data:
                     if num_blank:
-                        yield TextBlock(line, b"\n")  # one stands for all of them
+                        yield TextBlock(line, b"\n")  # one blank line in place of all
                         line, num_blank = line + num_blank, 0
                     yield _block(line, data)
                     line += data.count(b"\n")
@@ -121,12 +121,12 @@ def read_blocks(
 
 
 def _block(line: int, data: bytes) -> TextBlock:
-    """Return a block, without the mark that some editors put before a file's first line."""
+    """Return a block, without the byte order mark that some editors put first."""
     return TextBlock(line, data.removeprefix(codecs.BOM_UTF8) if line == 1 else data)
 
 
 def _cut(data: bytes) -> tuple[bytes, int, bytes]:
-    """Split into lines, the number of blank ones behind them, and the beginning of a line."""
+    """Split into whole lines, the number of blank lines behind, and the beginning of a line."""
     end = data.rfind(b"\n") + 1
     if end >= 2 and data[end - 2] not in b"\r\n":  # no blank line: spares two copies
         return data[:end], 0, data[end:]

@@ -1,8 +1,8 @@
 """Tables in text, parsed by the core or by pyarrow where lines are clean, else line by line.
 
 The core parses a block of clean lines of numbers, and pyarrow one of names, at hundreds of
-megabytes a second; neither has messages with line numbers. So every block that they refuse, or
-whose values are not allowed, is read again line by line; only that pass reports errors.
+megabytes a second; neither has messages with line numbers. So every refused block, and every block
+with forbidden values, is read again line by line; only that pass reports errors.
 """
 
 from __future__ import annotations
@@ -52,19 +52,17 @@ class TableFormat:
     # Position of a field that is a name of another kind than the ends, in a table of text of three
     # columns: the relation of a triple.
     label_column: int | None = None
-    # The separator of fields; None: a comma, a tab or spaces, whichever the first line has.
+    # The separator of fields; None: a comma, a tab or spaces, as in the first line.
     delimiter: str | None = ","
-    comments: bytes = b""  # characters that make a line a comment when it begins with one of them
-    minimum: int | None = None  # allowed values are minimum, ..., limit - 1
-    limit: int | None = None  # allowed values are minimum, ..., limit - 1
+    comments: bytes = b""  # a line that begins with one of these characters is a comment
+    minimum: int | None = None  # the smallest allowed value
+    limit: int | None = None  # allowed values are below
     what: str = "value"  # name of a value, for messages
     allow_nan: bool = True  # whether NaN is a value (in a table of floats)
     ignore_extra: bool = False  # whether fields after the `num_columns` first ones are skipped
     skip_header: bool = False  # whether the first line that is no comment is skipped
-    # Advice for messages: about too many fields, and about a field that is no integer.
-    extra_hint: str = ""
-    # Advice for messages: about too many fields, and about a field that is no integer.
-    type_hint: str = ""
+    extra_hint: str = ""  # advice for the message about too many fields
+    type_hint: str = ""  # advice for the message about a field that is no integer
 
     @property
     def is_integer(self) -> bool:
@@ -78,7 +76,7 @@ class TableFormat:
 
     @property
     def row_dtype(self) -> np.dtype[Any]:
-        """The element type of blocks: `dtype`, or `ends` (two of them) and `weight`."""
+        """The element type of blocks: `dtype`, or `ends` (two numbers) and `weight`."""
         if self.weight_column is None:
             return np.dtype(self.dtype)
         return np.dtype([("ends", self.dtype, 2), ("weight", np.float32)])
@@ -86,11 +84,11 @@ class TableFormat:
 
 @dataclass(frozen=True)
 class NameBlock:
-    """Rows two fields of which are names of nodes."""
+    """Rows with two fields that are names of nodes."""
 
     names: list[bytes]  # the distinct names, in order of appearance, as UTF-8
     codes: npt.NDArray[np.int64]  # int64, shape [k, 2]: the position in `names` of each field
-    # int64, shape [len(names)]: where each name appears first: 2 i + c in column c of row i.
+    # int64, shape [len(names)]: the first place of each name: 2 i + c for column c of row i.
     first: npt.NDArray[np.int64]
     weight: npt.NDArray[np.float32] | None = None  # float32, shape [k], or None: the weight column
     labels: NameBlock | None = None  # the label column, as a block of its own of one column
@@ -111,7 +109,7 @@ class _Count(NullPhase):
 
 
 def _num_in_flight() -> int:
-    """Return how many blocks exist at a time: read ahead, being parsed or done, being used."""
+    """Return the number of blocks at a time: read ahead, being parsed or done, in use."""
     return num_threads() + 3
 
 
@@ -135,7 +133,7 @@ class TextTable:
 
     @property
     def memory_bytes(self) -> int:
-        """The most memory that reading takes at a time."""
+        """The peak memory of reading."""
         return blocks_memory_bytes(self._block_bytes, _num_in_flight())
 
     def read(self, phase: Phase | None = None) -> npt.NDArray[Any]:
@@ -167,7 +165,7 @@ class TextTable:
         phase.advance(read.total - told)
 
     def columns_of(self, block: TextBlock) -> int:
-        """Return how many fields the first row of a block has."""
+        """Return the number of fields in the first row of a block."""
         data = self._strip(block.data)
         row = self._first_row(data)
         if row is not None:
@@ -176,7 +174,7 @@ class TextTable:
         return self._num_columns or 0
 
     def _prepared(self, read: Phase) -> Iterator[TextBlock]:
-        """Yield the blocks, once it is known what fields are like."""
+        """Yield the blocks, after detecting the form of their fields."""
         self._has_header = self.format.skip_header
         for found in read_blocks(self.path, read, block_bytes=self._block_bytes):
             block = self._without_header(found) if self._has_header else found
@@ -202,7 +200,7 @@ class TextTable:
         return self._parse_by_line(block) if rows is None else rows
 
     def _strip(self, data: bytes) -> bytes:
-        """Return the lines that are no comments, with plain line ends."""
+        """Return the lines without comments, with plain line ends."""
         if b"\r" in data:  # looking for one byte is twenty times as fast as for two
             data = data.replace(b"\r\n", b"\n")
         # Blank lines are the parser's work: looking for them here took half as long as parsing.
@@ -217,7 +215,7 @@ class TextTable:
         return not text or text[0] in self.format.comments
 
     def _look_at_first_line(self, data: bytes, number: int) -> None:
-        """Find the separator and the number of columns; `number` is that of the first line."""
+        """Detect the separator and the number of columns; `number` is the first line's."""
         line = self._first_row(data)
         if line is None:
             return
@@ -247,7 +245,7 @@ class TextTable:
         return None
 
     def _row_of(self, line: bytes) -> bytes:
-        """Return a line without the blanks around it; a tab in front follows a missing field."""
+        """Return a line without surrounding blanks; a tab in front follows a missing field."""
         return line.rstrip(b" \t\r").lstrip(b" " if self._delimiter == "\t" else b" \t")
 
     def _fields(self, line: bytes) -> list[bytes]:
@@ -255,16 +253,16 @@ class TextTable:
             return [field.strip() for field in line.split(self._delimiter.encode())]
         if b"\t" not in line:
             return line.split()
-        # Between numbers tabs may be mixed with spaces; but nothing between two is a field that is
-        # missing, and those behind it would take its place.
+        # Between numbers tabs may be mixed with spaces; but between two tabs a field is missing,
+        # and later fields would take its place.
         return [field for part in line.split(b"\t") for field in part.split() or [b""]]
 
     # ---- fast: clean lines
 
     def _parse_fast(self, data: bytes) -> npt.NDArray[Any] | NameBlock | None:
-        """Return the rows of lines, or None if some are not clean or not allowed."""
+        """Return the rows of lines; None if some lines are not clean or have forbidden values."""
         if not 0 < (self._num_columns or 0) <= len(data):
-            return None  # it has no row, or no line has so many
+            return None  # it has no row, or fewer bytes than a row has fields
         if self.format.dtype != "text":
             rows: Any = self._parse_numbers(data)
         else:
@@ -274,7 +272,7 @@ class TextTable:
             if self._delimiter == " " and _has_more_than_single_spaces(stripped):
                 if _TWO_TABS.search(stripped):
                     return None
-                # Arrow would take what is between two spaces for a field, and a tab for a letter.
+                # Arrow would see an empty field between two spaces, and take a tab for a letter.
                 stripped = _SPACES.sub(b" ", stripped)
                 stripped = stripped.replace(b" \n", b"\n").replace(b"\n ", b"\n").strip(b" ")
             rows = self._parse_arrow(stripped)
@@ -304,11 +302,11 @@ class TextTable:
 
         if b"\r" in data:
             return None
-        # Arrow's own pool keeps freed memory for a while: it holds twice as much as is in use.
+        # Arrow's own pool keeps freed memory for a while: twice the memory in use.
         pool = pa.system_memory_pool()
-        # A copy that is Arrow's own: its reading thread lets go of the text some time after the
-        # call, and if that were memory of Python's while the interpreter ends, the process would
-        # be aborted ("terminate called without an active exception", one run in 30).
+        # A copy in Arrow's memory: Arrow's reading thread releases the text some time after the
+        # call, and if that were Python's memory while the interpreter ends, the process would be
+        # aborted ("terminate called without an active exception", one run in 30).
         text = pa.allocate_buffer(len(data), memory_pool=pool)
         memoryview(text).cast("B")[:] = data
         names = [str(column) for column in range(self._num_columns or 0)]
@@ -352,7 +350,7 @@ class TextTable:
     def _allowed(self, rows: npt.NDArray[Any] | NameBlock) -> bool:
         if isinstance(rows, NameBlock):
             labels = rows.labels.names if rows.labels else []
-            # Arrow's infinity may be a number too large for the type; reading by line tells.
+            # Arrow's infinity may be a number too large for the type; reading by line decides.
             is_finite = rows.weight is None or bool(np.isfinite(rows.weight).all())
             return b"" not in rows.names and b"" not in labels and is_finite
         if self.format.weight_column is not None:
@@ -398,7 +396,7 @@ class TextTable:
                 )
             if not text:
                 if number == block.first_line + block.data.count(b"\n"):
-                    continue  # what follows the last line end
+                    continue  # behind the last line end
                 self._fail_blank(number)
             fields = self._fields(text)
             if self.format.ignore_extra:
@@ -496,7 +494,7 @@ class TextTable:
 
 
 def _has_lone_returns(data: bytes) -> bool:
-    """Whether there are carriage returns elsewhere than at line ends."""
+    """Whether there are carriage returns that do not end a line."""
     num_returns = data.count(b"\r")
     return num_returns > 0 and num_returns != data.count(b"\r\n") + data.endswith(b"\r")
 

@@ -1,4 +1,4 @@
-"""Sorts the edges of a store into buckets: within the memory there is, in two sequential passes.
+"""Sorts the edges of a store into buckets: within a memory budget, in two sequential passes.
 
 The key of an edge is its bucket, then the rows of its target and of its source. A sample of edges
 says where to cut the range of keys into groups that fit in memory. One pass over the store sends
@@ -35,10 +35,10 @@ _BYTES_TO_SORT = 2 * WIDE_BYTES * 9 // 8
 
 @dataclass(frozen=True)
 class Grid:
-    """Nodes in partitions of R rows, edges in a bucket for each pair of them."""
+    """Nodes in partitions of R rows, edges in a bucket for each pair of partitions."""
 
-    num_partitions: int  # p and R
-    rows: int  # p and R
+    num_partitions: int  # p
+    rows: int  # R
     place: npt.NDArray[Any]  # int32 or int64 [N]: new id of each node
 
     def split(
@@ -54,7 +54,7 @@ class Grid:
 
 @dataclass
 class _Group:
-    """Edges that are sorted at a time."""
+    """Edges that are sorted together."""
 
     name: str
     base: int  # least place of a target among the rows of all buckets; records count from there
@@ -75,10 +75,10 @@ class BucketedEdges:
         self._whole = np.empty(0, np.uint8)
         self._groups: list[_Group] = []
         self._splitters = np.empty(0, np.uint64)
-        # int64 [p * p]: edges of each bucket, once they are divided.
+        # int64 [p * p]: edges of each bucket, known after `divide`.
         self.counts = np.zeros(grid.num_partitions**2, np.int64)
-        # A key has the place of the target among all rows of all buckets, then as many bits of the
-        # source's row as there is room for.
+        # A key has the place of the target among all rows of all buckets, then the high bits of the
+        # source's row that fit.
         source_bits = (grid.rows - 1).bit_length()
         place_bits = (len(self.counts) * grid.rows - 1).bit_length()
         self._lost_bits = np.uint64(max(0, source_bits + place_bits - _KEY_BITS))
@@ -110,7 +110,7 @@ class BucketedEdges:
                 phase.advance(len(piece.sources))
 
     def _choose_splitters(self, progress: Progress) -> None:
-        """Look at every so many-th edge, and cut where groups will be of one size."""
+        """Sample edges at equal distances, and choose cuts that make groups of equal size."""
         num_edges = self._graph.num_edges
         stride = max(1, num_edges // _SAMPLE_EDGES)
         keys = []
@@ -194,5 +194,5 @@ class BucketedEdges:
 
 
 def edges_at_once(memory: Ledger) -> int:
-    """Return how many edges are sorted at a time in the memory that is left."""
+    """Return the number of edges that can be sorted in the memory that is left."""
     return max(0, memory.left()) // _BYTES_TO_SORT

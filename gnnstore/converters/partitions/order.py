@@ -22,7 +22,7 @@ _PIECE = 2**18  # a multiple of four: a block of random words
 def node_order(
     num_nodes: int, seed: int, is_first: npt.NDArray[np.bool_] | None, nodes_at_once: int
 ) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield the nodes in an order that depends on the seed alone, a piece at a time."""
+    """Yield the nodes in an order that depends on the seed alone, piece by piece."""
     num_pieces = max(1, -(-num_nodes // nodes_at_once))
     for wanted in (None,) if is_first is None else (True, False):
         for piece in range(num_pieces):
@@ -43,7 +43,7 @@ def node_order(
 
 
 def as_they_are(num_nodes: int, nodes_at_once: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield the nodes by their ids, a piece at a time."""
+    """Yield the nodes by their ids, piece by piece."""
     for first in range(0, num_nodes, nodes_at_once):
         yield np.arange(first, min(first + nodes_at_once, num_nodes))
 

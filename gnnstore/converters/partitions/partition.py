@@ -1,7 +1,7 @@
 """Writes the partitions of a store: its nodes in a new order, its edges in buckets.
 
-Everything is read in order and written in order. In memory are the new id of each node, and as many
-edges or rows as are put in order at a time.
+Everything is read and written in order. In memory are the new ids of all nodes, and a part of the
+edges or rows, which is sorted.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ ORDERS: tuple[OrderKind, ...] = ("random", "none")
 
 _COPY_BYTES = 2**22  # pieces in which rows are copied
 _PIECE_NODES = 2**18
-# Of the writers of edges and of their buckets; and of the pieces that are under way.
+# Memory of the writers of edges and buckets; and of the pieces in flight.
 _BUFFER_BYTES, _WORK_BYTES = 4 * 2**22, 2**24
 _LEAST_TO_SORT = 2**24
-# Of a node, while a piece of the order is drawn: its word and number, twice, and its rank.
+# Bytes of a node while a piece of the order is drawn: its word and number, twice, and its rank.
 _BYTES_TO_DRAW = 5 * 8
 
 
 @dataclass(frozen=True)
 class Partitioning:
-    """The partitions that a store is to have: how many, how large, and what they cost."""
+    """The future partitions of a store: their number, size and cost."""
 
     graph: StoreInput
     num_partitions: int
@@ -136,7 +136,7 @@ class Partitioning:
 
     @cached_property
     def memory(self) -> Ledger:
-        """Memory that is taken, but for what is put in order at a time."""
+        """Memory in use, except for the part that is sorted."""
         num_nodes = self.graph.num_nodes
         is_first = 0 if self.train_first is None else num_nodes
         limit = None if self.memory_bytes is None else parse_memory(self.memory_bytes)
@@ -149,7 +149,7 @@ class Partitioning:
 
     @property
     def final_bytes(self) -> int:
-        """Bytes of the partitions on disk, about."""
+        """Approximate bytes of the partitions on disk."""
         num_nodes, num_edges = self.graph.num_nodes, self.graph.num_edges
         ids = 2 * id_dtype(num_nodes).itemsize * num_nodes + 8 * (self.num_partitions**2 + 1)
         edges = (4 + 4 + id_dtype(num_edges).itemsize) * num_edges
@@ -157,7 +157,7 @@ class Partitioning:
 
     @property
     def temporary_bytes(self) -> int:
-        """Bytes of files on disk besides, the most at a time."""
+        """The most bytes of temporary files at a time."""
         left = self.memory.left()
         edges, num_nodes = self.graph.num_edges, self.graph.num_nodes
         files = [0 if edges <= edges_at_once(self.memory) else WIDE_BYTES * edges]
@@ -168,7 +168,7 @@ class Partitioning:
 
     @property
     def moved_bytes(self) -> tuple[int, int]:
-        """Bytes that are read and that are written in all, about."""
+        """Approximate bytes read and bytes written in all."""
         edges, memory = self.graph.edges, self.memory
         is_whole = edges.num_edges <= edges_at_once(memory)
         spilled = 0 if is_whole else WIDE_BYTES * edges.num_edges
@@ -180,7 +180,7 @@ class Partitioning:
         return read + spilled, self.final_bytes + spilled
 
     def check_space(self, final: Path) -> None:
-        """Check that the disk has room, before any work."""
+        """Refuse, before any work, if the disk has no room."""
         temporary = self.temporary_bytes
         require_space(
             final,
@@ -255,7 +255,7 @@ def partition(
 
 
 def partitions_path(plan: Partitioning, name: str | None, output: PathLike | None) -> Path:
-    """Return where partitions are to lie."""
+    """Return the path of the partitions to write."""
     if output is not None:
         if name is not None:
             raise UsageError("give the partitions a --name in the store, or an --output elsewhere")
@@ -298,7 +298,7 @@ class _Work:
             )
 
     def _write_order(self) -> int:
-        """Draw the order, write it and its inverse; return how many nodes come first."""
+        """Draw the order, write it and its inverse; return the number of nodes that come first."""
         plan, num_nodes = self._plan, self._graph.num_nodes
         is_first = None if plan.train_first is None else _nodes_of(self._graph, plan.train_first)
         order = self._writer.values(ORDER_ARRAY, self._ids.name, num_nodes)
@@ -382,7 +382,7 @@ class _Work:
 
 
 def _nodes_of(graph: StoreInput, split: str) -> npt.NDArray[np.bool_]:
-    """Return which nodes are in a split; those that are in it twice count once."""
+    """Return a mask of the nodes of a split; a node that is listed twice counts once."""
     found = np.zeros(graph.num_nodes, bool)
     nodes = graph.read(graph.nodes.splits[split])
     check_ids(nodes, graph.num_nodes, f"split {split!r}: node id")

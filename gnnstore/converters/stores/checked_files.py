@@ -1,8 +1,8 @@
 """Reads the files of a store in pieces, and compares every block with its checksum meanwhile.
 
-A store that is made of another has checksums of its own, which would vouch for bytes that were
-damaged before. So the bytes are compared where they are in memory anyway: with `gnnstore verify`
-beforehand, every one of them would be read twice.
+A store made from another gets checksums of its own, which would vouch for bytes that were damaged
+before. So the bytes are compared where they are in memory anyway: with `gnnstore verify`
+beforehand, every byte would be read twice.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from gnnstore.formats.container.reader import SealedReader
 class CheckedFiles:
     """The files of a sealed directory, read in pieces of any size.
 
-    A block of which a piece has only a part is read whole. One such block is kept for each array,
-    since the next piece goes on in it.
+    Where a piece needs a part of a block, the whole block is read. The last such block of each
+    array is kept, since the next piece begins in it.
     """
 
     def __init__(self, reader: SealedReader[Any]) -> None:
         self._reader = reader
-        self._kept: dict[Path, tuple[Path, int, npt.NDArray[np.uint8]]] = {}
+        self._last_blocks: dict[Path, tuple[Path, int, npt.NDArray[np.uint8]]] = {}
 
     @cached_property
     def _files(self) -> dict[Path, tuple[int, npt.NDArray[np.uint32]]]:
@@ -62,13 +62,13 @@ class CheckedFiles:
                 self._read(path, 0, empty_piece(size, np.uint8))
 
     def _block(self, path: Path, number: int) -> npt.NDArray[np.uint8]:
-        kept = self._kept.get(path.parent)
-        if kept is not None and kept[:2] == (path, number):
-            return kept[2]
+        last = self._last_blocks.get(path.parent)
+        if last is not None and last[:2] == (path, number):
+            return last[2]
         begin = number * BLOCK_BYTES
         block = np.empty(min(BLOCK_BYTES, self._files[path][0] - begin), np.uint8)
         self._read(path, begin, block)
-        self._kept[path.parent] = path, number, block
+        self._last_blocks[path.parent] = path, number, block
         return block
 
     def _read(self, path: Path, begin: int, out: npt.NDArray[np.uint8]) -> None:
@@ -79,7 +79,7 @@ class CheckedFiles:
         wrong = np.flatnonzero(found != expected)
         if not len(wrong):
             return
-        self._reader.check_place()  # which says more
+        self._reader.check_place()  # raises a better message
         first = int(wrong[0])
         start = begin + first * BLOCK_BYTES
         last = min(start + BLOCK_BYTES, begin + len(out))

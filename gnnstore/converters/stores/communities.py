@@ -19,15 +19,15 @@ from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.progress import Progress
 
 _ROUNDS = 4
-_SAMPLE_DEGREE = 32  # in-neighbours of a node that are asked for their community
+_SAMPLE_DEGREE = 32  # in-neighbours of a node whose communities are counted
 _STEP_NODES = 2**14
 # The most nodes of a community: a disk reads pages, so that larger ones would gain nothing.
-_MAX_SHARE, _MAX_NODES = 1 / 64, 2**10  # whichever is more
+_MAX_SHARE, _MAX_NODES = 1 / 64, 2**10  # the larger of the two
 _MIN_NODES = 64  # smaller ones do not fill pages
 
 
 def find_communities(graph: StoreInput, seed: int, progress: Progress) -> npt.NDArray[Any]:
-    """Return the community of each node, [N] of the type of node ids: the number of some node."""
+    """Return the community of each node, [N] of the type of node ids: the id of some node."""
     num_nodes = graph.num_nodes
     labels = np.arange(num_nodes, dtype=id_dtype(num_nodes))
     sizes = np.ones(num_nodes, np.int32)
@@ -61,7 +61,7 @@ def _choose(
     nodes, wanted, votes, own = (a[has_room] for a in (nodes, wanted, votes, own))
     if not len(nodes):
         return
-    # Most votes; of equals one's own, then by lot.
+    # The community with most votes; of equals the node's own, then one by lot.
     lots = (hash_pairs(seed, wanted, wanted, None) >> np.uint64(40)).astype(np.int64)
     order = np.lexsort((lots, own, votes, nodes))
     best = order[np.append(np.flatnonzero(np.diff(nodes[order])), len(order) - 1)]

@@ -1,4 +1,4 @@
-"""Writes what a store says of its nodes and of the graph as a whole into another store."""
+"""Copies the node and graph attributes, splits and names of a store into another store."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def describe_edges(writer: GraphWriter, attributes: Mapping[str, AttributeSpec])
 
 
 def copy_names(writer: GraphWriter, graph: StoreInput) -> None:
-    """Write what nodes, and values of edge attributes, are called in a store's input."""
+    """Write the names of nodes and of values of edge attributes from a store's input."""
     nodes = graph.nodes
     if nodes.original_id is not None:
         writer.set_original_ids(graph.read(nodes.original_id))
@@ -48,7 +48,7 @@ def copy_names(writer: GraphWriter, graph: StoreInput) -> None:
 def copy_graph_attributes(
     writer: GraphWriter, graph: StoreInput, *, without: frozenset[str] = frozenset()
 ) -> None:
-    """Write what belongs to the graph as a whole, but for arrays of some names."""
+    """Write the graph-level attributes, except for arrays of some names."""
     schema = graph.reader.schema
     writer.explicit_num_nodes = schema.explicit_num_nodes
     for name, value in schema.graph_attributes.items():
@@ -78,7 +78,7 @@ class CopiedRows(SequentialArray):
     def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
         """Yield the rows from row `start` on, `step` at a time, fewer at the end of a copy."""
         num_rows = self._spec.num_rows
-        # Compressed arrays are read whole: they are what fitted in memory when they were made.
+        # Compressed arrays are read whole: they fitted in memory when they were made.
         whole = self._graph.read(self._spec) if self._spec.layout == "cold" else None
         while start < self.shape[0]:
             row = start % num_rows
@@ -89,7 +89,7 @@ class CopiedRows(SequentialArray):
 
 
 def texts_of(graph: StoreInput, text: TextSpec) -> Iterator[list[bytes]]:
-    """Yield the texts of a store in order, some at a time."""
+    """Yield the texts of a store in order, in lists."""
     num_texts = text.offsets.num_rows - 1
     for first in range(0, num_texts, _TEXTS_AT_ONCE):
         last = min(first + _TEXTS_AT_ONCE, num_texts)

@@ -1,8 +1,8 @@
 """A store as the input of a conversion: its edges and rows in order, in pieces of any size.
 
 A mapping would be simpler, but every page that was touched would count as memory of the
-process, and a conversion that was given 1 GB would seem to take the size of its input. So
-pieces are read from the files into arrays that go away again.
+process, and a conversion with a budget of 1 GB would seem to take the size of its input. So
+pieces are read from the files into temporary arrays.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec
 
-_BLOCK_COLUMNS = 2**17  # columns whose pointers are looked at together: 1 MiB of them
+_BLOCK_COLUMNS = 2**17  # columns whose pointers are read together: 1 MiB
 _READ_EDGES = 2**20
 
 
@@ -32,20 +32,20 @@ _READ_EDGES = 2**20
 class EdgePiece:
     """Consecutive edges of a store."""
 
-    first: int  # position of the first of them in `indices`
-    sources: npt.NDArray[np.int64]  # int64, shape [k]
-    targets: npt.NDArray[np.int64]  # int64, shape [k]
+    first: int  # position of the first edge in `indices`
+    sources: npt.NDArray[np.int64]  # int64, shape [k]: source nodes
+    targets: npt.NDArray[np.int64]  # int64, shape [k]: target nodes
 
 
 @dataclass(frozen=True)
 class ColumnBlock:
-    """Consecutive columns, each with at most so many of its edges, evenly spaced."""
+    """Consecutive columns with a sample of their edges, evenly spaced."""
 
     first: int  # the first column: a target node
     degrees: npt.NDArray[np.int64]  # int64, shape [c]: in-degrees
-    sources: npt.NDArray[np.int64]  # int64, shape [k]: the edges that were taken
-    targets: npt.NDArray[np.int64]  # int64, shape [k]: the edges that were taken
-    # float64, shape [k]: number of edges of its column that each of them stands for.
+    sources: npt.NDArray[np.int64]  # int64, shape [k]: sources of the sampled edges
+    targets: npt.NDArray[np.int64]  # int64, shape [k]: targets of the sampled edges
+    # float64, shape [k]: number of edges of its column that each sampled edge represents.
     weights: npt.NDArray[np.float64]
 
 
@@ -104,7 +104,7 @@ class StoreInput:
 
     @property
     def edge_id_dtype(self) -> np.dtype[Any]:
-        """Type of the ids of edges; without ids of their own, edges have their positions."""
+        """Type of the ids of edges; edges without stored ids have their positions."""
         own = self.edges.edge_id
         return id_dtype(self.num_edges) if own is None else np.dtype(own.dtype)
 
@@ -125,14 +125,14 @@ class StoreInput:
         return {name: self.rows(own, first, last) for name, own in self.edges.attributes.items()}
 
     def edge_pieces(self, max_edges: int) -> Iterator[EdgePiece]:
-        """Yield all edges in the order of the store, at most so many at a time."""
+        """Yield all edges in the order of the store, at most `max_edges` at a time."""
         for first, indptr in self._pointers(_BLOCK_COLUMNS):
             for begin, targets in columns_of_edges(first, indptr, max_edges):
                 sources = self._sources(begin, begin + len(targets))
                 yield EdgePiece(begin, sources, targets)
 
     def column_blocks(self, num_columns: int, max_degree: int) -> Iterator[ColumnBlock]:
-        """Yield all columns in order, so many at a time, with at most `max_degree` edges each."""
+        """Yield all columns in blocks of `num_columns`, with at most `max_degree` edges each."""
         # Whole blocks, so that where they begin depends on nothing but their size.
         for first, indptr in self._pointers(max(1, _BLOCK_COLUMNS // num_columns) * num_columns):
             for low in range(0, len(indptr) - 1, num_columns):
@@ -147,7 +147,7 @@ class StoreInput:
         columns = np.repeat(np.arange(len(degrees)), counts)
         ranks = np.arange(len(columns)) - np.repeat(np.cumsum(counts) - counts, counts)
         places = indptr[columns] + ranks * degrees[columns] // np.maximum(counts, 1)[columns]
-        # Everything is read, in order: that costs less than finding what can be left out.
+        # All edges are read, in order: that costs less than skipping those not sampled.
         sources = np.empty(len(places), np.int64)
         for begin in range(int(indptr[0]), int(indptr[-1]), _READ_EDGES):
             end = min(begin + _READ_EDGES, int(indptr[-1]))
@@ -162,7 +162,7 @@ class StoreInput:
             yield np.diff(indptr)
 
     def _pointers(self, num_columns: int) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-        """Yield (first column, where `num_columns` columns begin, and where the last ends)."""
+        """Yield (first column, the pointers of `num_columns` columns and of the one behind)."""
         for first in range(0, self.num_nodes, num_columns):
             last = min(first + num_columns, self.num_nodes)
             indptr = self.rows(self.edges.indptr, first, last + 1)

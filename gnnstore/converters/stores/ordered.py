@@ -1,7 +1,7 @@
-"""Conversions whose result is put in another order: converted first, then reordered.
+"""Conversions in another order of nodes: converted first, then reordered.
 
 How often a node is an in-neighbour is known when all edges are. So the input is converted as it is,
-to a store with a hidden name beside the output, and that is reordered. Both steps resume.
+to a store with a hidden name next to the output, and that store is reordered. Both steps resume.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _remove_useless(unordered: Path, output: Path, options: ConvertOptions) -> N
 @contextmanager
 def _removed_at_last(path: Path) -> Iterator[None]:
     """Remove a store, unless an attempt that resumes can use it."""
-    with locked(path):  # nobody collects it as garbage meanwhile
+    with locked(path):  # 'gnnstore gc' must not remove it meanwhile
         try:
             yield
         except BaseException as error:
@@ -111,4 +111,4 @@ def _removed_at_last(path: Path) -> Iterator[None]:
                 _core.remove_tree(path)
             raise
         _core.remove_tree(path)
-    remove_leftovers(path)  # of attempts at the first step, which this one did not repeat
+    remove_leftovers(path)  # of earlier attempts at the first step

@@ -27,7 +27,7 @@ def texts_in_order(
     directory: Path,
     memory_bytes: int | None,
 ) -> Iterator[list[bytes]]:
-    """Yield the texts of nodes in the order of their new numbers, some at a time."""
+    """Yield the texts of nodes in the order of their new numbers, in lists."""
     num_bytes = text.bytes.num_rows + 16 * len(places)
     limit = _MAX_RANGE_BYTES if memory_bytes is None else memory_bytes // _MEMORY_SHARE
     num_ranges = -(-num_bytes // max(1, min(limit, _MAX_RANGE_BYTES)))

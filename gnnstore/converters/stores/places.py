@@ -27,7 +27,7 @@ _TRAINING, _OTHER = 2, 1  # ranks of the nodes of splits
 def places_by(scores: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     """Return the number of each node among all, by descending scores."""
     num_nodes = len(scores[0])
-    # One number for all scores, the first of them in its highest digits.
+    # One number for all scores, with the first score in the highest digits.
     bases = [int(own.max(initial=0)) + 1 for own in scores]
     if math.prod(bases) > 2**63:
         raise AssertionError("scores this large cannot be told apart by one number")
@@ -68,8 +68,8 @@ def _distinct(
 
     for piece in pieces:
         waiting.append(np.unique(piece, return_counts=True))
-        # Merged when there are as many as before, so that each is merged a logarithmic number
-        # of times.
+        # Merged when the number of values has doubled, so that each is merged a logarithmic
+        # number of times.
         if sum(len(own) for own, _ in waiting) > len(values):
             values, counts = merge()
             waiting = []
@@ -77,7 +77,7 @@ def _distinct(
 
 
 def checked_ids(ids: npt.NDArray[Any], num_nodes: int, where: str) -> npt.NDArray[Any]:
-    """Return ids that a store has, if all of them are nodes."""
+    """Return ids of a store; raise unless all are nodes."""
     if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= num_nodes):
         wrong = ids[(ids < 0) | (ids >= num_nodes)]
         raise CorruptStoreError(
@@ -88,7 +88,7 @@ def checked_ids(ids: npt.NDArray[Any], num_nodes: int, where: str) -> npt.NDArra
 
 
 def out_degrees(graph: StoreInput, progress: Progress) -> npt.NDArray[np.uint32]:
-    """Return how many lists of in-neighbours each node is in, which is how often it is drawn."""
+    """Return the number of in-neighbour lists that contain each node."""
     degrees = np.zeros(graph.num_nodes, np.uint32)
     with progress.phase("count degrees", graph.num_edges, "edges") as phase:
         for piece in graph.edge_pieces(_PIECE_EDGES):
@@ -98,7 +98,7 @@ def out_degrees(graph: StoreInput, progress: Progress) -> npt.NDArray[np.uint32]
 
 
 def ranks_at_rest(graph: StoreInput) -> npt.NDArray[np.uint8]:
-    """Return the rank of nodes that nobody draws: training nodes first, isolated ones last."""
+    """Return the rank of nodes that are never drawn: training nodes first, isolated ones last."""
     ranks = np.zeros(graph.num_nodes, np.uint8)
     for name, spec in graph.nodes.splits.items():
         where = str(graph.reader.path / spec.path)

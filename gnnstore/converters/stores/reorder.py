@@ -1,4 +1,4 @@
-"""A store whose nodes are numbered anew, made from one that exists.
+"""A store whose nodes are numbered anew, made from an existing store.
 
 Rows of features lie in pages, and a page is read for any of its rows: where nodes that batches need
 are spread evenly over all pages, as most inputs number them, every page is read. Numbered by how
@@ -49,11 +49,11 @@ Order = Literal["degree", "frequency", "community"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 
 _PIECE_EDGES = 2**20
-_PIECE_BYTES = 2**23  # of edge attributes; some copies of them exist at a time
-# A new number and a degree of each node, its rank among those that nobody draws, and some pieces;
-# communities are counted and ranked besides.
+_PIECE_BYTES = 2**23  # of edge attributes; some copies exist at a time
+# Bytes of a node: a new number, a degree, and a rank among nodes that are never drawn; of a node
+# for counting and ranking communities; and of some pieces.
 _NODE_BYTES, _COMMUNITY_BYTES, _PIECES_BYTES = 10, 40, 2**26
-# An array is put in order in memory if it takes at most this share of it, twice.
+# An array is sorted in memory if two copies take at most this share of memory.
 _MEMORY_SHARE = 8
 _MAX_MEMORY_BYTES = 2**28
 
@@ -82,7 +82,7 @@ def reorder(
     by : "degree", "frequency" or "community"
         "degree": by out-degree, how many lists of in-neighbours a node is in. "frequency": by
         `scores`, then by out-degree. "community": communities whose nodes are drawn most come
-        first, and in each the nodes of high out-degree; nodes that nobody draws come behind all. Of
+        first, and in each the nodes of high out-degree; nodes that are never drawn come last. Of
         nodes that are equal by that, those of splits come first, "train" before others, and
         isolated ones last; then the lower id.
     scores : ndarray of unsigned integers [N], optional
@@ -179,7 +179,7 @@ def _writer(
 
 
 def _check_space(writer: GraphWriter, graph: StoreInput) -> None:
-    """Refuse at once what would fill the disk hours later."""
+    """Refuse at once if the disk has no room for the result and temporary files."""
     paged = [spec for spec in graph.nodes.attributes.values() if spec.layout == "paged"]
     widest = max((spec.num_bytes for spec in paged), default=0)
     if widest <= _in_memory_bytes(writer.options):
@@ -187,19 +187,19 @@ def _check_space(writer: GraphWriter, graph: StoreInput) -> None:
     require_space(
         writer.spill_directory,
         widest + 8 * graph.num_nodes,
-        "put the widest array in order, beside the result",
+        "put the widest array in order, in addition to the result",
         "choose another place with spill_directory=",
     )
 
 
 def _in_memory_bytes(options: ConvertOptions) -> int:
-    """Return the size up to which an array is put in order in memory."""
+    """Return the size up to which an array is sorted in memory."""
     limit = memory_ledger("reordering", options.memory_bytes).limit
     return min(limit // (2 * _MEMORY_SHARE), _MAX_MEMORY_BYTES)
 
 
 def find_places(graph: StoreInput, writer: GraphWriter, scoring: Scoring) -> npt.NDArray[Any]:
-    """Return the new number of each node, and leave the writer the memory that is left."""
+    """Return the new number of each node, and set the writer's memory to the rest."""
     memory = memory_ledger("numbering the nodes", writer.options.memory_bytes)
     is_by_community = scoring.by == "community"
     node_bytes = (_NODE_BYTES + (_COMMUNITY_BYTES if is_by_community else 0)) * graph.num_nodes
@@ -221,7 +221,7 @@ def find_places(graph: StoreInput, writer: GraphWriter, scoring: Scoring) -> npt
 
 
 def write_in_order(graph: StoreInput, writer: GraphWriter, places: npt.NDArray[Any]) -> None:
-    """Write all that a store holds, its nodes numbered anew."""
+    """Write the contents of a store with its nodes numbered anew."""
     if not writer.has_edges:
         _add_edges(graph, writer, places)
     writer.finish_edges()
@@ -284,11 +284,11 @@ def _write_edge_splits(graph: StoreInput, writer: GraphWriter, places: npt.NDArr
             return None
         where = f"{graph.reader.path / spec.path}" if spec is not None else ""
 
-        def taken(ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        def numbers_of(ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
             found: npt.NDArray[Any] = places[checked_ids(ids, graph.num_nodes, where)]
             return found
 
-        found = MappedRows(rows, rows.shape[1:], taken)
+        found = MappedRows(rows, rows.shape[1:], numbers_of)
         found.dtype = places.dtype
         return found
 

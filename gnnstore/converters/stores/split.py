@@ -1,4 +1,4 @@
-"""A store whose edges are split for link prediction, made from one whose edges are not."""
+"""A store whose edges are split for link prediction, made from a store with unsplit edges."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gnnstore.errors import UsageError, limits_named
 from gnnstore.progress import Progress
 
 KIND = "split-edges"
-_PIECE_BYTES = 2**23  # of attributes; some copies of them exist at a time
+_PIECE_BYTES = 2**23  # of attributes; some copies exist at a time
 
 
 @limits_named("split the edges")
@@ -96,17 +96,17 @@ def split_edges(
         if not _is_made(graph, test_messages, own, options):
             rules.append((test_messages, own))
     with ExitStack() as stack:
-        writers = []  # all of them before any work: each refuses what it cannot write
+        writers = []  # opened before any work: each refuses an output that it cannot write
         for path, own in rules:
             writers.append(stack.enter_context(_writer(graph, path, own, options, progress)))
         for writer, (_, own) in zip(writers, rules, strict=True):
             _write(writer, graph, own)
-        # Reversed, so that a store that has the name asked for says that all is done.
+        # Reversed, so that the requested store appears last.
         return [writer.commit() for writer in reversed(writers)][-1]
 
 
 def _is_made(graph: StoreInput, output: PathLike, rule: SplitRule, options: ConvertOptions) -> bool:
-    """Whether the attempt that is resumed was killed between giving the two stores their names."""
+    """Whether the resumed attempt was killed between renaming the two stores."""
     described = provenance(KIND, _source(graph, rule), options)
     return options.resume and not options.overwrite and is_converted(Path(output), described)
 

@@ -1,8 +1,8 @@
-"""Degree distributions of graphs, and the distance between two of them.
+"""Degree distributions of graphs, and the distance between two distributions.
 
 An expanded graph has other degrees than its seed, and should have the same distribution up to
-a factor. That is compared with two numbers that anybody can recompute: a Kolmogorov-Smirnov
-distance of degrees in units of their mean, and the exponents of the tails.
+a factor. Two simple numbers compare the distributions: a Kolmogorov-Smirnov distance of degrees in
+units of their mean, and the exponents of the tails.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class DegreeDistribution:
         return np.concatenate(([0.0], (degrees[:, None] + (-0.5, 0.5)).reshape(-1)))
 
     def share_below(self, places: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Return the share of nodes up to real numbers >= 0, with each degree d spread out."""
+        """Return the share of nodes below real numbers >= 0, with each degree d spread out."""
         counts = self.counts[self.degrees > 0]
         after = self.zero_share + np.cumsum(counts) / max(1, self.num_nodes)
         before = after - counts / max(1, self.num_nodes)

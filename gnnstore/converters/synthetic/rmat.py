@@ -3,7 +3,7 @@
 A plain R-MAT (stochastic Kronecker) graph has the skewed degrees of real ones, but nothing
 to learn. Here the leading levels of the recursion, which choose a node's community, favour
 edges within it, and the others are those of Graph500. A node's features hint at its
-community through so much noise that its neighbours are needed to tell.
+community, under noise that only its neighbours can resolve.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.converters.keyed_random import draw_noise, draw_words
 
-# The second word of the generator's key says what is drawn, so that streams never meet.
+# The second word of the generator's key is the purpose, so that streams never meet.
 _NOISE = 0x6E6F697365  # "noise"
 _SPLIT = 0x73706C6974  # "split"
 
@@ -65,7 +65,7 @@ class SyntheticNodes:
     def splits(
         self, candidates: npt.NDArray[np.int64], fractions: tuple[float, float, float]
     ) -> dict[str, npt.NDArray[np.int64]]:
-        """Share nodes out at random."""
+        """Assign nodes to the splits at random."""
         draws = draw_words(self.seed, _SPLIT, 0, 1 << self.scale)[candidates] / 2.0**64
         bounds = np.cumsum((0.0, *fractions))
         return {

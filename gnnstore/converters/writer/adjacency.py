@@ -1,4 +1,4 @@
-"""Writes a finished adjacency into a store, or resumes with the one of an earlier attempt.
+"""Writes a finished adjacency into a store, or takes one of an earlier attempt.
 
 Sorting the edges is most of a conversion's work, and features, splits and the commit may
 still be interrupted after it. So the journal records when the adjacency is whole, and a later
@@ -77,7 +77,7 @@ def write_adjacency(
             for name, own in chunk.to_predict.items():
                 splits[name].append((own.sources, own.targets), own)
             phase.advance(len(chunk.indices))
-    # Complete now rather than at the commit: what comes later may be interrupted.
+    # Complete now rather than at the commit: later work may be interrupted.
     indptr.close()
     return EdgeTypeSpec(
         *EDGE_TYPE,
@@ -89,7 +89,7 @@ def write_adjacency(
 
 
 class _EdgeArrays:
-    """The arrays of some edges: their ends, ids and attributes, which grow side by side."""
+    """The arrays of some edges: their ends, ids and attributes, which grow together."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class _EdgeArrays:
         self._attributes: dict[str, PagedArrayWriter] | None = None
 
     def append(self, ends: tuple[npt.NDArray[Any], ...], edges: EdgeChunk | SortedEdges) -> None:
-        """Append edges by their ends, with what else they have."""
+        """Append edges with their ends, ids and attributes."""
         for array, ids in zip(self._ends.values(), ends, strict=True):
             array.append(ids.astype(array.spec.dtype, copy=False))
         if self._edge_id is not None and edges.edge_id is not None:
@@ -137,7 +137,7 @@ class _EdgeArrays:
         )
 
     def close(self) -> dict[str, Any]:
-        """Complete the arrays, and return them by the names that schemas have for them."""
+        """Complete the arrays, and return them by their names in a schema."""
         attributes = self._attributes or {}
         arrays = {**self._ends, **({"edge_id": self._edge_id} if self._edge_id else {})}
         for array in (*arrays.values(), *attributes.values()):
@@ -157,13 +157,13 @@ def _array(
 def _attribute_rows(name: str, edges: EdgeChunk | SortedEdges, dtype: str) -> npt.NDArray[Any]:
     rows = edges.attributes[name]
     if name == "edge_weight" and edges.added is not None:
-        # A loop of weight 0 would be none, so torch_geometric, too, gives added ones 1.
+        # A loop of weight 0 has no effect, so added loops have 1, as in torch_geometric.
         one = np.ones((), np.float32)
         rows[edges.added] = to_bfloat16_bits(one) if dtype == "bfloat16" else one
     return rows
 
 
-_STEP_NODES = 2**20  # degrees that are told at a time: 8 MiB of pointers
+_STEP_NODES = 2**20  # degrees yielded at a time: 8 MiB of pointers
 
 
 @dataclass(frozen=True)
@@ -176,12 +176,12 @@ class FinishedEdges:
     _layout: ShardLayout
 
     def degrees(self) -> Iterator[npt.NDArray[np.int64]]:
-        """Yield the number of in-neighbours of the next nodes, int64 [k], until all N came."""
+        """Yield the number of in-neighbours of the next nodes, int64 [k], until N are done."""
         latest = np.empty(0, np.int64)
         for number in range(self._layout.num_shards):
             left = self._layout.shard_num_rows(number)
             path = self._directory / shard_name(number, 0)
-            # Bodies are plain int64, as 8 bytes fill any page. They are read, since what is mapped
+            # Bodies are plain int64, as 8 bytes fill any page. They are read, since mapped pages
             # would count as memory.
             with open_binary(path, error=CorruptStoreError, root=path.parent) as file:
                 while left:
@@ -192,12 +192,12 @@ class FinishedEdges:
 
 
 def record_edges(store: StoreWriter, spec: EdgeTypeSpec, num_nodes: int) -> None:
-    """Write down that an adjacency is whole and durable."""
+    """Record that an adjacency is whole and durable."""
     store.journal.record_edges({"num_nodes": num_nodes, "spec": asdict(spec)})
 
 
 def take_up_edges(store: StoreWriter) -> FinishedEdges | None:
-    """Take an adjacency into the store that an earlier attempt finished; None if none did."""
+    """Take the adjacency that an earlier attempt finished into the store; None if there is none."""
     record = store.journal.edges()
     if record is None:
         return None
@@ -223,7 +223,7 @@ def take_up_edges(store: StoreWriter) -> FinishedEdges | None:
 
 
 def finished_array(store: StoreWriter, spec: AttributeSpec) -> PagedArray:
-    """Return a paged array that is complete, while the store is written."""
+    """Return a complete paged array of a store that is being written."""
     layout = _layout(store, spec)
     names_of_shards = (shard_name(n, len(spec.shape) - 1) for n in range(layout.num_shards))
     directory = store.temporary_path / spec.path
@@ -242,7 +242,7 @@ def _is_whole(store: StoreWriter, spec: AttributeSpec) -> bool:
 
 
 def _remove_runs(store: StoreWriter) -> None:
-    """Delete the runs that the adjacency was made of, if a crash came before that."""
+    """Delete the runs of the adjacency, if a crash came before their deletion."""
     runs = store.journal.runs()
     store.journal.forget_runs()
     for run in runs:

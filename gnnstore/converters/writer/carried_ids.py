@@ -1,4 +1,4 @@
-"""Edges that bring their ids along, through a sort that would number them by their positions."""
+"""Edges that keep their ids in a sort that would number them by their positions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from gnnstore.converters.edges.columns import BuiltEdges, EdgeChunk
 
-# The attribute that ids are while edges are sorted; no attribute of a user's has this name.
+# The attribute that holds ids while edges are sorted; no user's attribute has this name.
 CARRIED_IDS = ""
 
 

@@ -1,4 +1,4 @@
-"""Casts features to the element type they are stored in.
+"""Casts features to their stored element type.
 
 Numbers are rounded to the floats that the user asks for. A finite value that would become infinite,
 or a number that is no integer of an integer type, stops the conversion.
@@ -28,11 +28,11 @@ from gnnstore.formats.arrays.dtypes import (
 )
 from gnnstore.progress import Phase
 
-SCALES = "x_scale"  # the graph array that goes with features stored as multiples of it
+SCALES = "x_scale"  # the graph array with the scales of features that are stored as multiples
 
 
 class Caster:
-    """Casts pieces of one attribute from the type they come in to the type they are stored in."""
+    """Casts pieces of one attribute from their element type to the stored type."""
 
     def __init__(self, name: str, source: str, target: str) -> None:
         storage_dtype(source, what=f"the attribute {name!r}")
@@ -43,7 +43,7 @@ class Caster:
         self._rows_done = 0
 
     def skip(self, num_rows: int) -> None:
-        """Count rows that need no cast, so that messages name the right ones after them."""
+        """Count rows that need no cast, so that later messages name the right rows."""
         self._rows_done += num_rows
 
     def __call__(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -74,7 +74,7 @@ class Caster:
     def _check_overflow(
         self, values: npt.NDArray[Any], cast: npt.NDArray[Any], first_row: int
     ) -> None:
-        # Infinities are rare: look for their cause only where there is one.
+        # Infinities are rare: search for their cause only where one occurs.
         infinite = np.isinf(cast)
         if infinite.any():
             self._refuse(infinite & np.isfinite(values), values, first_row, "overflows")
@@ -118,7 +118,7 @@ def column_scales(
     rows_done = 0
     for rows in read_ahead(source.rows(step)):
         magnitudes = np.abs(_to_float32(rows, dtype))
-        # NaN spreads through maxima, so one look at them covers every value.
+        # NaN spreads through maxima, so checking these covers every value.
         np.maximum(largest, magnitudes.max(axis=0), out=largest)
         if not np.isfinite(largest).all():
             place = np.unravel_index(int(np.argmax(~np.isfinite(magnitudes))), magnitudes.shape)

@@ -1,4 +1,4 @@
-"""Writes splits of edges into a store: ends, fixed negatives and attributes, a piece at a time."""
+"""Writes splits of edges into a store: ends, fixed negatives and attributes, piece by piece."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def copy_array(
     stored: str | None = None,
     cat_dim: int = 0,
 ) -> AttributeSpec:
-    """Copy an array into pages, complete; if a type of ids is given, they are checked."""
+    """Copy an array into pages and complete it; with a type of ids, check the ids."""
     dtype = id_dtype or source.dtype
     array = store.paged(
         f"{directory}/{names.encode(name)}",
@@ -101,5 +101,5 @@ def copy_array(
             check_ids(rows.reshape(-1), limit, f"{source.label}: id", done * width)
         array.append(rows.astype(dtype, copy=False))
         done += len(rows)
-    array.close()  # now: what comes before the commit may be interrupted
+    array.close()  # now: work before the commit may be interrupted
     return array.spec

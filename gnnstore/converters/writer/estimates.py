@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-# Here, where the module is imported: NumPy would do it in the middle of a conversion, and an
-# interrupt that comes then may be lost (Cython passes over errors as its modules start).
+# Imported here: NumPy would import it in the middle of a conversion, and an interrupt at that
+# moment may be lost (Cython passes over errors as its modules start).
 from numpy.random import default_rng
 
 from gnnstore import _core
@@ -31,7 +31,7 @@ from gnnstore.errors import GnnstoreError
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.units import format_duration, format_size
 
-# Work that would take so long on an ordinary laptop pays for a trial, of up to half a second.
+# Work that would take this long on an ordinary laptop pays for a trial, of up to half a second.
 _TRIAL_FROM_SECONDS = 30.0
 _TRIAL_EDGES = 2**20
 # The first trial of a process pays for memory that is touched for the first time: 17 M edges a
@@ -41,11 +41,11 @@ _TRIAL_BYTES = 2**25
 _TRIAL_SECONDS = 0.3
 _TRIAL_BLOCK_BYTES = 2**21
 # Whole conversions take this many times as long per edge as the sort alone: the ends are
-# read, checked, joined and written as well. (25 M random edges and 64 features on two busy
-# processors: 6 and 7 s were said, 6.5 and 8.6 s it took.)
+# read, checked, joined and written as well. (25 M random edges and 64 features on 2 busy cores:
+# estimates of 6 and 7 s, 6.5 and 8.6 s measured.)
 _EDGE_WORK = 3.0
-# Sorting on disk as well, besides writing and reading it: at 100 M edges 0.83 of the rate in
-# memory, at 25 M 0.71.
+# Work of sorting on disk, without writing and reading: at 100 M edges 0.83 of the rate in memory,
+# at 25 M 0.71.
 _SPILL_WORK = 1.1
 # Where edges may be equal, or loops missing, runs are merged once more to count what is left:
 # 0.37 of the rate in memory at 25 M edges, both with reverse ones.
@@ -68,11 +68,11 @@ class Estimate:
     """The expected cost of a conversion."""
 
     final_bytes: int  # the finished store
-    least_bytes: int  # a lower bound of it; 0 if the inputs do not state their sizes exactly
-    spill_bytes: int  # on disk besides, while edges are sorted that memory cannot hold
-    memory_bytes: int  # at the peak
+    least_bytes: int  # a lower bound of the store; 0 if the inputs do not state their sizes exactly
+    spill_bytes: int  # temporary files while edges are sorted that memory cannot hold
+    memory_bytes: int  # peak memory
     seconds: float
-    basis: str  # where the numbers are from
+    basis: str  # the source of the numbers
 
     def __str__(self) -> str:
         spilled = f"{format_size(self.spill_bytes)} of temporary space, "
@@ -113,7 +113,7 @@ def estimate(
             rules, record_bytes, workload.edge_row_bytes
         )
     final = fixed + node_bytes + total * edge_bytes
-    # De-duplication and dropped self-loops may take away almost anything.
+    # De-duplication and dropped self-loops may remove almost all edges.
     shrinks = rules.undirected or rules.self_loops == "drop"
     # Edge ids are left out where they are 0, 1, 2, ...
     sure_bytes = id_bytes + workload.edge_row_bytes
@@ -149,7 +149,7 @@ def estimate(
 
 
 def measure_rates(directory: Path, workload: Workload) -> Rates:
-    """Measure for about a second how fast edges are sorted, a disk takes bytes, text is read."""
+    """Measure for about a second the rates of sorting edges, writing bytes and parsing text."""
     ends = default_rng(0).integers(0, _TRIAL_EDGES // 8, (2, _TRIAL_EDGES), np.int32)
     edges = max(_measure_sorting(ends) for _ in range(_TRIALS))
     write_bytes = _measure_writing(directory)
@@ -178,7 +178,7 @@ def _measure_sorting(ends: npt.NDArray[np.int32]) -> float:
 
 
 def _measure_parsing(path: Path, ratio: float) -> float | None:
-    """Return bytes of text per second, from the first blocks; None if it cannot be told."""
+    """Return bytes of text per second, from the first blocks; None if they cannot be read."""
     table_format = TableFormat("float32", delimiter=None, comments=b"#%")
     blocks = TextTable(path, table_format, block_bytes=_TRIAL_BLOCK_BYTES).blocks()
     num_blocks, began = 0, time.perf_counter()

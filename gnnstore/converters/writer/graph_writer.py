@@ -1,7 +1,7 @@
 """Writes edges, rows and splits that come in pieces as a store; all converters use it.
 
-Counts that agree, ids in range and splits that name nodes are checked here, in one place, whatever
-the input is.
+Counts that agree, ids in range and splits that name nodes are checked here, in one place for all
+inputs.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class GraphWriter:
         return self._nodes.num_nodes
 
     def set_num_nodes(self, num_nodes: int) -> None:
-        """Say how many nodes there are, before the edges are finished."""
+        """Set the number of nodes, before the edges are finished."""
         if self.num_nodes is not None and self.num_nodes != num_nodes:
             raise InputError(
                 f"the input says {self.num_nodes} nodes in one place and {num_nodes} in another"
@@ -183,7 +183,7 @@ class GraphWriter:
     def expect_edges(
         self, num_edges: int, some_targets: Iterable[npt.NDArray[Any]] | None = None
     ) -> None:
-        """Say how many edges will come, so that a budget that is too small fails at once.
+        """Announce the number of edges, so that a budget that is too small fails at once.
 
         Parameters
         ----------
@@ -249,13 +249,13 @@ class GraphWriter:
         pairs : iterable of (ndarray of integers [k], ndarray of integers [k])
             Sources and targets, chunk by chunk.
         num_edges : int, optional
-            Number of edges that will come, if that is known.
+            Number of edges, if known.
         attributes : Mapping of str to ArraySource [E, ...], optional
             A row for each edge.
         where : str
             The input's name, for messages.
         some_targets : iterable of ndarray of integers, optional
-            Targets from all over the edges, which may then be dealt as they are read.
+            Targets from all over the edges, which may then be sorted while they are read.
         add_inverse_edge : bool
             Follow every edge by its reverse, with the same attributes.
 
@@ -303,7 +303,7 @@ class GraphWriter:
         Parameters
         ----------
         on_degrees : callable, optional
-            Told the number of in-neighbours of the next nodes, int64 [k], until all N came.
+            Called with the number of in-neighbours of the next nodes, int64 [k], until N are done.
         """
         if self._edges is not None:
             return
@@ -423,7 +423,7 @@ class GraphWriter:
         Parameters
         ----------
         values : ndarray or ArraySource, shape [N, ...]
-            Rows first, whatever `cat_dim` was.
+            Rows first, also if `cat_dim` was not 0.
         dtype : str, optional
             Element type, where NumPy has none (bfloat16 as its bits).
 
@@ -571,7 +571,7 @@ class GraphWriter:
         self._original_name = self._store.texts(directory, names, num_names, num_bytes)
 
     def set_value_names(self, attribute: str, names: Sequence[bytes]) -> None:
-        """Record what the values 0, 1, ... of an integer edge attribute are called, in UTF-8."""
+        """Record the names, in UTF-8, of the values 0, 1, ... of an integer edge attribute."""
         directory = store_names.value_names_directory(EDGE_TYPE, attribute)
         num_bytes = sum(map(len, names))
         written = self._store.texts(directory, [list(names)], len(names), num_bytes)
@@ -669,7 +669,7 @@ class GraphWriter:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._store.__exit__(kind, error, traceback)
-        # The columns came from the kernels' pool, which would keep up to a gigabyte of them.
+        # Frees columns from the kernels' pool, which would keep up to a gigabyte.
         _core.pool_trim()
 
 

@@ -1,8 +1,8 @@
 """Draws fixed negatives for the edges of a split: nodes that replace the target of each.
 
-A negative is a hash of the seed and of its place, so that it depends on nothing else. On request
-those that are edges of the graph are drawn again. An edge is looked up where it lies: in the
-adjacency, or in a split, both sorted by target and source.
+A negative is a hash of the seed and of its place, and depends on nothing else. On request,
+negatives that are edges of the graph are drawn again. Edges are looked up in the adjacency and in
+splits, both sorted by target and source.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gnnstore.progress import Progress
 _LOG = logging.getLogger(__name__)
 
 _SALT = 0x6E656761_74697665  # "negative"
-_MAX_DRAWS = 17  # the first, and 16 more for what is an edge
+_MAX_DRAWS = 17  # the first, and 16 more where it is an edge
 _PIECE_VALUES = 2**17
 
 
@@ -69,7 +69,7 @@ def write_negatives(
 
 
 class _Negatives(SequentialArray):
-    """The negatives [L, K] of a split, drawn as they are asked for."""
+    """The negatives [L, K] of a split, drawn while they are read."""
 
     def __init__(
         self,
@@ -137,14 +137,14 @@ class _Finder:
     def are_edges(
         self, sources: npt.NDArray[np.int64], targets: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.bool_]:
-        """Tell for each pair [k] whether an edge leads from one to the other."""
+        """Return for each pair [k] whether it is an edge."""
         indptr = self._indptr.view()
         found = _contain(self._indices.view(), indptr[targets], indptr[targets + 1], sources)
-        if self._is_undirected:  # of both directions, splits hold that which ascends
+        if self._is_undirected:  # splits hold the ascending one of the two directions
             sources, targets = np.minimum(sources, targets), np.maximum(sources, targets)
         for own_targets, own_sources in self._splits:
             columns = own_targets.view()
-            # In their own type: else NumPy would copy all of them.
+            # In the columns' type: else NumPy would copy all columns.
             wanted = targets.astype(columns.dtype)
             low, high = (np.searchsorted(columns, wanted, side) for side in ("left", "right"))
             found |= _contain(own_sources.view(), low, high, sources)
@@ -157,7 +157,7 @@ def _contain(
     high: npt.NDArray[np.int64],
     wanted: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.bool_]:
-    """Tell whether values[low:high] have each number, all of them ascending."""
+    """Return whether ascending values[low:high] contain each number."""
     firsts, ends = _core.equal_ranges(values, low, high, wanted)
     found: npt.NDArray[np.bool_] = firsts < ends
     return found

@@ -35,7 +35,7 @@ from gnnstore.progress import Phase, Progress
 
 
 class RowSink:
-    """Takes the rows of one paged attribute, in any pieces, cast on their way."""
+    """Casts and writes the rows of one paged attribute, in any pieces."""
 
     def __init__(
         self, array: PagedArrayWriter, caster: Caster | ScalingCaster, phase: Phase
@@ -44,7 +44,7 @@ class RowSink:
         self._caster = caster
         self._phase = phase
         self._is_float = np.dtype(STORAGE_DTYPES[caster.source]).kind == "f"
-        self.num_nan = self.num_infinite = 0  # such values among the rows that were appended
+        self.num_nan = self.num_infinite = 0  # such values among the appended rows
 
     @property
     def num_committed_rows(self) -> int:
@@ -52,14 +52,14 @@ class RowSink:
         return self._array.num_committed_rows
 
     def skip(self, num_rows: int) -> int:
-        """Pass over rows that are written already, instead of reading and appending them."""
+        """Pass over rows that are written already, without reading and appending."""
         known = self._array.skip(num_rows)
         self._caster.skip(known)
         self._phase.advance(known)
         return known
 
     def append(self, rows: npt.NDArray[Any]) -> None:
-        """Append rows [k, *row_shape] in the type they were announced with."""
+        """Append rows [k, *row_shape] in the announced type."""
         rows = rows[self.skip(len(rows)) :]
         if len(rows):
             self._count(rows)
@@ -67,7 +67,7 @@ class RowSink:
             self._phase.advance(len(rows))
 
     def _count(self, rows: npt.NDArray[Any]) -> None:
-        """Count values that are no numbers to learn from."""
+        """Count NaN and infinite values."""
         if self._caster.source == "bfloat16":
             rows = from_bfloat16_bits(rows)
         elif not self._is_float:
@@ -82,7 +82,7 @@ _LOG = logging.getLogger(__name__)
 # Attribute rows of at most this many bytes (a label, a mask, a weight) are kept compressed
 # and read whole; wider ones are read by row, so they are laid out in pages.
 MAX_COMPRESSED_ROW_BYTES = 8
-# Compressing an array takes it whole, so that one of many rows is laid out in pages as well.
+# Compression needs the whole array in memory, so arrays of many rows are laid out in pages too.
 MAX_COMPRESSED_BYTES = 2**26
 _COPY_BYTES = 2**23  # pieces in which attributes are copied
 
@@ -91,10 +91,10 @@ class NodeArrays:
     """Writes the node attributes of one node type. Not thread-safe."""
 
     def __init__(self, store: StoreWriter, options: ConvertOptions, progress: Progress) -> None:
-        # N, as far as it is known: attributes must have as many rows.
+        # N if known: attributes must have N rows.
         self.num_nodes: int | None = None
         self.attributes: dict[str, AttributeSpec] = {}  # the attributes written so far
-        # The scales of each attribute that is stored in multiples of them.
+        # The scales of each attribute that is stored as multiples of scales.
         self.scales: dict[str, npt.NDArray[np.float32]] = {}
         self._store = store
         self._options = options
@@ -145,7 +145,7 @@ class NodeArrays:
                 sink.num_nan,
                 sink.num_infinite,
             )
-        if array.is_complete:  # close now: what comes before the commit may be interrupted
+        if array.is_complete:  # close now: work before the commit may be interrupted
             array.close()
         self.attributes[name] = array.spec
 

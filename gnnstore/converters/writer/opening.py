@@ -42,8 +42,8 @@ def provenance(kind: str, source: Mapping[str, Any], options: ConvertOptions) ->
         "gnnstore_version": __version__,
     }
     created = _stated_time()
-    # The clock is not asked: a conversion that was interrupted and one that was not give the
-    # same bytes, and when a file was written is in the file system.
+    # Not the clock: interrupted and uninterrupted conversions give the same bytes, and the file
+    # system has the time of writing.
     return document if created is None else {**document, "created": created}
 
 
@@ -66,7 +66,7 @@ def _states(path: Path) -> Iterator[list[Any]]:
 
 
 def _stated_time() -> str | None:
-    """Return the time that SOURCE_DATE_EPOCH states, if it does."""
+    """Return the time in SOURCE_DATE_EPOCH, if it is set."""
     given = os.environ.get("SOURCE_DATE_EPOCH")
     if not given:
         return None
@@ -83,11 +83,11 @@ _LOG = logging.getLogger(__name__)
 
 
 class AlreadyConverted(Exception):  # noqa: N818 - it is no error
-    """Says that the first step of a conversion was finished by an earlier attempt."""
+    """Raised if an earlier attempt finished the first step of a conversion."""
 
 
 def is_converted(path: Path, provenance: Mapping[str, Any]) -> bool:
-    """Whether a store is what a conversion of these inputs, as they are now, has made."""
+    """Whether a store was converted from these inputs, as they are now."""
     if not StoreManifest.is_at(path):
         return False
     found = StoreReader.open(path).manifest.provenance
@@ -137,7 +137,7 @@ def place_spill(store: StoreWriter, options: ConvertOptions) -> Path:
 
 
 def check_pointers(store: StoreWriter, num_nodes: int) -> None:
-    """Refuse a number of nodes whose column pointers alone the disk has no room for."""
+    """Refuse a number of nodes if the disk has no room for their column pointers."""
     needed = 8 * (num_nodes + 1)
     try:
         require_space(
@@ -162,7 +162,7 @@ def announce(
     progress: Progress,
     workload: Workload | None = None,
 ) -> Estimate | None:
-    """Report the expected cost of a conversion, and refuse one that the disk has no room for."""
+    """Report the expected cost of a conversion; refuse it if the disk has no room."""
     if workload is None:
         if "inputs" not in source:
             return None
@@ -176,7 +176,7 @@ def announce(
         feature_item_bytes=None if cast is None else STORAGE_DTYPES[cast].itemsize,
     )
     progress.note(str(expected), asdict(expected))
-    # Beside a store whose nodes are to be numbered anew, the one with the new numbers.
+    # A store to be numbered anew needs room for the renumbered store too.
     least_bytes = expected.least_bytes * (2 if is_unordered(store.path) else 1)
     require_space(
         store.path,

@@ -66,13 +66,13 @@ class ConvertOptions:
     edge_negatives : int
         Fixed negatives of each edge to predict: nodes drawn to replace its target.
     strict_negatives : bool
-        Draw those again, up to 16 times, that are edges of the graph, loops or the edge itself.
+        Draw negatives that are edges of the graph, loops or the edge itself again, up to 16 times.
     node_order : "none" or "degree"
         "degree": number the nodes anew when all edges are known, those first that are in-neighbours
         of many; see `gnnstore.converters.reorder`. Until it is done there are two stores on disk.
     spill_directory : str, optional
         An existing directory for temporary files while edges are sorted on disk. None:
-        beside the output.
+        next to the output.
     """
 
     undirected: bool = False
@@ -114,7 +114,7 @@ class ConvertOptions:
             check_choice("index_dtype", self.index_dtype, get_args(IndexDtype))
         if self.memory_bytes is not None:
             parse_memory(self.memory_bytes, name="memory_bytes")
-        _ = self.split_rule  # raises if there can be none
+        _ = self.split_rule  # raises if the rule is not valid
 
     @property
     def split_rule(self) -> SplitRule | None:
@@ -131,7 +131,7 @@ class ConvertOptions:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the options that shape the store's contents, for its provenance."""
+        """Return the options that affect the store's contents, for its provenance."""
         document = asdict(self)
         # None of these changes a byte of the result.
         for name in ("overwrite", "memory_bytes", "resume", "spill_directory"):
@@ -153,7 +153,7 @@ def check_features(options: ConvertOptions | None, *, has_features: bool, remedy
 
 
 def refuse_rules(options: ConvertOptions, doing: str) -> None:
-    """Refuse the rules for edges and features where a store is made of a store."""
+    """Refuse the rules for edges and features where a store is made from a store."""
     defaults = ConvertOptions()
     for name in ("undirected", "self_loops", "feature_dtype", "node_order"):
         if getattr(options, name) != getattr(defaults, name):

@@ -1,4 +1,4 @@
-"""Splits into training, validation and test nodes: their names, and the forms they come in."""
+"""Splits into training, validation and test nodes: their names and forms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMES = {"train": "train", "valid": "valid", "val": "valid", "test": "test"}
 SPLIT_KEYS = {name + suffix: split for name, split in _NAMES.items() for suffix in _SUFFIXES}
 
 
-# The array itself, its ids as int64, and the same sorted to look for repeated ones.
+# The array, its ids as int64, and these sorted to find repeated ids.
 _BYTES_PER_ENTRY = 3 * 8
 
 
@@ -32,7 +32,7 @@ def split_name(name: str) -> str:
 def read_split(
     source: ArraySource, num_nodes: int | None, memory_bytes: int | None
 ) -> npt.NDArray[Any]:
-    """Return the array of a split, unless its shape says that it is none or too large."""
+    """Return the array of a split; refuse one that is longer than N or than memory allows."""
     num_entries = math.prod(source.shape)
     if num_nodes is not None and num_entries > num_nodes:
         raise InputError(

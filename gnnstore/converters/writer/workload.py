@@ -1,8 +1,8 @@
 """Measures the inputs of a conversion by their sizes and beginnings, before work starts.
 
-Headers of binary files state sizes exactly. Of text only the first megabyte is read, and the rest
-is taken to be like it. A file that is not understood here counts with its plain size; the converter
-reports errors in it.
+Headers of binary files state sizes exactly. Of text only the first megabyte is read, and taken as
+typical of the rest. A file that is not understood here counts with its plain size; the converter
+reports its errors.
 """
 
 from __future__ import annotations
@@ -28,22 +28,18 @@ _EDGE_LISTS = ("edge", "edges", "edge_index")  # other names that begin with "ed
 
 @dataclass(frozen=True)
 class Workload:
-    """The amount of data that a conversion reads, as far as is known."""
+    """The amount of data that a conversion reads, as far as known."""
 
-    num_nodes: int = 0  # of the input; 0 for nodes if nothing says
-    num_edges: int = 0  # of the input; 0 for nodes if nothing says
-    # Node attributes of wide rows: their bytes in the input's element types, and how many elements
-    # they have.
-    node_bytes: int = 0
-    # Node attributes of wide rows: their bytes in the input's element types, and how many elements
-    # they have.
-    node_items: int = 0
+    num_nodes: int = 0  # nodes of the input; 0 if unknown
+    num_edges: int = 0  # edges of the input
+    node_bytes: int = 0  # node attributes of wide rows, in the input's element types
+    node_items: int = 0  # elements of these attributes
     edge_row_bytes: int = 0  # attributes of one edge
-    binary_bytes: int = 0  # bytes to read; of text, after decompression
-    text_bytes: int = 0  # bytes to read; of text, after decompression
-    is_exact: bool = True  # whether everything was told by headers
-    text_path: Path | None = None  # the largest text, to try how fast it is read
-    text_ratio: float = 1.0  # bytes of that text for each byte of the file
+    binary_bytes: int = 0  # bytes of binary files to read
+    text_bytes: int = 0  # bytes of text to read, after decompression
+    is_exact: bool = True  # whether all sizes are from headers
+    text_path: Path | None = None  # the largest text, for a trial of reading
+    text_ratio: float = 1.0  # bytes of that text for each byte of its file
 
     def __add__(self, other: Workload) -> Workload:
         """Return the work of two inputs together."""
@@ -63,7 +59,7 @@ class Workload:
 
 
 def inspect_inputs(paths: Iterable[Path]) -> Workload:
-    """Return the work that a number of input files are."""
+    """Return the work of converting some input files."""
     total = Workload()
     for path in _files(paths):
         try:
@@ -74,7 +70,7 @@ def inspect_inputs(paths: Iterable[Path]) -> Workload:
 
 
 def node_workload(source: ArraySource) -> Workload:
-    """Return the work that an array of node attributes [N, ...] is."""
+    """Return the work of converting an array of node attributes [N, ...]."""
     num_bytes = math.prod(source.shape) * source.dtype.itemsize
     read = Workload(num_nodes=source.shape[0] if source.shape else 0, binary_bytes=num_bytes)
     if num_bytes <= read.num_nodes * MAX_COMPRESSED_ROW_BYTES:

@@ -1,4 +1,4 @@
-"""Memory limits that the kernel enforces: cgroups of version 1 or 2, whichever the machine has.
+"""Memory limits that the kernel enforces: cgroups of the machine's version, 1 or 2.
 
 Memory that a process allocates and the page cache of the files that it reads count alike, as they
 do in a container, unlike with ulimit.
@@ -47,7 +47,7 @@ class MemoryGroup:
             (self.path / _LIMITS[2]).write_text(str(num_bytes))
 
     def held_bytes(self) -> int:
-        """Return the memory of processes, and of the kernel for them, without page cache."""
+        """Return the memory of the processes and the kernel's for these, without page cache."""
         stat = (self.path / "memory.stat").read_text()
 
         def of(name: str) -> int:

@@ -25,12 +25,12 @@ from gnnstore.formats.container.strict_json import Fields, parse_object
 
 __all__ = [
     "DeviceProfile",
-    "KeptProfile",
+    "SavedMeasurements",
     "filesystem_id",
-    "load_kept",
+    "load_measurements",
     "load_profile",
     "profile_path",
-    "save_kept",
+    "save_measurements",
     "save_profile",
 ]
 
@@ -40,7 +40,7 @@ _MAX_FILE_BYTES = 1 << 20
 _MAX_BLOCK_BYTES = 1 << 30
 _MAX_QUEUE_DEPTH = 4096
 
-# The two block sizes that a line through a disk's times is drawn from. Smaller ones are
+# The two block sizes that fix the line through a disk's times. Smaller blocks are
 # padded to 4 KiB inside most drives; at 64 KiB most reach their full bandwidth.
 _SMALL_BYTES = 4 << 10
 _LARGE_BYTES = 64 << 10
@@ -53,14 +53,14 @@ class DeviceProfile:
     """The measured rates of a file system."""
 
     filesystem_id: str  # see `gnnstore.disk.profile.filesystems.filesystem_id`
-    mount_point: str  # the mount, for people
-    device: str  # the mount, for people
-    filesystem_type: str  # the mount, for people
+    mount_point: str  # where it is mounted; like the next two, for people only
+    device: str  # the mounted device, or a server's export
+    filesystem_type: str  # such as "ext4"
     engine: str  # the engine that read: "io_uring" or "pread"
     is_direct: bool  # whether reads bypassed the page cache
     measured_at: str  # ISO 8601, UTC
-    sequential_read_bytes_per_second: float  # in large blocks
-    sequential_write_bytes_per_second: float  # in large blocks
+    sequential_read_bytes_per_second: float  # reading large blocks in order
+    sequential_write_bytes_per_second: float  # writing large blocks in order
     # Block size in bytes -> reads in flight -> reads per second. 4 KiB and 64 KiB are always there;
     # 512 B where the disk can be read in units that small.
     random_reads_per_second: Mapping[int, Mapping[int, float]]
@@ -114,7 +114,7 @@ class DeviceProfile:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any], path: str) -> DeviceProfile:
-        """Read a profile from JSON values that anybody may have written."""
+        """Read a profile from untrusted JSON values."""
         fields = Fields(document, path)
         if not isinstance(fields.document.get("is_direct"), bool):
             raise fields.fail("is_direct", "true or false")
@@ -142,7 +142,7 @@ class DeviceProfile:
 
 
 @dataclass(frozen=True)
-class KeptProfile:
+class SavedMeasurements:
     """The saved measurements of one file system."""
 
     profile: DeviceProfile  # the measurement that is used
@@ -162,7 +162,7 @@ def _rates(fields: Fields) -> dict[int, float]:
 
 
 def _integer(fields: Fields, key: str, high: int) -> int:
-    # At most ten digits, so that int() is not handed a megabyte of them.
+    # At most ten digits, so that int() never gets a megabyte of digits.
     if not (key.isascii() and key.isdecimal() and len(key) <= 10 and 1 <= int(key) <= high):
         raise CorruptStoreError(
             f"{fields.path}: malformed metadata: {fields.where}: expected names that are "
@@ -174,7 +174,7 @@ def _integer(fields: Fields, key: str, high: int) -> int:
 
 def _rate(fields: Fields, key: str) -> float:
     value = fields.document.get(key)
-    # Between one an hour and far beyond any disk: nothing computed from it may overflow.
+    # Between one an hour and far beyond any disk: nothing computed from a rate may overflow.
     if (
         not isinstance(value, int | float)
         or isinstance(value, bool)
@@ -192,12 +192,12 @@ def profile_path(filesystem: str) -> Path:
 
 def load_profile(path: str | os.PathLike[str]) -> DeviceProfile | None:
     """Return the profile of the file system of `path`; None if there is none."""
-    kept = load_kept(path)
-    return None if kept is None else kept.profile
+    saved = load_measurements(path)
+    return None if saved is None else saved.profile
 
 
-def load_kept(path: str | os.PathLike[str]) -> KeptProfile | None:
-    """Return all saved measurements of the file system of `path`; as `load_profile`."""
+def load_measurements(path: str | os.PathLike[str]) -> SavedMeasurements | None:
+    """Return the saved measurements of the file system of `path`; None as in `load_profile`."""
     try:
         identity = filesystem_id(path)
         file = profile_path(identity)
@@ -217,16 +217,16 @@ def load_kept(path: str | os.PathLike[str]) -> KeptProfile | None:
         return None
 
 
-def _parse(text: bytes, identity: str, file: str) -> KeptProfile:
+def _parse(text: bytes, identity: str, file: str) -> SavedMeasurements:
     if len(text) > _MAX_FILE_BYTES:
         raise CorruptStoreError(f"{file}: larger than {_MAX_FILE_BYTES} bytes", path=file)
     fields = Fields(parse_object(text, path=file), file)
     if fields.integer("format_version") != _FORMAT_VERSION:
         raise fields.fail("format_version", str(_FORMAT_VERSION))
     profile = _profile_in(fields, "profile", identity)
-    # Versions that do not know the second one read past it, and write files without it.
+    # Older versions ignore the second measurement, and write files without one.
     has_two = fields.document.get("again") is not None
-    return KeptProfile(profile, _profile_in(fields, "again", identity) if has_two else None)
+    return SavedMeasurements(profile, _profile_in(fields, "again", identity) if has_two else None)
 
 
 def _profile_in(fields: Fields, key: str, identity: str) -> DeviceProfile:
@@ -242,15 +242,15 @@ def _profile_in(fields: Fields, key: str, identity: str) -> DeviceProfile:
 
 def save_profile(profile: DeviceProfile) -> Path:
     """Save a profile for all later loaders on its file system, and return the file."""
-    return save_kept(KeptProfile(profile))
+    return save_measurements(SavedMeasurements(profile))
 
 
-def save_kept(kept: KeptProfile) -> Path:
-    """Save a profile, and a measurement that was made when it was in doubt; as `save_profile`."""
-    file = profile_path(kept.profile.filesystem_id)
-    document = {"format_version": _FORMAT_VERSION, "profile": kept.profile.to_document()}
-    if kept.again is not None:
-        document["again"] = kept.again.to_document()
+def save_measurements(saved: SavedMeasurements) -> Path:
+    """Save a profile and the measurement made when it was in doubt; as `save_profile`."""
+    file = profile_path(saved.profile.filesystem_id)
+    document = {"format_version": _FORMAT_VERSION, "profile": saved.profile.to_document()}
+    if saved.again is not None:
+        document["again"] = saved.again.to_document()
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
     with storage_errors("keep the measurements", file):
         write_whole(file, [text.encode()])

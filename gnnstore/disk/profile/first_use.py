@@ -21,12 +21,12 @@ from pathlib import Path
 
 from gnnstore.disk.profile.device_profile import (
     DeviceProfile,
-    KeptProfile,
+    SavedMeasurements,
     filesystem_id,
-    load_kept,
+    load_measurements,
     load_profile,
     profile_path,
-    save_kept,
+    save_measurements,
 )
 from gnnstore.disk.profile.measure import measure_disk
 from gnnstore.disk.profile.merge_profiles import compare, confirmed, is_due, merged
@@ -39,8 +39,8 @@ from gnnstore.units import format_size
 _SECONDS = 3.0
 _NUM_BYTES = 256 << 20
 
-# The processes of a distributed run start together. One measures or checks at a time, or they
-# would measure each other, and those that start within the minute use its result.
+# The processes of a distributed run start together. One measures or checks at a time, or the
+# processes would measure each other; those that start within the minute use the first's result.
 _FRESH_SECONDS = 60.0
 _MAX_WAIT_SECONDS = 10.0
 _POLL_SECONDS = 0.05
@@ -58,7 +58,7 @@ _lock = threading.Lock()
 
 
 def disk_profile(path: Path, progress: Progress | None = None) -> DeviceProfile:
-    """Return the measurements of a store's disk; measure it if there are none.
+    """Return the measurements of a store's disk; measure the disk if there are none.
 
     Measuring takes some seconds, once for each file system.
     """
@@ -69,17 +69,17 @@ def disk_profile(path: Path, progress: Progress | None = None) -> DeviceProfile:
         if identity in _checked and (found := load_profile(path)) is not None:
             return found
         with _alone(identity):
-            kept = load_kept(path)
-            if kept is None:
+            saved = load_measurements(path)
+            if saved is None:
                 _checked.add(identity)
                 return _first(path, identity, progress)
             if _is_fresh(identity):
                 _checked.add(identity)
-            elif (seen := _look(path, kept.profile)) is not None:
-                kept = _after_look(path, seen, kept, progress)
+            elif (seen := _look(path, saved.profile)) is not None:
+                saved = _after_look(path, seen, saved, progress)
                 with suppress(OSError, StorageError):
                     os.utime(profile_path(identity))
-            return kept.profile
+            return saved.profile
 
 
 def _first(path: Path, identity: str, progress: Progress | None) -> DeviceProfile:
@@ -95,7 +95,7 @@ def _first(path: Path, identity: str, progress: Progress | None) -> DeviceProfil
         )
         _kept[identity] = _assumed(identity)
         return _kept[identity]
-    _keep(KeptProfile(profile))
+    _keep(SavedMeasurements(profile))
     return profile
 
 
@@ -103,12 +103,12 @@ def _measured(path: Path, progress: Progress | None) -> DeviceProfile:
     return measure_disk(path, num_bytes=_NUM_BYTES, seconds=_SECONDS, progress=progress).profile
 
 
-def _keep(kept: KeptProfile) -> None:
+def _keep(saved: SavedMeasurements) -> None:
     try:
-        save_kept(kept)
+        save_measurements(saved)
     except StorageError as error:
         _log.info("%s; they are kept for the rest of this process", error)
-        _kept[kept.profile.filesystem_id] = kept.profile
+        _kept[saved.profile.filesystem_id] = saved.profile
 
 
 def _look(path: Path, profile: DeviceProfile) -> SpotCheck | None:
@@ -119,58 +119,58 @@ def _look(path: Path, profile: DeviceProfile) -> SpotCheck | None:
         _log.debug("the measurements of the disk below %s are not checked: %s", path, error)
         _checked.add(profile.filesystem_id)
         return None
-    # After a store that is too small another one may be large enough.
+    # Where this store is too small, another one may be large enough.
     if seen is not None:
         _checked.add(profile.filesystem_id)
     return seen
 
 
 def _after_look(
-    path: Path, seen: SpotCheck, kept: KeptProfile, progress: Progress | None
-) -> KeptProfile:
+    path: Path, seen: SpotCheck, saved: SavedMeasurements, progress: Progress | None
+) -> SavedMeasurements:
     """Return the profile to use after a check, measuring the disk again if need be."""
     if seen.verdict == "agrees":
-        new = confirmed(kept)
+        new = confirmed(saved)
         outcome = ""
-    elif not is_due(kept, datetime.now(UTC)):
-        new = kept
+    elif not is_due(saved, datetime.now(UTC)):
+        new = saved
         outcome = "it was measured again less than an hour ago, and these are used"
     else:
         try:
             profile = _measured(path, progress)
         except (GnnstoreError, OSError) as error:
-            new = kept
+            new = saved
             outcome = f"it cannot be measured again ({error}), and these are used"
         else:
-            new = merged(kept, profile)
-            outcome = _outcome(kept, new, profile)
+            new = merged(saved, profile)
+            outcome = _outcome(saved, new, profile)
     if outcome:
-        _log.info("%s; %s", _description(path, seen, kept), outcome)
-    if new != kept:
+        _log.info("%s; %s", _description(path, seen, saved), outcome)
+    if new != saved:
         _keep(new)
     return new
 
 
-def _description(path: Path, seen: SpotCheck, kept: KeptProfile) -> str:
+def _description(path: Path, seen: SpotCheck, saved: SavedMeasurements) -> str:
     return (
         f"the disk below {path} did {seen.reads_per_second:,.0f} random reads and "
         f"{format_size(int(seen.bytes_per_second))} in order a second, where its measurements of "
-        f"{kept.profile.measured_at} have {seen.expected_reads_per_second:,.0f} and "
+        f"{saved.profile.measured_at} have {seen.expected_reads_per_second:,.0f} and "
         f"{format_size(int(seen.expected_bytes_per_second))}"
     )
 
 
-def _outcome(kept: KeptProfile, new: KeptProfile, measured: DeviceProfile) -> str:
-    if new.profile != kept.profile:
+def _outcome(saved: SavedMeasurements, new: SavedMeasurements, measured: DeviceProfile) -> str:
+    if new.profile != saved.profile:
         times = (
             " twice, an hour apart or more"
-            if compare(new.profile, kept.profile) == "slower"
+            if compare(new.profile, saved.profile) == "slower"
             else ""
         )
-        return f"it was measured again{times}, and what that found is used from now on"
+        return f"it was measured again{times}, and the new measurements are used from now on"
     if not measured.is_direct:
         return "it could only be measured through the page cache, and these are used"
-    if compare(measured, kept.profile) == "agrees":
+    if compare(measured, saved.profile) == "agrees":
         return "it was measured again, which agreed with these; they are used"
     return (
         "it was measured again, and was slower. Something else may be using it, so these are used "

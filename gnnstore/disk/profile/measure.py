@@ -38,7 +38,7 @@ _WRITE_SHARE = 0.25
 _SEQUENTIAL_SHARE = 0.1
 
 # All points are measured in turn, this many times: a neighbour that keeps the disk busy for a
-# second then spoils one slice of some, which the median leaves out, and no point altogether.
+# second then spoils one slice of some points, which the median leaves out.
 _NUM_ROUNDS = 5
 
 # If the second best slice of a point is farther than this from the second worst, a queue depth or a
@@ -50,7 +50,7 @@ _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 
 @dataclass(frozen=True)
 class DiskMeasurement:
-    """A measurement of a disk, and its circumstances."""
+    """A measurement of a disk, with its circumstances."""
 
     profile: DeviceProfile
     directory: str  # the directory of the file

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
-from gnnstore.disk.profile.device_profile import DeviceProfile, KeptProfile
+from gnnstore.disk.profile.device_profile import DeviceProfile, SavedMeasurements
 
 Verdict = Literal["agrees", "faster", "slower"]
 
@@ -48,33 +48,35 @@ def _ratio(new: Mapping[int, float], old: Mapping[int, float]) -> float:
     return max(new[d] for d in common or new) / max(old[d] for d in common or old)
 
 
-def is_due(kept: KeptProfile, now: datetime) -> bool:
+def is_due(saved: SavedMeasurements, now: datetime) -> bool:
     """Return whether another measurement would count, if the saved one is in doubt."""
-    if kept.again is None:
+    if saved.again is None:
         return True
     try:
-        then = datetime.fromisoformat(kept.again.measured_at)
+        then = datetime.fromisoformat(saved.again.measured_at)
     except ValueError:
         return True  # written by hand
     age = now - (then if then.tzinfo else then.replace(tzinfo=UTC))
     return not timedelta(0) <= age < _APART
 
 
-def merged(kept: KeptProfile, new: DeviceProfile) -> KeptProfile:
+def merged(saved: SavedMeasurements, new: DeviceProfile) -> SavedMeasurements:
     """Return the profile to save after another measurement, made when `is_due`."""
     if not new.is_direct:
-        return kept  # it is memory's speed, not the disk's
-    verdict = compare(new, kept.profile)
+        return saved  # it is memory's speed, not the disk's
+    verdict = compare(new, saved.profile)
     if verdict == "faster":
-        return KeptProfile(new)
-    first = kept.again
-    if verdict == "slower" and first is not None and compare(first, kept.profile) == "slower":
-        return KeptProfile(max(first, new, key=lambda profile: profile.best_rate(_SMALL_BYTES)))
-    return KeptProfile(kept.profile, new)
+        return SavedMeasurements(new)
+    first = saved.again
+    if verdict == "slower" and first is not None and compare(first, saved.profile) == "slower":
+        return SavedMeasurements(
+            max(first, new, key=lambda profile: profile.best_rate(_SMALL_BYTES))
+        )
+    return SavedMeasurements(saved.profile, new)
 
 
-def confirmed(kept: KeptProfile) -> KeptProfile:
+def confirmed(saved: SavedMeasurements) -> SavedMeasurements:
     """Return the profile to save after a check has found the disk to be as fast as it says."""
-    if kept.again is not None and compare(kept.again, kept.profile) == "slower":
-        return KeptProfile(kept.profile)
-    return kept
+    if saved.again is not None and compare(saved.again, saved.profile) == "slower":
+        return SavedMeasurements(saved.profile)
+    return saved

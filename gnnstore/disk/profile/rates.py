@@ -69,8 +69,8 @@ class ReadRate:
         self._depth = depth
         self._draw = draw
         self._max_reads = max_reads
-        # Reads in flight share buffers: their content is not used, and loaders that have little
-        # memory measure too. Aligned to pages, for direct reads.
+        # Reads in flight share buffers: their content is not used, and loaders with little memory
+        # measure too. Aligned to pages, for direct reads.
         self._num_places = max(1, min(2 * depth, _PLACES_BYTES // block_bytes))
         self._out = np.frombuffer(mmap.mmap(-1, self._num_places * block_bytes), np.uint8)
 
@@ -96,19 +96,19 @@ class ReadRate:
     def glance(self, num_reads: int, seconds: float) -> float:
         """Return the median rate, in reads per second, of short slices of `num_reads` each.
 
-        For checks that have to be short on any disk: it makes as many slices as fit in `seconds`,
-        and at least one; of two, the faster counts.
+        For checks that must be short on any disk: as many slices as fit in `seconds`, at least
+        one; of two, the faster counts.
         """
         reader = self._open_reader()
         deadline = perf_counter() + seconds
         taken = [self._seconds_of(reader, num_reads)]
-        # After one that stalled there may be time for others.
+        # After a slice that stalled there may be time for others.
         while perf_counter() + min(taken) <= deadline:
             taken.append(self._seconds_of(reader, num_reads))
         return num_reads / median_low(taken)
 
     def _open_reader(self) -> _core.Reader:
-        # A new one each time: thirty of them would take 100 MB.
+        # A new reader each time: thirty readers would take 100 MB.
         reader = _core.Reader(
             self._engine,
             queue_depth=self._depth,

@@ -1,4 +1,4 @@
-"""A temporary file to measure a disk with, which is removed whatever happens.
+"""A temporary file to measure a disk with, which is always removed.
 
 If the file system supports it, the file never has a name: then not even a killed process leaves it
 behind. Otherwise it is removed as soon as it has been opened a second time for reading.
@@ -51,7 +51,7 @@ class ScratchFile:
         elapsed = 0.0
         try:
             while written < num_bytes and (written == 0 or elapsed < seconds):
-                # Each block differs from all others, for disks that store equal ones once.
+                # Each block differs from all others: some disks store equal blocks once.
                 marks += np.uint64(marks.size)
                 size = min(len(chunk), num_bytes - written)
                 started = perf_counter()

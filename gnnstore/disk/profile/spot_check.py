@@ -19,8 +19,8 @@ from gnnstore.disk.profile.device_profile import DeviceProfile
 from gnnstore.disk.profile.merge_profiles import Verdict, judge
 from gnnstore.disk.profile.rates import Draw, ReadRate, at_random, in_sequence
 
-# Of each of the two checks. On a disk that is ten times slower than expected, a slice at random
-# takes a quarter of a second.
+# Time of each of the two checks. On a disk ten times slower than expected, a slice at random takes
+# a quarter of a second.
 _SECONDS = 0.1
 _SLICES = 8
 
@@ -35,18 +35,18 @@ _LARGE_BYTES, _LARGE_DEPTH, _MAX_DEPTH = 1 << 20, 8, 256
 _READS_PER_DEPTH = 4
 
 _MAX_ENTRIES = 4096
-_BLOCK_UNIT = 512  # of st_blocks, whatever the file system's blocks are
+_BLOCK_UNIT = 512  # of st_blocks, on every file system
 _ENGINES = ("io_uring", "pread")
 
 
 @dataclass(frozen=True)
 class SpotCheck:
-    """The rates that a check has found, and the expected ones."""
+    """The rates that a check has measured, and the expected rates."""
 
-    reads_per_second: float  # of 4 KiB, at random
-    expected_reads_per_second: float  # of 4 KiB, at random
-    bytes_per_second: float  # in order, in large blocks
-    expected_bytes_per_second: float  # in order, in large blocks
+    reads_per_second: float  # random reads of 4 KiB, as checked
+    expected_reads_per_second: float  # the same by the disk's measurements
+    bytes_per_second: float  # reading large blocks in order, as checked
+    expected_bytes_per_second: float  # the same by the disk's measurements
 
     @property
     def verdict(self) -> Verdict:
@@ -73,7 +73,7 @@ def spot_check(path: Path, profile: DeviceProfile) -> SpotCheck | None:
     if not files.is_direct:
         return None
     depth = _depth(usable, profile.best_depth(_SMALL_BYTES))
-    # At a new place each time: the drive's memory may have the blocks that were read a minute ago.
+    # At a new place each time: the drive may still hold the blocks that it read a minute ago.
     begin = random.randrange((num_bytes - _WINDOW_BYTES) // _LARGE_BYTES + 1) * _LARGE_BYTES  # noqa: S311
     small = ReadRate(
         files,

@@ -21,8 +21,8 @@ _GAP_UNIT_BYTES = 512
 # A spinning disk would have 100 MB/s x 8 ms = 800 kB; more is an error of measurement.
 _MAX_GAP_BYTES = 1 << 20
 _MAX_READ_BYTES = 1 << 20
-# Cutting a merged extent costs a read that merging had saved; at four gaps a piece that is
-# at most a quarter of it.
+# Cutting a merged extent costs a read that merging had saved; with pieces of four gaps, at most a
+# quarter of the saved reads.
 _GAPS_PER_READ = 4
 # Memory for reads in flight of each thread that prepares batches. 128 x 64 kB are 8 MB.
 _MAX_STAGING_BYTES = 32 << 20
@@ -49,7 +49,7 @@ def tune_reads(profile: DeviceProfile | None) -> ReadTuning:
         return ReadTuning(
             _DEFAULT_GAP_BYTES, _DEFAULT_QUEUE_DEPTH, _DEFAULT_MAX_READ_BYTES, "defaults"
         )
-    # Reading a gap along pays as long as its bytes cost less than a read of their own.
+    # Reading a gap along pays as long as its bytes cost less than one more read.
     gap = min(profile.seconds_per_read / profile.seconds_per_byte, _MAX_GAP_BYTES)
     gap_bytes = int(gap) // _GAP_UNIT_BYTES * _GAP_UNIT_BYTES
     measured = profile.random_reads_per_second.keys()
@@ -64,7 +64,7 @@ def tune_reads(profile: DeviceProfile | None) -> ReadTuning:
 
 
 def _max_read_bytes(gap_bytes: int, queue_depth: int) -> int:
-    """Return a power of two of several gaps, or less if the memory for it is not small."""
+    """Return a power of two of several gaps, or less to bound the memory of reads in flight."""
     size = _DEFAULT_MAX_READ_BYTES
     while (
         size < min(_GAPS_PER_READ * gap_bytes, _MAX_READ_BYTES)

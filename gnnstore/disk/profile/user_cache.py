@@ -25,7 +25,7 @@ def user_cache_directory(purpose: str) -> Path:
 
 
 def write_whole(file: Path, parts: Iterable[Any]) -> None:
-    """Write a file atomically: readers see all of it or the file before, never a part."""
+    """Write a file atomically: readers see the whole new file or the old one, never a part."""
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
     try:

@@ -52,7 +52,7 @@ def write_compressed(
         chunk_key_encoding={"name": "default", "separator": "."},
         dimension_names=spec.dimension_names(row_dimension),
         attributes={"gnnstore": {"layout": "cold", "dtype": spec.dtype}},
-        # A chunk of zeros is written like any other: what is not there is lost, not zero.
+        # A chunk of zeros is written like any other: a missing chunk is lost, not zero.
         config={"write_empty_chunks": True},
         overwrite=False,
     )
@@ -83,7 +83,7 @@ def write_compressed_files(
 
 
 def _chunk_shape(shape: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
-    """Halve the longest axis until a chunk has at most half of what a reader accepts."""
+    """Halve the longest axis until a chunk has at most half the bytes that a reader accepts."""
     chunk = [max(1, extent) for extent in shape]
     while math.prod(chunk) * item_bytes > MAX_COMPRESSED_CHUNK_BYTES // 2:
         longest = chunk.index(max(chunk))
@@ -109,7 +109,7 @@ def _chunk_positions(
     shape: tuple[int, ...], chunk_shape: tuple[int, ...]
 ) -> Iterator[tuple[int, ...]]:
     counts = _chunk_counts(shape, chunk_shape)
-    # product() makes lists of its ranges: what is hostile is empty along one axis, long along
+    # product() makes lists of its ranges: a hostile array is empty along one axis, long along
     # another.
     return itertools.product(*map(range, counts)) if 0 not in counts else iter(())
 
@@ -131,8 +131,8 @@ def read_chunks(
 ) -> Iterator[tuple[tuple[slice, ...], npt.NDArray[Any]]]:
     """Yield the chunks of a compressed array, each with its place: (slices, values).
 
-    Memory is taken for one chunk and its file, whatever they hold: a frame is decoded into the
-    bytes that a chunk of the array has.
+    Memory is taken for one chunk and its file: a frame is decoded into as many bytes as a chunk of
+    the array has.
     """
     path = str(directory / METADATA_FILE)
     document = parse_object(read_small(Path(path), MAX_ARRAY_METADATA_BYTES), path=path)
@@ -154,24 +154,24 @@ def read_chunks(
         begins = [i * length for i, length in zip(position, chunk_shape, strict=True)]
         ends = map(min, shape, map(sum, zip(begins, chunk_shape, strict=True)))
         place = tuple(map(slice, begins, ends))
-        # The last chunk along an axis is as long as the others, and has values beyond the array.
+        # The last chunk along an axis is as long as the others: cut values beyond the array.
         yield place, chunk[tuple(slice(part.stop - part.start) for part in place)]
 
 
 def _decode(frame: bytes, out: npt.NDArray[np.uint8]) -> None:
-    """Fill `out` with what a frame of Zstandard holds, and take no memory beside it."""
+    """Decode a Zstandard frame into `out`, without other memory."""
     from numcodecs import zstd  # noqa: PLC0415  (not needed to read metadata, which must be quick)
 
     declared = _declared_bytes(frame)
     if declared not in (None, len(out)):
         raise ValueError(f"it holds {declared} bytes, a chunk of the array has {len(out)}")
-    # One that does not say how much it holds, says too little, or is followed by another cannot
-    # write beyond `out`, and is refused unless it fills it.
+    # A frame that does not declare its size, declares too little, or is followed by another cannot
+    # write beyond `out`, and is refused unless it fills `out`.
     zstd.decompress(frame, out)
 
 
 def _declared_bytes(frame: bytes) -> int | None:
-    """Return how much a frame says that it holds (RFC 8878, 3.1.1.1); None if it does not say."""
+    """Return the bytes that a frame declares to hold (RFC 8878, 3.1.1.1); None if it does not."""
     if frame[:4] != _ZSTD_MAGIC or len(frame) < _ZSTD_HEADER_BYTES:
         raise ValueError("it is no frame of Zstandard")
     is_single_segment = frame[4] >> 5 & 1

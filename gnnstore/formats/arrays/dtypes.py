@@ -1,4 +1,4 @@
-"""Element types: the names a store uses, and what NumPy and Zarr call them.
+"""Element types: their names in a store, in NumPy and in Zarr.
 
 A store knows one type that NumPy does not: bfloat16 is kept as its 16 bits (`uint16`) and
 named in the array's attributes, so that every Zarr reader can still open the array.
@@ -41,7 +41,7 @@ def dtype_name(dtype: npt.DTypeLike) -> str:
 
 @cache
 def id_dtype(most: int) -> np.dtype:
-    """Return the narrower type for ids up to `most`: int32 if it holds that, else int64."""
+    """Return the type for ids up to `most`: int32 if it can hold `most`, else int64."""
     return np.dtype(np.int32 if most < 2**31 else np.int64)
 
 

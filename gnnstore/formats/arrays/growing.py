@@ -39,10 +39,10 @@ class GrowingFile:
         self.name = name
         self._directory = root / name
         self.file_path = self._directory / shard_name(0, 0)
-        self.size_bytes = 0  # with what was appended to the region that is open
+        self.size_bytes = 0  # with the bytes appended to the open region
         self._region_begin = 0
         self._sums = BlockChecksums()
-        self._taken: tuple[int, BlockChecksums] | None = None
+        self._compared: tuple[int, BlockChecksums] | None = None
         with storage_errors("create a file", self.file_path):
             self._directory.mkdir(parents=True, exist_ok=True)
             self._descriptor = open_regular(
@@ -50,7 +50,7 @@ class GrowingFile:
             )
 
     def append(self, parts: Iterable[memoryview]) -> int:
-        """Write bytes from the next multiple of 4096 on, and return where that is."""
+        """Write bytes from the next multiple of 4096 on, and return the offset of the first."""
         begin = self.size_bytes + -self.size_bytes % ALIGNMENT_BYTES
         place = begin
         with storage_errors("write", self.file_path):
@@ -60,11 +60,11 @@ class GrowingFile:
         return begin
 
     def grown_to(self, size_bytes: int) -> None:
-        """Note that somebody else has written up to here."""
+        """Note that a kernel has written up to a size."""
         self.size_bytes = size_bytes
 
     def end_region(self) -> tuple[int, int]:
-        """Make what was written durable, and return its end and the crc32c of the region."""
+        """Make the written bytes durable, and return the region's end and crc32c."""
         with storage_errors("write", self.file_path):
             # The region is filled up to a whole page, so that the next one begins on a page.
             self.size_bytes += -self.size_bytes % ALIGNMENT_BYTES
@@ -83,22 +83,22 @@ class GrowingFile:
             is_same = self._read(self._region_begin, end, sums) == crc
         except OSError:
             return False
-        self._taken = (end, sums) if is_same else None
+        self._compared = (end, sums) if is_same else None
         return is_same
 
     def keep_region(self) -> None:
         """Take over the region that was compared last."""
-        if self._taken is not None:
-            self._region_begin, self._sums = self._taken
+        if self._compared is not None:
+            self._region_begin, self._sums = self._compared
             self.size_bytes = self._region_begin
-            self._taken = None
+            self._compared = None
 
     def forget_region(self) -> None:
         """Leave the region that was compared last, to be written again."""
-        self._taken = None
+        self._compared = None
 
     def cut(self) -> None:
-        """Remove what lies behind the regions that were taken over."""
+        """Cut the file off behind the regions that were taken over."""
         with storage_errors("continue", self.file_path):
             os.ftruncate(self._descriptor, self._region_begin)
 
@@ -128,7 +128,7 @@ class GrowingFile:
             os.close(descriptor)
 
     def _read(self, begin: int, end: int, sums: BlockChecksums) -> int:
-        """Add a part of the file to the checksums of its blocks; return its own."""
+        """Add a part of the file to the checksums of its blocks; return the part's own."""
         crc = 0
         buffer = np.empty(_READ_BYTES, np.uint8)
         while begin < end:
@@ -139,6 +139,6 @@ class GrowingFile:
             crc = _core.crc32c(piece, crc)
             sums.update(piece)
             begin += count
-        # It is not read again before training, and there are better uses of memory.
+        # The file is not read again before training, and there are better uses of memory.
         os.posix_fadvise(self._descriptor, 0, end, os.POSIX_FADV_DONTNEED)
         return crc

@@ -32,7 +32,7 @@ class PagedArray:
     spec: AttributeSpec  # name, element type, shape
     layout: ShardLayout  # page geometry and the cut into shards
     file_paths: tuple[Path, ...]  # the shards, in order
-    # Called when the shards have been opened; raises if they are not those of this array.
+    # Called when the shards have been opened; raises if they are not this array's.
     check_place: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
     _maps: dict[Advice, npt.NDArray[np.uint8]] = field(
         default_factory=dict, repr=False, compare=False
@@ -71,7 +71,7 @@ class PagedArray:
 
     @cached_property
     def narrowest_dtype(self) -> np.dtype[Any]:
-        """The smallest type that has all values, which are read once if they are integers."""
+        """The smallest type that has all values; reads them once if they are integers."""
         if self.dtype.kind not in "iu" or self.dtype.itemsize == 1:
             return self.dtype
         least = greatest = 0
@@ -109,11 +109,11 @@ class PagedArray:
                     raise self._storage_error(error, "map") from error
                 self.check_place()
                 self._maps[advice] = mapped
-                _ = self._file_ids  # of the files as they were mapped
+                _ = self._file_ids  # cached: ids of the mapped files
             return mapped
 
     def check_mapped_files(self) -> None:
-        """Look whether the files behind the mapping are still as long as they were."""
+        """Check that the files behind the mapping still have their length."""
         for path, file_id, num_bytes in zip(
             self.file_paths, self._file_ids, self.body_bytes, strict=True
         ):
@@ -218,6 +218,6 @@ class PagedArray:
         return files
 
     def _storage_error(self, error: OSError, doing: str) -> StorageError | CorruptStoreError:
-        self.check_place()  # which says more
+        self.check_place()  # raises a better message
         where = error.filename or (self.file_paths[0] if self.file_paths else self.spec.path)
         return storage_error(error, f"{doing} the array {self.spec.path!r}", where)

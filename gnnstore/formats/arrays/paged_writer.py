@@ -21,8 +21,7 @@ from gnnstore.formats.arrays.zarr_metadata import (
 from gnnstore.formats.container.files import ChecksummedFile, StoredFile, write_json
 from gnnstore.formats.container.journal import Journal
 
-# Rows are gathered into runs of pages in two buffers, one of which is written while the other
-# is filled.
+# Rows are gathered into runs of pages in two buffers: one is written while the other is filled.
 _BUFFER_BYTES = 2 * 2**20
 # The place of buffers in memory, so that writes can bypass the page cache.
 _ALIGNMENT = 4096
@@ -37,8 +36,8 @@ def _zeroed_pages(num_runs: int, run_bytes: int) -> npt.NDArray[np.uint8]:
 class PagedArrayWriter:
     """Streams the rows of one array into its shards.
 
-    Memory is two buffers of about 2 MiB (or one row, where rows are longer), whatever the size of
-    the array. Used through `StoreWriter.paged`; not thread-safe.
+    Memory is two buffers of about 2 MiB (or one row, where rows are longer), for arrays of any
+    size. Used through `StoreWriter.paged`; not thread-safe.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class PagedArrayWriter:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all rows came."""
+        """Whether all rows were appended."""
         return self._rows_done == self.spec.num_rows
 
     @property
@@ -189,7 +188,7 @@ class PagedArrayWriter:
             )
         self._flush()
         self._finish_shard()
-        # Their memory, until the whole is written.
+        # Frees the buffers before the commit.
         self._pages = self._other_pages = np.empty((0, 0), dtype=np.uint8)
         document = paged_metadata(
             self.spec.dtype, self.row_shape, self.layout, self._dimension_names

@@ -48,7 +48,7 @@ class AttributeSpec:
         return names if rows is None else [rows, *names[1:]]
 
     def check(self, dtype: str, shape: tuple[int, ...], file: str) -> None:
-        """Compare with what an array's own metadata says."""
+        """Compare with the type and shape in the array's own metadata."""
         if (dtype, shape) != (self.dtype, self.shape):
             raise CorruptStoreError(
                 f"{file}: the array is {dtype} {list(shape)}, but the schema says {self.dtype} "

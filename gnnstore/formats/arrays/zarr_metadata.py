@@ -138,7 +138,7 @@ def parse_paged(document: dict[str, Any], path: str) -> tuple[str, tuple[int, ..
 
 
 def _check_dimension_names(array: Fields, num_axes: int) -> None:
-    """Check the names of the axes, which arrays of earlier writers do not have."""
+    """Check the names of the axes; arrays of earlier writers have none."""
     if array.has("dimension_names"):
         names = array.array("dimension_names")
         if len(names) != num_axes or not all(isinstance(name, str | None) for name in names):
@@ -156,7 +156,7 @@ def parse_compressed(
     dtype = own.choice("dtype", tuple(STORAGE_DTYPES))
     if top.text("data_type") != zarr_data_type(dtype):
         raise top.fail("data_type", repr(zarr_data_type(dtype)))
-    # Any other codec could make more of a chunk than it is allowed to be, and fewer bytes of it.
+    # Any other codec could make a chunk larger than allowed, or make it of fewer bytes.
     codecs = [Fields(item, path, "codecs") for item in top.array("codecs")]
     if [codec.text("name") for codec in codecs] != ["bytes", "zstd"]:
         raise top.fail("codecs", "bytes and zstd")
@@ -189,5 +189,5 @@ def parse_compressed(
 # A compressed chunk may claim to be anything; together with "every chunk is listed in the
 # manifest" this bounds what decompressing a hostile array can allocate.
 MAX_COMPRESSED_CHUNK_BYTES = 2**24
-# Zstandard makes no more of a chunk that it cannot compress.
+# The most bytes of a chunk that Zstandard cannot compress.
 MAX_COMPRESSED_FILE_BYTES = MAX_COMPRESSED_CHUNK_BYTES + MAX_COMPRESSED_CHUNK_BYTES // 256

@@ -27,8 +27,8 @@ StoredFile: TypeAlias = tuple[str, int, BlockCrcs]  # name, size, crc32c of each
 
 # Each block of a file has a checksum of its own.
 BLOCK_BYTES = 2**20
-# The disk is told to begin with every piece of this size, rather than with all of them when the
-# file is closed: 600 MB written and synchronised take a quarter to three quarters of the time.
+# The disk begins to write every piece of this size at once, not all pieces when the file is
+# closed: 600 MB written and synchronised take a quarter to three quarters of the time.
 _WRITE_BACK_BYTES = 4 * 2**20
 # From here on a write pays for a thread. Direct writes are multiples of the largest usual sector.
 _BEHIND_BYTES, _ALIGNMENT = 2**20, 4096
@@ -61,7 +61,7 @@ class Problem:
 
 
 def fill_at(descriptor: int, out: memoryview, offset: int) -> int:
-    """Read a file's bytes from an offset on; return how many there were: fewer at its end."""
+    """Read a file's bytes from an offset on; return their number, smaller at the file's end."""
     done = 0
     while done < len(out):
         count = os.preadv(descriptor, [out[done:]], offset + done)
@@ -81,7 +81,7 @@ def read_part(descriptor: int, num_bytes: int, offset: int) -> npt.NDArray[np.ui
 
 
 def write_part(descriptor: int, data: memoryview, offset: int) -> int:
-    """Write bytes from an offset on; return where they end."""
+    """Write bytes from an offset on; return the offset of their end."""
     done = 0
     while done < len(data):
         done += os.pwrite(descriptor, data[done:], offset + done)
@@ -89,13 +89,13 @@ def write_part(descriptor: int, data: memoryview, offset: int) -> int:
 
 
 def write_all(file: FileIO, data: memoryview) -> None:
-    """Write bytes to an unbuffered file, of which one write may take fewer."""
+    """Write all bytes to an unbuffered file, in several writes if need be."""
     while data:
         data = data[file.write(data) :]
 
 
 class BlockChecksums:
-    """The crc32c of each block of bytes that come in pieces."""
+    """The crc32c of each block of bytes that are given in pieces."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
@@ -119,7 +119,7 @@ class BlockChecksums:
         self._partial_crc = _core.crc32c(data[whole:])
 
     def copy(self) -> BlockChecksums:
-        """Return one that has been told the same."""
+        """Return a copy with the same state."""
         copied = BlockChecksums()
         copied.num_bytes, copied._partial_crc = self.num_bytes, self._partial_crc
         copied._crcs = list(self._crcs)
@@ -135,8 +135,8 @@ class BlockChecksums:
 class ChecksummedFile:
     """A new file that is written once, from start to end, with a crc32c of each block.
 
-    The file is created exclusively, with the mode that the umask allows. `close` makes it durable;
-    nothing is before. A thread does large writes while the caller prepares the next ones.
+    The file is created exclusively, with the mode that the umask allows, and durable after `close`
+    only. A thread does large writes while the caller prepares the next ones.
     """
 
     def __init__(self, path: Path) -> None:
@@ -185,7 +185,7 @@ class ChecksummedFile:
             if not self._may_be_direct:
                 return False
             self._may_be_direct = False
-            with suppress(OSError):  # the file system knows no such thing
+            with suppress(OSError):  # the file system has no direct writes
                 flags = os.O_WRONLY | os.O_DIRECT
                 self._direct = open_regular(self.path, flags, error=CorruptStoreError)
             return self._direct is not None and self._put_direct(data, offset)
@@ -201,13 +201,13 @@ class ChecksummedFile:
                 self._close_direct()
                 return False
             if count < _ALIGNMENT:
-                return False  # perhaps the disk is full, as a buffered write will say
+                return False  # if the disk is full, a buffered write raises that
             done += count // _ALIGNMENT * _ALIGNMENT
         return True
 
     def _begin_write_back(self, end: int) -> None:
-        # Linux begins to write dirty pages that it is asked to forget, and keeps them. It is
-        # but a hint, so that a file system that knows none is no error.
+        # Linux begins to write dirty pages that it is asked to forget, and keeps them. This is a
+        # hint: a file system without it is no error.
         begin, self._begun_bytes = self._begun_bytes, end
         with suppress(OSError):
             os.posix_fadvise(self._file.fileno(), begin, end - begin, os.POSIX_FADV_DONTNEED)
@@ -253,13 +253,13 @@ class ChecksummedFile:
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> StoredFile:
-    """Write a new file of JSON durably, and return what is stored."""
+    """Write a new file of JSON durably, and return its name, size and checksums."""
     # One space of indentation: people do open these files.
     return write_new(path, json.dumps(document, indent=1).encode())
 
 
 def write_new(path: Path, data: bytes) -> StoredFile:
-    """Write a new file durably, and return what is stored."""
+    """Write a new file durably, and return its name, size and checksums."""
     file = ChecksummedFile(path)
     file.write(np.frombuffer(data, dtype=np.uint8))
     crcs = file.close()
@@ -302,7 +302,7 @@ def directory_bytes(path: Path) -> int:
 
 
 def allocated_bytes(path: Path) -> int:
-    """Return the bytes that all files under a directory take on disk: holes in them take none."""
+    """Return the bytes that all files under a directory take on disk, without holes."""
     return sum(512 * found.st_blocks for found in _files_under(path))
 
 
@@ -316,13 +316,13 @@ def _files_under(path: Path) -> Iterator[os.stat_result]:
 
 
 def free_bytes(path: Path) -> int:
-    """Return the bytes that may still be written to the file system where a path is, or will be."""
+    """Return the free bytes of the file system where a path is, or will be."""
     space = _file_system(path)
     return space.f_bavail * space.f_frsize
 
 
 def capacity_bytes(path: Path) -> int:
-    """Return the size of the file system where a path is, or will be, were it empty."""
+    """Return the bytes that the file system of a path, or its parent, could hold if empty."""
     space = _file_system(path)
     return space.f_blocks * space.f_frsize
 
@@ -332,7 +332,7 @@ def _file_system(path: Path) -> os.statvfs_result:
 
 
 def require_space(place: Path, num_bytes: int, doing: str, *remedies: str) -> None:
-    """Refuse at once what would fill the disk hours later."""
+    """Raise `NoSpaceError` at once if the disk has no room for a number of bytes."""
     with storage_errors(doing, place):
         free = free_bytes(place)
     if num_bytes > free:

@@ -1,4 +1,4 @@
-"""The journal of a writer: what is finished and durable, so that a later run can go on.
+"""The journal of a writer: finished and durable work, so that a later run can go on.
 
 Work of hours must survive a full disk, Ctrl-C and a crash. The journal lies in the
 temporary directory and grows by one line whenever something is complete: a shard, a compressed
@@ -46,16 +46,16 @@ class Journal:
         # Description of the contents and how they are written: a run may go on with this directory
         # if its own is equal.
         self.fingerprint: Mapping[str, Any] = records[0]["fingerprint"]
-        # Further choices of the first run, which runs that go on take over.
+        # Further choices of the first run, which later runs take over.
         self.decided: Mapping[str, Any] = records[0].get("decided", {})
-        # Where sorted runs of edges go; exists only if somebody makes it.
+        # For sorted runs of edges; the directory may not exist.
         self.spill_directory = directory / SPILL_DIRECTORY
         self.steps: list[Record] = []  # the steps that are finished, in order; see `record_step`
         self._shards: dict[tuple[str, int], Record] = {}
         self._compressed: dict[str, Record] = {}
         self._runs: list[Record] = []
         self._edges: Record | None = None
-        # Shards that were compared already: an array may be asked for more than once.
+        # Shards that were compared already: an array may be opened more than once.
         self._compared: dict[tuple[str, int], BlockCrcs] = {}
         self.spill_directories = [self.spill_directory]
         for record in records[1:]:
@@ -82,7 +82,7 @@ class Journal:
 
     @classmethod
     def reopen(cls, directory: Path) -> Journal | None:
-        """Read the journal in a directory, to go on with it; None if there is none to trust.
+        """Return the journal in a directory, to be continued; None if none can be trusted.
 
         The directory must be locked by the caller.
         """
@@ -95,7 +95,7 @@ class Journal:
 
     @property
     def has_work(self) -> bool:
-        """Whether anything is finished that a later run need not do again."""
+        """Whether a later run can use finished work."""
         return bool(
             self.fingerprint and (self._shards or self._compressed or self._runs or self.steps)
         )
@@ -118,7 +118,7 @@ class Journal:
             self._take_spill_directory(Path(record["path"]))
 
     def _take_spill_directory(self, path: Path) -> None:
-        # Who cleans up deletes it, so a journal must not be able to name just anything.
+        # Cleaning up deletes this directory, so a journal must not name any other.
         if path == self.directory / SPILL_DIRECTORY or path.name == foreign_spill_name(
             self.directory
         ):
@@ -132,10 +132,10 @@ class Journal:
     # ---- arrays
 
     def committed_shards(self, spec: AttributeSpec, layout: ShardLayout) -> list[StoredFile]:
-        """Return the first shards of a paged array, as far as they are complete.
+        """Return the first shards of a paged array that are complete.
 
-        Their bytes are read and compared: that costs less than writing them again, and what a disk
-        lost in spite of its promise is found now rather than in training.
+        Their bytes are read and compared: that costs less than writing them again, and bytes that a
+        disk lost in spite of its promise are found now rather than in training.
         """
         found: list[StoredFile] = []
         for number in range(layout.num_shards):
@@ -160,7 +160,7 @@ class Journal:
     def record_shard(
         self, spec: AttributeSpec, layout: ShardLayout, number: int, crcs: BlockCrcs
     ) -> None:
-        """Write down that a shard is complete and durable."""
+        """Record that a shard is complete and durable."""
         self._record(
             {
                 "kind": "shard",
@@ -173,7 +173,7 @@ class Journal:
         )
 
     def compressed_files(self, path: str, content_crc: int) -> list[StoredFile] | None:
-        """Return the files of a compressed array that is written already, if it is the same one."""
+        """Return the files of a compressed array if an equal one is written; else None."""
         record = self._compressed.get(path)
         if record is None or record["content_crc"] != content_crc:
             return None
@@ -186,7 +186,7 @@ class Journal:
         return found
 
     def record_compressed(self, path: str, content_crc: int, files: Sequence[StoredFile]) -> None:
-        """Write down that a compressed array is complete and durable."""
+        """Record that a compressed array is complete and durable."""
         listed = [[name, size, crc_of_blocks(crcs)] for name, size, crcs in files]
         self._record({"kind": "cold", "array": path, "content_crc": content_crc, "files": listed})
 
@@ -208,17 +208,17 @@ class Journal:
         return found
 
     def _is_own(self, path: Path) -> bool:
-        # Runs are deleted when they are merged: a journal must not be able to name just anything.
+        # Runs are deleted when they are merged, so a journal must not name other files.
         places = (self.directory, *self.spill_directories)
         return ".." not in path.parts and any(map(path.is_relative_to, places))
 
     def record_run(self, run: Mapping[str, Any]) -> None:
-        """Write down that a sorted run of edges is complete and durable."""
+        """Record that a sorted run of edges is complete and durable."""
         sizes = [Path(path).stat().st_size for path in run["files"]]
         self._record({"kind": "run", "run": dict(run), "sizes": sizes})
 
     def forget_runs(self) -> None:
-        """Write down that the runs are gone, before the first of them is deleted or changed."""
+        """Record that the runs are gone, before the first run is deleted or changed."""
         if self._runs:
             self._record({"kind": "forget_runs"})
 
@@ -229,13 +229,13 @@ class Journal:
         return self._edges
 
     def record_edges(self, edges: Mapping[str, Any]) -> None:
-        """Write down that every shard of the adjacency is recorded."""
+        """Record that every shard of the adjacency is recorded."""
         self._record({"kind": "edges", "edges": dict(edges)})
 
     # ---- steps of arrays that grow together
 
     def record_step(self, ends: Mapping[str, tuple[int, int]], values: Mapping[str, Any]) -> None:
-        """Write down that another step is durable."""
+        """Record that another step is durable."""
         record = {
             "kind": "step",
             "number": len(self.steps),
@@ -246,7 +246,7 @@ class Journal:
         self._record(record)
 
     def forget_steps(self, first: int) -> None:
-        """Cut off the lines of the steps from `first` on, and of what was made of all of them."""
+        """Cut the journal off before step `first`."""
         records, _ = read_records(self.directory / JOURNAL_FILE)
         kept = 0
         for record in records:
@@ -260,33 +260,33 @@ class Journal:
 
     # ---- the directory
 
-    def kept_files(self) -> set[Path]:
-        """Return every file that a record speaks for; what else lies there is unfinished."""
-        kept = {self.directory / JOURNAL_FILE}
+    def _recorded_files(self) -> set[Path]:
+        """Return every file that a record names; other files are unfinished."""
+        recorded = {self.directory / JOURNAL_FILE}
         for (path, number), record in self._shards.items():
-            kept.add(self.directory / path / shard_name(number, record["row_ndim"]))
+            recorded.add(self.directory / path / shard_name(number, record["row_ndim"]))
         for path, record in self._compressed.items():
-            kept.update(self.directory / path / name for name, _, _ in record["files"])
+            recorded.update(self.directory / path / name for name, _, _ in record["files"])
         for run in self.runs():
-            kept.update(Path(path) for path in run["files"])
+            recorded.update(Path(path) for path in run["files"])
         for step in self.steps:
-            kept.update(self.directory / path / shard_name(0, 0) for path in step["ends"])
-        return kept
+            recorded.update(self.directory / path / shard_name(0, 0) for path in step["ends"])
+        return recorded
 
     def remove_unfinished(self) -> None:
-        """Delete every file that no line speaks for, and the directories that are empty then."""
-        kept = self.kept_files()
+        """Delete every file that no line names, and then empty directories."""
+        recorded = self._recorded_files()
         for place in (self.directory, *self.spill_directories[1:]):
             for root, _, names in os.walk(place, topdown=False):
                 for name in names:
-                    if Path(root, name) not in kept:
+                    if Path(root, name) not in recorded:
                         Path(root, name).unlink(missing_ok=True)
                 if Path(root) != self.directory:
-                    with suppress(OSError):  # something is kept there, or zarr's thread writes
+                    with suppress(OSError):  # it holds a recorded file, or zarr's thread writes
                         Path(root).rmdir()
 
     def close(self) -> None:
-        """Remove the journal: all is complete, and the directory holds no file but those listed."""
+        """Remove the journal, when the directory is complete."""
         (self.directory / JOURNAL_FILE).unlink()
         self.steps.clear()
         self._shards.clear()
@@ -308,7 +308,7 @@ def _describe(spec: AttributeSpec, layout: ShardLayout) -> list[Any]:
 
 
 def foreign_spill_name(directory: Path) -> str:
-    """Return the name that a spill directory has when it is not in the temporary directory."""
+    """Return the name of a spill directory outside of the temporary directory."""
     return f"{directory.name}.{SPILL_DIRECTORY}"
 
 
@@ -318,7 +318,7 @@ def crc_of_blocks(crcs: BlockCrcs) -> int:
 
 
 def _checked_blocks(path: Path, size: int, crc: int) -> BlockCrcs | None:
-    """Return the checksums of a file's blocks; None if it is not the file that was recorded."""
+    """Return the checksums of a file's blocks; None if it is not the recorded file."""
     if not _has_size(path, size):
         return None
     try:

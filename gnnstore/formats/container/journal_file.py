@@ -1,7 +1,7 @@
 """The journal as a file: lines of JSON, each led by a crc32c of its own.
 
-A crash may tear the last line, so reading stops at the first that is damaged, or holds something
-else than a line of its kind.
+A crash may tear the last line, so reading stops at the first line that is damaged or does not have
+the fields of its kind.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ _MAX_JOURNAL_VALUES = 2**23
 
 Record = dict[str, Any]
 
-# Fields of the lines of each kind, as far as the journal itself needs them: the types of values, of
-# all elements of a list, and of all values of an object under `str`. The files of a directory may
-# come from anywhere, the journal among them.
+# Fields of the lines of each kind that the journal itself needs: the types of values, of all
+# elements of a list, and of all values of an object under `str`. A journal may come from anywhere.
 _SHAPES: dict[str, Any] = {
     "header": {"version": int, "fingerprint": dict},
     "shard": {"array": str, "number": int, "row_ndim": int, "layout": list, "crc": int},
@@ -59,7 +58,7 @@ def _has_shape(value: Any, shape: Any) -> bool:
 
 
 def _is_record(record: Record) -> bool:
-    """Whether a line holds what one of its kind does; of other kinds, later versions know."""
+    """Whether a line has the fields of its kind; kinds of later versions pass."""
     kind = record.get("kind")
     if not isinstance(kind, str) or not _has_shape(record, _SHAPES.get(kind, {})):
         return False
@@ -84,7 +83,7 @@ def append_record(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def cut_journal(path: Path, num_bytes: int) -> None:
-    """Remove what a journal holds behind a record."""
+    """Cut a journal off behind a record."""
     with storage_errors("continue the journal", path):
         descriptor = open_regular(path, os.O_WRONLY, error=CorruptStoreError, root=path.parent)
         try:
@@ -94,7 +93,7 @@ def cut_journal(path: Path, num_bytes: int) -> None:
 
 
 def encode_record(record: Mapping[str, Any]) -> bytes:
-    """Return the line of a record: JSON, led by the crc32c of what follows."""
+    """Return the line of a record: a crc32c, then JSON."""
     text = json.dumps(record, allow_nan=False).encode()
     return b"%08x %s\n" % (crc32c_of(text), text)
 

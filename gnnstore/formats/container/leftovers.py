@@ -1,10 +1,10 @@
 """Finds leftovers of interrupted writers, and tells them from work in progress.
 
-A directory is built under `.NAME.tmp-XXXXXXXX`, beside the name it will have. The writer holds a
-lock on that directory, which the kernel drops with the process; so what can be locked was
+A directory is built as `.NAME.tmp-XXXXXXXX`, next to its later NAME. The writer holds a lock on
+that directory, which the kernel drops with the process; so a directory that can be locked was
 left. `.NAME.old-XXXXXXXX` is a whole store that an overwrite had set aside when it stopped,
 on a file system that cannot exchange two names. `.NAME.unordered` and `.NAME.rows` are finished
-stores that NAME is made of: by numbering their nodes anew, and by copying their rows to a file.
+stores from which NAME is made: by numbering their nodes anew, and by copying their rows to a file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY, KINDS
 State = Literal["running", "resumable", "unfinished", "set aside", "stale"]
 
 _NAME = re.compile(r"\.(?P<final>.+)\.(?:(?P<kind>tmp|old)-[0-9a-f]{8}|unordered|(?<=\.npy\.)rows)")
-# A file that is being written, in the store that it is made of.
+# A file that is being written, in the store from which it is copied.
 COPY_FILE = "copy"
 # Entries that a directory of any kind may hold while it is written.
 _COMMON_ENTRIES = {CHECKSUMS_ARRAY, METADATA_FILE, JOURNAL_FILE, SPILL_DIRECTORY, COPY_FILE}
@@ -48,15 +48,15 @@ class Leftover:
     """A temporary directory."""
 
     path: Path
-    final: Path | None  # the store that it was to become, or was; None for what a run has spilled
+    final: Path | None  # the store that it was to become, or was; None for spilled files of a run
     state: State
     num_bytes: int  # bytes of its files, spilled ones on other disks included
     age_seconds: float  # time since something in it last changed
 
 
 def leftovers(final: Path) -> list[Path]:
-    """Return the temporary directories beside `final`, of running writers and of dead ones."""
-    # No glob: the name may hold characters that mean something to it.
+    """Return the temporary directories for `final`, of running writers and of dead ones."""
+    # No glob: the name may hold special characters.
     prefixes = (f".{final.name}.tmp-", f".{final.name}.old-")
     try:
         names = sorted(os.listdir(final.parent))  # noqa: PTH208
@@ -102,7 +102,7 @@ def find_leftovers(directory: Path) -> Iterator[Leftover]:
 
 
 def lock_dead(lock: int) -> bool:
-    """Take the lock of a directory, by its descriptor; False if a process is at work in it."""
+    """Take the lock of a directory, by its descriptor; False if a process works in it."""
     for _ in range(_LOCK_ATTEMPTS):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -115,7 +115,7 @@ def lock_dead(lock: int) -> bool:
 
 @contextmanager
 def locked(path: Path) -> Iterator[bool]:
-    """Hold the lock of a temporary directory, as far as nobody else does."""
+    """Hold the lock of a temporary directory if it is free; yields whether it is."""
     try:
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -134,7 +134,7 @@ def locked(path: Path) -> Iterator[bool]:
 
 @contextmanager
 def alone_in(path: Path) -> Iterator[None]:
-    """Hold the lock of a directory, if there is one, and wait for those that only measure it."""
+    """Hold the lock of a directory, if it exists; wait for processes that only measure it."""
     try:
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -160,20 +160,20 @@ def leftover_bytes(path: Path) -> int:
 
 
 def is_resumable(path: Path) -> bool:
-    """Whether something in a temporary directory need not be done again."""
+    """Whether a later attempt can use the contents of a temporary directory."""
     records, _ = read_records(path / JOURNAL_FILE)
     return bool(records) and Journal(path, records).has_work
 
 
 def remove(path: Path) -> None:
-    """Delete a temporary directory, and what was spilled for it elsewhere; it must be locked."""
+    """Delete a locked temporary directory, and its spilled files elsewhere."""
     for spill in _foreign_spill(path):
         _core.remove_tree(spill)
     _core.remove_tree(path)
 
 
 def remove_leftovers(final: Path) -> None:
-    """Remove the temporary directories beside `final` that no process is at work in."""
+    """Remove the temporary directories for `final` that no process works in."""
     for path in leftovers(final):
         with locked(path) as free:
             if free:
@@ -181,7 +181,7 @@ def remove_leftovers(final: Path) -> None:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether a directory has nothing in it that a writer would not have made."""
+    """Whether a directory holds only entries that a writer makes."""
     own = _COMMON_ENTRIES.union(_TABLE_ENTRIES, *(kind.entries for kind in KINDS))
     try:
         return set(os.listdir(path)) <= own  # noqa: PTH208

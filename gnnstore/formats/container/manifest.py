@@ -72,7 +72,7 @@ class Manifest(ABC):
     NOUN: ClassVar[str]
     VERB: ClassVar[str]
     ATTEMPT: ClassVar[str]
-    # Advice where there is none: "make one with 'gnnstore convert'".
+    # Advice where a directory is missing: "make one with 'gnnstore convert'".
     MAKE: ClassVar[str]
 
     created_by: str
@@ -96,7 +96,7 @@ class Manifest(ABC):
 
     @abstractmethod
     def arrays(self) -> tuple[AttributeSpec, ...]:
-        """Return every array that must be there, but the checksums."""
+        """Return every required array but the checksums."""
 
     @classmethod
     def advice(cls, own: Fields, path: Path) -> str:  # noqa: ARG003 - a kind may say more
@@ -105,13 +105,13 @@ class Manifest(ABC):
 
     @classmethod
     def is_at(cls, path: Path) -> bool:
-        """Whether a directory looks to be of this kind, of any version, intact or not."""
+        """Whether a directory seems to be of this kind, of any version, intact or not."""
         kind = kind_of(path)
         return kind is not None and kind.manifest is cls
 
     @classmethod
     def key(cls) -> str:
-        """Return the attribute of the root group that the manifest is."""
+        """Return the name of the root group's attribute that holds the manifest."""
         return cls.FORMAT.replace("-", "_")
 
     @property
@@ -120,11 +120,11 @@ class Manifest(ABC):
         return self.VERSION
 
     def all_files(self) -> tuple[FileEntry, ...]:
-        """Return every file that must be there, but the root `zarr.json`."""
+        """Return every required file but the root `zarr.json`."""
         return (*self.files, *(entry for entry, _ in self.checksum_files))
 
     def first_blocks(self) -> list[int]:
-        """Return the position of each file's first block in the checksums; then their number."""
+        """Return the position of each file's first block in the checksums; last, their number."""
         return [0, *accumulate(entry.num_blocks for entry in self.files)]
 
     def encode(self) -> bytes:
@@ -208,13 +208,13 @@ class Kind:
 
     manifest: type[Manifest]  # fields and version
     open: Callable[[Path], Any]  # opens a directory of this kind: returns its `SealedReader`
-    # Names that its directory may have in it while it is written, besides those of every kind.
+    # Entries that a directory of this kind may hold while it is written, with those of every kind.
     entries: frozenset[str]
-    directory: str = ""  # where in a store those lie that belong to it; "": nowhere
+    directory: str = ""  # the directory of this kind's units in a store; "": there is none
 
     @property
     def name(self) -> str:
-        """The word for it."""
+        """The word for a directory of this kind."""
         return self.manifest.WORD
 
 
@@ -222,7 +222,7 @@ KINDS: Registry[Kind] = Registry()
 
 
 def kind_of(path: Path) -> Kind | None:
-    """Return of which kind a directory looks to be, of any version, intact or not."""
+    """Return the kind that a directory seems to be, of any version, intact or not."""
     try:
         with open_binary(path / METADATA_FILE, error=StorageError, root=path) as file:
             head = file.read(_HEAD_BYTES)
@@ -234,7 +234,7 @@ def kind_of(path: Path) -> Kind | None:
 def content_uuid(manifest: bytes, blocks: npt.NDArray[np.uint32]) -> str:
     """Return the identity of a directory: equal for equal contents, whenever they were written."""
     digest = hashlib.sha256(manifest + blocks.astype("<u4").tobytes()).digest()
-    # A UUID whose bits mean what its maker says (RFC 9562, version 8).
+    # A UUID with bits of our own choice (RFC 9562, version 8).
     marked = bytearray(digest[:16])
     marked[6] = marked[6] & 0x0F | 0x80
     marked[8] = marked[8] & 0x3F | 0x80
@@ -242,14 +242,14 @@ def content_uuid(manifest: bytes, blocks: npt.NDArray[np.uint32]) -> str:
 
 
 def seal(zeroed: bytes, crc: int) -> bytes:
-    """Put a checksum where the zeros stand."""
+    """Return a document with its checksum in the place of the zeros."""
     match = _CRC_FIELD.search(zeroed)
     assert match is not None  # encode() has just written the field  # noqa: S101
     return zeroed[: match.start(1)] + f"{crc:08x}".encode() + zeroed[match.end(1) :]
 
 
 def check_seal(text: bytes, path: str, verb: str) -> None:
-    """Refuse a sealed document that is not what it was."""
+    """Refuse a sealed document that was altered."""
     matches = list(_CRC_FIELD.finditer(text))
     if len(matches) == 1:
         (match,) = matches
@@ -268,7 +268,7 @@ def check_seal(text: bytes, path: str, verb: str) -> None:
 
 
 def _file_entry(own: Fields, key: str, item: Any, length: int) -> FileEntry:
-    """Check an item of a list of files: path, size, and what else there is of `length`."""
+    """Check an item of a list of files: `length` values that begin with path and size."""
     if (
         not isinstance(item, list)
         or len(item) != length

@@ -50,7 +50,7 @@ def node_array(node_type: str, name: str) -> str:
 
 
 def split_array(node_type: str, name: str) -> str:
-    """Path of a split's array (node ids) in a store."""
+    """Path of a split's array of node ids in a store."""
     return f"splits/{encode(node_type)}/{encode(name)}"
 
 
@@ -60,7 +60,7 @@ def original_id_array(node_type: str) -> str:
 
 
 def original_name_directory(node_type: str) -> str:
-    """Path of the group of the nodes' names in the original data: holds bytes and offsets."""
+    """Path of the group with the nodes' names in the original data: bytes and offsets."""
     return f"maps/{encode(node_type)}/original_name"
 
 
@@ -70,12 +70,12 @@ def edge_directory(source: str, relation: str, target: str) -> str:
 
 
 def value_names_directory(edge_type: tuple[str, str, str], attribute: str) -> str:
-    """Path of the group of the names that an edge attribute's values have: bytes and offsets."""
+    """Path of the group with the names of an edge attribute's values: bytes and offsets."""
     return f"{edge_directory(*edge_type)}/value_names/{encode(attribute)}"
 
 
 def edge_split_directory(edge_type: tuple[str, str, str], name: str) -> str:
-    """Path of an edge split's group: holds source, target, what else it has, and attrs/."""
+    """Path of an edge split's group: holds source, target, optional arrays, and attrs/."""
     return f"edge_splits/{_edge_component(*edge_type)}/{encode(name)}"
 
 

@@ -54,10 +54,10 @@ R = TypeVar("R")
 
 
 class Identity:
-    """The sealed directory that lay at a path when it was opened; another may have its place since.
+    """The sealed directory that was opened at a path, to notice when another takes its place.
 
-    Files are opened when they are needed. Every time, this tells whether they are of the directory
-    whose manifest was read.
+    Files are opened when they are needed. Each time, `check` shows whether they belong to the
+    directory whose manifest was read.
     """
 
     def __init__(self, directory: Path, kind: type[Manifest]) -> None:
@@ -70,7 +70,7 @@ class Identity:
         try:
             status = self._root.stat()
         except OSError:
-            return None  # whatever is opened next says so
+            return None  # opening the next file raises
         return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
     def check(self) -> None:
@@ -91,8 +91,8 @@ class Identity:
         )
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Check at the end that what was read meanwhile is of this directory; see `check`."""
+    def checked(self) -> Iterator[None]:
+        """Check at the end of a block that its files were this directory's; see `check`."""
         try:
             yield
         except (GnnstoreError, OSError):
@@ -141,7 +141,7 @@ class SealedFiles(Generic[M]):
         return sum(entry.size_bytes for entry in self.files)
 
     def wrong_sizes(self) -> Iterator[tuple[FileEntry, CorruptStoreError]]:
-        """Yield the files that are not there with the size that the manifest gives."""
+        """Yield the files that are missing or do not have the size in the manifest."""
         checked: set[str] = set()
         for entry in self.files:
             error = self._wrong_size(entry, checked)
@@ -173,19 +173,19 @@ class SealedFiles(Generic[M]):
         )
 
     def explain(self, problem: Problem) -> Problem:
-        """Return a problem of damaged bytes, with what lies there as far as that is known."""
+        """Return a problem of damaged bytes, with the contents of that place if known."""
         return problem
 
     def check_place(self) -> None:
         """Refuse another directory that was put in place of this one; see `Identity.check`."""
         self._identity.check()
 
-    def kept(self) -> AbstractContextManager[None]:
-        """Check the same at the end of a block; see `Identity.kept`."""
-        return self._identity.kept()
+    def checked(self) -> AbstractContextManager[None]:
+        """Check the same at the end of a block; see `Identity.checked`."""
+        return self._identity.checked()
 
     def altered_checksums(self) -> Iterator[tuple[FileEntry, CorruptStoreError]]:
-        """Yield the files of the checksums that are not what they were."""
+        """Yield the files of the checksums that were altered."""
         for entry, expected in self.manifest.checksum_files:
             file = self.path / entry.path
             with storage_errors("read the checksums", file):
@@ -199,13 +199,13 @@ class SealedFiles(Generic[M]):
 
     def block_checksums(self) -> npt.NDArray[np.uint32]:
         """Return the crc32c of every block of every file, in the order of the manifest."""
-        with self._identity.kept():
+        with self._identity.checked():
             for _, error in self.altered_checksums():
                 raise error
             return self.checksum_table()
 
     def checksum_table(self) -> npt.NDArray[np.uint32]:
-        """Return the same, whether it was altered or not."""
+        """Return `block_checksums` without looking for alterations."""
         num_blocks = self.manifest.first_blocks()[-1]
         document, path = self._array_document(CHECKSUMS_ARRAY)
         dtype, row_shape, layout = parse_paged(document, path)
@@ -230,8 +230,8 @@ class SealedFiles(Generic[M]):
 class SealedReader(SealedFiles[M]):
     """An open, validated directory. Needs NumPy only; pickles as its path and identity.
 
-    Opening reads metadata. It checks that every listed file is there with its exact size, and that
-    every file an array needs is listed. It does not read the data: that is `verify`'s work.
+    Opening reads metadata. It checks that every listed file exists with its exact size, and that
+    every file an array needs is listed. It does not read the data: `verify` does.
     """
 
     MANIFEST: ClassVar[type[Manifest]]
@@ -245,10 +245,10 @@ class SealedReader(SealedFiles[M]):
         self.check()
 
     def check(self) -> None:
-        """Compare what the arrays hold with the manifest, as far as that is quick."""
+        """Compare the arrays with the manifest, as far as that is quick."""
 
     def problems(self) -> Iterator[Problem]:
-        """Yield where arrays cannot be read; or else, where they mean nothing; reads all."""
+        """Yield unreadable places in arrays; if there are none, meaningless values; reads all."""
         is_readable = True
         for problem in self._unreadable():
             is_readable = False
@@ -257,7 +257,7 @@ class SealedReader(SealedFiles[M]):
             yield from self.meaningless()
 
     def meaningless(self) -> Iterator[Problem]:
-        """Yield where arrays do not mean what a directory of this kind is to hold."""
+        """Yield values of arrays that mean nothing in a directory of this kind."""
         yield from ()
 
     def _unreadable(self) -> Iterator[Problem]:
@@ -299,13 +299,13 @@ class SealedReader(SealedFiles[M]):
     def open(cls, path: str | os.PathLike[str]) -> Self:
         """Open a directory."""
         found: SealedFiles[Any] = SealedFiles.find(path, cls.MANIFEST)
-        with found.kept():
+        with found.checked():
             for _, error in found.wrong_sizes():
                 raise error
             return cls(found.path, found.manifest)
 
     def require(self, uuid: str) -> None:
-        """Refuse to stand for another directory, which was pickled."""
+        """Raise unless this is the directory that was pickled."""
         if self.uuid != uuid:
             word = self.manifest.WORD
             raise StorageError(
@@ -327,7 +327,7 @@ class SealedReader(SealedFiles[M]):
     def compressed(self, spec: AttributeSpec) -> npt.NDArray[Any]:
         """Read a compressed array whole into a new array in its storage type."""
         check_directories(self.path, spec.path)  # no file of an empty array need be listed
-        with self._identity.kept():
+        with self._identity.checked():
             return read_compressed(self.path / spec.path, spec)
 
     def compressed_chunks(
@@ -335,7 +335,7 @@ class SealedReader(SealedFiles[M]):
     ) -> Iterator[tuple[tuple[slice, ...], npt.NDArray[Any]]]:
         """Yield the places and values of a compressed array's chunks, one in memory at a time."""
         check_directories(self.path, spec.path)
-        with self._identity.kept():
+        with self._identity.checked():
             yield from read_chunks(self.path / spec.path, spec)
 
     def read(self, spec: AttributeSpec) -> npt.NDArray[Any]:
@@ -343,7 +343,7 @@ class SealedReader(SealedFiles[M]):
         return self.compressed(spec) if spec.layout == "cold" else self.paged(spec).load()
 
     def _check_array(self, spec: AttributeSpec) -> None:
-        """Check that an array is what the manifest says, and that all its files are listed."""
+        """Check that an array matches the manifest, and that all its files are listed."""
         document, path = self._array_document(spec.path)
         if spec.layout == "cold":
             dtype, shape, chunk_shape = parse_compressed(document, path)
@@ -379,7 +379,7 @@ class SealedReader(SealedFiles[M]):
 
 
 def reopened(open_path: Callable[[str], R], path: str, uuid: str) -> R:
-    """Open what was pickled as its path, a reader or what has one; see `SealedReader.require`."""
+    """Open a pickled reader, or an object with a reader, by its path and identity."""
     found = open_path(path)
     reader: Any = getattr(found, "reader", found)
     reader.require(uuid)
@@ -396,7 +396,7 @@ def _nothing_at(directory: Path, kind: type[Manifest]) -> NotFoundError:
     if unfinished:
         size = format_size(sum(directory_bytes(path) for path in unfinished))
         message += (
-            f"; an unfinished {kind.ATTEMPT} ({size}) lies beside it as {unfinished[0].name}: "
+            f"; an unfinished {kind.ATTEMPT} ({size}) lies next to it as {unfinished[0].name}: "
             "wait for it, repeat the command with --resume, or remove it with 'gnnstore gc'"
         )
     else:

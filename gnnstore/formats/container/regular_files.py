@@ -1,9 +1,9 @@
-"""Files that somebody else may have put there: opened without waiting, or refused.
+"""Files of untrusted origin: opened without waiting, or refused.
 
-Who can put a file into a store, a cache or a data set can put something else in its place. Opening
-a FIFO waits for its other end, a device may act on being opened, and a symbolic link leads out of
-the directory. So every such file is opened here; `open_regular` of the core has the same rule for
-what the core opens.
+A store, a cache or a data set may come from anywhere, and hold something else than regular files.
+Opening a FIFO waits for its other end, a device may act on being opened, and a symbolic link leads
+out of the directory. So every such file is opened here; the core has the same rule in its own
+`open_regular`.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _open_below(root: Path, path: Path, flags: int) -> int:
 
 
 def _refuse_special(path: Path, root: Path | None, error: type[GnnstoreError]) -> None:
-    """Raise if that is why a path could not be opened: a link, a socket, a FIFO to write to."""
+    """Raise if a path could not be opened because it is a link, a socket or a FIFO."""
     places = [path]
     if root is not None:
         below = path.relative_to(root).parts
@@ -133,7 +133,7 @@ def _refuse_special(path: Path, root: Path | None, error: type[GnnstoreError]) -
 
 
 def check_regular(path: Path, error: type[GnnstoreError]) -> None:
-    """Refuse what exists and is no regular file; links are followed."""
+    """Refuse an existing path that is no regular file; links are followed."""
     found = path.stat().st_mode
     if not stat.S_ISREG(found):
         raise _refusal(path, found, error)

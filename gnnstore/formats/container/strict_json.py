@@ -16,16 +16,15 @@ from typing import Any, Final, TypeVar
 from gnnstore.errors import CorruptStoreError
 
 MAX_DEPTH: Final = 32
-# A manifest takes three for each of its files, which are of gigabytes but for small ones: these are
-# 350,000 files. Beside the text, Python's objects take up to 200 bytes for each, whatever it is
-# made of.
+# A manifest has three values for each file: enough for 350,000 files, most of gigabytes. Python's
+# objects take up to 200 bytes for each value, in addition to the text.
 MAX_VALUES: Final = 2**20
 T = TypeVar("T")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def value_bound(text: bytes) -> int:
-    """Return a number that a JSON text has no more keys and values than."""
+    """Return an upper bound of the keys and values of a JSON text."""
     return 1 + sum(map(text.count, (b"[", b"{", b",", b":")))
 
 
@@ -67,7 +66,7 @@ def parse_object(text: bytes, *, path: str, max_values: int = MAX_VALUES) -> dic
         if isinstance(error, CorruptStoreError):
             raise
         raise fail(f"not JSON ({error})") from None
-    # Half of a character that UTF-16 writes as two cannot be written as UTF-8, in any message.
+    # A lone surrogate of UTF-16 cannot be written as UTF-8, in any message.
     if b"\\u" in text and _SURROGATE.search(json.dumps(document, ensure_ascii=False)):
         raise fail("a text in it is no Unicode: it has half of a character (a lone surrogate)")
     if not isinstance(document, dict):
@@ -91,7 +90,7 @@ def _depth(document: Any) -> int:
 
 
 class Fields:
-    """Typed access to the fields of a parsed object, with errors that name file and field."""
+    """Typed access to the fields of a parsed object; errors name file and field."""
 
     def __init__(self, document: Any, path: str, where: str = "") -> None:
         if not isinstance(document, Mapping):
@@ -105,7 +104,7 @@ class Fields:
         self.where = where
 
     def fail(self, key: str, expected: str) -> CorruptStoreError:
-        """Return the error that says what was expected of a field and what it holds."""
+        """Return the error that names a field's expected and actual value."""
         field = f"{self.where}.{key}" if self.where else key
         found = repr(self.document[key])[:80] if key in self.document else "nothing"
         return CorruptStoreError(
@@ -175,7 +174,7 @@ class Fields:
         return [Fields(item, self.path, f"{place}[{i}]") for i, item in enumerate(self.array(key))]
 
     def rows(self, key: str, kinds: tuple[type, ...]) -> list[list[Any]]:
-        """Return a list of lists whose values have these types, one for each."""
+        """Return a list of lists, each with values of these types."""
         rows = self.array(key)
         for row in rows:
             types = [type(value) for value in row] if isinstance(row, list) else None

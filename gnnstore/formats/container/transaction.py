@@ -1,10 +1,9 @@
-"""Transactions of directories, which appear under their names complete, or not at all.
+"""Transactions of directories: each appears under its name complete, or not at all.
 
-The directory is built beside its final name, as `.NAME.tmp-XXXXXXXX`, and renamed into
+The directory is built next to its final name, as `.NAME.tmp-XXXXXXXX`, and renamed into
 place after everything in it is durable. A lock on the temporary directory itself tells a
-running writer from a dead one: the kernel drops the lock with the process, so whatever is
-found unlocked was left by a crash. The next writer of the same name goes on with it or
-sweeps it.
+running writer from a dead one: the kernel drops the lock with the process, so an unlocked
+directory was left by a crash. The next writer of the same name continues or removes it.
 """
 
 from __future__ import annotations
@@ -59,14 +58,14 @@ class DirectoryTransaction:
         # show what the user typed as far as possible.
         self.final = Path(os.path.abspath(final))  # noqa: PTH100
         if overwrite and self.final.is_symlink() and self.final.exists():
-            # Whoever links to another disk wants the new store there too.
+            # A link to another disk: the new store goes there too.
             self.final = self.final.resolve()
         self.overwrite = overwrite
         self._on_event = on_event
         check_parent(self.final)
         _check_outside(self.final, directory)
         found = _sweep(self.final, on_event, adopt, attempt)
-        self.adopted = found is not None  # whether it was left by a dead writer
+        self.adopted = found is not None  # whether a dead writer left the directory
         if found is None:
             check_final(self.final, overwrite, is_replaceable, noun)
             found = self._create()
@@ -93,7 +92,7 @@ class DirectoryTransaction:
                 continue  # the name is taken, or a sweeper was faster
             except OSError as error:
                 raise storage_error(error, "create the output", path) from error
-            except BaseException:  # Ctrl-C: nobody else knows of it yet
+            except BaseException:  # Ctrl-C: no other code can remove the directory yet
                 remove(path)
                 if lock >= 0:
                     os.close(lock)
@@ -143,7 +142,7 @@ class DirectoryTransaction:
                 self.path.rename(self.final)
         except FileExistsError:
             raise StoreExistsError(
-                f"{final} was created by someone else while it was being written; nothing was "
+                f"{final} was created by another process while it was being written; nothing was "
                 "replaced. Choose another output or pass --overwrite",
                 path=final,
             ) from None
@@ -158,7 +157,7 @@ class DirectoryTransaction:
         self._unlock()
 
     def _unlock(self) -> None:
-        """Let go of the lock; once, also if Ctrl-C comes between a commit and its return."""
+        """Release the lock; once, also if Ctrl-C comes between a commit and its return."""
         lock, self._lock = self._lock, -1
         if lock >= 0:
             os.close(lock)
@@ -180,11 +179,11 @@ def check_parent(path: Path) -> None:
 
 
 def _check_outside(final: Path, directory: str) -> None:
-    """Raise if the output lies in another sealed directory, which would be damaged by that."""
+    """Raise if the output lies in another sealed directory, which it would damage."""
     own_parent = final.parent.resolve()
     for parent in (own_parent, *own_parent.parents):
         if parent.name.startswith(".gnnstore-"):
-            return  # of a run, and goes away with it
+            return  # a run's directory, which is removed with the run
         kind = kind_of(parent)
         if kind is None:
             continue
@@ -199,7 +198,7 @@ def _check_outside(final: Path, directory: str) -> None:
 def check_final(
     final: Path, overwrite: bool, is_replaceable: Callable[[Path], bool], noun: str
 ) -> None:
-    """Raise if a name is taken, and must not be given to something else."""
+    """Raise if a name is taken and may not be replaced."""
     if not os.path.lexists(final):
         return
     if not overwrite:
@@ -222,7 +221,7 @@ def _sweep(
     adopt: Callable[[Path], bool] | None,
     attempt: str,
 ) -> tuple[Path, int] | None:
-    """Remove what dead writers left; return the directory to go on in and its lock, if any."""
+    """Remove directories of dead writers; return the one to continue and its lock, if any."""
     found: tuple[Path, int] | None = None
     for path in leftovers(final):
         try:
@@ -246,7 +245,7 @@ def _sweep(
                 num_bytes = leftover_bytes(path)
                 hint = "; --resume would have gone on with it" if is_resumable(path) else ""
                 remove(path)
-                if num_bytes:  # else another writer may just have made it, and will see that
+                if num_bytes:  # else another writer may just have made it, and will notice
                     on_event(
                         f"removed {format_size(num_bytes)} that an interrupted {attempt} had left "
                         f"in {path}{hint}"
@@ -262,6 +261,6 @@ def _sweep(
 
 
 def _may_adopt(path: Path, adopt: Callable[[Path], bool]) -> bool:
-    # Whoever goes on in it opens and makes files below its directories.
+    # Continuing opens and makes files below its directories.
     check_tree(path)
     return adopt(path)

@@ -1,7 +1,7 @@
 """Checks a sealed directory against its manifest, and names the damaged files and bytes.
 
 Three levels, each including the one before: `header` (metadata, sizes, stray files),
-`checksums` (every byte of every file), `full` (what the numbers mean, which each kind knows).
+`checksums` (every byte of every file), `full` (the meaning of the numbers, by kind).
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was found."""
+        """Whether there are no problems."""
         return not self.problems
 
 
 def find_units(
     directory: Path,
 ) -> tuple[dict[SealedFiles[Any], list[Problem]], list[Problem]]:
-    """Find a sealed directory and those that lie in it, such as the packed epochs of a store."""
-    # A directory of no kind is opened as a store, which says what is wrong with it.
+    """Return a sealed directory and those inside it, such as the packed epochs of a store."""
+    # A directory of no kind is opened as a store, to report the problem.
     units = dict([_open(kind_of(directory) or KINDS["store"], directory)])
     problems: list[Problem] = []
     for inner in KINDS:
@@ -76,7 +76,7 @@ def find_units(
         problems += _check_group(place / METADATA_FILE)
         for unit in sorted(place.iterdir()):
             if unit.name.startswith(".") or unit.name == METADATA_FILE:
-                continue  # of a writer; of the group
+                continue  # a writer's directory, or the group's metadata
             if unit.is_symlink():
                 problems.append(Problem(str(unit), _LINK))
                 continue
@@ -132,7 +132,7 @@ def stray_files(reader: SealedFiles[Any]) -> Iterator[Problem]:
 def compare_checksums(
     reader: SealedFiles[Any], num_threads: int, on_bytes: Callable[[int], None]
 ) -> Iterator[Problem]:
-    """Compare every file with what was recorded of it; yield the ranges that differ."""
+    """Compare every file with its checksums; yield the ranges that differ."""
     wrong: set[str] = set()
     if not isinstance(reader, SealedReader):
         wrong = {entry.path for entry, _ in reader.wrong_sizes()}
@@ -144,11 +144,11 @@ def compare_checksums(
     ]
     on_bytes(sum(entry.size_bytes for entry, _ in reader.manifest.checksum_files))
     yield from altered
-    if altered:  # without the table nothing can be compared
+    if altered:  # without the checksums nothing can be compared
         return
     try:
         table = reader.checksum_table()
-    except CorruptStoreError as error:  # there are as many bytes as listed, of another array
+    except CorruptStoreError as error:  # the files have the listed sizes, but of another array
         yield Problem(error.path or str(reader.path), str(error))
         return
     first_blocks = reader.manifest.first_blocks()

@@ -1,4 +1,4 @@
-"""Writes a sealed directory: arrays one by one or side by side, then one atomic commit."""
+"""Writes a sealed directory: arrays one by one or together, then one atomic commit."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class SealedWriter:
     """Builds a directory under a temporary name; `seal` gives it its own. Not thread-safe.
 
     A context manager: leaving it without a commit leaves nothing behind, unless the writer can be
-    resumed and was stopped by what is no fault of the data: no space, an I/O error, Ctrl-C.
+    resumed and the data were not at fault: no space, an I/O error, Ctrl-C.
     """
 
     READER: ClassVar[type[SealedReader[Any]]]
@@ -88,7 +88,7 @@ class SealedWriter:
         self.shard_bytes = shard_bytes
         self._on_event = on_event or (lambda _: None)
         self._writers: dict[str, PagedArrayWriter] = {}
-        self._taken: set[str] = set()
+        self._paths: set[str] = set()
         self._files: dict[str, tuple[int, BlockCrcs]] = {}
         manifest = self.READER.MANIFEST
         self._transaction = DirectoryTransaction(
@@ -112,7 +112,7 @@ class SealedWriter:
         self._open = True
 
     def take_over(self) -> None:
-        """Begin with what is finished according to the journal."""
+        """Begin with the finished work in the journal."""
 
     @property
     def path(self) -> Path:
@@ -126,7 +126,7 @@ class SealedWriter:
 
     @property
     def is_resumed(self) -> bool:
-        """Whether the writer goes on where another stopped."""
+        """Whether the writer continues an interrupted attempt."""
         return self._transaction.adopted
 
     def _open_journal(
@@ -150,7 +150,7 @@ class SealedWriter:
         num_rows: int,
         cat_dim: int = 0,
     ) -> PagedArrayWriter:
-        """Begin a paged array: rows are read one by one, so they are laid out raw, in pages."""
+        """Begin a paged array, whose rows lie raw in pages to be read one by one."""
         if 0 in row_shape:
             raise InputError(
                 f"the attribute {name!r} has rows of shape {list(row_shape)}, which hold nothing; "
@@ -176,7 +176,7 @@ class SealedWriter:
         return sum(writer.remaining_bytes for writer in self._writers.values())
 
     def _check_space(self, spec: AttributeSpec) -> None:
-        """Refuse at once what would fill the disk hours later."""
+        """Refuse at once an array for which the disk has no room."""
         if self.remaining_bytes > free_bytes(self.path.parent):
             raise NoSpaceError(
                 f"cannot write the array {spec.name!r}: no space left for {self.path}. Free some "
@@ -194,7 +194,7 @@ class SealedWriter:
         dtype: str | None = None,
         cat_dim: int = 0,
     ) -> AttributeSpec:
-        """Write an array that is read whole, compressed, and return its description."""
+        """Write an array compressed, to be read whole, and return its description."""
         dtype = dtype or dtype_name(array.dtype)
         stored = np.ascontiguousarray(array, dtype=storage_dtype(dtype, what=f"{name!r}"))
         stored = stored.reshape(array.shape)  # ascontiguousarray makes 0-d arrays 1-d
@@ -214,11 +214,11 @@ class SealedWriter:
         return spec
 
     def row_dimension(self, array_path: str) -> str | None:  # noqa: ARG002 - a kind knows its own
-        """Return the name of an array's first axis, where others beside it have the same rows."""
+        """Return the name of an array's first axis, where other arrays have the same rows."""
         return None
 
     def check_spec(self, spec: AttributeSpec) -> None:
-        """Refuse an array that must not be in a directory of this kind, before it is written."""
+        """Refuse an array that a directory of this kind must not hold, before it is written."""
         if len(spec.shape) > MAX_DIMENSIONS:
             raise InputError(
                 f"the attribute {spec.name!r} has {len(spec.shape)} axes, an array may have "
@@ -228,8 +228,8 @@ class SealedWriter:
     def _array_directory(self, spec: AttributeSpec) -> Path:
         self.check_spec(spec)
         directory = self.temporary_path / spec.path
-        # It may hold parts that an earlier attempt finished.
-        may_exist = self.is_resumed and spec.path not in self._taken
+        # The directory may hold parts that an earlier attempt finished.
+        may_exist = self.is_resumed and spec.path not in self._paths
         try:
             directory.mkdir(parents=True, exist_ok=may_exist)
         except FileExistsError:
@@ -238,7 +238,7 @@ class SealedWriter:
             ) from None
         except OSError as error:
             raise storage_error(error, "create the array", directory) from error
-        self._taken.add(spec.path)
+        self._paths.add(spec.path)
         return directory
 
     # ---- the end
@@ -277,7 +277,7 @@ class SealedWriter:
         return self.path
 
     def _check_readable(self) -> None:
-        """Open the directory as readers do: what cannot be opened is lost, so it gets no name."""
+        """Open the directory as readers do: one that cannot be opened gets no name."""
         try:
             self.READER.open(self.temporary_path)
         except (CorruptStoreError, UnsupportedVersionError, NotFoundError) as error:
@@ -294,7 +294,7 @@ class SealedWriter:
             ) from error
 
     def _clear_work(self) -> None:
-        """Remove what does not belong to the directory, when all that does is durable."""
+        """Remove files that do not belong to the directory, when all others are durable."""
         for directory in self.journal.spill_directories:
             _core.remove_tree(directory)
         self.journal.close()
@@ -339,7 +339,7 @@ class SealedWriter:
             self._transaction.abort()
 
     def release(self) -> None:
-        """Close the files that are being written, without making anything durable."""
+        """Close unfinished files, without making them durable."""
         for writer in self._writers.values():
             writer.abort()
 
@@ -359,10 +359,10 @@ class SealedWriter:
             elif advice:
                 self._on_event(advice)
 
-    # ---- what a user is told
+    # ---- messages
 
     def describe_start(self) -> str:
-        """Return a sentence on where a resumed attempt begins."""
+        """Return a sentence that says where a resumed attempt begins."""
         if not self.is_resumed:
             return f"nothing to resume for {self.path}: starting from the beginning"
         size = format_size(directory_bytes(self.temporary_path))
@@ -382,7 +382,7 @@ class SealedWriter:
 
 
 def _can_continue(kind: type[Manifest], fingerprint: Mapping[str, Any], directory: Path) -> bool:
-    """Whether an attempt with this fingerprint may go on in a directory that one left."""
+    """Whether an attempt with this fingerprint may continue a directory."""
     records, _ = read_records(directory / JOURNAL_FILE)
     if not records or not Journal(directory, records).has_work:
         return False
@@ -400,7 +400,7 @@ def _can_continue(kind: type[Manifest], fingerprint: Mapping[str, Any], director
 
 
 def _differences(before: Any, now: Any, name: str = "") -> Iterator[str]:
-    """Yield in words where two JSON values differ."""
+    """Yield the differences of two JSON values in words."""
     if isinstance(before, dict) and isinstance(now, Mapping):
         for key in sorted(before.keys() | now.keys()):
             place = f"{name}.{key}" if name else str(key)
@@ -413,14 +413,14 @@ def _differences(before: Any, now: Any, name: str = "") -> Iterator[str]:
 
 
 def is_resumable_error(error: BaseException) -> bool:
-    """Whether an error says nothing against the data, so that a later attempt may succeed."""
+    """Whether an error is no fault of the data, so that a later attempt may succeed."""
     if isinstance(error, NotFoundError | StoreExistsError):
         return False
     return isinstance(error, StorageError | OSError | MemoryError | KeyboardInterrupt)
 
 
 def _describe_missing(directory: Path, needed_bytes: int) -> str:
-    """Return how much space is missing in the file system of a directory; "" if none is."""
+    """Return a sentence on the space missing for a directory; "" if none is."""
     free = free_bytes(directory)
     if needed_bytes <= free:
         return ""

@@ -1,4 +1,4 @@
-"""The manifest of packed epochs: what was sampled, how it was packed, and every file.
+"""The manifest of packed epochs: the sampled batches, how they were packed, and every file.
 
 Packed epochs are a sealed directory by themselves. Nothing else is needed to train on them: neither
 the graph nor its features.
@@ -26,32 +26,32 @@ INDEX_ARRAY = "index"
 BATCHES_ARRAY = "batches"
 ROWS_GROUP = "rows"
 SEGMENTS_ARRAY = "segments"
-# Of the index: where a batch's record begins, its bytes and its crc32c, the rows it misses. Then,
-# for each cached attribute, where its chunk of rows begins.
+# Columns of the index: where a batch's record begins, its bytes and its crc32c, and the rows it
+# misses. One more for each cached attribute: where its chunk of rows begins.
 INDEX_COLUMNS = 4
-# A chunk has a checksum for each block of so many bytes at most: a reader reads no more at a time.
+# The most bytes of a chunk that one checksum covers: a reader reads no more at a time.
 MAX_PIECE_BYTES = 512 << 10
-# Of rows that batches share, in one checksum.
+# Rows shared by batches that one checksum covers.
 CHECKED_ROWS = 64
-# Of the segments: the first batch and the one behind the last, shared rows, and rows of a part.
-# Then, for each cached attribute, where the first part begins.
+# Columns of the segments: the first batch and the one behind the last, shared rows, and rows of a
+# part. One more for each cached attribute: where the first part begins.
 SEGMENT_COLUMNS = 4
 # Records, chunks and shared rows begin at multiples of this.
 PACKED_ALIGNMENT_BYTES = ALIGNMENT_BYTES
 
 _MAX_EPOCHS = 2**31
-# Records and kernels have 31 bits for a slot, and two numbers beside those of slots.
+# Records and kernels have 31 bits for a slot, and use two numbers that are no slots.
 MAX_SLOTS = 2**31 - 3
 
 # In a fingerprint, the kind of the seeds if they are no nodes.
 KIND = "seeds"
-# In a fingerprint, the number of arrays by which a record says what its batch starts from; by
-# default one, `input_id`.
+# In a fingerprint, the number of arrays of a record that hold its batch's seeds; by default one,
+# `input_id`.
 SEED_ARRAYS = "seed arrays"
 _MAX_SEED_ARRAYS = 64
 # In a fingerprint, the number of seeds of an epoch: input nodes, or edges.
 NUM_POSITIONS = "number of input_nodes"
-# In a fingerprint, what stands for the checksum of all edges of the graph.
+# In a fingerprint, the value in place of a checksum for all edges of the graph.
 ALL_EDGES = "all edges"
 
 
@@ -61,7 +61,7 @@ class PackedManifest(Manifest):
 
     FORMAT: ClassVar[str] = "gnnstore-plan"
     VERSION: ClassVar[int] = PACKED_FORMAT_VERSION
-    # There has been no release with older ones.
+    # There has been no release with older versions.
     OLDEST: ClassVar[int] = PACKED_FORMAT_VERSION
     WORD: ClassVar[str] = "directory of packed epochs"
     NOUN: ClassVar[str] = "a directory of packed epochs"
@@ -69,7 +69,7 @@ class PackedManifest(Manifest):
     ATTEMPT: ClassVar[str] = "attempt to pack"
     MAKE: ClassVar[str] = "make one with 'gnnstore pack'"
 
-    # All that the batches depend on besides the seed, as in the state of a loader.
+    # All that the batches depend on except the seed, as in the state of a loader.
     fingerprint: Mapping[str, Any]
     seed: int
     epochs: int  # epochs 0 to epochs - 1 are packed
@@ -77,9 +77,9 @@ class PackedManifest(Manifest):
     superbatch: int  # batches that were planned at a time
     segment: int  # batches that share rows on disk; 1: each has its own
     piece_bytes: int  # bytes of rows that one checksum in a record covers
-    num_slots: int  # rows of each cached attribute that are held while the batches are assembled
+    num_slots: int  # rows of each cached attribute in memory while the batches are assembled
     cached_by: str  # the policy that chose the cached rows: "belady", "degree" or "frequency"
-    largest_batch_bytes: int  # of a batch with its attributes
+    largest_batch_bytes: int  # bytes of the largest batch with its attributes
     schema: Schema
     # Paths in the store of the node attributes whose missed rows are packed.
     cached: tuple[str, ...]
@@ -105,7 +105,7 @@ class PackedManifest(Manifest):
 
     @property
     def num_seed_arrays(self) -> int:
-        """Arrays of a record that say what the batch shows of its seeds; one of nodes."""
+        """Arrays of a record that hold its batch's seeds; one for nodes."""
         count = self.fingerprint.get(SEED_ARRAYS, 1)
         return count if isinstance(count, int) and 0 < count <= _MAX_SEED_ARRAYS else 1
 
@@ -168,7 +168,7 @@ class PackedManifest(Manifest):
             raise own.fail("arrays", "each path once")
         asked = own.fields("fingerprint")
         if asked.document.get("sampler", "") is not None:
-            raise asked.fail("sampler", "null, for nobody else's order is packed")
+            raise asked.fail("sampler", "null, since the order of a sampler is never packed")
         num_batches = _batches_per_epoch(asked)
         if own.integer("batches_per_epoch") != num_batches:
             raise own.fail("batches_per_epoch", f"{num_batches}, as the fingerprint has it")
@@ -192,7 +192,7 @@ class PackedManifest(Manifest):
 
     @classmethod
     def advice(cls, own: Fields, path: Path) -> str:
-        """Return the command that packs anew what an older version has packed."""
+        """Return the command that packs the epochs of an older version anew."""
         asked = own.document.get("fingerprint")
         command = pack_command(
             path,
@@ -242,14 +242,14 @@ def pack_command(
 
 
 def _batches_per_epoch(asked: Fields) -> int:
-    """Return the batches that a loader with a fingerprint makes of an epoch."""
+    """Return the batches of an epoch of a loader with a fingerprint."""
     num_seeds, batch_size = asked.integer(NUM_POSITIONS), asked.integer("batch_size", 1)
     asked.boolean("shuffle")
     return num_seeds // batch_size if asked.boolean("drop_last") else -(-num_seeds // batch_size)
 
 
 def _piece_bytes(own: Fields) -> int:
-    """Return the bytes of a checksum: a reader's reads are of whole ones."""
+    """Return the bytes that a checksum covers; reads are multiples of this."""
     value = own.integer("piece_bytes", PACKED_ALIGNMENT_BYTES, MAX_PIECE_BYTES)
     if MAX_PIECE_BYTES % value:
         raise own.fail("piece_bytes", f"a part of {MAX_PIECE_BYTES}")

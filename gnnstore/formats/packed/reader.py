@@ -38,7 +38,7 @@ class PackedReader(SealedReader[PackedManifest]):
     MANIFEST: ClassVar[type[PackedManifest]] = PackedManifest
 
     def check(self) -> None:
-        """Read the index, and refuse one that leads outside of the files."""
+        """Read the index, and refuse one that names bytes outside of the files."""
         manifest = self.manifest
         listed = {spec.path for spec in manifest.paged_arrays}
         expected = {INDEX_ARRAY, BATCHES_ARRAY, *map(rows_array, manifest.cached_specs)}
@@ -63,7 +63,7 @@ class PackedReader(SealedReader[PackedManifest]):
         self._check_index()
 
     def explain(self, problem: Problem) -> Problem:
-        """Return a problem of damaged bytes, with the batches that lie there."""
+        """Return a problem of damaged bytes, with the batches that these belong to."""
         if problem.first_byte is None or problem.end_byte is None:
             return problem
         file = Path(problem.path).relative_to(self.path).as_posix()
@@ -75,12 +75,12 @@ class PackedReader(SealedReader[PackedManifest]):
         return replace(problem, message=f"{problem.message}, in {', '.join(shown)}")
 
     def chunk_begins(self, column: int) -> npt.NDArray[np.int64]:
-        """Return where all chunks of the cached attribute with a number begin."""
+        """Return the first bytes of all chunks of a cached attribute, by its number."""
         begins: npt.NDArray[np.int64] = self.index[:, INDEX_COLUMNS + column]
         return begins
 
     def chunk_bytes(self, column: int) -> npt.NDArray[np.int64]:
-        """Return the bytes on disk of all chunks of the cached attribute with a number."""
+        """Return the bytes on disk of all chunks of a cached attribute, by its number."""
         return self.index[:, 3] * self.manifest.cached_specs[column].row_bytes
 
     def batches_in(self, file: str, first_byte: int, end_byte: int) -> list[int]:
@@ -105,7 +105,7 @@ class PackedReader(SealedReader[PackedManifest]):
         return none, none
 
     def _one_file(self, path: str, dtype: str, shape: tuple[int | None, ...]) -> PagedArray:
-        """Return an array that the format asks for; kernels read its only file."""
+        """Return a required array; kernels read its only file."""
         array = self._paged.get(path)
         if array is not None and array.layout.num_shards <= 1:
             num_rows = array.num_rows if shape[0] is None else shape[0]
@@ -119,7 +119,7 @@ class PackedReader(SealedReader[PackedManifest]):
         )
 
     def _check_index(self) -> None:
-        """Refuse an index that leads outside of the files."""
+        """Refuse an index that names bytes outside of the files."""
         if self.segments is not None:
             reason = check_segments(
                 self.segments,

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     from gnnstore.formats.arrays.spec import AttributeSpec
 
-# A row for each segment: its first batch and the one behind its last, its shared rows, the rows
-# of a part, and where its first part begins in the file of each cached attribute.
+# A row for each segment; for its columns see `SEGMENT_COLUMNS`.
 SegmentTable = npt.NDArray[np.int64]
 
 _MAX_ROWS = 2**31
@@ -32,12 +31,12 @@ class SegmentLayout:
 
     num_rows: int
     row_bytes: int
-    part_rows: int  # of a whole part; bytes from the beginning of one to that of the next
-    part_bytes: int  # of a whole part; bytes from the beginning of one to that of the next
-    begin: int  # of the first part in the file
+    part_rows: int  # rows of a whole part
+    part_bytes: int  # bytes from the beginning of a whole part to that of the next
+    begin: int  # offset of the first part in the file
 
     def offset(self, rank: int) -> int:
-        """Return where the row of a rank begins."""
+        """Return the offset of the row with a rank."""
         whole, rest = divmod(rank, self.part_rows)
         return self.begin + whole * self.part_bytes + rest * self.row_bytes
 
@@ -50,7 +49,7 @@ class SegmentLayout:
 def segment_layout(
     segments: SegmentTable, specs: Sequence[AttributeSpec], segment: int, column: int
 ) -> SegmentLayout:
-    """Return where the shared rows of a segment are, of the cached attribute with a number."""
+    """Return the layout of a segment's shared rows of a cached attribute, by its number."""
     _, _, num_rows, part_rows, *begins = (int(value) for value in segments[segment])
     row_bytes = specs[column].row_bytes
     unit = PACKED_ALIGNMENT_BYTES

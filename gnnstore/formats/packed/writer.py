@@ -52,10 +52,10 @@ class PackedWriter(SealedWriter):
         resume: bool = False,
         on_event: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.index: list[list[int]] = []  # of each batch that is done; see `PackedReader`
-        self.segments: list[list[int]] = []  # of each segment that is done; see `PackedReader`
-        self.num_superbatches = 0  # superbatches that are done
-        self.largest_batch_bytes = 0  # of those that are done
+        self.index: list[list[int]] = []  # a row for each finished batch; see `INDEX_COLUMNS`
+        self.segments: list[list[int]] = []  # for each finished segment; see `SEGMENT_COLUMNS`
+        self.num_superbatches = 0  # superbatches that are finished
+        self.largest_batch_bytes = 0  # bytes of the largest finished batch
         self._growing: dict[str, GrowingFile] = {}
         super().__init__(
             path,
@@ -68,7 +68,7 @@ class PackedWriter(SealedWriter):
         )
 
     def row_dimension(self, array_path: str) -> str | None:
-        """Return a name of their own for the checksums: the store around it has some, too."""
+        """Return a name for the checksums that the store around the epochs does not use."""
         return "plan_checksums" if array_path == CHECKSUMS_ARRAY else None
 
     @property
@@ -100,7 +100,7 @@ class PackedWriter(SealedWriter):
         largest_batch_bytes: int,
         segments: Sequence[Sequence[int]] = (),
     ) -> None:
-        """Make what was appended durable, and write it down."""
+        """Make the appended bytes durable, and record the superbatch."""
         ends = {name: file.end_region() for name, file in self._growing.items()}
         values = {
             "largest_batch_bytes": largest_batch_bytes,
@@ -127,7 +127,7 @@ class PackedWriter(SealedWriter):
     def _write_table(self, name: str, rows: list[list[int]], width: int) -> AttributeSpec:
         try:
             values = np.array(rows, np.int64).reshape(-1, width)
-        except (OverflowError, TypeError, ValueError) as error:  # not our own making
+        except (OverflowError, TypeError, ValueError) as error:  # not a journal of ours
             raise CorruptStoreError(
                 f"{self._journal_path}: what it says of finished batches is no {name} ({error}); "
                 "repeat the command without --resume",
@@ -140,7 +140,7 @@ class PackedWriter(SealedWriter):
         return writer.spec
 
     def release(self) -> None:
-        """Close the files that are being written."""
+        """Close unfinished files."""
         super().release()
         for file in self._growing.values():
             file.close()
@@ -148,7 +148,7 @@ class PackedWriter(SealedWriter):
     # ---- beginning, and going on
 
     def take_over(self) -> None:
-        """Open the files that grow, and keep what earlier attempts have finished of them."""
+        """Open the growing files, and keep the superbatches that earlier attempts finished."""
         rows = self.decided.texts("rows")
         names = [check_relative_path(name, file=self._journal_path) for name in rows]
         names.insert(0, BATCHES_ARRAY)
@@ -163,7 +163,7 @@ class PackedWriter(SealedWriter):
             file.cut()
 
     def _is_as_it_was(self, step: Record) -> bool:
-        """Read what a superbatch has left and compare it; False: it is to be done again."""
+        """Whether a superbatch's regions are unchanged; else it is packed again."""
         good = [
             name in step["ends"]
             and name in step["crcs"]
@@ -183,7 +183,7 @@ class PackedWriter(SealedWriter):
         self.largest_batch_bytes = max(self.largest_batch_bytes, size)
 
     def describe_start(self) -> str:
-        """Return a sentence on where a resumed attempt begins."""
+        """Return a sentence that says where a resumed attempt begins."""
         if not self.is_resumed:
             return super().describe_start()
         return (

@@ -34,7 +34,7 @@ _SCAN_EDGES = 2**20
 
 
 def check_meaning(reader: Reader) -> Iterator[Problem]:
-    """Yield where partitions are not those of a graph, or not of the store around them."""
+    """Yield values that are no partitions of a graph, or not of the store around them."""
     if problems := list(_check_order(reader)):
         yield from problems
         return
@@ -49,7 +49,7 @@ def check_meaning(reader: Reader) -> Iterator[Problem]:
     if each.sums[0] != found.sums[0]:
         yield Problem(str(reader.path / POSITION_ARRAY), "not every position is there once")
         return
-    # The store, where they lie in one; elsewhere there is nothing to compare them with.
+    # The store around the partitions; elsewhere there is nothing to compare them with.
     store = reader.path.parent.parent
     if reader.path.parent.name == PARTITIONS_DIRECTORY and StoreManifest.is_at(store):
         yield from _compare(reader, store, found)

@@ -1,7 +1,7 @@
-"""The manifest of partitions: of which store, in what order, and every file.
+"""The manifest of partitions: their store, their order, and every file.
 
 Partitions hold the rows of nodes and the edges of a store once more, so that those of a few
-partitions are read in large pieces. Nodes have new ids, R of them a partition; edges lie in
+partitions are read in large pieces. Nodes have new ids, R ids in each partition; edges lie in
 buckets, one for each pair of partitions.
 """
 
@@ -30,7 +30,7 @@ POSITION_ARRAY = "edges/position"
 
 # There are as many buckets as pairs of partitions, and the place of each is in memory.
 MOST_PARTITIONS = 4096
-# Of a partition: edges hold places in partitions as int32.
+# Rows of a partition: edges hold places in partitions as int32.
 MOST_ROWS = 2**31 - 1
 
 OrderKind = Literal["random", "train-first", "none"]
@@ -49,17 +49,17 @@ class PartitionsManifest(Manifest):
     ATTEMPT: ClassVar[str] = "attempt to partition"
     MAKE: ClassVar[str] = "make one with 'gnnstore partition'"
 
-    store_uuid: str  # the store whose nodes and edges they hold
+    store_uuid: str  # identity of the partitioned store
     num_nodes: int
     num_edges: int
-    num_partitions: int  # p and R; the last partition may have fewer rows, and has one at least
-    rows_per_partition: int  # p and R; the last partition may have fewer rows, and has one at least
-    # How nodes were spread: "random"; "train-first": those of a split first; "none": as they are in
-    # the store.
+    num_partitions: int  # p
+    rows_per_partition: int  # R; the last partition may have fewer rows, at least one
+    # How nodes were spread: "random"; "train-first": those of a split first; "none": in the store's
+    # order.
     order_kind: OrderKind
-    seed: int  # of the order
-    train_split: str | None  # of "train-first", the name of the split
-    # Of "train-first", the first partitions, which hold all nodes of the split; else 0.
+    seed: int  # seed of the order
+    train_split: str | None  # name of the split of "train-first"
+    # With "train-first", the number of first partitions, which hold all nodes of the split; else 0.
     num_train_partitions: int
     # The node attributes, by name: those of the store, rows in the new order.
     nodes: Mapping[str, AttributeSpec]

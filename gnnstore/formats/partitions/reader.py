@@ -1,4 +1,4 @@
-"""Opens the partitions of a store: where the rows of each lie, and the edges between each two.
+"""Opens the partitions of a store: the rows of each, and the edges between each two.
 
 Nodes have new ids: those of partition k are `rows(k)`, the rows that it has in `nodes`. Bucket
 (i, j) holds the edges with their source in partition i and their target in j; it is entry
@@ -91,7 +91,7 @@ class PartitionsReader(SealedReader[PartitionsManifest]):
             )
 
     def meaningless(self) -> Iterator[Problem]:
-        """Yield where arrays are no partitions of a graph."""
+        """Yield values of arrays that are no partitions of a graph."""
         return check_meaning(self)
 
     def _corrupt(self, problem: str, array: str = "") -> CorruptStoreError:
@@ -102,12 +102,12 @@ class PartitionsReader(SealedReader[PartitionsManifest]):
 
     @property
     def name(self) -> str:
-        """Name among the partitionings of the store."""
+        """Name of this partitioning in the store."""
         return self.path.name
 
     @property
     def store_uuid(self) -> str:
-        """Identity of the store whose nodes and edges these are."""
+        """Identity of the partitioned store."""
         return self.manifest.store_uuid
 
     @property
@@ -142,7 +142,7 @@ class PartitionsReader(SealedReader[PartitionsManifest]):
 
     @property
     def num_train_partitions(self) -> int:
-        """Number of partitions, from the first, that hold the training nodes; 0: it is not so."""
+        """Number of first partitions that hold all training nodes; 0 in other orders."""
         return self.manifest.num_train_partitions
 
     def rows(self, partition: int) -> range:

@@ -1,4 +1,4 @@
-"""Writes partitions: arrays side by side, then one atomic commit."""
+"""Writes partitions: several arrays at a time, then one atomic commit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PartitionsWriter(SealedWriter):
     READER: ClassVar[type[PartitionsReader]] = PartitionsReader
 
     def row_dimension(self, array_path: str) -> str | None:
-        """Return "node" or "edge", and a name for checksums that is not that of the store's."""
+        """Return "node" or "edge"; for checksums a name that the store does not use."""
         if array_path == CHECKSUMS_ARRAY:
             return "partitions_checksums"
         if array_path == BUCKET_PTR_ARRAY:

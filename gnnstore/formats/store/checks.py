@@ -18,14 +18,14 @@ from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec, StoreManif
 
 # Scans hold this much of an array at a time, and a few temporaries of the same size.
 _SCAN_BYTES = 16 * 2**20
-_SORTED_IDS = 2**23  # at a time
-_TEXT_SCAN_BYTES = 2**16  # of offsets; the texts are many times as long
+_SORTED_IDS = 2**23  # ids sorted at a time
+_TEXT_SCAN_BYTES = 2**16  # bytes of offsets; the texts are many times as long
 
 Reader = SealedReader[StoreManifest]
 
 
 def check_meaning(reader: Reader) -> Iterator[Problem]:
-    """Yield where the numbers of a store do not mean a graph; reads all of them."""
+    """Yield numbers of a store that are no graph's; reads all arrays."""
     schema = reader.manifest.schema
     num_src = {node.name: node.num_nodes for node in schema.node_types}
     for node in schema.node_types:
@@ -63,7 +63,7 @@ def _check_node_ids(reader: Reader, node: NodeTypeSpec) -> Iterator[Problem]:
 def _check_range(
     reader: Reader, spec: AttributeSpec, limit: int, what: str, *, kind: str = "node"
 ) -> Iterator[Problem]:
-    """Yield the first entry of a list of nodes [k], or of lists [k, A], that is none."""
+    """Yield the first entry of a list of nodes [k], or of lists [k, A], that is no node."""
     pieces: Iterable[tuple[int, npt.NDArray[Any]]]
     if spec.layout == "paged":
         pieces = reader.paged(spec).pieces(_SCAN_BYTES)
@@ -166,13 +166,13 @@ def _check_columns(reader: Reader, edge: EdgeTypeSpec, num_src: int) -> Iterator
         options = provenance.get("options")
         options = options if isinstance(options, dict) else {}
         is_whole = options.get("undirected") is False and options.get("self_loops") == "keep"
-        # Edges that come from another store have the ids that its rules have left.
+        # Edges of another store have the ids that its rules have left.
         is_whole = is_whole and "store_uuid" not in provenance
         yield from _check_edge_ids(reader, edge.edge_id, is_whole=is_whole and not edge.splits)
 
 
 def _check_edge_ids(reader: Reader, spec: AttributeSpec, *, is_whole: bool) -> Iterator[Problem]:
-    """Yield ids that are no positions in the input: negative, repeated, beyond those of all."""
+    """Yield ids that are no positions in the input: negative, repeated or too large."""
     where = str(reader.path / spec.path)
     num_edges = spec.num_rows
     for first, piece in reader.paged(spec).pieces(_SCAN_BYTES):
@@ -189,7 +189,7 @@ def _check_edge_ids(reader: Reader, spec: AttributeSpec, *, is_whole: bool) -> I
 
 
 def _repeated_value(array: PagedArray) -> int | None:
-    """Return a value that an array has twice; None if there is none."""
+    """Return a value that occurs twice in an array; None if there is none."""
     num_groups = -(-array.num_rows // _SORTED_IDS) or 1
     factor = np.uint64(secrets.randbits(63) * 2 + 1)
     for group in range(num_groups):

@@ -32,9 +32,9 @@ class Csc:
     # the position in `indices` is the edge's only id.
     edge_id: npt.NDArray[Any] | None
     num_src: int  # number of source nodes; indices lie in [0, num_src)
-    label: str = "the graph"  # where it came from, for messages
+    label: str = "the graph"  # its origin, for messages
     edge_type: tuple[str, str, str] = EDGE_TYPE
-    # The stored arrays of which the three are views; none if they are in memory.
+    # The stored arrays that the three arrays are views of; none if they are in memory.
     mapped: tuple[PagedArray, ...] = ()
 
     def check_mapped_files(self) -> None:

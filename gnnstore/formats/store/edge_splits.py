@@ -10,7 +10,7 @@ from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.strict_json import Fields
 
-# The arrays of node ids, which are those of sources, of targets, or neither, and their axes.
+# The arrays of source nodes, of target nodes, and of other numbers, with their axes.
 _SOURCES = {"source": 1, "source_negatives": 2, "negative_source": 1}
 _TARGETS = {"target": 1, "target_negatives": 2, "negative_target": 1}
 _PARTS = {**_SOURCES, **_TARGETS, "edge_id": 1}
@@ -20,16 +20,13 @@ _PARTS = {**_SOURCES, **_TARGETS, "edge_id": 1}
 class EdgeSplitSpec:
     """The L edges of a split, by their ends; L is at least 1."""
 
-    source: AttributeSpec  # node ids, [L]
-    target: AttributeSpec  # node ids, [L]
+    source: AttributeSpec  # source nodes, [L]
+    target: AttributeSpec  # target nodes, [L]
     edge_id: AttributeSpec | None = None  # positions in the original input, [L]
-    # Nodes [L, A] that replace the source, or the target, of each edge.
-    source_negatives: AttributeSpec | None = None
-    # Nodes [L, A] that replace the source, or the target, of each edge.
-    target_negatives: AttributeSpec | None = None
-    # Ends of negative edges [K] that all edges of the split share.
+    source_negatives: AttributeSpec | None = None  # nodes [L, A] in place of each source
+    target_negatives: AttributeSpec | None = None  # nodes [L, A] in place of each target
+    # Sources and targets of negative edges [K] that all edges of the split share.
     negative_source: AttributeSpec | None = None
-    # Ends of negative edges [K] that all edges of the split share.
     negative_target: AttributeSpec | None = None
     # Attributes of the edges, [L, ...].
     attributes: Mapping[str, AttributeSpec] = field(default_factory=dict)
@@ -96,7 +93,7 @@ class EdgeSplitSpec:
 
 
 def edge_splits_json(splits: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return splits without the arrays that they do not have."""
+    """Return splits as JSON, without missing arrays."""
     return {
         name: {part: value for part, value in split.items() if value is not None}
         for name, split in splits.items()

@@ -36,7 +36,7 @@ class StoreReader(SealedReader[StoreManifest]):
                 )
 
     def meaningless(self) -> Iterator[Problem]:
-        """Yield where numbers do not mean a graph."""
+        """Yield numbers that are no graph's."""
         return check_meaning(self)
 
 

@@ -27,14 +27,14 @@ EdgeType = tuple[str, str, str]  # source, relation, target
 
 @dataclass(frozen=True)
 class TextSpec:
-    """Texts, one behind the other, and where each begins."""
+    """Texts, one behind the other, and their offsets."""
 
     bytes: AttributeSpec  # UTF-8, uint8 [B]
     offsets: AttributeSpec  # int64 [N + 1]; text i is bytes[offsets[i]:offsets[i + 1]]
 
     @classmethod
     def from_json(cls, fields: Fields) -> TextSpec:
-        """Check a parsed description, as of `EdgeTypeSpec`."""
+        """Check a parsed description."""
         return cls(
             AttributeSpec.from_json(fields.fields("bytes")),
             AttributeSpec.from_json(fields.fields("offsets")),
@@ -43,7 +43,7 @@ class TextSpec:
 
 @dataclass(frozen=True)
 class NodeTypeSpec:
-    """The nodes of one type: how many, their attributes [N, ...], splits, original ids [N].
+    """The nodes of one type: their number, attributes [N, ...], splits, original ids [N].
 
     Nodes whose original ids are texts have names [N] instead.
     """
@@ -57,7 +57,7 @@ class NodeTypeSpec:
 
     @classmethod
     def from_json(cls, fields: Fields) -> NodeTypeSpec:
-        """Check a parsed description, as of `EdgeTypeSpec`."""
+        """Check a parsed description."""
         return cls(
             name=fields.text("name"),
             num_nodes=fields.integer("num_nodes"),
@@ -151,7 +151,7 @@ class Schema:
     # Graph-level values that JSON can hold.
     graph_attributes: Mapping[str, Any] = field(default_factory=dict)
     graph_arrays: Mapping[str, AttributeSpec] = field(default_factory=dict)  # graph-level tensors
-    # Type of `edge_index` and `n_id` in batches: that of the source data.
+    # Type of `edge_index` and `n_id` in batches, as in the source data.
     index_dtype: IndexDtype = "int64"
     # Whether the source data carried `num_nodes` as a value of its own, in which case PyG's batches
     # carry it too.
@@ -159,27 +159,27 @@ class Schema:
 
     @property
     def node(self) -> NodeTypeSpec:
-        """The only node type, for code that refuses stores of several."""
+        """The only node type; code that calls this refuses stores of several."""
         if len(self.node_types) != 1:
             raise UsageError(self._heterogeneous("node", [t.name for t in self.node_types]))
         return self.node_types[0]
 
     @property
     def edge(self) -> EdgeTypeSpec:
-        """The only edge type, for code that refuses stores of several."""
+        """The only edge type; code that calls this refuses stores of several."""
         if len(self.edge_types) != 1:
             raise UsageError(self._heterogeneous("edge", [str(t.type) for t in self.edge_types]))
         return self.edge_types[0]
 
     def node_of(self, node_type: str) -> NodeTypeSpec:
-        """Return the node type of a name; raise a `UsageError` that lists them if there is none."""
+        """Return the node type of a name; raise a `UsageError` with all names if there is none."""
         for node in self.node_types:
             if node.name == node_type:
                 return node
         raise _no_type("node", node_type, [node.name for node in self.node_types])
 
     def edge_of(self, edge_type: EdgeType) -> EdgeTypeSpec:
-        """Return an edge type; raise a `UsageError` that lists them if there is no such type."""
+        """Return an edge type; raise a `UsageError` with all types if there is none."""
         for edge in self.edge_types:
             if edge.type == edge_type:
                 return edge
@@ -194,7 +194,7 @@ class Schema:
         return [spec for edge in self.edge_types for spec in edge.attributes.values()]
 
     def scales_of(self, attribute: AttributeSpec) -> AttributeSpec | None:
-        """Return the graph-level array that a node attribute's values are multiples of, if any."""
+        """Return the graph-level array with the scales of a node attribute, if any."""
         scales = self.graph_arrays.get(f"{attribute.name}_scale")
         if scales is None or (attribute.dtype, scales.dtype) != ("int8", "float32"):
             return None
@@ -224,7 +224,7 @@ class Schema:
         document = asdict(self)
         document["node_types"] = list(document["node_types"])
         for node in document["node_types"]:
-            if node["original_name"] is None:  # what few stores have, others do not mention
+            if node["original_name"] is None:  # few stores have this field; others omit it
                 del node["original_name"]
         document["edge_types"] = list(document["edge_types"])
         for edge in document["edge_types"]:
@@ -335,7 +335,7 @@ class StoreManifest(Manifest):
     MAKE: ClassVar[str] = "make one with 'gnnstore convert' (see 'gnnstore convert --help')"
 
     schema: Schema  # node types, edge types, attributes
-    provenance: Mapping[str, Any] = field(default_factory=dict)  # where the data came from
+    provenance: Mapping[str, Any] = field(default_factory=dict)  # origin of the data
 
     def fields(self) -> Mapping[str, Any]:
         """Return the fields of a store, as JSON values."""

@@ -1,4 +1,4 @@
-"""Sealed directories of a store, such as packed epochs: where they lie, and removing one.
+"""Sealed directories of a store, such as packed epochs: finding, making and removing one.
 
 Those of one kind lie in a directory of the store, each under a name of its own.
 """
@@ -32,7 +32,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 def unit_path(kind: Kind, store: Path, name: str) -> Path:
-    """Return where a unit of a store lies, or is to lie."""
+    """Return the path of a unit of a store, which need not exist."""
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"{name!r} is no name of a {kind.name}; use up to 100 letters, digits, '_', '-' and "
@@ -42,7 +42,7 @@ def unit_path(kind: Kind, store: Path, name: str) -> Path:
 
 
 def find_units(kind: Kind, store: Path) -> list[Path]:
-    """Return the units of a kind in the directory of a store, by name; links are none."""
+    """Return the units of a kind in a store, by name; links are passed over."""
     directory = store / kind.directory
     if directory.is_symlink():
         return []
@@ -63,7 +63,7 @@ def unit_names(kind: Kind, store: Path) -> str:
 
 
 def find_unit(kind: Kind, store: Path, unit: str | os.PathLike[str]) -> Path:
-    """Return the directory of a unit that is named, or given as a path."""
+    """Return the directory of a unit, given its name or path."""
     text = os.fspath(unit)
     named = store / kind.directory / text
     if text and "/" not in text and os.path.lexists(named / METADATA_FILE):
@@ -81,7 +81,7 @@ def find_unit(kind: Kind, store: Path, unit: str | os.PathLike[str]) -> Path:
 
 
 def refuse_existing(path: Path) -> None:
-    """Raise StoreExistsError, with what a command may do, where there is something already."""
+    """Raise StoreExistsError, with advice for the command line, if a path exists."""
     if path.exists():
         raise StoreExistsError(
             f"{path} exists; choose another name, remove it with 'gnnstore rm', or pass "
@@ -112,7 +112,7 @@ def make_units_directory(kind: Kind, store: Path) -> None:
 
 
 def drop_empty_units_directory(kind: Kind, store: Path) -> None:
-    """Remove the directory for units if it holds none, and nothing that was left of any."""
+    """Remove the directory for units if it holds no units and no leftovers."""
     directory = store / kind.directory
     with suppress(OSError):
         found = list(directory.iterdir())
@@ -124,7 +124,7 @@ def drop_empty_units_directory(kind: Kind, store: Path) -> None:
 
 @contextmanager
 def units_directory(kind: Kind, store: Path, *, is_needed: bool) -> Iterator[None]:
-    """Make the directory for the units of a store, and keep it as long as there are any."""
+    """Make the directory for the units of a store; at the end, remove it if it is empty."""
     if is_needed:
         make_units_directory(kind, store)
     try:
@@ -141,7 +141,7 @@ def remove_unit(kind: Kind, store: Path, name: str) -> None:
     if not kind.manifest.is_at(path):
         names = unit_names(kind, store)
         raise NotFoundError(f"{store}: no {kind.name} {name!r}; the store has {names}", path=path)
-    # Under a name that 'gnnstore gc' knows, so that a unit is there whole or not at all.
+    # Renamed first, so that a unit exists whole or not at all; 'gnnstore gc' knows the new name.
     doomed = path.with_name(f".{name}.tmp-{uuid.uuid4().hex[:8]}")
     with storage_errors(f"remove the {kind.name}", path):
         path.rename(doomed)

@@ -41,7 +41,7 @@ class StoreWriter(SealedWriter):
         return "edge" if is_of_edges else None
 
     def check_spec(self, spec: AttributeSpec) -> None:
-        """Refuse attributes that batches would not show."""
+        """Refuse attributes that batches cannot have."""
         super().check_spec(spec)
         group, *parts = spec.path.split("/")
         is_attribute = group == "nodes" or (group == "edges" and "attrs" in parts)
@@ -54,7 +54,7 @@ class StoreWriter(SealedWriter):
     def texts(
         self, directory: str, texts: Iterable[list[bytes]], num_texts: int, num_bytes: int
     ) -> TextSpec:
-        """Write texts as their bytes, one after the other, and where each begins."""
+        """Write texts as their bytes, one after the other, and their offsets."""
         letters, offsets = (
             self.paged(
                 f"{directory}/{part}", name=part, row_shape=(), dtype=dtype, num_rows=num_rows

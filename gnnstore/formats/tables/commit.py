@@ -1,8 +1,8 @@
 """The manifest of an embedding table: its shape and options, and its last commits.
 
-A commit says where the bytes of each partition lie, with their checksum. It is there when the
-manifest that lists it has its name, and was durable before: whoever opens a table finds the last
-commit, whole, whenever the writer was killed.
+A commit names the slot and the checksum of each partition. It exists when the manifest that lists
+it has its name, and was durable before: opening a table finds the last commit whole, whenever the
+writer was killed.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ SLOTS_FILE = "slots"
 _SLOT_ALIGNMENT = 64 << 10
 _FLOAT_BYTES = 4
 _MAX_BYTES = 2**26
-_MAX_VALUES = 2**21  # of a commit of 4,096 partitions 8,200, and of its position what it may hold
+_MAX_VALUES = 2**21  # a commit of 4,096 partitions has 8,200, and those of its position
 MAX_PARTITIONS = 2**16
-# Partitions of all commits that are kept, with the one that is being made.
+# Partitions of all kept commits and of the next one.
 MAX_KEPT = 2**19
-# Slots hold these, and what a failed commit has written.
+# Slots of these partitions, and of a failed commit.
 _MAX_SLOTS = 2**20
 MAX_DIM = 2**20
 
-# How rows begin: the distribution, and the factor of its spread, which is the root of so much by
-# the sum of both sizes of a matrix of all rows.
+# How rows begin: the distribution, and c, where the spread has the factor sqrt(c / (N + dim)) for
+# the matrix of all rows [N, dim]; 0: no such factor.
 INITIAL: dict[str, tuple[str | None, float]] = {
     "xavier_uniform": ("uniform", 6.0),
     "xavier_normal": ("normal", 2.0),
@@ -56,7 +56,7 @@ INITIAL: dict[str, tuple[str | None, float]] = {
     "zeros": (None, 0.0),
 }
 
-# State that optimizers keep of each row: so many floats, and so many for each column.
+# State of each row by optimizer: floats for the row, and floats for each column.
 STATE_FLOATS = {
     "rowwise_adagrad": (1, 0),
     "adagrad": (0, 1),
@@ -69,18 +69,18 @@ STATE_FLOATS = {
 class Commit:
     """Rows as they were at a moment."""
 
-    id: str  # identity, which no other commit has
-    parent: str | None  # the commit that it goes on from
+    id: str  # unique identity
+    parent: str | None  # the commit before it
     steps: int  # steps of the optimizer before it
     # State of the loader at that moment, as its `state_dict` returned it.
     position: Mapping[str, Any] | None
-    # int64 [p]: the slot that holds each partition; -1: its rows are as they begin.
+    # int64 [p]: the slot of each partition; -1: its rows have their initial values.
     slots: npt.NDArray[np.int64]
     crcs: npt.NDArray[np.uint32]  # uint32 [p]: checksum of each slot; 0 where there is none
 
     @classmethod
     def first(cls, num_partitions: int) -> Self:
-        """Return the commit of a table that nothing has been learned of."""
+        """Return the first commit of a table: all rows have their initial values."""
         slots = np.full(num_partitions, -1, np.int64)
         return cls(uuid.uuid4().hex, None, 0, None, slots, np.zeros(num_partitions, np.uint32))
 
@@ -91,7 +91,7 @@ class Commit:
 
     @classmethod
     def parse(cls, own: Fields, num_partitions: int) -> Self:
-        """Check and take over what `fields` returned."""
+        """Return the commit of JSON values as `fields` returns them, checked."""
         slots = own.integers("slots", -1, _MAX_SLOTS - 1)
         crcs = own.integers("crcs", 0, 2**32 - 1)
         held = [slot for slot in slots if slot >= 0]
@@ -115,20 +115,17 @@ class TableManifest:
 
     uuid: str
     store_uuid: str
-    # Name and identity of the partitions of the store by which rows are cut; None: rows are cut in
-    # the order of nodes.
+    # Name of the store's partitioning by which rows are cut; None: rows are in the order of nodes.
     partitions: str | None
-    # Name and identity of the partitions of the store by which rows are cut; None: rows are cut in
-    # the order of nodes.
-    partitions_uuid: str | None
+    partitions_uuid: str | None  # identity of that partitioning
     num_nodes: int
     dim: int
     rows_per_partition: int  # rows of each partition but the last
-    optimizer: str  # a key of `STATE_FLOATS`: what is kept of each row beside its values
-    init: str  # how rows begin
-    scale: float  # how rows begin
-    seed: int  # how rows begin
-    keep: int  # commits that stay
+    optimizer: str  # a key of `STATE_FLOATS`: decides the state of each row
+    init: str  # a key of `INITIAL`: the distribution of initial rows
+    scale: float  # the spread of initial rows, or its factor; see `InitialRows`
+    seed: int  # seed of initial rows
+    keep: int  # number of last commits to keep
     commits: tuple[Commit, ...] = ()
 
     @property
@@ -149,7 +146,7 @@ class TableManifest:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of a slot: a partition, and what aligns the next one."""
+        """Bytes of a slot: a partition, and padding that aligns the next one."""
         return -(-self.used_bytes // _SLOT_ALIGNMENT) * _SLOT_ALIGNMENT
 
     @property
@@ -176,12 +173,12 @@ class TableManifest:
         )
 
     def following(self, base: Commit, new: Commit) -> Self:
-        """Return the manifest with a commit that goes on from another of its commits."""
+        """Return the manifest with a new commit that follows another."""
         before = self.commits[: 1 + [each.id for each in self.commits].index(base.id)]
         return replace(self, commits=(*before, new)[-self.keep :])
 
     def write(self, directory: Path) -> None:
-        """Give a directory this manifest, durably and in one moment."""
+        """Write this manifest to a directory, durably and atomically."""
         own = {key: value for key, value in self.__dict__.items() if key != "commits"}
         commits = [commit.fields() for commit in self.commits]
         table = {"format": FORMAT, "version": VERSION, "created_by": f"gnnstore {__version__}"}
@@ -266,5 +263,5 @@ class TableManifest:
 
 
 def _canonical(table: Mapping[str, Any]) -> bytes:
-    """Return the bytes that the checksum of a manifest is of."""
+    """Return the bytes of a manifest that its checksum covers."""
     return json.dumps(table, separators=(",", ":")).encode()

@@ -1,8 +1,8 @@
-"""The directory of a table: partitions are written beside what is committed, then committed.
+"""The directory of a table: partitions are written to free slots, then committed.
 
 The slots of a commit are never overwritten. A partition that changes goes to a free slot, and when
 a commit has named the new slots, those that no kept commit names are free. So a table takes the
-disk of its kept commits and of what has changed since, and a kill leaves the last commit whole.
+disk of its kept commits and of changed partitions, and a kill leaves the last commit whole.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gnnstore.formats.container.transaction import DirectoryTransaction
 from gnnstore.formats.tables.commit import MANIFEST_FILE, SLOTS_FILE, Commit, TableManifest
 from gnnstore.formats.tables.slots import SlotFile
 
-# Rows that are read alone: so many reads at once, of rows that lie no further apart.
+# Reading single rows: reads at once, and the gap across which two rows share a read.
 _READS, _GAP_BYTES = 16, 4096
 
 
@@ -37,25 +37,25 @@ class TableDirectory:
     def __init__(self, path: Path, commit: str | None = None) -> None:
         self.path = path
         self._lock = threading.Lock()
-        self._held, self._process = _locked(path), os.getpid()
+        self._lock_file, self._process = _locked(path), os.getpid()
         try:
             self.manifest = TableManifest.read(path)
             self.base = self.manifest.find(commit, path)
             sizes = self.manifest.slot_bytes, self.manifest.used_bytes
             self._file = SlotFile(path / SLOTS_FILE, *sizes)
         except BaseException:
-            os.close(self._held)
+            os.close(self._lock_file)
             raise
         self._slots, self._crcs = self.base.slots.copy(), self.base.crcs.copy()
-        # Slots written since the last commit; and those of which a failed commit says nothing sure.
+        # Slots written since the last commit; and slots of a failed commit, in an unknown state.
         self._loose: set[int] = set()
         self._doubtful: set[int] = set()
 
     @classmethod
     def create(cls, path: Path, manifest: TableManifest, *, overwrite: bool = False) -> Self:
-        """Make a table that nothing has been learned of, and open it."""
+        """Make a table of initial rows, and open it."""
         if overwrite and (path / MANIFEST_FILE).exists():
-            os.close(_locked(path))  # nobody is writing it
+            os.close(_locked(path))  # raises if a process is writing the table
         transaction = DirectoryTransaction(
             path,
             overwrite=overwrite,
@@ -77,7 +77,7 @@ class TableDirectory:
         return cls(path)
 
     def read(self, partition: int, out: npt.NDArray[np.uint8]) -> bool:
-        """Read a partition as it was written last; return whether it ever was."""
+        """Read a partition as it was last written; return whether it was ever written."""
         slot = int(self._slots[partition])
         if slot >= 0:
             self._file.read(slot, out, int(self._crcs[partition]))
@@ -88,7 +88,7 @@ class TableDirectory:
         return bool(self._slots[partition] >= 0)
 
     def read_rows(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.float32]) -> None:
-        """Read the values of rows [n] of partitions that are written, without their checksums."""
+        """Read the values of rows [n] of written partitions, without comparing checksums."""
         manifest = self.manifest
         partition, row = np.divmod(rows, manifest.rows_per_partition)
         size = self._file.path.stat().st_size // manifest.slot_bytes
@@ -105,7 +105,7 @@ class TableDirectory:
             )
 
     def write(self, partition: int, data: npt.NDArray[np.uint8]) -> None:
-        """Write a partition beside what is committed."""
+        """Write a partition to a free slot."""
         with self._lock:
             slot = int(self._slots[partition])
             if slot not in self._loose:
@@ -132,7 +132,7 @@ class TableDirectory:
         return [k for k, slot in enumerate(self._slots.tolist()) if slot in self._doubtful]
 
     def commit(self, steps: int, position: Mapping[str, Any] | None) -> str:
-        """Make what was written since the last commit durable and whole, and return its id."""
+        """Commit the partitions written since the last commit, and return the new commit's id."""
         for partition in self.doubtful():
             data = np.empty(self.manifest.slot_bytes, np.uint8)
             self.read(partition, data)
@@ -151,8 +151,8 @@ class TableDirectory:
                 self._file.sync()
                 manifest.write(self.path)
             except BaseException:
-                # After a failed fsync, nobody knows which bytes a disk has; after a failed rename,
-                # which manifest. Neither may be overwritten.
+                # After a failed fsync, the bytes on disk are unknown; after a failed rename, the
+                # manifest is. Neither may be overwritten.
                 self._doubtful |= self._loose
                 self._loose = set()
                 raise
@@ -161,9 +161,9 @@ class TableDirectory:
             return new.id
 
     def close(self) -> None:
-        """Close the files, and let others write. Idempotent."""
+        """Close the files, and release the lock. Idempotent."""
         self._file.close()
-        held, self._held = self._held, -1
+        held, self._lock_file = self._lock_file, -1
         if held >= 0:
             if os.getpid() == self._process:
                 fcntl.flock(held, fcntl.LOCK_UN)  # a forked child may have the descriptor as well
@@ -171,7 +171,7 @@ class TableDirectory:
 
 
 def _locked(path: Path) -> int:
-    """Return a descriptor that keeps others from writing a table until it is closed."""
+    """Return a descriptor that holds the lock of a table until it is closed."""
     if not path.is_dir():
         TableManifest.read(path)  # raises: there is none
     with storage_errors("open the table", path):

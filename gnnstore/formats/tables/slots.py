@@ -1,4 +1,4 @@
-"""A file of equally long slots, each with a checksum that somebody else keeps."""
+"""A file of equally long slots, each with a checksum that the caller keeps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BLOCK_BYTES = 4096
 
 
 class SlotFile:
-    """Slots that are read and written as a whole, bypassing the page cache if they are large.
+    """Slots that are read and written whole, bypassing the page cache if they are large.
 
     Threads may read and write different slots at once.
     """
@@ -97,13 +97,13 @@ class SlotFile:
         return _core.crc32c(data[self._written_bytes :], crc)
 
     def _extend(self, num_bytes: int) -> None:
-        """Make the file at least so long, before anything is written there."""
+        """Make the file at least `num_bytes` long, before a write."""
         with self._extending:
             if os.fstat(self._descriptor).st_size < num_bytes:
                 os.ftruncate(self._descriptor, num_bytes)
 
     def sync(self) -> None:
-        """Make what was written durable."""
+        """Make all writes durable."""
         with storage_errors("synchronise embeddings", self.path):
             os.fsync(self._descriptor)
 

@@ -20,7 +20,7 @@ def is_table(path: Path) -> bool:
 
 
 def verify_table(path: Path, level: Level, progress: Progress) -> Report:
-    """Check the manifest of a table, and but for "header" every slot of its commits.
+    """Check the manifest of a table, and unless the level is "header" every slot of its commits.
 
     A table that is being trained should be closed: its slots come and go with commits.
     """

@@ -13,7 +13,11 @@ from pathlib import Path
 
 from gnnstore.converters.datasets.ogb.binary import convert_binary
 from gnnstore.converters.datasets.ogb.csv import convert_csv, read_ids
-from gnnstore.converters.datasets.ogb.links import bytes_held, open_link_splits, set_link_splits
+from gnnstore.converters.datasets.ogb.links import (
+    bytes_in_memory,
+    open_link_splits,
+    set_link_splits,
+)
 from gnnstore.converters.datasets.ogb.mag240m import convert_mag240m, find_mag240m, input_files
 from gnnstore.converters.datasets.ogb.splits import SPLITS, set_splits, split_file
 from gnnstore.converters.inputs.opening import (
@@ -43,7 +47,7 @@ _HETEROGENEOUS = (
 
 @dataclass(frozen=True)
 class OgbFiles:
-    """The parts of a data set that were found."""
+    """The paths of a data set's parts."""
 
     raw: Path
     binary: bool
@@ -128,7 +132,7 @@ def from_ogb(
     writer = GraphWriter(output, kind="ogb", source=source, options=options, progress=progress)
     with writer:
         if links is not None:
-            writer.reserve_memory(bytes_held(links))
+            writer.reserve_memory(bytes_in_memory(links))
         elif files.split is not None:
             _read_splits(writer, files.split)
         convert = convert_binary if files.binary else convert_csv
@@ -142,7 +146,7 @@ def from_ogb(
 
 
 def _find(directory: Path, split: str | None) -> OgbFiles:
-    """Look for the parts of a data set, in its directory or, if that was given, its `raw/`."""
+    """Return the parts of a data set, given its directory or its `raw/`."""
     raw = directory / "raw"
     if not raw.is_dir():
         raw = directory

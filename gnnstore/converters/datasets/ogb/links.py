@@ -30,7 +30,7 @@ _ENDINGS = (".pt", ".npz")
 _ENDS = (("source_node", "target_node"), ("head", "tail"))
 _SOURCE_NEGATIVES = ("source_node_neg", "head_neg")
 _TARGET_NEGATIVES = ("target_node_neg", "tail_neg")
-# Where a split has another word for an attribute than the graph, without "edge_".
+# Attributes with another name in splits than in the graph; without "edge_".
 _WORDS = {"relation": "reltype"}
 
 Pair = tuple[npt.NDArray[Any], npt.NDArray[Any]]
@@ -41,9 +41,9 @@ class RawEdges:
     """The edges of `raw/`."""
 
     num_edges: int
-    # Reads sources and targets from the first edge on, some at a time.
+    # Yields sources and targets from the first edge on, in pieces.
     pairs: Callable[[], Iterable[Pair]]
-    attributes: Mapping[str, ArraySource]  # their attributes, by their names in the store
+    attributes: Mapping[str, ArraySource]  # attributes by their names in the store
 
 
 @dataclass(frozen=True)
@@ -84,16 +84,16 @@ def open_link_splits(
     splits = {}
     for name, path in files.items():
         splits[name] = _link_split(path, name, open_split_file(path, memory))
-        memory = memory.add(Reservation(path.name, _bytes_held(path)))
+        memory = memory.add(Reservation(path.name, _bytes_in_memory(path)))
     return splits
 
 
-def bytes_held(splits: Mapping[str, LinkSplit]) -> int:
-    """Return the memory of the splits that were read whole."""
-    return sum(_bytes_held(path) for path in {split.path for split in splits.values()})
+def bytes_in_memory(splits: Mapping[str, LinkSplit]) -> int:
+    """Return the memory of the splits that are read whole."""
+    return sum(_bytes_in_memory(path) for path in {split.path for split in splits.values()})
 
 
-def _bytes_held(path: Path) -> int:
+def _bytes_in_memory(path: Path) -> int:
     return path.stat().st_size if path.suffix == ".pt" else 0
 
 
@@ -170,7 +170,7 @@ def _columns(pairs: ArraySource, path: Path) -> tuple[ArraySource, ArraySource]:
 
 
 def _of_graph(key: str) -> str:
-    """Return the name that an attribute of a split has among those of the graph's edges."""
+    """Return the graph's name for an attribute of a split."""
     return f"edge_{_WORDS.get(key, key)}"
 
 
@@ -183,7 +183,7 @@ def _like(values: ArraySource, own: ArraySource) -> ArraySource:
 
 
 def _is_graph(split: LinkSplit, edges: RawEdges) -> bool:
-    """Whether a split is the edges of the graph, in whatever order, with the same attributes."""
+    """Whether a split has the edges of the graph, in any order, with the same attributes."""
     has_negatives = split.source_negatives or split.target_negatives or split.negative_edges
     lengths = (split.source.shape, split.target.shape)
     if lengths != ((edges.num_edges,), (edges.num_edges,)) or has_negatives:
@@ -194,7 +194,7 @@ def _is_graph(split: LinkSplit, edges: RawEdges) -> bool:
     theirs = {key: _like(values, own[key]) for key, values in split.attributes.items()}
     if any(values.shape != own[key].shape for key, values in theirs.items()):
         return False
-    # A number of the split is rounded as that of the graph was, and never made whole.
+    # Numbers of a split are rounded like the graph's, but never to integers.
     dtypes = [
         np.dtype(np.int64)
         if own[key].dtype.kind in "biu" and values.dtype.kind in "biu"
@@ -216,7 +216,7 @@ def _pairs(split: LinkSplit) -> Iterator[Pair]:
 def _sum_of_hashes(
     pairs: Iterable[Pair], attributes: Iterable[ArraySource], dtypes: Sequence[np.dtype[Any]]
 ) -> int:
-    """Return a number that is equal for equal edges with equal attributes, in whatever order."""
+    """Return a sum that is equal for equal edges with equal attributes, in any order."""
     takers = [RowTaker(source) for source in attributes]
     total = 0
     for sources, targets in pairs:

@@ -1,4 +1,4 @@
-"""MAG240M as it is published, taken as its papers and their citations.
+"""MAG240M as it is published: its papers and their citations.
 
 The directory `mag240m_kddcup2021` holds `processed/paper/node_feat.npy` (float16 [N, 768]),
 `node_label.npy` (float32 [N], NaN where a paper has no label), `node_year.npy`, one
@@ -26,7 +26,7 @@ _ATTRIBUTES = {"node_feat.npy": "x", "node_label.npy": "y", "node_year.npy": "no
 
 
 def find_mag240m(directory: Path) -> Path | None:
-    """Return the directory of the data set, given it or the one above; None if it is neither."""
+    """Return the data set's directory, given that or its parent; None if it is neither."""
     for root in (directory, directory / _ROOT):
         if (root / _CITATIONS).exists() or (root / _PAPERS / "node_feat.npy").exists():
             return root

@@ -1,4 +1,4 @@
-"""Splits that OGB keeps in one file: `split_dict.pt`, or the same arrays as `split_dict.npz`."""
+"""OGB's splits in one file: `split_dict.pt`, or the same arrays as `split_dict.npz`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from gnnstore.errors import InputError
 
 SPLITS = ("train", "valid", "test")
 _NAMES = ("split_dict.pt", "split_dict.npz")
-# The test papers of MAG240M: all of them, and the two parts that contests use.
+# The test papers of MAG240M: all papers, and the two parts that contests use.
 _PARTS = {"test-whole": "test", "test-dev": "test_dev", "test-challenge": "test_challenge"}
 
 
 def split_file(directory: Path) -> Path | None:
-    """Return the file of a directory that has all splits in it, if there is one."""
+    """Return the file with all splits in a directory, if there is one."""
     return next((directory / name for name in _NAMES if (directory / name).exists()), None)
 
 
 def open_split_file(path: Path, memory: Ledger) -> Arrays:
-    """Open the arrays of a file of splits: what `torch.save` wrote, or the same as `.npz`."""
+    """Open the arrays of a file of splits: written by `torch.save`, or as `.npz`."""
     return open_npz(path) if path.suffix == ".npz" else open_pickled(path, "the splits", memory)
 
 

@@ -1,9 +1,9 @@
 """Merging sorted runs into the finished adjacency, range by range, on several threads.
 
 Each range is read, merged and handed over in order; a few are under way at a time. Where
-it takes the edges themselves to know how many are left (reverse edges may meet their
-duplicates, a self-loop may be missing), they are merged once to count and once to write:
-that reads twice what a copy in between would write and read.
+the edges must be merged to know how many are left (reverse edges may meet their duplicates, a
+self-loop may be missing), they are merged once to count and once to write: that reads twice what a
+copy in between would write and read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gnnstore.threads import ordered_map
 
 T = TypeVar("T")
 
-# Ranges past this are read no faster.
+# Larger ranges are read no faster.
 MAX_RANGE_RECORDS = 2**23
 # A boundary costs a look at every run; below this, looking would be most of the work.
 MIN_RANGE_RECORDS = 2**9
@@ -38,7 +38,7 @@ MIN_RANGE_RECORDS = 2**9
 
 @dataclass(frozen=True)
 class _Merged:
-    """The finished edges of a range; ids of added self-loops are counted from the range on."""
+    """The finished edges of a range; ids of added self-loops count from the range's first."""
 
     sources: npt.NDArray[Any]
     edge_ids: npt.NDArray[Any] | None
@@ -68,7 +68,7 @@ class SpilledEdges:
         self._directory = directory
         self._journal = journal
         self._num_threads = num_threads
-        # Arrays without rows say it all: type and row shape.
+        # Arrays without rows hold the type and row shape of each attribute.
         self._schema = {
             name: np.empty((0, *shape), dtype) for name, dtype, shape in parts[0].attributes
         }
@@ -88,7 +88,7 @@ class SpilledEdges:
         self._finish_counts()
 
     def _plan_range(self, memory_bytes: int) -> int:
-        """Return how many records a range may have."""
+        """Return the number of records that a range may have."""
         row_bytes = sum(
             rows.dtype.itemsize * math.prod(rows.shape[1:]) for rows in self._schema.values()
         )
@@ -98,7 +98,7 @@ class SpilledEdges:
         if self._schema or self._rules.self_loops == "add":
             each += 4 + 8 + 2 * row_bytes
         in_flight = self._num_threads + 2
-        self._range_bytes = memory_bytes // (in_flight + 1)  # one more in the pool
+        self._range_bytes = memory_bytes // (in_flight + 1)  # one more range is in the pool
         return max(MIN_RANGE_RECORDS, min(MAX_RANGE_RECORDS, self._range_bytes * 8 // 9 // each))
 
     def _finish_counts(self) -> None:
@@ -138,7 +138,7 @@ class SpilledEdges:
         return in_place
 
     def _runs_are_in_place(self) -> bool:
-        """Whether the input was sorted and nothing of it was dropped but at its end."""
+        """Whether the input was sorted, and edges were dropped at its end only."""
         latest, count = (-1, -1), 0
         for run in self._runs:
             if run.num_records == 0:
@@ -263,10 +263,10 @@ class SpilledEdges:
                 path=self._directory,
             ) from error
 
-    # ---- all of them
+    # ---- all ranges
 
     def _in_order(self, work: Callable[[Range], T]) -> Iterator[T]:
-        """Yield what `work` makes of every range, in order; threads work ahead."""
+        """Yield `work(range)` for every range, in order; threads work ahead."""
         ranges = plan_ranges(self._runs, self.num_nodes, self._max_records, self._max_records)
         merged = ordered_map(
             work,
@@ -279,7 +279,7 @@ class SpilledEdges:
             with closing(merged) as done:
                 for result in done:
                     yield result
-                    del result  # held by nobody but the consumer
+                    del result  # so that only the consumer holds it
                     _core.pool_trim(self._range_bytes)
         finally:
             _core.pool_trim()

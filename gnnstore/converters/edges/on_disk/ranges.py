@@ -1,9 +1,9 @@
-"""Cutting sorted runs into ranges that fit in memory, side by side.
+"""Cutting sorted runs into ranges, of which several fit in memory.
 
 All records of all runs have one order: by (target, source), then by run, then by place in the
 run; and that is the order of the finished columns. A boundary is a place in this order, given
-by a record out of the runs' indexes. So a range between two boundaries has a known size
-whatever the graph: a node with a billion in-neighbours is cut between them like any other.
+by a record out of the runs' indexes. So a range between two boundaries has a known size in every
+graph: the in-neighbours of one node may be cut between ranges, even a billion.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from gnnstore.converters.edges.on_disk.runs import INDEX_STEP, EdgeRun, read_run, record_dtype
 
-# Searching for a boundary, the last so many records are read in one piece.
+# In the search for a boundary, this many last records are read in one piece.
 WINDOW_RECORDS = 2**12
 
 
@@ -25,8 +25,8 @@ WINDOW_RECORDS = 2**12
 class Boundary:
     """The first record of a range."""
 
-    target: int  # the ends of its first record
-    source: int  # the ends of its first record
+    target: int  # target of the range's first record
+    source: int  # source of the range's first record
     places: tuple[int, ...]  # for each run, its first record at or behind the boundary
     # False: no record lies at the boundary, it stands before all of the target's.
     is_record: bool = False
@@ -51,7 +51,7 @@ class Range:
 
     @property
     def num_records(self) -> int:
-        """Records in it."""
+        """Records in the range."""
         return sum(self.end.places) - sum(self.begin.places)
 
     @property
@@ -99,7 +99,7 @@ def _boundaries(runs: Sequence[EdgeRun], num_nodes: int, max_records: int) -> It
 
 
 def _read_indexes(runs: Sequence[EdgeRun], entry_records: int) -> dict[str, npt.NDArray[Any]]:
-    """Return every so many-th record of every run, in order."""
+    """Return index entries of all runs, one for every `entry_records` records, in order."""
     found: dict[str, list[npt.NDArray[Any]]] = {
         "target": [], "source": [], "run": [], "place": []
     }  # fmt: skip
@@ -124,7 +124,7 @@ def _at_record(
     entry_records: int,
     low: tuple[int, ...],
 ) -> Boundary:
-    """Return the boundary at an entry of the indexes; it stands behind the places `low`."""
+    """Return the boundary at an entry of the indexes, which is behind the places `low`."""
     ends = int(entries["target"][position]), int(entries["source"][position])
     number = int(entries["run"][position])
     places = []
@@ -146,7 +146,7 @@ def _at_record(
 
 def _lower_bound(run: EdgeRun, ends: tuple[int, int], low: int, high: int, guess: int = 0) -> int:
     """Return the first of the records [low, high) at or behind (target, source), or `high`."""
-    # The record mostly lies close behind `low`: look there before halving the run.
+    # Mostly the record is close behind `low`: look there before halving the run.
     while guess and low + guess < high:
         if run.ends(low + guess) >= ends:
             high = low + guess

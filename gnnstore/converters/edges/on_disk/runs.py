@@ -5,7 +5,7 @@ source, position). Its files:
 
 - NAME.edges: records of 12 bytes (target, source, position in the part; ids below 2^32) or
   24 (the same as 64-bit numbers);
-- NAME.index: every 256th record, to find one's way without reading the run;
+- NAME.index: every 256th record, to find records without reading the run;
 - NAME.attrK: the rows of the K-th attribute, in the same order.
 """
 
@@ -31,9 +31,9 @@ from gnnstore.formats.container.regular_files import open_regular
 from gnnstore.formats.container.strict_json import Fields
 
 NARROW_BYTES, WIDE_BYTES = 12, 24
-# 3 KiB or 6 KiB of records between two entries: what one read brings anyway.
+# 3 KiB or 6 KiB of records between two entries: one read.
 INDEX_STEP = 256
-_COPY_BYTES = 2**20  # pieces in which positions are looked at and attribute rows put in order
+_COPY_BYTES = 2**20  # pieces in which positions are compared and attribute rows sorted
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class EdgeRun:
     """A sorted run of edges in files."""
 
     stem: str  # path of its files, without their endings
-    num_records: int  # edges in it
+    num_records: int  # edges in the run
     record_bytes: int  # 12 or 24
     first_position: int  # position in the input of the edge at position 0 of the part
     is_reverse: bool  # whether it holds the reverses of the part's edges
@@ -70,7 +70,7 @@ class EdgeRun:
             yield self.attribute_path(number)
 
     def records(self, place: int, count: int) -> npt.NDArray[Any]:
-        """Read some of its records."""
+        """Read consecutive records."""
         found = np.empty(count, record_dtype(self.record_bytes))
         read_run(self.records_path, place * self.record_bytes, found.view(np.uint8))
         return found
@@ -83,10 +83,10 @@ class EdgeRun:
 
 @dataclass(frozen=True)
 class SpilledPart:
-    """The runs of one part of the input, with what a later attempt must know of it."""
+    """The runs of one part of the input, as a later attempt needs them."""
 
-    num_edges: int  # edges of the input in it
-    max_id: int  # the largest id in it
+    num_edges: int  # edges of the input in the part
+    max_id: int  # the largest id in the part
     # Name, NumPy type and row shape of each attribute.
     attributes: tuple[tuple[str, str, tuple[int, ...]], ...]
     runs: tuple[EdgeRun, ...]  # one; two if reverse edges are added
@@ -116,7 +116,7 @@ class SpilledPart:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> SpilledPart:
-        """Return the part of a journal's record."""
+        """Return the part that a journal's record describes."""
         fields = Fields(record, "journal", "run")
         found = cls(
             fields.integer("num_edges"),
@@ -220,7 +220,7 @@ def _pack(
     record_bytes: int,
     rules: EdgeRules,
 ) -> int:
-    """Pack blocks of edges into records; return how many there are."""
+    """Pack blocks of edges into records; return the number of edges."""
     count = position = 0
     for some_sources, some_targets in zip(sources, targets, strict=True):
         count += _core.pack_edges(

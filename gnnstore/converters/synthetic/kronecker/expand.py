@@ -7,7 +7,7 @@ copies of v, and which copies they join is drawn from a K x K graph that is deri
 seed graph (see `kronecker.factor`).
 
 Copy i of node u is node i N + u. All copies of a node lie far apart, as related nodes of a
-large graph do; side by side, the K copies of a hub would share its page and make caches look
+large graph do; as neighbours, the K copies of a hub would share its page and make caches look
 better than they are.
 """
 
@@ -39,7 +39,7 @@ from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.progress import Progress
 
-# Edges that are made at once; with 2^16 or 2^20 it is a fifth slower.
+# Edges that are made at a time; 2^16 or 2^20 is a fifth slower.
 _CHUNK_EDGES = 2**18
 
 
@@ -58,11 +58,11 @@ def from_kronecker(
 ) -> Path:
     """Expand a store: `factor` copies of each node, about `edge_factor` of each edge.
 
-    Node i N + u of the result is copy i of node u of the seed store, of N nodes, so there are
-    no original ids besides. It carries u's attributes, the features `x` with noise, and lies
-    in u's splits; edges carry the attributes of the edge that they are copies of. A self-loop
-    stays one, at each copy. If (u, v) and (v, u) are both edges, so are their copies: the
-    expansion of an undirected graph is undirected.
+    Node i N + u of the result is copy i of node u of the seed store, of N nodes, so the store has
+    no original ids. It carries u's attributes, the features `x` with noise, and lies in u's splits;
+    edges carry the attributes of the copied edge. A self-loop stays one, at each copy. If (u, v)
+    and (v, u) are both edges, so are their copies: the expansion of an undirected graph is
+    undirected.
 
     Every copy of a node of degree d has between floor(r) d and ceil(r) d edges, with
     r = edge_factor / factor, and r d on average. The same parameters give the same store.
@@ -143,7 +143,7 @@ def from_kronecker(
 
 
 def _workload(graph: StoreInput, factor: int, edge_factor: float, features: bool) -> Workload:
-    """Return the expected work; the exact number of edges is drawn."""
+    """Return the expected work; the exact number of edges is random."""
     x = graph.reader.schema.node.attributes.get("x") if features else None
     return Workload(
         num_nodes=graph.num_nodes * factor,
@@ -201,26 +201,26 @@ def _write_edges(writer: GraphWriter, graph: StoreInput, expander: EdgeExpander)
 class EdgeCopies:
     """The copies of consecutive edges of the seed."""
 
-    first: int  # they are copies of edges first, ..., last - 1
-    last: int  # they are copies of edges first, ..., last - 1
-    # int64, shape [k]: which of these each is a copy of, counted from 0.
+    first: int  # position of the first copied edge
+    last: int  # position behind the last copied edge
+    # int64, shape [k]: the copied edge of each copy, counted from `first`.
     parents: npt.NDArray[np.int64]
-    sources: npt.NDArray[Any]  # int32 or int64, shape [k]
-    targets: npt.NDArray[Any]  # int32 or int64, shape [k]
+    sources: npt.NDArray[Any]  # int32 or int64, shape [k]: source nodes
+    targets: npt.NDArray[Any]  # int32 or int64, shape [k]: target nodes
 
 
 class EdgeExpander:
     """Turns edges of the seed into edges between copies.
 
-    Which pattern of blocks an edge gets is a hash of its two ends, whichever comes first, so that
-    both directions of an undirected edge get the same, one of them transposed.
+    The pattern of blocks of an edge is a symmetric hash of its two ends, so that both directions of
+    an undirected edge get the same pattern, one direction transposed.
     """
 
     def __init__(self, num_nodes: int, factor: FactorGraph, seed: int) -> None:
         self.factor = factor
         self._seed = seed
         self._shift = np.uint64(64 - (factor.num_patterns.bit_length() - 1))
-        # Three tables in one: the patterns, their transposes, and that of self-loops.
+        # Three tables in one: the patterns, their transposes, and the pattern of self-loops.
         diagonal = np.arange(factor.num_copies, dtype=np.int32)
         rows = np.concatenate((factor.rows, factor.columns, diagonal))
         columns = np.concatenate((factor.columns, factor.rows, diagonal))
@@ -269,14 +269,14 @@ class EdgeExpander:
 
 
 class _RankCounter:
-    """Numbers parallel edges, which lie side by side, also where a piece parts them."""
+    """Numbers parallel edges, which are consecutive, also across pieces."""
 
     def __init__(self) -> None:
         self._last = (-1, -1)
         self._rank = 0
 
     def of(self, piece: EdgePiece) -> npt.NDArray[np.int64] | None:
-        """Return each edge's rank among its equals; None if all are 0."""
+        """Return each edge's rank among its parallel edges; None if all ranks are 0."""
         sources, targets = piece.sources, piece.targets
         goes_on = (int(sources[0]), int(targets[0])) == self._last
         equal = (sources[1:] == sources[:-1]) & (targets[1:] == targets[:-1])

@@ -23,7 +23,7 @@ from gnnstore.errors import UsageError
 from gnnstore.progress import Phase, Progress
 
 MAX_FACTOR = 256
-# Fewer edges for each of the seed's would need more patterns than are made here.
+# Fewer edges for each edge of the seed would need more patterns than are made here.
 MIN_DEGREE_RATIO = 1 / 64
 
 _ROUNDS = 4  # passes over the nodes; twice as many find 1 % more edges within groups
@@ -70,7 +70,7 @@ def check_factor(num_copies: int, edge_factor: float) -> None:
 def group_densities(
     graph: StoreInput, num_groups: int, progress: Progress
 ) -> npt.NDArray[np.float64]:
-    """Return how many edges join groups of nodes, float64 [K, K], symmetric."""
+    """Return the number of edges between groups of nodes, float64 [K, K], symmetric."""
     groups = np.full(graph.num_nodes, num_groups, np.int16)  # num_groups: in none yet
     # A step decides on some nodes at once; were they many, all would rush to one group.
     step = max(1, min(_MAX_STEP_NODES, graph.num_nodes // (8 * num_groups)))
@@ -102,10 +102,10 @@ def _regroup(
         pairs = (block.targets - block.first) * (num_groups + 1) + groups[block.sources]
         votes = np.bincount(pairs, minlength=len(block.degrees) * (num_groups + 1))
         votes = votes.reshape(-1, num_groups + 1)[:, :num_groups]
-        # Half a vote for everyone sends nodes whose neighbours are in no group where room is.
+        # Half a vote for each group sends nodes without a neighbour in a group to where room is.
         scores = (votes + 0.5) * np.maximum(0.0, 1 - sizes / room)
         chosen = np.argmax(scores, axis=1)
-        # Full groups all score 0: share such nodes out.
+        # Full groups all score 0: distribute such nodes.
         lost = np.flatnonzero(scores[np.arange(len(chosen)), chosen] == 0)
         chosen[lost] = (block.first + lost) % num_groups
         groups[nodes] = chosen
@@ -119,8 +119,8 @@ def _regroup(
 def balance(densities: npt.NDArray[np.float64], ratio: float) -> npt.NDArray[np.float64]:
     """Scale rows and columns until each sums to `ratio`, with no entry above 1.
 
-    The result is min(1, a_i X_ij b_j), where Sinkhorn's scaling alternates between the a and the b;
-    the closest to X in relative entropy of all that meet the conditions.
+    The result is min(1, a_i X_ij b_j), where Sinkhorn's scaling alternates between the a and the b:
+    of all matrices that meet the conditions, the closest to X in relative entropy.
     """
     size = len(densities)
     even = np.full((size, size), ratio / size)
@@ -136,8 +136,8 @@ def balance(densities: npt.NDArray[np.float64], ratio: float) -> npt.NDArray[np.
         error = float(np.abs(found.sum(axis=1) - ratio).max())
         if error <= 1e-12 * size:
             break
-    # A little of the even matrix takes every entry away from 0 and 1; more of it, if that is
-    # what it takes to put the sums right below without an entry leaving [0, 1].
+    # A little of the even matrix moves every entry away from 0 and 1; more, if the sums cannot be
+    # put right below without an entry leaving [0, 1].
     slack = min(ratio / size, 1 - ratio / size)
     share = min(1.0, max(_EVEN_SHARE, 4 * size * error / slack))
     found = (1 - share) * found + share * even

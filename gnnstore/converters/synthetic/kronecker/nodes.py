@@ -22,7 +22,7 @@ from gnnstore.formats.arrays.spec import AttributeSpec
 
 _NOISE = 0x6B726F6E6F697365  # "kronoise": not that of other generators
 _CHUNK_VALUES = 2**17  # intermediate results stay in a core's cache: twice as fast
-# Deviations are taken from so many rows at most, in blocks spread over all of them.
+# Deviations are taken from at most this many rows, in blocks spread over all rows.
 _SAMPLE_ROWS, _SAMPLE_BLOCK_ROWS = 2**16, 2**8
 _MAX_NOISY_INTEGER_BYTES = 4
 
@@ -51,7 +51,7 @@ def write_nodes(
 
 
 class Noise:
-    """Adds noise to features; a function of (seed, row, column), whatever comes at once."""
+    """Adds noise to features: a function of (seed, row, column) for pieces of any size."""
 
     def __init__(self, graph: StoreInput, spec: AttributeSpec, share: float, seed: int) -> None:
         self._dtype = spec.dtype
@@ -85,7 +85,7 @@ class Noise:
             last = min(first + _SAMPLE_BLOCK_ROWS, spec.num_rows)
             values = self._decoded(graph.rows(spec, first, last)).reshape(last - first, -1)
             finite = np.isfinite(values)
-            if origin is None:  # sums around some value of the column lose fewer digits
+            if origin is None:  # sums around a value of the column lose fewer digits
                 origin = np.where(finite[0], values[0], 0.0).astype(np.float64)
             centred = np.where(finite, values - origin, 0.0)
             count = count + finite.sum(axis=0)
@@ -128,7 +128,7 @@ class Noise:
             lowest = -limits.max if self._is_scaled else limits.min
             whole: npt.NDArray[Any] = np.clip(np.rint(noisy), lowest, limits.max)
             return whole.astype(dtype)
-        # bfloat16's largest value is float32's, with the lower half of its bits cut off.
+        # bfloat16's largest value is float32's with the lower half of the bits cut off.
         largest = 3.3895313892515355e38 if self._dtype == "bfloat16" else np.finfo(dtype).max
         over = (np.abs(noisy) > largest) & np.isfinite(values)
         if over.any():

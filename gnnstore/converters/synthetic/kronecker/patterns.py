@@ -27,12 +27,10 @@ class FactorGraph:
     """K x K probabilities as patterns: sets of blocks, one of which each edge is copied into."""
 
     num_copies: int
-    offsets: npt.NDArray[np.int64]  # int64, shape [2^b + 1]: where the blocks of each pattern begin
-    # int32, shape [offsets[-1]]: the blocks: an edge (u, v) becomes (copy row of u, copy column of
+    offsets: npt.NDArray[np.int64]  # int64, shape [2^b + 1]: the first block of each pattern
+    # The blocks, int32, shape [offsets[-1]]: an edge (u, v) becomes (copy row of u, copy column of
     # v).
     rows: npt.NDArray[np.int32]
-    # int32, shape [offsets[-1]]: the blocks: an edge (u, v) becomes (copy row of u, copy column of
-    # v).
     columns: npt.NDArray[np.int32]
 
     @property
@@ -46,14 +44,14 @@ class FactorGraph:
         return len(self.rows) / self.num_patterns
 
     def probabilities(self) -> npt.NDArray[np.float64]:
-        """Return P, float64 [K, K]: how likely an edge is copied into each block."""
+        """Return P, float64 [K, K]: the probability that an edge is copied into each block."""
         blocks = self.rows.astype(np.int64) * self.num_copies + self.columns
         counts = np.bincount(blocks, minlength=self.num_copies**2)
         return (counts / self.num_patterns).reshape(self.num_copies, self.num_copies)
 
 
 def round_ratio(ratio: float, num_copies: int) -> tuple[int, float]:
-    """Return b and a ratio that is a multiple of 2^-b, and as good as the one given."""
+    """Return b and a multiple of 2^-b that is as good as a ratio."""
 
     def error(bits: int) -> float:
         exact = (1 << bits) * ratio

@@ -1,9 +1,9 @@
-"""Edges in memory dealt to buckets of neighbouring targets, and sorted while others are written.
+"""Edges in memory in buckets of neighbouring targets, sorted while others are written.
 
-Where targets can be looked at beforehand all over the input, edges are dealt as they are read, and
-never lie in memory in the order of the input. Else the memory of a block of the input serves for
-buckets once its edges are dealt. Sorted columns go to the writer piece by piece: they are never all
-in memory beside the buckets.
+Where targets can be sampled all over the input beforehand, edges go to buckets as they are read,
+and never lie in memory in the order of the input. Else the memory of a block of the input is used
+for buckets once its edges are in buckets. Sorted columns go to the writer piece by piece: all
+columns are never in memory together with the buckets.
 """
 
 from __future__ import annotations
@@ -25,60 +25,60 @@ from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.read_ahead import map_in_order, num_threads
 from gnnstore.threads import Background
 
-# Below, what is dealt at a time is too large a part of the memory for this to take less than
-# sorting all edges at once.
+# Below, the pieces in flight take so large a part of the memory that sorting all edges at once
+# takes less.
 MIN_EDGES = 2**25
 # An edge is packed in 8 bytes, which limits its ends and its position.
 _MAX_NODES, _MAX_EDGES = 2**27, 2**31 - 1
-# Some buckets are sorted at once. A larger share in one, as hubs have it, and ids that crowd in few
-# places, would take more memory than sorting all edges at once.
+# Some buckets are sorted at a time. A larger share of the edges in one bucket, because of hubs or
+# ids that crowd in few places, would take more memory than sorting all edges at once.
 _LARGEST_SHARE, _MAX_AHEAD = 1 / 64, 8
-# Edges that a thread deals at a time.
+# Edges that a thread puts into buckets at a time.
 _PIECE_EDGES = 2**19
-_THREAD_NAME = "gnnstore-deal"
+_THREAD_NAME = "gnnstore-buckets"
 
 
-def begin_dealing(
+def begin_buckets(
     rules: EdgeRules, num_edges: int, num_nodes: int, targets: Iterable[npt.NDArray[Any]]
-) -> EdgeDealer | None:
-    """Return a dealer of so many edges as they come."""
+) -> BucketFiller | None:
+    """Return a filler for a number of edges; None where sorting all at once is better."""
     if rules.undirected or rules.self_loops == "drop":
         return None
     if num_edges < MIN_EDGES or num_edges + num_nodes > _MAX_EDGES or num_nodes > _MAX_NODES:
         return None
     buckets = _core.EdgeBuckets(num_nodes, num_threads())
     for some in targets:
-        # Others are an error when they are read.
+        # Other targets are an error when they are read.
         in_range = some[(some >= 0) & (some < num_nodes)]
         buckets.sample(in_range.astype(np.int32, copy=False))
     if buckets.plan(num_edges) > _LARGEST_SHARE * num_edges:
         return None
-    return EdgeDealer(buckets, rules, num_nodes)
+    return BucketFiller(buckets, rules, num_nodes)
 
 
-def deal_edges(buffer: EdgeBuffer, rules: EdgeRules, num_nodes: int) -> DealtEdges | None:
-    """Deal the edges of a buffer, which is empty afterwards; None as in `begin_dealing`."""
+def fill_buckets(buffer: EdgeBuffer, rules: EdgeRules, num_nodes: int) -> EdgesInBuckets | None:
+    """Move the edges of a buffer to buckets, and empty it; None as in `begin_buckets`."""
     num_edges = buffer.num_edges
     loops = loops_to_add(buffer, rules, num_nodes).astype(np.int32)
     blocks = (*buffer.targets, loops)
     some = (targets[place] for targets in blocks for place in glimpses(len(targets)))
-    dealer = begin_dealing(rules, num_edges + len(loops), num_nodes, some)
+    filler = begin_buckets(rules, num_edges + len(loops), num_nodes, some)
     del blocks
-    if dealer is None:
+    if filler is None:
         return None
     for (_, sources), (_, targets) in zip(
         buffer.sources.drain(), buffer.targets.drain(), strict=True
     ):
-        dealer.add(sources, targets)
-        dealer.give(sources, targets)
+        filler.add(sources, targets)
+        filler.give(sources, targets)
         del sources, targets
-    dealer.add(loops, loops)
+    filler.add(loops, loops)
     attributes = {name: rows.joined() for name, rows in (buffer.attributes or {}).items()}
-    return dealer.finish(attributes, num_edges)
+    return filler.finish(attributes, num_edges)
 
 
-class EdgeDealer:
-    """Deals edges to buckets in the background, piece by piece; see `begin_dealing`."""
+class BucketFiller:
+    """Puts edges into buckets in the background, piece by piece; see `begin_buckets`."""
 
     def __init__(self, buckets: _core.EdgeBuckets, rules: EdgeRules, num_nodes: int) -> None:
         self._buckets = buckets
@@ -89,15 +89,15 @@ class EdgeDealer:
         self._tasks: deque[Background[None]] = deque()
 
     def add(self, sources: npt.NDArray[Any], targets: npt.NDArray[Any]) -> None:
-        """Deal the edges that come next, whose ids are in range; arrays stay as they are."""
+        """Add the next edges, whose ids are in range; arrays must not change meanwhile."""
         for begin in range(0, len(sources), _PIECE_EDGES):
             part = slice(begin, begin + _PIECE_EDGES)
             some_sources = np.ascontiguousarray(sources[part], np.int32)
             some_targets = np.ascontiguousarray(targets[part], np.int32)
             if self._rules.keep_ids and self._latest is not None:
                 self._latest = _follow(self._latest, some_sources, some_targets)
-            deal = partial(self._buckets.add, some_sources, some_targets, self._num_edges)
-            self._tasks.append(Background(deal, _THREAD_NAME))
+            add = partial(self._buckets.add, some_sources, some_targets, self._num_edges)
+            self._tasks.append(Background(add, _THREAD_NAME))
             self._num_edges += len(some_sources)
             self._wait(num_threads())
 
@@ -106,21 +106,21 @@ class EdgeDealer:
             self._tasks.popleft().result()
 
     def give(self, *blocks: npt.NDArray[np.int32]) -> None:
-        """Give the memory of edges that were added: fresh memory would have to be cleared."""
+        """Reuse the memory of added edges for buckets: fresh memory would have to be cleared."""
         self._wait(0)
         for ids in blocks:
             self._buckets.give(ids)
 
     def finish(
         self, attributes: Mapping[str, npt.NDArray[Any]], num_input_edges: int
-    ) -> DealtEdges:
-        """Return the edges in columns, once all of them came."""
+    ) -> EdgesInBuckets:
+        """Return the edges in columns, after all were added."""
         self._wait(0)
         is_even = self._buckets.finish() <= 2 * _LARGEST_SHARE * self._num_edges
-        # Ids of edges that lie in the order of columns need not be stored.
+        # Ids of edges in the order of columns need not be stored.
         stores_ids = self._rules.keep_ids and self._latest is None
         int32 = np.dtype(np.int32)
-        return DealtEdges(
+        return EdgesInBuckets(
             self._buckets,
             self._rules,
             attributes,
@@ -136,7 +136,7 @@ class EdgeDealer:
 def _follow(
     latest: tuple[int, int], sources: npt.NDArray[np.int32], targets: npt.NDArray[np.int32]
 ) -> tuple[int, int] | None:
-    """Return the last (target, source), if all of them lie in the order of columns."""
+    """Return the last (target, source), if all edges are in the order of columns; else None."""
     if (int(targets[0]), int(sources[0])) < latest:
         return None
     rises = targets[1:] > targets[:-1]
@@ -145,8 +145,8 @@ def _follow(
 
 
 @dataclass
-class DealtEdges:
-    """A finished adjacency whose columns are sorted as they are asked for, as `BuiltEdges`."""
+class EdgesInBuckets:
+    """A finished adjacency whose columns are sorted while they are read, as `BuiltEdges`."""
 
     _buckets: _core.EdgeBuckets | None
     _rules: EdgeRules
@@ -169,7 +169,7 @@ class DealtEdges:
         sort = partial(buckets.sort, with_edge_id=needs_ids)
         first = 0
         for indptr, indices, ids in map_in_order(sort, range(buckets.num_pieces), self.num_ahead):
-            # Each begins where the last one ended.
+            # Each piece begins where the last one ended.
             yield edge_chunk(
                 (indices, ids, indptr[first:]),
                 attributes,
@@ -180,11 +180,11 @@ class DealtEdges:
             first = 1
 
     def close(self) -> None:
-        """Let go of the edges' memory."""
+        """Free the edges."""
         self._buckets = None
         _core.pool_trim()
 
 
 def _num_ahead() -> int:
-    """Return how many pieces to sort at a time: some for the disk while the processors wait."""
+    """Return the number of pieces to sort ahead: some wait for the disk meanwhile."""
     return min(2 * num_threads(), _MAX_AHEAD)
