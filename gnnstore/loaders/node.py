@@ -1,8 +1,8 @@
 """`NeighborLoader`: PyG's loader of the same name, over a store on disk.
 
-It is the one class that most users meet, so it keeps PyG's signature, batches and habits, and only
-says which nodes its options name (`pipeline.seeds`). Everything else is that of any loader that
-samples from a store (`sampled`).
+Most users meet only this class, so it keeps PyG's signature, batches and habits, and only finds the
+nodes that its options name (`pipeline.seeds`). The rest is as in any loader that samples from a
+store (`sampled`).
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
     ) -> None:
         options = LoaderOptions.of(locals())
         seeds = resolve_input_nodes(options.store, input_nodes, input_id)
-        # Copied seeds are kept once: these tensors share the memory of the source of seeds.
+        # Seeds are kept once: these tensors share the memory of the source of seeds.
         kept: dict[str, Any] = {}
         if not isinstance(input_nodes, str) and seeds.nodes is not None:
             kept["input_nodes"] = torch.from_numpy(seeds.nodes)
