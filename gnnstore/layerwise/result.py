@@ -70,7 +70,7 @@ class Embeddings(Attribute):
         return self._reader.paged(self.spec).pieces(_SCAN_BYTES)
 
     def save_npy(self, path: str | os.PathLike[str]) -> None:
-        """Write all rows to a new .npy file, in order and durably, with the memory of a piece.
+        """Write all rows to a new .npy file, in order and durably, a piece at a time.
 
         Raises
         ------
