@@ -121,7 +121,7 @@ def inference(
         store or types.
     shard_bytes : int or str, optional
         Size of the files that rows are written to: a resumed run repeats no more than that. By
-        default 64 MiB, and more if there would be over 64 of them.
+        default 64 MiB, and more if there would be over 64 files.
     tmpdir : path-like, optional
         A directory for rows during the run, without `output`; by default next to the store.
     progress : Progress, optional
@@ -177,7 +177,7 @@ def inference(
                 raise UsageError("resume= and overwrite= need an output= that lasts")
             return _to_memory(run, request, asked, tmpdir)
         if tmpdir is not None:
-            raise UsageError("tmpdir= has no use beside output=: rows lie beside the output")
+            raise UsageError("tmpdir= has no use with output=: rows lie next to the output")
         path = Path(output)
         if not path.name:
             raise UsageError(

@@ -202,7 +202,7 @@ class BatchLoader(DataLoader[Any]):
 
     @property
     def batches_left(self) -> int:
-        """Batches of the epoch that are still to be handed out; all of them before it begins.
+        """Batches of the epoch that are still to be handed out; all batches before it begins.
 
         0 between the last batch and the end of the loop: the next epoch has not begun.
         """

@@ -2,7 +2,7 @@
 
 Some batches are sampled and planned, and three layouts of their rows compared: a row for each batch
 that misses it; segments of batches that share rows, as short as a budget of disk allows; and
-strategy "packed", which packs a superbatch at a time while it trains, and keeps two of them.
+strategy "packed", which packs a superbatch at a time while it trains, and keeps two superbatches.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 As a loader with strategy "packed" does while it trains, it samples, plans and packs superbatch by
 superbatch, but keeps the rows: each epoch from an empty cache, so that training may begin with any
-of them.
+epoch.
 """
 
 from __future__ import annotations

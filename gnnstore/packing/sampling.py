@@ -195,7 +195,7 @@ class EpochSampler:
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """The options that the batches depend on besides the seed, as in a loader's state."""
+        """The options that the batches depend on, except the seed, as in a loader's state."""
         settings = self.settings
         order = OrderFields(settings.batch_size, settings.drop_last, settings.shuffle)
         return {

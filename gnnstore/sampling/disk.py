@@ -155,7 +155,7 @@ def _run_here(tasks: Iterable[Callable[[], Any]]) -> list[Any]:
 
 
 def _advance(batches: Sequence[StagedBatch], fetch: Fetch, run: _Run) -> None:
-    """Sample batches to their ends, each hop of all of them with one fetch in this thread."""
+    """Sample batches to their ends, with one fetch in this thread for each hop of all batches."""
     active = list(batches)
     while active:
         drawn = run([staged.draw for staged in active])

@@ -1,4 +1,4 @@
-"""The neighbour cache of a large graph is chosen and filled in the background; batches are the same."""
+"""The neighbour cache of a large graph is filled in the background; batches are the same."""
 
 from __future__ import annotations
 

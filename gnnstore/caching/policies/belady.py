@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 # takes as much again.
 _STATE_BYTES = 8 + 4
 # The most memory that the kernel takes while it plans: of an access, its part of the tables of
-# threads; of one batch, slots twice and which rows enter where, 16 bytes a row, of which the
-# accesses of two batches hold 2.
+# threads; of one batch, 16 bytes a row for slots (twice) and for the rows that enter, 2 of which
+# are in the memory of accesses.
 _ACCESS_BYTES, _PLANNED_ROW_BYTES = 1, 14
 # To count next uses by batch: 2 bytes an access, or less, 8 bytes for each two batches, again for
 # each window of this many accesses.

@@ -1,6 +1,6 @@
 """Caches to choose from, run over one trace: the rows that each would read from disk.
 
-All of them work as a loader does, batch by batch: the hits of a batch are the rows that were
+All caches work as a loader does, batch by batch: the hits of a batch are the rows that were
 cached before it, and its rows may enter after it. "degree" and "frequency" are filled once, with
 the rows of the highest scores (see `gnnstore.caching.scores`); "lru" keeps the rows that were used
 last, a batch's one by one, in order; "belady" knows the trace, and no cache misses less. All but

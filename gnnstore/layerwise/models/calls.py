@@ -85,7 +85,7 @@ def is_alone(rows: Tensor) -> bool:
 
 
 def _users(rows: Tensor) -> int:
-    assert _num_users is not None  # noqa: S101 - else nobody asks
+    assert _num_users is not None  # noqa: S101 - callers check this
     return int(_num_users(rows.untyped_storage()._cdata))
 
 

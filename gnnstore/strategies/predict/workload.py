@@ -105,7 +105,7 @@ class SampledTrace(TraceBuilder):
 
 @dataclass(frozen=True, eq=False)
 class TableReads:
-    """The layout of the tables that are read from disk, and how reads of them are merged."""
+    """The layout of the tables that are read from disk, and the merging of their reads."""
 
     layouts: tuple[ShardLayout, ...]  # the place of each table's rows
     alignments: tuple[int, ...]  # bytes that reads of each table are multiples of

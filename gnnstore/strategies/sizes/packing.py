@@ -65,7 +65,7 @@ class ChunkMemory:
             yield size.num_batches, min(free // 2, math.ceil(_MORE_MISSES * whole))
         if size.num_batches < self.sizer.num_batches:
             yield size.num_batches, int(free + _SOME_OF_ROWS * rows) // 2
-        # Without disk for any of them, lengths have not been compared.
+        # Without disk for any length, lengths have not been compared.
         tried, num_batches = 0, size.num_batches if least < math.inf else self.sizer.counts[-1]
         fewest = min(2, num_batches)
         while tried < _TRIED and self.passes_cost(num_batches) < least:

@@ -70,7 +70,7 @@ class Horizon:
 
 @dataclass(frozen=True, eq=False)
 class Pins:
-    """Rows that a cache may hold whatever the plan."""
+    """Rows that a cache may hold under any plan."""
 
     num_rows: int  # number of these rows
     planned_share: float  # largest share of a batch's rows that are not pinned
@@ -390,7 +390,7 @@ class SuperbatchSizer:
             self.choose()
 
     def takes_from_rows(self, size: SuperbatchSize) -> bool:
-        """Whether plans take so much memory that shorter superbatches might miss less."""
+        """Whether plans take enough memory that shorter superbatches might miss less."""
         plans_bytes = size.num_batches * per_batch(self.costs.in_memory)
         is_much = size.plans_in_memory and plans_bytes > self._left_bytes // _KEPT_SHARE
         return is_much and size.num_slots > 0 and self.settings.cache_bytes is None
@@ -418,10 +418,10 @@ class SuperbatchSizer:
                 size = self.size_of(count)
             except BudgetError:
                 return True
-            beside = self.memory.with_limit(most).add(*size.reservations)
-            rows_bytes = pinned + size.num_planned_slots * beside.bytes_each(SLOTS)
+            with_size = self.memory.with_limit(most).add(*size.reservations)
+            rows_bytes = pinned + size.num_planned_slots * with_size.bytes_each(SLOTS)
             kept_bytes = self.costs.samples.bytes_of(size.sizes) if size.in_memory else 0
-            return beside.left(size.sizes) + rows_bytes + kept_bytes < 0
+            return with_size.left(size.sizes) + rows_bytes + kept_bytes < 0
 
         # False for the first counts, and true from some count on: files, if there is disk for them,
         # are cheaper from where they begin.
