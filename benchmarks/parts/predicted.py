@@ -18,7 +18,7 @@ from typing import Any
 from unittest import mock
 
 from gnnstore.features import static
-from gnnstore.graph.neighbor_cache import beside
+from gnnstore.graph.neighbor_cache import background
 from gnnstore.strategies import open as tables
 from gnnstore.strategies.auto import Chosen, StrategyOptimizer, choices_for, with_candidate
 from gnnstore.strategies.base import Auto
@@ -27,8 +27,8 @@ from gnnstore.tools.bench.harness import Task
 from gnnstore.tools.bench.worker import Run
 
 WARM_UP, SOME_BATCHES = 8, 24
-# Threads that fill caches during the first batches.
-FILLING = (static.FILLING_THREAD, beside.FILLING_THREAD)
+# Threads that fill caches in the background.
+FILLING = (static.FILLING_THREAD, background.FILLING_THREAD)
 
 
 @contextmanager
@@ -98,8 +98,8 @@ def clock(run: Run) -> dict[str, Any]:
     """Return the seconds of the second epoch, and by how many the first one took longer.
 
     Where a superbatch has several epochs, it is the mean of the epochs of the first full one.
-    Where an epoch has many superbatches, or batches that are alike, the seconds of some are scaled,
-    timed once caches that are filled during the first batches are full.
+    Where whole superbatches, or batches that are alike, fit into an epoch many times, it is so many
+    times what some of them take, once caches that are filled in the background are full.
     """
     start = perf_counter()
     with answering(only(run.task.strategy)):

@@ -1,8 +1,8 @@
-"""What is planned, and the plan: the rows that batches need, and where each comes from.
+"""Traces and plans: the rows that batches need, and the slots that each is read from.
 
-A trace has the rows that the batches of a superbatch need. Its plan says for each row the slot of
-the cache that it is read from, or that it is missed, and which rows enter slots after each batch.
-Both lie in memory, or in files where that would take too much.
+A trace has the rows that the batches of a superbatch need. Its plan has the slot of each row, or
+that it is missed, and the rows that enter slots after each batch. Both lie in memory, or in files
+if they are large.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Trace:
     # int64 [S + 1]: batch i needs ``ids[offsets[i]:offsets[i + 1]]``.
     offsets: npt.NDArray[np.int64]
     file: FileSpool | None = None  # holds the ids of a trace in a file, batch by batch
-    num_nodes: int = 0  # of the row space, where the ids are in a file
+    num_nodes: int = 0  # rows of the row space, if the ids are in a file
 
     @classmethod
     def of(cls, batches: list[npt.NDArray[Any]]) -> Self:
-        """Join the ids of some batches, int32 or int64 all of them; copies them."""
+        """Join the ids of some batches, all int32 or all int64; copies them."""
         ids = np.concatenate(batches) if batches else np.empty(0, np.int64)
         return cls(ids, _offsets([len(batch) for batch in batches]))
 
@@ -67,7 +67,7 @@ class Trace:
         return 0 if self.file is None else int(np.diff(self.offsets).max(initial=0))
 
     def batch(self, i: int) -> npt.NDArray[Any]:
-        """Return the ids of a batch: a view, or a new array of what the file holds."""
+        """Return the ids of a batch: a view, or a new array read from the file."""
         if self.file is not None:
             return self.file.read(i)[0]
         return self.ids[self.offsets[i] : self.offsets[i + 1]]
@@ -93,10 +93,10 @@ class TraceBuilder:
         # Receives the ids, which it returns as they were put.
         self.file = None if path is None else FileSpool(path, num_batches, what="the trace")
         self._rows: dict[int, npt.NDArray[Any]] = {}  # without a file
-        self._sizes = [-1] * num_batches  # -1: the batch is not there
+        self._sizes = [-1] * num_batches  # -1: the batch is missing
 
     def put(self, i: int, n_id: npt.NDArray[Any]) -> None:
-        """Take the rows of batch i; copies them where their element type is another."""
+        """Take the rows of batch i; copies them if their element type differs."""
         rows = n_id.astype(self.id_dtype, copy=False)
         if self.file is None:
             self._rows[i] = rows
@@ -105,20 +105,20 @@ class TraceBuilder:
         self._sizes[i] = len(rows)
 
     def build(self) -> Trace:
-        """Return the trace up to the first batch that is missing; it takes over the file."""
+        """Return the trace up to the first batch that is missing; it owns the file from now on."""
         sizes = list(takewhile(lambda size: size >= 0, self._sizes))
         offsets = _offsets(sizes)
         if self.file is not None:
             return Trace(np.empty(0, self.id_dtype), offsets, self.file, self._num_nodes)
         ids = np.empty(int(offsets[-1]), self.id_dtype)
         for i, (begin, end) in enumerate(pairwise(offsets)):
-            # Fresh memory is touched here, and as much is given back: never twice the trace.
+            # Fresh memory is touched as fast as old is freed: never twice the trace.
             ids[begin:end] = self._rows.pop(i)
         self._rows.clear()
         return Trace(ids, offsets)
 
     def close(self) -> None:
-        """Let go of what was put, and remove the file, also of a trace. Idempotent."""
+        """Forget the ids, and remove the file, even if a trace uses it. Idempotent."""
         self._rows.clear()
         if self.file is not None:
             self.file.close()
@@ -144,8 +144,8 @@ class PlanPlace:
 class PlanFiles(NamedTuple):
     """The files of a plan."""
 
-    slots: FileSpool  # of each batch one vector: the slot of each row
-    # Of each batch one vector: the positions, and then the slots, of the rows that enter.
+    slots: FileSpool  # a vector for each batch: the slot of each row
+    # A vector for each batch: the positions, and then the slots, of the rows that enter.
     changes: FileSpool
 
     @classmethod
@@ -161,11 +161,11 @@ class PlanFiles(NamedTuple):
 
     @property
     def num_disk_bytes(self) -> int:
-        """Disk that they take."""
+        """Disk that the files take."""
         return self.slots.num_disk_bytes + self.changes.num_disk_bytes
 
     def close(self) -> None:
-        """Remove them. Idempotent."""
+        """Remove the files. Idempotent."""
         self.slots.close()
         self.changes.close()
 
@@ -175,8 +175,8 @@ class PlannedStep(NamedTuple):
 
     slots: npt.NDArray[Any]  # [n]: the slot that each row is read from; -1: it is missed
     misses: int  # distinct rows that are missed
-    change_positions: npt.NDArray[Any]  # [c]: the places in the batch of the rows that enter
-    change_slots: npt.NDArray[Any]  # [c]: the slots that they enter
+    change_positions: npt.NDArray[Any]  # positions in the batch of the rows that enter
+    change_slots: npt.NDArray[Any]  # slots of these rows
 
 
 _NONE = np.empty(0, np.int32)
@@ -190,13 +190,13 @@ class CachePlan:
     """
 
     offsets: npt.NDArray[np.int64]  # int64 [S + 1]: the offsets of the trace
-    # int32 [n]: the slot that a row is read from, beside the trace's ids; -1: it is read from disk.
+    # int32 [n]: the slot that each row of the trace is read from; -1: it is read from disk.
     slots: npt.NDArray[np.int32]
     misses: npt.NDArray[np.int64]  # int64 [S]: distinct rows of each batch that are read from disk
     change_offsets: npt.NDArray[np.int64]  # int64 [S + 1]
-    change_positions: npt.NDArray[np.int32]
-    change_slots: npt.NDArray[np.int32]
-    # Hold slots and changes of a plan in files, whose arrays of them are empty.
+    change_positions: npt.NDArray[Any]
+    change_slots: npt.NDArray[Any]
+    # The slots and changes of a plan in files, whose arrays are empty.
     files: PlanFiles | None = None
 
     @classmethod

@@ -47,7 +47,7 @@ class ReuseCurve:
         farther = np.empty(num_batches)
         farther[0] = distances.sum() / num_batches
         farther[1:] = farther[0] - np.cumsum(rates)
-        # The pairs farthest apart are few, so that their rates may add up to more than there is.
+        # The pairs farthest apart are few, so that their rates may add up to more than 1.
         return cls(np.maximum(farther, 0.0) / share)
 
     @classmethod
@@ -150,11 +150,11 @@ class ReuseCurve:
 class ScoreCurve:
     """The distribution of rows and their uses over the score that a static cache goes by."""
 
-    # float64 [M]: rows of each score from 0 on, and uses of such rows by a batch.
+    # float64 [M]: rows of each score from 0 on.
     rows: npt.NDArray[np.float64]
-    # float64 [M]: rows of each score from 0 on, and uses of such rows by a batch.
+    # float64 [M]: uses of these rows by a batch.
     uses: npt.NDArray[np.float64]
-    num_rows: int  # of the table; a cache of so many holds all
+    num_rows: int  # rows of the table; a cache of this many holds all
 
     def misses(self, num_slots: int) -> float:
         """Return the rows of a batch that a cache of the rows with the highest scores misses."""
@@ -168,7 +168,7 @@ class ScoreCurve:
         return float(((1 - held) * self.uses).sum())
 
     def highest(self, num_rows: int, least: int) -> tuple[int, float]:
-        """Return the number of rows with the highest scores, and how many of a batch they are."""
+        """Return the number of rows with the highest scores, and their number in a batch."""
         rows, uses = self.rows[least:], self.uses[least:]
         above = np.cumsum(rows[::-1])[::-1] - rows
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -46,7 +46,7 @@ class StaticCacheInfo:
     score: Score
     num_rows: int  # nodes whose rows it holds
     num_bytes: int  # memory that it takes, its index included
-    note: str = ""  # a remark for the user, such as why it is empty
+    note: str = ""  # a remark for the user, such as why the cache is empty
 
     def describe(self) -> str:
         """Return the phrase that the loader's reason describes the cache with."""
@@ -126,7 +126,7 @@ def most_needed(
 ) -> npt.NDArray[np.int64]:
     """Choose the nodes that occur in most of the first 255 batches of a trace.
 
-    Takes a byte for each node of the graph meanwhile, and the degrees.
+    Takes a byte for each node of the graph in the meantime, and the degrees.
     """
     counts = np.zeros(num_nodes, np.uint8)
     for i in range(min(trace.num_batches, MAX_COUNTED_BATCHES)):

@@ -1,9 +1,9 @@
 """Searches the shortest segments with which packed rows fit a disk budget.
 
-Short segments store more rows more than once, long ones scatter the rows of a batch among those of
-more batches. DiskGNN's search (section 5.1, algorithm 2) lengthens the segment until the space that
-it estimates from the first one fits. Here one pass over the batches counts how far apart rows are
-missed again, from which the rows that segments of every length store follow exactly.
+Short segments store more rows more than once; long ones scatter the rows of a batch among those of
+more batches. DiskGNN's search (section 5.1, algorithm 2) lengthens the segment until the space
+estimated from the first segment fits. Here one pass over the batches counts how far apart rows are
+missed again, which gives exactly the rows that segments of every length store.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Recurrences:
         pairs = np.zeros((size, size), np.int64)
         num_distinct = 0
         for _, parts in ranges_of(missed, num_rows):
-            # One more than the batch that had the row last; 0: none.
+            # One more than the number of the batch that had the row last; 0: none.
             last = np.zeros(max((int(p[-1]) + 1 for p in parts if len(p)), default=0), np.uint16)
             for batch, part in enumerate(parts):
                 found = np.bincount(last[part], minlength=size + 1)

@@ -20,10 +20,10 @@ import numpy.typing as npt
 from gnnstore.errors import UsageError
 from gnnstore.random_words import mix
 
-# Rows that are compared together: 2 bytes in each of three tables, 24 MB in all. Any number gives
-# the same result.
+# Rows that are compared together: 2 bytes in each of three tables, 24 MB in all. The result does
+# not depend on the number.
 RANGE_ROWS = 1 << 22
-# These tables number batches with 16 bits.
+# Batches have 16-bit numbers in these tables.
 MAX_BATCHES = 2**16 - 2
 _NO_BATCH = 2**16 - 1
 
@@ -95,7 +95,7 @@ def segments_of(num_batches: int, segment: int) -> Iterator[range]:
 
 
 def check_num_batches(num_batches: int) -> None:
-    """Refuse more batches than can be numbered."""
+    """Refuse more batches than 16 bits can number."""
     if num_batches > MAX_BATCHES:
         raise UsageError(
             f"{num_batches} batches are to be compared, at most {MAX_BATCHES} can; plan fewer at "

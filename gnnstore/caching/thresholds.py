@@ -1,4 +1,4 @@
-"""Finds the key down to which there is room, by histograms.
+"""Finds the lowest key that fits, by histograms.
 
 Sorting the keys of 10^8 nodes would take 800 MB for their order alone.
 """
@@ -18,7 +18,7 @@ _NUM_BINS = 1 << 16
 
 
 def highest_that_overflows(pieces: Callable[[], Pieces], room: int) -> tuple[int, int]:
-    """Return the highest key that does not fit with all above it, and the room that these leave."""
+    """Return the highest key that does not fit with all above it, and the room left by these."""
     # By their upper and, within the bin that matters, their lower 16 bits.
     upper, left = _highest_bin(((keys >> 16, weights) for keys, weights in pieces()), room)
     if upper < 0:

@@ -1,8 +1,8 @@
-"""Partitions of a table in memory, of which a few threads read the next and write the last.
+"""Partitions of a table in memory; a few threads read the next ones and write the last ones.
 
-A partition is *resident* if its rows may be asked for, and *held* if it has a slot of memory: the
-resident ones, those that are being read ahead, and those that left and are being written. One that
-comes back while it is held is taken as it is, so that nobody reads what is not written yet.
+A partition is *resident* if its rows may be used, and *held* if it has a slot of memory: the
+resident ones, those that are being read ahead, and those that left and are being written. A held
+partition that comes back is used as it is, so that no row is read before it is written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from gnnstore.errors import limits_named
 from gnnstore.threads import uninterrupted
 
-# A disk does more where the next request waits while the last is answered.
+# A disk does more if the next request waits while the last is answered.
 _NUM_THREADS = 2
 THREAD_NAME = "gnnstore-table"
 
@@ -30,7 +30,7 @@ R = TypeVar("R")
 
 
 def _whole(method: Callable[P, R]) -> Callable[P, R]:
-    """Make a method uninterruptible: half of its work would mix up slots."""
+    """Make a method uninterruptible: a part of its work would mix up slots."""
 
     @wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -64,7 +64,7 @@ class PartitionBuffer:
         self._free: list[int] = []
         self._reads: dict[int, Future[None]] = {}
         self._writes: dict[int, Future[None]] = {}
-        # Of partitions that are being written, the one that is read to the slot afterwards.
+        # By partition that is being written: the one to read into its slot afterwards.
         self._heirs: dict[int, int] = {}
         self._pool: ThreadPoolExecutor | None = None
 
@@ -82,11 +82,11 @@ class PartitionBuffer:
     def resize(self, num_slots: int) -> None:
         """Change the number of slots; all are empty afterwards, and changed rows are written."""
         self.enter(np.empty(0, np.int64))
-        self.flush()  # also what could not be written before
+        self.flush()  # also partitions that could not be written before
         self.leave()
-        self.memory = np.empty(0, np.float32)  # first, or both would be there at once
+        self.memory = np.empty(0, np.float32)  # first, or both would be in memory at once
         if num_slots:
-            # Of whole pages, which disks write to directly.
+            # Whole pages, which disks write to directly.
             num_bytes = num_slots * self._slot_floats * self.memory.itemsize
             mapped = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             with suppress(AttributeError, OSError):
@@ -95,7 +95,7 @@ class PartitionBuffer:
         self._free = list(range(num_slots))[::-1]
 
     def slot(self, partition: int) -> Slot:
-        """Return the slot of a partition that is held."""
+        """Return the slot of a held partition."""
         begin = self._held[partition] * self._slot_floats
         return self.memory[begin : begin + self._slot_floats]
 
@@ -106,7 +106,7 @@ class PartitionBuffer:
         for partition in self.resident().tolist():
             if partition not in wanted:
                 self.slots[partition] = -1
-                self._let_go(partition)
+                self._vacate(partition)
         for partition in sorted(wanted & self._writes.keys()):  # it comes back
             write = self._writes[partition]
             if partition in self._heirs:
@@ -139,7 +139,7 @@ class PartitionBuffer:
 
     @_whole
     def find(self, partition: int) -> Slot | None:
-        """Return a partition as it is now, resident or not; None if that is on disk."""
+        """Return a partition's current rows, resident or not; None if those on disk are current."""
         # A partition being written may give its slot to another at any moment, unless the write
         # fails.
         is_given_away = partition in self._heirs and self._writes[partition].exception() is None
@@ -148,7 +148,7 @@ class PartitionBuffer:
 
     @_whole
     def flush(self) -> None:
-        """Write all that has changed."""
+        """Write all partitions that have changed."""
         is_idle = self._pool is None
         try:
             self._drain()
@@ -161,7 +161,7 @@ class PartitionBuffer:
 
     @_whole
     def leave(self) -> None:
-        """Let go of all that is not resident, and of the threads."""
+        """Free the slots of partitions that are not resident, and end the threads."""
         try:
             for partition in list(self._reads):
                 self._drop_read(partition)
@@ -174,10 +174,10 @@ class PartitionBuffer:
     def _take_slot(self, wanted: set[int]) -> int:
         """Return a slot for a partition of a state, once there is one."""
         while not self._free:
-            for partition in set(self._reads) - wanted:  # it was expected, and has not come
+            for partition in set(self._reads) - wanted:  # expected, but not needed
                 self._drop_read(partition)
             for partition in set(self._held) - wanted - set(self._writes):
-                self._let_go(partition)  # it could not be written before
+                self._vacate(partition)  # it could not be written before
             if self._free:
                 break
             if self._writes:
@@ -185,7 +185,7 @@ class PartitionBuffer:
                 self._finish_writes()
         return self._free.pop()
 
-    def _let_go(self, partition: int) -> None:
+    def _vacate(self, partition: int) -> None:
         if self.dirty[partition]:
             self._begin_write(partition)
         else:
@@ -227,7 +227,7 @@ class PartitionBuffer:
         self._reads.pop(partition)
 
     def _drop_read(self, partition: int) -> None:
-        """Let go of a partition that is being read, and is not needed or could not be."""
+        """Free a partition that is being read, if it is not needed or reading failed."""
         read = self._reads.pop(partition)
         read.cancel()
         wait([read])
@@ -242,7 +242,7 @@ class PartitionBuffer:
             self._finish_write(before)
 
     def _finish_writes(self, to_slot_of: int = -1) -> None:
-        """Take note of what is written, waiting only for what a partition is read after."""
+        """Finish the writes that are done; wait only for those whose slot is read into next."""
         for partition, write in list(self._writes.items()):
             if self._heirs.get(partition) == to_slot_of:
                 wait([write])
@@ -265,7 +265,7 @@ class PartitionBuffer:
             self._release(partition)
 
     def _drain(self) -> None:
-        """Wait for all that is being written; what fails stays, and is raised at the end."""
+        """Wait for all writes; failed partitions stay, and a failure is raised at the end."""
         wait(self._writes.values())
         failure: BaseException | None = None
         for partition in list(self._writes):

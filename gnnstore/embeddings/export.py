@@ -28,7 +28,7 @@ def export_rows(
     with_graph: bool,
     overwrite: bool,
 ) -> Path:
-    """Write rows, some at a time, as a store that holds them alone or beside all of another."""
+    """Write rows, some at a time, as a store of their own or with all arrays of another store."""
     schema, node = source.schema, source.schema.node
     if not with_graph:
         schema = Schema((NodeTypeSpec(node.name, node.num_nodes, {}),), ())

@@ -1,4 +1,4 @@
-"""The place of each node's row in a table, the nodes of a partition, and initial values of rows."""
+"""The row of each node in a table, the nodes of a partition, and initial values of rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gnnstore.errors import UsageError, check_choice
 from gnnstore.formats.partitions.reader import PartitionsReader
 from gnnstore.formats.tables.commit import INITIAL, MAX_PARTITIONS, TableManifest
 
-# Partitions of a table in the order of nodes: what a commit writes of a row that has changed.
+# Bytes of a partition of a table in the order of nodes: a commit writes whole partitions.
 _PARTITION_BYTES = 64 << 20
 FLOAT_BYTES = 4
 
@@ -36,7 +36,7 @@ class RowLayout:
 
     @property
     def place_bytes(self) -> int:
-        """Bytes of the rows of nodes."""
+        """Bytes of the array of nodes' rows."""
         return 0 if self.place is None else self.place.nbytes
 
     def rows_of(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -56,8 +56,8 @@ class InitialRows:
     """Initial values of rows: a function of the seed, the node and the column."""
 
     kind: str  # a key of `INITIAL`
-    # Of "uniform", values are in [-scale, scale); of "normal", it is the standard deviation; and
-    # the others are multiplied with it.
+    # Of "uniform", values are in [-scale, scale); of "normal", it is the standard deviation; the
+    # values of the others are multiplied by it.
     scale: float
     seed: int
     num_nodes: int
@@ -76,7 +76,7 @@ class InitialRows:
         if distribution is None:
             out[:] = 0
             return
-        # As of a torch.nn.Embedding of this shape.
+        # As in a torch.nn.Embedding of this shape.
         spread = math.sqrt(variance / (self.num_nodes + self.dim)) if variance else 1.0
         _core.initial_rows(
             ids,

@@ -1,4 +1,4 @@
-"""Creates and opens the files of a table, beside the store and the partitions that it is of."""
+"""Creates and opens the files of a table, next to its store and its partitions."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class TableFiles:
     """A table on disk, open for one writer."""
 
     directory: TableDirectory
-    store: GraphStore  # the store whose nodes the rows are of
-    # The partitions by which rows are cut; None: they are in the order of nodes.
+    store: GraphStore  # the store whose nodes have the rows
+    # The partitions by which rows are divided; None: rows are in the order of nodes.
     unit: PartitionsReader | None
 
 
@@ -75,7 +75,7 @@ def create_files(
     if isinstance(found, bool) or not isinstance(found, int | float):
         raise UsageError(f"scale={scale!r}: expected a number of at least 0")
     seed, overwrite = whole_number("seed", seed), truth("overwrite", overwrite)
-    InitialRows(init, float(scale), seed, graph.num_nodes, dim)  # checks them
+    InitialRows(init, float(scale), seed, graph.num_nodes, dim)  # checks the options
     unit = None
     if partitions is not None:
         if not isinstance(partitions, PartitionPolicy):
@@ -118,7 +118,7 @@ def create_files(
 def check_memory(
     path: Path, manifest: TableManifest, memory: int | str | None, held_bytes: int = 0
 ) -> None:
-    """Check that all rows of a table fit in its budget, `held_bytes` of which they take already."""
+    """Check that all rows of a table fit in its budget, `held_bytes` of which they use already."""
     budget = MemoryBudget.of(memory, held_bytes)
     rows = Reservation("embeddings", manifest.num_partitions * manifest.slot_bytes)
     who = f"the table {path.name}"
@@ -140,7 +140,7 @@ def open_files(path: str | os.PathLike[str], store: StorePath, commit: str | Non
 
 
 def _partitions_of(directory: TableDirectory, graph: GraphStore) -> PartitionsReader | None:
-    """Return the partitions of a table that are still those it was created with."""
+    """Return the partitions of a table, if they are still those that it was created with."""
     manifest = directory.manifest
     if (manifest.store_uuid, manifest.num_nodes) != (graph.reader.uuid, graph.num_nodes):
         raise UsageError(

@@ -1,9 +1,9 @@
 """Optimizers of embedding tables, with the interface of torch's.
 
 A step sums the gradients of each row over all calls of the table since the last one, and changes
-the rows that have gradients, and no other. Parameters of an optimizer are the rows that were given
-out and not yet stepped: `clip_grad_norm_`, `GradScaler.unscale_` and `zero_grad` see their
-gradients, and schedulers change `param_groups` as of any optimizer. The state that a rule keeps of
+the rows that have gradients, and no other. Parameters of an optimizer are the rows that the table
+returned since the last step: `clip_grad_norm_`, `GradScaler.unscale_` and `zero_grad` see their
+gradients, and schedulers change `param_groups` as in any optimizer. The state that a rule keeps for
 each row lies with the row in the table; the state of an optimizer is its options.
 """
 
@@ -27,8 +27,8 @@ class _RowOptimizer(torch.optim.Optimizer, ABC):
 
     Parameters
     ----------
-    tables : EmbeddingTable, or iterable of them or of dicts
-        The tables that were created for this rule. Dicts are parameter groups, as of torch: tables
+    tables : EmbeddingTable, or iterable of tables or of dicts
+        The tables that were created for this rule. Dicts are parameter groups, as in torch: tables
         as "params", and options. Each table is a group.
     """
 
@@ -66,12 +66,12 @@ class _RowOptimizer(torch.optim.Optimizer, ABC):
             raise UsageError(f"{name} got the table {table.path} twice; leave one of them out")
         if table.optimizer != self.RULE:
             raise UsageError(
-                f"{name}: the rows of {table.path} lie beside the state of {table.optimizer!r}; "
+                f"{name}: the rows of {table.path} lie with the state of {table.optimizer!r}; "
                 f"use that optimizer, or create the table with optimizer={self.RULE!r}"
             )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, as torch does while an optimizer is made; tables are given then only.
+        """Add a group, as torch does while an optimizer is made; later calls are refused.
 
         Raises
         ------
@@ -101,7 +101,7 @@ class _RowOptimizer(torch.optim.Optimizer, ABC):
 
     @abstractmethod
     def _scalars(self, group: Mapping[str, Any], steps: int) -> dict[str, float]:
-        """Return the arguments of the kernel in the step of this number, from 1."""
+        """Return the arguments of the kernel for a step, by its number from 1."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the options of each group; a row's state is in the table and its commits."""
@@ -117,7 +117,7 @@ class _RowOptimizer(torch.optim.Optimizer, ABC):
         Raises
         ------
         UsageError
-            If they are of another rule, or of another number of tables.
+            If they are of another rule, or for another number of tables.
         """
         name = type(self).__name__
         groups = state_dict.get("param_groups") if isinstance(state_dict, Mapping) else None
@@ -147,7 +147,7 @@ class RowwiseAdagrad(_RowOptimizer):
 
     Parameters
     ----------
-    tables : EmbeddingTable, or iterable of them or of parameter groups
+    tables : EmbeddingTable, or iterable of tables or of parameter groups
     lr, eps : float
     """
 
@@ -165,7 +165,7 @@ class Adagrad(_RowOptimizer):
 
     Parameters
     ----------
-    tables : EmbeddingTable, or iterable of them or of parameter groups
+    tables : EmbeddingTable, or iterable of tables or of parameter groups
     lr, lr_decay, eps : float
     """
 
@@ -185,7 +185,7 @@ class SGD(_RowOptimizer):
 
     Parameters
     ----------
-    tables : EmbeddingTable, or iterable of them or of parameter groups
+    tables : EmbeddingTable, or iterable of tables or of parameter groups
     lr : float
     """
 
@@ -203,7 +203,7 @@ class SparseAdam(_RowOptimizer):
 
     Parameters
     ----------
-    tables : EmbeddingTable, or iterable of them or of parameter groups
+    tables : EmbeddingTable, or iterable of tables or of parameter groups
     lr, eps : float
     betas : tuple of float
         Decays of the means of gradients and of their squares.

@@ -1,4 +1,4 @@
-"""The rows of a table wherever they are: on disk, in memory, or not made yet."""
+"""The rows of a table: on disk, in memory, or not made yet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gnnstore.embeddings.layout import InitialRows, RowLayout
 from gnnstore.formats.tables.directory import TableDirectory
 
 _MAX_THREADS = 8
-# A partition is read whole where one row in so many is asked for.
+# A partition is read whole if at least one row in this many is needed.
 _READ_WHOLE = 16
 
 
@@ -21,7 +21,7 @@ def num_threads() -> int:
 
 
 class StoredRows:
-    """Fills slots of memory from disk, or with rows as they begin; and writes them."""
+    """Fills slots of memory from disk or with initial rows, and writes them."""
 
     def __init__(self, directory: TableDirectory, layout: RowLayout, initial: InitialRows) -> None:
         self._directory, self._layout, self._initial = directory, layout, initial

@@ -35,9 +35,9 @@ from gnnstore.partitions.followers import Slots
 from gnnstore.partitions.policy import PartitionPolicy
 from gnnstore.threads import in_one_step
 
-# Rows are handed on in pieces of this size where they are in memory; and what a row's place takes.
+# Rows in memory are exported in pieces of this size; and the bytes for sorting a row's id.
 _PIECE_BYTES, _SORTING_BYTES = 64 << 20, 64
-# Of a table of more partitions than these, messages name the first.
+# If a table has more partitions than this, messages name the first ones.
 _NAMED = 8
 
 
@@ -47,10 +47,10 @@ class EmbeddingTable(torch.nn.Module):
     `table(ids)` returns the rows of the nodes of a batch. In training they collect gradients, and a
     step of one of gnnstore's optimizers (`RowwiseAdagrad`, `Adagrad`, `SGD`, `SparseAdam`) updates
     the rows; `commit` makes them durable. Initial rows are computed from (seed, node, column) when
-    they are needed; partitions none of whose rows has changed take no disk.
+    they are needed; partitions without changed rows take no disk.
 
-    A table that was created with partitions has the rows of those partitions in memory that the
-    loader with `tables=[table]` has. One without partitions is in memory as a whole, and works
+    A table that was created with partitions holds the rows of the partitions that the loader
+    with `tables=[table]` has in memory. One without partitions is in memory as a whole, and works
     with any loader.
 
     Create a table with `EmbeddingTable.create`, and open it again with `EmbeddingTable.open`.
@@ -79,7 +79,7 @@ class EmbeddingTable(torch.nn.Module):
         initial = InitialRows(
             manifest.init, manifest.scale, manifest.seed, manifest.num_nodes, manifest.dim
         )
-        MemoryBudget.of(memory)  # refuses what is no size
+        MemoryBudget.of(memory)  # refuses a value that is not a size
         self._memory = memory
         self._rows = StoredRows(directory, self._layout, initial)
         self._buffer = PartitionBuffer(
@@ -87,14 +87,14 @@ class EmbeddingTable(torch.nn.Module):
         )
         # Whether all partitions are in memory: without partitions, or with a loader that has none.
         self._is_whole = unit is None
-        self._is_reserved = False  # all of them, by the loader that is followed
+        self._is_reserved = False  # whether the loader reserves all partitions
         self._steps = directory.base.steps
         self._committed_steps = self._steps
         self._position = directory.base.position
-        # The state of the loader that trains, with the loader; and of one that may be evaluating.
+        # State of the loader that trains, with the loader; then that of one that may be evaluating.
         self._noted: tuple[Any, Mapping[str, Any]] | None = None
         self._pending: tuple[Any, Mapping[str, Any]] | None = None
-        # The state that was entered last; and that in which all rows were asked for by `load`.
+        # The state that was entered last; and the one in which `load` was called.
         self._state = self._loaded_in = np.empty(0, np.int64)
         self._process = os.getpid()
         self.optimizer_name: str | None = None
@@ -142,7 +142,7 @@ class EmbeddingTable(torch.nn.Module):
             Seed of the initial values.
         keep : int
             Number of commits that stay on disk. With two, the last commit but one can still be
-            opened, which a checkpoint needs that was not saved after its commit.
+            opened, as a checkpoint needs that was not saved after its commit.
         overwrite : bool
             Whether to replace a table of this name.
         memory : int or str, optional
@@ -183,7 +183,7 @@ class EmbeddingTable(torch.nn.Module):
         commit: str | None = None,
         memory: int | str | None = None,
     ) -> Self:
-        """Open a table as its last commit left it, whatever happened to the process since.
+        """Open a table at its last commit.
 
         Parameters
         ----------
@@ -194,7 +194,7 @@ class EmbeddingTable(torch.nn.Module):
         commit : str, optional
             The commit to go back to, as `commit()` returned it; by default the last one.
         memory : int or str, optional
-            Budget of a table that is whole in memory.
+            Budget of a table that is in memory as a whole.
 
         Raises
         ------
@@ -299,9 +299,9 @@ class EmbeddingTable(torch.nn.Module):
         )
 
     def load(self) -> None:
-        """Load all rows, whatever partitions they are of.
+        """Load all rows, also those of partitions that are not in memory.
 
-        In a loop over a loader by partitions, until it goes on to other ones.
+        In a loop over a loader by partitions, they stay until it goes on to other partitions.
 
         Raises
         ------
@@ -315,11 +315,11 @@ class EmbeddingTable(torch.nn.Module):
         every = np.arange(self._manifest.num_partitions)
         self._enter(every, len(every))
         self._buffer.leave()
-        if not self._is_whole:  # else it was for a loader, whose turn ends
+        if not self._is_whole:  # else a loader entered the state, and its turn ends
             self._loaded_in = self._state
 
     def _check_budget(self) -> None:
-        """Refuse all rows if they are more than the table's own budget."""
+        """Refuse all rows if they do not fit the table's own budget."""
         held_bytes = len(self._buffer.memory) * FLOAT_BYTES
         check_memory(self.path, self._manifest, self._memory, held_bytes)
 
@@ -365,7 +365,7 @@ class EmbeddingTable(torch.nn.Module):
             num_threads=num_threads(),
             **scalars,
         )
-        # Else half of it might be written, or a step be made twice.
+        # An interrupt could write a part of the rows, or make a step twice.
         count = partial(object.__setattr__, self, "_steps", self._steps + 1)
         in_one_step(update, count, self._given.clear, self.leaves.clear)
         self._refuse(leaves)
@@ -398,7 +398,7 @@ class EmbeddingTable(torch.nn.Module):
             )
 
     def reserve(self, slots: Slots | None) -> Reservation:
-        """Return the memory with so many partitions at once; see `ResidentTable`."""
+        """Return the memory with this many partitions at once; see `ResidentTable`."""
         manifest = self._manifest
         if slots is None or manifest.partitions is None:
             if self._memory is not None:
@@ -412,7 +412,7 @@ class EmbeddingTable(torch.nn.Module):
         self._check_usable()
         self._is_whole = self._is_reserved = state is None or self._manifest.partitions is None
         if state is None or slots is None or self._is_whole:
-            return False  # all are read when rows are asked for
+            return False  # all are read when rows are needed
         state, num_slots = np.sort(state), max(len(state), slots[0]) + slots[1]
         if np.array_equal(state, self._loaded_in):
             return False
@@ -431,7 +431,7 @@ class EmbeddingTable(torch.nn.Module):
         self._buffer.enter(state)
 
     def _check_stepped(self) -> None:
-        """Forget rows that were given out, as their places in memory change."""
+        """Forget rows that were given out, since their places in memory change."""
         waiting = sum(leaf.grad is not None for leaf in self.leaves)
         if waiting:
             raise UsageError(
@@ -443,12 +443,12 @@ class EmbeddingTable(torch.nn.Module):
         self._refuse_more()
 
     def _refuse_more(self) -> None:
-        """Forget rows that were given out, and refuse gradients of them from now on."""
+        """Forget rows that were given out, and refuse their gradients from now on."""
         self._refuse(self.leaves)
         self._forget()
 
     def _refuse(self, leaves: Iterable[Tensor]) -> None:
-        for leaf in leaves:  # of which a loss may still be computed
+        for leaf in leaves:  # a loss may still be computed from these
             leaf.register_hook(self._refuse_late)
 
     def _refuse_late(self, _: Tensor) -> NoReturn:
@@ -471,7 +471,7 @@ class EmbeddingTable(torch.nn.Module):
         self._buffer.leave()
 
     def position(self) -> dict[str, Any] | None:
-        """Return the loader's state at the commit that the table goes on from, or None."""
+        """Return the loader's state at the table's commit, or None."""
         return None if self._position is None else dict(self._position)
 
     def note_position(self, loader: object, state_dict: dict[str, Any]) -> None:
@@ -492,7 +492,7 @@ class EmbeddingTable(torch.nn.Module):
 
     @property
     def commit_id(self) -> str:
-        """The commit that the table goes on from."""
+        """The id of the commit that the table's changes build on."""
         return self._directory.base.id
 
     def commit(self, position: Mapping[str, Any] | None = None) -> str:
@@ -504,8 +504,8 @@ class EmbeddingTable(torch.nn.Module):
         Parameters
         ----------
         position : Mapping, optional
-            `loader.state_dict()`, to be compared when training goes on; by default what a loader
-            with `tables=[table]` tells.
+            `loader.state_dict()`, compared when training goes on; by default the state of a loader
+            with `tables=[table]`.
 
         Raises
         ------
@@ -516,7 +516,7 @@ class EmbeddingTable(torch.nn.Module):
         self._check_usable()
         if position is None and self._noted is not None:
             position = self._noted[1]
-        elif position is None and self.is_committed:  # and no loader has trained since
+        elif position is None and self.is_committed:  # and no loader has trained since then
             position = self._position
         plain = None if position is None else _as_json(position)
         self._buffer.flush()
@@ -567,12 +567,12 @@ class EmbeddingTable(torch.nn.Module):
         )
 
     def get_extra_state(self) -> dict[str, str]:
-        """Return the reference to the last commit: all that `state_dict` holds of the table.
+        """Return the reference to the last commit, the whole state of the table in `state_dict`.
 
         Raises
         ------
         UsageError
-            If rows have changed since: a checkpoint could not bring them back.
+            If rows have changed since: a checkpoint could not restore them.
         """
         if not self.is_committed:
             raise UsageError(
@@ -603,7 +603,7 @@ class EmbeddingTable(torch.nn.Module):
             )
 
     def close(self) -> None:
-        """Let others open the table; what was not committed is lost."""
+        """Close the table, so that it can be opened again; changes without a commit are lost."""
         self._forget()
         self._buffer.dirty[:] = False
         self._buffer.resize(0)
@@ -653,12 +653,12 @@ class EmbeddingTable(torch.nn.Module):
             Name of the attribute.
         with_graph : bool
             Whether the edges, the attributes and all else of the table's store are copied, so that
-            loaders show the rows in their batches. By default the rows are there alone.
+            loaders show the rows in their batches. By default the rows are written alone.
         overwrite : bool
             Whether a store of this name is replaced.
         memory : int or str, optional
             Budget, as "4GB"; by default what is available. A table that is not in memory is read
-            once for each half of the budget that its rows take.
+            once for each piece of its rows that half the budget holds.
 
         Returns
         -------
@@ -673,7 +673,7 @@ class EmbeddingTable(torch.nn.Module):
             If the directory exists, or cannot be written.
         """
         row_bytes = self.embedding_dim * FLOAT_BYTES
-        # Beside the rows, a partition as it is read, and what sorts ids.
+        # Memory for the rows, a partition that is read, and sorting ids.
         most = MemoryBudget.of(memory).num_bytes // 2 // (row_bytes + _SORTING_BYTES)
         if len(self._buffer.resident()) == self._manifest.num_partitions:
             most = min(most, _PIECE_BYTES // row_bytes)
@@ -700,8 +700,8 @@ class EmbeddingTable(torch.nn.Module):
             )
         if os.getpid() != self._process:
             raise UsageError(
-                f"{self.path}: the table is open in process {self._process}, and this is a fork of "
-                "it, whose changes would be lost; use the table in the training loop, not in "
+                f"{self.path}: the table is open in process {self._process}, and this is a forked "
+                "process, whose changes would be lost; use the table in the training loop, not in "
                 "workers of a DataLoader"
             )
 
@@ -736,7 +736,7 @@ def _as_json(position: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_plain(value: Any) -> Any:
-    """Return values that a user's sampler may have in its state, to be compared."""
+    """Return the plain form of values in a user's sampler state, to be compared."""
     if isinstance(value, Tensor | np.ndarray | np.generic):
         return value.tolist()
     raise TypeError(f"a {type(value).__name__}")

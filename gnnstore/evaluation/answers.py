@@ -3,7 +3,7 @@
 A query (s, r, ?) is answered by the targets of edges from s, (?, r, t) by the sources of edges to
 t. A store knows edges by target, ascending by source: the sources of a target in a range of nodes
 are one range of positions, found by binary search. The targets of a source are found by reading the
-columns of the range once, in order, for all queries together. Nothing is copied but pieces.
+columns of the range once, in order, for all queries together. Only pieces are copied.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Pairs = tuple[Int64Array, Int64Array]
 
 # Edges and pairs are handled in pieces of this many.
 _PIECE = 1 << 16
-# Memory for them: a piece of a mapping as it is read, and what is made of it.
+# Memory of a piece: the part of the mapping that is read, and the arrays made from it.
 PIECE_BYTES = 16 << 20
 # Memory for an edge of a list: its ends, its relation, and the order in which it is sorted.
 BYTES_PER_LISTED_EDGE = 40

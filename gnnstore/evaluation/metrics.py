@@ -3,7 +3,7 @@
 A rank is 1 + ½ (#{negatives above} + #{negatives above or equal}): ties count half, so that a
 constant model over K negatives ranks 1 + K/2. OGB (ogbl-citation2, ogbl-wikikg2) and TGB define it
 this way: `mrr(ranks_among(positive, negative))` and `hits_at` are their MRR and hits@K. OGB's
-hits@K of ogbl-collab, ppa and ddi is another thing, `ogb_hits_at`.
+hits@K of ogbl-collab, ppa and ddi is defined differently: `ogb_hits_at`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def ogb_hits_at(positive: Any, negative: Any, k: int) -> float:
     Raises
     ------
     UsageError, InputError
-        As of `ranks_among`.
+        As in `ranks_among`.
     """
     positive, negative = _both(positive, negative, may_be_empty=True)
     if len(negative) < _count(k):
@@ -98,7 +98,7 @@ def auc(positive: Any, negative: Any) -> float:
     Raises
     ------
     UsageError, InputError
-        As of `ranks_among`.
+        As in `ranks_among`.
     """
     positive, negative = _both(positive, negative)
     ordered = negative.sort().values
@@ -108,7 +108,7 @@ def auc(positive: Any, negative: Any) -> float:
 
 
 def _both(positive: Any, negative: Any, **expected: Any) -> tuple[Tensor, Tensor]:
-    """Return scores of positives and negatives, which can be compared without rounding either."""
+    """Return both scores in one type that compares them without rounding either."""
     scores = _scores(positive, "positive"), _scores(negative, "negative", **expected)
     if scores[0].dtype == scores[1].dtype:
         return scores
@@ -120,7 +120,7 @@ def _both(positive: Any, negative: Any, **expected: Any) -> tuple[Tensor, Tensor
 def _scores(
     values: Any, name: str, dims: tuple[int, ...] = (1,), *, may_be_empty: bool = False
 ) -> Tensor:
-    """Return scores as a tensor, if they are as many as expected and numbers."""
+    """Return scores as a tensor; raise if their number is not the expected one or one is NaN."""
     if isinstance(values, np.ndarray):  # torch takes neither big-endian nor reversed ones
         values = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
     try:
@@ -136,7 +136,7 @@ def _scores(
         expected = " or ".join(("[Q]", "[Q, A]")[dim - 1] for dim in dims)
         raise UsageError(f"{name} has the shape {list(scores.shape)}; expected scores {expected}")
     if scores.numel() == 0 and not may_be_empty:
-        raise UsageError(f"{name} has the shape {list(scores.shape)}: there is no score in it")
+        raise UsageError(f"{name} has the shape {list(scores.shape)}: it holds no score")
     if scores.isnan().any():
         place = tuple(scores.isnan().nonzero()[0].tolist())
         raise InputError(

@@ -31,9 +31,9 @@ _SIDES = {"src": ("src",), "dst": ("dst",), "both": ("src", "dst")}
 
 # Rows are read in blocks of about this many bytes, which makes the reads of any disk large.
 _BLOCK_BYTES = 4 << 20
-# Scores that are there at once, each with what is compared of it, and candidates per call.
+# Scores in memory at once, each with its comparisons, and candidates per call.
 _SCORES, _BYTES_PER_SCORE, _LEAST_CANDIDATES = 1 << 22, 20, 16
-# Each takes at most one part in so many of the budget.
+# Rows and scores each take at most one such part of the budget.
 _SHARE = 4
 # Ids, orders and counts of a query.
 _BYTES_PER_QUERY = 160
@@ -44,7 +44,7 @@ _QUERIES = "queries ranked together"
 
 
 class LinkQueries(NamedTuple):
-    """The queries that a call of a score function is about, as int64 tensors [q].
+    """The queries of one call of a score function, as int64 tensors [q].
 
     Attributes
     ----------
@@ -80,8 +80,8 @@ def link_ranks(
     """Rank the true end of each edge among all nodes: 1 is the best.
 
     A rank is 1 + ½ (#{others above} + #{others above or equal}). The table is read in order, once
-    for each block of queries that fits the budget, so that it takes ⌈Q / queries in a block⌉ reads
-    of the table; and the rows of the queries' own ends.
+    for each block of queries that fits the budget: ⌈Q / queries in a block⌉ reads of the table, and
+    reads of the rows of the queries' own ends.
 
     Parameters
     ----------
@@ -169,7 +169,7 @@ def link_ranks(
 
 
 class _Plan(NamedTuple):
-    """Sizes of the blocks that are handled at once."""
+    """The numbers of queries, rows and candidates that are handled at once."""
 
     queries: int
     rows: int
@@ -222,7 +222,7 @@ def _pass(sides: Sequence[_Side], rows: Table, plan: _Plan) -> Tensor:
         lambda first: (first, rows[first : min(first + plan.rows, rows.num_rows)]),
         range(0, rows.num_rows, plan.rows),
         num_threads=1,
-        lookahead=lambda: 2,  # one that is compared, one that is read
+        lookahead=lambda: 2,  # one block is compared while another is read
         describe="while reading block {} of the table".format,
     )
     with closing(read_ahead) as blocks:
@@ -230,12 +230,12 @@ def _pass(sides: Sequence[_Side], rows: Table, plan: _Plan) -> Tensor:
             for part in range(0, len(block), step):
                 for side in sides:
                     side.compare(block[part : part + step], first + part)
-            del block  # before the one after the next is read
+            del block  # frees it before another block is read
     return torch.stack([side.ranks() for side in sides])
 
 
 class _Side:
-    """Queries of which one end is replaced: what is known of their ranks so far."""
+    """Queries whose end on one side is replaced, with the counts of their ranks so far."""
 
     def __init__(
         self,
@@ -253,7 +253,7 @@ class _Side:
         self._queries = LinkQueries(
             torch.from_numpy(asked.sources), torch.from_numpy(asked.targets), relations, replaced
         )
-        # A few at a time: the scores of each among those of its neighbours' targets.
+        # A few at a time: each query's own score is on the diagonal.
         own = [
             self._scores(ends[replaced][part], part).diagonal()
             for part in (slice(i, i + _OWN) for i in range(0, len(asked), _OWN))
@@ -283,7 +283,7 @@ class _Side:
         scores[tuple(index)] = torch.nan
 
     def _scores(self, rows: Tensor, part: slice) -> Tensor:
-        """Return the scores of candidates for some queries, a tensor of our own."""
+        """Return the scores of candidates for some queries, as a copy."""
         source, target, relation, side = self._queries
         known = self._known[part]
         queries = LinkQueries(
@@ -330,12 +330,12 @@ def _is_whole(values: Any) -> bool:
 
 
 def _is_edges(values: Sequence[Any]) -> bool:
-    """Tell whether these are sources, (relations) and targets."""
+    """Return whether these are sources, (relations) and targets."""
     return len(values) in (2, 3) and not any(map(_is_whole, values)) and np.ndim(values[0]) == 1
 
 
 def _known(given: Any, relation: str | None, num_nodes: int) -> GraphStore | Queries:
-    """Return the known edges to filter by: a store, whose edges stay where they are, or a list."""
+    """Return the known edges to filter by: a store, which is read in place, or a list."""
     if not isinstance(given, GraphStore):
         return _edges(given, relation, num_nodes, "filter")
     if given.num_nodes != num_nodes:

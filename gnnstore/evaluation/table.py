@@ -1,4 +1,4 @@
-"""A table of rows by node, as tensors, wherever they lie."""
+"""A table of rows by node, read as tensors from memory or disk."""
 
 from __future__ import annotations
 

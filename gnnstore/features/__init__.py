@@ -1,1 +1,1 @@
-"""Rows by id, wherever they lie: in memory, mapped, or read from disk."""
+"""Rows by id, in memory, mapped, or read from disk."""

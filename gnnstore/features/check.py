@@ -106,7 +106,7 @@ def verify(
 
 
 def check_batches(reader: PackedReader, num_threads: int, progress: Progress) -> list[Problem]:
-    """Read every packed batch but for rows of its cache; return the problems."""
+    """Read every packed batch, except for cached rows; return the problems."""
     packed, path = PackedFiles.open(reader), reader.path
 
     def check(number: int) -> Problem | None:
@@ -115,7 +115,7 @@ def check_batches(reader: PackedReader, num_threads: int, progress: Progress) ->
             for rows in packed.rows(number, record).values():
                 out = rows.spec.empty(len(record.slots))
                 rows.read_into(RowRequest(record.subgraph.rows(packed.space), record.slots), out)
-        except (ValueError, IndexError) as error:  # ours among them
+        except (ValueError, IndexError) as error:  # gnnstore's errors included
             message = str(error)
             if not getattr(error, "path", None):
                 message = f"{packed.name_of(number)} cannot be read: {message}"

@@ -1,7 +1,7 @@
 """Tables of integers in memory, in as few bytes as their values need.
 
 Labels are int64 for PyTorch's sake, and hardly ever have more than 256 values. Held in memory
-beside a graph whose features are on disk, they take the place of cached rows: with 16 million
+while features are on disk, they take the place of cached rows: with 16 million
 nodes, 134 MB, or 17 in a byte each.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gnnstore.formats.arrays.paged_array import PagedArray
 
 
-# Wider rows are features, of which hardly any are integers: looking for it would read them twice.
+# Wider rows are features, of which hardly any are integers: a search for them would read twice.
 MAX_ROW_BYTES = 64
 
 

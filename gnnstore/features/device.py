@@ -3,8 +3,8 @@
 A building block, for programs that assemble features on a GPU: loaders do not use it. DiskGNN
 has four levels, and rows of a higher one are left out of what the lower ones read: some nodes'
 rows on the device, some in main memory, some in a cache on disk, and the others packed for each
-batch. The upper one is here; what is below is a function that is asked for the other rows only,
-such as a `RowSource`, or a planned cache in front of packed rows.
+batch. The upper one is here; the level below is a function that returns the other rows only, such
+as a `RowSource`, or a planned cache in front of packed rows.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from gnnstore.errors import UsageError
 from gnnstore.features.source import RowSource
 from gnnstore.features.static import WARM_UP_BYTES, SlotIndex
 
-# Rows are moved as whole words, whatever their elements are: half of the types that a store knows
-# cannot be indexed on a device, and wide words are copied faster.
+# Rows are moved as whole words of any element type: half of the types that a store knows cannot
+# be indexed on a device, and wide words are copied faster.
 _WORDS = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))
 
 
@@ -40,7 +40,7 @@ class Split:
 class DeviceRows:
     """The rows of some nodes, as a tensor on a device. Immutable, so safe to use from threads."""
 
-    slots: SlotIndex  # which nodes they are; in main memory
+    slots: SlotIndex  # the nodes' slots; in main memory
     words: torch.Tensor
     row_shape: tuple[int, ...]
     dtype: torch.dtype  # of a row's elements
@@ -92,13 +92,13 @@ class DeviceRows:
         return self.words.nbytes
 
     def split(self, ids: npt.NDArray[Any]) -> Split:
-        """Tell the rows of a batch that are here from the others."""
+        """Divide the rows of a batch into those on the device and the others."""
         slots = self.slots.slots(ids)
         positions = np.flatnonzero(slots >= 0)
         return Split(positions, slots[positions].astype(np.int64), np.flatnonzero(slots < 0))
 
     def fill(self, out: torch.Tensor, split: Split) -> None:
-        """Write the rows that are here to their places; the others stay as they are."""
+        """Write the rows on the device to their places; the others stay as they are."""
         self._check(out, len(split.positions) + len(split.others), "out")
         slots, places = (
             torch.from_numpy(part).to(self.device) for part in (split.slots, split.positions)
@@ -140,7 +140,7 @@ def _put(out: torch.Tensor, places: torch.Tensor, rows: torch.Tensor) -> None:
     """Write rows [m, ...] to out[places], where elements of both have any type of one size."""
     row_bytes = math.prod(out.shape[1:]) * out.itemsize
     if row_bytes and len(places):
-        # A view of a tensor may begin anywhere.
+        # A view of a tensor may begin at any byte.
         begins = [tensor.storage_offset() * tensor.itemsize for tensor in (out, rows)]
         word = next(word for size, word in _WORDS if math.gcd(row_bytes, *begins) % size == 0)
         _as_words(out, word).index_copy_(0, places, _as_words(rows, word))

@@ -12,11 +12,11 @@ from gnnstore._core import ReadCounts, empty
 from gnnstore.features.source import RowSource
 
 # Pinned rows and others are read together, in the order of the table, through a buffer of this many
-# bytes, or a part of what is pinned: enough for many reads in flight.
+# bytes, or a fraction of the pinned bytes: enough for many reads in flight.
 _BUFFER_BYTES, _BUFFER_SHARE = 8 << 20, 64
-# Without pinned rows: what sorting the ids of rows takes that are read straight into their slots.
+# Without pinned rows: memory for sorting the ids of rows that are read straight into their slots.
 _UNPINNED_BUFFER_BYTES = 2 << 20
-# Of a row on its way through the buffer: its id, and its place and slot.
+# Of each row in the buffer: its id, place and slot.
 _ROW_ON_ITS_WAY_BYTES = 4 * 8
 
 # The places of a type's rows among those of all types, and its node ids there, ascending.
@@ -50,7 +50,7 @@ def fill_slots(
 
 
 def buffer_bytes(pinned_bytes: int, row_bytes: int) -> int:
-    """Return the bytes of the buffer through which pinned rows are read, and of what is with it."""
+    """Return the bytes of the buffer for pinned rows, with their ids, places and slots."""
     least = 2 * (row_bytes + _ROW_ON_ITS_WAY_BYTES)
     return max(least, min(_BUFFER_BYTES, pinned_bytes // _BUFFER_SHARE))
 

@@ -45,7 +45,7 @@ class MemoryRows(RowSource):
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of memory that the table occupies: all of it."""
+        """Bytes of memory that the whole table occupies."""
         return self.table.nbytes
 
     def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> ReadCounts:

@@ -1,6 +1,6 @@
-"""Slots that follow a plan: rows come from the slots that it names, or from disk (Ginex).
+"""Slots that follow a plan: rows come from slots or from disk (Ginex).
 
-The plan says which row is in which slot, and which rows enter after a batch (see
+The plan gives the row in each slot, and the rows that enter after a batch (see
 `caching.policies.belady`), so no row is looked up by its number. Missed rows of several batches may
 be read at once; slots are used batch by batch, by turns.
 """
@@ -42,11 +42,11 @@ class PlanStep:
     ids: npt.NDArray[Any]
     # int32 [n]: the slot that each row is copied from; -1: the row is missed.
     slots: npt.NDArray[np.int32]
-    # int32 [c]: rows at these positions of the batch are written to these slots afterwards.
+    # int32 [c]: positions in the batch of the rows that are written to slots afterwards.
     change_positions: npt.NDArray[np.int32]
-    # int32 [c]: rows at these positions of the batch are written to these slots afterwards.
+    # int32 [c]: the slots of these rows.
     change_slots: npt.NDArray[np.int32]
-    place: int = 0  # of the first row in the whole batch, where this is the part of a type
+    place: int = 0  # of a type's part: the place of its first row in the batch
 
     def of_type(self, places: slice, nodes: npt.NDArray[Any]) -> PlanStep:
         """Return the part of a type, by its node ids."""
@@ -60,8 +60,8 @@ class PlanStep:
 class PinnedRows:
     """Rows that most batches need, which are always cached, in slots behind the planned ones.
 
-    The best plan would keep them anyway, but they are most of what batches need: without them
-    traces and plans are less than half as long.
+    The best plan would keep them anyway, but they are most of the rows that batches need: without
+    them traces and plans are less than half as long.
     """
 
     # int64 [H]: ascending; the row of ``nodes[k]`` is in slot ``first_slot + k``.
@@ -80,7 +80,7 @@ class PinnedRows:
 
     @staticmethod
     def bytes_for(num_nodes: int, num_pinned: int) -> int:
-        """Return the bytes of the index of so many pinned nodes; 0 for none."""
+        """Return the bytes of the index of pinned nodes; 0 for none."""
         return SlotIndex.bytes_for(num_nodes, num_pinned) if num_pinned else 0
 
     @property
@@ -94,7 +94,7 @@ class PinnedRows:
         return self.nodes.nbytes + self._bits.nbytes + self._ranks.nbytes
 
     def is_of(self, nodes: npt.NDArray[Any] | None) -> bool:
-        """Whether these nodes are pinned, and no others."""
+        """Whether exactly these nodes are pinned."""
         return nodes is not None and np.array_equal(nodes, self.nodes)
 
     def drop(self, ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -116,8 +116,8 @@ class PinnedRows:
 class TurnLock:
     """The turns of batches 0, 1, 2, ..., one after the other.
 
-    Each number must take its turn or fail, because later ones wait for it. A forked process has
-    none of the threads that take turns, one of which may have had the lock.
+    Each number must take its turn or fail, because later ones wait for it. After a fork the threads
+    that take turns are gone, also one that may have had the lock.
     """
 
     def __init__(self) -> None:
@@ -132,12 +132,12 @@ class TurnLock:
 
     @property
     def num_done(self) -> int:
-        """Batches that have had their turn, from the first on."""
+        """Number of batches, from the first on, that have had their turn."""
         return self._next
 
     @property
     def is_left(self) -> bool:
-        """Whether no batch gets a turn any more, for others have begun anew."""
+        """Whether turns have ended because new ones have begun."""
         return self._is_left
 
     def look(self, number: int) -> bool | None:
@@ -180,7 +180,7 @@ class TurnLock:
             if is_first and not self._is_closed:
                 # Not the error itself, whose traceback would keep the buffers of the batch.
                 self._failure = (number, described(error))
-            self._waiting.discard(number)  # there still if its wait was interrupted
+            self._waiting.discard(number)  # still there if its wait was interrupted
             self._release(number)
 
     def close(self) -> None:
@@ -190,7 +190,7 @@ class TurnLock:
             self._changed.notify_all()
 
     def leave(self) -> None:
-        """Give no more turns, once the batch that has one is done."""
+        """Give no more turns after the batch that has one is done."""
         self._is_left = True
         if os.getpid() == self._pid:
             self._changed.notify_all()
@@ -206,7 +206,7 @@ class TurnLock:
             failed, error = self._failure
             raise GnnstoreError(
                 f"cannot assemble batch {number}: an earlier batch failed, {failed}, whose rows "
-                f"the cache was to receive ({error}). Begin the iteration anew"
+                f"the cache was to receive ({error}). Start a new iteration"
             )
         if self._is_closed:
             raise UsageError(f"cannot assemble batch {number}: its iteration was ended")
@@ -219,11 +219,11 @@ class TurnLock:
 class SlotCache:
     """C slots, each with room for a node's row of every table of its type, and the rows in them.
 
-    Rows are numbered as in a row space. Tables of one type lie apart; those of several share the
-    bytes of a slot, which has the width of the widest type.
+    Rows are numbered as in a row space. Tables of one type have their own slots; those of several
+    types share the bytes of a slot, which has the width of the widest type.
 
     The last H slots may be for pinned rows: they are filled once, when the cache is warmed up for
-    the first time, and stay from then on. Plans are made of the slots before them.
+    the first time, and stay from then on. Plans are made for the slots before them.
 
     One iteration at a time uses the slots, its batches by turns. Each batch must be gathered or
     fail once, in any order, because those after it wait for it. Thread-safe.
@@ -250,20 +250,20 @@ class SlotCache:
         self._nodes = np.full(num_slots, -1, np.int64)
         self._turns = TurnLock()
         self._beginning = threading.Lock()
-        # The process and iteration that has them; a Ctrl-C may keep one from giving them back.
+        # Process and iteration that use the slots; Ctrl-C may keep them from being given back.
         self._taken: tuple[int, weakref.ref[object]] | None = None
 
     @staticmethod
     def reserve(slot_bytes: int) -> Reservation:
-        """Return the memory of planned slots, where the tables of a type have `slot_bytes` a node.
+        """Return the memory of planned slots, by the bytes of a node's rows in a type's tables.
 
-        Where there are several types, those of the widest.
+        With several types, those of the widest.
         """
         return Reservation(CACHED, 0, {SLOTS: slot_bytes + _NODE_BYTES})
 
     @staticmethod
     def pinned_bytes(slot_bytes: int, num_pinned: int, num_rows: int) -> int:
-        """Return the memory of pinned rows, and of the list of them."""
+        """Return the memory of pinned rows, and of the list of their nodes."""
         each = slot_bytes + _NODE_BYTES + id_dtype(num_rows - 1).itemsize
         return num_pinned * each + PinnedRows.bytes_for(num_rows, num_pinned)
 
@@ -326,7 +326,7 @@ class SlotCache:
             self._taken = None
 
     def begin(self) -> TurnLock:
-        """Return new turns, to follow plans made of the rows that the slots hold now.
+        """Return new turns, to follow plans that begin with the rows that the slots hold now.
 
         Batches of former turns read all of their rows from now on.
         """
@@ -344,8 +344,8 @@ class SlotCache:
     ) -> dict[str, Rows]:
         """Return the rows of a batch as new arrays [n, *row_shape], one for each table.
 
-        Where there are several types, n counts the batch's nodes of the table's. Missed rows are
-        read at once, from `missed` or from the table. Nothing is returned if turns have been left.
+        With several types, n counts the batch's nodes of the table's type. Missed rows are read at
+        once, from `missed` or from the table. Nothing is returned if turns have been left.
         """
         try:
             if (has_turn := turns.look(number)) is None:
@@ -367,8 +367,8 @@ class SlotCache:
                     return {}
                 self._check(step)
                 for path, rows in out.items():
-                    # One batch at a time: those after it wait, and so do their threads. Others
-                    # help for the length of the call, which is milliseconds.
+                    # One batch at a time: later ones wait, and so do their threads. Others help
+                    # for the length of the call, which is milliseconds.
                     part = parts[self._tables[path].range]
                     cached_rows = RowRequest(part.ids, part.slots, self._slots[path])
                     counts[path] += cached_rows.copy_cached(rows)
@@ -399,11 +399,11 @@ class SlotCache:
         self._holds_pinned = False
 
     def _check(self, step: PlanStep) -> None:
-        """Refuse a plan that expects other rows in the slots than there are."""
+        """Refuse a plan that expects other rows in the slots."""
         try:
             _core.check_cached(self._nodes, step.slots, step.ids)
         except ValueError as error:
-            raise UsageError(f"the plan is not for what the cache holds: {error}") from error
+            raise UsageError(f"the plan is not for the rows in the cache: {error}") from error
 
     def _parts(self, rows: npt.NDArray[Any]) -> dict[RowRange, tuple[slice, npt.NDArray[Any]]]:
         """Return the places of each type among rows, and its node ids there."""
@@ -415,7 +415,7 @@ class SlotCache:
         return parts
 
     def _steps(self, step: PlanStep) -> dict[RowRange, PlanStep]:
-        """Return the part of each type in a batch."""
+        """Return the part of each type of a batch."""
         if not self._has_types:
             return dict.fromkeys(self._ranges, step)
         return {own: step.of_type(*part) for own, part in self._parts(step.ids).items()}
@@ -447,7 +447,7 @@ class SlotCache:
         if step.change_slots.size == 0:
             return
         entering = step.ids[step.change_positions]
-        # If this is interrupted, no slot is taken for the row that it had or was to get.
+        # If this is interrupted, a slot may hold neither its old row nor its new one.
         self._nodes[step.change_slots] = -1
         for path, rows in out.items():
             if rows.nbytes:
@@ -469,7 +469,7 @@ def _make_slots(
     for rows in tables.values():
         slot_bytes[rows.range] += rows.table.row_bytes
     widest = max(slot_bytes.values(), default=0)
-    if len(slot_bytes) <= 1:  # one behind the other, so that rows are read straight into slots
+    if len(slot_bytes) <= 1:  # contiguous, so that rows are read straight into slots
         for path, rows in tables.items():
             slots[path] = empty((num_slots, rows.table.row_bytes), np.uint8)
         return slots, widest

@@ -1,8 +1,8 @@
-"""Rows by id: one interface to all places where rows may lie.
+"""Rows by id: one interface to rows in memory, mapped, or on disk.
 
 A `RowSource` is one table. It may be in memory, mapped, read from disk or packed for a batch; a
 `Tier` is a source in front of another one, such as a cache. Tiers stack on any source, and their
-callers do not depend on which they are. Calls are per batch or per table, never per row.
+callers need not know them. Calls are per batch or per table, never per row.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAX_COPYING = 4
 
 
 class Rows(NamedTuple):
-    """The rows of some ids, and the reads that they took."""
+    """The rows of some ids, and the reads that they cost."""
 
     values: npt.NDArray[Any]
     counts: ReadCounts
@@ -75,7 +75,7 @@ class RowRequest(NamedTuple):
     slots: npt.NDArray[np.int32] | None = None
     # uint8 [num_slots, row_bytes], optional: the rows of a tier above, by slot.
     cache: npt.NDArray[np.uint8] | None = None
-    place: int = 0  # of the first id in its batch, for rows that are packed by batch
+    place: int = 0  # of the first id in its batch, for rows packed by batch
 
     def copy_cached(self, out: npt.NDArray[Any]) -> ReadCounts:
         """Copy the cached rows to their places in `out`, with a few threads."""
@@ -94,7 +94,7 @@ class RowSource(ABC):
     """A table of N rows that can be read by id. Safe to use from many threads at once.
 
     A source defines `spec` and `read_rows`; the other methods follow from them, and are overridden
-    where a source can do better.
+    if a source can do better.
     """
 
     @property
@@ -188,11 +188,10 @@ class RowSource(ABC):
 
 @dataclass(frozen=True, eq=False)
 class AbsentRows(RowSource):
-    """A table of which nobody can ask for rows by id: they come with the batches."""
+    """A table whose rows cannot be read by id: they come with the batches."""
 
     attribute: AttributeSpec
-    # Returns the error for whoever asks for something else than batches; a function of a module,
-    # which can be pickled.
+    # Returns the error for a request by id; a function of a module, which can be pickled.
     refusal: Callable[[str], Exception]
 
     @cached_property

@@ -2,8 +2,8 @@
 
 Training, validation and test loaders read the same rows, so they share one cache under one budget.
 The first loader sizes it; a later one with larger batches may need some of its memory, and then the
-rows with the lowest scores leave it. Filling it may take minutes: it goes on beside batches, which
-read what is not there yet.
+rows with the lowest scores leave it. Filling it may take minutes: it goes on in the background, and
+batches read the rows that are not there yet.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ FILLING_THREAD = "gnnstore-fill"
 # A cache is warmed up in pieces of this size: enough for many reads in flight, and little memory
 # for sorting the ids.
 WARM_UP_BYTES = 64 << 20
-# Beside batches in smaller ones, after each of which others may have the disk, or it is ended.
-_BESIDE_BYTES = 8 << 20
-# Rows of nodes here and there in a table are read in pages.
+# In the background in smaller ones: after each, batches may have the disk, or filling ends.
+_BACKGROUND_BYTES = 8 << 20
+# Rows of scattered nodes in a table are read in pages.
 _PAGE_BYTES = 4096
 
 _POLL_SECONDS = 0.05
@@ -111,7 +111,7 @@ def _warm_up(
 class StaticCache:
     """Rows from some tables in memory, of the same nodes where these are of one type. Thread-safe.
 
-    Which they are is said in the numbers of a row space.
+    Its nodes are given by the numbers of a row space.
     """
 
     def __init__(self, tables: Mapping[str, TypedRows[RowSource]], num_rows: int) -> None:
@@ -125,8 +125,7 @@ class StaticCache:
     def warm_up(self, nodes: npt.NDArray[np.int64], scores: npt.NDArray[Any]) -> None:
         """Read some rows (int64, ascending numbers), in the order in which they lie on disk.
 
-        If that takes long, a thread does it beside what else reads the tables; until then fewer
-        rows are cached.
+        If that takes long, a background thread does it; until then fewer rows are cached.
         """
         with self._lock:
             self._warm_up(nodes, scores)
@@ -166,7 +165,7 @@ class StaticCache:
         for rows, (_, held) in zip(tables, filling.tables, strict=True):
             rows.held = held
         if is_long:
-            self._end_warm_up = run_beside(self, filling.warm_up_beside, FILLING_THREAD)
+            self._end_warm_up = run_beside(self, filling.warm_up_in_background, FILLING_THREAD)
 
     @property
     def num_rows(self) -> int:
@@ -198,9 +197,9 @@ class _CachedRows:
     first_row: int  # in the row space, of the table's type
     table: npt.NDArray[np.uint8]  # uint8 [C, row_bytes]
     num_filled: int = 0  # slots, from the first on, whose rows are there
-    # Whether the first batch has begun to read beside the filling, and has ended.
+    # Whether the first batch has begun to read while the cache is filled.
     reading: Flag = field(default_factory=Flag)
-    # Whether the first batch has begun to read beside the filling, and has ended.
+    # Whether that batch has ended.
     has_read: Flag = field(default_factory=Flag)
 
     @classmethod
@@ -229,7 +228,7 @@ class _CachedRows:
 
 
 class _WarmUp:
-    """Fills tables with rows from their sources; the cache that they belong to may go meanwhile."""
+    """Fills tables with rows from their sources; the cache may be dropped meanwhile."""
 
     def __init__(self, tables: list[tuple[RowSource, _CachedRows]]) -> None:
         self.tables = tables
@@ -247,10 +246,10 @@ class _WarmUp:
                 if stop.is_set():
                     return
 
-    def warm_up_beside(self, stop: Flag) -> None:
-        """Read all rows beside batches, until `stop` is set."""
+    def warm_up_in_background(self, stop: Flag) -> None:
+        """Read all rows while batches are loaded, until `stop` is set."""
         try:
-            self.fill(_BESIDE_BYTES, stop)
+            self.fill(_BACKGROUND_BYTES, stop)
         except Exception as error:
             # Rows that are not there are read by the batches that need them.
             _log.debug("a cache is not filled any further: %s", error)

@@ -28,7 +28,7 @@ from gnnstore.units import format_count
 
 SPLIT_ALIASES = {"val": "valid", "validation": "valid", "training": "train", "testing": "test"}
 
-# Rows are read in pieces where not all of them are kept; larger parts are asked about first.
+# Rows of which only parts are returned are read in pieces; larger reads check free memory first.
 _PIECE_BYTES = 16 << 20
 
 
@@ -83,7 +83,7 @@ class Attribute:
         return selection.take(self._rows(selection.rows))
 
     def _by_pieces(self, selection: Selection, step: int) -> npt.NDArray[Any]:
-        """Return a part of each of many rows, with the rows themselves a piece at a time."""
+        """Return a part of each of many rows, reading the rows a piece at a time."""
         count = len(selection.rows)
         out: npt.NDArray[Any] | None = None
         for first in range(0, count, step):
@@ -110,10 +110,10 @@ class Attribute:
         if not isinstance(rows, range) or len(rows) <= 1:
             return array.gather(rows)
         found = array.read_slice(rows.start, rows.stop)
-        return found if found.flags.writeable else found.copy()  # of the mapping
+        return found if found.flags.writeable else found.copy()  # a mapping is read-only
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the rows in order, with the memory of a piece of them."""
+        """Yield the rows in order, with a piece of them in memory."""
         if not self.shape:
             raise TypeError(f"{self.spec.path}: a single value has no rows")
         step = max(1, _PIECE_BYTES // max(1, self.spec.row_bytes))
@@ -191,7 +191,7 @@ class Texts(Sequence[str]):
     def __getitem__(self, key: slice) -> list[str]: ...
 
     def __getitem__(self, key: int | slice) -> str | list[str]:
-        """Return a text, or a list of them."""
+        """Return a text, or a list of texts."""
         if isinstance(key, slice):
             return [self[i] for i in range(*key.indices(len(self)))]
         number = int(key)

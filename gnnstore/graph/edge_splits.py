@@ -26,12 +26,12 @@ class EdgeSplit:
         self._reader = reader
         self._spec = spec
         self._num_nodes = num_nodes
-        self.source = Attribute(reader, spec.source)  # ends of the edges, [L]
-        self.target = Attribute(reader, spec.target)  # ends of the edges, [L]
+        self.source = Attribute(reader, spec.source)  # source nodes, [L]
+        self.target = Attribute(reader, spec.target)  # target nodes, [L]
         self.edge_ids = attribute(spec.edge_id)  # positions of the edges in the original input, [L]
-        # Nodes [L, A] that replace the source, or the target, of each edge.
+        # Nodes [L, A] that replace the source of each edge.
         self.source_negatives = attribute(spec.source_negatives)
-        # Nodes [L, A] that replace the source, or the target, of each edge.
+        # Nodes [L, A] that replace the target of each edge.
         self.target_negatives = attribute(spec.target_negatives)
         # Attributes of the edges, [L, ...].
         self.attributes = {name: Attribute(reader, own) for name, own in spec.attributes.items()}

@@ -26,8 +26,7 @@ _ALL = (slice(None), slice(None, None, 1))
 class Selection:
     """The part of an array that a key stands for."""
 
-    # range or ndarray of int64 [k]: rows that hold it, none of them negative; a range has the step
-    # 1.
+    # range (of step 1) or ndarray of int64 [k]: the rows to read, none of them negative.
     rows: range | npt.NDArray[np.int64]
     within: tuple[Any, ...]  # numPy's key into an array of these rows
 
@@ -63,7 +62,7 @@ class Selection:
 
 
 def select(key: Any, shape: tuple[int, ...], name: str) -> Selection:
-    """Return which rows of an array a key needs, and which part of them."""
+    """Return the rows of an array that a key needs, and its part of these rows."""
     entries = [_entry(part, name) for part in (key if isinstance(key, tuple) else (key,))]
     num_axes = sum(map(_num_axes, entries))
     if num_axes > len(shape):
@@ -120,14 +119,14 @@ def _entry(part: Any, name: str) -> Any:
 
 
 def _num_axes(entry: Any) -> int:
-    """Return how many axes of the array an index takes up."""
+    """Return the number of the array's axes that an index takes up."""
     if isinstance(entry, np.ndarray) and entry.dtype == bool:
         return entry.ndim
     return 0 if entry is None or entry is Ellipsis else 1
 
 
 def _check(entry: Any, shape: tuple[int, ...], axis: int, name: str) -> Any:
-    """Return an index that is in range, made non-negative if it is an integer or several."""
+    """Return an index, checked to be in range; integers become non-negative."""
     length = shape[axis]
     unit, of_axis = ("row id", "") if axis == 0 else ("index", f" of axis {axis}")
     outside = f"is outside [{-length}, {length})"

@@ -50,13 +50,13 @@ class IndexRows:
         """Open the files of a stored array of node ids."""
         return cls(open_rows(array, engine))
 
-    def beside(self, pause: Callable[[float], None]) -> IndexRows:
-        """Return the ids for a thread that reads many of them beside others."""
+    def in_background(self, pause: Callable[[float], None]) -> IndexRows:
+        """Return the same ids for a thread that reads many, pausing for other threads."""
         return type(self)(self._rows, pause)
 
     @property
     def is_fetching(self) -> bool:
-        """Whether somebody waits for `fetch` now."""
+        """Whether a thread is in `fetch` now."""
         return self._num_fetching > 0
 
     @property
@@ -76,7 +76,7 @@ class IndexRows:
 
     @property
     def staging_bytes(self) -> int:
-        """Memory for each thread that fetches, besides what it reads to."""
+        """Staging memory of each thread that fetches; its output not included."""
         return self._files.engine.staging_bytes
 
     @property

@@ -25,7 +25,7 @@ class LazyTensor:
     """A tensor on disk, whose shape and type are known and whose values are read when used.
 
     Indexing reads the rows asked for. Methods and operators of tensors, and functions of torch,
-    read all of it, each time anew: keep `tensor()` where it is used often.
+    read the whole tensor, each time anew: keep `tensor()` where it is used often.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class LazyTensor:
         return self.shape if dim is None else self.shape[dim]
 
     def tensor(self) -> Tensor:
-        """Read all of it.
+        """Read the whole tensor.
 
         Raises
         ------
@@ -115,7 +115,7 @@ class LazyTensor:
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Apply a function of torch to what is read."""
+        """Apply a function of torch to the tensors that are read."""
 
         def read(value: Any) -> Any:
             return value.tensor() if isinstance(value, LazyTensor) else value

@@ -23,7 +23,7 @@ from gnnstore.features.opening import Mode, open_attribute, open_rows
 from gnnstore.features.planned import SlotCache
 from gnnstore.features.source import RowSource
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.graph.neighbor_cache.beside import NeighborCache
+from gnnstore.graph.neighbor_cache.background import NeighborCache
 from gnnstore.graph.neighbor_cache.cache import bytes_for_all, bytes_to_choose
 
 if TYPE_CHECKING:
@@ -57,15 +57,15 @@ C = TypeVar("C", bound=SharedCache)
 
 @dataclass(frozen=True)
 class CacheKey(Generic[C]):
-    """The key of a shared cache, whose type it has."""
+    """The key of a shared cache, typed by the cache."""
 
-    kind: Hashable  # loaders of one kind share the memory of its caches; to others it is taken
-    of: Hashable  # whatever else tells caches of a kind apart, such as their tables
+    kind: Hashable  # loaders of one kind share the memory of its caches, which others cannot have
+    of: Hashable  # tells caches of a kind apart, such as by their tables
 
 
 @dataclass(frozen=True)
 class _Use:
-    """The use of a cache of some kind, or of whichever there will be, by one loader."""
+    """One loader's use of a cache; without `cache`, of any later one of the kind."""
 
     kind: Hashable
     cache: SharedCache | None
@@ -80,14 +80,14 @@ class SharedTables:
     """The open tables and caches of one store. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a cache is made of tables
+        self._lock = threading.RLock()  # reentrant: making a cache opens tables
         self._rows: dict[tuple[str, Mode], RowSource] = {}
         self._direct: dict[tuple[str, str], RowSource] = {}
         self._tiers: list[tuple[str | None, Callable[[RowSource], RowSource]]] = []
         self._engines: dict[tuple[str | None, str | None], Engine] = {}
         self._caches: dict[CacheKey[Any], SharedCache] = {}
         self._uses: WeakKeyDictionary[object, _Use] = WeakKeyDictionary()
-        # Of the loader that plans and iterated last; those of another take the memory.
+        # Slots of the loader that plans and iterated last; another loader's iteration frees them.
         self._slots: SlotCache | None = None
         self._slots_of: weakref.ref[SlotOwner] | None = None
         self._held_row_bytes: dict[str, int] = {}
@@ -166,7 +166,7 @@ class SharedTables:
             if known is not None:
                 del self._caches[key]
                 known.retire()
-                pool_trim(0)  # of another size, the new one would not fit where this lay
+                pool_trim(0)  # the freed buffer would not fit a cache of another size
             made = self._caches[key] = make()
             return made
 
@@ -196,7 +196,7 @@ class SharedTables:
             of.lose_slots()
         if slots is not None:
             slots.retire()
-            pool_trim(0)  # of another size, new ones would not fit where these lay
+            pool_trim(0)  # the freed buffers would not fit slots of another size
 
     def use(
         self,
@@ -210,10 +210,10 @@ class SharedTables:
             self._uses[owner] = _Use(kind, cache, promised_bytes)
 
     def taken_bytes(self, kind: Hashable) -> int:
-        """Return the bytes of caches, made or promised, that a loader does not share."""
+        """Return the bytes of the caches, made or promised, of other kinds."""
         with self._lock:
             if self._taken_bytes(kind):
-                gc.collect()  # loaders that only a cycle of references keeps
+                gc.collect()  # frees loaders in reference cycles
                 self._give_up_unused(kind)
             return self._taken_bytes(kind)
 

@@ -14,8 +14,8 @@ class TableSize:
     """A paged attribute: rows that can be read one by one."""
 
     path: str  # the attribute's path in the store
-    num_rows: int  # rows, and bytes of each without padding
-    row_bytes: int  # rows, and bytes of each without padding
+    num_rows: int  # number of rows
+    row_bytes: int  # bytes of a row without padding
     of_nodes: bool = True  # whether rows belong to nodes; else to edges
 
     @property
@@ -32,8 +32,8 @@ class StoreSizes:
     tables: tuple[TableSize, ...]  # paged attributes of nodes and edges
     # Attributes that are stored compressed and are therefore always read whole.
     compressed_bytes: int
-    indptr_bytes: int  # of these, `indptr` and `indices`
-    indices_bytes: int  # of these, `indptr` and `indices`
+    indptr_bytes: int  # bytes of `indptr`, part of `topology_bytes`
+    indices_bytes: int  # bytes of `indices`, part of `topology_bytes`
 
     @property
     def rows_bytes(self) -> int:
@@ -47,7 +47,7 @@ class StoreSizes:
 
     @classmethod
     def of(cls, schema: Schema) -> StoreSizes:
-        """Measure a store, all of its types together."""
+        """Return the sizes of a store, all of its types together."""
         of_nodes, of_edges = schema.node_attributes(), schema.edge_attributes()
         attributes = [*of_nodes, *of_edges, *schema.graph_arrays.values()]
         edges = schema.edge_types

@@ -1,7 +1,7 @@
-"""An open store as the rest of the world sees it: arrays by name, and PyG's two store protocols.
+"""An open store: arrays by name, and PyG's two store protocols.
 
 `gnnstore.open(path)` returns a `GraphStore`. It is cheap to open and to pickle (it pickles
-as its path), and it reads only what is asked of it.
+as its path), and it reads an array only when it is used.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _MASKS = {"valid": "val_mask"}
 class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
     """A graph on disk: nodes, edges, features by id, labels, splits.
 
-    Also a PyG `FeatureStore` and `GraphStore`, so `(store, store)` can be handed to whatever
-    takes PyG's remote backends. Immutable; safe to use from several threads; pickles as its
+    Also a PyG `FeatureStore` and `GraphStore`, so `(store, store)` can be handed to any code
+    that takes PyG's remote backends. Immutable; safe to use from several threads; pickles as its
     path, so it crosses into worker processes at no cost, forked or spawned. If another store has
     taken its place, unpickling, and reading what was not open yet, raise a StorageError.
 
@@ -258,7 +258,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __contains__(self, name: object) -> bool:
-        """Whether there is such an attribute of nodes, edges or the graph, as of PyG's `Data`."""
+        """Whether there is such an attribute of nodes, edges or the graph, as in PyG's `Data`."""
         if not isinstance(name, str) or name.startswith("_"):
             return False
         schema = self.schema
@@ -293,7 +293,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
 
     @property
     def _split_masks(self) -> dict[str, str]:
-        """The splits by the names that PyG's data sets give to masks of them."""
+        """The splits by the names that PyG's data sets give to their masks."""
         splits = self.schema.node.splits if len(self.schema.node_types) == 1 else ()
         return {_MASKS.get(split, f"{split}_mask"): split for split in splits}
 
@@ -337,7 +337,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         """Read the whole graph into a `torch_geometric.data.Data`.
 
         Attributes, edges and values of the graph are those of the `Data` it was made from, the
-        edges in the order of their ids. Splits of which there is no mask come as masks, as in
+        edges in the order of their ids. Splits without a mask become masks, as in
         `train_mask` and `val_mask`.
 
         Raises

@@ -1,4 +1,4 @@
-"""The topology of a graph as samplers reach it: in memory, mapped, or read from disk."""
+"""The topology of a graph for samplers: in memory, mapped, or read from disk."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from gnnstore.formats.store.csc import TopologyMode
     from gnnstore.formats.store.reader import StoreReader
     from gnnstore.formats.store.schema import EdgeType, Schema
-    from gnnstore.graph.neighbor_cache.beside import NeighborCache
+    from gnnstore.graph.neighbor_cache.background import NeighborCache
     from gnnstore.sampling.neighbor import IndexDtype, SamplingConfig
 
 
 @dataclass(frozen=True, eq=False)
 class Topology:
-    """The in-neighbours of all nodes by edge type, in memory or with readers of those on disk."""
+    """The in-neighbours of all nodes by edge type, in memory or with readers of the files."""
 
     schema: Schema
     csc: Mapping[EdgeType, Csc]  # if there are `rows`, only length and dtype of `indices` are used
@@ -60,7 +60,7 @@ class Topology:
     if not TYPE_CHECKING:  # so that misspelt names are still found
 
         def __getattr__(self, name: str) -> Any:
-            """Refuse the arrays of the columns, of which there are some for each edge type."""
+            """Refuse the columns' arrays, which belong to one edge type."""
             is_of_columns = name in Csc.__dataclass_fields__ or hasattr(Csc, name)
             hint = f"; its columns have: topology.columns().{name}" if is_of_columns else ""
             raise AttributeError(f"a topology has no attribute {name!r}{hint}")

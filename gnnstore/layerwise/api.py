@@ -121,9 +121,9 @@ def inference(
         store or types.
     shard_bytes : int or str, optional
         Size of the files that rows are written to: a resumed run repeats no more than that. By
-        default 64 MiB, and more if there would be over 64 of them.
+        default 64 MiB, and more if there would be over 64 files.
     tmpdir : path-like, optional
-        A directory for rows during the run, without `output`; by default beside the store.
+        A directory for rows during the run, without `output`; by default next to the store.
     progress : Progress, optional
         Receives each layer as a phase that counts nodes whose rows are written.
 
@@ -177,7 +177,7 @@ def inference(
                 raise UsageError("resume= and overwrite= need an output= that lasts")
             return _to_memory(run, request, asked, tmpdir)
         if tmpdir is not None:
-            raise UsageError("tmpdir= has no use beside output=: rows lie beside the output")
+            raise UsageError("tmpdir= has no use with output=: rows lie next to the output")
         path = Path(output)
         if not path.name:
             raise UsageError(
@@ -190,7 +190,7 @@ def inference(
 
 
 def _check_output(path: Path, store: Path) -> None:
-    """Refuse to put results in the place of what they are computed of, or of what is no result."""
+    """Refuse to replace the store, a directory of other files, or a file that is no result."""
     places = [path]
     if path.suffix == ".npy":
         if path.is_dir():
@@ -207,7 +207,7 @@ def _check_output(path: Path, store: Path) -> None:
 
 
 def _may_be_removed(path: Path) -> bool:
-    """Whether a directory is a result of inference, or the rest of one, and nothing else."""
+    """Whether a directory is a result of inference, complete or not, and nothing else."""
     if not StoreManifest.is_at(path):
         return is_ours(path)
     try:
@@ -257,7 +257,7 @@ def _to_npy(
     with alone_in(whole):
         rows = _finished(whole, asked) if resume else None
         if rows is not None and not overwrite and _holds(path, rows):
-            return _without(rows, path)  # an attempt was killed at its very end
+            return _without(rows, path)  # an attempt was killed at its end
     if os.path.lexists(path) and not overwrite:
         raise StoreExistsError(
             f"{path} exists; choose another output, or pass overwrite=True to replace it once the "
@@ -270,12 +270,12 @@ def _to_npy(
         rows = _to_directory(
             run, request, asked, whole, overwrite=True, resume=resume, copy_bytes=run.result_bytes
         )
-    with alone_in(whole):  # nobody collects it as garbage meanwhile
+    with alone_in(whole):  # no other process removes it as garbage
         return _copied(rows, path)
 
 
 def _finished(path: Path, asked: Mapping[str, Any]) -> Embeddings | None:
-    """Return the rows of a run that was interrupted while they were copied."""
+    """Return the complete rows of a run that was interrupted while they were copied."""
     try:
         rows = open_embeddings(path)
     except (NotFoundError, CorruptStoreError):  # perhaps it was being removed
@@ -284,7 +284,7 @@ def _finished(path: Path, asked: Mapping[str, Any]) -> Embeddings | None:
 
 
 def _holds(path: Path, rows: Embeddings) -> bool:
-    """Whether a .npy file has just these rows."""
+    """Whether a .npy file has exactly these rows."""
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, EOFError, ValueError):
@@ -302,7 +302,7 @@ def _copied(rows: Embeddings, path: Path) -> npt.NDArray[Any]:
     unfinished = rows.path / COPY_FILE
     try:
         with storage_errors("write the embeddings", path):
-            unfinished.unlink(missing_ok=True)  # of an attempt that was killed
+            unfinished.unlink(missing_ok=True)  # from an attempt that was killed
             rows.save_npy(unfinished)
             unfinished.replace(path)
             fsync_directory(path.absolute().parent)
@@ -336,7 +336,7 @@ def _to_memory(
 
 
 def _fingerprint(request: InferenceRequest, run: InferenceRun) -> dict[str, Any]:
-    """Return all that the result depends on, as JSON values."""
+    """Return the values that the result depends on, as JSON."""
     # An attempt of earlier versions did not multiply by them.
     scales = request.store.schema.scales_of(request.input_spec)
     return {

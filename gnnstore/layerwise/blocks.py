@@ -1,9 +1,9 @@
 """Blocks made from a store: consecutive nodes, as many as memory allows, and their in-neighbours.
 
-The graph is read in order, a piece at a time. A set of one bit a node tells how many distinct
-in-neighbours the pieces so far have, so that a block grows until its rows fill the memory that
-there is for it; then the rows are read, near ones together. The larger blocks are, the fewer of
-the rows are read more than once, and the closer the reads are to one pass in order.
+The graph is read in order, a piece at a time. A set of one bit a node counts the distinct
+in-neighbours of the pieces so far, so that a block grows until its rows fill its memory; then the
+rows are read, near ones together. The larger blocks are, the fewer rows are read more than once,
+and the closer the reads are to one pass in order.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class BlockMaker:
         num_words = -(-self.num_nodes // 64) if self._needs_edges else 0
         self._words: npt.NDArray[np.uint64] = np.zeros(num_words, np.uint64)
         self._next = 0
-        self._bytes_before = graph.counts.bytes_read  # of other layers
+        self._bytes_before = graph.counts.bytes_read  # by other layers
 
     @property
     def counts(self) -> ReadCounts:
@@ -85,7 +85,7 @@ class BlockMaker:
         return 0 if self._packer is None else self._packer.bytes_written
 
     def stop(self) -> None:
-        """End `blocks` soon, in another thread: no block is wanted any more."""
+        """End `blocks` soon, from another thread: no more blocks are needed."""
         if self._packer is not None:
             self._packer.stop.set()
 
@@ -94,7 +94,7 @@ class BlockMaker:
         self._next = first
         make = self._make if self._needs_edges else self._make_without_edges
         while self._next < self.num_nodes:
-            yield make(self._next)  # held by nobody but the caller
+            yield make(self._next)  # only the caller refers to it
 
     def _make(self, first: int) -> MadeBlock:
         found = None
@@ -119,7 +119,7 @@ class BlockMaker:
         return MadeBlock(first, last, Block(x, local_begins, sources, edges, scale))
 
     def _outline(self, first: int) -> tuple[int, npt.NDArray[np.int64]]:
-        """Return where a block ends, and the ids of the rows behind its targets."""
+        """Return the end of a block, and the ids of its rows after those of its targets."""
         begins, _ = self._grow(first, None)
         last = first + len(begins) - 1
         num_rows = int(_core.bitmap_count(self._words)[1])
@@ -135,9 +135,9 @@ class BlockMaker:
         return MadeBlock(first, last, Block(x, no_edges, torch.empty(0, dtype=torch.int64)))
 
     def _recycle(self, num_edges: int, num_rows: int) -> None:
-        """Free the buffers of earlier blocks that this one has no use for."""
+        """Free the buffers of earlier blocks that this one cannot use."""
         if self._takes or not self._kind.is_as_stored:
-            pool_trim(0)  # converted rows come in buffers of sizes that are never the same
+            pool_trim(0)  # buffers of converted rows always differ in size
         else:
             self._recycled.prepare(8 * num_edges, self._rows.memory_bytes(num_rows))
 
@@ -174,9 +174,9 @@ class BlockMaker:
         return np.concatenate(begins), pieces
 
     def _num_fitting(self, edges: npt.NDArray[np.int64], size: tuple[int, int, int]) -> int:
-        """Return how many more targets fit; `edges` are those of the first 1, 2, ... of them."""
+        """Return the number of targets that still fit; `edges` are those of the first 1, 2, ..."""
         more = np.arange(1, len(edges) + 1)
-        # Each edge may bring a node that was not there yet.
+        # Each edge may bring a new node.
         nodes = np.minimum(size[1] + edges + more, self.num_nodes)
         fits = self._limits.admits(block_sizes(size[0] + edges, nodes, size[2] + more))
         return int(np.count_nonzero(fits))

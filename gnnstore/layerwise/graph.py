@@ -16,7 +16,7 @@ from gnnstore.features.source import RowSource
 from gnnstore.graph.indices import IndexRows
 from gnnstore.threads import Workers
 
-# The set of a block's nodes is listed so many of its bytes at a time: 131,072 nodes.
+# The set of a block's nodes is listed in parts of this many bytes: 131,072 nodes.
 LISTED_BYTES = 1 << 14
 
 
@@ -25,8 +25,8 @@ class Pieces:
     """The sizes of pieces in which a block is made."""
 
     read_ids: int  # ids or pointers that are read at a time
-    edges: int  # the most by which a block grows at a time
-    targets: int  # the most by which a block grows at a time
+    edges: int  # most edges that are added to a block at a time
+    targets: int  # most targets that are added to a block at a time
     part_bytes: int  # bytes of rows that each worker reads at a time
 
     @classmethod
@@ -109,7 +109,7 @@ class GraphReader:
         return self._indptr.counts + indices + self._counts
 
     def begins(self, first: int, last: int) -> npt.NDArray[np.int64]:
-        """Return where the edges into nodes first ... last - 1 begin, and the end of the last."""
+        """Return the begins of the edges into nodes first ... last - 1, and the end of the last."""
         begins = self._indptr.take(first, last + 1)
         if begins[0] < 0 or begins[-1] > self.num_edges or (np.diff(begins) < 0).any():
             raise CorruptStoreError(
@@ -133,7 +133,7 @@ class GraphReader:
         return rows.values
 
     def pieces(self) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-        """Yield pieces of the graph in order: the first target, and where the edges begin."""
+        """Yield pieces of the graph in order: the first target, and the begins of the edges."""
         first = 0
         while first < self.num_nodes:
             begins = self.begins(first, min(first + self.piece.targets, self.num_nodes))

@@ -1,8 +1,8 @@
 """Limits the size of blocks, so that those in memory stay within the budget.
 
 While a layer runs on one block, the next is made, and the result of the one before is written. The
-three share the memory for blocks; where the node with the most in-neighbours needs all of it, they
-take place one after the other instead.
+three stages share the memory for blocks; if the node with the most in-neighbours needs all of it,
+they take place one after the other instead.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ def block_sizes(num_edges: Any, num_nodes: Any, num_targets: Any) -> dict[str, A
 class BlockCosts:
     """The memory of a block while it is made, run by the layer, and written."""
 
-    making: tuple[Reservation, ...]  # by the sizes of a block; the first two with the block itself
-    running: tuple[Reservation, ...]  # by the sizes of a block; the first two with the block itself
-    writing: tuple[Reservation, ...]  # by the sizes of a block; the first two with the block itself
+    making: tuple[Reservation, ...]  # by the block's sizes, the block included
+    running: tuple[Reservation, ...]  # by the block's sizes, the block included
+    writing: tuple[Reservation, ...]  # by the block's sizes, its result only
 
 
 @dataclass(frozen=True)
 class BlockLimits:
     """The memory for blocks in their three stages."""
 
-    # For the block that is made, the one on which the layer runs, and the result that is written.
+    # For the block that is made.
     making: Ledger
-    # For the block that is made, the one on which the layer runs, and the result that is written.
+    # For the block on which the layer runs.
     running: Ledger
-    # For the block that is made, the one on which the layer runs, and the result that is written.
+    # For the result that is written.
     writing: Ledger
-    is_ahead: bool  # whether the three take place at once
+    is_ahead: bool  # whether the three stages take place at once
 
     @classmethod
     def of(
         cls, costs: BlockCosts, memory_bytes: int, mean_degree: float, largest: dict[str, int]
     ) -> BlockLimits:
-        """Divide memory between three blocks, or give it to one where a hub needs it."""
+        """Divide memory between three blocks, or give it to one if a hub needs all of it."""
         stages = (costs.making, costs.running, costs.writing)
         mean = block_sizes(mean_degree, mean_degree + 1, 1)
         needed = [max(Ledger(0, stage).peak(mean), 1) for stage in stages]
         making, running, writing = (int(part / sum(needed) * memory_bytes) for part in needed)
-        # The rest is for the places of rows, where a group of blocks is packed.
+        # The rest is for the places of rows, if a group of blocks is packed.
         making -= making // INDEX_SHARE
         shares = cls(
             Ledger(making, costs.making),
@@ -73,7 +73,7 @@ class BlockLimits:
         )
 
     def admits(self, sizes: dict[str, Any]) -> Any:
-        """Return whether a block may have these sizes, or which of several (arrays) may."""
+        """Return whether a block may have these sizes; for several sizes (arrays), for each."""
         fits: Any = True
         for stage in (self.making, self.running, self.writing):
             fits = fits & (stage.left(sizes) >= 0)
@@ -86,7 +86,7 @@ class BlockLimits:
         return min(stage.limit // max(stage.peak(row), 1) for stage in stages)
 
     def refusal(self, who: str, sizes: dict[str, int]) -> BudgetError:
-        """Return the error that says why a block may not have these sizes."""
+        """Return the error for a block that may not have these sizes."""
         worst = min((self.making, self.running, self.writing), key=lambda one: one.left(sizes))
         return replace(worst, who=who, source="of memory= for blocks").refusal(sizes)
 

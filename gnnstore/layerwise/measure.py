@@ -25,14 +25,14 @@ from gnnstore.layerwise.models.block import Block
 from gnnstore.layerwise.models.calls import LayerCall, RowKind
 
 _PROBE_SIZE = 1024
-# Kernels take memory besides tensors: scattering sorts positions by target, twice 16 bytes.
+# Kernels take memory in addition to tensors: scattering sorts positions by target, twice 16 bytes.
 _KERNEL_BYTES_PER_EDGE = 32
-# For the memory that the allocator leaves unused between blocks of many sizes.
+# For memory that the allocator leaves unused between blocks of many sizes.
 _SLACK = 1.1
 
 
 class PeakMeter(TorchDispatchMode):
-    """Measures the peak of the bytes of tensors that are made while it is entered."""
+    """Measures the peak of the bytes of tensors that are made in its context."""
 
     def __init__(self, known: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

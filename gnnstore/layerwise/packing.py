@@ -33,13 +33,13 @@ from gnnstore.threads import CancelledError, Flag
 
 _log = logging.getLogger(__name__)
 
-# The share of the memory for making a block in which the places of a group's rows are kept: 4 bytes
-# a row, and up to 21 while the group is packed.
+# The share of a block's memory for the places of a group's rows: 4 bytes a row, and up to 21 while
+# the group is packed.
 INDEX_SHARE = 8
 _INDEX_BYTES = 4
 _MAX_BLOCKS = 1024
 _PAGE_BYTES = 4096
-# Costs are bytes that a disk moves in the same time; packing has to be this much better.
+# Costs are bytes that a disk moves in the same time; packing must be better by this factor.
 _WORTHWHILE = 0.9
 _NAME = "rows"
 # Packed rows have a checksum for each piece of this size.
@@ -49,7 +49,7 @@ Outline = Callable[[int], tuple[int, npt.NDArray[np.int64]]]
 
 
 def has_room(memory_bytes: int) -> bool:
-    """Return whether a budget has room for the least that packing takes."""
+    """Return whether a budget has room for the smallest packing."""
     return memory_bytes >= 8 * CHUNK_STAGING_BYTES
 
 
@@ -74,9 +74,9 @@ class BlockPacker:
         self._group: dict[int, tuple[int, int]] = {}  # first node -> last node, place
         self._packed: PackedSuperbatch | None = None
         self._is_wanted = True
-        self.bytes_written = 0  # of packed rows
-        self.counts = ReadCounts()  # of packing
-        self.stop = Flag()  # once it is set, packing ends within milliseconds, and `find` fails
+        self.bytes_written = 0  # bytes of packed rows
+        self.counts = ReadCounts()  # reads of packing
+        self.stop = Flag()  # if set, packing ends within milliseconds, and `find` fails
 
     def find(self, first: int, num_nodes: int, outline: Outline) -> tuple[int, int] | None:
         """Return the end of a block, and its place in the group; None: it is not packed."""
@@ -108,7 +108,7 @@ class BlockPacker:
         direct = 0.0
         while first < num_nodes and len(bounds) < _MAX_BLOCKS:
             if self.stop.is_set():
-                raise CancelledError("blocks are not wanted any more")
+                raise CancelledError("blocks are no longer needed")
             last, ids = outline(first)
             total += len(ids)
             num_bytes += int(chunk_bytes(np.array([len(ids)]), self._rows.row_bytes)[0])
@@ -120,7 +120,7 @@ class BlockPacker:
             first = last
         packing = min(direct, self._rows.array.disk_bytes) + 2 * num_bytes
         if len(bounds) < 2 or packing > _WORTHWHILE * direct or num_bytes > room:
-            # Later blocks are alike: their lists would be made for nothing.
+            # Later blocks are similar: making their lists would be in vain.
             self._is_wanted = False
             return
         trace = Trace.of(batches)

@@ -1,8 +1,7 @@
 """The computation of a layer over all nodes, block by block, in order.
 
-While the layer runs on a block, the next is made in one thread, and the rows that it gave for the
-block before are written in another: a copy to the page cache, checksums, and the wait for each
-finished file.
+While the layer runs on a block, the next is made in one thread, and the result for the block before
+is written in another: a copy to the page cache, checksums, and the wait for each finished file.
 """
 
 from __future__ import annotations
@@ -35,32 +34,29 @@ class PassStats:
     """Counts and times of one layer over all nodes."""
 
     name: str
-    form: str  # how it was called; see `LayerCall`
+    form: str  # form of the calls; see `LayerCall`
     num_blocks: int
-    rows_read: int  # rows of the layer's input, those counted again that several blocks needed
-    bytes_read: int  # of nodes and edges, packing included
-    bytes_written: int  # of nodes and edges, packing included
-    # Of those that were written, the ones in packed rows, which are removed again.
+    rows_read: int  # rows of the layer's input; one that k blocks need counts k times
+    bytes_read: int  # bytes of rows and edges, packing included
+    bytes_written: int  # bytes of rows, packing included
+    # Bytes of packed rows, which are part of the written bytes and are removed again.
     bytes_packed: int
-    seconds: float  # in all
-    # Of it, for blocks that were not made yet, for the layer, and for rows of the block before that
-    # were not written yet.
+    seconds: float  # the whole pass
+    # Seconds of waiting for blocks that were not made yet.
     seconds_waiting: float
-    # Of it, for blocks that were not made yet, for the layer, and for rows of the block before that
-    # were not written yet.
+    # Seconds in the layer.
     seconds_running: float
-    # Of it, for blocks that were not made yet, for the layer, and for rows of the block before that
-    # were not written yet.
+    # Seconds of waiting for rows of the block before that were not written yet.
     seconds_writing: float
 
     def __str__(self) -> str:
         rate = (self.bytes_read + self.bytes_written) / max(self.seconds, 1e-9) / 1e9
         return (
-            f"{self.name}: {self.num_blocks} blocks in {self.seconds:.1f} s, of it "
+            f"{self.name}: {self.num_blocks} blocks in {self.seconds:.1f} s: "
             f"{self.seconds_waiting:.1f} s waiting for rows, {self.seconds_running:.1f} s in the "
             f"layer, {self.seconds_writing:.1f} s waiting for writes; read "
-            f"{self.bytes_read / 1e9:.2f} GB, wrote {self.bytes_written / 1e9:.2f} GB, of it "
-            f"{self.bytes_packed / 1e9:.2f} GB packed: {rate:.2f} GB/s"
+            f"{self.bytes_read / 1e9:.2f} GB, wrote {self.bytes_written / 1e9:.2f} GB ("
+            f"{self.bytes_packed / 1e9:.2f} GB packed): {rate:.2f} GB/s"
         )
 
 
@@ -99,7 +95,7 @@ def run_pass(
         ran += perf_counter() - began
         done = made.last
         num_blocks += 1
-        del made  # before the block after the next is begun
+        del made  # frees it before another block is begun
         release_heap()
         return rows
 
@@ -114,7 +110,7 @@ def run_pass(
     written = ordered_map(
         write,
         results(),
-        num_threads=1,  # rows and the journal's lines keep their order
+        num_threads=1,  # rows and lines of the journal keep their order
         lookahead=lambda: num_ahead + 1,
         describe="while writing the rows of block {}".format,
     )
@@ -149,7 +145,7 @@ def _run(call: LayerCall, made: MadeBlock, device: torch.device, out_dtype: torc
 
 
 def _as_stored(rows: Tensor) -> npt.NDArray[Any]:
-    """Return rows in the type in which a store keeps them; a view."""
+    """Return rows in a type that a store has; a view."""
     if rows.dtype == torch.bfloat16:
         return rows.view(torch.int16).numpy().view(np.uint16)
     return rows.numpy()
@@ -164,7 +160,7 @@ def degree_scale(
         num_targets = len(begins) - 1
         begin, end = int(begins[0]), int(begins[-1])
         sources = torch.from_numpy(graph.sources(begin, end).astype(np.int64)).sub_(first)
-        # Whether an edge is one of a node to itself is all that counts of its source.
+        # Of its source only matters whether it is the target itself.
         sources[(sources < 0) | (sources >= num_targets)] = num_targets
         edges = {}
         if norm.weight_name is not None:

@@ -1,4 +1,4 @@
-"""Plans each layer of an inference, and checks it, before any work is done."""
+"""Plans and checks each layer of an inference before any work is done."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
 }
-# The share of a GPU's free memory for blocks: the unused part of its allocator is not small.
+# The share of a GPU's free memory for blocks: much of its allocator's memory stays unused.
 _DEVICE_SHARE = 0.6
 # Rows come in recycled buffers, whose sizes are rounded up by this factor at most.
 _POOL_ROUNDING = 1.125
@@ -40,7 +40,7 @@ class LayerPlan:
     kind: RowKind
     costs: BlockCosts
     width: int
-    dtype: str  # the type in which its result is written
+    dtype: str  # type of the written result
 
     @property
     def row_bytes(self) -> int:
@@ -84,8 +84,7 @@ def plan_layers(
     taken = {name for plan in plans for name in plan.call.takes}
     for name in edge_specs.keys() - taken:
         raise UsageError(
-            f"{name}= names data of edges, but none of the layers takes an argument {name!r}; "
-            "leave it out"
+            f"{name}= names edge data, but no layer takes an argument {name!r}; leave it out"
         )
     return plans
 
@@ -115,7 +114,7 @@ def _costs(
     held = Reservation(
         "blocks", per={EDGES: 8 + edge_bytes, NODES: row_bytes + scale_bytes, TARGETS: 8}
     )
-    # Sources as they are stored, by piece; data of edges as stored, its order, and positions.
+    # Sources as stored, by piece; edge data as stored, its order, and positions.
     data_bytes = 24 + edge_bytes if call.takes else 0
     converted_bytes = 0 if kind.is_as_stored else kind.stored_bytes
     making = Reservation(
@@ -162,7 +161,7 @@ def limit_blocks(
 
 
 def _largest(plan: LayerPlan, hub: Hub, num_nodes: int) -> dict[str, int]:
-    """Return the sizes of the block that cannot be made smaller."""
+    """Return the sizes of the smallest possible block of the hub."""
     if not plan.call.needs_edges:
         return block_sizes(0, 1, 1)
     return block_sizes(hub.degree, min(hub.degree + 1, num_nodes), 1)

@@ -23,7 +23,7 @@ class Embeddings(Attribute):
     """The rows that a model computes for the nodes of a store, by node id.
 
     `embeddings[ids]` reads rows as NumPy arrays, `embeddings.tensor(ids)` as tensors; without ids
-    all of them. The directory is in the format of stores, with one array and no edges: Zarr opens
+    all rows. The directory is in the format of stores, with one array and no edges: Zarr opens
     it, and `gnnstore verify` checks it.
 
     Attributes
@@ -70,7 +70,7 @@ class Embeddings(Attribute):
         return self._reader.paged(self.spec).pieces(_SCAN_BYTES)
 
     def save_npy(self, path: str | os.PathLike[str]) -> None:
-        """Write all rows to a new .npy file, in order and durably, with the memory of a piece.
+        """Write all rows to a new .npy file, in order and durably, a piece at a time.
 
         Raises
         ------

@@ -1,8 +1,8 @@
-"""The rows of a block, read into memory that an earlier block has left.
+"""The rows of a block, read into the memory of an earlier block.
 
 Rows that lie one behind the other on disk are read straight to their places in the block: copying
 them from staging memory is a fifth of the processor time of a cheap layer. Fresh memory for each
-block would be another: 6 GB of huge pages, which the system clears, for a table of 2 GB.
+block would cost another fifth: 6 GB of huge pages, which the system clears, for a table of 2 GB.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from gnnstore.threads import Workers
 # A part of a block's rows is sorted by place before it is read, with 16 bytes a row.
 _MAX_PART_ROWS = 1 << 18
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-# Direct reads are aligned to pages, on disk and in memory; arithmetic on rows likes whole lines.
+# Direct reads are aligned to pages, on disk and in memory; arithmetic prefers whole cache lines.
 _PAGE_BYTES, _LINE_BYTES = 4096, 64
 
 
 def part_rows(kind: RowKind, part_bytes: int) -> int:
-    """Return the number of rows in a part, which is read at a time."""
+    """Return the number of rows in a part, the unit of reading."""
     return min(max(1, part_bytes // kind.stored_bytes), _MAX_PART_ROWS)
 
 
 def part_memory_bytes(kind: RowKind, part_bytes: int) -> int:
-    """Return the bytes that reading a part takes: its order, and its rows if they are converted."""
+    """Return the bytes for reading a part: its order, and its rows if they are converted."""
     converted_bytes = 0 if kind.is_as_stored else kind.stored_bytes
     return part_rows(kind, part_bytes) * (16 + 8 + converted_bytes)
 
@@ -65,14 +65,14 @@ class RowReader:
         self.counts = ReadCounts()
 
     def memory_bytes(self, num_rows: int) -> int:
-        """Return the size of the buffer that `read` takes for so many rows."""
+        """Return the size of the buffer for `num_rows` rows."""
         return num_rows * self._kind.row_bytes + _PAGE_BYTES
 
     def read(self, nodes: npt.NDArray[np.int64], num_targets: int, place: int | None) -> Tensor:
-        """Read rows in parts, some of them side by side: [n, F]."""
+        """Read rows in parts, several at a time: [n, F]."""
         x, bits = self._buffer(len(nodes), 0 if place is None else num_targets)
         num_scattered = len(nodes) if place is None else num_targets
-        # One range, where the targets are worth it.
+        # One range, if there are enough targets.
         target_bytes = num_targets * self._kind.stored_bytes
         in_order = num_targets if self._kind.is_as_stored and target_bytes >= _PAGE_BYTES else 0
         tasks: list[Callable[[], ReadCounts]] = []
@@ -117,7 +117,7 @@ class RowReader:
         return [partial(packer.read, place, at, chunk[at : at + step]) for at in begins]
 
     def _buffer(self, num_rows: int, num_targets: int) -> tuple[Tensor, npt.NDArray[Any]]:
-        """Return room for rows, and the same as integers; packed rows begin at a page."""
+        """Return room for rows, and the same memory as integers; packed rows begin at a page."""
         row_bytes, item_bytes = self._kind.row_bytes, self._kind.dtype.itemsize
         skipped = -num_targets * row_bytes % _PAGE_BYTES
         if skipped % _LINE_BYTES:
@@ -132,7 +132,7 @@ class RowReader:
 class RecycledBlocks:
     """Decides whether the pool keeps the buffers of a block for the one that is made next.
 
-    A free buffer that is of no use to it would come on top of what it takes.
+    A free buffer that the next block cannot use would add to its memory.
     """
 
     def __init__(self, num_alive: int) -> None:
@@ -149,7 +149,7 @@ class RecycledBlocks:
 
 
 def _size_class(num_bytes: int) -> int:
-    """Return a number that is the same for buffers which the pool uses for one another."""
+    """Return a number that is equal for buffers that the pool exchanges for one another."""
     least = max(num_bytes, _PAGE_BYTES)
     step = 1 << ((least - 1).bit_length() - 4)
     return -(-least // step) * step

@@ -1,4 +1,4 @@
-"""Runs all layers one after the other: their tables, and where an interrupted run goes on."""
+"""Runs all layers one after the other: their tables, and the point where a run resumes."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ from gnnstore.layerwise.rows import RowReader, part_memory_bytes
 from gnnstore.progress import Progress
 from gnnstore.threads import Workers
 
-# Finished rows are journalled a shard at a time: a resumed run repeats no more than that.
+# Finished rows are journalled by shards: a resumed run repeats no more than one.
 _LEAST_SHARD_BYTES = 64 << 20
 _MAX_SHARDS = 64
-# Of a budget, for buffers that reads go to.
+# Share of a budget for the buffers of reads.
 _STAGING_SHARE = 8
 _WRITER_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, eq=False)
 class InferenceRequest:
-    """The arguments of an inference, each checked by itself."""
+    """The arguments of an inference, checked one by one."""
 
     store: GraphStore
     layers: tuple[Layer, ...]
     input_spec: AttributeSpec  # node attribute that the first layer takes
-    # Edge attributes by the argument of layers that takes them.
+    # Edge attributes by the argument of the layers that take them.
     edge_specs: Mapping[str, AttributeSpec]
     dtype: str | None  # the type in which rows are written
     device: torch.device
@@ -166,7 +166,7 @@ class InferenceRun:
                     _core.remove_tree(self._directory(writer, number - 1))
         del source
         last = len(self.plans) - 1
-        if first > last:  # all was finished but the commit
+        if first > last:  # only the commit was missing
             with self._begin(writer, last) as rows:
                 rows.skip(self._num_nodes)
         for number in range(last):
@@ -203,7 +203,7 @@ class InferenceRun:
         return torch.float64 if is_wide else torch.float32
 
     def _reservations(self, memory_bytes: int) -> tuple[Reservation, ...]:
-        """Return the memory that a budget leaves to other parts than blocks."""
+        """Return the memory of a budget that is not for blocks."""
         pieces = Pieces.of(memory_bytes)
         num_readers = self._readers_in(memory_bytes)
         order = max(part_memory_bytes(plan.kind, pieces.part_bytes) for plan in self.plans)
@@ -219,7 +219,7 @@ class InferenceRun:
         )
 
     def _readers_in(self, memory_bytes: int) -> int:
-        """Return the number of threads that read, with a share of a budget for their buffers."""
+        """Return the number of threads that read, with buffers within a share of a budget."""
         each, most = self._engine.staging_bytes, self._request.num_threads
         return affordable_threads(memory_bytes, each, most, share=_STAGING_SHARE)
 
@@ -229,7 +229,7 @@ class InferenceRun:
     def _packer(
         self, writer: StoreWriter, number: int, source: RowSource
     ) -> Iterator[BlockPacker | None]:
-        """Yield the packer of a layer's input; None where there is no room for it, or no use."""
+        """Yield the packer of a layer's input; None if there is no room or no use for it."""
         limits, files = self.limits[number], source.file_rows
         if (
             not has_room(self._request.memory_bytes)
@@ -268,7 +268,7 @@ class InferenceRun:
 
     @contextmanager
     def _begin(self, writer: StoreWriter, number: int) -> Iterator[PagedArrayWriter]:
-        """Yield the writer of a layer's results, which goes on behind those that are written."""
+        """Yield the writer of a layer's results, which appends to those written before."""
         spec = self._spec(number)
         if number == len(self.plans) - 1:
             rows = writer.paged(
@@ -294,7 +294,7 @@ class InferenceRun:
         )
 
     def _find_start(self, writer: StoreWriter) -> tuple[int, RowSource, Tensor | None]:
-        """Return the first layer that is not finished, its input, and factors of its columns."""
+        """Return the first unfinished layer, its input, and factors of the input's columns."""
         for number in reversed(range(len(self.plans))):
             rows = self._writer(writer, number)
             if self._num_nodes and rows.num_committed_rows == self._num_nodes:
@@ -307,10 +307,10 @@ class InferenceRun:
 
 
 def _opened(rows: PagedArrayWriter, directory: Path, io_engine: str | None) -> RowSource:
-    """Open the rows that a layer has written, for the next to read."""
+    """Open the rows that a layer has written, as the input of the next."""
     names = [shard_name(shard, 1) for shard in range(rows.layout.num_shards)]
     array = PagedArray(rows.spec, rows.layout, tuple(directory / name for name in names))
-    # Their file system may be another one than the store's.
+    # Their file system may differ from the store's.
     return open_rows(array, open_engine(array.file_paths[0], io_engine) if names else "memory")
 
 

@@ -1,1 +1,1 @@
-"""Batches for training: torch data loaders, and the pipeline that prepares ahead."""
+"""Batches for training: torch data loaders, and the pipeline that prepares batches ahead."""

@@ -1,8 +1,8 @@
-"""A torch `DataLoader` that owns an order of epochs, a source of batches and what finishes them.
+"""A torch `DataLoader` with an order of epochs, a source of batches and a finisher.
 
-It is what torch, PyG and frameworks see of a loader: its options, its state, its epochs, and
-batches for an index. Which seeds there are and how a strategy prepares batches is known to the
-source; the way of a batch is in `pipeline.batch`.
+It is the loader that torch, PyG and frameworks see: its options, its state, its epochs, and
+batches for an index. The source knows the seeds and how a strategy prepares batches; the way of a
+batch is in `pipeline.batch`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from gnnstore.pipeline.order.epoch import EpochOrder
     from gnnstore.strategies.sources import Sources
 
-# Moved on by every batch; two loaders of the same data each have their own.
+# Every batch changes these; two loaders of the same data have their own.
 _OF_ITS_OWN = ("_cursor", "_recorder", "_totals")
 _IDLE_OPTIONS = ("worker_init_fn", "multiprocessing_context")
 
@@ -69,7 +69,7 @@ class BatchLoader(DataLoader[Any]):
     labels : type of SeedLabels
         Kind of the labels of its seeds.
     fingerprint : callable
-        Returns what batches depend on besides seed and order, as plain values by name.
+        Returns the values that batches depend on, except seed and order, by name.
     seed : int or None
         Key of shuffling and sampling; None: drawn at the first use.
     transform, transform_sampler_output : callable or None
@@ -85,7 +85,7 @@ class BatchLoader(DataLoader[Any]):
     shard : RankShard
         Which of the batches are this process's.
     own_order : callable or None
-        Makes the order of the loader of the one that torch's options name; None: it is that.
+        Turns the order that torch's options name into the loader's; None: it is used as it is.
     progress : bool or None
         Whether work that the caller waits for is displayed; None: on a terminal.
     """
@@ -108,7 +108,7 @@ class BatchLoader(DataLoader[Any]):
         own_order: Callable[[EpochOrder], EpochOrder] | None = None,
         progress: bool | None = None,
     ) -> None:
-        # Frameworks that build a loader anew pass these two, which are ours to choose.
+        # Frameworks that build a loader anew pass these two, which the loader sets itself.
         options = {k: v for k, v in options.items() if k not in {"dataset", "collate_fn"}}
         options |= own_sampler(num_seeds, seed, shard, options)
         positions: Any = range(num_seeds)
@@ -144,7 +144,7 @@ class BatchLoader(DataLoader[Any]):
         self._warn_of_what_is_idle()
 
     def _most_threads(self, *, waits_for_disk: bool = True) -> int:
-        """Return the number of preparing threads, if there is memory for so many."""
+        """Return the number of preparing threads, if memory does not limit it."""
         if self._num_threads_given is not None:
             return self._num_threads_given
         # A thread that waits for the disk computes nothing: one more keeps the cores busy.
@@ -158,7 +158,7 @@ class BatchLoader(DataLoader[Any]):
         *,
         epoch_batches: int = 0,
     ) -> None:
-        """Take batches from a source, in as many threads as it has memory for."""
+        """Take batches from a source, in as many threads as fit its memory."""
         placement = opened.placement
         self.num_threads = self._most_threads(waits_for_disk=placement.reads_disk)
         if self._num_threads_given is None:
@@ -192,7 +192,7 @@ class BatchLoader(DataLoader[Any]):
         return f"{type(self).__name__}()"
 
     def __copy__(self) -> Self:
-        """Return a loader at the same position, which moves by itself; they share the data."""
+        """Return a loader at the same position, which advances on its own; they share the data."""
         copied = object.__new__(type(self))
         shared = {id(self._order): self._order}  # with the user's sampler, as torch's loaders do
         own = {name: copy.deepcopy(vars(self)[name], shared) for name in _OF_ITS_OWN}
@@ -202,9 +202,9 @@ class BatchLoader(DataLoader[Any]):
 
     @property
     def batches_left(self) -> int:
-        """Batches of the epoch that are still to be handed out; all of them before it begins.
+        """Batches of the epoch that are still to be handed out; all batches before it begins.
 
-        0 between the last batch and what follows the loop: the next epoch has not begun.
+        0 between the last batch and the end of the loop: the next epoch has not begun.
         """
         return self._order.num_left(self._cursor.position(self.epoch), self._known_seed())
 
@@ -213,7 +213,7 @@ class BatchLoader(DataLoader[Any]):
         return self.len_of(self.epoch) if self._order.varies else DataLoader.__len__(self)
 
     def len_of(self, epoch: int) -> int:
-        """Return the number of batches of an epoch: with `partitions=`, not all have as many."""
+        """Return the number of batches of an epoch; with `partitions=`, epochs differ."""
         return self._order.num_left(Position(_checked_epoch(epoch)), self._known_seed())
 
     def _known_seed(self) -> int | None:
@@ -233,7 +233,7 @@ class BatchLoader(DataLoader[Any]):
         self.epoch += 1
         self._num_iterations += 1
         pin = self._pin if self.pin_memory and torch.cuda.is_available() else None
-        # Not told of are copies of a batch, and one that the consumer's thread joins with its rows.
+        # Copies of a batch, and batches joined in the consumer's thread, are freed unnoticed.
         waits = pin is None and self.transform_sampler_output is None
         lookahead = (Lookahead.admitting if waits else Lookahead)(
             self.prefetch_batches, self._spare_bytes
@@ -263,7 +263,7 @@ class BatchLoader(DataLoader[Any]):
         )
 
     def _run(self, start: Position, seed: int) -> EpochRun:
-        """Return an iteration as a source of batches needs it; it does not hold the loader."""
+        """Return the settings of an iteration for a source of batches, without the loader."""
         return EpochRun(
             seed,
             start.epoch,
@@ -277,13 +277,13 @@ class BatchLoader(DataLoader[Any]):
         )
 
     def _pin(self, output: Any) -> Any:
-        """Copy a batch to where a GPU can fetch it by itself."""
+        """Copy a batch to memory that a GPU can read directly."""
         return pin_memory(output, self.pin_memory_device)
 
     # --- batches for an index ----------------------------------------------------------------
 
     def __call__(self, index: Any) -> Any:
-        """Return the batch of some positions in what it starts from, prepared here and now."""
+        """Return the batch of some positions among the seeds, prepared in this thread."""
         output = self.collate_fn(index)
         return output if self.filter_per_worker else self.filter_fn(output)
 
@@ -297,11 +297,11 @@ class BatchLoader(DataLoader[Any]):
         if getattr(value, "__func__", value) is not type(self)._collate:
             raise _no_step_of("collate_fn")
         # Torch sets it, and frameworks look for it among a loader's attributes. Bound to the loader
-        # it would keep one alive, with its files, that nobody else refers to.
+        # it would keep the loader and its files alive.
         self.__dict__["collate_fn"] = type(self)._collate
 
     def _refuse_steps_of_others(self) -> None:
-        """Refuse to iterate where a user has replaced a step that only PyG's iterations call."""
+        """Refuse to iterate if a user has replaced a step that only PyG's iterations call."""
         if getattr(self.filter_fn, "__func__", None) is not BatchLoader.filter_fn:
             raise _no_step_of("filter_fn")
         if type(self).collate_fn is not BatchLoader.collate_fn:
@@ -343,12 +343,12 @@ class BatchLoader(DataLoader[Any]):
         self._cursor.leave()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the loader stands: after the batch that was last handed out.
+        """Return the loader's position: after the batch that was last handed out.
 
         The convention is that of torchdata's `StatefulDataLoader`. The state is that of the
         newest iterator; before the first one and after the end of an epoch, that of the start
         of the next epoch. A state that is taken after the last batch and before the loop ends
-        has no batches left: a loop that resumes there ends at once, and the code behind it
+        has no batches left: a loop that resumes there ends at once, and the code after it
         runs. Batches that are prepared but not handed out do not count.
 
         Returns
@@ -389,7 +389,7 @@ class BatchLoader(DataLoader[Any]):
         return {**self._fingerprint(), **order._asdict()}
 
     def _draw_seed(self) -> int:
-        """Draw the seed that nobody gave: late, so that `torch.manual_seed` may come late."""
+        """Draw the seed if none was given: late, so that `torch.manual_seed` may come late."""
         if self.seed is None:
             drawn = torch.empty((), dtype=torch.int64).random_(generator=self.generator)
             self._use_seed(int(drawn))
@@ -430,7 +430,7 @@ class BatchLoader(DataLoader[Any]):
         UsageError
             If the loader is being traced already.
         NotFoundError, StorageError
-            If the file cannot be written; found out before anything else where possible.
+            If the file cannot be written; checked before anything else if possible.
         """
         if self._recorder.timeline is not OFF:
             raise UsageError("the loader is being traced already; traces do not nest")
@@ -468,7 +468,7 @@ class BatchLoader(DataLoader[Any]):
     def enable_multithreading(self, worker_threads: int | None = None) -> Iterator[None]:
         """Do nothing: threads prepare batches anyway, as many as `num_threads` says.
 
-        PyG's loaders give each of their processes more threads by it.
+        PyG's loaders give each of their processes more threads with this option.
         """
         if worker_threads is not None and worker_threads < 1:
             raise UsageError(f"worker_threads={worker_threads}: at least 1 is needed")
@@ -484,7 +484,7 @@ class BatchLoader(DataLoader[Any]):
         return lambda: os.sched_setaffinity(0, cores.get_nowait())
 
     def check_worker_number_rationality(self) -> None:
-        """Do nothing: torch's check counts processes, and none are started."""
+        """Do nothing: torch's check counts processes, but none are started."""
 
     def _warn_of_what_is_idle(self) -> None:
         idle = [name for name in _IDLE_OPTIONS if getattr(self, name) is not None]
@@ -551,7 +551,7 @@ def _forget_records_of_bases(loader: DataLoader[Any]) -> None:
     """Make Lightning rebuild a loader from its attributes if it has recorded the making of a base.
 
     If that is within the hook, the arguments are those of a base such as torch's, and the
-    assignments our own: the new loader would get the old one's order.
+    assignments this class's: the new loader would get the old one's order.
     """
     record = vars(loader)
     record.pop("__pl_attrs_record", None)

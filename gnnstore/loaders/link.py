@@ -1,7 +1,7 @@
 """`LinkNeighborLoader`: PyG's loader of the same name, over a store on disk.
 
-Batches start from edges, beside which negatives are drawn (`pipeline.seeds.links`). Everything else
-is that of any loader that samples (`sampled`).
+Batches start from edges and the negatives drawn for them (`pipeline.seeds.links`). The rest is as
+in any loader that samples (`sampled`).
 """
 
 from __future__ import annotations
@@ -286,7 +286,7 @@ def resolve_links(
     degree_fraction: float = 0.0,
     edge_label_attrs: Sequence[str] = (),
 ) -> Links:
-    """Turn options of `LinkNeighborLoader` into the seed edges of a loader that samples so."""
+    """Turn options of `LinkNeighborLoader` into the seed edges of a loader that samples."""
     if isinstance(edge_label_attrs, str):
         raise UsageError(
             f"edge_label_attrs={edge_label_attrs!r}: expected a list of names, such as "
@@ -378,7 +378,7 @@ def _negatives(
     ):
         raise UsageError(
             f"{' and '.join(unused)}: only of use to neg_sampling='triplet'; binary negatives are "
-            "pairs of which both ends are drawn"
+            "pairs whose ends are both drawn"
         )
     return Negatives(
         "binary" if is_binary else "triplet",
@@ -424,7 +424,7 @@ _FOR_ALL = "strict_negatives"
 
 
 def _labels(edge_label: Any, num_edges: int, negatives: Negatives | None) -> torch.Tensor | None:
-    """Check labels, and shift them where 0 is to be that of negatives, as PyG does."""
+    """Check labels, and shift them if 0 is the label of negatives, as in PyG."""
     labels = resolve_labels(edge_label, num_edges)
     if labels is None or negatives is None:
         return labels
@@ -435,7 +435,7 @@ def _labels(edge_label: Any, num_edges: int, negatives: Negatives | None) -> tor
         )
     try:
         least = labels.min()
-    except RuntimeError:  # also NotImplementedError
+    except RuntimeError:  # includes NotImplementedError
         raise InputError(
             f"edge_label: with negatives, labels are compared with theirs, 0, and torch compares "
             f"no {labels.dtype} of shape {list(labels.shape)}; give them as int64 or float32"

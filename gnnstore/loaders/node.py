@@ -1,8 +1,8 @@
 """`NeighborLoader`: PyG's loader of the same name, over a store on disk.
 
-It is the one class that most users meet, so it keeps PyG's signature, batches and habits, and only
-says which nodes its options name (`pipeline.seeds`). Everything else is that of any loader that
-samples from a store (`sampled`).
+Most users meet only this class, so it keeps PyG's signature, batches and habits, and only finds the
+nodes that its options name (`pipeline.seeds`). The rest is as in any loader that samples from a
+store (`sampled`).
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         the table. "auto" is "memory" if everything fits, else the strategy that is predicted
         to be fastest within `memory` and `disk`, for which the disk is measured once.
     memory : int or str, optional
-        Limit for everything that the loader holds, such as "8GB". "auto": three quarters of
-        what the machine or its cgroup has free; by default all of it.
+        Limit for everything that the loader holds, such as "8GB". "auto": three quarters of the
+        free memory of the machine or its cgroup; by default all of its free memory.
     seed : int, optional
         Key of sampling and shuffling. By default drawn at the first use from `generator`
         or torch's default generator, so that `torch.manual_seed` reproduces a run.
@@ -208,7 +208,7 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
     ) -> None:
         options = LoaderOptions.of(locals())
         seeds = resolve_input_nodes(options.store, input_nodes, input_id)
-        # Copied seeds are kept once: these tensors share the memory of the source of seeds.
+        # Seeds are kept once: these tensors share the memory of the source of seeds.
         kept: dict[str, Any] = {}
         if not isinstance(input_nodes, str) and seeds.nodes is not None:
             kept["input_nodes"] = torch.from_numpy(seeds.nodes)

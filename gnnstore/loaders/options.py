@@ -1,4 +1,4 @@
-"""The loader's options, read once: what they mean here, or that they are not there yet.
+"""The loader's options, read once: their meaning here, or the error if they are not supported.
 
 An option of PyG's that would change batches is never ignored: it either works or is refused, with
 the reason and the way out.
@@ -38,15 +38,15 @@ _NOT_PARAMETERS = {"self", "kwargs", "__class__"}
 class LoaderOptions:
     """Options of a loader that samples from a store, checked."""
 
-    given: dict[str, Any]  # by parameter, as the user gave them
+    given: dict[str, Any]  # the user's values, by parameter
     store: GraphStore
     config: SamplingConfig  # sampling options
-    read: ReadOptions  # options of reading the store, or the packed epochs that are read instead
+    read: ReadOptions  # options of reading the store, or packed epochs in its place
     torch: dict[str, Any]  # keyword arguments of torch's `DataLoader`
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> LoaderOptions:
-        """Check the `locals()` of a loader's constructor; what it lacks has its default."""
+        """Check the `locals()` of a loader's constructor; missing options have their defaults."""
         given = {name: v for name, v in parameters.items() if name not in _NOT_PARAMETERS}
         if "plan" in parameters["kwargs"]:
             raise UsageError(
@@ -54,7 +54,7 @@ class LoaderOptions:
             )
         _call(_refuse_unsupported, given)
         if given.get("partitions") is not None:
-            _call(_refuse_beside_partitions, given)
+            _call(_refuse_with_partitions, given)
         _call(_refuse_no_tables, given)
         config = _call(sampling_config, given)
         read = _call(read_options, given)
@@ -62,7 +62,7 @@ class LoaderOptions:
 
 
 def _call(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
-    """Call a function with those of the given options that it takes."""
+    """Call a function with its parameters among the given options."""
     names = inspect.signature(function).parameters
     return function(**{name: given[name] for name in names if name in given})
 
@@ -76,7 +76,7 @@ def sampling_config(
     directed: bool = True,
     seed: int | None = None,
 ) -> SamplingConfig:
-    """Check the options that say how to sample."""
+    """Check the options of sampling."""
     if not directed:
         warnings.warn(
             "directed=False is deprecated; write subgraph_type='induced'",
@@ -122,7 +122,7 @@ def read_options(
     disk: int | str | None = None,
     packed: Any = None,
 ) -> ReadOptions:
-    """Check the options that say how to read the store."""
+    """Check the options of reading the store."""
     if io_engine is not None:
         check_choice("io_engine", io_engine, ENGINES)
     if memory is not None and memory != "auto":
@@ -148,7 +148,7 @@ def read_options(
         return ReadOptions(chosen, memory=memory, io_engine=io_engine, packed=os.fspath(packed))
     if isinstance(chosen, Auto):
         _refuse_planning(strategy, superbatch)
-        # For a strategy that samples ahead, if that is chosen.
+        # For a strategy that samples ahead, if one is chosen.
         planned = _planned_settings(tmpdir=tmpdir, disk=disk)
         settings = _cache_settings(cache, cache_bytes)
         return ReadOptions(chosen, topology, memory, io_engine, settings, planned)
@@ -170,7 +170,7 @@ def read_options(
         )
     if settings is None:
         settings = CacheSettings() if chosen.caches else None
-    elif not chosen.caches:  # an alias without a cache, beside what asks for one
+    elif not chosen.caches:  # an alias without a cache, with options that ask for one
         chosen = STRATEGIES[chosen.alias_of]
     return ReadOptions(chosen, topology, memory, io_engine, settings)
 
@@ -178,7 +178,7 @@ def read_options(
 def _cache_settings(
     cache: str | None, cache_bytes: int | str | None = None
 ) -> CacheSettings | None:
-    """Parse the options `cache` and `cache_bytes`; None where neither is given."""
+    """Parse the options `cache` and `cache_bytes`; None if neither is given."""
     if cache is not None and cache not in SCORES:
         raise UsageError(f"cache={cache!r} is unknown; choose one of {', '.join(SCORES)}")
     num_bytes = None if cache_bytes is None else parse_size(cache_bytes, name="cache_bytes")
@@ -234,19 +234,19 @@ def _refuse_with_packed(**options: Any) -> None:
     given = [f"{name}={value!r}" for name, value in options.items() if value is not None]
     if given:
         raise UsageError(
-            f"packed= has no use for {' and '.join(given)}: what is cached, and where batches are "
-            "read, was decided when the epochs were packed; leave it out"
+            f"packed= has no use for {' and '.join(given)}: the cached rows, and where batches are "
+            "read, were decided when the epochs were packed; leave it out"
         )
 
 
 def _refuse_no_tables(tables: Any = None) -> None:
-    """Refuse what is no sequence of tables; a table alone would be taken for one of its rows."""
+    """Refuse a value that is no sequence of tables; a table alone would count as its rows."""
     is_sequence = isinstance(tables, list | tuple | None)
     if not is_sequence or not all(isinstance(table, ResidentTable) for table in tables or ()):
         raise UsageError(f"tables={tables!r}: expected a list of gnnstore.EmbeddingTable")
 
 
-def _refuse_beside_partitions(
+def _refuse_with_partitions(
     partitions: Any,
     *,
     strategy: str = "auto",
@@ -259,7 +259,7 @@ def _refuse_beside_partitions(
     packed: Any = None,
     rank: int | None = None,
 ) -> None:
-    """Refuse options that say where rows lie, which partitions decide."""
+    """Refuse options of where rows lie, which partitions decide."""
     options = {
         "strategy": None if strategy == "auto" else strategy,
         "topology": None if topology == "auto" else topology,

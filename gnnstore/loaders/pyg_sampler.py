@@ -1,4 +1,4 @@
-"""A store's sampler as PyG's loaders take one."""
+"""A store's sampler, for PyG's loaders."""
 
 from __future__ import annotations
 

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# The base keeps them by itself, as they have been decided.
+# The base sets these to the values that were decided on.
 _OF_THE_BASE = {"seed", "num_threads", "prefetch_batches", "transform", "transform_sampler_output"}
-# The others are read when a loader is made, but for this one.
+# Other options are read once, when a loader is made; this one is read each time.
 _READ_EACH_TIME = {"filter_per_worker"}
 
 
@@ -48,12 +48,12 @@ class SampledLoader(BatchLoader):
     Parameters
     ----------
     options : LoaderOptions
-        Of the loader.
+        Options of the loader.
     seeds : SeedSource
         The source of seeds.
     **kept
-        Options that are kept in place of what the user gave, such as the copies that `seeds` made:
-        given again, they make the same loader. Users' own arrays are let go of.
+        Options that replace the user's values, such as the copies that `seeds` made: they make the
+        same loader again. The user's own arrays are not kept.
 
     Attributes
     ----------
@@ -141,7 +141,7 @@ class SampledLoader(BatchLoader):
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse other values of options that are read once: batches would not show them."""
+        """Refuse new values of options that are read once: batches would not show them."""
         own = self.__dict__
         is_read_once = name in own and name in own.get("_read_once", ())
         if is_read_once and value is not own[name]:
@@ -152,21 +152,21 @@ class SampledLoader(BatchLoader):
         super().__setattr__(name, value)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `BatchLoader.load_state_dict`; tables must be at the commit that goes with it."""
+        """See `BatchLoader.load_state_dict`; tables must be at the commit of this state."""
         for table in self.tables:
             table.check_position(state)
         super().load_state_dict(state)
 
     def _get_iterator(self) -> Generator[Any, None, None]:  # type: ignore[override]
         batches = super()._get_iterator()
-        # Only now: before, it is where the last iteration broke off.
+        # Only now: before, it is the position where the last iteration stopped.
         start = self._cursor.position(self.epoch)
         return self._followed(start, batches) if self.tables else batches
 
     def _followed(
         self, start: Position, batches: Generator[Any, None, None]
     ) -> Generator[Any, None, None]:
-        """Yield batches, with the tables at their state before each is handed out."""
+        """Yield batches, with the tables at the state of each before it is handed out."""
         tables, now = self.tables, -1
         with closing(batches):
             try:
@@ -176,8 +176,8 @@ class SampledLoader(BatchLoader):
                     for table in tables:
                         table.note_position(self, position)
                     yield batch
-                    del batch  # its buffers are recycled
-                position = self.state_dict()  # that of the next epoch
+                    del batch  # recycles its buffers
+                position = self.state_dict()  # the next epoch's
                 for table in tables:
                     table.note_position(self, position)
             finally:
@@ -195,7 +195,7 @@ class SampledLoader(BatchLoader):
         state, shape = states.state_of(number), order.shape
         partitions = states.schedule.partitions(state)
         for table in tables:
-            # Also in the middle of a state: another loader may have had the table meanwhile.
+            # Also in the middle of a state: another loader may have used the table since.
             is_new = table.enter(partitions, Slots(shape.capacity, shape.num_spare))
             if (is_new or state != now) and (following := states.left(int(states.ends[state]))):
                 table.expect(states.schedule.partitions(following[0]))

@@ -1,4 +1,4 @@
-"""`open_packed`: packed epochs by themselves, to train on where neither graph nor features are."""
+"""`open_packed`: packed epochs, to train on without a graph and features."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gnnstore.strategies.saved import PackedSources
 
 
 class PackedEpochs:
-    """Packed epochs: their batches, with all that they show. Pickles as its path.
+    """Packed epochs: their batches, with all attributes. Pickles as its path.
 
     Parameters
     ----------
@@ -94,15 +94,15 @@ class PackedEpochs:
         Parameters
         ----------
         num_threads, prefetch_batches, memory, io_engine, transform, custom_cls
-            As of `NeighborLoader`.
+            As in `NeighborLoader`.
         **kwargs
-            Of `torch.utils.data.DataLoader`, such as `pin_memory`; what decides the batches was
-            packed.
+            As in `torch.utils.data.DataLoader`, such as `pin_memory`; packing has fixed the options
+            of the batches.
 
         Raises
         ------
         BudgetError, UsageError, StorageError
-            As of `NeighborLoader` with `packed=`.
+            As in `NeighborLoader` with `packed=`.
         """
         return PackedLoader(
             self,
@@ -172,7 +172,7 @@ class PackedLoader(BatchLoader):
 
 
 def _fingerprint(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that packed batches depend on besides seed and order."""
+    """Return the values that packed batches depend on, except seed and order."""
     return {name: value for name, value in found.items() if name not in OrderFields._fields}
 
 

@@ -2,7 +2,7 @@
 
 Some batches are sampled and planned, and three layouts of their rows compared: a row for each batch
 that misses it; segments of batches that share rows, as short as a budget of disk allows; and
-strategy "packed", which packs a superbatch at a time while it trains, and keeps two of them.
+strategy "packed", which packs a superbatch at a time while it trains, and keeps two superbatches.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ if TYPE_CHECKING:
     from gnnstore.packing.job import EpochPacker
 
 _NO_READS = ReadTotals()
-# As many as tell sizes within a few per cent. The first ones miss a little more than later ones do.
+# Enough to tell sizes within a few per cent. The first batches miss a little more than later ones.
 _BATCHES = 32
-# From this share of the budget of disk on, a whole superbatch is sampled to be sure.
+# From this share of the disk budget on, a whole superbatch is sampled to be sure.
 _NEARLY = 0.9
 # Batches that were not sampled may miss a little more than those that were.
 _SAFETY = 0.98
-# In the record of a batch that needs a shared row: its rank, beside the position of any row.
+# In the record of a batch that needs a shared row: its rank and position.
 _SHARED_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Estimated disk space and reads of one way to keep what batches miss."""
+    """Estimated disk space and reads of one way to keep the missed rows of batches."""
 
     name: Literal["packed", "segmented", "rolling"]
     segment: int  # batches that share rows on disk; 1: none do
     superbatch: int  # batches that are planned, and packed, at a time
-    disk_bytes: int  # at most at a time
-    records_bytes: int  # of that everything but rows
+    disk_bytes: int  # the most at any time
+    records_bytes: int  # everything but rows, part of `disk_bytes`
     blow_up: float  # disk_bytes for each byte of the tables
     epoch_read_bytes: int
     epoch_written_bytes: int
     epoch_reads: int  # reads of rows that batches share, which lie apart; all others are in order
     epoch_seconds: float | None  # reading and writing; None if the disk was not measured
-    fits: bool  # whether the budget of disk has room for it
+    fits: bool  # whether it fits the disk budget
 
     def describe(self) -> str:
         """Return the layout in a sentence."""
@@ -85,7 +85,7 @@ class PackEstimate:
     batches: int  # of all epochs
     sampled_batches: int  # batches that the estimate was made from
     rows_bytes: int
-    records_bytes: int  # everything else that is kept of the batches
+    records_bytes: int  # everything else in the packed epochs
     total_bytes: int
     read_bytes: int  # bytes that are read of the store at most: its tables once for each superbatch
     table_bytes: int  # of the attributes whose rows are packed
@@ -98,7 +98,7 @@ class PackEstimate:
     layouts: tuple[Layout, ...]  # the chosen one is the last of "packed" and "segmented"
 
     def check_disk(self, num_bytes: int) -> None:
-        """Check that the packed epochs fit a budget of disk."""
+        """Check that the packed epochs fit a disk budget."""
         shared = f", even with rows shared by {self.segment} batches at a time,"
         rolling = [one for one in self.layouts if one.name == "rolling" and one.fits]
         Ledger(
@@ -132,7 +132,7 @@ class PackEstimate:
 
 
 def estimate_packing(packer: EpochPacker, profile: DeviceProfile | None) -> PackEstimate:
-    """Sample and plan some batches; have batches share rows where a budget of disk asks for it."""
+    """Sample and plan some batches; let batches share rows if a disk budget asks for it."""
     budget = packer.settings.disk_bytes
     found = _estimate(packer, profile, _BATCHES)
     may_share = packer.settings.segment is None and bool(packer.tables)
@@ -219,7 +219,7 @@ class _Costs:
         num_missed = recurrences.num_missed * self._num_batches * self._epochs / len(missed)
 
         def fits(share: float) -> bool:
-            # A row that is spared was one of two at least that are shared now.
+            # A row that is saved was one of at least two that are shared now.
             shared_bytes = _SHARED_BYTES * 2 * (1 - share) * num_missed
             return records + shared_bytes + share * rows_bytes <= _SAFETY * budget
 
@@ -227,7 +227,7 @@ class _Costs:
         return len(missed) if found is None else found
 
     def segmented(self, missed: list[npt.NDArray[Any]], segment: int) -> Layout:
-        """Return the layout in segments, whose shared rows are found and put in order."""
+        """Return the layout in segments, with their shared rows found and put in order."""
         tuning, count, apart = self._tables[0].engine.tuning, len(missed), ReadTotals()
         own_bytes = shared_bytes = num_shared = 0
         for part in segments_of(count, segment):
@@ -255,7 +255,7 @@ class _Costs:
     def rolling(self, batches: list[npt.NDArray[Any]], superbatch: int, num_slots: int) -> Layout:
         """Return the layout of packing while training, with the same memory and disk."""
         size = min(superbatch, self._num_batches)
-        for _ in range(2):  # fewer at a time miss more rows, so once more for how many that are
+        for _ in range(2):  # a shorter superbatch misses more rows: again with its own number
             planner = POLICIES[PACKED.policy].planner(num_slots)
             parts = [batches[first : first + size] for first in range(0, len(batches), size)]
             misses = np.concatenate([planner.plan(Trace.of(part)).misses for part in parts])

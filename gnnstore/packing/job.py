@@ -2,7 +2,7 @@
 
 As a loader with strategy "packed" does while it trains, it samples, plans and packs superbatch by
 superbatch, but keeps the rows: each epoch from an empty cache, so that training may begin with any
-of them.
+epoch.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class EpochPacker:
         self._decide(cached, size.num_slots, size.superbatch, settings.segment or 1)
 
     def _decide(self, cached: Sequence[str], num_slots: int, superbatch: int, segment: int) -> None:
-        """Take over which attributes are packed, and how much is planned at a time."""
+        """Set the attributes that are packed, the cached rows, and the length of superbatches."""
         store, engine = self.store, self._sampler.sources.engine
         nodes, edges = store.schema.node_attributes(), store.schema.edge_attributes()
         self.num_slots, self.superbatch = num_slots, superbatch
@@ -71,7 +71,7 @@ class EpochPacker:
             }
         self._typed = files_of(of_one_type(self.sources))
         self.tables = {path: rows.table for path, rows in self._typed.items()}
-        # Without rows on disk there are none to share.
+        # Without rows on disk there is nothing to share.
         self.segment = min(segment, superbatch) if self.tables else 1
         plain_nodes = [spec for spec in nodes if spec.path not in self.tables]
         self._records = RecordMaker(
@@ -103,7 +103,7 @@ class EpochPacker:
         progress: Progress | None = None,
         on_event: Callable[[str], None] = lambda _: None,
     ) -> Path:
-        """Pack the epochs and give them their name, once they are whole."""
+        """Pack the epochs and give them their name once they are complete."""
         settings = self.settings
         writer = PackedWriter(
             path,
@@ -171,7 +171,7 @@ class EpochPacker:
         )
 
     def _pack_epoch(self, writer: PackedWriter, epoch: int, advance: Callable[[int], None]) -> None:
-        """Pack what is left of an epoch; what was packed of it is planned again, not read."""
+        """Pack the rest of an epoch; the batches packed before are planned again, not read."""
         per_epoch = -(-self.batches_per_epoch // self.superbatch)
         if writer.num_superbatches >= (epoch + 1) * per_epoch:
             return
@@ -192,7 +192,7 @@ class EpochPacker:
         return next(self._sampler.superbatches(0, num_batches, planner, num_batches))
 
     def record_bytes(self, subgraph: CompactSample, num_changes: int, num_missed: int) -> int:
-        """Return about what the record of a batch takes on disk."""
+        """Return the approximate bytes of a batch's record on disk."""
         return self._records.record_bytes(subgraph, num_changes, num_missed)
 
     def close(self) -> None:
@@ -247,7 +247,7 @@ class EpochPacker:
     def _pack_rows(
         self, writer: PackedWriter, of: Superbatch
     ) -> tuple[DividedMisses | None, list[DividedChunks]]:
-        """Append the rows that the batches miss; return where they go, and where they lie."""
+        """Append the rows that the batches miss; return their places in batches and in the file."""
         if not self.tables:
             return None, []
         files = {path: writer.rows(rows.array.spec) for path, rows in self.tables.items()}
@@ -271,8 +271,8 @@ class EpochPacker:
         return misses, list(chunks.values())
 
     def packing_memory(self, of: Superbatch) -> int:
-        """Return the memory that there is for packing a superbatch."""
-        # What is continued has the sizes of before, whatever memory is left now.
+        """Return the memory for packing a superbatch."""
+        # Packing that is continued keeps its sizes; the memory left now may differ.
         return max(self._least_memory(of), self._sampler.size.memory_bytes - of.num_bytes)
 
     def collect_misses(self, of: Superbatch, memory_bytes: int) -> MissTable:
@@ -292,7 +292,7 @@ class EpochPacker:
         return least + segment_memory(of.planned.misses, of.id_bytes, len(self.tables))
 
     def _check_disk(self, writer: PackedWriter, more_bytes: int) -> None:
-        """Stop, in a way that can be resumed, where the budget of disk is used up."""
+        """Stop, so that packing can be resumed, if the disk budget is used up."""
         most = self.settings.disk_bytes
         if most is None or (missing := writer.num_bytes + more_bytes - most) <= 0:
             return

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _NOWHERE = np.empty(0, np.int32)
 _NONE_MISSED = BatchMisses(_NOWHERE, _NOWHERE, _NOWHERE, _NOWHERE, _NOWHERE)
-# input_id, positions and e_id in a batch.
+# Ids of input nodes, positions and edges in a batch.
 _WIDE_BYTES = 8
 
 
@@ -32,8 +32,8 @@ class RecordMaker:
     """Makes the records of batches. Safe to use from many threads at once."""
 
     sources: OpenStore
-    plain_nodes: tuple[AttributeSpec, ...]  # attributes whose rows are in the records
-    edges: tuple[AttributeSpec, ...]  # attributes whose rows are in the records
+    plain_nodes: tuple[AttributeSpec, ...]  # node attributes whose rows are in the records
+    edges: tuple[AttributeSpec, ...]  # edge attributes whose rows are in the records
     schema: Schema
 
     def make(
@@ -88,7 +88,7 @@ class RecordMaker:
         return num_nodes * node_bytes + num_edges * edge_bytes + _WIDE_BYTES * subgraph.num_seeds
 
     def record_bytes(self, subgraph: CompactSample, num_changes: int, num_missed: int) -> int:
-        """Return about what the record of a batch takes on disk."""
+        """Return the approximate bytes of a batch's record on disk."""
         num_nodes, num_edges = subgraph.num_nodes, subgraph.num_edges
         edge_ids = self.sources.edge_ids
         edge_bytes = _row_bytes(self.edges) + (0 if edge_ids is None else edge_ids.row_bytes)

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.store import GraphStore
 
-# Rolling packing must fit a budget of disk with every superbatch; here all are kept, and what
-# they take is compared with the budget as a whole.
+# Rolling packing must fit a disk budget with every superbatch; here all are kept, and their sum is
+# compared with the budget.
 _NO_DISK_LIMIT = 2**62
 
 
@@ -55,27 +55,25 @@ class PackSettings:
     """The epochs, seeds and sampling options that are packed."""
 
     config: SamplingConfig  # sampling options, with the seed
-    input_nodes: Any  # a split, or as of `NeighborLoader`; None: all nodes
+    input_nodes: Any  # a split, or as in `NeighborLoader`; None: all nodes
     batch_size: int
     epochs: int
     seeds: SeedSource | None = None  # the source of seeds; None: `input_nodes`
     shuffle: bool = True
     drop_last: bool = False
-    # By what rows are cached: "degree" or "frequency", as of `NeighborLoader`, or "belady"; None:
-    # the last.
+    # Score or policy that chooses the cached rows: "degree" or "frequency", as in `NeighborLoader`,
+    # or "belady", the default (None).
     cache: str | None = None
-    # As of `NeighborLoader`, for packing and for the cache of training.
+    # These four as in `NeighborLoader`, for packing and for the cache of training.
     memory: int | str | None = None
-    # As of `NeighborLoader`, for packing and for the cache of training.
     cache_bytes: int | str | None = None
-    # As of `NeighborLoader`, for packing and for the cache of training.
     superbatch: int | None = None
-    topology: str = "auto"  # as of `NeighborLoader`, for packing and for the cache of training
+    topology: str = "auto"
     disk_bytes: int | None = None  # the most that the epochs may take; None: what is free
     # Batches that share rows on disk; 1: each has its own; None: as many as `disk_bytes` asks for
     # (see `estimate_packing`).
     segment: int | None = None
-    # For subgraphs that `memory` has no room for; None: beside the store.
+    # For subgraphs that do not fit `memory`; None: next to the store.
     tmpdir: Path | None = None
     num_threads: int = 1
 
@@ -154,7 +152,7 @@ class EpochSampler:
         )
         self._sampler = self.sources.topology.sampler(settings.config, store.schema.index_dtype)
         self.policy = self._policy_of(presampler, tuple(specs))  # chooses the cached rows
-        # As many subgraphs stay in memory as a loader would keep there.
+        # Keeps as many subgraphs in memory as a loader would.
         kept = rolling is not None and rolling.in_memory
         self._job = LookaheadJob(
             self.policy,
@@ -197,7 +195,7 @@ class EpochSampler:
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """The options that the batches depend on besides the seed, as in a loader's state."""
+        """The options that the batches depend on, except the seed, as in a loader's state."""
         settings = self.settings
         order = OrderFields(settings.batch_size, settings.drop_last, settings.shuffle)
         return {
@@ -226,7 +224,7 @@ class EpochSampler:
             self.seeds,
             self._sampler,
             run,
-            purpose="what 'gnnstore pack' has sampled ahead",
+            purpose="the batches that 'gnnstore pack' has sampled",
         )
         self._closing.callback(producer.close)
         wanted = list(islice(run.batches(self._order, Position(epoch)), most))

@@ -1,4 +1,4 @@
-"""The cached rows and the superbatch of packed epochs, which may have more than in a loader.
+"""The cached rows and the superbatch of packed epochs, which may be larger than a loader's.
 
 A loader with strategy "packed" divides its budget between sampling, planning, packing and training.
 Here these come one after the other.

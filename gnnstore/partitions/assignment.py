@@ -1,8 +1,8 @@
 """The assignment of edges and nodes to the states that train them.
 
 An edge from partition i to partition j lies in *bucket* (i, j), which can be trained in any state
-that holds both partitions; which of them is drawn for each bucket (MariusGNN, section 5.2), so that
-work is spread over states, and not all of it done when a bucket is first in the buffer.
+that holds both partitions. The state of each bucket is drawn (MariusGNN, section 5.2), to spread
+work over states: a bucket is not always trained in the first state that holds it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def states_of_nodes(
 
 
 def _states_with(held: npt.NDArray[Any], num_kinds: int) -> tuple[Int64Array, Int64Array]:
-    """Return where the states of each kind begin in a list, int64 [num_kinds + 1], and the list."""
+    """Return the begin of each kind's states in a list, int64 [num_kinds + 1], and the list."""
     states = np.repeat(np.arange(len(held)), held[0].size)
     order = np.argsort(held, axis=None, kind="stable")
     begins = np.searchsorted(held.ravel()[order], np.arange(num_kinds + 1))
@@ -75,5 +75,5 @@ def _states_with(held: npt.NDArray[Any], num_kinds: int) -> tuple[Int64Array, In
 
 
 def _chosen(words: npt.NDArray[np.uint64], count: Int64Array) -> Int64Array:
-    """Return a number below each count, from 64 drawn bits each."""
+    """Return a number below each count, from 64 random bits each."""
     return (uniform(words) * count).astype(np.int64)

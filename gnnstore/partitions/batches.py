@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Partitioned(Protocol):
-    """The partitions of a loader, open; pickles as what is to be opened."""
+    """The partitions of a loader, open; pickled without open files."""
 
     @property
     def buffer(self) -> StateBuffer:
@@ -50,12 +50,12 @@ class PartitionSource(BatchSource):
 
     @property
     def refusal(self) -> Callable[[str], Exception]:
-        """Refuse other nodes than those of a batch."""
+        """Refuse to read other nodes than those of a batch."""
         return only_epochs
 
     @property
     def sampler(self) -> NeighborSampler:
-        """Refuse: there is no graph to sample from but that of a state."""
+        """Refuse to sample other seeds: only the graph of a state is in memory."""
         raise only_epochs("other seeds to sample from")
 
     def with_seed(self, seed: int) -> PartitionSource:
@@ -64,7 +64,7 @@ class PartitionSource(BatchSource):
 
     @contextmanager
     def epoch(self, batches: Iterator[Batch], run: EpochRun) -> Iterator[Iterator[Batch]]:
-        """Give the batches of a run, and read the next state while those of one are prepared."""
+        """Yield the batches of a run; the next state is read while those of one are prepared."""
         epoch, seeds = self.order.of(run.seed, run.epoch), self.of.seeds
         states = []
         for number in epoch.left(run.first):
@@ -124,8 +124,8 @@ class InMemory(NamedTuple):
 
     state: ResidentState
     sampler: NeighborSampler | None
-    seeds: npt.NDArray[Any]  # positions of its seeds among those of the state
-    local: npt.NDArray[Any] | None = None  # ids of its nodes there, once it is sampled
+    seeds: npt.NDArray[Any]  # positions of the batch's seeds among the state's
+    local: npt.NDArray[Any] | None = None  # ids in the state of the sampled nodes
 
 
 class _BatchesOfStates(Iterator[Batch]):
@@ -146,11 +146,11 @@ class _BatchesOfStates(Iterator[Batch]):
         return next(self._batches)
 
     def close(self) -> None:
-        """Hand out no more: begun and not closed, its generator would hold this and the buffer."""
+        """Hand out no more; a generator that is not closed would keep this and the buffer alive."""
         self._batches.close()
 
     def is_ready(self) -> bool:
-        """Whether the next batch is one of a state that is in memory."""
+        """Whether the next batch's state is in memory."""
         return self._left > 0 or not self._ahead.is_waited_for
 
     def _all(self) -> Generator[Batch, None, None]:
@@ -187,7 +187,7 @@ def _sampler(
 
 
 def only_epochs(what: str) -> UsageError:
-    """Return that there is nothing but the batches of an epoch."""
+    """Return the error for a use other than the batches of an epoch."""
     return UsageError(
         f"partitions= does not go with {what}: nodes are in memory in the course of an epoch "
         "only, a few partitions at a time; iterate over the loader, or make one without partitions="

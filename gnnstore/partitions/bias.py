@@ -2,7 +2,7 @@
 
 After each state, some nodes have been trained on all their edges and others on none; under a
 shuffle all would have been trained on the same share. The bias is the largest difference between
-shares that ever occurs (MariusGNN, section 6): 0 for a shuffle, at most 1.
+shares at any time (MariusGNN, section 6): 0 for a shuffle, at most 1.
 """
 
 from __future__ import annotations

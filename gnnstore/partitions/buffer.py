@@ -1,10 +1,9 @@
-"""The partitions in memory, state after state; those of the next are read meanwhile.
+"""The partitions in memory, state after state; those of the next state are read ahead.
 
 While batches of a state are prepared, a thread reads the partitions that enter and builds the next
 graph. It begins with the state after that once all batches of the one before have their rows: so
-two graphs are in memory at a time, and as many partitions as two states have. While the last state
-of an epoch is trained, it reads those partitions of the next epoch's first one that there is room
-for.
+two graphs are in memory at a time, and the partitions of two states. While the last state of an
+epoch is trained, the thread reads those partitions of the next epoch's first state that fit.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _MOST_BUILDING = 8
 
 
 def building_threads() -> int:
-    """Return how many threads build the graph of a state."""
+    """Return the number of threads that build the graph of a state."""
     return min(_MOST_BUILDING, len(os.sched_getaffinity(0)))
 
 
@@ -40,15 +39,15 @@ def building_threads() -> int:
 class BufferTotals:
     """Counts of the reads so far."""
 
-    partitions: int = 0  # partitions read, and states that have been in memory
-    states: int = 0  # partitions read, and states that have been in memory
-    seconds_waiting: float = 0.0  # seconds that the consumer waited for a state
+    partitions: int = 0  # partitions read
+    states: int = 0  # states that have been in memory
+    seconds_waiting: float = 0.0  # time that the consumer waited for a state
 
 
 class StateToRead(NamedTuple):
-    """A state that is to be in memory."""
+    """A state to bring into memory."""
 
-    number: int  # in its epoch
+    number: int  # number in its epoch
     partitions: Int64Array  # int64 [c]: ascending
     # bool [c * c] or None: whether the edges of each pair of partitions are trained in it, by
     # target and then source.
@@ -67,11 +66,11 @@ class ResidentState:
         changed: Condition,
     ) -> None:
         self.number, self.members = number, members
-        # None where no edge is sampled, or looked up.
+        # None if no edge is sampled or looked up.
         self.graph = edges if isinstance(edges, ResidentGraph) else None
-        # The edges that it trains, where these alone were read.
+        # The trained edges, if no others were read.
         self.buckets = edges if isinstance(edges, Buckets) else None
-        self.prepared: Any = None  # the result of `prepare` for it
+        self.prepared: Any = None  # the result of `prepare` for the state
         self._slots, self._changed = slots, changed
         self._first_rows = slots.first_rows(members.partitions)
         self._num_batches = self._num_reading = 0
@@ -83,23 +82,23 @@ class ResidentState:
             self._num_batches += 1
 
     def end_batch(self) -> None:
-        """Let go of the state for a batch."""
+        """End a batch's use of the state."""
         with self._changed.lock:
             self._num_batches -= 1
             self._changed.notify_all()
 
     def is_over(self) -> bool:
-        """Whether nothing needs the state any more."""
+        """Whether the state is no longer needed."""
         return self._is_over and not self._num_batches
 
     def end(self) -> None:
-        """Note that no batch will begin any more."""
+        """Note that no more batches will begin."""
         with self._changed.lock:
             self._is_over = True
             self._changed.notify_all()
 
     def take_away(self) -> None:
-        """Take the slots from batches that still want rows; wait for those that read just now."""
+        """Take the slots from batches without rows; wait for those that are reading rows."""
         self._is_taken = True
         self._changed.wait_until(lambda: None if self._num_reading else True)
 
@@ -153,7 +152,7 @@ class StateBuffer:
         following: Callable[[], Int64Array] | None = None,
         prepare: Callable[[ResidentState], Any] = lambda _: None,
     ) -> Iterator[StatesAhead]:
-        """Bring states into memory one after the other; takes the memory from who has it."""
+        """Bring states into memory one after the other; takes the memory from an older run."""
         if self._run is not None:
             self._run.lose()
         self._run = ahead = StatesAhead(self, states, following, prepare, in_thread=in_thread)
@@ -170,7 +169,7 @@ class StateBuffer:
         before: ResidentState | None,
         wait: Callable[[Callable[[], bool]], None],
     ) -> ResidentState:
-        """Read what is not in memory yet, and build the graph."""
+        """Read the rows and edges that are missing, and build the graph."""
         unit, partitions = self.files.unit, wanted.partitions
         members = Members.of(partitions, unit.rows_per_partition, unit.num_nodes)
 
@@ -192,7 +191,7 @@ class StateBuffer:
         last: ResidentState,
         wait: Callable[[Callable[[], bool]], None],
     ) -> None:
-        """Read the rows of partitions that there is room for beside a state; see `load`."""
+        """Read the rows of partitions that fit into memory next to a state; see `load`."""
         self._read_rows(partitions, last, wait, is_needed=False)
 
     def _read_rows(
@@ -210,7 +209,7 @@ class StateBuffer:
         used = set() if before is None else {*before.members.partitions.tolist()}
         new: list[int] = []
         try:
-            with self.files.checking_beside():
+            with self.files.checking_in_background():
                 for partition in partitions.tolist():
                     if partition in slots.slot_of:
                         continue
@@ -289,7 +288,7 @@ class StateBuffer:
         unit = self.files.unit
         firsts, ends = unit.bucket_ptr[entries[wanted]], unit.bucket_ptr[entries[wanted] + 1]
         ranges = Ranges(firsts, ends, buckets.starts[:-1][wanted]).joined()
-        with self.files.checking_beside():
+        with self.files.checking_in_background():
             for spec, out in (
                 (unit.source_spec, buckets.source),
                 (unit.target_spec, buckets.target),
@@ -299,7 +298,7 @@ class StateBuffer:
 
 
 class StatesAhead:
-    """The states of an iteration, of which the next is read while one is in use."""
+    """The states of an iteration; the next one is read while one is in use."""
 
     def __init__(
         self,
@@ -339,11 +338,11 @@ class StatesAhead:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether the next state is not in memory yet."""
+        """Whether the next state is still being read."""
         return self._num_taken == self._num_loaded and not self._has_failed
 
     def lose(self) -> None:
-        """End the run for another one, whatever its batches still want."""
+        """End the run for a newer one, even if its batches need rows."""
         self._is_lost = True
         self.close()
         for state in self._in_use:

@@ -1,4 +1,4 @@
-"""The protocol between a loader that goes through a graph by partitions, and tables that follow it.
+"""The protocol between a loader that trains partition by partition and the tables that follow it.
 
 All calls come from the thread that takes batches, between two batches.
 """
@@ -23,10 +23,10 @@ class Slots(NamedTuple):
 
 @runtime_checkable
 class ResidentTable(Protocol):
-    """A table of rows by node, of which the partitions of a state are in memory."""
+    """A table of rows by node with the partitions of a state in memory."""
 
     def attach(self, unit_uuid: str, num_partitions: int, rows_per_partition: int) -> None:
-        """Check that the table goes with a loader by partitions; nothing changes."""
+        """Check that the table fits a loader by partitions; nothing changes."""
         ...
 
     def reserve(self, slots: Slots | None) -> Reservation:
@@ -38,7 +38,7 @@ class ResidentTable(Protocol):
         ...
 
     def expect(self, state: npt.NDArray[np.int64]) -> None:
-        """Begin to read the partitions of the next state, as far as there is room; do not wait."""
+        """Begin to read partitions of the next state into free slots; do not wait."""
         ...
 
     def leave(self, loader: object) -> None:

@@ -34,11 +34,11 @@ class Assigner(ABC):
 
     @abstractmethod
     def assign(self, schedule: Schedule, seed: int, epoch: int) -> Assigned:
-        """Divide them; a pure function of (seed, epoch)."""
+        """Divide the seeds; a pure function of (seed, epoch)."""
 
 
 class InState(NamedTuple):
-    """The seeds of a batch: a range in the order of those of its state."""
+    """The seeds of a batch: a range in the order of its state's seeds."""
 
     state: int
     begin: int
@@ -58,7 +58,7 @@ class EpochByStates:
 
     @cached_property
     def ends(self) -> Int64Array:
-        """Number of the batch that follows those of each state."""
+        """Number of the batch after the last one of each state."""
         return np.cumsum(self.num_batches)
 
     @property
@@ -67,7 +67,7 @@ class EpochByStates:
         return int(self.num_batches.sum())
 
     def state_of(self, batch: int) -> int:
-        """Return the state that a batch is of."""
+        """Return the state of a batch."""
         return int(np.searchsorted(self.ends, batch, side="right"))
 
     def left(self, done: int) -> list[int]:
@@ -84,7 +84,7 @@ class EpochByStates:
 
 @dataclass(frozen=True, eq=False)
 class PartitionOrder:
-    """Deals out the seeds of each state in batches, state after state; an `EpochOrder`."""
+    """Divides the seeds of each state into batches, state after state; an `EpochOrder`."""
 
     shape: BufferShape
     seeds: Assigner
@@ -102,7 +102,7 @@ class PartitionOrder:
         return (type(self), arguments)
 
     def of(self, seed: int, epoch: int) -> EpochByStates:
-        """Return the states of an epoch; those of the last two are kept."""
+        """Return the states of an epoch; the last two epochs are cached."""
         with self._lock:
             known = self._known.get((seed, epoch))
             if known is None:
@@ -117,10 +117,10 @@ class PartitionOrder:
             return known
 
     def start(self) -> None:
-        """Return nothing: the order follows from (seed, epoch)."""
+        """Do nothing: the order follows from (seed, epoch)."""
 
     def check(self, position: Position, seed: int) -> None:
-        """Check that an epoch has as many batches as were handed out."""
+        """Check that an epoch has at least the batches that were handed out."""
         total = self.of(seed, position.epoch).total
         if position.batches > total:
             raise UsageError(
@@ -129,7 +129,7 @@ class PartitionOrder:
             )
 
     def number(self, first: int, k: int) -> int:
-        """Return the number in its epoch of the k-th batch after the first `first` ones."""
+        """Return the number in its epoch of the k-th batch after the first `first` batches."""
         return first + k
 
     def num_left(self, position: Position, seed: int | None) -> int:

@@ -36,7 +36,7 @@ class Purpose(IntEnum):
 
 
 def draws(seed: int, epoch: int, purpose: Purpose, state: int = 0) -> np.random.Philox:
-    """Return the generator of a purpose, of which only raw words are to be taken."""
+    """Return the generator of a purpose; use only its raw words."""
     return keyed((seed, epoch), (0, 0, state, 2**64 - 1 - purpose))
 
 

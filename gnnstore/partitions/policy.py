@@ -1,4 +1,4 @@
-"""The policy by which a loader goes through partitions, and the buffer that follows from it."""
+"""The policy that chooses the partitions in memory, and the buffer that follows from it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ KINDS = ("two-level", "dispersed", "sequential")
 
 @dataclass(frozen=True)
 class BufferShape:
-    """Partitions in memory and their order, as far as batches depend on them."""
+    """Partitions in memory and their order: the parameters that batches depend on."""
 
-    kind: str  # as of `PartitionPolicy`
-    order: str  # as of `PartitionPolicy`
-    assignment: str  # as of `PartitionPolicy`
-    num_partitions: int  # p, c and l
-    capacity: int  # p, c and l
-    num_groups: int  # p, c and l
+    kind: str  # as in `PartitionPolicy`
+    order: str  # as in `PartitionPolicy`
+    assignment: str  # as in `PartitionPolicy`
+    num_partitions: int  # p
+    capacity: int  # c: partitions in memory
+    num_groups: int  # l: logical groups
     num_train: int = 0  # partitions that hold the training nodes, of "sequential"
 
     @property
@@ -65,7 +65,7 @@ class BufferShape:
         return found
 
     def describe(self) -> str:
-        """Return it in words, for `stats().reason`."""
+        """Return a description of the buffer, for `stats().reason`."""
         groups = "" if self.kind == "sequential" else f" in {self.num_groups} logical groups"
         order = f", order {self.order!r}" if self.kind == "two-level" else ""
         return (
@@ -90,10 +90,10 @@ class PartitionPolicy:
         training nodes, and others that change with the epoch (`gnnstore partition
         --train-first`).
     capacity : int, float or None
-        Partitions in memory, or their share of all; None: as many as `memory` has room for.
+        Partitions in memory, or their share of all; None: as many as fit in `memory`.
     logical : int or "auto"
-        Logical groups, of which one is replaced at a time; "auto": with `capacity`, so that as few
-        are in memory as `kind` allows, else as suits the memory.
+        Logical groups, of which one is replaced at a time; "auto": with `capacity`, the number with
+        which `kind` holds the fewest groups in memory; else the number that suits the memory.
     order : "beta" or "even"
         Of "two-level": Marius' BETA, or paths on which all groups are in memory equally often.
     assignment : "random" or "greedy"
@@ -102,14 +102,14 @@ class PartitionPolicy:
         Budget that decides `capacity`; by default the loader's. The capacity that it leads to is
         part of the loader's state.
     max_bias : float or None
-        Of what `memory` allows, take what has at most this Edge Permutation Bias.
+        Largest Edge Permutation Bias to allow when `memory` decides.
     name : str, path-like or None
-        Of the partitions, where a store has them more than once; or the path of their directory.
+        Name of the partitions, if a store has several; or the path of their directory.
 
     Raises
     ------
     UsageError
-        If a value is none of those.
+        If a value is not allowed.
 
     Examples
     --------
@@ -150,7 +150,7 @@ class PartitionPolicy:
             raise UsageError(f"logical={logical} without capacity=: give both, or neither")
         if capacity is not None and (self.memory is not None or self.max_bias is not None):
             raise UsageError(
-                f"capacity={capacity} beside memory= or max_bias=, which decide it: leave out one"
+                f"capacity={capacity} and memory= or max_bias=, which decide it: leave out one"
             )
 
     def __repr__(self) -> str:
@@ -170,22 +170,21 @@ class PartitionPolicy:
         memory_bytes: int | None = None,
         for_edges: bool = True,
     ) -> list[BufferShape]:
-        """Return the shapes that come of it for a number of partitions, the best one first.
+        """Return the shapes that the policy allows for a number of partitions, the best one first.
 
         Parameters
         ----------
         num_train : int
-            Partitions that hold the training nodes; 0: nodes were spread over all.
+            Partitions that hold the training nodes; 0: all may hold some.
         contents : Contents, optional
-            The arrays that the buffer holds; needed, as `memory_bytes`, where no capacity was
-            given.
+            The arrays that the buffer holds; needed, with `memory_bytes`, if no capacity was given.
         for_edges : bool
             Whether edges are trained, so that every pair of partitions must meet.
 
         Raises
         ------
         UsageError
-            If it cannot be done; names the nearest values that can.
+            If no shape is possible; names the nearest values that are.
         BudgetError
             If nothing fits the memory.
         """
@@ -213,7 +212,7 @@ class PartitionPolicy:
             shape = BufferShape(
                 self.kind, "", "", num_partitions, capacity, num_partitions, num_train
             )
-        shape.schedule(0, 0)  # refuses what does not fit together
+        shape.schedule(0, 0)  # refuses parameters that do not fit together
         return shape
 
     def _shape(self, num_partitions: int, capacity: int, num_groups: int) -> BufferShape:
@@ -223,7 +222,7 @@ class PartitionPolicy:
 
     @property
     def _resident_groups(self) -> int:
-        """Groups in memory where the number of groups is chosen."""
+        """Groups in memory if the number of groups is chosen."""
         return 2 if self.kind == "two-level" else 1
 
     def _groups(self, num_partitions: int, capacity: int) -> int:
@@ -251,7 +250,7 @@ class PartitionPolicy:
         return sorted(found | {num_partitions})
 
     def _nearest(self, num_partitions: int, share: float) -> int:
-        """Return the largest capacity that works up to a share of partitions, else the least."""
+        """Return the largest capacity that works up to a share of partitions, else the smallest."""
         most = max(1, int(num_partitions * share + 1e-9))
         if self.kind == "sequential":
             return most

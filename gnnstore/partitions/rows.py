@@ -27,19 +27,19 @@ from gnnstore.threads import THREAD_NAME, Pending, Workers
 
 Int64Array = npt.NDArray[np.int64]
 
-# Between two pieces whoever reads may be told to stop.
+# Reading may be stopped between two pieces.
 _PIECE_BYTES = 2**26
 
 
 class Ranges(NamedTuple):
-    """Ranges of rows of a file, and where they go."""
+    """Ranges of rows of a file, and their places in the output."""
 
-    firsts: Int64Array  # int64 [k]: rows `firsts[i]` to `ends[i] - 1`
-    ends: Int64Array  # int64 [k]: rows `firsts[i]` to `ends[i] - 1`
-    places: Int64Array  # int64 [k]: row of the output that each begins at
+    firsts: Int64Array  # int64 [k]: first row of each range
+    ends: Int64Array  # int64 [k]: the row after each range
+    places: Int64Array  # int64 [k]: row of the output at which each begins
 
     def joined(self) -> Ranges:
-        """Return the ranges that are not empty, those that continue one another as one."""
+        """Return the ranges that are not empty, adjacent ones joined."""
         kept = self.ends > self.firsts
         firsts, ends, places = self.firsts[kept], self.ends[kept], self.places[kept]
         follows = (firsts[1:] == ends[:-1]) & (np.diff(places) == np.diff(firsts))
@@ -49,9 +49,9 @@ class Ranges(NamedTuple):
 
 
 class PartitionFiles:
-    """Reads partitions in order, and compares whole blocks with their checksums on the way.
+    """Reads partitions in order, and compares whole blocks with their checksums meanwhile.
 
-    Its methods take a callable `proceed`, which is called between two pieces, and raises to end
+    Its methods take a callable `proceed`, which is called between two pieces and raises to end
     reading.
     """
 
@@ -67,8 +67,8 @@ class PartitionFiles:
         self._checks: list[Pending[None]] = []
 
     @contextmanager
-    def checking_beside(self) -> Iterator[None]:
-        """Verify checksums in a thread, of what is read meanwhile; all are verified at the end."""
+    def checking_in_background(self) -> Iterator[None]:
+        """Verify checksums of what is read meanwhile in a thread; all are verified at the end."""
         with Workers(1, f"{THREAD_NAME}-checksums") as workers:
             self._checking = workers
             try:
@@ -78,7 +78,7 @@ class PartitionFiles:
                 self.settle()
 
     def settle(self) -> None:
-        """Wait until all that was read has been compared; see `checking_beside`."""
+        """Wait until all rows read have been verified; see `checking_in_background`."""
         checks, self._checks = self._checks, []
         for check in checks:
             check.result()
@@ -187,7 +187,7 @@ class PartitionSlots:
         return sum(spec.row_bytes for spec in (unit.order_spec, *unit.nodes.values()))
 
     def read(self, partition: int, slot: int, proceed: Callable[[], None]) -> None:
-        """Read the rows of a partition into a slot, in the place of what is there."""
+        """Read the rows of a partition into a slot, which is overwritten."""
         self.forget([known for known, its in self.slot_of.items() if its == slot])
         unit = self.files.unit
         new_ids, begin = unit.rows(partition), slot * unit.rows_per_partition
@@ -205,7 +205,7 @@ class PartitionSlots:
         self.slot_of[partition] = slot
 
     def forget(self, partitions: Sequence[int]) -> None:
-        """Take the slots of some partitions as empty."""
+        """Mark the slots of some partitions as empty."""
         for partition in partitions:
             self.slot_of.pop(partition, None)
 

@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 class SeedsByState(Assigner):
     """Seeds, grouped by the partitions that must be in memory for them."""
 
-    # Whether every pair of partitions has to be in memory together in an epoch.
+    # Whether every pair of partitions must be in memory together in an epoch.
     are_edges: ClassVar[bool] = False
 
     def edges_read(self) -> EdgesRead:
-        """Return the edges that these seeds need, besides those that their batches sample."""
+        """Return the kind of edges that these seeds need, without those that batches sample."""
         return "none"
 
     def check_in_first(self, num_partitions: int) -> None:
-        """Refuse seeds that are not in the first partitions, which alone are in every epoch."""
+        """Refuse seeds outside the first partitions, since others are not in every epoch."""
 
     @abstractmethod
     def positions(self, assigned: Any, state: int, resident: ResidentState) -> npt.NDArray[Any]:
@@ -61,7 +61,7 @@ class SeedsByState(Assigner):
 
     @abstractmethod
     def bytes_with(self, most_edges: int) -> int:
-        """Return the memory that dividing them takes, and what is kept of it."""
+        """Return the memory for dividing the seeds, and for the result."""
 
 
 @singledispatch
@@ -73,7 +73,7 @@ def by_state(seeds: Any, unit: PartitionsReader, assignment: str) -> SeedsByStat
     )
 
 
-# Two epochs are known; one is sorted; a state's seeds are shuffled.
+# Two epochs are kept; one is sorted; a state's seeds are shuffled.
 _ORDER_BYTES = 2 * 8 + 16 + 16
 
 
@@ -92,7 +92,7 @@ class GroupedByState(Assigned):
 
 
 class NodesByState(SeedsByState):
-    """Seed nodes: each is trained in some state that its partition is in."""
+    """Seed nodes: each is trained in some state that holds its partition."""
 
     def __init__(self, nodes: InputNodes, unit: PartitionsReader) -> None:
         self._nodes, self._unit = nodes, unit
@@ -116,12 +116,12 @@ class NodesByState(SeedsByState):
             )
 
     def bytes_with(self, most_edges: int) -> int:  # noqa: ARG002
-        """Return the bytes of the seeds, their ids here, and the order of two epochs."""
+        """Return the bytes of the seeds, their ids by partition, and the order of two epochs."""
         count = len(self._nodes)
         return self._nodes.num_bytes + self._new_ids.nbytes + _ORDER_BYTES * count
 
     def assign(self, schedule: Schedule, seed: int, epoch: int) -> GroupedByState:
-        """Draw a state for each node, of those that hold its partition."""
+        """Draw a state for each node among those that hold its partition."""
         of = self._new_ids // self._unit.rows_per_partition
         states = states_of_nodes(schedule, of, seed=seed, epoch=epoch)
         return GroupedByState(states, len(schedule.states))
@@ -154,7 +154,7 @@ class EdgesOfStates(Assigned):
 
 
 class LinksByState(SeedsByState):
-    """Seed edges: each is trained in the state that the pair of its partitions is assigned to."""
+    """Seed edges: each is trained in the state that its pair of partitions is assigned to."""
 
     are_edges = True
 
@@ -174,7 +174,7 @@ class LinksByState(SeedsByState):
         return (type(self), (self._links, self._unit, self._assignment))
 
     def edges_read(self) -> EdgesRead:
-        """Return "graph" where edges are looked up, "trained" where they are the seeds."""
+        """Return "graph" if edges are looked up, "trained" if they are the seeds."""
         links = self._links
         is_strict = links.negatives is not None and links.negatives.is_strict
         is_all = links.edges is None
@@ -184,7 +184,7 @@ class LinksByState(SeedsByState):
         return "trained" if is_all else "none"
 
     def bytes_with(self, most_edges: int) -> int:
-        """Return the bytes of the edges, their ids here, and the orders of two states."""
+        """Return the bytes of the edges, their ids by partition, and the orders of two states."""
         shuffled = 16 * min(MAX_SORTED, len(self._links)) + 8 * min(most_edges, MAX_SORTED)
         if self._new_ends is None:
             id_bytes = id_dtype(most_edges).itemsize
@@ -212,7 +212,7 @@ class LinksByState(SeedsByState):
         return found.T.ravel()
 
     def positions(self, assigned: Any, state: int, resident: ResidentState) -> npt.NDArray[Any]:
-        """Return positions among the given edges; of all edges, the places of those in memory."""
+        """Return positions among the given edges; of all edges, their places in memory."""
         if not isinstance(assigned, EdgesOfStates):
             return np.asarray(assigned.positions(state))
         if resident.graph is None:

@@ -1,7 +1,7 @@
-"""Finds how many partitions fit in a memory budget, and the cost of each choice.
+"""Finds the number of partitions that fit in a memory budget, and the cost of each choice.
 
-The rules of MariusGNN (section 6), with what they leave out: the partitions that are read ahead lie
-in memory beside the buffer. So the number of groups in the buffer is not fixed at two but searched:
+The rules of MariusGNN (section 6), with an addition: the partitions that are read ahead are in
+memory, too. So the number of groups in the buffer is not fixed at two but searched:
 with many small groups less is read in all, and with two each pair of groups meets once, at the
 least bias for the even order.
 """
@@ -19,11 +19,10 @@ from gnnstore.partitions.assignment import states_of_buckets
 from gnnstore.partitions.bias import edge_permutation_bias
 from gnnstore.partitions.orders import beta_swaps, two_level
 
-# Edges between the partitions in memory that a loader needs: of a graph to sample from; only to be
-# trained; none.
+# Edges between the partitions in memory that a loader needs: to sample from, to train, or none.
 EdgesRead = Literal["graph", "trained", "none"]
 
-_ENDS_BYTES, _TARGET_BYTES = 8, 4  # of an edge on disk; a graph has its target by its place
+_ENDS_BYTES, _TARGET_BYTES = 8, 4  # bytes of an edge on disk; a graph has its target by its place
 RESIDENT_GROUPS = (2, 3, 4, 6, 8, 12, 16)
 # Bias hardly depends on the number of partitions beyond a few a group.
 _PARTITIONS_FOR_BIAS = 64
@@ -36,34 +35,34 @@ class Contents:
     """The contents of a partition buffer, by their bytes."""
 
     num_nodes: int
-    row_bytes: int  # of a node: its id, attributes, embeddings and the state of their optimizer
+    row_bytes: int  # a node's id, attributes, embeddings and the state of their optimizer
     num_edges: int = 0
-    position_bytes: int = 4  # of the position of an edge in the store, which lies beside its ends
+    position_bytes: int = 4  # bytes of an edge's position in the store, next to its ends
     edges: EdgesRead = "graph"  # see `EdgesRead`
-    writes: bool = False  # whether rows are learned, and written back when they leave
+    writes: bool = False  # whether rows are learned and written back when they leave
     # Whether the next group is read, and the last one written, while batches are trained.
     overlaps: bool = True
     num_building: int = 1  # threads that build the graph of a state
-    fixed_bytes: int = 0  # of whatever else is in memory, such as staging
+    fixed_bytes: int = 0  # bytes of other memory, such as staging
 
     @property
     def node_bytes(self) -> int:
-        """Rows of all nodes."""
+        """Bytes of the rows of all nodes."""
         return self.num_nodes * self.row_bytes
 
     @property
     def bucket_bytes(self) -> int:
-        """All edges on disk, in buckets."""
+        """Bytes of all edges on disk, in buckets."""
         return self.num_edges * (_ENDS_BYTES + self.position_bytes)
 
     @property
     def edge_bytes(self) -> int:
-        """The edges that are read."""
+        """Bytes of the edges that are read."""
         return 0 if self.edges == "none" else self.bucket_bytes
 
     @property
     def spare_groups(self) -> int:
-        """Groups in memory beside the buffer: each is read to where the last was written back."""
+        """Groups in memory on top of the buffer: each is read where the last was written back."""
         return int(self.overlaps)
 
     def reserve(
@@ -72,7 +71,7 @@ class Contents:
         """Return the memory of a buffer."""
         on_disk = _ENDS_BYTES + self.position_bytes
         in_graph = on_disk - _TARGET_BYTES
-        # One state is taken apart, or still sampled from, while the next is built.
+        # One state is freed, or still sampled from, while the next is built.
         num_states = 2 if self.overlaps and capacity < num_partitions else 1
         edges = 0
         if self.edges == "graph":
@@ -91,15 +90,15 @@ class Contents:
 
 @dataclass(frozen=True)
 class BufferSizes:
-    """Sizes of a partition buffer, and what an epoch costs with them."""
+    """Sizes of a partition buffer, and the cost of an epoch with them."""
 
-    num_partitions: int  # p, c and l
-    capacity: int  # p, c and l
-    num_groups: int  # p, c and l
+    num_partitions: int  # p
+    capacity: int  # c: partitions in the buffer
+    num_groups: int  # l: logical groups
     order: str  # "even", "beta" or "dispersed"
     memory_bytes: int  # most memory of an epoch, for edges that are spread evenly over buckets
-    bytes_read: int  # of an epoch that begins with an empty buffer
-    bytes_written: int  # of an epoch that begins with an empty buffer
+    bytes_read: int  # bytes read by an epoch from an empty buffer
+    bytes_written: int  # bytes written by an epoch from an empty buffer
 
     @property
     def resident_groups(self) -> int:
@@ -125,12 +124,12 @@ class BufferSizes:
         return edge_permutation_bias(states_of_buckets(schedule))
 
     def io_seconds(self, read_rate: float, write_rate: float) -> float:
-        """Return the seconds that an epoch's reads and writes take, at bytes a second."""
+        """Return the seconds of an epoch's reads and writes, at bytes a second."""
         return self.bytes_read / read_rate + self.bytes_written / write_rate
 
 
 def places_bytes(num_partitions: int) -> int:
-    """Return the memory for where buckets begin on disk, and where they lie in memory."""
+    """Return the memory for the places of buckets, on disk and in memory."""
     return 8 * (num_partitions**2 + 1) + 12 * num_partitions**2
 
 
@@ -184,7 +183,7 @@ def sizes_of_partitions(
     order: str,
     max_bias: float | None = None,
 ) -> list[BufferSizes]:
-    """Return the sizes for partitions that there are, in one order: the best first."""
+    """Return the sizes for existing partitions, in one order: the best first."""
     residents = {"dispersed": (1,), "even": (2,)}.get(order, RESIDENT_GROUPS)
     found = {
         _sizes(contents, order, resident, num_groups, num_partitions)

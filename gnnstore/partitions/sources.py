@@ -1,4 +1,4 @@
-"""The partitions of a store in place of its parts: what a loader needs of them, in its budget."""
+"""The parts of a store's partitions that a loader needs, within its budget."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from gnnstore.pipeline.stats import LoaderStats
     from gnnstore.sampling.neighbor import IndexDtype, SamplingConfig
 
-_TRAITS = StrategyTraits("partitions", "memory")  # threads that prepare batches read nothing
-# Edge attributes and ids are read edge by edge: held in memory where they take little of it.
+_TRAITS = StrategyTraits("partitions", "memory")  # threads that prepare batches do not read
+# Edge attributes and ids are read edge by edge: they stay in memory if they take little of it.
 _HELD_SHARE = 4
 
 
@@ -74,7 +74,7 @@ class PartitionSources(Sources):
         if policy.kind == "sequential":
             in_all = self.shape.capacity == unit.num_partitions
             self.seeds.check_in_first(unit.num_partitions if in_all else unit.num_train_partitions)
-        self.num_threads = sys.maxsize  # they need no memory of their own
+        self.num_threads = sys.maxsize  # threads need no memory of their own
         self._open_edges()
 
     # --- memory --------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class PartitionSources(Sources):
     # --- what a loader takes from here -----------------------------------------------------------
 
     def _open_edges(self) -> None:
-        """Open what batches show of edges, by position: in memory where that takes little."""
+        """Open the edge attributes that batches show, by position: in memory if they are small."""
         store, shared = self.store, shared_tables(self.store)
         schema = store.schema
         left = self.placement.left_bytes // _HELD_SHARE
@@ -190,7 +190,7 @@ class PartitionSources(Sources):
 
     @cached_property
     def buffer(self) -> StateBuffer:
-        """The memory for partitions, taken when the first is read."""
+        """The memory for partitions, made when the first is read."""
         return StateBuffer(
             PartitionFiles(self.unit, self.engine),
             self.shape.capacity + self.shape.num_spare,
@@ -229,7 +229,7 @@ class PartitionSources(Sources):
 
 
 def _most_edges(unit: PartitionsReader, capacity: int) -> int:
-    """Return the most edges that there can be between so many partitions, whichever they are."""
+    """Return the most edges that there can be between `capacity` partitions."""
     sizes = np.diff(unit.bucket_ptr).reshape(unit.num_partitions, -1)
     if capacity == unit.num_partitions:
         return unit.num_edges

@@ -1,4 +1,4 @@
-"""Samplers of subgraphs from a store: the nodes and edges that a batch consists of."""
+"""Samplers of subgraphs from a store: the nodes and edges of a batch."""
 
 from gnnstore.sampling.disk import DiskNeighborSampler
 from gnnstore.sampling.neighbor import NeighborSampler, Sample, SamplingConfig

@@ -35,7 +35,7 @@ class CompactEdges(NamedTuple):
     """The m edges of one type."""
 
     sources: npt.NDArray[Any]  # int32 or int64 [m]: row 0 of the edge index
-    # int32 or int64 [t]: edges into each of the first t targets, t - 1 being the last that has any.
+    # int32 or int64 [t]: edges into each of the first t targets; t - 1 is the last that has edges.
     num_incoming: npt.NDArray[Any]
     positions: npt.NDArray[Any]  # int32 or int64 [m]
 

@@ -1,7 +1,7 @@
 """Samples from a graph whose in-neighbours lie on disk: `indptr` in memory, and little else.
 
 Draws are keyed and not streamed, so batches are those of `NeighborSampler`, bit for bit, whether
-they fetch their in-neighbours alone or together. Alone is for batches that are asked for one by
+they fetch their in-neighbours alone or together. Alone is for batches that are requested one by
 one. Batches that are known ahead advance hop by hop side by side (bulk sampling): their positions,
 sorted, lie so close to one another that reading them is nearly a pass over the file, at the speed
 of sequential reads; and a hub that many batches need is read once.
@@ -84,7 +84,7 @@ class DiskNeighborSampler(NeighborSampler):
 
     @property
     def counts(self) -> NeighborCounts:
-        """In-neighbours that all batches so far have needed."""
+        """Number of in-neighbours that all batches so far have needed, by source."""
         return self._counts
 
     def sample(
@@ -122,7 +122,7 @@ class DiskNeighborSampler(NeighborSampler):
                 each_bytes = max(each_bytes, staged.waiting_bytes(subgraphs[0]))
                 table_bytes = max(table_bytes, staged.table_bytes(subgraphs[0]))
             del staged
-            while subgraphs:  # nothing of a group is kept here when the next one begins
+            while subgraphs:  # a group is freed before the next one begins
                 yield subgraphs.popleft()
             left_bytes = memory_bytes - max(1, num_threads) * table_bytes
             size = max(1, min(2 * size, left_bytes // each_bytes))
@@ -155,7 +155,7 @@ def _run_here(tasks: Iterable[Callable[[], Any]]) -> list[Any]:
 
 
 def _advance(batches: Sequence[StagedBatch], fetch: Fetch, run: _Run) -> None:
-    """Sample batches to their ends, each hop of all of them with one fetch in this thread."""
+    """Sample batches to their ends, with one fetch in this thread for each hop of all batches."""
     active = list(batches)
     while active:
         drawn = run([staged.draw for staged in active])

@@ -225,8 +225,8 @@ class NeighborSampler:
     running in the thread that makes it.
     """
 
-    # Whether batches that are known ahead are best sampled together, in one thread that asks for
-    # all; else one by one, in many.
+    # Whether batches that are known ahead are best sampled together, in one thread; else one by
+    # one, in many.
     samples_together: ClassVar[bool] = False
 
     def __init__(self, csc: Csc, config: SamplingConfig, index_dtype: IndexDtype = "int64") -> None:
@@ -356,8 +356,8 @@ def _checked_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:
 
 
 def check_word(name: str, value: int) -> int:
-    """Return a number that is a word of the key of draws; raise if it is none."""
-    if type(value) is int and 0 <= value < _WORD:  # as those of each batch are
+    """Return a number that is a word of the key of draws; raise if it is not."""
+    if type(value) is int and 0 <= value < _WORD:  # the common case, checked fast
         return value
     if not 0 <= (number := whole_number(name, value)) < _WORD:
         raise UsageError(f"{name} must be in [0, 2^64); got {value}")

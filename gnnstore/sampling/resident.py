@@ -26,7 +26,7 @@ class Members:
 
     partitions: Int64Array  # int64 [c]: ascending
     rows: int  # R, nodes of a partition; the last of the graph may have fewer
-    num_nodes: int  # of these partitions
+    num_nodes: int  # nodes of these partitions
 
     @classmethod
     def of(cls, partitions: Int64Array, rows: int, total_nodes: int) -> Members:
@@ -71,8 +71,8 @@ class Buckets:
     """The edges between the partitions in memory, by pairs of these."""
 
     starts: Int64Array  # int64 [c * c + 1]: where buckets begin, by target and then source
-    source: npt.NDArray[np.int32]  # int32 [E]: rows in their partitions
-    target: npt.NDArray[np.int32]  # int32 [E]: rows in their partitions
+    source: npt.NDArray[np.int32]  # int32 [E]: rows of sources in their partitions
+    target: npt.NDArray[np.int32]  # int32 [E]: rows of targets in their partitions
     position: npt.NDArray[Any]  # int32 or int64 [E]: in the whole graph
 
     def ends(self, members: Members, places: Int64Array) -> tuple[Int64Array, Int64Array]:

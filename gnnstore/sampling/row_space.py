@@ -1,4 +1,4 @@
-"""One numbering over the rows of all node types: what caches, plans and packed rows count in.
+"""One numbering over the rows of all node types, used by caches, plans and packed rows.
 
 Type t has the rows first[t] to first[t] + N_t, type after type. A batch names the rows of its nodes
 type by type, in that order, so that the rows of a type are contiguous in a batch, in a trace, and

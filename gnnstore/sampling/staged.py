@@ -27,8 +27,8 @@ from gnnstore.sampling.neighbor import (
     sampling_errors,
 )
 
-# Positions of whole in-neighbour lists that are asked for at once: 8 MB, and as many bytes again
-# for fetching them, which is little for such a batch and enough to keep a disk busy.
+# Positions of whole in-neighbour lists that are requested at once: 8 MB, and as many bytes for
+# fetching them, which is little for such a batch and enough to keep a disk busy.
 MAX_COLUMN_POSITIONS = 1 << 20
 
 # Returns the elements of `indices` (its dtype, [n]) at some positions (int64 [n]).
@@ -58,12 +58,12 @@ class CachedNeighbors:
 class NeighborCounts:
     """In-neighbours that batches needed, by their source."""
 
-    cached: int = 0  # from the cache, and from `fetch`; some of the latter were asked for twice
-    fetched: int = 0  # from the cache, and from `fetch`; some of the latter were asked for twice
+    cached: int = 0  # from the cache
+    fetched: int = 0  # from `fetch`, repeated ones included
 
     @property
     def hit_rate(self) -> float:
-        """The share of the cache; 0 if none were needed."""
+        """The share of cached in-neighbours; 0 if none were needed."""
         total = self.cached + self.fetched
         return self.cached / total if total else 0.0
 

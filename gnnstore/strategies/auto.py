@@ -1,8 +1,8 @@
 """Predicts an epoch by each strategy, and chooses the one that `strategy="auto"` stands for.
 
-A store that fits in memory is loaded, and nothing is measured. Else the disk is measured, unless it
-was; some batches are sampled; and each strategy is given what the budgets would leave it, by the
-same rules that divide them later: what is predicted is what would run.
+A store that fits in memory is loaded, and nothing is measured. Otherwise the disk is measured once;
+some batches are sampled; and each strategy gets the memory that the budgets would leave it, by the
+same rules that divide them later: the prediction is of the epoch that would run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gnnstore.strategies.sizes.settings import CacheSettings, PlannedSettings
 if TYPE_CHECKING:
     from gnnstore.strategies.loader_spec import LoaderSpec, ReadOptions
 
-# Rows of so many bytes in all are read in less time than measuring and sampling takes.
+# Rows of this many bytes are read in less time than measuring and sampling take.
 SMALLEST_BYTES = 32 << 20
 _WORTH_COUNTING = 2
 _RUNNERS_UP = 2
@@ -67,7 +67,7 @@ class StrategyOptimizer:
         return found
 
     def choice(self, auto: Auto, predictions: list[Prediction]) -> StrategyTraits:
-        """Return which of all predictions "auto" goes by."""
+        """Return the strategy that "auto" chooses among all predictions."""
         try:
             placement = place_for(self.loader, auto)
             if placement.strategy.mode == "memory" and placement.budget_is_promise:
@@ -83,7 +83,7 @@ class StrategyOptimizer:
         return next((p.strategy for p in fastest_first(own)), auto.fallback("mmap"))
 
     def with_degrees(self) -> StrategyOptimizer:
-        """Return the optimizer with a cache by out-degree among what can be predicted."""
+        """Return the optimizer with a cache by out-degree among the predictions."""
         return replace(self, epoch=self.epoch.with_degrees())
 
     def predictions(
@@ -107,7 +107,7 @@ class StrategyOptimizer:
         options = with_candidate(self.loader.options, strategy)
         if memory is not None:
             options = replace(options, memory=memory)
-        # Beside another kind of cache there is none; all cost what they take of the budget.
+        # With another kind of cache there is none; every cache takes its part of the budget.
         loader = replace(self.loader, options=options).without_second_cache()
 
         def predict(place: Placer) -> Prediction:
@@ -118,7 +118,7 @@ class StrategyOptimizer:
 
 
 def is_worth_it(loader: LoaderSpec, placement: Placement) -> bool:
-    """Whether what is read from disk takes longer than measuring and sampling."""
+    """Whether reading from disk takes longer than measuring and sampling."""
     if not placement.reads_disk or loader.options.cache is not None:
         return False
     tables = StoreSizes.of(loader.store.schema).tables
@@ -127,12 +127,12 @@ def is_worth_it(loader: LoaderSpec, placement: Placement) -> bool:
 
 
 def fastest_first(predictions: list[Prediction]) -> list[Prediction]:
-    """Return those that can be, in the order in which they are tried."""
+    """Return the feasible predictions, in the order in which they are tried."""
     return sorted((p for p in predictions if p.is_feasible), key=lambda p: p.cost)
 
 
 def with_candidate(options: ReadOptions, strategy: StrategyTraits) -> ReadOptions:
-    """Return the options that a user who wants this very thing would have given."""
+    """Return the options of a user who asks for exactly this strategy."""
     if strategy.plans:
         return replace(options, strategy=strategy, planned=options.planned or PlannedSettings())
     cache = None if strategy.score is None else CacheSettings(strategy.score)
@@ -145,20 +145,20 @@ class Chosen:
     """A strategy that "auto" may take."""
 
     options: ReadOptions  # with the strategy in place of "auto"
-    why: str = ASKED_FOR  # see `gnnstore.strategies.sizes.placement.place`
-    instead_of_static: str = ""  # see `gnnstore.strategies.sizes.placement.place`
-    predicted: Prediction | None = None  # of an epoch; None where nothing was predicted
+    why: str = ASKED_FOR  # the reason; see `gnnstore.strategies.sizes.placement.place`
+    instead_of_static: str = ""  # why "static" is not used; see `place`
+    predicted: Prediction | None = None  # the predicted epoch; None without a prediction
 
 
 def choices_for(loader: LoaderSpec, auto: Auto) -> Iterator[Chosen]:
-    """Yield what "auto" takes, and what it takes where that proves not to fit, best first."""
+    """Yield the choices of "auto", best first: the next one is for when one does not fit."""
     options = loader.options
     simple = Chosen(replace(options, strategy=auto, planned=None))
     mapped = replace(simple, instead_of_static="strategy 'static' would need more")
     # A mapping has no cache, and maps the topology.
     may_map = options.cache is None and options.topology != "disk"
     try:
-        # Before an engine is opened, which reads as the disk's measurements say.
+        # Before an engine is opened, which uses the measurements of the disk.
         if is_worth_it(loader, place_for(loader, auto, staging=False)):
             disk_profile(loader.store.path, loader.progress)
         placement = place_for(loader, auto)
@@ -174,13 +174,13 @@ def choices_for(loader: LoaderSpec, auto: Auto) -> Iterator[Chosen]:
     if optimizer is None:
         yield simple
         if placement.strategy.mode == "memory":
-            # All of it fits, but not beside two batches: what reads it may.
+            # The whole store fits, but not with two batches: strategies on disk may fit.
             yield from choices_for(loader, auto.on_disk)
         elif may_map:
             yield mapped
         return
     predicted = optimizer.ranked(auto.loadable)
-    del optimizer  # a sample of 100 MB, before a cache is filled
+    del optimizer  # frees a sample of 100 MB before a cache is filled
     for i, prediction in enumerate(predicted):
         others = _others(prediction, predicted[i + 1 :])
         first = describe_seconds(prediction.first_seconds)
@@ -193,7 +193,7 @@ def choices_for(loader: LoaderSpec, auto: Auto) -> Iterator[Chosen]:
 
 
 def _others(chosen: Prediction, slower: list[Prediction]) -> str:
-    """Return in words the times of the next best other strategies."""
+    """Return a phrase with the times of the next best other strategies."""
     named: dict[str, float] = {}
     for prediction in slower:
         name = prediction.strategy.name
@@ -204,5 +204,5 @@ def _others(chosen: Prediction, slower: list[Prediction]) -> str:
 
 
 def describe_seconds(seconds: float) -> str:
-    """Return seconds in words, to two digits."""
+    """Return seconds as a phrase, to two digits."""
     return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:,.0f} s"

@@ -22,12 +22,12 @@ class Strategy(StrategyTraits, ABC):
     """A way to reach the rows of attributes."""
 
     summary: str = ""  # description in one line, for --help and the docs
-    alias_of: str = ""  # the strategy that it is, but for some options
-    takes_cache: bool = False  # whether `cache=` may say by what score rows are chosen
+    alias_of: str = ""  # the strategy of which it is a special case
+    takes_cache: bool = False  # whether `cache=` may name a score for rows
 
     @property
     def candidates(self) -> tuple[Strategy, ...]:
-        """The strategy with each of the options by which predictions differ."""
+        """The strategy with each of the options that predictions compare."""
         scored = [replace(self, score=score) for score in SCORES] if self.caches else [self]
         packed = [replace(self, is_offline=True)] if self.packed_before else []
         return (*scored, *packed)
@@ -39,13 +39,13 @@ class Strategy(StrategyTraits, ABC):
         Parameters
         ----------
         place : callable
-            Returns where the store's parts lie with so many more bytes of memory than there are:
-            a ledger with their reservations, to which those of the strategy are added.
+            Returns the placement of the store's parts with this many more bytes of memory than
+            there are: a ledger with their reservations, to which those of the strategy are added.
 
         Raises
         ------
         BudgetError
-            If two batches, or what the strategy needs besides, do not fit.
+            If two batches, or the strategy's other memory, do not fit.
         """
 
     @abstractmethod
@@ -55,7 +55,7 @@ class Strategy(StrategyTraits, ABC):
         Raises
         ------
         BudgetError
-            As `reserve`.
+            As in `reserve`.
         """
 
     @abstractmethod
@@ -67,7 +67,7 @@ class Strategy(StrategyTraits, ABC):
 class Auto(StrategyTraits):
     """The choice among strategies that `strategy="auto"` leaves to predictions.
 
-    A cache of other loaders is shared until something else is chosen.
+    A cache of other loaders is shared until another strategy is chosen.
     """
 
     name: str = "auto"
@@ -77,7 +77,7 @@ class Auto(StrategyTraits):
 
     @property
     def candidates(self) -> tuple[Strategy, ...]:
-        """All that is predicted, epochs of `gnnstore pack` included."""
+        """All candidates for predictions, epochs of `gnnstore pack` included."""
         return tuple(found for strategy in self.strategies for found in strategy.candidates)
 
     @property
@@ -91,12 +91,12 @@ class Auto(StrategyTraits):
         return replace(self, strategies=tuple(s for s in self.strategies if s.mode != "memory"))
 
     def candidate(self, choice: str) -> Strategy:
-        """Return the candidate of that name."""
+        """Return the candidate of a name."""
         return next(found for found in self.candidates if found.choice == choice)
 
     @property
     def by_mode(self) -> dict[Mode, Strategy]:
-        """The strategies that are taken without predictions, by where rows are to lie."""
+        """The strategies that are taken without predictions, by the place of rows."""
         found: dict[Mode, Strategy] = {}
         for strategy in self.strategies:
             if not strategy.alias_of and not strategy.plans:

@@ -1,4 +1,4 @@
-"""The strategies that there are. A new one is made and registered here, or in a module of its own.
+"""The built-in strategies. A new one is made and registered here, or in a module of its own.
 
 The command line lists them in its --help, so none of their modules imports torch.
 """
@@ -69,12 +69,12 @@ STRATEGIES: Registry[Strategy] = Registry((MEMORY, MMAP, DIRECT, STATIC, BELADY,
 
 
 def auto() -> Auto:
-    """Return the choice among all strategies that are registered."""
+    """Return the choice among all registered strategies."""
     return Auto(strategies=tuple(STRATEGIES))
 
 
 def find_strategy(name: str) -> Strategy | Auto:
-    """Return the strategy, or the choice, that a user names."""
+    """Return the strategy, or the choice, of a name."""
     choice = auto()
     if name == choice.name:
         return choice

@@ -18,13 +18,13 @@ class InMemoryStrategy(Strategy):
     """All rows are loaded into memory, or mapped."""
 
     def reserve(self, loader: LoaderSpec, place: Placer) -> Placement:
-        """Check that there is room for two batches, before everything else is loaded."""
+        """Check that two batches fit, before everything else is loaded."""
         placement = place(0)
         loader.check_two_batches(placement)
         return placement
 
     def predict(self, epoch: SampledEpoch, loader: LoaderSpec, place: Placer) -> Prediction:
-        """Predict an epoch; a mapping has what batches leave for its pages."""
+        """Predict an epoch; a mapping has the memory left by batches for its pages."""
         placement = place(0)
         if placement.budget_is_promise:
             check_two_batches(placement.ledger, epoch.seen.largest_bytes)

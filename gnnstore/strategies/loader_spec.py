@@ -1,4 +1,4 @@
-"""The options of one loader, and the store that they are for."""
+"""The options of one loader, and its store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gnnstore.graph.topology import Topology
     from gnnstore.pipeline.lookahead.presample import Presampler
 
-# Of what is free where packed rows go, if nobody has said how much they may take.
+# Of the free space for packed rows, if the user sets no limit.
 _FREE_SHARE = 2
 
 
@@ -43,17 +43,17 @@ class ReadOptions:
 
 @dataclass(frozen=True, eq=False)
 class LoaderSpec:
-    """A loader that is to be made, as strategies see it."""
+    """A loader that is to be made, with the facts that strategies need."""
 
     store: GraphStore
     options: ReadOptions
     presampler: Presampler  # samples some of its batches beforehand
     seeds_bytes: int  # other memory of the loader: its seed nodes and their order
-    num_threads: int  # threads that will read, each with staging memory of its own
-    may_use_fewer: bool = False  # whether fewer threads will do, since nobody asked for so many
+    num_threads: int  # threads that will read, each with its own staging memory
+    may_use_fewer: bool = False  # whether fewer threads may be used, since the user set no number
     # Whether the batches of later epochs are known, and there are threads to prepare them.
     knows_epochs: bool = False
-    progress: Progress = field(default_factory=NullProgress)  # displays what takes long
+    progress: Progress = field(default_factory=NullProgress)  # displays long waits
 
     def staging_bytes(self, budget_bytes: int) -> int:
         """Return the memory for staging, with as many threads as the budget allows."""
@@ -79,7 +79,7 @@ class LoaderSpec:
         return shared_tables(self.store).engine(path, self.options.io_engine)
 
     def open_topology(self, placement: Placement, engine: Engine | None) -> Topology:
-        """Return the graph's topology, where it is to lie."""
+        """Return the graph's topology in its place."""
         store, shared = self.store, shared_tables(self.store)
         with self.progress.phase("load the topology"):
             topology = shared.topology(store, placement.topology, self.num_threads)
@@ -115,14 +115,14 @@ class LoaderSpec:
         return free_bytes(self.tmpdir) // _FREE_SHARE if given is None else given
 
     def taken_bytes(self, strategy: StrategyTraits) -> int:
-        """Return the bytes of the budget in other loaders' caches, under some strategy."""
+        """Return the part of the budget in other loaders' caches, under some strategy."""
         if self.options.memory in {None, "auto"}:
             return 0
         settings = (self.options.cache or CacheSettings()) if strategy.caches else None
         return shared_tables(self.store).taken_bytes(strategy.cache_kind or settings)
 
     def shared_cache_bytes(self) -> int:
-        """Return the part of what a placement leaves that caches hold which "auto" may share."""
+        """Return the bytes of caches, part of a placement's rest, that "auto" may share."""
         shared = shared_tables(self.store)
         if self.options.memory in {None, "auto"}:
             return shared.cached_bytes

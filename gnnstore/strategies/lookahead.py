@@ -1,4 +1,4 @@
-"""Reserves, predicts and opens what is sampled and planned ahead.
+"""Reserves, predicts and opens batches that are sampled and planned ahead.
 
 A loader is sized by the misses of batches that are planned beforehand, a prediction by an estimate.
 """
@@ -55,9 +55,9 @@ if TYPE_CHECKING:
 # of an epoch that they make faster. Small ones are done at once.
 _PROFILE_BATCHES = 128
 
-# Seconds of a processor, on one of 3 GHz, to plan a row (Belady, with its trace on disk).
+# Seconds of a processor of 3 GHz to plan a row (Belady, with its trace on disk).
 _PLAN_SECONDS = 20e-9
-# On disk, for each row of a batch that is planned: its id, its slot, and an entry of the cache.
+# On disk, for each row of a planned batch: its id, its slot, and an entry of the cache.
 _SPILLED_ROW_BYTES = 16
 
 
@@ -65,7 +65,7 @@ class LookaheadStrategy(Strategy):
     """Batches are sampled and planned ahead, a superbatch at a time."""
 
     def reserve(self, loader: LoaderSpec, place: Placer) -> Placement:
-        """Decide how many batches are planned at a time, and how many rows are cached."""
+        """Choose the number of batches that are planned at a time, and of rows that are cached."""
         engine, presampler = loader.open_engine(place(0).topology), loader.presampler
         placed, num_threads = with_engine(place, engine), loader.num_threads
         placement = placed(0)
@@ -106,7 +106,7 @@ class LookaheadStrategy(Strategy):
             num_threads=num_threads,
             staging_bytes=staging_bytes,
         ).choose()
-        release_memory()  # of the batches that were sampled and planned to find the sizes
+        release_memory()  # buffers of the batches that were sampled and planned for the sizes
         return found.placement.with_superbatch(found.size)
 
     def predict(self, epoch: SampledEpoch, loader: LoaderSpec, place: Placer) -> Prediction:
@@ -151,7 +151,7 @@ class LookaheadStrategy(Strategy):
         return epoch.from_packed() if self.is_offline else epoch.planned()
 
     def open(self, loader: LoaderSpec, placement: Placement) -> OpenStore:
-        """Open the tables, and what samples and plans ahead; it begins with the first batch."""
+        """Open the tables, and the planner, which begins with the first batch."""
         if loader.open_engine(placement.topology) is None:  # there is nothing to read
             return OpenStore(loader, placement)
         return LookaheadSources(loader, placement)
@@ -208,7 +208,7 @@ class LookaheadSources(OpenStore):
     superbatches: LookaheadEpochs
 
     def open_cache(self, loader: LoaderSpec) -> None:
-        """Make what samples and plans ahead, with the memory that it has been promised."""
+        """Make the source of planned batches, within its promised memory."""
         placement, topology, engine = self.placement, self.topology, self.engine
         strategy, size = placement.strategy, placement.superbatch
         assert size is not None and engine is not None  # noqa: S101, PT018 - else nothing is read
@@ -229,7 +229,7 @@ class LookaheadSources(OpenStore):
         make = partial(_make_slots, loader.store, space, specs, engine, size)
         take_slots = partial(shared_tables(loader.store).take_slots, make=make)
         self.superbatches = LookaheadEpochs(job, take_slots)
-        # Planners stay as well, and what plans took is not given back at once.
+        # Planners stay as well, and the memory of plans is not freed at once.
         shared_tables(loader.store).use(
             self.superbatches, strategy.cache_kind, promised_bytes=size.num_bytes
         )
@@ -249,7 +249,7 @@ class LookaheadSources(OpenStore):
         return LookaheadSource(self, seeds, config)
 
     def account(self, stats: LoaderStats) -> LoaderStats:
-        """Return the statistics of a loader, with what reading the graph and planning took."""
+        """Return the statistics of a loader, with reads of the graph and times of planning."""
         totals = self.superbatches.job.totals
         return replace(
             super().account(stats).plus_reads(totals.warm_up),
@@ -262,7 +262,7 @@ class LookaheadSources(OpenStore):
 def _policy(
     loader: LoaderSpec, placement: Placement, topology: Topology, engine: Engine | None
 ) -> CachePolicy:
-    """Return the strategy's policy, or a fixed choice of rows where `cache=` asks for one."""
+    """Return the strategy's policy, or a fixed choice of rows if `cache=` asks for one."""
     maker = None
     if loader.options.planned is not None and loader.options.cache is not None:
         maker = CacheMaker.of(loader, placement, topology, engine)
@@ -273,10 +273,10 @@ def _policy(
 
 @dataclass(frozen=True, eq=False)
 class _Epoch:
-    """An epoch by superbatches: while one is consumed, the next is made.
+    """An epoch by superbatches: while one is used, the next is made.
 
-    That of the next epoch too, if the disk has room for both; only the very first one is waited
-    for.
+    The first superbatch of the next epoch is made too, if the disk has room for both; only the very
+    first one is waited for.
     """
 
     strategy: StrategyTraits
@@ -291,7 +291,7 @@ class _Epoch:
 
     @property
     def costs(self) -> EpochCosts:
-        """The costs that an epoch has by any strategy."""
+        """The costs that an epoch has with any strategy."""
         return EpochCosts(self.workload, self.machine)
 
     def planned(self) -> Prediction:
@@ -309,7 +309,7 @@ class _Epoch:
         work, machine, slots = self.workload, self.machine, self.resources.num_slots
         costs, policy, packs = self.costs, self.policy, self.strategy.packs
         size = max(1, self.resources.superbatch)
-        num = work.epoch_batches / size  # less than 1 where a superbatch has several epochs
+        num = work.epoch_batches / size  # less than 1 if a superbatch has several epochs
         num_rows = work.batch_rows * work.epoch_batches
         planning = num_rows * _PLAN_SECONDS
         kept = 0
@@ -326,7 +326,7 @@ class _Epoch:
             not_written = num * self.resources.chunk_memory_bytes
             packed = max(0, int(misses * work.row_bytes - not_written))
             if self.resources.chunk_memory_bytes and not self.resources.disk_bytes:
-                # Without disk, rows that memory has no room for are read one by one.
+                # Without disk, rows that do not fit in memory are read one by one.
                 reads, packed = ReadTotals(packed // max(1, work.row_bytes), packed), 0
             passes = num if num < 1 else math.ceil(num)
             scanned = int(passes * work.scan_bytes(policy, slots, size))
@@ -345,15 +345,15 @@ class _Epoch:
         # Subgraphs are written while others are sampled; packing needs the plan of all.
         making = max(costs.sampling, writing) + planning + (making_disk - writing)
         following = max(reading + recalling, assembling)
-        # Beside batches that are assembled, sampling and planning have half of the processors; and
-        # beside those that are read, sampling from disk has half of the disk.
+        # While batches are assembled, sampling and planning have half of the processors; and while
+        # batches are read, sampling from disk has half of the disk.
         shared = min(making_computing, assembling)
         shared += min(costs.reading_neighbors, reading + recalling)
         busiest = max(
             costs.reading_neighbors + making_disk + reading + recalling,
             making_computing + assembling,
         )
-        # Where rows are packed, the initial rows of the cache come with the others.
+        # If rows are packed, the initial rows of the cache come with the others.
         fills = policy.looks_ahead and not packs
         once = costs.warming_up(slots) if fills else 0.0
         if once:
@@ -374,7 +374,7 @@ class _Epoch:
         rolling = replace(self.resources, keeps_in_memory=True)
         packed = replace(self, resources=rolling).planned()
         recorded = int(work.ids_bytes * work.epoch_batches)
-        # Each packed epoch begins with an empty cache, to be followed from any.
+        # Each packed epoch begins with an empty cache, since training may begin with any epoch.
         rows = int(work.misses(self.policy, slots, size, initial="nothing") * work.row_bytes)
         in_order = recorded + rows
         reading = machine.disk.sequential_seconds(in_order)
@@ -394,7 +394,7 @@ class _Epoch:
         return replace(found, stages={**found.stages, "packing": packing})
 
     def _unplanned_seconds(self) -> float:
-        """Return the seconds of reading what is not planned: the disk has nothing else to do."""
+        """Return the seconds of reading batches without a plan: the disk does nothing else."""
         share = self.resources.num_unplanned / max(1, self.workload.epoch_batches)
         return share * self.machine.random_seconds(self.workload.direct_reads()) if share else 0.0
 
@@ -402,7 +402,7 @@ class _Epoch:
     def _overlapped(
         num: float, making: float, following: float, busiest: float, shared: float
     ) -> float:
-        """Return the seconds of superbatches, each consumed while the next is made."""
+        """Return the seconds of superbatches, each used while the next is made."""
         if num <= 1:
             return making + following
         alone = (making + following) / num

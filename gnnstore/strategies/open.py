@@ -1,4 +1,4 @@
-"""Opens the data of a loader by its strategy, or by the one that "auto" chooses."""
+"""Opens the data of a loader by its strategy, or by the choice of "auto"."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gnnstore.units import format_size
 
 
 def open_sources(loader: LoaderSpec) -> OpenStore:
-    """Decide where a store's parts lie, and open them there."""
-    given = _given(loader)
+    """Decide on the places of a store's parts, and open them."""
+    given = _strategy_of(loader)
     choices = choices_for(loader, given) if isinstance(given, Auto) else [Chosen(loader.options)]
     refusals: list[BudgetError] = []
     for chosen in choices:
@@ -32,14 +32,14 @@ def open_sources(loader: LoaderSpec) -> OpenStore:
     raise refusals[-1]
 
 
-def _given(loader: LoaderSpec) -> Strategy | Auto:
-    # Strategies take options, so options know them by their traits alone.
+def _strategy_of(loader: LoaderSpec) -> Strategy | Auto:
+    # Options know strategies only by their traits, since strategies take options.
     return cast("Strategy | Auto", loader.options.strategy)
 
 
 def _reserved(loader: LoaderSpec, **reasons: str) -> tuple[Strategy, Placement]:
-    """Return the strategy, and where a store's parts lie with what it reserves beside them."""
-    given, own = _given(loader), loader.without_second_cache()
+    """Return the strategy, and the places of a store's parts with the strategy's reservations."""
+    given, own = _strategy_of(loader), loader.without_second_cache()
 
     def reserve(place: Placer) -> tuple[Strategy, Placement]:
         strategy = given

@@ -23,7 +23,7 @@ from gnnstore.units import format_size
 if TYPE_CHECKING:
     from gnnstore.seeds.base import SeedSource
 
-# Rows that were packed, by whatever planned cache.
+# Rows that were packed, with any planned cache.
 _PACKED = StrategyTraits("packed", "disk", packs=True)
 
 
@@ -79,7 +79,7 @@ class PackedSources(Sources):
                 "pack with a smaller --memory",
             )
         self.num_threads = num_threads
-        self.edge_ids = None  # those of a batch are in its record
+        self.edge_ids = None  # a batch's edge ids are in its record
         schema = manifest.schema
         self.nodes, self.edges = (
             {name: AbsentRows(spec, not_packed) for name, spec in table.attributes.items()}
@@ -97,7 +97,7 @@ class PackedSources(Sources):
         return self.packed.reader.manifest.num_slots
 
     def batches(self, seeds: SeedSource | None = None, *_: Any) -> SavedSource:
-        """Return the packed batches, whatever a loader would sample."""
+        """Return the packed batches; sampling options do not matter."""
         return SavedSource(self.packed, None if seeds is None else seeds.name)
 
 

@@ -1,4 +1,4 @@
-"""The parts of a store that one loader reads, opened where its budget allows them to lie."""
+"""The parts of a store that one loader reads, opened in places within its budget."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 class Sources:
     """The tables, topology and caches of a loader, opened within its budget.
 
-    Pickles as the call that makes it, not as data: a copy in another process opens files itself.
+    Pickles as the call that makes it, not as data: a copy in another process opens its own files.
     """
 
-    placement: Placement  # where everything lies, and why
+    placement: Placement  # the places of all parts, with the reason
     engine: Engine | None  # the engine that reads rows from disk, if any are read
-    num_threads: int  # threads that may read at once, by the memory that there is for them
-    nodes: Mapping[str, RowSource]  # rows by the attribute's name
-    edges: Mapping[str, RowSource]  # rows by the attribute's name
+    num_threads: int  # threads that may read at once, by their memory
+    nodes: Mapping[str, RowSource]  # rows of nodes by the attribute's name
+    edges: Mapping[str, RowSource]  # rows of edges by the attribute's name
     # Ids of the edges in the input, by position; None: positions are ids.
     edge_ids: RowSource | None
     _again: Callable[[], Sources]
 
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
-        """Keep the arguments, all of which a copy is made with."""
+        """Keep the arguments, from which copies are made."""
         made = super().__new__(cls)
         made._again = partial(cls, *arguments, **named)
         return made
@@ -48,7 +48,7 @@ class Sources:
 
     @property
     def cached_by(self) -> str:
-        """Name of what chose the cached rows, a score or a strategy; empty without a cache."""
+        """Name of the score or strategy that chose the cached rows; empty without a cache."""
         return ""
 
     @property
@@ -57,7 +57,7 @@ class Sources:
         return 0
 
     def account(self, stats: LoaderStats) -> LoaderStats:
-        """Return the statistics of a loader with what was read and done here."""
+        """Return the statistics of a loader, with the reads and times of this source."""
         return replace(stats, cache_rows=self.num_cached)
 
 
@@ -99,7 +99,7 @@ class OpenStore(Sources):
         def open_rows(spec: AttributeSpec) -> RowSource:
             if cache is not None and cache.holds(spec.path):
                 return cache.rows(spec.path)
-            mode = placement.modes.get(spec.path, "memory")  # the others are stored compressed
+            mode = placement.modes.get(spec.path, "memory")  # others are stored compressed
             if mode == "disk" and engine is not None:
                 return shared.rows_on_disk(store, spec, engine)
             with loader.progress.phase(f"load {spec.path}"):
@@ -117,7 +117,7 @@ class OpenStore(Sources):
 
     @property
     def cached_by(self) -> str:
-        """Name of what chose the cached rows, a score or a strategy; empty without a cache."""
+        """Name of the score or strategy that chose the cached rows; empty without a cache."""
         return (
             "" if self.cache is None or self.placement.cache is None else self.placement.cache.score
         )
@@ -136,7 +136,7 @@ class OpenStore(Sources):
         return SamplingSource(self, seeds, config)
 
     def account(self, stats: LoaderStats) -> LoaderStats:
-        """Return the statistics of a loader, with what reading the graph took."""
+        """Return the statistics of a loader, with reads of the graph."""
         counts = self.topology.counts
         return replace(
             super().account(stats),

@@ -1,4 +1,4 @@
-"""Reserves, predicts and opens rows on disk, with a static cache of those that are needed most."""
+"""Reserves, predicts and opens rows on disk, with a static cache of the rows needed most."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
     from gnnstore.graph.topology import Topology
     from gnnstore.pipeline.lookahead.presample import Presampler
 
-# Without memory= nobody has said what the model needs besides.
+# Without memory= the memory of the model is unknown.
 _CACHE_SHARE = 2
 
 
 @dataclass(frozen=True, eq=False)
 class CacheMaker:
-    """The inputs from which the cache of a loader is made."""
+    """The inputs for the cache of a loader."""
 
     store: GraphStore
     topology: Topology
@@ -70,7 +70,7 @@ class CacheMaker:
         topology: Topology,
         engine: Engine | None,
     ) -> CacheMaker | None:
-        """Return the maker of a loader's cache; None if none is wanted."""
+        """Return the maker of a loader's cache; None if the loader has none."""
         settings = loader.options.cache
         if settings is None and placement.strategy.caches:
             settings = CacheSettings()
@@ -93,7 +93,7 @@ class CacheMaker:
         return self.store.num_nodes * np.dtype(SCORE_DTYPES[self.settings.score]).itemsize
 
     def find(self) -> StaticCache | None:
-        """Return the cache that a loader on the same store has made with the same settings."""
+        """Return the cache of another loader on the store with the same settings, if any."""
         return shared_tables(self.store).find_cache(self._key)
 
     def open(self, num_rows: int, counted: list[npt.NDArray[Any]] | None = None) -> StaticCache:
@@ -133,10 +133,10 @@ class CacheMaker:
 
 
 class StaticStrategy(Strategy):
-    """Rows are read one by one, but for those in a static cache."""
+    """Rows are read one by one, except for those in a static cache."""
 
     def reserve(self, loader: LoaderSpec, place: Placer) -> Placement:
-        """Divide what is left between batches in flight and a cache; fill the cache."""
+        """Divide the rest between batches in flight and a cache; fill the cache."""
         engine, num_threads = loader.open_engine(place(0).topology), loader.num_threads
         placement = with_engine(place, engine)(0)
         topology = loader.open_topology(placement, engine)
@@ -189,7 +189,7 @@ class StaticStrategy(Strategy):
         return placement.with_cache(StaticCacheInfo(score, cache.num_rows, cache.num_bytes))
 
     def predict(self, epoch: SampledEpoch, loader: LoaderSpec, place: Placer) -> Prediction:
-        """Predict an epoch, with a cache of what batches leave."""
+        """Predict an epoch, with a cache in the memory left by batches."""
         placement, work = place(0), epoch.workload
         batch_bytes = sample_bytes = 0
         if placement.budget_is_promise:
@@ -233,7 +233,7 @@ class _CachedSources(OpenStore):
     """The parts of a store, with rows in a static cache."""
 
     def open_cache(self, loader: LoaderSpec) -> StaticCache | None:
-        """Return the cache; kept in use from now on, lest another loader retire it."""
+        """Return the cache; it is in use from now on, so that no other loader retires it."""
         cached = self.placement.cache
         maker = CacheMaker.of(loader, self.placement, self.topology, self.engine)
         if maker is None or cached is None or not cached.num_rows:
@@ -257,7 +257,7 @@ def cache_rows(
     memory = placement.ledger
     most = cost.rows_in(memory.left())
     if bytes_to_read(cost.num_nodes, cost.node_bytes, most) >= LONG_READ_BYTES:
-        memory = memory.add(Reservation("filling the cache beside batches", staging_bytes))
+        memory = memory.add(Reservation("filling the cache in the background", staging_bytes))
     if settings.num_bytes is not None:
         num_rows = cost.rows_in(settings.num_bytes)
         cached = Reservation(CACHED, cost.bytes_of(num_rows))
@@ -271,7 +271,7 @@ def cache_rows(
 
 
 def _why_none(maker: CacheMaker, left_bytes: int) -> str:
-    """Return why there can be no cache; empty if there can be one."""
+    """Return the reason for having no cache; empty if there can be one."""
     num_bytes = maker.settings.num_bytes
     if maker.cost.node_bytes == 0:
         return "no attribute of nodes is read"

@@ -1,7 +1,7 @@
 """The entry point of the command `gnnstore`.
 
 It must answer `--version` at once, so a command's module is imported when that command
-runs and not before; here stand only the names and one line about each.
+runs and not before; this module has only the names and one line about each.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _COMMANDS = {
     "info": ("gnnstore.tools.commands.info", "Show versions, build and machine, for bug reports."),
 }
 
-# What an earlier version had -> what to do instead.
+# Commands of earlier versions -> advice for today.
 _GONE = {
     "plan": "gnnstore plan is called gnnstore predict",
     "demo": "the demonstration is examples/demo.py in the source tree, which 'make demo' runs: "
@@ -74,7 +74,7 @@ Exit status:
 
 
 class _LazyGroup(click.Group):
-    """A group whose commands are imported when they are first asked for."""
+    """A group whose commands are imported when they are first used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the commands in the order a newcomer needs them."""
@@ -100,7 +100,7 @@ class _LazyGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command; a reader of our output that left (`| head`) is no error."""
+        """Run the command; it is no error if the reader of its output left (`| head`)."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -131,7 +131,7 @@ def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> 
     help="Print the version and exit.",
 )
 def root() -> None:
-    """Hold the commands; the text users see is `_HELP`."""
+    """Hold the commands; users see `_HELP`."""
     start_logging()
 
 
@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 obj=session,
             )
     except (Exception, KeyboardInterrupt) as error:
-        # Words that cannot be parsed have not set it; whoever reads stdout needs a document still.
+        # Words that cannot be parsed have not set it; a reader of stdout still needs a document.
         session.as_json = session.as_json or "--json" in words
         return exits.report(error, session)
     return status if isinstance(status, int) else exits.OK

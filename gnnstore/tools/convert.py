@@ -1,4 +1,4 @@
-"""The work of `gnnstore convert`: run a converter of the library, and print what it wrote."""
+"""The work of `gnnstore convert`: run a converter of the library, and print a summary."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gnnstore.units import format_size
 if TYPE_CHECKING:
     from rich.console import Console
 
-# Arguments of a command that make up `ConvertOptions`; the rest are those of its converter.
+# Arguments of a command that make up `ConvertOptions`; the others belong to its converter.
 COMMON = tuple(field.name for field in fields(ConvertOptions))
 
 _M_MMAP_THRESHOLD = -3  # of mallopt(3)
@@ -53,12 +53,12 @@ def convert(
     plot_file: Path | None = None,
     **arguments: Any,
 ) -> None:
-    """Run a converter of the library and print what it wrote."""
+    """Run a converter of the library and print a summary."""
     options = ConvertOptions(**{n: arguments.pop(n) for n in COMMON if n in arguments})
     if options.memory_bytes is not None:
         _return_large_blocks()
     with interrupts_wait():
-        importlib.import_module("zarr.codecs")  # else in the middle of the work
+        importlib.import_module("zarr.codecs")  # else imported in the middle of the work
     started = time.perf_counter()
     with session.progress(show_usage=True, style=style) as progress:
         run = getattr(converters, converter)

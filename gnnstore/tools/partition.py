@@ -1,4 +1,4 @@
-"""The work of `gnnstore partition`: choose how many partitions, tell the cost, write, show."""
+"""The work of `gnnstore partition`: choose the number of partitions, estimate, write, print."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from gnnstore.formats.partitions.manifest import OrderKind
 
-# Dividing, sorting and writing edges, on two processors that do something else as well.
+# Dividing, sorting and writing edges, measured on 2 busy cores.
 _EDGES_PER_SECOND = 1.5e6
 _MANY = 2**62
 
@@ -45,7 +45,7 @@ def partition_store(
     overwrite: bool,
     resume: bool,
 ) -> None:
-    """Choose, estimate, write, and print what was made."""
+    """Choose, estimate, write, and print a summary."""
     graph = StoreInput(path)
     document: dict[str, Any] = {"store": str(graph.reader.path)}
     with session.progress(show_usage=True) as progress:
@@ -89,14 +89,14 @@ def partition_store(
 
 
 def _choose(graph: StoreInput, profile: DeviceProfile) -> tuple[int, str]:
-    """Return the largest power of two that the disk reads well, and why it is that."""
+    """Return the largest power of two that the disk reads well, and the reason."""
     if graph.num_nodes < 2:
         raise UsageError(
             f"{graph.reader.path} has {graph.num_nodes} nodes: nothing to divide into partitions"
         )
     block_bytes = full_rate_bytes(profile)
     row_bytes = sum(spec.row_bytes for spec in graph.nodes.attributes.values())
-    # Without rows, edges alone decide: rows will be learned.
+    # Without rows, which will be learned, edges alone decide.
     contents = Contents(graph.num_nodes, row_bytes or _MANY, graph.num_edges)
     most = most_partitions(contents, block_bytes)
     found = 1 << most.bit_length() - 1

@@ -47,7 +47,7 @@ def count_batches(
         with progress.phase("sample", unit="batches"):
             presampler = Presampler.of(store, config, seeds, batch_size, False)
             presampler.run(topology, len(os.sched_getaffinity(0)), counts)
-    if isinstance(seeds, InputNodes):  # an epoch has each of them, if these batches did not
+    if isinstance(seeds, InputNodes):  # an epoch has every seed, even if these batches did not
         nodes = slice(None) if seeds.nodes is None else seeds.nodes
         counts[nodes] = np.maximum(counts[nodes], 1)
     return counts
@@ -60,7 +60,7 @@ def estimate_order(
     scores: npt.NDArray[np.uint8] | None,
     edge_ids: bool,
 ) -> None:
-    """Print what an order would save, and what the new store takes."""
+    """Print the savings of an order, and the size of the new store."""
     reader = StoreReader.open(path)
     needed: npt.NDArray[Any] | None = scores
     if needed is None:

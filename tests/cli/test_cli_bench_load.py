@@ -159,7 +159,9 @@ def test_the_table(run: Any, store: Path, answers: list[Task]) -> None:
     assert "memory 0.010 s 0.1 s 40.0 5 MB - - 600 MB * 1.5 s" in lines
     assert "direct 0.5 s 1.5 s" in lines  # a quarter of it sampling
     assert "packed: packed does not fit" in lines
-    assert "without a limit: the page cache serves whoever reads through it" in done.stdout
+    assert (
+        "without a limit: the page cache serves every strategy that reads through it" in done.stdout
+    )
 
 
 def test_nothing_that_could_be_timed(run: Any, store: Path, answers: list[Task]) -> None:

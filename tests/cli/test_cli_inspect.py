@@ -111,7 +111,7 @@ def test_an_interrupted_conversion_beside_it_is_reported(run: Any, scratch: Path
     (scratch.parent / f".{scratch.name}.tmp-0123abcd").mkdir()
     assert run("inspect", scratch, "--json").document["state"]["unfinished_beside_it"]
     assert (
-        "unfinished conversions beside it: .scratch.gnn.tmp-0123abcd"
+        "unfinished conversions next to it: .scratch.gnn.tmp-0123abcd"
         in run("inspect", scratch).stdout
     )
 

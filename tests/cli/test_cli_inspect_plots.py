@@ -142,7 +142,7 @@ def test_options_of_stores_are_refused_for_plans(
 ) -> None:
     done = run("inspect", packed, "--packed", "base", *words)
     assert done.status == 2
-    assert "are for stores, not for what was made of them" in done.stderr
+    assert "are for stores, not for packed epochs or partitions" in done.stderr
 
 
 def test_there_is_no_picture_of_one_array(run: Any, example: Path, tmp_path: Path) -> None:

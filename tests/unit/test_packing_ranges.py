@@ -221,7 +221,9 @@ def test_positions_that_cannot_be_read(case: Case) -> None:
     with (
         case.pack() as packed,
         inject("pread", errno=errno.EIO),
-        pytest.raises(StorageError, match=r"read where packed rows go of batch 3: .*positions"),
+        pytest.raises(
+            StorageError, match=r"read the places of packed rows of batch 3: .*positions"
+        ),
     ):
         case.check_one(packed, 3)
 

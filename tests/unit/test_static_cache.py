@@ -252,7 +252,7 @@ def filling_threads() -> list[threading.Thread]:
 @pytest.fixture
 def gated(table: tuple[DirectRows, Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[Gated]:
     monkeypatch.setattr(tier, "LONG_READ_BYTES", 0)
-    monkeypatch.setattr(tier, "_BESIDE_BYTES", 10 * 120)
+    monkeypatch.setattr(tier, "_BACKGROUND_BYTES", 10 * 120)
     gated = Gated(table[0], 60)
     yield gated
     gated.go_on.set()

@@ -1,4 +1,4 @@
-"""A cache policy as a value, and the planners by which it says which rows stay in a cache."""
+"""A cache policy as a value, and planners, which choose the rows that stay in a cache."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Planner(Protocol):
         """
 
     def restart(self, nodes: npt.NDArray[Any]) -> None:
-        """Go on from a cache that holds these rows, nothing else known.
+        """Go on from a cache that holds these rows; nothing else is known.
 
         Parameters
         ----------
@@ -64,15 +64,15 @@ class SpillingPlanner(Planner, Protocol):
         """Plan the next superbatch; in files if its trace is in one."""
 
 
-# The phase of what is given back once a plan is made.
+# The phase of memory that is freed once a plan is made.
 PLANNING = "planning"
-# Batches that are planned together, at most: with more, a plan reaches further than a cache does.
+# Most batches that are planned together: with more, a plan reaches further than a cache does.
 MAX_PLANNED = 1024
 
 
 @dataclass(frozen=True)
 class PlanningBytes:
-    """The memory that a planner takes beside the trace and the plan."""
+    """The memory that a planner takes, on top of the trace and the plan."""
 
     fixed: int  # of any plan
     per_access: int  # for each row of all batches that are planned together
@@ -92,11 +92,11 @@ class CachePolicy(ABC):
     name, title : str
         As commands write it, and in a picture.
     looks_ahead : bool
-        Whether it goes by the rows that batches will need, so that the further it sees the less it
+        Whether it uses the rows that batches will need, so that the further it sees the less it
         misses, and a cache is worth filling beforehand.
     is_fixed : bool
-        Whether the rows are the same whatever batches need, so that a cache is always filled
-        beforehand, and the number of batches that are planned together does not matter.
+        Whether the rows do not depend on the batches, so that a cache is always filled beforehand,
+        and the number of batches that are planned together does not matter.
     planning : PlanningBytes
         Memory for planning.
     """
@@ -143,7 +143,7 @@ class CachePolicy(ABC):
         return int(reuse.batches_held(num_slots, num_batches))
 
     def reserve(self, batch_rows: int) -> list[Reservation]:
-        """Return the memory for making a plan, beside the trace, the plan and the cached rows."""
+        """Return the memory for making a plan, without the trace, the plan and the cached rows."""
         of = self.planning
         per = {PLANNED: of.per_access * batch_rows, SLOTS: of.more_per_slot}
         return [
@@ -153,7 +153,7 @@ class CachePolicy(ABC):
 
 
 def slot_layout(nodes: npt.NDArray[np.int64], num_slots: int) -> npt.NDArray[np.int64]:
-    """Return the row in each slot, where these nodes have the first ones."""
+    """Return the row in each slot: these nodes in the first slots, -1 in the others."""
     slots = np.full(num_slots, -1, np.int64)
     slots[: len(nodes)] = nodes
     return slots
@@ -170,4 +170,4 @@ class SpillingPolicy(CachePolicy):
     def reserve_spilled(
         self, *, num_nodes: int, largest_batch: int, table_bytes: int
     ) -> list[Reservation]:
-        """Return the memory for making a plan in files, beside the cached rows."""
+        """Return the memory for making a plan in files, without the cached rows."""

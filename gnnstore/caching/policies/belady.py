@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 # takes as much again.
 _STATE_BYTES = 8 + 4
 # The most memory that the kernel takes while it plans: of an access, its part of the tables of
-# threads; of one batch, slots twice and which rows enter where, 16 bytes a row, of which the
-# accesses of two batches hold 2.
+# threads; of one batch, 16 bytes a row for slots (twice) and for the rows that enter, 2 of which
+# are in the memory of accesses.
 _ACCESS_BYTES, _PLANNED_ROW_BYTES = 1, 14
 # To count next uses by batch: 2 bytes an access, or less, 8 bytes for each two batches, again for
-# each window of so many accesses.
+# each window of this many accesses.
 _COUNTED_ACCESS_BYTES, _COUNT_BYTES, _WINDOW = 2, 8, 50_000
 # For each slot: where its row is used next, and the place and slot of a row that waits; what links
 # those that wait for the same batch; and the rows that enter, as far as accesses do not hold them.
@@ -78,11 +78,11 @@ class Belady(SpillingPolicy):
         return reuse.belady_misses(num_slots, num_batches, initial=initial)
 
     def max_kept_distance(self, reuse: ReuseCurve, num_slots: int, num_batches: int) -> int:
-        """Return for how many batches rows are kept until they are needed again, at most."""
+        """Return the most batches for which rows are kept until they are needed again."""
         return reuse.max_kept_distance(num_slots, num_batches)
 
     def reserve(self, batch_rows: int) -> list[Reservation]:
-        """Return the memory for making a plan, beside the trace, the plan and the cached rows."""
+        """Return the memory for making a plan, without the trace, the plan and the cached rows."""
         of_batches = _COUNT_BYTES * MAX_PLANNED * (1 + batch_rows / _WINDOW)
         counts = math.ceil(min(_COUNTED_ACCESS_BYTES * batch_rows, of_batches))
         planning = super().reserve(batch_rows)
@@ -91,7 +91,7 @@ class Belady(SpillingPolicy):
     def reserve_spilled(
         self, *, num_nodes: int, largest_batch: int, table_bytes: int
     ) -> list[Reservation]:
-        """Return the memory for making a plan in files, beside the cached rows."""
+        """Return the memory for making a plan in files, without the cached rows."""
         fixed = _BATCH_ROW_BYTES * largest_batch + _FILE_TABLES_BYTES
         per = {PLANNED: _BATCH_BYTES, SLOTS: _FIRST_USE_BYTES}
         table = min(table_bytes, _NODE_BYTES * num_nodes)
@@ -106,7 +106,7 @@ class Belady(SpillingPolicy):
 
 
 def planning_threads() -> int:
-    """Return how many threads look for next uses.
+    """Return the number of threads that look for next uses.
 
     A superbatch is sampled when it is planned, so processors that sampled it are free.
     """
@@ -114,11 +114,11 @@ def planning_threads() -> int:
 
 
 def check_num_slots(num_slots: int) -> None:
-    """Refuse a cache that no plan can be made for."""
+    """Refuse a number of slots that no plan can be made for."""
     if not 0 <= num_slots <= MAX_SLOTS:
         raise UsageError(
             f"a planned cache has 0 to {MAX_SLOTS} slots, got {num_slots}; "
-            "give it as many as there are rows at most"
+            "choose a number up to the number of rows"
         )
 
 

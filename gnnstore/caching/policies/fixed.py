@@ -1,8 +1,8 @@
 """Plans of a cache whose rows are chosen once: by degree, or by how often sampling needs them.
 
 DiskGNN keeps such a cache in front of packed rows. Which rows it holds is decided elsewhere (see
-`gnnstore.caching.scores`); here it is planned like any other, so that it is followed, and its
-misses are packed, in the same way.
+`gnnstore.caching.scores`); here it is planned like any other, so that loading and packing treat it
+in the same way.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Fixed(CachePolicy):
         self._num_nodes = num_nodes
 
     def planner(self, num_slots: int) -> FixedPlanner:
-        """Return a planner for a cache that is empty, and is to hold them."""
+        """Return a planner for an empty cache, which will hold the chosen rows."""
         return FixedPlanner(slot_layout(self.nodes(num_slots), num_slots), self._num_nodes)
 
     def initial_nodes(
@@ -46,11 +46,11 @@ class Fixed(CachePolicy):
         num_slots: int,
         degrees: object = None,  # noqa: ARG002
     ) -> npt.NDArray[np.int64]:
-        """Return the nodes whose rows the cache holds always."""
+        """Return the nodes whose rows the cache always holds."""
         return self.nodes(num_slots)
 
     def nodes(self, num_slots: int) -> npt.NDArray[np.int64]:
-        """Return the nodes for a cache of so many slots."""
+        """Return the nodes for a cache of `num_slots` slots."""
         if num_slots not in self._chosen:
             self._chosen = {num_slots: self._choose(num_slots)}
         return self._chosen[num_slots]
@@ -59,8 +59,8 @@ class Fixed(CachePolicy):
 class FixedPlanner:
     """Plans superbatch after superbatch for a cache that is to hold the rows of some nodes.
 
-    A row has its slot, and stays there for good. Usually the cache is filled beforehand, and
-    `restart` tells so: then plans bring no changes.
+    A row keeps its slot for good. Usually the cache is filled beforehand, and `restart` says so:
+    then plans bring no changes.
     """
 
     def __init__(self, nodes: npt.NDArray[np.int64], num_nodes: int) -> None:
@@ -94,7 +94,7 @@ class FixedPlanner:
         return plan
 
     def _steps(self, trace: Trace, held: npt.NDArray[np.uint8]) -> Iterator[PlannedStep]:
-        """Plan batch after batch; notes in `held` what enters."""
+        """Plan batch after batch; mark in `held` the rows that enter."""
         seen = np.zeros_like(self._bits)
         for i in range(trace.num_batches):
             ids = trace.batch(i)

@@ -1,4 +1,4 @@
-"""The cache policies that there are."""
+"""The registered cache policies."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Caches to choose from, run over one trace: what each would have had to read from disk.
+"""Caches to choose from, run over one trace: the rows that each would read from disk.
 
-All of them work as a loader does, batch by batch: the hits of a batch are the rows that were
+All caches work as a loader does, batch by batch: the hits of a batch are the rows that were
 cached before it, and its rows may enter after it. "degree" and "frequency" are filled once, with
 the rows of the highest scores (see `gnnstore.caching.scores`); "lru" keeps the rows that were used
 last, a batch's one by one, in order; "belady" knows the trace, and no cache misses less. All but
@@ -21,7 +21,7 @@ from gnnstore.caching.plan import Trace
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.scores import SCORES, Score, select_nodes
 
-# Places of a trace that are searched at a time for rows to leave a cache.
+# Places of a trace that are searched at a time for rows to evict.
 _SEARCHED_PLACES = 2**16
 
 
@@ -35,7 +35,7 @@ class PolicyRun:
     """Hits and misses of one cache while S batches of n rows in all were assembled."""
 
     policy: str
-    # bool [n]: whether the row was in the cache before its batch, beside the trace's ids.
+    # bool [n]: whether each row of the trace was in the cache before its batch.
     is_hit: npt.NDArray[np.bool_]
     misses: npt.NDArray[np.int64]  # int64 [S]: distinct rows of each batch that were not
     # int64 [rows]: nodes whose rows are read before the first batch, ascending; none where the

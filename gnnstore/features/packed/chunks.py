@@ -7,7 +7,7 @@ batches may stay in memory, as they would lie in the file; it begins with the ne
 
 A chunk has a crc32c for each block of some kilobytes, compared as it is read. They are computed of
 what is in memory while it is packed, not of what can be read back, so that a disk that alters bytes
-on their way to it is found out as well.
+on their way to it is noticed as well.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from gnnstore.sampling.row_space import RowRange
 
 # Chunks begin at multiples of this: what direct reads of any common disk are aligned to.
 CHUNK_ALIGNMENT_BYTES = 4096
-# Small enough that a piece which was compared is still in the second-level cache when its rows
-# are copied, and that a message says where a damage is; 4 bytes for each are nothing beside it.
+# Small enough that a compared piece is still in the second-level cache when its rows are copied,
+# and that a message tells the place of a damage; 4 bytes a block are nothing in comparison.
 BLOCK_BYTES = 128 << 10
 assert MAX_PIECE_BYTES % BLOCK_BYTES == 0  # noqa: S101 - reads are of MAX_PIECE_BYTES
 # Reads of a chunk: 16 of 512 KiB reach a disk's full bandwidth, in as much staging memory
@@ -47,12 +47,12 @@ CHUNK_STAGING_BYTES = _READ_BYTES * _QUEUE_DEPTH
 PACK_ELSEWHERE = ". Test the disk, or pack to another one"
 _HELP = (
     "The disk or another program has changed them: start the run again, which packs rows anew, and "
-    "with another directory for what it packs (tmpdir=) if this comes again"
+    "with another directory for packed rows (tmpdir=) if this happens again"
 )
 
 
 def num_blocks(chunk_bytes: npt.NDArray[np.int64], piece_bytes: int) -> npt.NDArray[np.int64]:
-    """Return the number of checksum blocks of chunks of so many bytes, int64 each."""
+    """Return the number of checksum blocks of each chunk, by its bytes: int64."""
     return -(-chunk_bytes // piece_bytes)
 
 
@@ -66,7 +66,7 @@ class ChunkChecksums:
 
     @classmethod
     def unknown(cls, chunk_bytes: npt.NDArray[np.int64]) -> ChunkChecksums:
-        """Return room for the checksums of chunks of so many bytes, without padding."""
+        """Return room for the checksums of chunks of these lengths, without padding."""
         begins = np.zeros(len(chunk_bytes) + 1, np.int64)
         np.cumsum(num_blocks(chunk_bytes, BLOCK_BYTES), out=begins[1:])
         return cls(np.zeros(int(begins[-1]), np.uint32), begins)
@@ -78,7 +78,7 @@ class ChunkChecksums:
     def compare(
         self, i: int, content: npt.NDArray[np.uint8], offset: int, begin: int = 0, advice: str = ""
     ) -> None:
-        """Compare what was read of a chunk."""
+        """Compare the bytes that were read of a chunk."""
         found, first = _core.crc32c_blocks(content, BLOCK_BYTES), begin // BLOCK_BYTES
         expected = self.of_chunk(i)[first : first + len(found)]
         bad = np.flatnonzero(found != expected)
@@ -115,7 +115,7 @@ def packed_read_error(
 
 
 def chunk_bytes(num_rows: npt.NDArray[np.int64], row_bytes: int) -> npt.NDArray[np.int64]:
-    """Return the bytes on disk of chunks of so many rows, int64 each."""
+    """Return the bytes on disk of each chunk, by its number of rows: int64."""
     unit = CHUNK_ALIGNMENT_BYTES
     return -(-(num_rows * row_bytes) // unit) * unit
 
@@ -125,7 +125,7 @@ class MissIndex:
     """Destinations of the packed rows of each batch."""
 
     num_rows: npt.NDArray[np.int64]  # int64 [S]: distinct missed rows of each batch
-    places: Spool  # of each batch what `batch` returns
+    places: Spool  # the result of `batch` for each batch
 
     @property
     def num_bytes(self) -> int:
@@ -134,7 +134,7 @@ class MissIndex:
 
     @property
     def num_disk_bytes(self) -> int:
-        """Bytes on disk, where it is in a file."""
+        """Bytes on disk, if it is in a file."""
         return self.places.num_disk_bytes
 
     def batch(
@@ -173,7 +173,7 @@ class PackedChunks:
     # end of the last one.
     offsets: npt.NDArray[np.int64]
     checksums: ChunkChecksums
-    # The first ones, which are in memory; the file begins where it ends.
+    # The chunks in memory, those of the first batches; the file holds the others.
     kept: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8), repr=False)
 
 
@@ -219,8 +219,8 @@ class PackedTable:
 class PackCounts:
     """Counts of the bytes and rows that packing has read and written."""
 
-    reads: int = 0  # of the tables, with the gaps between rows that are needed
-    bytes_read: int = 0  # of the tables, with the gaps between rows that are needed
+    reads: int = 0  # reads of the tables
+    bytes_read: int = 0  # bytes read of the tables, with the gaps between needed rows
     writes: int = 0
     bytes_written: int = 0
     rows_packed: int = 0  # distinct rows of each batch, over all batches and tables
@@ -228,18 +228,17 @@ class PackCounts:
 
     @property
     def bytes_per_second(self) -> float:
-        """Bytes read and written in a second; 0 where nothing was."""
+        """Bytes read and written in a second; 0 if there were none."""
         done = self.bytes_read + self.bytes_written
         return done / self.seconds if self.seconds else 0.0
 
 
-# One reader for each engine, so that its staging memory is there once for each thread that
-# reads, however many superbatches are packed.
+# A reader for each engine: all superbatches share its staging memory, once for each thread.
 _readers: WeakValueDictionary[str, _core.Reader] = WeakValueDictionary()
 
 
 def chunk_reader(engine: str) -> _core.Reader:
-    """Return a reader of chunks with an engine; shared as long as anybody holds it."""
+    """Return a reader of chunks with an engine; shared as long as it is in use."""
     reader = _readers.get(engine)
     if reader is None:
         reader = _core.Reader(
@@ -319,7 +318,7 @@ class PackedSuperbatch:
     ) -> ReadCounts:
         """Write the missed rows of batch `i` of a table to their places; the others stay.
 
-        All places are those of the table's type, which is the only one unless they are given.
+        `places` are those of the table's type; without, there is only one type.
         """
         table = self.tables[path]
         positions, targets, sources = self.index.batch(i) if places is None else places

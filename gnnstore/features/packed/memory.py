@@ -1,9 +1,9 @@
 """Divides the memory of packing among its buffers, and computes the least that it needs.
 
-It holds the missed rows of each batch, sorted: ids and positions; or, where these are in files, the
-ids of a range of the table. While they are sorted, it holds a batch for each thread that sorts; and
-then windows of the table, which are being read or copied, and for each batch a buffer with the rows
-that are to be written next.
+Missed rows of each batch are sorted in memory, ids and positions; or in files, from which the ids
+of a range of the table are read. Sorting takes memory for a batch in each thread. Packing then
+holds windows of the table, which are being read or copied, and for each batch a buffer with the
+rows to write next.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PackingBuffers:
 
     num_windows: int  # parts of the table that are being read or copied
     extra_window_bytes: int  # bytes of a window beyond the least
-    buffer_bytes: int  # bytes that are collected of a batch before it is written
+    buffer_bytes: int  # bytes of a batch that are collected before a write
     num_spare_buffers: int  # buffers that are being written, by a thread each up to 16
 
     def window_bytes(self, table: FileRows) -> int:
@@ -56,22 +56,22 @@ _CHOICES = tuple(
     for buffer_kib in buffers
 )
 _SMALLEST = _CHOICES[-1]
-# Of each batch, in the index of what is missed: where it begins, how many rows, and repeated ones.
+# Of each batch, in the index of missed rows: begin, number of rows, and number of repeated ones.
 _BATCH_BYTES = 24
-# Where missed rows are in files, of each batch: where they and their positions begin, how many
-# there are and their checksums; and what is known of it while it is packed.
+# Of each batch whose missed rows are in files: where rows and positions begin, their numbers and
+# checksums, and the state of packing.
 SPILLED_BATCH_BYTES = 256
-# Beside it, every 1024th row is kept, from which the end of a range follows. So many rows of each
-# batch are in memory at least, 4 or 8 KiB: no more than its smallest buffers.
+# Every 1024th row is also kept in memory, to find the end of a range. A range has at least this
+# many rows of each batch, 4 or 8 KiB: no more than its smallest buffers.
 STRIDE_ROWS = 1024
-# With four times the least, a range has three quarters of what there is room for, or more, and a
-# batch's part of it is read by some 16 KiB.
+# With four times the least, a range uses three quarters of its memory or more, and a batch's part
+# is read by some 16 KiB.
 _PREFERRED_STRIDES = 4
 # The pool rounds buffers up to whole ones, from half a one on.
 _POOLED_UNIT_BYTES = 2 << 20
 
 # Packing that is planned with gets room for large windows and writes: for them, for a buffer of
-# each batch, and where sorted rows are in files, for so many strides of a batch's ids at a time.
+# each batch, and where sorted rows are in files, for this many strides of a batch's ids at a time.
 _ROOMY_BYTES = 24 << 20
 _ROOMY_BUFFER_BYTES, _ROOMY_SPILLED_BUFFER_BYTES = 128 << 10, 64 << 10
 _ROOMY_STRIDES = 4
@@ -86,11 +86,11 @@ _SORTING_BUFFERS = 4
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """A batch whose missed rows are to be packed, as far as it is known before."""
+    """A batch whose missed rows are to be packed, as it is known in advance."""
 
     num_rows: int  # rows of the largest batch
-    most_missed: int  # missed rows of a batch: at most, and on average of a superbatch
-    mean_missed: int  # missed rows of a batch: at most, and on average of a superbatch
+    most_missed: int  # missed rows of a batch at most
+    mean_missed: int  # missed rows of a batch on average
     id_bytes: int  # 4 or 8, as the trace has ids
 
     def reserve(self) -> list[Reservation]:
@@ -106,7 +106,7 @@ class PackedBatch:
         return Reservation("positions of rows", 0, {PLANNED: _POSITION_BYTES * self.mean_missed})
 
     def reserve_spilled(self) -> list[Reservation]:
-        """Return the memory for packing by a trace on disk: next to none for each missed row."""
+        """Return the memory for packing by a trace on disk: almost none for each missed row."""
         samples = 2 * (self.most_missed // STRIDE_ROWS + 1)
         per_batch = SPILLED_BATCH_BYTES + samples * self.id_bytes
         buffers = _ROOMY_SPILLED_BUFFER_BYTES + _ROOMY_STRIDES * STRIDE_ROWS * self.id_bytes
@@ -121,7 +121,7 @@ class PackedBatch:
         ]
 
     def reserve_disk(self, row_bytes: int) -> Reservation:
-        """Return the disk space of packed rows that have `row_bytes` in all tables."""
+        """Return the disk space for packed rows of `row_bytes` bytes in all tables."""
         unit = CHUNK_ALIGNMENT_BYTES
         chunk = -(-self.mean_missed * row_bytes // unit) * unit
         return Reservation("packed rows", 0, {PLANNED: chunk})
@@ -214,7 +214,7 @@ def _least_rows(misses: npt.NDArray[np.int64]) -> int:
 
 
 def too_little_memory(num_batches: int, memory_bytes: int, missing_bytes: int) -> BudgetError:
-    """Return that packing needs more memory than there is."""
+    """Return the error for packing that needs more memory than there is."""
     who = f"packing the rows of {num_batches} batches"
     left = Ledger(max(memory_bytes, 0), (), who, "of memory left for it", "the memory budget")
     return replace(left, raise_by=missing_bytes).refusal(None, "make superbatches smaller")

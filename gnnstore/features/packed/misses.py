@@ -1,11 +1,10 @@
-"""The rows that the batches of a superbatch miss, sorted: what packing works from.
+"""The rows that the batches of a superbatch miss, sorted: the input of packing.
 
 Batches name rows by their numbers in a row space, in which types ascend: the missed rows of a type
-are a part of each batch's, and kept by node id, as its tables have them. Of each row its id is
-there while it is packed, and its position until it is read. A superbatch may be as long as an
-epoch, and what it misses many times what memory holds; then both are in files: ids, which are read
-once for each table, range by range (see `_core.pack_spilled_rows`), and positions, which are read
-when the batch is.
+are a part of each batch's, and kept by node id, as its tables have them. A row's id is kept while
+it is packed, and its position until it is read. A superbatch may be as long as an epoch, and miss
+many times more than fits in memory; then both are in files: ids, which are read once for each
+table, range by range (see `_core.pack_spilled_rows`), and positions, which are read with the batch.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from gnnstore.features.packed.memory import (
 from gnnstore.sampling.row_space import RowRange
 from gnnstore.threads import CancelledError, Flag, for_each, interruptible
 
-# A plan; or beside the trace's ids int32 (negative: missed) or bool (false: missed).
+# A plan; or for each id of the trace int32 (negative: missed) or bool (false: missed).
 Slots = CachePlan | npt.NDArray[Any]
 
 
@@ -49,9 +48,9 @@ class MissTable:
     index: MissIndex
     ranges: tuple[RowRange, ...]  # T types, in the order of their rows
     counts: npt.NDArray[np.int64]  # int64 [S, T]: rows of each batch and type
-    file: FileSpool | None = None  # of each batch its rows, an array for each type
-    # For each type, of rows in a file: every `STRIDE_ROWS`-th of each batch, by which ends of
-    # ranges are found.
+    file: FileSpool | None = None  # the rows of each batch, an array for each type
+    # For each type, of rows in a file: every `STRIDE_ROWS`-th of each batch, to find the ends of
+    # ranges.
     samples: tuple[npt.NDArray[Any], ...] = ()
 
     @property
@@ -68,7 +67,7 @@ class MissTable:
         return self.rows[begin : begin + int(self.index.num_rows[i])]
 
     def of_type(self, rows: RowRange) -> TypeMisses:
-        """Return where the rows of a type are."""
+        """Return the rows of a type."""
         t = self.ranges.index(rows)
         num_rows = np.ascontiguousarray(self.counts[:, t])
         if self.file is None:
@@ -92,19 +91,19 @@ class TypeMisses(NamedTuple):
 
     num_rows: npt.NDArray[np.int64]  # int64 [S]
     begins: npt.NDArray[np.int64]  # int64 [S]: in `rows`, or in bytes of the file
-    # Of rows in a file: uint32 [S], and as in `MissTable`.
+    # For rows in a file: checksums, uint32 [S], and the samples of `MissTable`.
     crcs: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
     samples: npt.NDArray[Any] = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, eq=False)
 class MissCollector:
-    """Finds and sorts what batches miss. Made by `of`, which checks what it is given."""
+    """Finds and sorts the rows that batches miss. Made by `of`, which checks its arguments."""
 
     trace: Trace
-    slots: Slots  # cachePlan, or ndarray of int32 or bool [n]
+    slots: Slots  # CachePlan, or ndarray of int32 or bool [n]
     ranges: tuple[RowRange, ...]  # the rows that may be missed: ascending, none in two of them
-    slots_of: Callable[[int], npt.NDArray[np.int32]]  # returns the slot of each row of a batch
+    slots_of: Callable[[int], npt.NDArray[np.int32]]  # slot of each row of a batch
     # int64 [S]: distinct rows that each batch misses, at most; exactly, if a plan says it.
     most: npt.NDArray[np.int64]
 
@@ -139,7 +138,7 @@ class MissCollector:
         def each(sort_batch: Callable[[int], None]) -> None:
             def unless_stopped(i: int) -> None:
                 if progress[1]:
-                    raise CancelledError("the rows that batches miss are not wanted any more")
+                    raise CancelledError("packing was cancelled while missed rows were sorted")
                 sort_batch(i)
 
             for_each(len(self.most), num_threads, unless_stopped, "gnnstore-sort")
@@ -176,12 +175,12 @@ class MissCollector:
         counts = np.zeros((num_batches, len(self.ranges)), np.int64)
         samples: list[list[npt.NDArray[Any]]] = [[] for _ in range(num_batches)]
         largest = int(self.most.max(initial=0))
-        # One of each thread. Not from the pool, which keeps what it gets back.
+        # One for each thread. Not from the pool, which keeps what it gets back.
         idle = [(np.empty(largest, dtype), np.empty(largest, np.int32)) for _ in range(num_threads)]
-        missed, what = directory / "missed", "which rows are missed"
+        missed, what = directory / "missed", "the rows that are missed"
         ids = FileSpool(missed, num_batches, len(self.ranges), what=what)
         try:
-            what = "where packed rows go"
+            what = "the places of packed rows"
             places = FileSpool(directory / "positions", num_batches, 3, what=what)
         except BaseException:
             ids.close()
@@ -210,7 +209,7 @@ class MissCollector:
         return MissTable(none, begins, index, self.ranges, counts, ids, joined)
 
     def _num_threads(self, wanted: int, memory_bytes: int, left_bytes: int, spills: bool) -> int:
-        """Return how many threads there is memory for, of what packing has and of what is left."""
+        """Return the number of threads that there is memory for while packing and while sorting."""
 
         def needed_bytes(threads: int) -> int:
             read_rows = self.trace.read_rows
@@ -225,7 +224,7 @@ class MissCollector:
     def _sort(
         self, i: int, rows: npt.NDArray[Any], positions: npt.NDArray[np.int32]
     ) -> tuple[list[npt.NDArray[Any]], npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """Find and sort what a batch misses; return its rows of each type: views, by node id."""
+        """Find and sort a batch's missed rows; return those of each type: views, by node id."""
         ids, slots = self.trace.batch(i), self.slots_of(i)
         end = self.ranges[-1].first + self.ranges[-1].num_rows
         try:
@@ -243,7 +242,7 @@ class MissCollector:
         return parts, targets, sources
 
     def _checked(self, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return how many rows each batch misses; refuse the plan if it says other numbers."""
+        """Return the number of rows that each batch misses; refuse a plan with other numbers."""
         most = self.most
         num_rows = counts.reshape(-1) if len(self.ranges) == 1 else counts.sum(axis=1)
         if isinstance(self.slots, CachePlan) and not np.array_equal(num_rows, most):
@@ -269,7 +268,7 @@ def collect_misses(
 
 
 def _check_offsets(trace: Trace) -> None:
-    """Refuse offsets that are not those of the ids: rows would be taken for other batches'."""
+    """Refuse offsets that do not match the ids: rows would go to other batches."""
     offsets, sizes = trace.offsets, np.diff(trace.offsets)
     if offsets[0] != 0 or offsets[-1] != trace.num_accesses:
         raise UsageError(

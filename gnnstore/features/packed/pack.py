@@ -1,7 +1,7 @@
 """Batched packing: the rows that batches miss, written batch by batch in one pass over a table.
 
 Reading single rows is limited by a disk's reads per second. Reading a whole table in order,
-writing what each batch of a superbatch needs of it to a chunk of its own, and reading each chunk
+writing the rows that each batch of a superbatch needs to a chunk of its own, and reading each chunk
 in order moves more bytes, all of them at the disk's bandwidth (DiskGNN, section 5.2). It pays
 from about 3 % of the table missed in a superbatch, on a disk of 100,000 reads a second. Chunks that
 memory has room for are not written: then each block that is read serves all batches that need it
@@ -54,7 +54,7 @@ from gnnstore.sampling.row_space import RowRange
 from gnnstore.threads import CancelledError, Flag, interruptible
 from gnnstore.units import format_size
 
-_IN_MEMORY = -1  # where the core has the number of a file
+_IN_MEMORY = -1  # in place of a file's number
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class TableJob:
     file_path: Path  # the file to make; or, if it `grows`, to make longer
     begin: int = 0  # where the first chunk is to begin in the file, a multiple of 4096
     grows: bool = False  # only of rows in memory
-    # Batches, from the first on, whose chunks stay in memory; the file has those after them.
+    # Number of first batches whose chunks stay in memory; the file has the others.
     num_kept: int = 0
 
     def run(
@@ -78,7 +78,7 @@ class TableJob:
         stop: Flag | None,
         advance: Callable[[int], None] | None,
     ) -> tuple[PackedChunks, PackCounts]:
-        """Write the table's file; return where the chunks of batches are in it."""
+        """Write the table's file; return the places of the batches' chunks in it."""
         table, missed = self.table, self.missed
         own, left_bytes = missed.of_type(self.range), memory_bytes - missed.num_bytes
         num_batches = len(own.num_rows)
@@ -94,7 +94,7 @@ class TableJob:
         kept = _anonymous(int(offsets[self.num_kept]) if self.num_kept else 0)
         file_bytes = int(offsets[-1]) - len(kept)
         checksums = ChunkChecksums.unknown(own.num_rows * table.row_bytes)
-        progress = np.zeros(2, np.int64)  # bytes so far; whether to stop
+        progress = np.zeros(2, np.int64)  # bytes written so far; whether to stop
 
         outputs: tuple[Any, ...] = (
             [self.file_path],
@@ -131,7 +131,7 @@ class TableJob:
         return PackedChunks(offsets, checksums, kept), PackCounts(**counts)
 
     def opened(self, chunks: PackedChunks) -> PackedTable:
-        """Return the file to be read."""
+        """Return the file, open to be read."""
         file_bytes = int(chunks.offsets[-1]) - len(chunks.kept)
         try:
             files = _core.FileSet([self.file_path], [file_bytes], direct=self.table.files.is_direct)
@@ -156,7 +156,7 @@ def packed_bytes(
 ) -> int:
     """Return the bytes on disk that packing takes.
 
-    Where there are several types, that is at most, unless misses are given for each: [S, T].
+    With several types this is a bound, unless misses are given for each type: [S, T].
     """
     sorted_bytes = (spilled_id_bytes + 4) * int(misses.sum()) if spilled_id_bytes else 0
     sizes = _batch_bytes(tables, misses)
@@ -185,7 +185,7 @@ def _count_kept(batch_bytes: npt.NDArray[np.int64], chunk_memory_bytes: int) -> 
 
 
 def _anonymous(num_bytes: int) -> npt.NDArray[np.uint8]:
-    """Return memory from a page on, which goes back to the system with the last view of it."""
+    """Return memory that begins at a page and is unmapped with its last view."""
     if num_bytes == 0:
         return np.empty(0, np.uint8)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -207,7 +207,7 @@ def pack(
 ) -> PackedSuperbatch:
     """Write the missed rows of each batch of a superbatch to files, reading each table once.
 
-    A trace has the numbers of a row space, of which each table knows those of its type.
+    A trace has the numbers of a row space; each table has a range of them.
     """
     start = perf_counter()
     if stop is not None and stop.is_set():
@@ -225,7 +225,7 @@ def pack(
     spills = _must_spill(tables, collector, memory_bytes)
     spilled_id_bytes = collector.id_bytes if spills else 0
     is_exact = isinstance(slots, CachePlan) and len(ranges) == 1
-    if is_exact:  # else it is not known yet which of the rows are the same, or of which type
+    if is_exact:  # else repeated rows and types are not known yet
         num_bytes = packed_bytes(tables, collector.most, spilled_id_bytes, chunk_memory_bytes)
         _check_room(directory, num_bytes, disk_bytes)
     try:
@@ -263,7 +263,7 @@ def pack(
 def _must_spill(
     tables: Mapping[str, TypedRows[FileRows]], collector: MissCollector, memory_bytes: int
 ) -> bool:
-    """Return whether sorted rows go to files; raise if there is too little memory even so."""
+    """Return whether sorted rows go to files; raise if there is too little memory for that too."""
     misses, id_bytes, trace = collector.most, collector.id_bytes, collector.trace
     if trace.file is None and memory_bytes >= least_memory(tables, misses, id_bytes):
         return False
@@ -281,7 +281,7 @@ def append_missed(
     memory_bytes: int,
     num_threads: int = 1,
 ) -> dict[str, PackedChunks]:
-    """Pack collected misses behind what other superbatches have in files that are kept."""
+    """Append collected misses to the packed rows of other superbatches, in files that are kept."""
     directory = next(iter(files.values()))[0].parent
     _check_room(directory, packed_bytes(tables, missed.counts), None)
     chunks: dict[str, PackedChunks] = {}

@@ -1,8 +1,8 @@
-"""Records of packed epochs: what they hold of one batch besides packed rows, read in one piece.
+"""Records of packed epochs: the parts of a batch other than packed rows, read in one piece.
 
-In bytes a record is a header of int64, and then the arrays, padded to 8 bytes each. The header
-says how many arrays there are, and of each its dtype, the number of its axes and their lengths.
-There are no pickles in it.
+In bytes a record is a header of int64, and then the arrays, padded to 8 bytes each. The header has
+the number of arrays, and the dtype, number of axes and lengths of each. There are no pickles in
+records.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from gnnstore.sampling.row_space import RowSpace
 _ALIGNMENT_BYTES = 8
 _KINDS = "biuf"  # flags and numbers
 _CODE = re.compile(rb"[<>|][biuf][0-9]{1,2}")
-# Arrays of a record after those of its seeds: slots, changes (positions and slots), and where
-# missed rows go (positions; targets and sources of those that come again). With segments
-# there follow positions and ranks of rows that batches share; then checksums of chunks and of
-# shared rows, one array for each cached attribute, as the manifest says.
+# Arrays of a record after those of its seeds: slots, changes (positions and slots), and places of
+# missed rows (positions; targets and sources of repeated rows). With segments there follow
+# positions and ranks of rows that batches share; then checksums of chunks and of shared rows, one
+# array for each cached attribute, as the manifest says.
 _STEP_ARRAYS = 6
 _SHARED_ARRAYS = 2
 
@@ -40,21 +40,21 @@ class SavedRecord:
     # Attributes that describe the seeds: `input_id`, int64 [B], where these are nodes.
     seeds: tuple[npt.NDArray[Any], ...]
     slots: npt.NDArray[np.int32]  # int32 [n]
-    change_positions: npt.NDArray[np.int32]  # int32 [c]: as in `PlanStep`
-    change_slots: npt.NDArray[np.int32]  # int32 [c]: as in `PlanStep`
-    positions: npt.NDArray[np.int32]  # as `MissIndex.batch` returns them
-    repeat_targets: npt.NDArray[np.int32]  # as `MissIndex.batch` returns them
-    repeat_sources: npt.NDArray[np.int32]  # as `MissIndex.batch` returns them
+    change_positions: npt.NDArray[np.int32]  # int32 [c]: of the rows that enter
+    change_slots: npt.NDArray[np.int32]  # int32 [c]: of these rows, see `PlanStep`
+    positions: npt.NDArray[np.int32]  # of missed rows, see `MissIndex.batch`
+    repeat_targets: npt.NDArray[np.int32]  # positions that repeat a missed row
+    repeat_sources: npt.NDArray[np.int32]  # positions of these rows
     # Rows of the attributes that are not cached, [n, ...] or [m, ...].
     plain: tuple[npt.NDArray[Any], ...]
-    edge_ids: npt.NDArray[Any] | None  # int32 or int64 [m], or None: none: positions are ids
+    edge_ids: npt.NDArray[Any] | None  # int32 or int64 [m]; None: positions are ids
     subgraph: CompactSample
-    # pair of ndarray of int32 [d], or None: positions and ranks of rows that the batches of a
-    # segment share; None: there are no segments.
+    # Positions and ranks, int32 [d] each, of rows that the batches of a segment share; None: there
+    # are no segments.
     shared: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]] | None = None
-    # For each cached attribute, of the blocks of the batch's chunk.
+    # For each cached attribute, the checksums of the blocks of the batch's chunk.
     chunk_crcs: tuple[npt.NDArray[np.uint32], ...] = ()
-    # For each cached attribute, what `chunks.shared_crcs` makes of the shared rows.
+    # For each cached attribute, the result of `chunks.shared_crcs` for the shared rows.
     shared_crcs: tuple[npt.NDArray[np.uint32], ...] = ()
 
     def step(self, space: RowSpace) -> PlanStep:
@@ -63,7 +63,7 @@ class SavedRecord:
         return PlanStep(self.subgraph.rows(space), self.slots, *changes)
 
     def check_numbers(self, num_slots: int) -> None:
-        """Refuse numbers outside of the batch or the cache: records may come from anywhere."""
+        """Refuse numbers outside of the batch or the cache: a file may hold any number."""
         graph, num_rows = self.subgraph, len(self.slots)
         numbers = [
             ("slot", self.slots, -1, num_slots),
@@ -149,7 +149,7 @@ class SavedRecord:
 
 
 def crc_seed(i: int) -> int:
-    """Return the initial checksum of a record: found under another number, the record is wrong."""
+    """Return the initial checksum of a record, by its number: a record elsewhere does not match."""
     return _core.crc32c(np.array([i], np.int64).view(np.uint8))
 
 
@@ -182,7 +182,7 @@ def decode_record(record: npt.NDArray[np.uint8]) -> list[npt.NDArray[Any]]:
             raise ValueError(f"an array of the type {code!r}")
         end = at + 2 + int(words[at + 1])
         shape = tuple(words[at + 2 : end].tolist())
-        # With fewer axes than none, the same ones would be read for ever.
+        # A negative number of axes would read the same ones for ever.
         if len(shape) != end - at - 2 or min(shape, default=0) < 0:
             raise ValueError(f"an array of {end - at - 2} axes, {list(shape)}")
         shapes.append((np.dtype(code.decode()), shape))

@@ -1,8 +1,8 @@
 """The batches of packed epochs, read back: one record for each, and its chunks of rows.
 
-A record holds all of a batch but the rows of cached attributes: its subgraph, which rows come
-from which slot and which enter the cache, where missed rows go, and the rows of the other
-attributes. It is read in one piece, and compared with its checksum.
+A record holds all of a batch but the rows of cached attributes: its subgraph, the slots of cached
+rows, the rows that enter the cache, the places of missed rows, and the rows of the other
+attributes. It is read in one piece and checked by its checksum.
 """
 
 from __future__ import annotations
@@ -109,13 +109,13 @@ class PackedFiles:
 
     @property
     def staging_bytes(self) -> int:
-        """Bytes of memory for each thread that reads, besides what it hands out."""
+        """Bytes of memory for each thread that reads; its results not included."""
         records = self.reader.index[:, 1]
         shared = 0 if self._shared is None else self.engine.staging_bytes
         return self._chunks.staging_bytes + shared + int(records.max(initial=0))
 
     def record(self, number: int) -> SavedRecord:
-        """Read what is packed of a batch, of all epochs counted together."""
+        """Read the record of a batch, by its number among all epochs."""
         begin, num_bytes, crc = (int(value) for value in self.reader.index[number, :3])
         record = empty((num_bytes,), np.uint8)
         try:
@@ -136,7 +136,7 @@ class PackedFiles:
         return saved
 
     def _check(self, record: SavedRecord) -> None:
-        """Refuse what does not fit together: packed epochs may come from anywhere."""
+        """Refuse arrays that do not fit together: a file may hold any numbers."""
         num_nodes, num_edges = record.subgraph.num_nodes, record.subgraph.num_edges
         expected: list[tuple[npt.NDArray[Any], tuple[int, ...], np.dtype[Any]]]
         expected = [(record.slots, (num_nodes,), np.dtype(np.int32))]
@@ -154,7 +154,7 @@ class PackedFiles:
         record.check_numbers(self.reader.manifest.num_slots)
 
     def _crcs_of(self, record: SavedRecord) -> Iterator[tuple[npt.NDArray[np.uint32], int]]:
-        """Yield a record's checksums, with how many there have to be."""
+        """Yield a record's checksums, each array with its expected length."""
         size = self._piece_bytes
         for crcs, table in zip(record.chunk_crcs, self._packed.values(), strict=False):
             yield crcs, -(-len(record.positions) * table.row_bytes // size)
@@ -188,7 +188,7 @@ class PackedFiles:
         table, column = packed.rows, packed.column
         counts = ReadCounts()
         if self._shared is not None and record.shared is not None:
-            # First: a row that comes again may be a shared one.
+            # First: a repeated row may be a shared one.
             try:
                 counts = self._shared.read(
                     number, column, table, record.shared, out, crcs=record.shared_crcs[column]

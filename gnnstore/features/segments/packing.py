@@ -1,8 +1,8 @@
 """Packing with segments: rows that several batches of a segment miss are written once for them.
 
-In one pass over a table (see `gnnstore.features.packed.pack`) each batch gets a chunk of the rows
-that it alone misses in its segment, and each segment its shared rows, cut into parts. The pass
-writes a part in the order of the table; then each is read, put in the segment's own order (see
+In one pass over a table (see `gnnstore.features.packed.pack`) each batch gets a chunk of the missed
+rows that it does not share in its segment, and each segment its shared rows, cut into parts. The
+pass writes a part in the order of the table; then each is read, put in the segment's own order (see
 `gnnstore.caching.segments`) and written back, some megabytes at a time.
 """
 
@@ -36,12 +36,12 @@ from gnnstore.features.source import TypedRows
 from gnnstore.formats.container.files import read_part, write_part
 from gnnstore.formats.container.regular_files import open_regular
 
-# Of the longest rows: what is reordered at a time, twice in memory.
+# Parts are put in order in pieces of this size, twice in memory.
 _PART_BYTES = 4 << 20
-# Each part has a buffer while it is packed, as each batch has. With so many for a batch, parts
+# Each part has a buffer while it is packed, as each batch has. With more parts for a batch, parts
 # grow instead.
 _MAX_PARTS_PER_BATCH = 4
-# As of packing; and of a range of the table, see `gnnstore.caching.segments`.
+# As in packing; and for a range of the table, see `gnnstore.caching.segments`.
 _LEAST_BUFFER_BYTES = 4 << 10
 _LOOKING_BYTES = 24 << 20
 
@@ -50,22 +50,22 @@ _LOOKING_BYTES = 24 << 20
 class SegmentPlace:
     """Positions of the shared rows of one segment."""
 
-    first: int  # its batches: first to end - 1 of the superbatch
-    end: int  # its batches: first to end - 1 of the superbatch
-    num_rows: int  # shared rows, and of a whole part
-    part_rows: int  # shared rows, and of a whole part
-    first_part: int  # among all parts, and all shared rows, of the superbatch
-    first_row: int  # among all parts, and all shared rows, of the superbatch
+    first: int  # its first batch in the superbatch
+    end: int  # the batch after its last one
+    num_rows: int  # shared rows
+    part_rows: int  # shared rows of a whole part
+    first_part: int  # among all parts of the superbatch
+    first_row: int  # among all shared rows of the superbatch
 
 
 @dataclass(frozen=True, eq=False)
 class DividedChunks:
     """Positions of the chunks and parts of a table in its file, and the checksums of their rows."""
 
-    # int64 [S + parts + 1]: where the chunk of each batch and each part begins; the end of the
+    # int64 [S + parts + 1]: the begin of the chunk of each batch and of each part; the end of the
     # last.
     offsets: npt.NDArray[np.int64]
-    # Of the chunks; what it has of parts is of rows that are not in their order yet.
+    # Of the chunks; those of parts are of rows that are not in their order yet.
     checksums: ChunkChecksums
     # crc32c of each shared row, segment by segment in its order.
     shared_crcs: npt.NDArray[np.uint32]
@@ -77,7 +77,7 @@ class DividedMisses:
 
     missed: MissTable  # the packed chunks: one for each batch, and then one for each part
     index: MissIndex  # of all misses
-    # Beside the positions of shared rows: the place of each in its segment's order.
+    # The place of each shared row in its segment's order, in parallel to the positions of `index`.
     ranks: npt.NDArray[Any]
     own: npt.NDArray[np.int64]  # int64 [S]: rows in the chunk of each batch
     ordered: npt.NDArray[Any]  # the rows of all parts, in their segment's order
@@ -97,7 +97,7 @@ class DividedMisses:
         return kept + self.missed.num_bytes
 
     def batch(self, i: int) -> BatchMisses:
-        """Return where the missed rows of a batch go."""
+        """Return the places of the missed rows of a batch."""
         positions, targets, sources = self.index.batch(i)
         begin, own = int(self.missed.begins[i]), int(self.own[i])
         ranks = self.ranks[begin + own : begin + len(positions)].astype(np.int32)
@@ -117,10 +117,10 @@ class BatchMisses:
 
     positions: npt.NDArray[np.int32]  # of each row of the batch's chunk
     repeat_targets: npt.NDArray[np.int32]  # positions that get the row of another one
-    repeat_sources: npt.NDArray[np.int32]  # positions that get the row of another one
-    # Of rows that the segment's batches share, with their ranks, which ascend.
+    repeat_sources: npt.NDArray[np.int32]  # positions of these other rows
+    # Positions of rows that the segment's batches share, in the order of their ranks.
     shared_positions: npt.NDArray[np.int32]
-    # Of rows that the segment's batches share, with their ranks, which ascend.
+    # Ranks of these rows, ascending.
     shared_ranks: npt.NDArray[np.int32]
 
 
@@ -131,7 +131,7 @@ def divide_misses(
     num_table_rows: int,
     row_bytes: int,
 ) -> DividedMisses:
-    """Find what the batches of each segment share. Takes `missed` over: it is changed."""
+    """Find the rows that the batches of each segment share. Changes `missed` and owns it."""
     index, rows = missed.index, missed.rows
     own = index.num_rows.copy()
     if segment == 1:
@@ -173,7 +173,7 @@ def divide_misses(
 
 
 def segment_memory(misses: npt.NDArray[np.int64], id_bytes: int, num_tables: int) -> int:
-    """Return the memory for dividing rows, beside that for packing (see `least_memory`)."""
+    """Return the memory for dividing rows, on top of that for packing (see `least_memory`)."""
     total = int(misses.sum())
     # A copy for the kernel, and half as many shared rows in two orders, with their buffers, and
     # with a checksum of each.
@@ -190,7 +190,7 @@ def append_divided(
     memory_bytes: int,
     num_threads: int = 1,
 ) -> dict[str, DividedChunks]:
-    """Write the chunks of batches, and behind them the parts of segments."""
+    """Write the chunks of batches, and then the parts of segments."""
     chunks = append_missed(
         tables,
         divided.missed,
@@ -211,7 +211,7 @@ def append_divided(
 def _divide_batch(
     rows: npt.NDArray[Any], positions: npt.NDArray[np.int32], shared: SharedRows
 ) -> int:
-    """Bring a batch's own rows to the front; behind them come ranks. Return how many are own."""
+    """Bring a batch's own rows to the front, ranks behind them. Return the number of own rows."""
     ranks = shared.find(rows)
     is_own = ranks < 0
     own = int(np.count_nonzero(is_own))

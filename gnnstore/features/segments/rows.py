@@ -68,7 +68,7 @@ class SharedReader:
         except IndexError as error:
             path = table.array.file_paths[0]
             raise CorruptStoreError(
-                f"{path}: a batch shares rows that the segment or the batch has not ({error})",
+                f"{path}: a batch shares rows that its segment or it does not have ({error})",
                 path=path,
             ) from error
         except OSError as error:

@@ -1,1 +1,1 @@
-"""The layers of a model, how they are called, and on which blocks."""
+"""The layers of a model, their calls, and their blocks."""

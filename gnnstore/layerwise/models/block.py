@@ -1,4 +1,4 @@
-"""The block that a layer is run on at a time: consecutive nodes with all their in-neighbours."""
+"""The block that a layer runs on: consecutive nodes with all their in-neighbours."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 class Block:
     """D consecutive nodes (the targets), and m edges into them from n distinct nodes."""
 
-    x: Tensor  # rows of the targets, in their order, and then of the other in-neighbours
+    x: Tensor  # rows of the targets in order, then of the other in-neighbours
     begins: Tensor  # the edges into target i are begins[i] ... begins[i + 1] - 1.
     sources: Tensor  # rows of `x`
     # Data of the edges, by the name of the argument that takes it.

@@ -1,9 +1,9 @@
-"""Finds how to call a layer on a block, and checks that this gives the result of the whole graph.
+"""Finds the call of a layer on a block that gives the result of the whole graph.
 
 Convolutions differ in their arguments: pairs of rows or rows, lists of edges or sparse matrices. A
 sparse matrix saves the copy of a row for each edge, which is most of the memory, so it is tried
 first. A call must run, and must give on the blocks of a small graph the result of the layer on that
-graph. A layer for which no call does is not layer-wise.
+graph. A layer without such a call is not layer-wise.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gnnstore.layerwise.models.layers import Layer
 
 EDGE_DATA = ("edge_weight", "edge_attr")
 
-# Results that differ by more are not only sums in another order.
+# Results that differ by more than this differ by more than the order of sums.
 _TOLERANCE = 1e-3
 _CHECK_NODES, _CHECK_EDGES, _CHECK_BLOCKS = 40, 160, (0, 1, 14, 27, 40)
 # Nodes without any edge.
@@ -44,12 +44,12 @@ class LayerCall:
     # "rows": without edges. "sparse pair", "sparse": with a matrix [D, n]. "pair", "single": with a
     # list of edges.
     form: str
-    norm: DegreeNorm | None = None  # the weights that are computed for it
-    takes: tuple[str, ...] = ()  # the data of edges that it takes
+    norm: DegreeNorm | None = None  # computes the edge weights for the layer
+    takes: tuple[str, ...] = ()  # names of the edge data that it takes
 
     @property
     def needs_edges(self) -> bool:
-        """Whether it looks at neighbours."""
+        """Whether it uses neighbours."""
         return self.layer.conv is not None
 
     def __call__(self, block: Block) -> Tensor:
@@ -57,7 +57,7 @@ class LayerCall:
         rows = self.layer.finish(self._convolve(block))
         if rows.dim() != 2 or len(rows) != block.num_targets:
             raise ValueError(f"it gives {list(rows.shape)} for {block.num_targets} nodes")
-        # They are written while the layer runs on the next block.
+        # Written while the layer runs on the next block, so not in shared memory.
         return rows if is_alone(rows) else rows.clone()
 
     def _convolve(self, block: Block) -> Tensor:
@@ -85,7 +85,7 @@ def is_alone(rows: Tensor) -> bool:
 
 
 def _users(rows: Tensor) -> int:
-    assert _num_users is not None  # noqa: S101 - else nobody asks
+    assert _num_users is not None  # noqa: S101 - callers check this
     return int(_num_users(rows.untyped_storage()._cdata))
 
 
@@ -114,7 +114,7 @@ def _rows_of_targets(out: Any, block: Block) -> Tensor:
         raise ValueError(f"it gives {found} instead of rows [n, width]")
     if len(out) not in (block.num_targets, len(block.x)):
         raise ValueError(f"it gives {len(out)} rows for {block.num_targets} nodes")
-    # Not a view if it is whole: a result in memory of its own is written without a copy.
+    # Not a view of a whole tensor: a result in memory of its own is written without a copy.
     return out if len(out) == block.num_targets else out[: block.num_targets]
 
 
@@ -126,7 +126,7 @@ class RowKind:
     stored: str  # the type of rows as stored
     dtype: torch.dtype  # the type that the layer computes with
     device: torch.device
-    # Width of the edge data that there is, by argument; 0 for a vector.
+    # Width of the available edge data, by argument; 0 for a vector.
     edge_widths: Mapping[str, int]
 
     @property
@@ -164,7 +164,7 @@ def _choose_call(layer: Layer, kind: RowKind) -> LayerCall:
         expected = _rows_of_targets(expected, graph.block(0, graph.num_nodes))
     except Exception as error:
         missing = [name for name in _edge_data_of(layer.conv) if name not in takes]
-        hint = f"; for what it takes of edges, name an attribute: {missing[0]}=" if missing else ""
+        hint = f"; for its edge data, name an attribute: {missing[0]}=" if missing else ""
         raise UsageError(
             f"{layer.name} fails on rows of {kind.width} {_short(kind.dtype)} with edges between "
             f"{graph.num_nodes} nodes: {described(error)}{hint}"
@@ -173,7 +173,7 @@ def _choose_call(layer: Layer, kind: RowKind) -> LayerCall:
     for call in _candidates(layer, takes):
         try:
             found = graph.in_blocks(call)
-        except Exception as error:  # of whatever type: this form is not for the layer
+        except Exception as error:  # any error: this form does not suit the layer
             failures.append(f"called with {call.form}: {described(error)}")
             continue
         if found.shape == expected.shape and torch.allclose(
@@ -183,7 +183,7 @@ def _choose_call(layer: Layer, kind: RowKind) -> LayerCall:
         failures.append(f"called with {call.form}: other values")
     raise UsageError(
         f"{layer.name} is not layer-wise: on nodes with all their in-neighbours it computes "
-        f"something else than on the whole graph ({'; '.join(failures)}). It may look further "
+        f"other values than on the whole graph ({'; '.join(failures)}). It may look further "
         "than one hop, use degrees or statistics of the whole graph, or be random. Split it into "
         "layers that look at in-neighbours once, or evaluate with a gnnstore.NeighborLoader"
     )
@@ -242,7 +242,7 @@ class _SmallGraph:
         generator = torch.Generator().manual_seed(0)
         last = _CHECK_NODES - _CHECK_ISOLATED
         ends = torch.randint(0, last, (2, _CHECK_EDGES), generator=generator)
-        # Of parallel self-loops with different weights convolutions may keep any: there are none.
+        # Not several self-loops at a node: convolutions may keep any of their weights.
         ends[1] = torch.where(ends[0] == ends[1], (ends[1] + 1) % last, ends[1])
         ends[:, :4] = torch.arange(4)  # self-loops
         ends[:, 4:8] = ends[:, 8:12]  # parallel edges

@@ -1,8 +1,8 @@
 """Normalises edges by degree on a block, with the degrees of the whole graph.
 
-`GCNConv` computes its weights from the edges that it is given, and a block does not tell the degree
+`GCNConv` computes its weights from the edges that it is given, and a block does not show the degree
 of a source. So the weights are computed here, from degrees that one pass over the graph counts, and
-the convolution does not normalise meanwhile.
+the convolution does not normalise them again.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from gnnstore.layerwise.models.block import Block
 class DegreeNorm:
     """The normalisation of edge weights: w(j, i) / sqrt(degree(j) degree(i))."""
 
-    # Each node gets one self-loop, in place of any that it has; it keeps their weight.
+    # Each node gets one self-loop in place of its own, whose weight it keeps.
     adds_loops: bool
-    loop_weight: float  # of a self-loop that is added
+    loop_weight: float  # weight of a self-loop that is added
     weight_name: str | None  # the edge data with the weights; None: all are 1
 
     @classmethod
@@ -55,8 +55,7 @@ class DegreeNorm:
         kept = (~is_loop).nonzero().view(-1)
         kept_targets = targets[kept]
         num_edges = len(kept) + block.num_targets
-        # The self-loop of a node comes behind its other edges, so that those into node i move by
-        # i places.
+        # A node's self-loop follows its other edges, so edges into node i move by i places.
         places = torch.arange(len(kept), device=_device(block)).add_(kept_targets)
         degrees = torch.bincount(kept_targets, minlength=block.num_targets).add_(1)
         begins = torch.zeros_like(block.begins)
@@ -90,13 +89,13 @@ class DegreeNorm:
         assert block.scale is not None  # noqa: S101 - blocks are made with it
         whole, weights = self.edges(block)
         scale = block.scale.to(weights.dtype)
-        # Not in place: they may be the block's own.
+        # Not in place: they may belong to the block.
         return whole, (scale[whole.sources] * weights).mul_(scale[whole.targets])
 
 
 @contextmanager
 def not_normalizing(conv: Any, norm: DegreeNorm | None) -> Iterator[None]:
-    """Make a convolution use the weights that it is given as they are."""
+    """Make a convolution use the given weights without normalisation."""
     if norm is None:
         yield
         return
@@ -115,5 +114,5 @@ def _loop_weight_without_weights() -> float:
     """Return the weight of `improved=True` on a graph without weights: PyG's versions differ."""
     edges = torch.tensor([[0], [1]])
     _, weights = gcn_norm(edges, None, 2, improved=True, dtype=torch.float64)
-    own = float(weights[-1])  # of node 1, which has one edge besides: w / (1 + w)
+    own = float(weights[-1])  # of node 1, which also has another edge: w / (1 + w)
     return own / (1 - own)

@@ -24,7 +24,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 from gnnstore import _core
 from gnnstore.errors import UsageError, as_plain
 
-# Attributes of PyTorch Geometric's convolutions: whether they cache the graph, and what they have.
+# Attributes of PyTorch Geometric's convolutions that cache the graph, and their values without it.
 _CACHES = ("cached", "_cached_edge_index", "_cached_adj_t", "_cached_x", "_cached_h")
 
 # Attributes that every module has; whether it trains is put back.
@@ -54,7 +54,7 @@ class Layer:
 
     @property
     def parts(self) -> tuple[Callable[..., Tensor], ...]:
-        """The convolution, if there is one, and what follows it."""
+        """The convolution, if there is one, and the functions that follow it."""
         return (*(() if self.conv is None else (self.conv,)), *self.after)
 
 
@@ -103,7 +103,7 @@ def _stages(model: Any) -> Iterator[Any]:
 
 
 def _is_as_defined(module: torch.nn.Module, base: type[torch.nn.Module]) -> bool:
-    """Whether a call of the module does what the base does, and nothing else."""
+    """Whether a call of the module does exactly what its base does."""
     is_own = type(module).forward is not base.forward or "forward" in vars(module)
     return not (is_own or module._forward_hooks or module._forward_pre_hooks)
 
@@ -160,7 +160,7 @@ def modules_of(layers: Sequence[Layer]) -> list[torch.nn.Module]:
 
 @contextmanager
 def evaluating(layers: Sequence[Layer]) -> Iterator[None]:
-    """Put modules into evaluation mode, without caches, for as long as the context lasts."""
+    """Put modules into evaluation mode, without caches, within the context."""
     modules = [m for module in modules_of(layers) for m in module.modules()]
     before = [
         (module, name, vars(module)[name])
@@ -178,42 +178,42 @@ def evaluating(layers: Sequence[Layer]) -> Iterator[None]:
 
 
 def describe(layer: Layer) -> list[dict[str, Any]]:
-    """Return all that a layer's result depends on, as JSON values: parts, settings and weights."""
+    """Return the values that a layer's result depends on, as JSON: parts, settings and weights."""
     return [_describe(part) for part in layer.parts]
 
 
 def _describe(part: Callable[..., Tensor]) -> dict[str, Any]:
     if not isinstance(part, torch.nn.Module):
-        return {"function": _told(part), "settings": _settings(part)}
+        return {"function": _as_json(part), "settings": _settings(part)}
     settings = {
         f"{path}.{key}" if path else key: value
         for path, module in part.named_modules()
-        for key, value in {"type": _told(type(module)), **_settings(module)}.items()
+        for key, value in {"type": _as_json(type(module)), **_settings(module)}.items()
     }
-    # Buffers that are not stored with the weights as well.
+    # Also buffers that are not stored with the weights.
     weights = {**part.state_dict(keep_vars=True), **dict(part.named_buffers())}
-    told = {name: _told(weights[name]) for name in sorted(weights)}
-    return {"module": repr(part), "settings": settings, "weights": told}
+    plain = {name: _as_json(weights[name]) for name in sorted(weights)}
+    return {"module": repr(part), "settings": settings, "weights": plain}
 
 
 def _settings(part: Any) -> dict[str, Any]:
-    """Return the attributes of a module or a callable object, but those that its base keeps."""
+    """Return the attributes of a module or a callable object, except those of its base."""
     if isinstance(part, partial):
         return {
-            "func": _told(part.func),
-            "args": _told(part.args),
-            "keywords": _told(part.keywords),
+            "func": _as_json(part.func),
+            "args": _as_json(part.args),
+            "keywords": _as_json(part.keywords),
         }
     is_of_a_library = type(part).__module__.startswith(("torch.", "torch_geometric."))
     return {
-        name: _told(value)
+        name: _as_json(value)
         for name, value in getattr(part, "__dict__", {}).items()
         if name not in _OF_MODULES and not (is_of_a_library and name.startswith("_"))
     }
 
 
-def _told(value: Any) -> Any:
-    """Return a value as JSON knows it: itself where it is plain, else its name."""
+def _as_json(value: Any) -> Any:
+    """Return a value as JSON: itself if it is plain, else its name."""
     value = as_plain(value) if isinstance(value, np.generic) else value
     if value is None or isinstance(value, (bool, int, str)):
         return value
@@ -225,10 +225,10 @@ def _told(value: Any) -> Any:
             crc = _core.crc32c(array.view(-1).view(torch.uint8).numpy())
             return f"{array.dtype} {list(array.shape)} {crc:08x}"
     if isinstance(value, Mapping):
-        return {str(name): _told(one) for name, one in value.items()}
+        return {str(name): _as_json(one) for name, one in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        told = [_told(one) for one in value]
-        return told if isinstance(value, (list, tuple)) else sorted(told, key=repr)
+        plain = [_as_json(one) for one in value]
+        return plain if isinstance(value, (list, tuple)) else sorted(plain, key=repr)
     named = value if hasattr(value, "__qualname__") else type(value)
     return f"{getattr(named, '__module__', None) or 'builtins'}.{named.__qualname__}"
 

@@ -27,10 +27,10 @@ _NOTHING: Mapping[str, Rows] = {}
 
 @dataclass(frozen=True)
 class OutputAssembler:
-    """Makes `SamplerOutput` of samples, and batches of what the user makes of it."""
+    """Makes `SamplerOutput` of samples, and batches of the output that the user returns."""
 
     assembler: BatchAssembler
-    # Returns the error for rows of other nodes and edges than a batch has; None: they are read.
+    # Returns the error for rows that the batch does not have; None: they are read.
     refusal: Callable[[str], Exception] | None = None
 
     def output(self, batch: Batch) -> SamplerOutput:
@@ -77,7 +77,7 @@ class OutputAssembler:
     def _reselected(
         self, rows: dict[str, Rows], ids: npt.NDArray[Any], wanted: Tensor, what: str
     ) -> dict[str, Rows]:
-        """Return rows for the ids that are left of a batch, or put in its place."""
+        """Return the rows of the ids in a changed output."""
         chosen = wanted.numpy()
         if not rows or np.array_equal(chosen, ids):
             return rows
@@ -107,7 +107,7 @@ def sampler_output(sample: Sample, metadata: Any) -> SamplerOutput:
 
 
 def _edge_index(row: Tensor, col: Tensor) -> Tensor:
-    """Return [2, E]: the array that both are rows of, as the sampler left it, or a new one."""
+    """Return [2, E]: the array that holds both rows, or a new one."""
     base = row._base
     if (
         base is not None

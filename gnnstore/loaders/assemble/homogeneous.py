@@ -33,7 +33,7 @@ def _hold_nothing(_: object) -> None:
 
 
 class Parts(NamedTuple):
-    """What a batch consists of besides attributes; n nodes, m edges."""
+    """The parts of a batch other than attributes; n nodes, m edges."""
 
     node: Tensor  # [n]
     edge_index: Tensor  # [2, m]
@@ -44,7 +44,7 @@ class Parts(NamedTuple):
 
 
 class BatchSchema(Protocol):
-    """The parts of a graph that batches show besides rows: of a store, or of packed epochs."""
+    """The parts of a graph that batches show, except rows: of a store, or of packed epochs."""
 
     @property
     def schema(self) -> Schema:
@@ -56,7 +56,7 @@ class BatchSchema(Protocol):
 
 @dataclass(frozen=True)
 class _Attribute:
-    """One attribute of nodes or edges: where its rows lie, how they become a tensor."""
+    """One attribute of nodes or edges: the source of its rows, and their form as a tensor."""
 
     path: str
     rows: RowSource
@@ -77,7 +77,7 @@ class _Attribute:
         }
 
     def gather(self, ids: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], ReadCounts]:
-        """Return the rows of some ids, and what reading them took."""
+        """Return the rows of some ids, and the reads that they cost."""
         out = empty((ids.size, *self.spec.shape), self.spec.dtype)
         return out, self.rows.read_rows(ids, out)
 
@@ -190,14 +190,14 @@ class BatchAssembler:
 
 
 def _checked(data_class: Any) -> type[Data]:
-    """Refuse what makes no `Data`, before the first batch."""
+    """Refuse a class that makes no `Data`, before the first batch."""
     try:
         if issubclass(data_class, Data):
             data_class()
             found: type[Data] = data_class
             return found
         problem = "it is no subclass"
-    except TypeError as error:  # also of what is no class
+    except TypeError as error:  # also if it is not a class
         problem = str(error)
     raise UsageError(
         f"custom_cls={data_class!r}: expected torch_geometric.data.Data or a subclass that is made "

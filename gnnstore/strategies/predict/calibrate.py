@@ -10,27 +10,27 @@ import numpy as np
 from gnnstore.features.memory import MemoryRows
 from gnnstore.threads import for_each
 
-# Of the table, and as much for the rows that are gathered: far more than caches of processors hold.
+# Bytes of the table, and of the gathered rows: far more than caches of processors hold.
 _MOST_BYTES = 128 << 20
 _LEAST_BYTES = 1 << 20
 _ID_BYTES = 8
 _SECONDS = 0.05
-# What each thread gathers between two looks at the clock, so that starting it does not count.
+# Bytes that each thread gathers between two looks at the clock, so that its start does not count.
 _TIMED_ROWS, _TIMED_BYTES = 1 << 16, 32 << 20
 
 
 def gather_bandwidth(
     row_bytes: int, num_rows: int, batch_rows: float, *, num_threads: int, spare_bytes: int
 ) -> float:
-    """Return the bytes a second that a thread gathers from random places, beside others.
+    """Return the bytes a second that a thread gathers from random places, among several threads.
 
-    A batch that the processor's cache has no room for takes two or three times as long as one that
+    A batch that does not fit the processor's cache takes two or three times as long as one that
     fits, and threads share the bandwidth of memory.
     """
     row_bytes = max(1, row_bytes)
     each_bytes = max(_LEAST_BYTES, min(_MOST_BYTES, spare_bytes // 8))
     wanted = min(batch_rows, each_bytes / num_threads / (row_bytes + _ID_BYTES))
-    # Powers of 2, so that loaders that are alike go by one measurement.
+    # Powers of 2, so that similar loaders share a measurement.
     table_rows = _rounded(min(num_rows, each_bytes // row_bytes))
     return _measured(row_bytes, table_rows, _rounded(int(wanted)), num_threads)
 
@@ -41,7 +41,7 @@ def _rounded(number: int) -> int:
 
 @lru_cache(maxsize=8)
 def _measured(row_bytes: int, table_rows: int, batch_rows: int, num_threads: int) -> float:
-    # Ones: zeros would all lie on the one page that the kernel keeps of them.
+    # Ones: all zeros would lie on one page, which the kernel shares.
     rows = MemoryRows.from_array(np.ones((table_rows, row_bytes), np.uint8))
     ids = np.random.default_rng(0).integers(0, table_rows, (num_threads, batch_rows))
     found = np.ones((num_threads, batch_rows, row_bytes), np.uint8)  # faults in its pages

@@ -1,9 +1,9 @@
-"""The parts from which strategies predict the time of an epoch: rates, resources, and stages.
+"""The parts of which strategies make up the time of an epoch: rates, resources, and stages.
 
-An epoch has stages. Those that overlap take as long as the longest of them, on the disk or on the
+An epoch has stages. Those that overlap take as long as the longest one, on the disk or on the
 processors; the others add up.
 
-The model knows no graph and no strategy: it takes plain numbers, and returns plain numbers.
+The model knows neither graphs nor strategies: it takes and returns plain numbers.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from gnnstore.strategies.predict.workload import PAGE_BYTES, Workload
 # Epochs of a run, over which one-time costs are spread.
 EPOCHS = 10
 
-# Seconds of a processor, on one of 3 GHz: to put a read into a queue and take its result, to take
-# a page fault, to hand a batch from thread to thread and make it an object of PyG's.
+# Seconds of a processor of 3 GHz: to put a read into a queue and take its result, to take a page
+# fault, to hand a batch from thread to thread and make it an object of PyG's.
 _READ_SECONDS = 3e-6
 _FAULT_SECONDS = 20e-6
 _BATCH_SECONDS = 1e-3
@@ -32,11 +32,11 @@ class Machine:
     """Hardware rates that predictions use."""
 
     disk: DeviceProfile  # of the file system that holds the store
-    # Of each thread that gathers rows from random places in memory, while all that prepare batches
-    # do, or as many as there are processors.
+    # Bytes that each thread gathers a second from random places in memory, while all preparing
+    # threads do, or as many as there are processors.
     gather_bytes_per_second: float
-    num_threads: int  # threads that prepare batches, and processors for them
-    num_cores: int  # threads that prepare batches, and processors for them
+    num_threads: int  # threads that prepare batches
+    num_cores: int  # processors
     num_faulting: int = 1  # threads that wait for a page of a mapping at once
 
     @property
@@ -59,16 +59,16 @@ class Machine:
 class Resources:
     """The memory and disk space that a strategy would take, and how it divides them."""
 
-    memory_bytes: int  # in all
+    memory_bytes: int  # all memory
     num_slots: int = 0  # rows that it caches
-    cached_bytes: int = 0  # bytes of them; for a mapping, of the page cache that it may have
-    superbatch: int = 0  # batches that are planned at a time; 0 where nothing is planned
+    cached_bytes: int = 0  # bytes of these rows; for a mapping, of the page cache
+    superbatch: int = 0  # batches that are planned at a time; 0 without plans
     keeps_in_memory: bool = True  # whether sampled subgraphs and plans wait in memory; else on disk
     disk_bytes: int = 0  # the most that it takes at once, without the store
     chunk_memory_bytes: int = 0  # packed rows of a superbatch that stay in memory
     # Whether the first superbatch of the next epoch is made during the last of this one.
     overlaps: bool = True
-    num_threads: int = 0  # threads that prepare batches, where memory limits them; 0: all
+    num_threads: int = 0  # threads that prepare batches, if memory limits them; 0: all
     num_unplanned: int = 0  # batches that read all of their rows while the first superbatch is made
 
 
@@ -76,15 +76,15 @@ class Resources:
 class Prediction:
     """The predicted epoch of one strategy."""
 
-    strategy: StrategyTraits  # with the options by which predictions differ
-    seconds: float  # of an epoch, and of what is done once, before or in the first
-    seconds_once: float  # of an epoch, and of what is done once, before or in the first
+    strategy: StrategyTraits  # with the options that predictions compare
+    seconds: float  # seconds of an epoch
+    seconds_once: float  # seconds of one-time work, before or in the first epoch
     # Seconds of each stage by itself; "filling" and, for packed epochs, "packing" are done once.
     stages: Mapping[str, float]
     bottleneck: str  # the longest stage of an epoch
     reads: ReadTotals  # reads of single rows or pages, of an epoch
-    sequential_bytes: int  # read in order, and written, in an epoch
-    written_bytes: int  # read in order, and written, in an epoch
+    sequential_bytes: int  # bytes that an epoch reads in order
+    written_bytes: int  # bytes that an epoch writes
     resources: Resources
     problem: str = ""  # why the strategy is impossible; empty if it is not
 
@@ -116,7 +116,7 @@ class Prediction:
 
     @classmethod
     def impossible(cls, strategy: StrategyTraits, problem: str) -> Prediction:
-        """Return the prediction of a strategy that is impossible."""
+        """Return the prediction for an impossible strategy."""
         nothing = ReadTotals()
         return cls(strategy, math.nan, math.nan, {}, "", nothing, 0, 0, Resources(0), problem)
 
@@ -149,7 +149,7 @@ class Prediction:
 
 @dataclass(frozen=True, eq=False)
 class EpochCosts:
-    """The seconds that parts of an epoch take, whatever the strategy."""
+    """The seconds of the parts of an epoch that do not depend on the strategy."""
 
     workload: Workload
     machine: Machine
@@ -161,7 +161,7 @@ class EpochCosts:
 
     @property
     def reading_neighbors(self) -> float:
-        """Seconds of it in which the disk has no time for anything else."""
+        """Seconds of sampling in which the disk has no time for anything else."""
         return self.sampling if self.workload.samples_from_disk else 0.0
 
     @property

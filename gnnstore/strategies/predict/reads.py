@@ -43,7 +43,7 @@ def count_reads(
     run, rank = np.divmod(rows.astype(np.int64, copy=False), geometry.rows_per_page)
     shard, run = np.divmod(run, layout.shard_runs)
     begins = run * geometry.page_stride_bytes + rank * geometry.row_bytes
-    # Shards are apart by more than a gap: no read is of two files.
+    # Shards are more than a gap apart: no read spans two files.
     apart = (tuning.gap_bytes // alignment_bytes + 1) * alignment_bytes
     begins += shard * (layout.shard_runs * geometry.page_stride_bytes + apart)
     return count_extents(begins, geometry.row_bytes, alignment_bytes, tuning)
@@ -64,7 +64,7 @@ def count_extents(
     last = np.append(first[1:], len(begin)) - 1
     extent_begin, extent_end = begin[first], end[last]
 
-    # An extent is cut from its beginning; pieces that no row covers are not read.
+    # An extent is cut from its beginning; pieces without rows are not read.
     size = tuning.max_read_bytes
     origin = np.repeat(extent_begin, last - first + 1)
     first_piece, last_piece = (begin - origin) // size, (end - 1 - origin) // size

@@ -1,4 +1,4 @@
-"""Samples batches to predict an epoch from, for as long as that is worth."""
+"""Samples batches for predictions of an epoch, within a limit of time."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 # 255 batches of 136,000 nodes take two; an epoch that is worth predicting takes longer.
 _SECONDS = 3.0
 _LEAST_SPARE_BYTES = 1 << 20
-# As few say about how often rows are needed again, however long they take.
+# The fewest batches that show how often rows are needed again, even if they take long.
 _LEAST_BATCHES = 16
-# Out-degrees of so many edges are counted in two seconds, where the graph is in memory.
+# Out-degrees of this many edges are counted in two seconds, if the graph is in memory.
 _MAX_COUNTED_EDGES = 1 << 28
-# To time sampling from elsewhere: one by one, and of many that read in-neighbours together.
+# Batches for timing sampling from elsewhere: one by one, and together from disk.
 _TIMED_ALONE, _TIMED_TOGETHER = 4, 64
 
 
 @dataclass(frozen=True, eq=False)
 class SampledEpoch:
-    """A sample of an epoch's batches, and rates of the machine, that predictions go by."""
+    """A sample of an epoch's batches, and rates of the machine, for predictions."""
 
     presampler: Presampler
     engine: Engine
@@ -51,10 +51,10 @@ class SampledEpoch:
     seen: Presampled  # the largest of some batches
     workload: Workload
     machine: Machine
-    spare_bytes: int  # of the memory budget, beside what is held, other loaders' caches too
-    # More batches, once they have been needed.
+    spare_bytes: int  # the rest of the memory budget, with other loaders' caches
+    # More batches, if they have been needed.
     many_seen: list[Presampled] = field(default_factory=list)
-    # Seconds of sampling a batch from elsewhere than `topology`, once they have been needed.
+    # Seconds of sampling a batch from elsewhere than `topology`, if they have been needed.
     timed_sampling: dict[tuple[bool, bool, int], float] = field(default_factory=dict)
 
     @classmethod
@@ -68,7 +68,7 @@ class SampledEpoch:
         disk = disk_profile(loader.store.path, progress)
         num_threads = max(1, placement.staging_bytes // engine.staging_bytes)
         topology = loader.open_topology(placement, engine)
-        # A cache that is shared later stays where it is while this is found out.
+        # A cache that is shared later keeps its memory during this.
         spare = max(_LEAST_SPARE_BYTES, placement.left_bytes - loader.shared_cache_bytes())
         seen, workload = sample_workload(
             loader.presampler,
@@ -93,7 +93,7 @@ class SampledEpoch:
         return cls(loader.presampler, engine, specs, topology, seen, workload, machine, spare)
 
     def see_many(self) -> Presampled:
-        """Return batches enough to tell by what others may exceed them, sampled once if need be."""
+        """Return enough batches to bound the size of others, sampled once if needed."""
         if self.seen.num_batches >= MANY_BATCHES:
             return self.seen
         if not self.many_seen:
@@ -105,11 +105,11 @@ class SampledEpoch:
         return self.many_seen[0]
 
     def sampled_for(self, loader: LoaderSpec, placement: Placement) -> SampledEpoch:
-        """Return the epoch as a strategy would sample it, timing that where it was not."""
+        """Return the epoch with the sampling of a strategy, which is timed if it was not."""
         is_read, alone = placement.topology == "disk", not placement.strategy.plans
         if is_read == self.topology.is_read and not (is_read and alone):
             return self
-        # Groups of batches grow with memory, and are as fast in nearly as much.
+        # Groups of batches grow with memory, and are as fast with a little less.
         key = (is_read, alone, placement.left_bytes.bit_length())
         if key not in self.timed_sampling:
             self.timed_sampling[key] = self._seconds_of_sampling(loader, placement)
@@ -118,7 +118,7 @@ class SampledEpoch:
         return replace(self, workload=work)
 
     def _seconds_of_sampling(self, loader: LoaderSpec, placement: Placement) -> float:
-        """Sample some batches from where a placement has the topology."""
+        """Sample some batches from the topology of a placement."""
         topology, store = self.topology, loader.store
         is_read, alone = placement.topology == "disk", not placement.strategy.plans
         if not is_read:
@@ -139,7 +139,7 @@ class SampledEpoch:
 
     def with_degrees(self) -> SampledEpoch:
         """Return the epoch with the out-degrees of nodes, unless counting them would take long."""
-        # A cache by degree takes as much while it is made, and as much again is for what is here.
+        # A cache by degree takes as much while it is made; this counting takes as much again.
         degrees = out_degrees(self.topology, self.spare_bytes // 2)
         if degrees is None:
             return self
@@ -155,7 +155,7 @@ def sample_workload(
     spare_bytes: int | None,
     progress: Progress,
 ) -> tuple[Presampled, Workload]:
-    """Sample some batches, and look at them."""
+    """Sample some batches, and analyse them."""
     num_nodes = topology.num_nodes()
     with progress.phase("sample"):
         began = perf_counter()
@@ -176,7 +176,7 @@ def sample_workload(
         release_memory()
     if sampled.num_batches > seen.num_batches:
         seen = sampled
-    with progress.phase("look at what is needed"):
+    with progress.phase("count the rows that are needed"):
         workload = Workload.learn(
             trace.build(),
             spatial,
@@ -194,7 +194,7 @@ def sample_workload(
 
 
 def out_degrees(topology: Topology, memory_bytes: int) -> npt.NDArray[np.uint32] | None:
-    """Return the out-degree of each node; None if counting would take long, or much memory."""
+    """Return the out-degree of each node; None if counting would take much time or memory."""
     csc = topology.columns()
     if topology.is_slow or topology.is_read or csc.num_edges > _MAX_COUNTED_EDGES:
         return None

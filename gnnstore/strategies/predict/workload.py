@@ -1,8 +1,8 @@
 """Estimates the rows and reads of an epoch, and the misses of any cache, from a short sample.
 
-Of the sampled batches only some blocks of neighbouring rows are kept, chosen by a hash, with a
+Only some blocks of neighbouring rows of the sampled batches are kept, chosen by a hash, with a
 cache that is smaller in proportion (spatial sampling, as in SHARDS: Waldspurger et al., FAST 2015,
-section 3): 1/8 of the blocks of W predicts misses within 2 %. It takes blocks because rows that lie
+section 3): 1/8 of the blocks of W predicts misses within 2 %. Blocks, because rows that lie
 near each other share reads.
 """
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from gnnstore.formats.arrays.paged_array import PagedArray
 
 PAGE_BYTES = 4096
-# Uses of rows that are kept: analysing them takes a second, and up to 77 bytes for each; counting
-# the reads of as many rows 125.
+# Uses of rows that are kept: analysing them takes a second, and up to 77 bytes for each use;
+# counting the reads of as many rows takes 125.
 _KEPT_USES = 2 << 20
 _USE_BYTES = 128
 # Rows no further apart than a read's gap (12 kB at most, on flash) should be in one block.
@@ -35,8 +35,8 @@ _BLOCK_BYTES = 32 << 10
 _LEAST_BLOCK_ROWS = 64
 # With fewer blocks, a few that many batches need would decide the result.
 _LEAST_BLOCKS = 1024
-# The last batches of a sample, for whose rows reuse distances are known best: their reads tell how
-# many reads a missed row takes.
+# The last batches of a sample, for whose rows reuse distances are known best: from these batches
+# the number of reads for a missed row is taken.
 _READ_BATCHES = 4
 _MAX_DEGREE = 1 << 16
 # Degrees are counted in pieces, which take 3 MB.
@@ -49,9 +49,9 @@ _HASH = np.uint32(2654435761)
 class SpatialSampling:
     """The blocks of rows that represent a table."""
 
-    # Rows of a block, and blocks for each one that is kept: logarithms to the base 2.
+    # Rows of a block: logarithm to the base 2.
     block_bits: int = 0
-    # Rows of a block, and blocks for each one that is kept: logarithms to the base 2.
+    # Blocks for each block that is kept: logarithm to the base 2.
     share_bits: int = 0
 
     @classmethod
@@ -82,7 +82,7 @@ class SpatialSampling:
         """Return whether each of some rows is kept: bool [n]."""
         if self.share_bits == 0:
             return np.ones(len(ids), np.bool_)
-        # Multiplied and mixed, so that blocks of like ids have nothing in common.
+        # Multiplied and mixed, so that neighbouring blocks are kept independently.
         mixed = (ids >> self.block_bits).astype(np.uint32) * _HASH
         mixed ^= mixed >> np.uint32(15)
         mixed *= np.uint32(2246822519)
@@ -105,15 +105,15 @@ class SampledTrace(TraceBuilder):
 
 @dataclass(frozen=True, eq=False)
 class TableReads:
-    """The layout of the tables that are read from disk, and how reads of them are merged."""
+    """The layout of the tables that are read from disk, and the merging of their reads."""
 
     layouts: tuple[ShardLayout, ...]  # the place of each table's rows
-    alignments: tuple[int, ...]  # bytes that reads of each are multiples of
+    alignments: tuple[int, ...]  # bytes that reads of each table are multiples of
     tuning: ReadTuning
 
     @classmethod
     def of(cls, arrays: Sequence[PagedArray], tuning: ReadTuning) -> Self:
-        """Return how the rows of stored arrays are read."""
+        """Return the layout of stored arrays, and the merging of their reads."""
         alignments = tuple(array.open_files().alignment_bytes for array in arrays)
         return cls(tuple(array.layout for array in arrays), alignments, tuning)
 
@@ -134,22 +134,19 @@ class TableReads:
 class Workload:
     """The rows that an epoch needs of the tables that are read from disk."""
 
-    num_rows: int  # of the tables, which have a row for each node
-    row_bytes: int  # of the tables, which have a row for each node
+    num_rows: int  # rows of the tables, one for each node
+    row_bytes: int  # bytes of a node's rows in all tables
     epoch_batches: int
     sampled_batches: int
-    # Of a batch with its attributes, of its subgraph alone, and of that while it waits for its
-    # batch, node ids not included.
+    # Bytes of a batch with its attributes.
     batch_bytes: float
-    # Of a batch with its attributes, of its subgraph alone, and of that while it waits for its
-    # batch, node ids not included.
+    # Bytes of a batch's subgraph.
     ids_bytes: float
-    # Of a batch with its attributes, of its subgraph alone, and of that while it waits for its
-    # batch, node ids not included.
+    # Bytes of a subgraph that waits for its batch, node ids not included.
     kept_bytes: float
-    seconds_sampling: float  # of a batch, with all threads sampling
-    rows: ReuseCurve  # of the tables' rows, and of the pages of 4 KiB that they lie on
-    pages: ReuseCurve  # of the tables' rows, and of the pages of 4 KiB that they lie on
+    seconds_sampling: float  # seconds for a batch, with all threads sampling
+    rows: ReuseCurve  # reuse of the tables' rows
+    pages: ReuseCurve  # reuse of the rows' pages of 4 KiB
     frequency: ScoreCurve  # by the number of other batches that need a row
     degree: ScoreCurve | None  # by out-degree; None unless it was counted
     _sample: _Sample = field(repr=False)
@@ -252,8 +249,9 @@ class Workload:
         if initial == "nothing":
             return misses
         # A cache that sees a few batches ahead ends up with the rows that most batches need, and
-        # hardly misses more than a static cache of them: on W with room for 3.3 million rows,
-        # planned by 24 batches, 1.1 million, where that misses 1.6 million and the sum above is 3.
+        # hardly misses more than a static cache with these rows: on W with room for 3.3 million
+        # rows, planned by 24 batches, 1.1 million, while that misses 1.6 million and the sum above
+        # is 3.
         return min(misses, self.epoch_batches * self.frequency.misses(num_slots))
 
     def planned_reads(self, policy: CachePolicy, num_slots: int, superbatch: int) -> ReadTotals:
@@ -268,7 +266,7 @@ class Workload:
         lowest = min(self.frequency.lowest_score(num_slots), int(sample.counts.max(initial=0)))
         chosen = sample.ids[sample.counts >= lowest]
         totals = sample.reads.count(chosen)
-        # Beyond what batches need, those of high degree.
+        # After the rows that batches need, those of high degree.
         num_warm = min(num_slots, self.num_rows)
         return _scaled(totals, num_warm / max(1, len(chosen)))
 
@@ -286,7 +284,7 @@ class Workload:
             # A cache that is nearly as large as the sample misses rows that are not in it.
             if len(rows) / sample.share >= expected / 2:
                 return int(min(sample.scanned_bytes(rows), self.table_bytes))
-        # As if missed rows were anywhere in the table; gaps between them are read along.
+        # As if missed rows were anywhere in the table; gaps between rows are read along.
         missed_share = min(1.0, expected / max(1, self.num_rows))
         gap_rows = sample.reads.tuning.gap_bytes / max(1, self.row_bytes)
         return int(self.table_bytes * (1 - (1 - missed_share) ** (1 + gap_rows)))
@@ -303,7 +301,7 @@ class Workload:
             rows = sample.trace.ids[begin:end][which[begin:end]]
             found += len(rows)
             totals += sample.reads.count(rows)
-        if found == 0:  # so few that each is a read of its own
+        if found == 0:  # so few rows that each is a read of its own
             num = round(misses * self.epoch_batches)
             return ReadTotals(num * len(sample.reads.layouts), num * self.row_bytes)
         return _scaled(totals, misses * self.epoch_batches / found)
@@ -321,18 +319,15 @@ class _Sample:
     """The kept rows of a sample, whose reads are counted."""
 
     reads: TableReads
-    spatial: SpatialSampling  # which rows are kept
-    ids: npt.NDArray[Any]  # [n]: rows, ascending, and the number of batches that each occurs in
-    counts: npt.NDArray[Any]  # [n]: rows, ascending, and the number of batches that each occurs in
+    spatial: SpatialSampling  # the rows that are kept
+    ids: npt.NDArray[Any]  # [n]: rows, ascending
+    counts: npt.NDArray[Any]  # [n]: number of batches that each row occurs in
     trace: Trace
-    # In the order of the trace's ids: the reuse distance of each, the number of other batches that
-    # need it, and its out-degree.
+    # In the order of the trace's ids: the reuse distance of each.
     distances: npt.NDArray[Any]
-    # In the order of the trace's ids: the reuse distance of each, the number of other batches that
-    # need it, and its out-degree.
+    # In the order of the trace's ids: the number of other batches that need each.
     others: npt.NDArray[Any]
-    # In the order of the trace's ids: the reuse distance of each, the number of other batches that
-    # need it, and its out-degree.
+    # In the order of the trace's ids: the out-degree of each.
     degrees: npt.NDArray[Any] | None = None
 
     @property
@@ -341,7 +336,7 @@ class _Sample:
         return self.spatial.share
 
     def scanned_bytes(self, rows: npt.NDArray[Any]) -> float:
-        """Return the bytes that a pass over the tables reads for some of the kept rows alone."""
+        """Return the bytes that a pass over the tables reads for some of the kept rows."""
         once = self.reads.count(rows).num_bytes
         if self.spatial.share_bits == 0:
             return once
@@ -359,7 +354,7 @@ def _scaled(totals: ReadTotals, factor: float) -> ReadTotals:
 
 
 def _page_curve(trace: Trace, share: float, reads: TableReads) -> ReuseCurve:
-    """Return the curve of the widest table's pages, which stand for those of the others."""
+    """Return the curve of the widest table's pages, which is used for all tables."""
     geometry = max(reads.layouts, key=lambda layout: layout.geometry.row_bytes).geometry
     per_page = max(1, geometry.rows_per_page * PAGE_BYTES // geometry.page_stride_bytes)
     batches = [np.unique(trace.batch(i) // per_page) for i in range(trace.num_batches)]

@@ -1,8 +1,8 @@
 """Divides a budget between batches in flight, sampling threads, cached rows and their plans.
 
-A few batches tell how large they are; a model of misses tells how many rows are packed, and what a
-cache is worth. Sizing a loader measures misses by planning batches; predicting an epoch estimates
-them. All else is the same, so that what is predicted is what would run.
+A few batches show the sizes of batches; a model of misses gives the number of rows that are packed,
+and the worth of a cache. Sizing a loader measures misses by planning batches; predicting an epoch
+estimates them. The rest is the same: the prediction is of the epoch that would run.
 """
 
 from __future__ import annotations
@@ -48,81 +48,80 @@ if TYPE_CHECKING:
     from gnnstore.strategies.predict.traits import StrategyTraits
     from gnnstore.strategies.sizes.placement import Placement
 
-# Without memory= nobody has said what the model needs besides.
+# Without memory= the memory of the model is unknown.
 _UNPROMISED_SHARE = 2
-# A half batch more is what is kept otherwise, and an eighth of the others.
+# The usual margin is half a batch, and an eighth of the other batches.
 _MOST_MARGIN = 0.4
-# Superbatches of an epoch from which on it is worth it to wait for each batch, if they are so many
-# times as long then.
+# From this many superbatches in an epoch on, waiting for each batch is worth it if superbatches get
+# this many times longer.
 _MANY, _WORTH_WAITING = 8, 4
-# It takes so many times as long to pack rows and to read them by turns as side by side: on F an
-# epoch of one superbatch takes 48 s, and 35 in two halves, although that is one more pass.
+# Packing rows and reading them by turns takes this many times as long as at once: on F an epoch of
+# one superbatch takes 48 s, and 35 in two halves, although that is one more pass.
 _BY_TURNS = 1.5
 # Bytes of a plan for each node of a batch: its slot, and the change that brings it into one.
 _STEP_BYTES = 4 + 8
 _POSITION_BYTES = 4
-# Where in-neighbours are on disk, batches that are sampled together read each hop of theirs in
-# one pass; more memory makes for fewer passes.
+# If in-neighbours are on disk, batches that are sampled together read each hop in one pass; with
+# more memory there are fewer passes.
 _BULK_SHARE = 8
-# While a batch is sampled it takes about four times as much as its ids, and tables of its nodes.
+# A batch takes about four times the bytes of its ids while it is sampled, and tables of its nodes.
 _BULK_FACTOR, _BULK_LEAST_BYTES = 8, 1 << 16
-# Of the batches that are planned at a time, those that come without a plan while the others are
-# made: to read all of their rows takes them about as long as sampling takes the others.
+# The share of a superbatch's batches that come without a plan while the others are made: reading
+# all of their rows takes about as long as sampling the others.
 _UNPLANNED_SHARE = 64
 # The tables are read in order to make a superbatch; and sampling and planning a row takes as long
-# as reading so many bytes.
+# as reading this many bytes.
 _ROW_WORK_BYTES = 128
-# Slots for pinned rows; and more of them, where traces and plans take memory from rows.
+# Slots for pinned rows; and larger shares, if traces and plans take memory from rows.
 _PINNED_SHARE, _MORE_PINNED_SHARES = 1 / 4, (1 / 2, 3 / 4)
-# Batches that are sampled for no other reason than to find what to pin: 0.4 s for 136,000 nodes
-# each.
+# Batches that are sampled only to find rows to pin: 0.4 s for 136,000 nodes each.
 _PIN_BATCHES = 32
 # With pinned rows, the largest share of a batch's rows that may be left to plan, and the least
-# share of slots that must remain: the index of pinned rows takes a bit for each node of the graph,
-# and some.
+# share of slots that must remain: the index of pinned rows takes a little more than a bit for each
+# node of the graph.
 _MOST_PLANNED, _LEAST_CACHED = 0.9, 0.97
-# One after the other, a superbatch is sampled, planned and packed.
+# A superbatch is sampled, planned and packed in turn.
 _SAMPLING = "sampling"
 _TOGETHER = "sampling batches together"
 
 
 @dataclass(frozen=True)
 class Misses:
-    """The rows that caches miss of some batches."""
+    """The rows of some batches that caches miss."""
 
     num_missed: float  # rows that are missed
-    num_changes: int  # rows that enter the cache, and all rows of the batches
-    num_accesses: int  # rows that enter the cache, and all rows of the batches
-    most_missed: int  # rows that one batch misses
-    mean_missed: int  # rows that one batch misses
+    num_changes: int  # rows that enter the cache
+    num_accesses: int  # all rows of the batches
+    most_missed: int  # most rows that one batch misses
+    mean_missed: int  # mean number of rows that a batch misses
 
 
 class MissModel(Protocol):
-    """Tells how many rows caches miss of some batches."""
+    """Counts the rows of some batches that caches miss."""
 
     @property
     def num_batches(self) -> int:
-        """Batches whose misses are told."""
+        """Number of batches whose misses are counted."""
 
     @property
     def compares(self) -> bool:
-        """Whether they tell how many batches are worth planning together."""
+        """Whether the batches show how many are worth planning together."""
 
     def first(self, size: SuperbatchSize) -> Misses:
-        """Return the misses from where a loader begins."""
+        """Return the misses of a loader's first batches."""
 
     def later(self, size: SuperbatchSize) -> float:
-        """Return the rows that are missed in mid-run."""
+        """Return the rows that are missed in the middle of a run."""
 
     def pins(self, num_rows: int) -> Pins | None:
-        """Return rows to pin, at most so many; None if none are needed often enough."""
+        """Return at most `num_rows` rows to pin; None if none are needed often enough."""
 
 
 @dataclass(frozen=True)
 class LookaheadSize:
-    """A budget as it is divided."""
+    """The division of a budget."""
 
-    placement: Placement  # with staging memory for the threads that there are
+    placement: Placement  # with staging memory for `num_threads`
     num_threads: int
     size: SuperbatchSize
     disk_bytes: int  # disk space that superbatches take
@@ -132,34 +131,34 @@ class LookaheadSize:
 class LookaheadSizer:
     """Sizes a strategy that samples and plans ahead."""
 
-    # Returns where a store's parts lie with so many more bytes of memory.
+    # Returns the placement of a store's parts with this many more bytes of memory.
     placed: Callable[[int], Placement]
     seen: Presampled
-    see_many: Callable[[], Presampled]  # samples more batches than were seen, if it comes to that
-    # Returns a model of misses, given the preparing threads, and how many batches may be planned to
-    # find out.
+    see_many: Callable[[], Presampled]  # samples more batches than were seen, if needed
+    # Returns a model of misses, given the preparing threads and the most batches that may be
+    # planned for it.
     misses: Callable[[int, int], MissModel]
     strategy: StrategyTraits
     settings: PlannedSettings
-    num_rows: int  # of the tables whose rows are cached together
-    row_bytes: int  # of the tables whose rows are cached together
+    num_rows: int  # rows of the tables that are cached together
+    row_bytes: int  # bytes of a node's rows in these tables
     epoch_batches: int
     horizon: Horizon | None  # reuse of rows in later epochs
-    # Preparing threads, of which fewer will be started where staging memory is for fewer.
+    # Preparing threads; fewer will be started if staging memory is for fewer.
     num_threads: int
-    may_use_fewer: bool  # whether one thread will do where there is no room for more
+    may_use_fewer: bool  # whether one thread may be used if memory is short
     staging_bytes: int  # memory of a thread that reads; 0: nothing is read
     reads_neighbors: bool  # whether in-neighbours are read from disk
-    # Whether they may have to come from there: batches are not sampled just to find what to pin.
+    # Whether sampling may read from disk: batches are not sampled only to find rows to pin.
     samples_slowly: bool
-    reads_more: bool  # whether other rows than those of the tables are read one by one
-    # For what is kept on disk: packed rows, and traces and plans that memory is too small for.
+    reads_more: bool  # whether rows of other tables are read one by one
+    # Disk for packed rows, and for traces and plans that do not fit in memory.
     disk_bytes: int
     # Returns the disk space of epochs that are packed before training.
     packed_bytes: Callable[[SuperbatchSize], int] | None = None
 
     def choose(self) -> LookaheadSize:
-        """Return the sizes with as many batches in flight as there is room for."""
+        """Return the sizes with as many batches in flight as fit."""
         split = BudgetSplit(self, self.placed(0), self.seen)
         if not split.placement.budget_is_promise:
             return split.size()
@@ -172,7 +171,7 @@ class LookaheadSizer:
             try:
                 found = split.size()
             except DiskBudgetError:
-                raise  # with less memory it would be more
+                raise  # with less memory, more would be missing
             except BudgetError:
                 pass
         # A pass over the table for every few batches is slower still.
@@ -190,7 +189,7 @@ class LookaheadSizer:
         return found
 
     def _is_short(self, size: SuperbatchSize) -> bool:
-        """Whether many superbatches make an epoch that could have had fewer."""
+        """Whether an epoch takes many superbatches, though fewer were possible."""
         epoch_batches = min(self.epoch_batches, MAX_PLANNED)
         return self.settings.num_batches is None and size.num_batches < epoch_batches // _MANY
 
@@ -206,11 +205,11 @@ class BudgetSplit:
 
     def size(self, raise_by: int = 0) -> LookaheadSize:
         """Divide the budget."""
-        sizer, packs, held = self.sizer, self.packs, self._held(raise_by)
+        sizer, packs, held = self.sizer, self.packs, self._ledger(raise_by)
         sampling = self._sampling(held)
         superbatches = self._superbatches(held.add(*sampling))
-        # Of the rows of a batch few are missed, and few enter the cache. Memory that was set aside
-        # for the worst case caches more then, so it is told before the sizes are compared.
+        # Few of a batch's rows are missed, and few enter the cache. Memory that was set aside for
+        # the worst case caches more then, so misses are counted before the sizes are compared.
         size = superbatches.choose()
         costs, cost = superbatches.costs, None
         weighs = packs or (size.num_slots > 0 and size.plans_in_memory)
@@ -234,8 +233,8 @@ class BudgetSplit:
         size = superbatches.choose(cost)
         if self._pins(size) and (weighs or not sizer.samples_slowly):
             costs, size = self._with_pins(superbatches, size, model, compares=cost is not None)
-        # Without a promise nobody has said what else memory is for; but without disk there is no
-        # other place.
+        # Without memory= other uses of memory are unknown; but without disk there is no other place
+        # for packed rows.
         may_keep = self.placement.budget_is_promise or not sizer.disk_bytes
         is_long = sizer.num_rows * sizer.row_bytes >= LONG_READ_BYTES
         if packs and cost is not None and is_long:
@@ -254,7 +253,7 @@ class BudgetSplit:
             disk, on_disk = replace(disk, reservations=(epochs,)), {}
         if packs and disk.left(on_disk) < 0:
             remedies = ["name a roomier tmpdir=", "choose strategy='belady'"]
-            if size.num_batches > sizer.epoch_batches:  # as somebody has said
+            if size.num_batches > sizer.epoch_batches:  # as the user has set
                 remedies.insert(0, "lower superbatch=")
             raise disk.refusal(on_disk, *remedies, error=DiskBudgetError)
         needed = disk.peak(on_disk)
@@ -273,15 +272,15 @@ class BudgetSplit:
         )
 
     def _model(self, costs: SuperbatchCosts, most: int) -> MissModel:
-        """Return a model of misses, of at most so many batches."""
-        # Half of what batches and rows will take later is for a trace and its plan; threads that
+        """Return a model of misses, of at most `most` batches."""
+        # Half of the later memory of batches and rows is for a trace and its plan; threads that
         # sample have the other half.
         plans = Ledger(self.placement.left_bytes // 2, tuple(costs.plans))
         affordable = plans.left() // max(1, per_batch(costs.plans))
         return self.sizer.misses(self.num_threads, min(affordable, most))
 
     def _pins(self, size: SuperbatchSize) -> bool:
-        """Whether rows may be pinned: where the cache is warmed up, and memory is not short."""
+        """Whether rows may be pinned: if the cache is warmed up, and memory is not short."""
         sizer = self.sizer
         is_part = 0 < size.num_slots < sizer.num_rows and self.depth != "minimal"
         policy = POLICIES[sizer.strategy.policy]
@@ -295,7 +294,7 @@ class BudgetSplit:
         *,
         compares: bool,
     ) -> tuple[SuperbatchCosts, SuperbatchSize]:
-        """Return a size with pinned rows, if there are rows worth it, and its costs."""
+        """Return a size with pinned rows, if some are worth it, and its costs."""
         best, least = (superbatches.costs, size), model.later(size) if compares else math.inf
         for share in (_PINNED_SHARE, *(_MORE_PINNED_SHARES if compares else ())):
             pins = model.pins(int(share * size.num_slots))
@@ -319,8 +318,8 @@ class BudgetSplit:
         disk, on_disk = self._disk(costs, size), costs.on_disk(size.num_batches)
         if disk.left(on_disk) < 0:
             return math.inf
-        # The table is read once for each superbatch; what is packed is written and read, but for
-        # what memory holds.
+        # The table is read once for each superbatch; packed rows are written and read, except for
+        # those in memory.
         scans = model.num_batches / size.num_batches
         kept = scans * size.chunk_memory_bytes / costs.row_bytes
         first, later = model.first(size).num_missed, model.later(size)
@@ -333,30 +332,30 @@ class BudgetSplit:
     def _costs_of(
         self, model: MissModel, costs: SuperbatchCosts, size: SuperbatchSize
     ) -> SuperbatchCosts:
-        """Return the costs where a full cache of some size misses what it will miss."""
+        """Return the costs with the expected misses of a full cache of some size."""
         later = math.ceil(model.later(size) / model.num_batches)
         return replace(costs, later_missed=max(1, self._expected(later)))
 
     def _overlaps(self, size: SuperbatchSize, disk_bytes: int) -> bool:
-        """Whether disk has room for two superbatches, given what these or an epoch's only take."""
+        """Whether two superbatches fit on disk, given their sizes or that of an epoch's one."""
         at_once = 1 if size.num_batches == self.sizer.epoch_batches else 2
         return 2 * disk_bytes <= at_once * self.sizer.disk_bytes
 
     def missing_bytes(self, more: int) -> int:
-        """Return the bytes that are too few with so many more bytes of memory, about."""
+        """Return about how many bytes are missing with `more` more bytes of memory."""
         try:
             split = replace(self, placement=self.sizer.placed(more))
-            held = split._held()
+            held = split._ledger()
             split._superbatches(held.add(*split._sampling(held))).check()
         except BudgetError as error:
             return error.missing_bytes or max(1, more)
         return 0
 
     def _num_unplanned(self, num_batches: int) -> int:
-        """Return the batches that come without a plan while so many others are made."""
+        """Return the batches that come without a plan while `num_batches` batches are made."""
         sizer = self.sizer
         work_bytes = num_batches * self.seen.largest_nodes * _ROW_WORK_BYTES
-        # Where memory is short, there is none for reading rows in two ways.
+        # If memory is short, there is none for reading rows in two ways.
         if (
             self.depth == "minimal"
             or sizer.num_rows * sizer.row_bytes + work_bytes < LONG_READ_BYTES
@@ -381,7 +380,7 @@ class BudgetSplit:
 
     @property
     def _sampling_threads(self) -> int:
-        """Threads that sample ahead: one more than processors is of use only where they wait."""
+        """Threads that sample ahead: one more than processors helps only if they wait."""
         sizer = self.sizer
         if sizer.samples_slowly:
             return self.num_threads
@@ -393,7 +392,7 @@ class BudgetSplit:
 
     @property
     def _thrifty(self) -> Placement:
-        """The placement, with staging memory for as many threads as there are."""
+        """The placement, with staging memory for the threads that there are."""
         placement = self.placement
         if self.depth != "minimal":
             return placement
@@ -403,7 +402,7 @@ class BudgetSplit:
         return placement.because(f"{threads}no batch that waits, for memory= has no room for more")
 
     def _expected(self, largest: int) -> int:
-        """Return the size to expect of a batch, given that of the largest one seen."""
+        """Return the size to expect of a batch, from that of the largest one seen."""
         if self.depth == "minimal":
             return with_margin(largest, self.seen.margin)
         return with_margin(largest)
@@ -438,8 +437,8 @@ class BudgetSplit:
             sizer.horizon if several else None,
         )
 
-    def _held(self, raise_by: int = 0) -> Ledger:
-        """Return the memory with batches in flight, and everything that is held anyway."""
+    def _ledger(self, raise_by: int = 0) -> Ledger:
+        """Return the memory with batches in flight, and all other memory that is always used."""
         placement = self._thrifty
         memory = replace(placement.ledger, raise_by=raise_by)
         if not placement.budget_is_promise:
@@ -455,34 +454,36 @@ class BudgetSplit:
         return memory.add(Reservation("batches in flight", in_flight))
 
     def _sampling(self, held: Ledger) -> list[Reservation]:
-        """Return the memory of threads that sample, and read what is packed."""
+        """Return the memory of threads that sample, and of threads that read packed rows."""
         sizer, seen, num_threads = self.sizer, self.seen, self.num_threads
         found: list[Reservation] = []
         reads_unplanned = self._num_unplanned(sizer.epoch_batches) > 0
         if self.placement.budget_is_promise:
             if sizer.reads_neighbors:
-                # In-neighbours are fetched by a thread of their own; batches are sampled together,
-                # in memory that is counted apart.
+                # One thread fetches in-neighbours; batches are sampled together, in memory that is
+                # counted separately.
                 found.append(Reservation("staging for in-neighbours", sizer.staging_bytes))
             else:
-                # As the sampler gives it; as much while it is sampled; and as much until it is kept
-                # in half the memory.
+                # The sampler's result; as much while it is sampled; and as much until it is kept in
+                # half the memory.
                 ids_bytes = self._sampling_threads * 3 * self._expected(seen.largest_ids_bytes)
                 found.append(
                     Reservation("subgraphs as they are sampled", ids_bytes, phase=_SAMPLING)
                 )
             if self.packs:
-                # They have a reader of their own, in place of the other where nothing else is
-                # read, not even at first; and a place for each row.
+                # Packed rows have their own reader, in place of the other if nothing else is read,
+                # not even at first; and a place for each row.
                 spared = 0 if sizer.reads_more or reads_unplanned else self._thrifty.staging_bytes
                 reading = max(0, num_threads * CHUNK_STAGING_BYTES - spared)
                 reading += num_threads * _POSITION_BYTES * self._expected(seen.largest_nodes)
                 found.append(Reservation("reading packed rows", reading))
             elif reads_unplanned:
-                # A reader keeps its buffers for whoever reads next.
-                found.append(Reservation("filling the cache beside batches", sizer.staging_bytes))
+                # A reader keeps its buffers for the next read.
+                found.append(
+                    Reservation("filling the cache in the background", sizer.staging_bytes)
+                )
         if sizer.reads_neighbors:
-            # No more than all batches of an epoch take.
+            # No more than for all batches of an epoch.
             most = (sizer.epoch_batches + num_threads) * (
                 _BULK_FACTOR * self._expected(seen.largest_ids_bytes) + _BULK_LEAST_BYTES
             )
@@ -491,7 +492,7 @@ class BudgetSplit:
         return found
 
     def _disk(self, costs: SuperbatchCosts, size: SuperbatchSize) -> Ledger:
-        """Return the disk with what superbatches of some size keep there."""
+        """Return the disk with the files of superbatches of some size."""
         who = self.placement.ledger.who
         disk = Ledger(self.sizer.disk_bytes, (), who, "of disk space", "disk=")
         spilled = [] if size.plans_in_memory else costs.spilled_on_disk(size.num_batches)

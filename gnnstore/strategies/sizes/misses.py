@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from gnnstore.graph.topology import Topology
     from gnnstore.pipeline.lookahead.presample import Presampler
 
-# Fewer do not tell how often rows are needed again.
+# Fewer batches do not show how often rows are needed again.
 _LEAST_TOLD = 16
-# Fewer do not tell how many rows are needed again later than that.
+# Fewer batches do not show how many rows are needed again later than that.
 _LEAST_EXTRAPOLATED = 3
-# Without a budget, memory to find out how soon rows are needed again.
+# Memory for reuse distances if there is no budget.
 _MOST_SCRATCH_BYTES = 1 << 30
-# Rows that less than one in so many batches needs are not pinned.
+# Rows that fewer than one in this many batches needs are not pinned.
 _RARELY = 32
 
 
 class MeasuredMisses:
-    """Misses of batches that are sampled beforehand, and planned."""
+    """Misses of batches that are sampled beforehand and planned."""
 
     def __init__(
         self,
@@ -62,15 +62,15 @@ class MeasuredMisses:
 
     @property
     def compares(self) -> bool:
-        """Whether the sample tells how many batches are worth planning together."""
+        """Whether the sample shows how many batches are worth planning together."""
         return not self._policy.is_fixed and self.num_batches >= _LEAST_TOLD
 
     def first(self, size: SuperbatchSize) -> Misses:
-        """Return the misses from where a loader begins."""
+        """Return the misses of a loader's first batches."""
         return self._plan(size, size.num_batches)
 
     def later(self, size: SuperbatchSize) -> float:
-        """Return the rows that are missed in mid-run: from a cache of what most of it needs."""
+        """Return the rows missed in the middle of a run, with a cache of the rows it needs most."""
         if self._warms_up(size):
             return self._plan(size, self.num_batches).num_missed
         if size.num_slots >= self._topology.num_nodes():
@@ -84,9 +84,9 @@ class MeasuredMisses:
         return min(first, misses * self.num_batches / size.num_batches)
 
     def _plan(self, size: SuperbatchSize, num_filled_for: int) -> Misses:
-        """Plan from a cache that is filled for so many batches, if it would be filled."""
+        """Plan from a cache that is filled for `num_filled_for` batches, if it would be filled."""
         trace = self._sampled()
-        # Of superbatches as long as the sample, or longer, there is one.
+        # The sample is one superbatch if superbatches are as long or longer.
         at_once = max(1, min(size.num_batches, trace.num_batches))
         num_filled_for = min(num_filled_for, trace.num_batches)
         key = (at_once, size.num_slots, size.num_pinned, num_filled_for)
@@ -111,7 +111,7 @@ class MeasuredMisses:
         return self._planned[key]
 
     def pins(self, num_rows: int) -> Pins | None:
-        """Return the rows that most batches need, at most so many."""
+        """Return the rows that most batches need, at most `num_rows`."""
         trace, num_nodes = self._sampled(), self._topology.num_nodes()
         if self._policy.is_fixed or trace.num_batches < _LEAST_TOLD:
             return None
@@ -137,7 +137,7 @@ class MeasuredMisses:
         return self._unpinned[1]
 
     def _planner(self, size: SuperbatchSize, first: Trace) -> Planner:
-        """Return a planner of a cache as the first batches find it."""
+        """Return a planner of a cache in the state that the first batches find."""
         num_slots, num_nodes = size.num_planned_slots, self._topology.num_nodes()
         planner = self._policy.planner(num_slots)
         if self._warms_up(size):
@@ -151,9 +151,9 @@ class MeasuredMisses:
 
     @cached_property
     def _reuse(self) -> ReuseCurve | None:
-        """How soon rows are needed again; None if the sample is too small, or memory is."""
+        """How soon rows are needed again; None if the sample or the memory is too small."""
         num_nodes, spare, trace = self._topology.num_nodes(), self._spare_bytes, self._sampled()
-        # The other half is the trace's.
+        # The other half is for the trace.
         most = _MOST_SCRATCH_BYTES if spare is None else spare // 2
         if trace.num_batches < _LEAST_EXTRAPOLATED or ReuseCurve.scratch_bytes(num_nodes) > most:
             return None
@@ -162,7 +162,7 @@ class MeasuredMisses:
     def _sampled(self) -> Trace:
         if self._trace is None:
             builder = TraceBuilder(self.num_batches, self._topology.num_nodes())
-            # Without a bound, batches that are sampled together from disk would take 1 GB.
+            # Without a limit, batches that are sampled together from disk would take 1 GB.
             spare = None if self._spare_bytes is None else self._spare_bytes // 2
             self._presampler.run(
                 self._topology, self._num_threads, spare_bytes=spare, trace=builder
@@ -187,7 +187,7 @@ class EstimatedMisses:
 
     @property
     def compares(self) -> bool:
-        """Whether sizes of superbatches can be compared: any can."""
+        """Whether sizes of superbatches can be compared: always."""
         return True
 
     def first(self, size: SuperbatchSize) -> Misses:
@@ -205,7 +205,7 @@ class EstimatedMisses:
         return self.workload.misses(self.policy, size.num_slots, size.num_batches)
 
     def pins(self, num_rows: int) -> Pins | None:
-        """Return how many rows most batches need, at most so many, and what of a batch they are."""
+        """Return the number of rows that most batches need, at most `num_rows`, and their share."""
         work = self.workload
         if work.sampled_batches < _LEAST_TOLD:
             return None
@@ -216,7 +216,7 @@ class EstimatedMisses:
         return Pins(num_pinned, max(0.0, 1 - uses / work.batch_rows))
 
     def packed_bytes(self, size: SuperbatchSize) -> int:
-        """Return the disk space of an epoch's records and packed rows, planned from no cache."""
+        """Return the disk space of an epoch's records and packed rows, without a cache at first."""
         work = self.workload
         sizes = (size.num_slots, size.num_batches)
         misses = work.misses(self.policy, *sizes, initial="nothing")

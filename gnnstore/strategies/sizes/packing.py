@@ -1,9 +1,9 @@
-"""Finds how much memory packed rows get beside the cache, so that they are not written.
+"""Finds the memory for packed rows that are not written, which the cache loses.
 
-A superbatch reads the tables once. Its packed rows are written and read back, unless memory holds
-them: then the next superbatch, which is made meanwhile, needs as much. Each row that is kept so
-takes two rows from the cache, and saves one write and one read; so it pays where the cache has more
-than it needs, or superbatches are short for want of disk. A superbatch that is kept whole needs no
+A superbatch reads the tables once. Its packed rows are written and read back, unless they stay in
+memory: then the next superbatch, which is made meanwhile, needs as much. Each row that is kept so
+takes two rows from the cache, and saves one write and one read; so it pays if the cache has more
+than it needs, or superbatches are short for lack of disk. A superbatch that is kept whole needs no
 disk at all.
 """
 
@@ -19,15 +19,15 @@ from gnnstore.errors import BudgetError
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.strategies.sizes.superbatch import SuperbatchCosts, SuperbatchSizer
 
-# Shares of the cache that packed rows may take: beyond, it misses too much for any length.
+# Shares of the cache that packed rows may take: beyond, it misses too much with any length.
 _MOST_OF_ROWS, _SOME_OF_ROWS = 3 / 4, 1 / 4
-# The fewer rows a cache has the more it misses: for so many more there is room in a superbatch that
-# is to be kept whole.
+# A smaller cache misses more: a superbatch that is to be kept whole has room for this many times
+# its packed rows.
 _MORE_MISSES = 1.25
 # Lengths that are tried; each is planned, which takes seconds.
 _TRIED = 3
 
-# Returns what some batches would cost with some size; infinity if it will not do.
+# Returns the cost of some batches with some size; infinity if the size is not possible.
 Cost = Callable[[SuperbatchCosts, SuperbatchSize], float]
 
 
@@ -36,12 +36,12 @@ class ChunkMemory:
     """Weighs memory for packed rows against longer superbatches, whose rows go to disk."""
 
     sizer: SuperbatchSizer
-    cost: Cost  # of a size, with the costs that it was found with
-    # Returns the least that superbatches of so many batches cost, whatever memory they have.
+    cost: Cost  # cost of a size, given the costs that it was found with
+    # Returns the least cost of superbatches of this many batches, with any memory.
     passes_cost: Callable[[int], float]
 
     def improve(self, size: SuperbatchSize) -> tuple[SuperbatchCosts, SuperbatchSize]:
-        """Return the cheapest size, which is the given one unless another is cheaper."""
+        """Return the cheapest size; of equal ones the given size."""
         best = self.sizer.costs, size
         least = self.cost(*best)
         for num_batches, num_bytes in self._candidates(size, least):
@@ -53,19 +53,19 @@ class ChunkMemory:
         return best
 
     def _candidates(self, size: SuperbatchSize, least: float) -> Iterator[tuple[int, int]]:
-        """Yield numbers of batches, and the memory for packed rows of so many."""
+        """Yield numbers of batches, and memory for packed rows of this many."""
         costs = self.sizer.costs
         ledger = self.sizer.memory.add(*size.reservations)
         free = max(0, ledger.left(size.sizes))
         rows = size.num_slots * ledger.bytes_each(SLOTS)
         if self.sizer.settings.cache_bytes is not None:
-            rows = 0  # somebody has said how many
+            rows = 0  # the user has set their number
         whole = costs.chunks_of(size.num_batches)
-        if free // 2 >= costs.chunks_of(1):  # nobody else has a use for it
+        if free // 2 >= costs.chunks_of(1):  # it has no other use
             yield size.num_batches, min(free // 2, math.ceil(_MORE_MISSES * whole))
         if size.num_batches < self.sizer.num_batches:
             yield size.num_batches, int(free + _SOME_OF_ROWS * rows) // 2
-        # Without disk for any of them, lengths have not been compared.
+        # Without disk for any length, lengths have not been compared.
         tried, num_batches = 0, size.num_batches if least < math.inf else self.sizer.counts[-1]
         fewest = min(2, num_batches)
         while tried < _TRIED and self.passes_cost(num_batches) < least:

@@ -1,7 +1,7 @@
-"""Decides where a loader's data lie, from sizes and a budget, before any of it is read.
+"""Decides on the places of a loader's data, from sizes and a budget, before any are read.
 
-The choice changes how fast batches come, never what is in them. It is made once, with a
-reason in words, so that nobody has to guess which way a run went.
+The choice changes how fast batches come, never their content. It is made once, with a reason in
+words for the user.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from gnnstore.strategies.predict.cost import Prediction
 
 ASKED_FOR = "it was asked for"
-# "auto" leaves an eighth of the budget to the batches that are being prepared.
+# "auto" leaves an eighth of the budget to batches in flight.
 _BATCH_SHARE = 8
-# A label of 8 bytes costs a read as long as a row of 512 does. Rows up to this width are
-# held in memory while all that is held so takes at most a quarter
-# of what the budget has left: the cache of wide rows would spare fewer reads with it.
+# A label of 8 bytes costs a read as long as a row of 512 does. Rows up to this width are held in
+# memory while all held rows take at most a quarter of the rest of the budget: the cache of wide
+# rows would save fewer reads with it.
 HELD_ROW_BYTES = MAX_ROW_BYTES
 _HELD_SHARE = 4
 
 _WHERE = {"memory": "in memory", "mmap": "mapped", "disk": "on disk"}
-# Of what is left, for the in-neighbour lists that sampling needs most often.
+# Share of the rest for the in-neighbour lists that sampling needs most often.
 _NEIGHBORS_SHARE = 4
 _FEWER_THREADS = "lower num_threads="
 _MAPPED_TOPOLOGY, _MAPPED = "choose topology='mmap'", "choose strategy='mmap'"
@@ -50,22 +50,22 @@ _ALTERNATIVES: dict[tuple[Mode, Mode], tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Placement:
-    """The decision."""
+    """The decision on the places of a loader's data."""
 
-    strategy: StrategyTraits  # the mode in which rows of paged attributes are read
-    topology: Mode  # where the graph's topology lies
-    modes: Mapping[str, Mode]  # where the rows of each paged attribute lie, by its path
-    # The budget of memory: `memory=`, or what was available; and what is held as long as the loader
-    # lives.
+    strategy: StrategyTraits  # its mode is how rows of paged attributes are read
+    topology: Mode  # the place of the graph's topology
+    modes: Mapping[str, Mode]  # the place of each paged attribute's rows, by its path
+    # The budget of memory: `memory=`, or the available memory; and the memory that is used as long
+    # as the loader lives.
     ledger: Ledger
-    # Whether the user set the budget, so that batches in flight must stay within it too.
+    # Whether the user set the budget, so that batches in flight must also fit.
     budget_is_promise: bool
-    reason: str  # why, in one sentence
-    neighbors_bytes: int = 0  # memory for in-neighbour lists where the others are on disk
-    cache: StaticCacheInfo | None = None  # rows that are held besides; set by `with_cache`
+    reason: str  # the reason, in one sentence
+    neighbors_bytes: int = 0  # memory for in-neighbour lists if the others are on disk
+    cache: StaticCacheInfo | None = None  # rows that are cached; set by `with_cache`
     # Other memory of a planned strategy; set by `with_superbatch`.
     superbatch: SuperbatchSize | None = None
-    predicted: Prediction | None = None  # of an epoch; None where nothing was predicted
+    predicted: Prediction | None = None  # the predicted epoch; None without a prediction
 
     @property
     def budget_bytes(self) -> int:
@@ -74,12 +74,12 @@ class Placement:
 
     @property
     def staging_bytes(self) -> int:
-        """Memory that reads go to before their rows are copied into a batch."""
+        """Memory for reads before their rows are copied into a batch."""
         return self.ledger.fixed_of(STAGING)
 
     @property
     def resident_bytes(self) -> int:
-        """Memory that is held as long as the loader lives, but for staging and caches."""
+        """Memory that is used as long as the loader lives, without staging and caches."""
         return sum(own.fixed for own in self.ledger.reservations) - self.ledger.fixed_of(
             STAGING, CACHED
         )
@@ -96,7 +96,7 @@ class Placement:
 
     @property
     def spare_bytes(self) -> int | None:
-        """Bytes for batches in flight; None where nobody set a budget."""
+        """Bytes for batches in flight; None if the user set no budget."""
         return self.left_bytes if self.budget_is_promise else None
 
     def with_limit(self, budget_bytes: int) -> Self:
@@ -125,11 +125,11 @@ class Placement:
         )
 
     def because(self, more: str) -> Self:
-        """Return the decision with more to its reason."""
+        """Return the decision with an addition to its reason."""
         return replace(self, reason=f"{self.reason}; {more}")
 
 
-# Returns where a store's parts lie with so many more bytes of memory than there are.
+# Returns the placement of a store's parts with this many more bytes of memory than there are.
 Placer = Callable[[int], Placement]
 
 
@@ -150,11 +150,11 @@ def place(
     instead_of_static: str = "",
     why: str = ASKED_FOR,
 ) -> Placement:
-    """Decide where a store's parts lie while a loader runs."""
+    """Decide on the places of a store's parts while a loader runs."""
     _check_topology(None if isinstance(strategy, Mapping) else strategy, topology)
     limit, source = budget.num_bytes + more_bytes, budget.source
     if not budget.is_measured:
-        cached_bytes = 0  # what is free is known without the caches of others, and a promise is not
+        cached_bytes = 0  # free memory is without the caches of other loaders; a budget is not
         limit -= taken_bytes
         source += f", less {format_size(taken_bytes)} of other caches" if taken_bytes else ""
     have = f"{format_size(limit)} {source}"
@@ -186,7 +186,7 @@ def place(
     staging = staging_bytes(limit) if mode == "disk" and reads else 0
     where = _place_topology(topology, mode, sizes, usable - base - staging)
     memory = Ledger(limit, (), f"strategy {strategy.name!r}", source).add(
-        *_held(sizes, mode, where), Reservation("seeds and their order", seeds_bytes)
+        *_required(sizes, mode, where), Reservation("seeds and their order", seeds_bytes)
     )
 
     def left_bytes() -> int:
@@ -196,7 +196,7 @@ def place(
     modes = dict.fromkeys((table.path for table in sizes.tables), mode)
     if mode != "memory":
         most = left_bytes() // _HELD_SHARE if mode == "disk" else None
-        held = _held_tables(sizes, shared_tables, most, held_row_bytes)
+        held = _narrow_tables(sizes, shared_tables, most, held_row_bytes)
         modes |= dict.fromkeys(held, "memory")
         memory = memory.add(Reservation("narrow attributes", sum(held.values())))
     neighbors = 0
@@ -221,7 +221,7 @@ def place(
     )
 
 
-def _held(sizes: StoreSizes, mode: Mode, topology: Mode) -> list[Reservation]:
+def _required(sizes: StoreSizes, mode: Mode, topology: Mode) -> list[Reservation]:
     """Return the parts of a store that must be in memory."""
     parts = {"memory": sizes.topology_bytes, "mmap": 0, "disk": sizes.indptr_bytes}
     return [
@@ -260,12 +260,12 @@ def _check_topology(strategy: StrategyTraits | None, topology: str) -> None:
 
 
 def read_tables(attributes: Iterable[AttributeSpec]) -> list[AttributeSpec]:
-    """Return the attributes whose rows are read from disk where memory is short, perhaps none."""
+    """Return the attributes whose rows may be read from disk, perhaps none."""
     paged = [spec for spec in attributes if spec.layout == "paged" and spec.num_bytes]
     return [spec for spec in paged if spec.row_bytes > HELD_ROW_BYTES] or paged
 
 
-def _held_tables(
+def _narrow_tables(
     sizes: StoreSizes,
     shared_tables: Collection[str],
     most_bytes: int | None,
@@ -274,7 +274,7 @@ def _held_tables(
     """Return the narrow tables to hold in memory although others are not, with their bytes."""
     narrow = [table for table in sizes.tables if table.row_bytes <= HELD_ROW_BYTES]
     if held_row_bytes is not None:
-        # To find out reads all of a table: not one of which not even an eighth would fit.
+        # Measuring reads a whole table: not if less than an eighth of the table would fit.
         narrow = [
             replace(table, row_bytes=held_row_bytes(table.path))
             for table in narrow

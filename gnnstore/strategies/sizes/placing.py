@@ -1,4 +1,4 @@
-"""Places a store's parts for a loader: as it would have them, and with less in memory."""
+"""Places a store's parts for a loader: as the user wants, or with less in memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def place_for(loader: LoaderSpec, strategy: StrategyTraits, *, staging: bool = True) -> Placement:
-    """Return where a strategy has the store's parts lie, if the budget has room for the rest."""
+    """Return the places of a store's parts under a strategy, if the budget fits the rest."""
     return next(_placers(loader, strategy, staging=staging))(0)
 
 
@@ -38,8 +38,8 @@ def first_that_fits(
         try:
             placement = placed(0)
             is_placed = True
-            # Also where a frugal one has placed it so before: with more memory it would go on to do
-            # so, and a refusal says how much more.
+            # Also if a smaller placement came first: with more memory that would be tried again,
+            # and a refusal tells the missing bytes.
             return divide(placed)
         except DiskBudgetError:
             raise
@@ -58,7 +58,7 @@ def _placers(
     placed = partial(
         place,
         StoreSizes.of(loader.store.schema),
-        # Free memory is looked at once.
+        # Free memory is measured once.
         MemoryBudget.of(options.memory, shared.resident_bytes - shared.cached_bytes),
         strategy=strategy.by_mode if isinstance(strategy, Auto) else strategy,
         seeds_bytes=loader.seeds_bytes,
@@ -83,7 +83,7 @@ def _placers(
 
 
 def with_engine(place: Placer, engine: Engine | None) -> Placer:
-    """Return a placer whose reasons say which engine reads."""
+    """Return a placer whose reasons name the engine that reads."""
     if engine is None:
         return place
     reason = f"read by {engine.reason}"

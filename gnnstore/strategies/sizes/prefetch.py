@@ -1,4 +1,4 @@
-"""Finds how much of a budget batches in flight get, if a cache gets the rest."""
+"""Finds the part of a budget for batches in flight, if a cache gets the rest."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Literal
 from gnnstore.budget.ledger import IN_FLIGHT, Ledger, Reservation, Wish
 from gnnstore.threads import SMALLER_BATCHES
 
-# For how many batches there is room. "double_buffered": so many that two threads assemble batches,
-# whatever that leaves, where rows that are not cached are packed: they cost little.
-# "default": as many as leave enough to a cache. "minimal": one and the one before it, where
-# otherwise the budget would have to be refused.
+# Number of batches in flight. "double_buffered": enough for two threads to assemble batches,
+# regardless of the rest, if rows that are not cached are packed: they cost little. "default": the
+# most that leave enough to a cache. "minimal": one and the one before it, when the budget would
+# have to be refused otherwise.
 PrefetchDepth = Literal["double_buffered", "default", "minimal"]
 
-# While the consumer has a batch, the next one is read: beside these two, threads have samples, and
-# wait for the memory of the batch that the consumer lets go of. With a batch for each thread, one
-# that waits and one at the consumer, they never wait. That is not worth more than a quarter of what
-# a cache could have. Where there are only two, half a batch more, since later ones may be larger
-# than any of the sample: on R-MAT, by 27 % with 64 seeds.
+# While the consumer has a batch, the next one is read: next to these two, threads have samples, and
+# wait for the memory of the batch that the consumer frees. With a batch for each thread, one that
+# waits and one at the consumer, they never wait. That is not worth more than a quarter of the
+# cache's memory. With only two batches, half a batch more, since later ones may be larger than any
+# of the sample: on R-MAT, by 27 % with 64 seeds.
 _BATCH_SHARE = 4
 _LEAST, _BUFFERED = 2, 3
 _LEAST_HALF_BATCHES = 5
@@ -45,7 +45,7 @@ def prefetch_wish(
     num_threads: int,
     depth: PrefetchDepth = "default",
 ) -> Wish:
-    """Return how many bytes batches in flight should have."""
+    """Return the preferred bytes for batches in flight."""
     least = _LEAST * batch_bytes
     if depth == "minimal":
         return Wish(IN_FLIGHT, least, least)

@@ -1,4 +1,4 @@
-"""Sizes that the user has decided: of a static cache, and of what is sampled and planned ahead."""
+"""Sizes that the user has set: of a static cache, and of batches planned ahead."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class PlannedSettings:
     """The loader's options for a strategy that samples and plans ahead."""
 
     cache_bytes: int | None = None  # memory for the cached rows; None: what the budget leaves
-    # Batches of a superbatch; None: as many as there is room for, an epoch at most, or a few epochs
-    # where rows are packed.
+    # Batches of a superbatch; None: as many as fit, an epoch at most, or a few epochs if rows are
+    # packed.
     num_batches: int | None = None
-    # Where subgraphs are written to that do not fit in memory, and packed rows; None: beside the
+    # Directory for packed rows, and for subgraphs that do not fit in memory; None: next to the
     # store.
     tmpdir: str | None = None
-    # For packed rows, and traces and plans that memory is too small for; None: half of what is free
-    # there.
+    # For packed rows, and for traces and plans that do not fit in memory; None: half of the free
+    # space there.
     disk_bytes: int | None = None

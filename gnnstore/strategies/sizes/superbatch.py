@@ -1,7 +1,7 @@
 """Finds the length of a superbatch and the size of the cache, both within one budget.
 
 The further a plan looks ahead, the fewer rows are missed. In memory it would take more and more of
-what rows could have, so where the traces and plans of a whole epoch are not small beside the cache,
+the memory for rows, so if the traces and plans of a whole epoch are not small next to the cache,
 they go through files: then a plan takes the same memory however far it looks (Ginex, section 3.5,
 divides memory between the two by a profile instead).
 """
@@ -27,31 +27,31 @@ from gnnstore.features.planned import SlotCache
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.strategies.sizes.settings import PlannedSettings
 
-# The slot of each row, in the plan that is followed and in the one that is made.
+# The slot of each row, in the plan that is followed and in the one that is being made.
 _ACCESS_BYTES = 2 * np.dtype(np.int32).itemsize
 # A row that enters the cache: its position and slot, in two plans.
 _CHANGE_BYTES = 2 * 2 * np.dtype(np.int32).itemsize
-# Of what is left, for subgraphs in memory, and as much for plans: beyond, they are cheap to write
-# to disk and read back (2.8 MB for a batch of 136,000 nodes, in one piece) and rows are not.
+# A share of the rest for subgraphs in memory, and as much for plans: more is cheap to write to disk
+# and read back (2.8 MB for a batch of 136,000 nodes, in one piece), unlike rows.
 _KEPT_SHARE = 16
-# As much at most for the table in which a plan outside memory finds next uses, but at least this.
+# The same share at most for the table in which a plan on disk finds next uses, but at least this.
 _LEAST_TABLE_BYTES = 1 << 20
 _TABLE_ENTRY_BYTES = 4
-# On disk, for each node of a batch, beside its id, which is written once for the trace and the
-# subgraph: its slot, and the change that it may bring.
+# On disk, for each node of a batch: its slot, and the change that it may bring; its id is counted
+# once for the trace and the subgraph.
 _SPILLED_NODE_BYTES = 4 + 8
 
-# Superbatches on disk at a time: one that is followed, and the one that is made meanwhile.
+# Superbatches on disk at a time: one that is followed, and one that is being made.
 _ON_DISK = 2
-# Epochs that a superbatch may have, where their batches are known. Each time that is doubled the
-# tables are read half as often; but rows are packed that training may stop before.
+# Epochs that a superbatch may have, if their batches are known. With twice as many the tables are
+# read half as often; but training may stop before it uses all packed rows.
 _EPOCHS = (2, 4)
 # A superbatch of more epochs is chosen if it costs less than this share of the best one so far.
 _WORTH_LENGTHENING = 0.9
-_ORDER_BYTES = 8  # of a seed, in the order of an epoch
+_ORDER_BYTES = 8  # bytes of a seed in the order of an epoch
 
-# Sizes that are tried where there is something to weigh: the largest that leaves half of the rest
-# to rows, and smaller ones.
+# Sizes that are tried if there is a choice: the largest that leaves half of the rest to rows, and
+# smaller ones.
 _TRIED = 4
 _ROWS_SHARE = 2
 
@@ -70,44 +70,43 @@ class Horizon:
 
 @dataclass(frozen=True, eq=False)
 class Pins:
-    """Rows that a cache may hold whatever is planned."""
+    """Rows that a cache may hold under any plan."""
 
     num_rows: int  # number of these rows
-    planned_share: float  # rows of a batch that are others, at most, among all of the largest
-    # int32 or int64 [num_rows], or None: whose rows they are, ascending; None where that is only
-    # estimated.
+    planned_share: float  # largest share of a batch's rows that are not pinned
+    # int32 or int64 [num_rows], or None: nodes of these rows, ascending; None if their number is
+    # only estimated.
     nodes: npt.NDArray[Any] | None = None
 
 
 @dataclass(frozen=True)
 class SuperbatchCosts:
-    """The reservations of superbatches, from the sizes of a batch."""
+    """The reservations of superbatches, by the sizes of a batch."""
 
     num_rows: int  # rows of the tables: more slots are of no use
     row_bytes: int  # bytes of a row, of all tables that are cached
     batch_nodes: int  # nodes of the largest batch
-    id_bytes: int  # of a node id in a trace
-    # Of a batch's subgraph without node ids, from when it is sampled until it is joined with its
-    # rows.
+    id_bytes: int  # bytes of a node id in a trace
+    # Bytes of a batch's subgraph without node ids, from sampling until it is joined with its rows.
     kept_bytes: int
-    policy: CachePolicy  # whose planner it is
-    # Of a batch's labels, which are in memory from when it is sampled until it is joined.
+    policy: CachePolicy  # the policy that plans
+    # Bytes of a batch's labels, in memory from sampling until they are joined.
     labels_bytes: int = 0
-    changes_share: float = 1.0  # rows of a batch that enter the cache, among all of it
-    packed: PackedBatch | None = None  # where missed rows are packed
+    changes_share: float = 1.0  # share of a batch's rows that enter the cache
+    packed: PackedBatch | None = None  # None if missed rows are not packed
     # Rows that a batch misses on average with a cache that earlier epochs have filled, for
-    # superbatches of several epochs, which are never the first; None: as many as `packed` says.
+    # superbatches of several epochs, which are never the first; None: as in `packed`.
     later_missed: int | None = None
-    # Batches of an iteration; with a superbatch of so many, there is one at a time.
+    # Batches of an iteration; with a superbatch of this many, there is one at a time.
     epoch_batches: int = 0
     chunk_memory_bytes: int = 0  # for packed rows of a superbatch that are not written
     pins: Pins | None = None  # the rows that are pinned
 
     def of_length(self, num_batches: int, num_superbatches: int = 1) -> SuperbatchCosts:
-        """Return the costs of superbatches of so many batches.
+        """Return the costs of superbatches of `num_batches` batches.
 
         Two superbatches of one epoch each come before them, and the first of these fills the cache:
-        it packs more rows an epoch, for which there is room as well, beside the second.
+        it packs more rows an epoch; they must fit as well, next to the second.
         """
         packed, later, epoch = self.packed, self.later_missed, self.epoch_batches
         if packed is None or later is None or num_batches <= epoch:
@@ -140,12 +139,12 @@ class SuperbatchCosts:
 
     @property
     def packing(self) -> list[Reservation]:
-        """The memory for packing a superbatch, where its trace and plan are in memory."""
+        """The memory for packing a superbatch with its trace and plan in memory."""
         return [] if self.packed is None else self.packed.reserve()
 
     @property
     def spilled_packing(self) -> list[Reservation]:
-        """The memory for packing a superbatch, where its trace and plan are on disk."""
+        """The memory for packing a superbatch with its trace and plan on disk."""
         return [] if self.packed is None else self.packed.reserve_spilled()
 
     @property
@@ -165,7 +164,7 @@ class SuperbatchCosts:
 
     @property
     def chunks(self) -> list[Reservation]:
-        """The memory of packed rows of two superbatches, where they are not written."""
+        """The memory of packed rows of two superbatches, if they are not written."""
         kept = 2 * self.chunk_memory_bytes
         return [Reservation("packed rows in memory", kept)] if kept else []
 
@@ -186,7 +185,7 @@ class SuperbatchCosts:
 
     @property
     def samples(self) -> Reservation:
-        """The memory of the subgraphs of two superbatches, where they are kept there."""
+        """The memory of the subgraphs of two superbatches, if they stay in memory."""
         batch_bytes = self.kept_bytes + self.id_bytes * self.batch_nodes
         return Reservation("sampled subgraphs", 0, {PLANNED: 2 * batch_bytes})
 
@@ -201,24 +200,24 @@ class SuperbatchCosts:
         return isinstance(self.policy, SpillingPolicy)
 
     def tables(self, left_bytes: int) -> list[int]:
-        """Return the sizes that a table of next uses may have, from the largest down.
+        """Return the possible sizes of a table of next uses, from the largest down.
 
-        With fewer than 4 bytes a node, a plan takes its trace in several passes: 0.8 ms each for a
-        batch of 136,000 nodes, and more where the files have to come from the disk.
+        With fewer than 4 bytes a node, a plan reads its trace in several passes: 0.8 ms each for a
+        batch of 136,000 nodes, and more if the files have to come from the disk.
         """
         whole = _TABLE_ENTRY_BYTES * max(1, self.num_rows)
         most = max(_LEAST_TABLE_BYTES, left_bytes // _KEPT_SHARE)
         return [-(-whole // num_passes) for num_passes in range(1, 1 - (-whole // most))]
 
     def chunks_of(self, num_batches: int) -> int:
-        """Return the bytes of the packed rows of so many batches."""
+        """Return the bytes of the packed rows of `num_batches` batches."""
         packed = self.of_length(num_batches).packed
         if packed is None:
             return 0
         return packed.reserve_disk(self.row_bytes).bytes_of({PLANNED: num_batches})
 
     def packed_on_disk(self, num_batches: int) -> list[Reservation]:
-        """Return the disk space of packed rows of superbatches of so many batches."""
+        """Return the disk space of packed rows of superbatches of `num_batches` batches."""
         packed = self.of_length(num_batches, _ON_DISK).packed
         if packed is None:
             return []
@@ -230,7 +229,7 @@ class SuperbatchCosts:
         return [replace(all_of_them, fixed=num_superbatches * written, per={})]
 
     def spilled_on_disk(self, num_batches: int) -> list[Reservation]:
-        """Return the disk space of traces, plans, subgraphs and sorted misses that are there."""
+        """Return the disk space of traces, plans, subgraphs and sorted misses on disk."""
         batch_bytes = (self.id_bytes + _SPILLED_NODE_BYTES) * self.planned_nodes + self.kept_bytes
         if self.num_pinned:  # the subgraph has its ids apart from the trace
             batch_bytes += self.id_bytes * self.batch_nodes
@@ -243,19 +242,19 @@ class SuperbatchCosts:
         return {PLANNED: (1 if num_batches == self.epoch_batches else _ON_DISK) * num_batches}
 
     def with_changes(self, changes: int, accesses: int) -> SuperbatchCosts:
-        """Return the costs where so many of the rows of some batches entered the cache."""
-        # A quarter more: a cache that is still being filled takes in more than later.
+        """Return the costs if `changes` of `accesses` rows of some batches entered the cache."""
+        # A quarter more: more rows enter a cache while it is being filled than later.
         share = min(1.0, 1.25 * changes / accesses) if accesses else 1.0
         return replace(self, changes_share=share)
 
     def with_pins(self, pins: Pins) -> SuperbatchCosts:
-        """Return the costs with some rows pinned: of the others of a batch as many enter."""
+        """Return the costs with some rows pinned: as many of a batch's other rows enter."""
         share = min(1.0, self.changes_share / max(pins.planned_share, 1e-9))
         return replace(self, pins=pins, changes_share=share)
 
 
 def per_batch(reservations: list[Reservation]) -> int:
-    """Return the bytes by which some reservations grow with each batch that is planned."""
+    """Return the bytes by which some reservations grow with each planned batch."""
     return sum(reservation.per.get(PLANNED, 0) for reservation in reservations)
 
 
@@ -265,11 +264,11 @@ class SuperbatchSizer:
 
     costs: SuperbatchCosts
     settings: PlannedSettings  # the sizes that the user has given
-    memory: Ledger  # with everything that is held besides, batches in flight included
+    memory: Ledger  # with all other memory, batches in flight included
     num_batches: int  # batches of an epoch
-    disk_bytes: int = 0  # disk space for what is kept there
-    # Where superbatches may have several epochs, what is known of those; only rows that are packed
-    # are worth it.
+    disk_bytes: int = 0  # disk space for files of superbatches
+    # Facts on later epochs if superbatches may have several; only if rows are packed are they worth
+    # it.
     horizon: Horizon | None = None
 
     @cached_property
@@ -294,7 +293,7 @@ class SuperbatchSizer:
         return [n for k in _EPOCHS if 1 < (n := k * self.num_batches) <= MAX_PLANNED]
 
     def size_of(self, num_batches: int) -> SuperbatchSize:
-        """Return a superbatch of so many batches, with the cache that it leaves memory for."""
+        """Return a superbatch of `num_batches` batches, with the cache that fits next to it."""
         costs, left = self.costs.of_length(num_batches), self._left_bytes
         sizes, memory = {PLANNED: num_batches}, self.memory
         if self.horizon is not None and num_batches > self.num_batches:
@@ -310,7 +309,7 @@ class SuperbatchSizer:
             saves = spilled.peak(with_rows) < ledger.peak(with_rows)
             on_disk = Ledger(self.disk_bytes, tuple(costs.spilled_on_disk(num_batches)))
             if saves and on_disk.left(costs.on_disk(num_batches)) >= 0:
-                # Memory that other phases leave free makes for fewer passes.
+                # With memory that other phases leave free there are fewer passes.
                 roomier = ((t, memory.add(*costs.spilled(t), *kept)) for t in tables[:-1])
                 found = (each for each in roomier if each[1].left(with_rows) >= 0)
                 table, ledger = next(found, (tables[-1], spilled))
@@ -331,7 +330,7 @@ class SuperbatchSizer:
         )
 
     def choose(self, cost: Callable[[SuperbatchSize], float] | None = None) -> SuperbatchSize:
-        """Choose how many batches to plan at a time."""
+        """Choose the number of batches to plan at a time."""
         least, *others = self.counts
         if not others:
             return self.size_of(least)
@@ -352,13 +351,13 @@ class SuperbatchSizer:
                     tried.append((found, size))
             if largest == least:
                 break
-            # Towards those that will do in small steps: the largest of them counts.
+            # Small steps towards possible counts: the largest possible one is best.
             largest = max(least, self._even(-(-largest // 2) if will_do else largest * 7 // 8))
-        # Of equal ones the smallest: it is planned soonest.
+        # The smallest of equal ones: it is planned soonest.
         return min(reversed(tried), key=lambda one: one[0])[1]
 
     def _even(self, num_batches: int) -> int:
-        """Return the fewest batches that give as many superbatches an epoch when packing."""
+        """Return the fewest batches that give the same number of packed superbatches an epoch."""
         if self.costs.packed is None:
             return num_batches
         return -(-self.num_batches // -(-self.num_batches // num_batches))
@@ -369,7 +368,7 @@ class SuperbatchSizer:
         cost: Callable[[SuperbatchSize], float],
         costs_of: Callable[[SuperbatchSize], SuperbatchCosts],
     ) -> tuple[SuperbatchCosts, SuperbatchSize]:
-        """Return a size of several epochs in place of one of a whole epoch, if it costs less."""
+        """Return a size of several epochs instead of one whole epoch, if it costs less."""
         if self.settings.num_batches is not None or size.num_batches < self.num_batches:
             return self.costs, size
         best, least = (self.costs, size), cost(size)
@@ -385,19 +384,19 @@ class SuperbatchSizer:
     def check(self) -> None:
         """Check that some size fits."""
         try:
-            # Where any size fits this one nearly always does, at a hundredth of the work.
+            # If any size fits, this one nearly always does, at a hundredth of the work.
             self.size_of(self.counts[0])
         except BudgetError:
             self.choose()
 
     def takes_from_rows(self, size: SuperbatchSize) -> bool:
-        """Whether plans take so much memory that fewer batches at a time might miss less."""
+        """Whether plans take enough memory that shorter superbatches might miss less."""
         plans_bytes = size.num_batches * per_batch(self.costs.in_memory)
         is_much = size.plans_in_memory and plans_bytes > self._left_bytes // _KEPT_SHARE
         return is_much and size.num_slots > 0 and self.settings.cache_bytes is None
 
     def _slots(self, ledger: Ledger, sizes: dict[str, int]) -> int:
-        """Return how many rows can be cached beside pinned ones; none where no table is read."""
+        """Return the number of rows to cache next to pinned ones; 0 if no table is read."""
         costs, given = self.costs, self.settings.cache_bytes
         if costs.row_bytes == 0:
             return 0
@@ -408,7 +407,7 @@ class SuperbatchSizer:
 
     def _most_batches(self, counts: range) -> int:
         """Return the most batches whose plans leave half of the rest to rows, or the fewest."""
-        # Some of it is taken by any plan, which says nothing of how many batches are worth it.
+        # Memory that any plan takes does not show how many batches are worth it.
         ledger, pinned = self.memory.add(*self.costs.in_memory), self.costs.pinned_bytes
         most = ledger.peak() - pinned + max(0, ledger.left() + pinned) // _ROWS_SHARE
         if self.settings.cache_bytes is not None:
@@ -419,11 +418,11 @@ class SuperbatchSizer:
                 size = self.size_of(count)
             except BudgetError:
                 return True
-            beside = self.memory.with_limit(most).add(*size.reservations)
-            rows_bytes = pinned + size.num_planned_slots * beside.bytes_each(SLOTS)
+            with_size = self.memory.with_limit(most).add(*size.reservations)
+            rows_bytes = pinned + size.num_planned_slots * with_size.bytes_each(SLOTS)
             kept_bytes = self.costs.samples.bytes_of(size.sizes) if size.in_memory else 0
-            return beside.left(size.sizes) + rows_bytes + kept_bytes < 0
+            return with_size.left(size.sizes) + rows_bytes + kept_bytes < 0
 
-        # False for the first of them, and from some count on true: files, where there is disk for
-        # them, are cheaper from where they are taken.
+        # False for the first counts, and true from some count on: files, if there is disk for them,
+        # are cheaper from where they begin.
         return counts[max(0, bisect_left(counts, True, key=takes_too_much) - 1)]

@@ -1,7 +1,7 @@
 """Runs tasks in processes of their own under a memory limit, and measures the disk between them.
 
-A process of its own, because a limit is one of a process, and because nothing that one measurement
-has left in memory may help the next. `gnnstore bench load` and `benchmarks/` time with it.
+Each task has its own process, because a limit applies to a process, and because memory that one
+measurement has left must not help the next. `gnnstore bench load` and `benchmarks/` use it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from gnnstore.graph.store import GraphStore
 from gnnstore.strategies.sizes.placement import read_tables
 
 BATCH_MARK = "."  # a worker prints it for each batch
-# Into its group before anything is loaded, so that all of the process is counted.
+# Entered before anything is loaded, so that the whole process is counted.
 _ENTER = 'echo $$ > "$0" && exec "$@"'
-# Removing what it has on disk may take a while; a second Ctrl-C ends it at once.
+# A process may take long to remove its files; a second Ctrl-C ends it at once.
 _LEAVING_SECONDS = 60.0
 
 
 def spread(values: Iterable[float], form: str = ".2f") -> str:
-    """Return the median, and of several values the least and the most; "-" for none."""
+    """Return the median, and of several values the minimum and maximum; "-" for none."""
     found = list(values)
     if not found:
         return "-"
@@ -47,25 +47,25 @@ def spread(values: Iterable[float], form: str = ".2f") -> str:
 
 @dataclass(frozen=True)
 class Task:
-    """Order to a process: a strategy, its memory limit, and the batches to load."""
+    """The order to a process: a strategy, its memory limit, and the batches to load."""
 
     strategy: str  # one of `ways`
     store: str  # path of the store
     seeds: str  # file of nodes, or of edges [2, L], which every epoch shuffles; "" for all edges
-    share: float  # of the features: the limit, besides what the process held before
+    share: float  # share of the features in the limit, on top of the memory used before
     slack_bytes: int  # in addition to the share
     warm_up: int = 0  # batches before the clock starts
     batches: int = 0  # batches on the clock
-    group: str = ""  # the memory group that the process is in; "" for none, and no limit then
+    group: str = ""  # the process's memory group; "" for none, and no limit
     group_version: int = 0
     round: int = 0  # number of the epoch, so that rounds draw different batches
     fanouts: tuple[int, ...] = (10, 10, 10)
     batch_size: int = 1024
     seed: int = 0
-    num_threads: int = 0  # of a loader; 0 for its own choice
+    num_threads: int = 0  # threads of a loader; 0 for its own choice
     disk_bytes: int = 0  # the most that packed rows may take; 0 for the loader's own choice
     trace: str = ""  # file for the timeline of the batches on the clock; "" for none
-    packed: str = ""  # packed epochs that a loader reads instead of a strategy; "": none
+    packed: str = ""  # packed epochs to load instead of a strategy; "": none
     links: dict[str, Any] | None = None  # options of `LinkNeighborLoader`; None: seeds are nodes
 
     @classmethod
@@ -76,7 +76,7 @@ class Task:
 
     @property
     def memory_group(self) -> MemoryGroup | None:
-        """The group that the process is in."""
+        """The process's memory group."""
         return MemoryGroup(Path(self.group), self.group_version) if self.group else None
 
 
@@ -148,7 +148,7 @@ def require_group() -> int:
     raise UsageError(
         "no memory cgroup can be made here, so nothing would keep the memory limit: that needs "
         "root, or a part of the cgroup tree that was handed over to you. --no-limit compares "
-        "without a limit, where the page cache serves whoever reads through it"
+        "without a limit; the page cache then serves reads through it"
     )
 
 
@@ -165,10 +165,10 @@ def split_tables(schema: Schema) -> tuple[list[AttributeSpec], list[AttributeSpe
 
 
 class DeviceLimits(NamedTuple):
-    """Speed of a disk by one measurement."""
+    """Speed of a disk in one measurement."""
 
-    random_reads_per_second: float  # of 4 KiB, at the best of some queue depths
-    bytes_per_second: float  # in order, in large blocks
+    random_reads_per_second: float  # reads of 4 KiB, at the best of some queue depths
+    bytes_per_second: float  # bandwidth of large sequential blocks
     engine: str
     is_direct: bool  # whether reads bypassed the page cache
 
@@ -181,7 +181,7 @@ def measure_disk_of(store: GraphStore) -> DeviceLimits:
     """
     array = store.reader.paged(split_tables(store.schema)[0][0])
     size, path = max(zip(array.body_bytes, array.file_paths, strict=True))
-    # Page faults have no queue; threads with pread are there everywhere.
+    # Page faults have no queue; threads with pread work everywhere.
     engine = choose_engine(path).name.replace("mmap", "pread")
     small, large = (min(block, 1 << size.bit_length() - 1) for block in (4 << 10, 1 << 20))
     with storage_errors("measure the disk on", path):

@@ -35,7 +35,7 @@ from gnnstore.tools.ui.tables import print_facts, print_table, print_title
 from gnnstore.units import format_duration, format_size
 
 WORKER = "gnnstore.tools.bench.worker"
-NO_LIMIT = "without a limit: the page cache serves whoever reads through it"
+NO_LIMIT = "without a limit: the page cache serves every strategy that reads through it"
 _NOT_DIRECT = (
     "reads cannot bypass the page cache here, so the numbers of the disk are mostly those of memory"
 )
@@ -111,7 +111,7 @@ def _write_seeds(
     file: Path, seeds: InputNodes | Links, batch_size: int, num_batches: int | None, seed: int
 ) -> int:
     """Write the seeds of an epoch in a loader's shuffled order; return the number of batches."""
-    # Full batches, unless there is not even one, so that all of them weigh the same.
+    # Full batches, unless there is none, so that all have the same weight.
     whole = len(seeds) // batch_size
     count = max(1, whole if num_batches is None else min(whole, num_batches))
     if isinstance(seeds, Links) and seeds.edges is None and count == whole:
@@ -147,7 +147,7 @@ def compare(
     worker: str = WORKER,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Time ways in turns, and return the JSON document; one that failed is not tried again."""
+    """Time ways in turns, and return the JSON document; a way that failed is not tried again."""
     devices: list[harness.DeviceLimits] = []
     rounds: dict[str, list[dict[str, Any]]] = {task.strategy: [] for task in tasks}
     problems: dict[str, str] = {}
@@ -167,7 +167,7 @@ def compare(
                 )
             if isinstance(found, str):
                 problems[name] = found
-                sweep_stale(default_parent(store.path))  # a killed process leaves its own
+                sweep_stale(default_parent(store.path))  # a killed process leaves its files
             else:
                 rounds[name].append(found | {"seconds_by_stage": _stages(task, found, ways)})
     first, features, device = tasks[0], split_tables(store.schema)[0], devices[0]
@@ -237,7 +237,7 @@ def _times(
     ordered = sorted(rounds, key=lambda each: each["seconds"])
     seconds = median(each["seconds"] for each in rounds)
     once = [each["seconds_to_prepare"] for each in rounds]
-    if way.is_made_ahead:  # what the first epoch takes longer than others
+    if way.is_made_ahead:  # time that the first epoch takes beyond others
         more = (r["seconds_warming_up"] - r["seconds"] * task.warm_up for r in rounds)
         once = [a + max(0.0, b) for a, b in zip(once, more, strict=True)]
     by_stage = ordered[len(ordered) // 2]["seconds_by_stage"]
@@ -250,7 +250,7 @@ def _times(
 
 
 def render_load(console: Console, document: Mapping[str, Any]) -> None:
-    """Print what was run, a table of times, and one of stages."""
+    """Print the settings, a table of times, and one of stages."""
     limit, device, batch = document["limit"], document["device"], document["batch_size"]
     fanouts = ", ".join(map(str, document["num_neighbors"]))
     kept = f"kept by a cgroup (version {limit['cgroup']})" if limit["cgroup"] else "not kept"

@@ -24,7 +24,7 @@ class Way:
 
 
 def ways() -> dict[str, Way]:
-    """Return them by name, those without a memory limit at the end."""
+    """Return the ways by name, those without a memory limit at the end."""
     choice = auto()
     found = {BASELINE: Way(is_even=True, reads_by_faults=True)}
     for candidate in choice.loadable:

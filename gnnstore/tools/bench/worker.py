@@ -2,8 +2,8 @@
 
 Prints a mark for each batch, and then one JSON object: amounts of a batch, or why there are none.
 The process is in its memory group from the beginning. It loads the topology and narrow attributes,
-has the kernel drop the page cache of the store, and only then limits the group: to what it holds, a
-share of the features and some slack. Feature rows come after that.
+has the kernel drop the page cache of the store, and only then limits the group: to the memory in
+use, a share of the features and some slack. Feature rows are read after that.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from gnnstore.tools.bench.ways import ways
 from gnnstore.tools.ui.exits import INTERRUPTED
 
 MAP_THREADS = 32
-# Of the slack: what Python, the allocator and the kernel take besides what a loader counts.
+# Part of the slack: memory of Python, the allocator and the kernel that a loader does not count.
 ALLOWANCE_BYTES = 64 * 10**6
 _MAX_EVENTS = 2**14  # they count as memory of the process: 7 MB, enough for 2000 batches
 _AMOUNTS = [f"seconds_{n}" for n in ("sampling", "gathering", "reading", "planning", "waiting")]
@@ -62,13 +62,13 @@ class Run:
     def __init__(self, task: Task) -> None:
         self.task, self.store = task, gnnstore.open(task.store)
         self.num_threads = task.num_threads or len(os.sched_getaffinity(0))
-        self.timeline: Timeline = OFF  # where stages are recorded that no loader records
-        # Shared with the loaders, which would load both after the limit is set.
+        self.timeline: Timeline = OFF  # records stages that no loader records
+        # Shared with the loaders, which would load both after the limit is set otherwise.
         shared = shared_tables(self.store)
         self.topology = shared.topology(self.store, "memory", self.num_threads)
         self.config = SamplingConfig(tuple(task.fanouts), seed=task.seed)
         self.seeds = np.load(task.seeds) if task.seeds else None
-        # The seeds, with what is drawn for them.
+        # The seeds, with the values drawn for them.
         self.source = (
             resolve_input_nodes(self.store, self.seeds)
             if task.links is None
@@ -77,17 +77,17 @@ class Run:
         wide, narrow = split_tables(self.store.schema)
         self.features = [self.store.reader.paged(spec) for spec in wide]  # read from disk
         self.held = {s.path: shared.rows(self.store, s, "memory", self.num_threads) for s in narrow}
-        # A loader's own account of what it holds; the group's limit goes by the system's. Narrow
-        # attributes count as they are stored: if they are held in less, there is more room.
+        # A loader's own count of its memory; the group's limit uses the system's count. Narrow
+        # attributes count as they are stored: if they take less in memory, there is more room.
         resident = sum(rows.resident_bytes for rows in self.held.values())
         room_bytes = task.share * sum(spec.num_bytes for spec in wide) + task.slack_bytes
         self.room_bytes = round(room_bytes) + sum(spec.num_bytes for spec in narrow) - resident
         held_bytes = resident + self.topology.columns().num_bytes + self.source.num_bytes
         self.memory_bytes = held_bytes + self.room_bytes - ALLOWANCE_BYTES  # the budget of a loader
-        self.limit_bytes = 0  # of the group; 0 without a limit
+        self.limit_bytes = 0  # limit of the group; 0 without a limit
 
     def limit(self) -> None:
-        """Limit the memory group from now on to what it holds, and the room."""
+        """Limit the memory group from now on to its present memory and the room."""
         drop_from_cache([Path(self.task.store)])
         if (group := self.task.memory_group) is not None:
             self.limit_bytes = group.held_bytes() + self.room_bytes
@@ -103,7 +103,7 @@ class Run:
             self.seeds,
             batch_size=task.batch_size,
             shuffle=True,
-            drop_last=not task.seeds,  # of all edges, which no file cuts into full batches
+            drop_last=not task.seeds,  # all edges, which no file divides into full batches
             seed=task.seed,
             num_threads=task.num_threads or None,
             **{"topology": "memory"} | (task.links or {}) | options,
@@ -196,7 +196,7 @@ def prepare(run: Run) -> Prepared:
 
 
 def perform(task: Task, prepare: Callable[[Run], Prepared] = prepare) -> dict[str, Any]:
-    """Load the batches of a task; amounts are those of a batch on the clock, if nothing is said."""
+    """Load the batches of a task; amounts are per batch on the clock unless stated otherwise."""
     run, start = Run(task), perf_counter()
     batches, loader = prepare(run)
     seconds_to_prepare = perf_counter() - start
@@ -220,7 +220,7 @@ def perform(task: Task, prepare: Callable[[Run], Prepared] = prepare) -> dict[st
             seconds, nodes = load(task.batches)
             later, after = read()
     group, done = task.memory_group, later.since(earlier)
-    # Batches that are prepared ahead are read already: divide by what was gathered.
+    # Batches that are prepared ahead have been read already: divide by the gathered ones.
     amounts = {"seconds": seconds, "nodes": nodes} | {n: after[n] - before[n] for n in after}
     amounts |= {name: getattr(done, name) for name in _AMOUNTS}
     return {
@@ -230,7 +230,7 @@ def perform(task: Task, prepare: Callable[[Run], Prepared] = prepare) -> dict[st
         "superbatch": later.superbatch,
         "chosen": later.strategy,
         "reason": later.reason,
-        # In all: before the first batch, and before the clock starts.
+        # Total seconds: before the first batch, and before the clock starts.
         "seconds_to_prepare": seconds_to_prepare,
         "seconds_warming_up": seconds_warming_up,
         # Of the whole process.
@@ -253,8 +253,8 @@ def disk_use() -> dict[str, int]:
 
 def work(prepare: Callable[[Run], Prepared] = prepare) -> int:
     """Perform the task given as JSON, print its outcome, and return the exit status."""
-    # It is how `ask_process` ends this one, in a session of its own; a user's Ctrl-C does not get
-    # here. Where that is ignored, as in the background of a script, this must not be.
+    # `ask_process` ends this process with SIGINT, in a session of its own; a user's Ctrl-C does not
+    # get here. It must not be ignored, even if it is ignored in the background of a script.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         answer = perform(Task.of_json(sys.argv[1]), prepare)

@@ -47,7 +47,7 @@ def command() -> None:
     """Hold the kinds; users see `_HELP`."""
 
 
-# Negatives of the edges that a split holds.
+# Negatives of the edges of a split.
 negative_options = together(
     click.option(
         "--edge-negatives",
@@ -65,7 +65,7 @@ negative_options = together(
 
 
 class _Styles(click.Choice[str]):
-    """The styles of progress; one that there was before says what to do instead."""
+    """The styles of progress; a former style has an error that names its replacement."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if value == "json":
@@ -177,7 +177,7 @@ def _none_if_empty(
     return value or None
 
 
-# Features that lie in files of their own.
+# Features in files of their own.
 _feature_options = together(
     click.option(
         "--features",
@@ -507,14 +507,14 @@ _ANY_WORDS = {"ignore_unknown_options": True, "allow_extra_args": True}
 @command.command(name="pyg", help=_PYG_HELP, context_settings=_ANY_WORDS)
 @session_options
 def pyg(_session: Session) -> None:
-    """Say what to do instead."""
+    """Print the advice."""
     raise UsageError(_PYG_ADVICE)
 
 
 @command.command(name="planted-kg", hidden=True, context_settings=_ANY_WORDS)
 @session_options
 def planted_kg(_session: Session) -> None:
-    """Say what to do instead, for those who used it in an earlier version."""
+    """Print the advice, for users of an earlier version."""
     raise UsageError(
         "planted knowledge graphs are made in Python, in the source tree, by from_planted_kg of "
         "benchmarks.parts.planted_kg; docs/howto-knowledge-graphs.md makes a graph to learn from"

@@ -71,8 +71,8 @@ def _find(path: Path) -> Iterator[Leftover]:
         for store in sorted(filter(StoreManifest.is_at, path.iterdir())):
             yield from _find_in_store(store)
         return
-    beside = find_leftovers(path.parent) if path.parent.is_dir() else ()
-    of_store = [item for item in beside if item.final == path]
+    nearby = find_leftovers(path.parent) if path.parent.is_dir() else ()
+    of_store = [item for item in nearby if item.final == path]
     if path.is_file():
         raise UsageError(f"{path}: is a file; name a store, or a directory of stores")
     if not of_store and not path.exists():

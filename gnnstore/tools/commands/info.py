@@ -1,4 +1,4 @@
-"""`gnnstore info`: versions, build, machine and file system, to be pasted into a bug report."""
+"""`gnnstore info`: versions, build, machine and file system, for a bug report."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Examples:
   gnnstore info --json > report.json
 """
 _PACKAGES = ("numpy", "torch", "torch_geometric", "zarr", "numcodecs", "pyarrow", "click", "rich")
-# Instruction sets that decide how fast checksums, gathers and copies can be.
+# Instruction sets that decide the speed of checksums, gathers and copies.
 _CPU_FEATURES = ("sse4_2", "avx", "avx2", "avx512f", "avx512bw", "bmi2", "crc32", "asimd", "sve")
 _HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage"
 
@@ -96,7 +96,7 @@ def _machine() -> dict[str, Any]:
         },
         "memory": {
             "total_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-            "available_bytes": available_bytes(),  # also by every cgroup: what a loader goes by
+            "available_bytes": available_bytes(),  # also within every cgroup, as loaders count it
         },
     }
 
@@ -109,7 +109,7 @@ def _disk(place: Path) -> dict[str, Any]:
     spins = _read(f"{block}/queue/rotational") or _read(f"{block}/../queue/rotational")
     direct_io = probes = None
     file = place.resolve() if place.is_file() else place / "zarr.json"  # a store has one
-    with suppress(OSError), ExitStack() as stack:  # none can be made in a read-only directory
+    with suppress(OSError), ExitStack() as stack:  # no file can be made in a read-only directory
         if not file.is_file():
             made = stack.enter_context(NamedTemporaryFile(dir=place, prefix=".gnnstore-info-"))
             os.truncate(made.name, 4096)

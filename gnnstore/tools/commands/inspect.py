@@ -90,8 +90,8 @@ def command(
     if (kind := kind_of(path)) in {PACKED, PARTITIONS}:
         if array_path is not None or stats:
             raise UsageError(
-                "--array and --stats are for stores, not for what was made of them; leave them "
-                "out, or inspect the store"
+                "--array and --stats are for stores, not for packed epochs or partitions; leave "
+                "them out, or inspect the store"
             )
         if kind is PACKED:
             _inspect_packed(session, PackedReader.open(path), plot_file)

@@ -148,7 +148,7 @@ Examples:
 @click.option("--resume", is_flag=True, help="Continue an interrupted attempt.")
 @session_options
 def command(session: Session, store: str, **options: Any) -> None:
-    """Estimate, pack, and print what was packed."""
+    """Estimate, pack, and print a summary."""
     # On demand: torch and the kernels take longer to load than --help may.
     from gnnstore.tools.predict.pack import pack_epochs  # noqa: PLC0415
 

@@ -98,7 +98,7 @@ def describe_store(reader: StoreReader) -> dict[str, Any]:
 def _describe_units(
     paths: Iterable[Path], describe: Callable[[Path], dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Describe what belongs to a store; of what cannot be opened, its name and the reason."""
+    """Describe the units of a store; a damaged one by its name and the reason."""
     found = []
     for path in paths:
         try:
@@ -145,7 +145,7 @@ def describe_files(reader: StoreReader, spec: AttributeSpec) -> list[dict[str, A
 
 
 def find_array(reader: StoreReader, wanted: str) -> AttributeSpec:
-    """Return the array with this path, or with this name where only one has it."""
+    """Return the array with this path, or with this name if only one has it."""
     arrays = reader.schema.arrays()
     found = [spec for spec in arrays if spec.path == wanted.strip("/")]
     found = found or [spec for spec in arrays if spec.name == wanted]
@@ -180,13 +180,13 @@ def _state(reader: StoreReader) -> dict[str, Any]:
 
 
 def _reading(reader: StoreReader) -> dict[str, Any]:
-    """Return how a loader with default arguments would read this store on this machine."""
+    """Return the way in which a loader with default arguments would read this store."""
     try:
         _ = reader.schema.node, reader.schema.edge  # loaders refuse stores of several types
         sizes = StoreSizes.of(reader.schema)
         placement = place(sizes, MemoryBudget.of(None), strategy=auto().by_mode)
         engine = _engine(reader, sizes) if placement.reads_disk else None
-    except GnnstoreError as error:  # heterogeneous, too large in any way, no such engine
+    except GnnstoreError as error:  # heterogeneous, too large, no such engine
         return {"strategy": None, "reason": str(error)}
     if engine is not None:
         placement = placement.because(f"read by {engine.reason}")
@@ -201,7 +201,7 @@ def _reading(reader: StoreReader) -> dict[str, Any]:
 
 
 def _engine(reader: StoreReader, sizes: StoreSizes) -> EngineChoice | None:
-    """Return the engine that would read rows; it is tried out on a file of the store."""
+    """Return the engine that would read rows; it is tried on a file of the store."""
     paths = {table.path for table in sizes.tables if table.num_rows}
     arrays = [reader.paged(spec) for spec in reader.schema.arrays() if spec.path in paths]
     return choose_engine(arrays[0].file_paths[0]) if arrays else None

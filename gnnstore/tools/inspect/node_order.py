@@ -1,4 +1,4 @@
-"""Estimates how much another order of nodes would save, from the rows that batches need."""
+"""Estimates the savings of another order of nodes, from the rows that batches need."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gnnstore.formats.store.reader import StoreReader
 from gnnstore.progress import Progress
 from gnnstore.units import format_size
 
-# Smaller tables are held in memory, and a smaller share is not worth new ids.
+# Smaller tables stay in memory, and a smaller share is not worth new ids.
 _WORTH_BYTES, _WORTH_SHARE = 2**30, 0.1
 _PIECE_BYTES = 2**23
 _PIECE_RUNS = 2**18
@@ -28,18 +28,16 @@ class OrderSaving:
     """The bytes that a pass over a table reads for the rows that batches need."""
 
     table: str  # the widest paged attribute of nodes, by its path
-    table_bytes: int  # its pages
-    # Bytes that a pass reads now, gaps included that cost less than a read of their own; and those
-    # that it would read if the needed rows lay in front of the others.
+    table_bytes: int  # bytes of its pages
+    # Bytes that a pass reads now, with gaps that cost less than a read of their own.
     read_bytes: int
-    # Bytes that a pass reads now, gaps included that cost less than a read of their own; and those
-    # that it would read if the needed rows lay in front of the others.
+    # Bytes that a pass would read if the needed rows lay in front of the others.
     ordered_bytes: int
-    needed_share: float  # rows that are needed, among all
+    needed_share: float  # share of rows that are needed
 
     @classmethod
     def of(cls, reader: StoreReader, needed: npt.NDArray[np.bool_]) -> Self | None:
-        """Estimate it for a store; None if no attribute of nodes lies in pages."""
+        """Estimate the savings of a store; None if no attribute of nodes lies in pages."""
         spec = _widest(reader)
         if spec is None or not len(needed):
             return None
@@ -72,7 +70,7 @@ class OrderSaving:
 
     @property
     def is_worth_it(self) -> bool:
-        """Whether a pass would be shorter by enough to number nodes anew."""
+        """Whether the savings are worth new node numbers."""
         return self.read_bytes >= _WORTH_BYTES and self.share >= _WORTH_SHARE
 
     def to_json(self) -> dict[str, Any]:
@@ -81,7 +79,7 @@ class OrderSaving:
 
 
 def saving_by_degree(reader: StoreReader, progress: Progress) -> OrderSaving | None:
-    """Estimate what the order of degrees would save; None where that cannot be worth it.
+    """Estimate the savings of the order of degrees; None if they cannot be worth it.
 
     Takes a pass over the edges and 4 bytes a node.
     """
@@ -101,7 +99,7 @@ def saving_by_degree(reader: StoreReader, progress: Progress) -> OrderSaving | N
 
 
 def describe_saving(saving: dict[str, Any]) -> str:
-    """Return in words what a pass reads along, from `OrderSaving.to_json`."""
+    """Return a sentence on the bytes of a pass, from `OrderSaving.to_json`."""
     read, rest = saving["read_bytes"], saving["read_bytes"] - saving["ordered_bytes"]
     return (
         f"a pass over {saving['table']} reads {format_size(read)}; for the rows that are needed, "

@@ -1,4 +1,4 @@
-"""Describes packed epochs for `gnnstore inspect` and `gnnstore pack`, and counts its rows."""
+"""Describes packed epochs for `gnnstore inspect` and `gnnstore pack`, and counts their rows."""
 
 from __future__ import annotations
 
@@ -91,14 +91,11 @@ def _describe_segments(packed: Mapping[str, Any]) -> str:
 class PackedRowCounts:
     """Counts of packed epochs with S batches in all, B in each epoch."""
 
-    # int64 [S]: rows of each batch; those among them that miss the cache; those in its packed
-    # chunk.
+    # int64 [S]: rows of each batch.
     needed: npt.NDArray[np.int64]
-    # int64 [S]: rows of each batch; those among them that miss the cache; those in its packed
-    # chunk.
+    # int64 [S]: rows of each batch that miss the cache.
     missed: npt.NDArray[np.int64]
-    # int64 [S]: rows of each batch; those among them that miss the cache; those in its packed
-    # chunk.
+    # int64 [S]: rows in each batch's packed chunk.
     packed: npt.NDArray[np.int64]
     # int64 [B]: number of rows by reuse distance, in batches; at 0, rows that no earlier batch of
     # the epoch needed.

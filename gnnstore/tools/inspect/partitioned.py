@@ -41,7 +41,7 @@ def describe_partitions(reader: PartitionsReader) -> dict[str, Any]:
 
 
 def describe_order(found: Mapping[str, Any]) -> str:
-    """Return how nodes are spread over partitions, in words."""
+    """Return a phrase on the order of nodes."""
     if found["order"] == "train-first":
         return f"{found['train_split']} first, in {found['num_train_partitions']:,}"
     return "as in the store" if found["order"] == "none" else str(found["order"])

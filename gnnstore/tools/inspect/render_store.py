@@ -155,7 +155,7 @@ def _headline(store: Mapping[str, Any]) -> dict[str, object]:
         "size": f"{format_size(state['disk_bytes'])} in {state['num_files']:,} files",
         "state": "complete"
         + ("" if state["writable"] else ", read-only")
-        + (f"; unfinished conversions beside it: {', '.join(unfinished)}" if unfinished else ""),
+        + (f"; unfinished conversions next to it: {', '.join(unfinished)}" if unfinished else ""),
         "format": f"version {store['format_version']}, written by {store['created_by']}",
         "uuid": store["uuid"],
     }

@@ -26,7 +26,7 @@ from gnnstore.tools.inspect.node_order import OrderSaving
 _CHUNK_BYTES = 2**23
 _CHUNK_NODES = 2**20
 _PERCENTILES = (1, 25, 50, 75, 90, 99, 99.9)
-# A label array with more values than this is no set of classes; a histogram says nothing.
+# A label array with more values than this holds no classes; a histogram would be of no use.
 _MAX_CLASSES = 1000
 
 
@@ -69,7 +69,7 @@ class Degrees:
 
     inward: DegreeDistribution
     outward: DegreeDistribution
-    num_isolated: int  # nodes without any edge
+    num_isolated: int  # nodes without edges
     saving: OrderSaving | None  # bytes that the order by degree would save
 
     def stats(self) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def _in_degrees(
 
 
 def _percentiles(distribution: DegreeDistribution) -> dict[str, int]:
-    """Return min, max, and for each percentile the degree that this share of nodes is up to."""
+    """Return min, max, and for each percentile the highest degree of this share of nodes."""
     if not distribution.num_nodes:
         return {}
     degrees, reached = distribution.degrees, np.cumsum(distribution.counts)
@@ -134,7 +134,7 @@ def _percentiles(distribution: DegreeDistribution) -> dict[str, int]:
 
 
 class _ValueRange:
-    """Least, greatest and mean of the finite values, and how many are not."""
+    """Minimum, maximum and mean of the finite values, and the number of others."""
 
     def __init__(self) -> None:
         self._low: int | float | None = None
@@ -158,7 +158,7 @@ class _ValueRange:
             self._count += chunk.size
 
     def to_json(self) -> dict[str, Any]:
-        """Return the findings; None stands for what is not finite, or of no value at all."""
+        """Return the results; None for values that are not finite, or if there are none."""
         return {
             "min": self._low,
             "max": self._high,

@@ -1,1 +1,1 @@
-"""Plots, drawn with matplotlib where it is installed."""
+"""Plots, drawn with matplotlib if it is installed."""

@@ -35,7 +35,7 @@ def draw_profile(profile: DeviceProfile, file: Path) -> Path:
         }
         reads.plot(depths, [rates[depth] for depth in depths], **look)
         bandwidth.plot(depths, [rates[depth] * block for depth in depths], **look)
-    # More than in sequence cannot be expected of random reads.
+    # Random reads cannot exceed sequential ones.
     in_sequence = profile.sequential_read_bytes_per_second
     draw_level(bandwidth, in_sequence, f"in sequence: {speed(in_sequence)}")
     reads.set_ylabel("random reads per second")

@@ -51,7 +51,7 @@ def draw_load(document: Mapping[str, Any], file: Path) -> Path:
         )
     times.set_yticks(range(len(names)), names)
     times.invert_yaxis()
-    times.set_xlim(0, 1.3 * max(totals))  # room for the text beside the longest
+    times.set_xlim(0, 1.3 * max(totals))  # room for the text next to the longest
     times.set_xlabel("seconds per epoch")
     shares.set_xlim(0, 100)
     shares.set_xlabel("share of the epoch (%)")

@@ -1,4 +1,4 @@
-"""A plot of what orders of partitions cost: the time of their reads, and their bias."""
+"""A plot of the costs of orders of partitions: the time of their reads, and their bias."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def draw_into(
     plot_file: Path | None,
     draw: Callable[[Mapping[str, Any], Path], Path],
 ) -> None:
-    """Draw a document, if a file is given, and note in it where, or why that was not possible."""
+    """Draw a document, if a file is given, and note in it the picture or the reason for none."""
     document |= {"drawn_to": None, "problems": []}
     if plot_file is not None:
         try:
@@ -57,7 +57,7 @@ def check_picture(file: Path) -> None:
 def new_axes(
     columns: int, width_inches: float, height_inches: float = 4.6, **options: Any
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure and its axes side by side, each with a light grid."""
+    """Return a figure and its axes in a row, each with a light grid."""
     # No pyplot: it would look for a display, and keep the figure.
     from matplotlib.figure import Figure  # noqa: PLC0415 - optional, and slow to import
 

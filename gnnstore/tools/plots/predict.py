@@ -39,8 +39,8 @@ def draw_predictions(document: Mapping[str, Any], file: Path) -> Path:
 def _draw_reads(axes: Axes, document: Mapping[str, Any]) -> None:
     """Draw the share of rows that are read from disk over the size of the cache.
 
-    A static cache is filled by reads of its own and the others by their misses, so the former are
-    added: without them a static cache beats Belady's, of which none can be better.
+    A static cache is filled by its own reads and the others by their misses, so the former are
+    added: without them a static cache would beat Belady's, though no cache can.
     """
     caches = sorted(document["caches"], key=lambda cache: cache["num_rows"])
     shares = [100 * cache["share"] for cache in caches]
@@ -74,7 +74,7 @@ def _times(predictions: Mapping[str, Any]) -> dict[str, list[tuple[float, float]
 
 
 def _draw_times(axes: Axes, times: Mapping[str, list[tuple[float, float]]]) -> None:
-    """Draw the predicted seconds of an epoch over memory, of each strategy that can be."""
+    """Draw the predicted seconds of an epoch over memory, for each possible strategy."""
     for candidate, (colour, marker) in zip(auto().candidates, cycle(LINES), strict=False):
         if points := times[candidate.choice]:
             memory, seconds = zip(*points, strict=True)

@@ -22,7 +22,7 @@ from gnnstore.tools.plots.pictures import draw_into
 from gnnstore.tools.plots.predict import draw_predictions
 from gnnstore.tools.predict.render import render_predictions
 from gnnstore.tools.predict.seeds import choose_seeds
-from gnnstore.tools.predict.strategies import Asked, predict_strategies
+from gnnstore.tools.predict.strategies import PredictionRequest, predict_strategies
 from gnnstore.tools.predict.trace import TracedEpoch, sample_epoch
 from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.session import Session
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from gnnstore.tools.ui.options import SeedOptions
 
 _SHARES = (0.05, 0.1, 0.2)
-# A curve needs more points, most of them where it falls.
+# A curve needs more points, most of them at small sizes.
 _DRAWN_SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 
 
 @dataclass(frozen=True, eq=False)
 class _Disk:
-    """The tables whose rows are read from disk, and how they are read."""
+    """The tables whose rows are read from disk, and the rules of their reads."""
 
     arrays: tuple[PagedArray, ...]
     reads: TableReads
@@ -49,7 +49,7 @@ class _Disk:
 
     @classmethod
     def of(cls, store: GraphStore) -> Self:
-        """Find the node attributes that a loader reads from disk when memory is short."""
+        """Find the node attributes that a loader reads from disk if memory is short."""
         specs = read_tables(store.schema.node_attributes())
         arrays = [store.reader.paged(spec) for spec in specs]
         if not arrays:
@@ -85,7 +85,7 @@ def predict_caches(
     config, num_cores = SamplingConfig(fanouts, seed=seed), len(os.sched_getaffinity(0))
     names, seeds = choose_seeds(store, config, seeds_asked)
     with session.progress() as progress:
-        asked = Asked(
+        asked = PredictionRequest(
             store,
             config,
             seeds,
@@ -97,7 +97,7 @@ def predict_caches(
             draws_curve=plot_file is not None,
         )
         predicted = predict_strategies(asked, progress)
-        disk = _Disk.of(store)  # by what was just measured
+        disk = _Disk.of(store)  # with the measurement just made
         epoch = sample_epoch(
             store,
             config,
@@ -153,7 +153,7 @@ def _compare(
     sizes: tuple[float | int, ...],
     progress: Progress,
 ) -> list[dict[str, Any]]:
-    """Return for each size what each policy reads, as JSON values."""
+    """Return the rows that each policy reads for each size, as JSON values."""
     compared = []
     row_bytes = disk.reads.row_bytes
     with progress.phase("compare", len(sizes) * len(policies()), "caches") as phase:
@@ -182,7 +182,7 @@ def _run(policy: str, num_rows: int, disk: _Disk, epoch: TracedEpoch) -> dict[st
     seconds = time.perf_counter() - began
     totals = _reads(run, trace, disk)
     fill = disk.reads.count(run.filled)
-    # Whole epochs are compared; reads before the first of them are counted apart.
+    # Whole epochs are compared; reads before the first one are counted separately.
     scale = epoch.epoch_batches / trace.num_batches
     scaled = ReadTotals(round(totals.reads * scale), round(totals.num_bytes * scale))
     return {

@@ -1,4 +1,4 @@
-"""Packs epochs for `gnnstore pack`: estimates, refuses what cannot fit, packs, and shows them."""
+"""Packs epochs for `gnnstore pack`: estimates, checks the room, packs, and prints a summary."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def pack_epochs(
     resume: bool,
     **settings: Any,
 ) -> None:
-    """Estimate, check, pack, and print what was made."""
+    """Estimate, check, pack, and print a summary."""
     if (name is None) == (output is None):
         raise UsageError("give the packed epochs a --name in the store, or an --output elsewhere")
     store = open_store(path)

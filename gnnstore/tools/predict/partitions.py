@@ -1,4 +1,4 @@
-"""Predict what training by partitions reads, for `gnnstore predict --partitions`."""
+"""Predicts the reads of training by partitions, for `gnnstore predict --partitions`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gnnstore.tools.ui.session import Session
 from gnnstore.tools.ui.tables import print_facts, print_table
 from gnnstore.units import format_size
 
-# Of the rate in order: what reads of partitions and buckets are to reach.
+# Share of the sequential rate that reads of partitions and buckets are to reach.
 _SHARE_OF_RATE = 0.9
 _LEAST_BLOCK_BYTES = 1 << 16
 # Row-wise Adagrad keeps one float32 for each row.
@@ -35,7 +35,7 @@ _STATE_BYTES = 4
 _REMARK = (
     "*: the shortest epoch. Reads: how often an epoch reads the rows of all nodes. Bias: the Edge "
     "Permutation Bias, 0 for a shuffle of all edges and at most 1. Memory is the buffer's, with "
-    "what is read ahead and written back, and staging; seeds and batches come beside it."
+    "rows read ahead and written back, and staging; seeds and batches need more."
 )
 
 
@@ -102,14 +102,14 @@ def _contents(store: GraphStore, embedding_dim: int | None) -> Contents:
 
 
 def _fixed_bytes(store: GraphStore) -> int:
-    """Return the memory of a loader that does not go with partitions, batches left out."""
+    """Return the memory of a loader that does not depend on partitions, without batches."""
     path = store.reader.paged(store.schema.edge.indices).file_paths[0]
     staging = shared_tables(store).engine(path, None).staging_bytes
     return staging + StoreSizes.of(store.schema).compressed_bytes
 
 
 def full_rate_bytes(profile: DeviceProfile) -> int:
-    """Return the smallest read that reaches most of the disk's rate in order."""
+    """Return the smallest read that reaches most of the disk's sequential rate."""
     share = _SHARE_OF_RATE / (1 - _SHARE_OF_RATE)
     needed = share * profile.seconds_per_read * profile.sequential_read_bytes_per_second
     return max(_LEAST_BLOCK_BYTES, 1 << (int(needed) - 1).bit_length() if needed >= 1 else 0)

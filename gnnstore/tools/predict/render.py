@@ -45,7 +45,7 @@ def read_rate(document: Mapping[str, Any], policy: Mapping[str, Any]) -> float:
 
 
 def render_predictions(console: Console, document: Mapping[str, Any]) -> None:
-    """Print what was sampled, and a table of caches."""
+    """Print the sample, and a table of caches."""
     console.print(f"Strategies and caches for {document['store']}", style="bold")
     print_facts(console, _facts(document))
     _render_strategies(console, document["predictions"])
@@ -57,7 +57,7 @@ def render_predictions(console: Console, document: Mapping[str, Any]) -> None:
         console.print(f"\n{problem}", soft_wrap=True)
     if document["measured_at"] is None:
         console.print(
-            "\nHow long the reads take is not known: the disk has not been measured.",
+            "\nThe time of the reads is unknown: the disk has not been measured.",
             soft_wrap=True,
         )
         print_next(console, [("gnnstore", "bench", "disk", document["store"])])
@@ -82,7 +82,7 @@ def _facts(document: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _render_strategies(console: Console, predictions: Mapping[str, Any]) -> None:
-    """Print what an epoch is predicted to take, and why some strategies cannot be."""
+    """Print the predictions of an epoch, and the reasons for impossible strategies."""
     found = predictions["strategies"]
     if not found:
         console.print(f"\n{_NARROW}", soft_wrap=True)
@@ -122,7 +122,7 @@ def _bytes(num_bytes: int) -> str:
 
 
 def _planning(document: Mapping[str, Any]) -> str:
-    """Return the longest time that a plan took of a policy that knows the batches to come."""
+    """Return the longest time of a plan by a policy that knows the batches to come."""
     looking_ahead = {policy.name: policy.title for policy in POLICIES if policy.looks_ahead}
     seconds: float = max(
         policy["planning_seconds"]

@@ -1,4 +1,4 @@
-"""Finds the seeds of batches that the command line asks for."""
+"""Finds the seeds of batches that the command line names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ALL = "all"
 def choose_seeds(
     store: GraphStore, config: SamplingConfig, asked: SeedOptions, **more: Any
 ) -> tuple[dict[str, str | None], InputNodes | Links]:
-    """Return the seeds of batches: by name, as "input_nodes" or as "links", and themselves."""
+    """Return the seeds of batches: by name, as "input_nodes" or "links", and as a source."""
     more = {option: _read_if_file(value) for option, value in more.items() if value}
     if asked.links is not None:
         edges = None if asked.links == _ALL else _read_if_file(asked.links)
@@ -38,7 +38,7 @@ def choose_seeds(
         return asked.names, resolve_links(store, config, edges, **given)
     if more:
         raise UsageError(
-            f"{' and '.join(more)}: only of use to links; give these with --links, or leave the "
+            f"{' and '.join(more)}: only of use with links; give these with --links, or leave the "
             "option out"
         )
     name = asked.input_nodes or ("train" if "train" in store.splits else _ALL)

@@ -21,14 +21,14 @@ from gnnstore.strategies.predict.cost import Prediction
 from gnnstore.strategies.sizes.placing import place_for
 from gnnstore.strategies.sizes.settings import PlannedSettings
 
-# Where curves are drawn: from a hundredth of what the store takes in memory to all of it.
+# Where curves are drawn: from a hundredth of the store's bytes in memory to all of them.
 _CURVE_POINTS = 13
 _LEAST_SHARE = 0.01
 _MOST_SHARE = 1.1
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class PredictionRequest:
     """Options of a prediction."""
 
     store: GraphStore
@@ -36,10 +36,10 @@ class Asked:
     seeds: SeedSource
     batch_size: int
     num_threads: int  # threads that would prepare batches
-    memory_bytes: int | None  # budgets; None: the defaults of a loader
-    disk_bytes: int | None  # budgets; None: the defaults of a loader
+    memory_bytes: int | None  # memory budget; None: a loader's default
+    disk_bytes: int | None  # disk budget; None: a loader's default
     candidates: tuple[Strategy, ...]  # strategies to predict
-    draws_curve: bool  # whether to predict for other budgets, too
+    draws_curve: bool  # whether to predict for other budgets too
 
     def spec(self, memory_bytes: int | None) -> LoaderSpec:
         """Return the specification of a loader with `strategy="auto"`."""
@@ -55,13 +55,13 @@ class Asked:
         )
 
 
-def predict_strategies(asked: Asked, progress: Progress) -> dict[str, Any]:
-    """Measure the disk if it was not, sample, and predict."""
+def predict_strategies(asked: PredictionRequest, progress: Progress) -> dict[str, Any]:
+    """Measure the disk if it has not been, sample, and predict."""
     spec = asked.spec(asked.memory_bytes)
     try:
         placement = place_for(spec, STATIC)
     except BudgetError:
-        # An epoch can be sampled with more memory than it is predicted for.
+        # An epoch may be sampled with more memory than its prediction has.
         placement = place_for(asked.spec(None), STATIC)
     optimizer = StrategyOptimizer.of(spec, placement, progress)
     if optimizer is None:
@@ -106,7 +106,9 @@ def _number(seconds: float) -> float | None:
     return None if math.isnan(seconds) else seconds
 
 
-def _curve(asked: Asked, optimizer: StrategyOptimizer, progress: Progress) -> list[dict[str, Any]]:
+def _curve(
+    asked: PredictionRequest, optimizer: StrategyOptimizer, progress: Progress
+) -> list[dict[str, Any]]:
     """Return the seconds of an epoch with several budgets of memory."""
     total = optimizer.total_bytes
     points = []

@@ -1,4 +1,4 @@
-"""Samples the batches that caches are compared on; scores nodes for static caches."""
+"""Samples the batches on which caches are compared; scores nodes for static caches."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class TracedEpoch:
 
     epoch_batches: int  # batches of the whole epoch
     trace: Trace  # nodes of the sampled batches
-    # dict of str to ndarray of uint8 or uint32 [N]: scores of nodes for static caches; "frequency"
-    # comes from other batches than these.
+    # By score name, uint8 or uint32 [N]: scores of nodes for static caches; "frequency" comes from
+    # other batches than these.
     scores: dict[Score, npt.NDArray[Any]]
     seconds: float  # duration of sampling
 
@@ -47,7 +47,7 @@ class TracedEpoch:
 def load_topology(
     store: GraphStore, progress: Progress, memory: int | None = None, held_bytes: int = 0
 ) -> Topology:
-    """Read the topology; map it if the budget, less the bytes that are held, is too small."""
+    """Read the topology; map it if the budget, without the bytes in use, is too small."""
     sizes, budget = StoreSizes.of(store.schema), MemoryBudget.of(memory)
     with progress.phase("read the topology"):
         placement = place(sizes, budget, strategy=MMAP, seeds_bytes=held_bytes)

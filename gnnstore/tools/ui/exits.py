@@ -1,7 +1,7 @@
 """Turns a failure into one clear message and an exit status.
 
-Scripts branch on the status and people read the message, so both are decided here and
-nowhere else. A traceback is shown for a defect of gnnstore, or when it is asked for.
+Scripts branch on the status and people read the message, so both are decided in this module
+only. A traceback is shown for a defect of gnnstore, or when it is asked for.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ UNSUPPORTED_VERSION = 4
 STORAGE = 5  # I/O error, no space, no memory
 DEFECT = 70  # sysexits.h EX_SOFTWARE: an error that gnnstore did not foresee
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
-BROKEN_PIPE = 141  # 128 + SIGPIPE: the reader of our output left
+BROKEN_PIPE = 141  # 128 + SIGPIPE: the reader of the output left
 
 
 def report(error: BaseException, session: Session) -> int:
@@ -37,9 +37,9 @@ def report(error: BaseException, session: Session) -> int:
         message, status = _describe(error)
         if isinstance(error, GnnstoreError):
             message = session.in_flags(message)
-    # A stream that cannot be written, such as one to a full disk, may be what has failed.
+    # The failure may be a stream that cannot be written, such as one to a full disk.
     with suppress(OSError):
-        _tell(error, message, with_traceback=session.debug or status == DEFECT)
+        _print_error(error, message, with_traceback=session.debug or status == DEFECT)
     if session.as_json:
         with suppress(OSError):
             session.emit_json(
@@ -56,8 +56,8 @@ def report(error: BaseException, session: Session) -> int:
     return status
 
 
-def _tell(error: BaseException, message: str, *, with_traceback: bool) -> None:
-    """Print what went wrong on stderr."""
+def _print_error(error: BaseException, message: str, *, with_traceback: bool) -> None:
+    """Print an error on stderr."""
     if isinstance(error, click.ClickException):
         error.show()
         return

@@ -1,11 +1,10 @@
 """Keeps Ctrl-C from being lost where Python cannot raise it.
 
-Python raises `KeyboardInterrupt` wherever the program happens to be. Now and then that is a
-destructor or the callback of a weak reference, from which nothing can be raised: the interpreter
-prints "Exception ignored in ..." and goes on. Or it is the start of an extension module that
-passes over every error (those made with Cython have such a place, numpy.random among them: one
-Ctrl-C in fifty was lost there). A conversion of hours would then run to its end as if nobody had
-pressed a key.
+Python raises `KeyboardInterrupt` at any point of the program. Now and then that is a destructor or
+the callback of a weak reference, from which nothing can be raised: the interpreter prints
+"Exception ignored in ..." and goes on. Or it is the start of an extension module that ignores every
+error (those made with Cython have such a place, numpy.random among them: one Ctrl-C in fifty was
+lost there). A conversion of hours would then run to its end in spite of Ctrl-C.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _AGAIN_SECONDS = 0.02
 
 @contextmanager
 def no_interrupt_lost() -> Iterator[None]:
-    """Raise a `KeyboardInterrupt` once more that came where it could not be raised."""
+    """Raise a `KeyboardInterrupt` again if it came where it could not be raised."""
     before = sys.unraisablehook
 
     def again(unraisable: UnraisableHookArgs) -> None:
@@ -47,7 +46,7 @@ def no_interrupt_lost() -> Iterator[None]:
 
 @contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """Let Ctrl-C wait until the end of the block: for imports, which are short."""
+    """Delay Ctrl-C until the end of the block: for imports, which are short."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -1,7 +1,7 @@
 """Options that several commands share, and the types of their values.
 
-One place decides what `--json`, a size such as "8GB" or a list of fan-outs means, so that no two
-commands differ.
+This module decides on the meaning of `--json`, a size such as "8GB" or a list of fan-outs, so that
+commands agree.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _parse_shares(text: str, _: str) -> tuple[float, ...]:
 
 
 SHARES = Parsed("shares", _parse_shares)
-# A number of bytes as people write it; and one that the container of this process must allow.
+# A number of bytes with a unit; and one that the container of this process must allow.
 SIZE = Parsed("size", lambda text, name: parse_size(text, name=name))
 MEMORY = Parsed("size", lambda text, name: parse_memory(text, name=name))
 
@@ -107,7 +107,7 @@ def threads_option(help_text: str, name: str = "threads") -> Decorator:
 
 
 def plot_option(help_text: str) -> Decorator:
-    """Return the option `--plot`, as `plot_file`; that a plot can be drawn is checked first."""
+    """Return the option `--plot`, as `plot_file`; it is first checked that a plot can be drawn."""
 
     def check(_ctx: click.Context, _param: click.Parameter, file: Path | None) -> Path | None:
         if file is not None:
@@ -133,7 +133,7 @@ class SeedOptions:
     input_nodes: str | None = None  # a split of nodes, or "all"; None: the default
     # "all" edges, an edge split, or a file; None: batches start from nodes.
     links: str | None = None
-    # Mode and amount; like the rest, as of `LinkNeighborLoader`.
+    # Mode and amount; this and the rest as in `LinkNeighborLoader`.
     neg_sampling: dict[str, Any] | None = None
     neg_side: str | None = None
     shared_negatives: int | None = None
@@ -143,7 +143,7 @@ class SeedOptions:
 
     @property
     def of_links(self) -> dict[str, Any]:
-        """Options of `LinkNeighborLoader` that were given, but for the edges themselves."""
+        """Given options of `LinkNeighborLoader`, without the edges themselves."""
         names = [field.name for field in fields(self)][2:]
         return {name: value for name in names if (value := getattr(self, name))}
 
@@ -154,7 +154,7 @@ class SeedOptions:
 
 
 def describe_seeds(document: Mapping[str, Any]) -> str:
-    """Return in words what a document says that batches start from."""
+    """Return a phrase on the seeds of batches in a document."""
     links = document.get("links")
     return f"input nodes {document['input_nodes']}" if links is None else f"links {links}"
 
@@ -175,7 +175,7 @@ def _parse_negatives(text: str, _: str) -> dict[str, Any]:
 
 
 def _seeds_together(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Pass what batches start from as one argument."""
+    """Pass the options of seeds as one argument."""
 
     @wraps(command)
     def with_seeds(*arguments: Any, **options: Any) -> Any:
@@ -194,7 +194,7 @@ def _seeds_together(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def refuse_given(is_refused: Callable[[str], bool], problem: str) -> None:
-    """Refuse options of the running command that somebody has given and nothing would read."""
+    """Refuse given options of the running command that nothing would read."""
     context = click.get_current_context()
     for param in context.command.params:
         name = str(param.name)
@@ -204,7 +204,7 @@ def refuse_given(is_refused: Callable[[str], bool], problem: str) -> None:
 
 
 def gone_option(name: str, advice: str) -> Callable[[Any], Any]:
-    """Refuse an option that a command had once, with what to write instead."""
+    """Refuse an option of earlier versions, with the text to write instead."""
 
     def refuse(_context: click.Context, _param: click.Parameter, value: str | None) -> None:
         if value is not None:

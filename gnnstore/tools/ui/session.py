@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # new fields may appear without that.
 SCHEMA_VERSION = 2
 
-# A pipe has no width. Wide enough that no table of ours wraps, so that grep sees whole rows.
+# A pipe has no width. Wide enough that no table wraps, so that grep sees whole rows.
 _PIPE_WIDTH = 240
 
 
@@ -44,15 +44,15 @@ class Session:
     as_json: bool = False
     quiet: bool = False
     debug: bool = False
-    # Python's names of the command's options: the flags, and whether they take a value.
+    # By Python's name of each of the command's options: its flags, and whether it takes a value.
     options: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Let the environment turn tracebacks on where the option cannot be added."""
+        """Let the environment turn tracebacks on if the option cannot be added."""
         self.debug = self.debug or os.environ.get("GNNSTORE_DEBUG", "") not in ("", "0")
 
     def emit(self, document: Mapping[str, Any], render: Callable[[Console], None]) -> None:
-        """Print a result on stdout: `document` with --json, else whatever `render` prints."""
+        """Print a result on stdout: `document` with --json, else the output of `render`."""
         if self.as_json:
             self.emit_json(document)
         else:
@@ -84,7 +84,7 @@ class Session:
     def progress(self, *, show_usage: bool = False, style: Style = "auto") -> Iterator[Progress]:
         """Show progress on stderr: bars on a terminal, else a plain line now and then."""
         with interrupts_wait():
-            importlib.import_module("rich.progress")  # else in the middle of the work
+            importlib.import_module("rich.progress")  # else imported in the middle of the work
         with open_progress(quiet=self.quiet, show_usage=show_usage, style=style) as progress:
             yield progress
 
@@ -109,7 +109,7 @@ def open_streams() -> None:
 
 
 class _StderrHandler(logging.Handler):
-    """Prints progress, and messages of the library, such as what it removed after a crash."""
+    """Prints progress and messages of the library, such as on files removed after a crash."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.name == LOGGER.name:
@@ -123,7 +123,7 @@ class _StderrHandler(logging.Handler):
 
 
 def start_logging() -> None:
-    """Send the library's progress and warnings to stderr; once, however often it is called."""
+    """Send the library's progress and warnings to stderr; idempotent."""
     logger = logging.getLogger("gnnstore")
     if not any(isinstance(handler, _StderrHandler) for handler in logger.handlers):
         logger.addHandler(_StderrHandler())
@@ -137,8 +137,8 @@ def render_to_stdout(render: Callable[[Console], None]) -> None:
     if sys.stdout.isatty():
         render(Console(file=sys.stdout, **plain))
         return
-    # In memory first, to drop the spaces that rich fills lines with. The encoding matters:
-    # by it rich chooses its characters.
+    # In memory first, to drop the spaces with which rich fills lines. The encoding matters: rich
+    # chooses its characters by it.
     encoding = sys.stdout.encoding or "utf-8"
     text = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="backslashreplace")
     render(Console(file=text, width=_PIPE_WIDTH, **plain))

@@ -1,8 +1,8 @@
-"""Tables and bars for people, drawn alike by every command.
+"""Tables and bars for people, in one style for all commands.
 
-On a terminal they are framed and coloured; in a pipe they are plain columns, one row a
-line, so that grep, awk and a bug report can use them. No word is ever broken: a table that is too
-wide for the terminal loses columns it can do without, and then becomes a paragraph a row.
+On a terminal they are framed and coloured; in a pipe they are plain columns, one row a line, so
+that grep, awk and a bug report can use them. No word is ever broken: a table that is too wide for
+the terminal loses columns that are not essential, and then becomes a paragraph a row.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def _parse_partitions(text: str, _: str) -> int | None:
 @click.option("--resume", is_flag=True, help="Continue an interrupted attempt.")
 @session_options
 def command(session: Session, store: str, **options: Any) -> None:
-    """Partition the store and print what was made."""
+    """Partition the store and print a summary."""
     from gnnstore.tools.partition import partition_store  # noqa: PLC0415 - not for --help
 
     partition_store(session, store, **options)

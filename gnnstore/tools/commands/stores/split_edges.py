@@ -14,7 +14,7 @@ from gnnstore.tools.ui.session import Session
 _HELP = """Split the edges of a store for link prediction.
 
 OUT has the nodes of STORE with their attributes. Its graph consists of the training edges, along
-which messages pass. The edges of valid and test are stored beside it as edge splits, which
+which messages pass. The edges of valid and test are stored with it as edge splits, which
 gnnstore.LinkNeighborLoader(OUT, ..., edge_label_index="valid") takes by name.
 
 The split of an edge follows from a hash of its unordered endpoints: all copies of an edge, and its

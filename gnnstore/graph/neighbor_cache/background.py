@@ -1,8 +1,8 @@
-"""Chooses and fills a large neighbour cache in a thread, beside batches that are sampled meanwhile.
+"""Chooses and fills a large neighbour cache in a background thread, while batches are sampled.
 
 Draws are keyed, so batches are the same with the cache and without it: until it is there, all
-in-neighbours are read from disk. The thread reads in pieces; after each it lets batches that are
-fetching go on alone, but no longer than the piece took, so that it comes to an end.
+in-neighbours are read from disk. After each piece the thread pauses while batches fetch, but no
+longer than the piece took, so that it comes to an end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gnnstore.threads import LONG_READ_BYTES, Flag, run_beside
 
 FILLING_THREAD = "gnnstore-neighbors"
 _POLL_SECONDS = 0.005
-# Of ids: one that is read, what is wanted of it, and which.
+# Vectors of ids in memory: those read, those to keep, and the mask of the latter.
 _PIECES = 3
 
 _log = logging.getLogger(__name__)
@@ -34,8 +34,8 @@ class NeighborCache:
         self._filled: list[CachedNeighbors | None] = []
         self._num_bytes = num_bytes
         self.stop: Callable[[], object] = lambda: None
-        own_bytes = num_bytes - _bytes_beside(csc, rows)
-        if not _fills_beside(csc, num_bytes, own_bytes):
+        own_bytes = num_bytes - _bytes_in_background(csc, rows)
+        if not _fills_in_background(csc, num_bytes, own_bytes):
             self._filled.append(open_neighbor_cache(csc, rows, num_bytes, uuid))
             return
         open_from = partial(_open, csc, own_bytes, uuid)
@@ -55,13 +55,13 @@ class NeighborCache:
         return 0 if self._filled[0] is None else self._filled[0].num_bytes
 
 
-def _bytes_beside(csc: Csc, rows: IndexRows) -> int:
-    """Return the bytes that a thread reading beside others takes of the cache's memory."""
+def _bytes_in_background(csc: Csc, rows: IndexRows) -> int:
+    """Return the part of the cache's memory that reading in the background takes."""
     return rows.staging_bytes + _PIECES * SCAN_IDS * csc.indices.itemsize
 
 
-def _fills_beside(csc: Csc, num_bytes: int, own_bytes: int) -> bool:
-    """Whether reading all lists takes long, and choosing them fits where the cache will be."""
+def _fills_in_background(csc: Csc, num_bytes: int, own_bytes: int) -> bool:
+    """Whether reading all lists takes long, and choosing them fits the cache's own memory."""
     if csc.num_edges * csc.indices.itemsize < LONG_READ_BYTES:
         return False
     if num_bytes >= bytes_for_all(csc):
@@ -74,7 +74,7 @@ def _open(csc: Csc, num_bytes: int, uuid: str, rows: IndexRows) -> CachedNeighbo
 
 
 class _StoppedError(GnnstoreError):
-    """An error that ends the filling of a cache that nobody wants any more."""
+    """An error that ends the filling of a cache that is no longer used."""
 
 
 def _fill(
@@ -83,7 +83,7 @@ def _fill(
     filled: list[CachedNeighbors | None],
     stop: Flag,
 ) -> None:
-    """Choose the lists, and read them; without them batches are the same, and later."""
+    """Choose and read the lists. An error is logged only: without a cache batches are the same."""
 
     def pause(seconds: float) -> None:
         ends = monotonic() + seconds
@@ -93,6 +93,6 @@ def _fill(
             raise _StoppedError("the cache of in-neighbours is not wanted any more")
 
     try:
-        filled.append(open_from(rows.beside(pause)))
+        filled.append(open_from(rows.in_background(pause)))
     except Exception as error:
         _log.debug("in-neighbours are not cached: %s", error)
