@@ -6,6 +6,8 @@ point must not leave a thread waiting. All that wait look again whenever anythin
 
 from __future__ import annotations
 
+import os
+
 from gnnstore.errors import GnnstoreError, UsageError, described
 from gnnstore.threads import Condition
 
@@ -13,11 +15,13 @@ from gnnstore.threads import Condition
 class TurnLock:
     """The turns of batches 0, 1, 2, ..., one after the other.
 
-    Each number must take its turn or fail, because later ones wait for it.
+    Each number must take its turn or fail, because later ones wait for it. A forked process has
+    none of the threads that take turns or have the lock: it can only end them.
     """
 
     def __init__(self) -> None:
         self._changed = Condition()
+        self._pid = os.getpid()
         self._next = 0
         self._in_turn: int | None = None
         self._waiting: set[int] = set()
@@ -80,16 +84,16 @@ class TurnLock:
 
     def close(self) -> None:
         """End all turns; batches that wait fail. Idempotent."""
-        with self._changed.lock:
-            self._is_closed = True
+        self._is_closed = True
+        if os.getpid() == self._pid:
             self._changed.notify_all()
 
     def leave(self) -> None:
         """Give no more turns, once the batch that has one is done."""
-        with self._changed.lock:
-            self._is_left = True
+        self._is_left = True
+        if os.getpid() == self._pid:
             self._changed.notify_all()
-        self._changed.wait_until(lambda: self._in_turn is None or None)
+            self._changed.wait_until(lambda: self._in_turn is None or None)
 
     def _release(self, number: int) -> None:
         if self._in_turn == number:

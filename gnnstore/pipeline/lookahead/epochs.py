@@ -82,18 +82,22 @@ class MadeAhead:
     superbatch: Superbatch
     shares: list[tuple[EpochKey, int]]  # iterations still to come, and their numbers of batches
     begin: int = 0  # the first batch that has not been handed out
-    _pid: int = field(default_factory=os.getpid, init=False)
     _abandon: Finalizer | None = field(default=None, init=False)
 
     def is_for(self, key: EpochKey, sampler: NeighborSampler) -> bool:
         """Whether an iteration is the one that has the next batches, in this process."""
-        is_next = self.has_more and self.shares[0][0] == key and os.getpid() == self._pid
+        is_next = self.has_more and self.shares[0][0] == key and os.getpid() == self.producer.pid
         return is_next and self.producer.sampler is sampler
 
     @property
     def has_more(self) -> bool:
         """Whether batches are left for another iteration."""
-        return bool(self.shares) and self.begin < len(self.superbatch)
+        return bool(self.shares) and self.num_left > 0
+
+    @property
+    def num_left(self) -> int:
+        """Batches that have not been handed out."""
+        return len(self.superbatch) - self.begin
 
     @property
     def is_planned(self) -> bool:
@@ -186,7 +190,11 @@ class _Making:
         try:
             batches, self._batches = self._batches, []
             superbatch = self.producer.sample(0, batches)
-            self.made = self.producer.finish(superbatch) if self._plans else superbatch
+            if self._plans:
+                self.producer.finish(superbatch)
+            else:
+                self.producer.session = None  # whose slots may be another loader's by then
+            self.made = superbatch
         except Exception as error:
             # A lasting cause shows again when an iteration that wants the superbatch makes it.
             _log.debug("the next superbatch cannot be made yet: %s", error)
@@ -250,6 +258,9 @@ class LookaheadEpochs:
             if not self._has_told:
                 _log.warning("%s", _NO_SLOTS)
             self._has_told = True
+            if self._next is not None:  # sampled for this iteration, if not for one before
+                self._next.abandon()
+                self._next = None
             yield batches
             return
         with ExitStack() as stack:
@@ -324,12 +335,14 @@ class LookaheadEpochs:
             planned = _PlannedBatches(self.job, superbatches, make_next, lambda: num_made)
             with closing(planned):
                 yield planned
-            is_over = True
+            is_over = not session.turns.is_left  # else a newer iteration has the slots
+        if not is_over:
+            return
         self._num_ended += 1
         if ahead is not None and ahead.has_more:
             ahead.keep()
             self._carried = ahead
-        if producer.is_followed:
+        if producer.is_followed(ahead.num_left if ahead else 0):
             self._session = session
         for superbatch in coming:
             self._next = superbatch
