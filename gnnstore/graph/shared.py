@@ -48,6 +48,9 @@ class SharedCache(Protocol):
 class SlotOwner(Protocol):
     """What plans for the slots of a loader."""
 
+    def ends(self) -> bool:
+        """Whether all batches of its last iteration have their rows."""
+
     def lose_slots(self) -> None:
         """Free what was planned for them: another loader takes their memory."""
 
@@ -180,7 +183,8 @@ class SharedTables:
         with self._lock:
             known = self._slots
             former = None if self._slots_of is None else self._slots_of()
-            if known is not None and known.is_taken and former is not owner:
+            is_taken = known is not None and known.is_taken and former is not owner
+            if is_taken and not (former is not None and former.ends()):
                 return None
             if known is None or former is not owner:
                 self._free_slots()

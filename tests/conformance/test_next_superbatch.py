@@ -20,17 +20,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gnnstore.pipeline.lookahead.next_epoch import NextSuperbatch
-from gnnstore.pipeline.lookahead.spools import SampledSuperbatch
 
 import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.errors import NoSpaceError
 from gnnstore.features.packed import pack as packing
-from gnnstore.features.planned import Sequencer, Ticket
+from gnnstore.features.planned import TurnLock
+from gnnstore.graph.shared import SharedTables, shared_tables
 from gnnstore.pipeline.lookahead import packer as rolling
-from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs
-from gnnstore.pipeline.lookahead.producer import LookaheadProducer
+from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs, NextSuperbatch
+from gnnstore.pipeline.lookahead.producer import Producer
 from gnnstore.sampling.compact import CompactSample
 from gnnstore.strategies.builtin import STRATEGIES
 from tests.support.batches import assert_same_batches, batches_of
@@ -79,8 +78,8 @@ class Counted:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sampled = self.planned = self.packed = 0
-        of = LookaheadProducer
-        sample, plan, pack = of.sample, of._plan, of._pack
+        of = Producer
+        sample, plan, pack = of.sample, of.plan, of._pack
 
         def counting_sample(*args: Any) -> Any:
             self.sampled += 1
@@ -96,7 +95,7 @@ class Counted:
             return packed
 
         monkeypatch.setattr(of, "sample", counting_sample)
-        monkeypatch.setattr(of, "_plan", counting_plan)
+        monkeypatch.setattr(of, "plan", counting_plan)
         monkeypatch.setattr(of, "_pack", counting_pack)
 
 
@@ -195,42 +194,51 @@ def test_validation_between_epochs(
     monkeypatch: pytest.MonkeyPatch,
     strategy: str,
 ) -> None:
-    """It takes the cache; what was planned is planned again, and after that no more in vain."""
+    """It takes the slots, and what was planned for them is lost; after that no more in vain."""
     loader = loader_of(path, strategy=strategy)
     validation = loader_of(loader.data, strategy=strategy, shuffle=False)
-    read = []
+    read, cached = [], []
     counted = Counted(monkeypatch)
     for epoch in expected:
         before = loader.stats().rows_read
         assert_same_batches(batches_of(loader), epoch)
         coming(loader)
         read.append(loader.stats().rows_read - before)
+        before = validation.stats().rows_cached
         list(validation)
+        coming(validation)
+        cached.append(validation.stats().rows_cached - before)
     # Without a plan that fits, each row of each batch would have been read.
     rows = [sum(len(batch["n_id"]) for batch in epoch) for epoch in expected]
     assert all(own < 0.9 * all_ for own, all_ in zip(read, rows, strict=True))
-    # Both loaders were sampled four times, and the next of each once more; planned in vain once.
-    assert counted.sampled <= 10
-    assert counted.planned <= 11
+    assert all(cached)
+    # Both loaders were sampled four times, and the next of each once more; one epoch was planned,
+    # and so sampled, in vain.
+    assert counted.sampled == 11
+    assert counted.planned == 9
+    assert counted.packed == (9 if strategy == "packed" else 0)
 
 
 def test_validation_in_the_middle_of_packed_rows(
-    path: Path, expected: list[list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+    path: Path, expected: list[list[dict[str, Any]]]
 ) -> None:
-    """The rest is planned again, and packed again as long as that is worth it."""
-    counted = Counted(monkeypatch)
-    loader = loader_of(path, prefetch_batches=1, cache_bytes="100kB")
-    validation = loader_of(loader.data, shuffle=False, cache_bytes="100kB")
-    running = iter(loader)
-    found = batches_of(islice(running, 2))
-    list(validation)
-    packed = counted.packed
-    before = loader.stats().rows_read
-    found += batches_of(running)
-    assert_same_batches(found, expected[0])
-    assert counted.packed > packed
-    rows = sum(len(batch["n_id"]) for batch in expected[0][2:])
-    assert loader.stats().rows_read - before < 0.9 * rows
+    """It reads all of its own; those of training are read as they were packed."""
+    store = gnnstore.open(path)
+    options: dict[str, Any] = {"prefetch_batches": 1, "cache_bytes": "100kB", "superbatch": 4}
+    loader, alone = loader_of(store, **options), loader_of(path, **options)
+    validation = loader_of(store, shuffle=False, **options)
+    for epoch in expected[:2]:
+        running = iter(loader)
+        found = batches_of(islice(running, 2))
+        list(validation)
+        found += batches_of(running)
+        assert_same_batches(found, epoch)
+        list(alone)
+    stats, undisturbed = loader.stats(), alone.stats()
+    assert stats.rows_read == undisturbed.rows_read
+    assert stats.reads == undisturbed.reads
+    assert stats.bytes_packing == undisturbed.bytes_packing > 0
+    assert validation.stats().rows_cached == validation.stats().bytes_packing == 0
 
 
 def test_another_epoch_than_expected(
@@ -432,56 +440,74 @@ def test_what_works_for_a_loader_may_find_it_forgotten(
         time.sleep(0.01)
 
 
-def test_whoever_has_the_cache_may_find_a_loader_forgotten(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("another", [True, False])
+def test_what_hands_the_slots_over_may_find_an_iteration_forgotten(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, another: bool
 ) -> None:
-    """The garbage collector interrupts the consumer of a loader that shares a cache with it.
+    """The garbage collector interrupts who is about to get the slots, with locks of theirs.
 
-    What works for the forgotten one waits for that cache.
+    What works for the forgotten iteration waits for them. It is of another loader, or of the same.
     """
     waits, is_held, collected = threading.Event(), threading.Event(), threading.Event()
-    begin, look, consumer = Sequencer.begin, Ticket.look, threading.current_thread()
+    take, leave, look = SharedTables.take_slots, TurnLock.leave, TurnLock.look
+    consumer = threading.current_thread()
 
-    def begin_and_collect(sequencer: Sequencer) -> Ticket:
-        with sequencer.changed.lock:
-            if waits.is_set() and not is_held.is_set():
-                assert threading.current_thread() is consumer
-                is_held.set()
-                gc.collect()
-                collected.set()
-        return begin(sequencer)
+    def collect() -> None:
+        if waits.is_set() and not is_held.is_set():
+            assert threading.current_thread() is consumer
+            is_held.set()
+            gc.collect()
+            collected.set()
 
-    def wait_and_look(ticket: Ticket, number: int) -> Any:
+    def collect_and_take(shared: SharedTables, *args: Any, **options: Any) -> Any:
+        with shared._lock:
+            if another:
+                collect()
+            return take(shared, *args, **options)
+
+    def collect_and_leave(turns: TurnLock) -> None:
+        with turns._changed.lock:
+            collect()
+        leave(turns)
+
+    def wait_and_look(turns: TurnLock, number: int) -> Any:
         if number >= 2 and threading.current_thread() is not consumer and not is_held.is_set():
             waits.set()
             assert is_held.wait(20)
-        return look(ticket, number)
+        return look(turns, number)
 
     store = gnnstore.open(path)
     loader = loader_of(store, strategy="belady", tmpdir=tmp_path, superbatch=4)
-    monkeypatch.setattr(Sequencer, "begin", begin_and_collect)
-    monkeypatch.setattr(Ticket, "look", wait_and_look)
+    monkeypatch.setattr(SharedTables, "take_slots", collect_and_take)
+    monkeypatch.setattr(TurnLock, "leave", collect_and_leave)
+    monkeypatch.setattr(TurnLock, "look", wait_and_look)
     gc.disable()
     try:
         batches = iter(loader)
         next(batches)
         assert waits.wait(20)
-        cycle: list[Any] = [loader, batches]
+        cycle: list[Any] = [batches]
         cycle.append(cycle)
-        del loader, batches, cycle
-        other = loader_of(store, strategy="belady", tmpdir=tmp_path, superbatch=4)
-        assert len(list(other)) == BATCHES
+        if another:
+            cycle.append(loader)
+            loader = loader_of(store, strategy="belady", tmpdir=tmp_path, superbatch=4)
+        del batches, cycle
+        assert len(list(loader)) == BATCHES
     finally:
         gc.enable()
     assert collected.is_set()
+    assert loader.stats().rows_cached > 0
+    del loader
+    deadline = time.monotonic() + 20
+    while threads() or any(tmp_path.iterdir()):
+        assert time.monotonic() < deadline, (threads(), list(tmp_path.iterdir()))
+        time.sleep(0.01)
 
 
 LEFT = """
 import sys, time
 from gnnstore import NeighborLoader
-from gnnstore.pipeline.lookahead.producer import LookaheadProducer
 
-request = None
 loader = NeighborLoader(
     sys.argv[1], [4, 4], range(200), batch_size=25, shuffle=True, seed=3, strategy="packed",
     cache_bytes="20kB", num_threads=2, tmpdir=sys.argv[2],
@@ -506,15 +532,15 @@ def test_the_interpreter_ends_meanwhile(path: Path, tmp_path: Path, forks: ForkS
     assert time.monotonic() - start < 60
 
 
-def test_the_cache_is_taken_from_nobody(
+def test_slots_are_taken_from_no_open_iteration(
     path: Path, expected: list[list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another loader began while the next epoch was sampled: it keeps what it has."""
-    sample, goes_on, has_begun = LookaheadProducer.sample, threading.Event(), threading.Event()
-    begun: list[LookaheadProducer] = []
+    """Another loader began while the next epoch was sampled: that is planned all the same."""
+    sample, goes_on, has_begun = Producer.sample, threading.Event(), threading.Event()
+    begun: list[Producer] = []
 
-    def sample_and_wait(maker: LookaheadProducer, chunk: list[Any]) -> Any:
-        sampled = sample(maker, chunk)
+    def sample_and_wait(maker: Producer, *args: Any) -> Any:
+        sampled = sample(maker, *args)
         if maker not in begun:
             begun.append(maker)
         if len(begun) == 2 and maker is begun[1]:  # of the next epoch
@@ -522,7 +548,8 @@ def test_the_cache_is_taken_from_nobody(
             assert goes_on.wait(60)
         return sampled
 
-    monkeypatch.setattr(LookaheadProducer, "sample", sample_and_wait)
+    counted = Counted(monkeypatch)
+    monkeypatch.setattr(Producer, "sample", sample_and_wait)
     store = gnnstore.open(path)
     options: dict[str, Any] = {"strategy": "belady", "superbatch": BATCHES}
     loader, other = loader_of(store, **options), loader_of(store, **options)
@@ -531,19 +558,114 @@ def test_the_cache_is_taken_from_nobody(
         found.append(batch.to_dict())
         if len(found) == BATCHES - 1:
             assert has_begun.wait(60)
+            slots = shared_tables(store)._slots
+            assert slots is not None
+            turns = slots._turns
             theirs: Any = iter(other)
-            next(theirs)
-            turns = ahead_of(other).job.cache()._sequencer
-            latest = turns.latest
+            others = batches_of(islice(theirs, 1))
             goes_on.set()
     assert_same_batches(found, expected[0])
     ahead = coming(loader)
     assert ahead is not None
-    assert isinstance(ahead._making.made, SampledSuperbatch)
-    assert turns.latest is latest
-    assert len(list(theirs)) == BATCHES - 1
-    assert turns.is_free
+    assert ahead._making.made is not None
+    assert ahead._making.made.slots is slots
+    others += batches_of(theirs)
+    assert_same_batches(others, expected[0])
+    assert other.stats().rows_cached == 0
+    assert counted.planned == 2
     assert_same_batches(batches_of(loader), expected[1])
+    assert shared_tables(store)._slots is slots
+    assert slots._turns is turns
+
+
+@pytest.mark.parametrize("phase", ["sample", "plan", "_pack"])
+def test_slots_are_taken_while_the_next_epoch_is_made(
+    path: Path,
+    tmp_path: Path,
+    expected: list[list[dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+    phase: str,
+) -> None:
+    """Between two epochs, by another loader: what is made for them is given up at once."""
+    begun: list[Producer] = []
+    make, has_begun = getattr(Producer, phase), threading.Event()
+
+    def make_unless_stopped(maker: Producer, *args: Any) -> Any:
+        if maker not in begun:
+            begun.append(maker)
+        if len(begun) == 2 and maker is begun[1]:  # of the next epoch
+            has_begun.set()
+            assert maker._is_stopped.wait(60)
+        return make(maker, *args)
+
+    monkeypatch.setattr(Producer, phase, make_unless_stopped)
+    store = gnnstore.open(path)
+    loader, other = (loader_of(store, tmpdir=tmp_path, superbatch=BATCHES) for _ in range(2))
+    assert_same_batches(batches_of(loader), expected[0])
+    ahead = ahead_of(loader)._next
+    assert ahead is not None
+    assert has_begun.wait(60)
+    assert ahead._thread.is_alive()
+    files = set(tmp_path.iterdir())
+    theirs: Any = iter(other)
+    others = batches_of(islice(theirs, 1))
+    assert not ahead._thread.is_alive()
+    assert ahead._making.made is None
+    assert ahead_of(loader)._next is None
+    assert not files & set(tmp_path.iterdir())
+    others += batches_of(theirs)
+    assert_same_batches(others, expected[0])
+    assert other.stats().rows_cached > 0
+    for epoch in expected[1:3]:
+        assert_same_batches(batches_of(loader), epoch)
+
+
+def test_who_loses_the_slots_holds_nothing_of_them(path: Path) -> None:
+    """Only what was sampled for the next epoch is kept, until it is clear that that is another."""
+    store = gnnstore.open(path)
+    loader, other = (loader_of(store, strategy="belady") for _ in range(2))
+    list(loader)
+    list(other)
+    list(loader)
+    ahead = coming(loader)
+    assert ahead is not None
+    assert not ahead.plans
+    slots = weakref.ref(shared_tables(store)._slots)
+    theirs: Any = iter(other)
+    next(theirs)
+    assert ahead_of(loader)._next is ahead
+    assert slots() is None
+    sampled = weakref.ref(ahead._making.made)
+    del ahead
+    # An iteration without slots has no use for it, and after that it is an epoch that has been.
+    running = iter(loader)
+    next(running)
+    assert sampled() is None
+
+
+def test_an_older_iteration_leaves_nothing_to_those_after_a_newer(
+    path: Path, tmp_path: Path, many: list[list[dict[str, Any]]]
+) -> None:
+    """Its slots are the newer one's, and what comes next is another epoch."""
+    loader = long_loader(path, tmpdir=tmp_path, prefetch_batches=1)
+    for epoch in many[:2]:
+        assert_same_batches(batches_of(loader), epoch)
+    older: Any = iter(loader)
+    found = batches_of(islice(older, 2))
+    files = set(tmp_path.iterdir())
+    assert files
+    newer: Any = iter(loader)
+    others = batches_of(islice(newer, 2))
+    found += batches_of(older)
+    assert_same_batches(found, many[2])
+    ahead = ahead_of(loader)
+    assert (ahead._carried, ahead._next, ahead._session) == (None, None, None)
+    assert not files & set(tmp_path.iterdir())
+    others += batches_of(newer)
+    assert_same_batches(others, many[3])
+    assert coming(loader) is not None
+    for epoch in many[4:6]:
+        assert_same_batches(batches_of(loader), epoch)
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
@@ -572,6 +694,50 @@ def test_a_fork_between_epochs(
             os._exit(status)
     _, ended = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(ended) == 0
+    assert_same_batches(batches_of(loader), expected[1])
+
+
+def test_a_fork_while_a_batch_has_its_turn(
+    path: Path,
+    tmp_path: Path,
+    expected: list[list[dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It never ends in the child, which has not the thread: an iteration there takes the slots."""
+    done, in_turn, goes_on = TurnLock.done, threading.Event(), threading.Event()
+
+    def wait_and_end(turns: TurnLock, number: int) -> None:
+        if number == 3 and not in_turn.is_set():
+            with turns._changed.lock:
+                in_turn.set()
+                assert goes_on.wait(60)
+        done(turns, number)
+
+    monkeypatch.setattr(TurnLock, "done", wait_and_end)
+    loader = loader_of(path, strategy="belady", tmpdir=tmp_path, superbatch=BATCHES)
+    running: Any = iter(loader)
+    found = batches_of(islice(running, 2))
+    assert in_turn.wait(60)
+    nodes = [batch["n_id"].numpy() for batch in expected[1]]
+    files = set(tmp_path.rglob("*"))
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(30)
+            for batch, of_batch in zip(loader, nodes, strict=True):
+                assert np.array_equal(batch.n_id.numpy(), of_batch)
+            assert loader.stats().rows_cached > 0
+            running.close()
+            status = 0 if files <= set(tmp_path.rglob("*")) else 2
+        finally:
+            os._exit(status)
+    _, ended = os.waitpid(child, 0)
+    goes_on.set()
+    assert os.waitstatus_to_exitcode(ended) == 0
+    found += batches_of(running)
+    assert_same_batches(found, expected[0])
     assert_same_batches(batches_of(loader), expected[1])
 
 

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gnnstore.pipeline.lookahead.session import CacheSession
-from gnnstore.pipeline.lookahead.spools import Spools
 
 from gnnstore import NeighborLoader
 from gnnstore._core import release_heap
-from gnnstore.pipeline.lookahead import driver
 from gnnstore.pipeline.lookahead import packer as rolling
-from gnnstore.pipeline.lookahead.producer import LookaheadProducer
+from gnnstore.pipeline.lookahead import producer
+from gnnstore.pipeline.lookahead.producer import Session
+from gnnstore.pipeline.lookahead.superbatch import SuperbatchFiles
 from gnnstore.sampling.neighbor import NeighborSampler
 from gnnstore.strategies.builtin import STRATEGIES
 from tests.support.batches import assert_same_batches, batches_of
@@ -37,11 +36,13 @@ def loader_of(store: Any, **options: Any) -> NeighborLoader:
 
 
 @pytest.fixture(scope="module")
-def expected(path: Path) -> list[dict[str, Any]]:
+def expected(path: Path) -> list[list[dict[str, Any]]]:
+    """Four epochs."""
     memory = {"strategy": "memory", "cache_bytes": None, "superbatch": None}
-    found = batches_of(loader_of(path, **memory))
-    assert len(found) == BATCHES
-    return found
+    plain = loader_of(path, **memory)
+    epochs = [batches_of(plain) for _ in range(4)]
+    assert [len(epoch) for epoch in epochs] == [BATCHES] * 4
+    return epochs
 
 
 class Phases:
@@ -54,8 +55,8 @@ class Phases:
         self._lock = threading.Lock()
         self._patch = monkeypatch
         self.note(NeighborSampler, "sample", "sampling")
-        self.note(CacheSession, "warm_up", "filling")
-        self.note(Spools, "plan", "planning")
+        self.note(Session, "fill", "filling")
+        self.note(SuperbatchFiles, "plan", "planning")
         self.note(rolling, "pack", "packing")
 
     def note(self, of: Any, name: str, phase: str) -> None:
@@ -81,70 +82,60 @@ class Phases:
                 self._now[phase] -= 1
 
 
-def overtake(loader: NeighborLoader) -> None:
-    """Take the cache over as another loader would, which has no use for it any more."""
-    superbatches = loader._sources.superbatches
-    assert superbatches is not None
-    superbatches.job.cache().begin().close()
-
-
 @pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if s.plans])
 def test_one_at_a_time(
-    path: Path, expected: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, strategy: str
+    path: Path,
+    expected: list[list[dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+    strategy: str,
 ) -> None:
-    """Whatever is planned again, for another loader has had the cache."""
-    phases, again = Phases(monkeypatch), []
-    plan_again = LookaheadProducer.plan_again
-
-    def noted(*args: Any) -> bool:
-        again.append(plan_again(*args))
-        return again[-1]
-
-    monkeypatch.setattr(LookaheadProducer, "plan_again", noted)
-    # Rows are packed again.
-    monkeypatch.setattr(rolling.SuperbatchPacker, "is_faster", lambda *_: True)
-    for _ in range(4):
-        loader = loader_of(path, strategy=strategy)
+    """In the epoch and beside it for the next, whose batches are others where one is left."""
+    phases = Phases(monkeypatch)
+    for superbatch in (4, BATCHES):
+        loader = loader_of(path, strategy=strategy, superbatch=superbatch)
         running, found = iter(loader), []
         for num_batches in (1, 1, 3, 1, 4, BATCHES):
             found += batches_of(islice(running, num_batches))
-            overtake(loader)
-        assert_same_batches(found, expected)
-        del running, loader
+        assert_same_batches(found, expected[0])
+        left: Any = iter(loader)
+        assert_same_batches(batches_of(islice(left, 5)), expected[1][:5])
+        left.close()
+        for epoch in expected[2:]:
+            assert_same_batches(batches_of(loader), epoch)
+        del running, left, loader
         gc.collect()  # what it makes for the next epoch ends with it, in whatever thread
         while any(thread.name.startswith("gnnstore") for thread in threading.enumerate()):
             time.sleep(0.01)
-    assert any(again)
     assert phases.together == {(phase,) for phase in phases.seen}
     last = "filling" if strategy == "belady" else "packing"
     assert set(phases.seen) == {"sampling", "planning", last}
 
 
 def test_a_batch_does_not_wait_for_the_plan_of_a_later_superbatch(
-    path: Path, expected: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    path: Path, expected: list[list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While that is made, it comes without a plan of its own."""
+    """While that is made, those come that have theirs."""
     loader = loader_of(path, strategy="belady", cache_bytes="50kB")
     goes_on, is_planning = threading.Event(), threading.Event()
-    plan: Callable[..., Any] = Spools.plan
+    plan: Callable[..., Any] = SuperbatchFiles.plan
 
-    def slow(self: Spools, planner: Any, trace: Any, name: str) -> Any:
+    def slow(self: SuperbatchFiles, planner: Any, trace: Any, name: str) -> Any:
         if name == "4":
             is_planning.set()
             assert goes_on.wait(30)
         return plan(self, planner, trace, name)
 
-    monkeypatch.setattr(Spools, "plan", slow)
+    monkeypatch.setattr(SuperbatchFiles, "plan", slow)
     running = iter(loader)
     found = batches_of(islice(running, 1))
     assert is_planning.wait(30)
-    overtake(loader)
-    found += batches_of(islice(running, 2))
-    without = loader.stats().rows_cached
+    found += batches_of(islice(running, 3))
+    cached = loader.stats().rows_cached
+    assert cached > 0
     goes_on.set()
     found += batches_of(running)
-    assert_same_batches(found, expected)
-    assert loader.stats().rows_cached > without
+    assert_same_batches(found, expected[0])
+    assert loader.stats().rows_cached > cached
 
 
 def test_free_memory_is_released_as_batches_are_sampled(
@@ -163,14 +154,14 @@ def test_free_memory_is_released_as_batches_are_sampled(
     monkeypatch.setattr(NeighborSampler, "sample", sampled)
     assert len(batches_of(each)) == 1
     (num_bytes,) = sizes
-    monkeypatch.setattr(driver, "_RELEASED_BYTES", 2 * num_bytes)
+    monkeypatch.setattr(producer, "_RELEASED_BYTES", 2 * num_bytes)
     seen: list[int] = []
 
     def released() -> None:
         release_heap()
         seen.append(len(sizes) - first)
 
-    monkeypatch.setattr(driver, "release_heap", released)
+    monkeypatch.setattr(producer, "release_heap", released)
     loader = loader_of(path, strategy="belady", superbatch=BATCHES)
     first = len(sizes)
     assert len(batches_of(loader)) == BATCHES

@@ -278,6 +278,34 @@ def test_validation_while_the_next_epoch_waits(
     validation.close()
 
 
+@pytest.mark.parametrize("strategy", ["belady", "packed"])
+@pytest.mark.parametrize("validates", [False, True])
+def test_loop_that_counts_batches_leaves_the_slots(
+    path: Path,
+    expected: list[dict[str, Any]],
+    caplog: pytest.LogCaptureFixture,
+    strategy: str,
+    validates: bool,
+) -> None:
+    """Lightning asks for no batch after the last, and keeps the iterator until the next epoch's."""
+    store = gnnstore.open(path)
+    options: dict[str, Any] = {"strategy": strategy, "cache_bytes": "100kB", "superbatch": 7}
+    train, alone = loader_of(store, **options), loader_of(path, **options)
+    valid = NeighborLoader(store, [4], "valid", batch_size=40, seed=1, **options)
+    found, iterator = [], iter(train)
+    for epoch in range(4):
+        iterator = iterator if epoch == 0 else iter(train)
+        found += [next(iterator).to_dict() for _ in range(BATCHES)]
+        if validates and epoch:
+            assert len(batches_of(valid)) == len(valid)
+            assert valid.stats().rows_cached > 0
+    assert_same_batches(found[: 2 * BATCHES], expected)
+    assert_same_batches(batches_of(alone, 4), found)
+    assert not [each for each in caplog.records if "another iteration" in each.getMessage()]
+    if not validates:  # what was made ahead is used, and the cache is warm
+        assert train.stats().rows_read == alone.stats().rows_read
+
+
 def test_validation_in_the_middle_takes_nothing_from_training(
     path: Path, expected: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gnnstore.pipeline.lookahead.spools import Spools
 
 import gnnstore
 from gnnstore import NeighborLoader
@@ -16,6 +15,8 @@ from gnnstore.converters import ConvertOptions
 from gnnstore.errors import UsageError
 from gnnstore.features.segments import packing as segment_packing
 from gnnstore.formats.packed.reader import PackedReader
+from gnnstore.pipeline.lookahead import producer
+from gnnstore.pipeline.lookahead.superbatch import SuperbatchFiles
 from gnnstore.testing.graphs import random_graph
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.graphs import E, N, graph_of_three_tables
@@ -168,8 +169,9 @@ def test_traces_and_plans_on_disk(
     options: dict[str, Any] = {"segment": segment, "superbatch": 12}
     whole = pack(path, [4, 4], output=tmp_path / "in-memory", **options)
     monkeypatch.setattr(
-        "gnnstore.packing.sampling.Spools",
-        lambda *a, **k: Spools(*a, **k | {"table_bytes": 1 << 20}),
+        producer,
+        "SuperbatchFiles",
+        lambda *a, **k: SuperbatchFiles(*a, **k | {"table_bytes": 1 << 20}),
     )
     packed = pack(path, [4, 4], output=tmp_path / "spilled", tmpdir=tmp_path, **options)
     assert_same_files(packed, whole)

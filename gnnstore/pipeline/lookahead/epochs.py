@@ -58,18 +58,22 @@ class MadeAhead:
     superbatch: Superbatch
     shares: list[tuple[EpochKey, int]]  # iterations still to come, and their numbers of batches
     begin: int = 0  # the first batch that has not been handed out
-    _pid: int = field(default_factory=os.getpid, init=False)
     _abandon: Finalizer | None = field(default=None, init=False)
 
     def is_for(self, key: EpochKey, sampler: NeighborSampler) -> bool:
         """Whether an iteration is the one that has the next batches, in this process."""
-        is_next = self.has_more and self.shares[0][0] == key and os.getpid() == self._pid
+        is_next = self.has_more and self.shares[0][0] == key and os.getpid() == self.producer.pid
         return is_next and self.producer.sampler is sampler
 
     @property
     def has_more(self) -> bool:
         """Whether batches are left for another iteration."""
-        return bool(self.shares) and self.begin < len(self.superbatch)
+        return bool(self.shares) and self.num_left > 0
+
+    @property
+    def num_left(self) -> int:
+        """Batches that have not been handed out."""
+        return len(self.superbatch) - self.begin
 
     @property
     def is_planned(self) -> bool:
@@ -162,7 +166,11 @@ class _Making:
         try:
             batches, self._batches = self._batches, []
             superbatch = self.producer.sample(0, batches)
-            self.made = self.producer.finish(superbatch) if self._plans else superbatch
+            if self._plans:
+                self.producer.finish(superbatch)
+            else:
+                self.producer.session = None  # whose slots may be another loader's by then
+            self.made = superbatch
         except Exception as error:
             # A lasting cause shows again when an iteration that wants the superbatch makes it.
             _log.debug("the next superbatch cannot be made yet: %s", error)
@@ -181,6 +189,21 @@ def _abandon(making: _Making, thread: Thread) -> None:
             making.producer.close()
 
 
+@dataclass(eq=False)
+class _Iteration:
+    """The iteration that has the slots, and what its end leaves to the next one."""
+
+    is_done: Callable[[], bool]  # whether all of its batches have their rows
+    _leave: Callable[[], None]
+    is_ended: bool = False
+
+    def end(self) -> None:
+        """Leave what was made ahead to the next iteration. Idempotent."""
+        if not self.is_ended:
+            self.is_ended = True
+            self._leave()
+
+
 class LookaheadEpochs:
     """Makes the superbatches of one loader, iteration after iteration."""
 
@@ -191,6 +214,7 @@ class LookaheadEpochs:
     ) -> None:
         self.job = job
         self._take_slots = take_slots
+        self._open: _Iteration | None = None  # the one that has the slots
         self._session: Session | None = None  # of the last iteration, if it came to its end
         self._next: NextSuperbatch | None = None
         self._carried: MadeAhead | None = None  # whose next batches are the coming iteration's
@@ -200,6 +224,16 @@ class LookaheadEpochs:
         # slots between two iterations.
         self._plans_next = True
         self._has_told = False  # that an iteration has no slots
+
+    def ends(self) -> bool:
+        """Whether all batches of the last iteration have their rows: the slots are free.
+
+        A loop that counts batches, as Lightning's, asks for none after the last one: its iteration
+        is not closed before the next one begins, or those of validation.
+        """
+        if self._open is not None and self._open.is_done():
+            self._open.end()
+        return self._open is None or self._open.is_ended
 
     def lose_slots(self) -> None:
         """Free what was planned for the slots: another loader takes their memory."""
@@ -221,11 +255,15 @@ class LookaheadEpochs:
         sampler: NeighborSampler,
     ) -> Iterator[Iterator[Batch]]:
         """Sample, plan and hand out the batches of one iteration."""
+        self.ends()
         slots = self._take_slots(self, run)
         if slots is None:
             if not self._has_told:
                 _log.warning("%s", _NO_SLOTS)
             self._has_told = True
+            if self._next is not None:  # sampled for this iteration, if not for one before
+                self._next.abandon()
+                self._next = None
             yield batches
             return
         with ExitStack() as stack:
@@ -249,6 +287,7 @@ class LookaheadEpochs:
         num_first = ahead.shares[0][1] if ahead else num_unplanned
         chunks = _Chunks(batches, size.num_batches, num_first)
         num_made = num_handed_out = 0
+        is_carried = False  # whether the producer serves a later iteration
 
         def make(numbered: tuple[int, list[Batch]]) -> EpochSlice:
             nonlocal num_made
@@ -274,17 +313,28 @@ class LookaheadEpochs:
             if is_last and not coming and run.num_threads and size.overlaps:
                 coming.extend(self._make_next(producer, run, len(ahead.shares) if ahead else 0))
 
-        is_over = False
+        def is_done() -> bool:
+            if not chunks.are_all_taken or num_handed_out < chunks.num_taken:
+                return False
+            return producer.is_followed(ahead.num_left if ahead else 0)
+
+        def leave() -> None:
+            nonlocal is_carried
+            is_carried = self._keep(ahead, coming, session if is_done() else None)
+
+        iteration = self._open = _Iteration(is_done, leave)
         with ExitStack() as stack:
 
             @stack.callback
-            def end() -> None:
-                if not is_over:
+            def close() -> None:
+                if not iteration.is_ended:
                     session.turns.close()  # what waits for earlier batches fails
                     for superbatch in coming:
                         superbatch.abandon()
-                if not (is_over and ahead is not None and ahead.has_more):
+                if not is_carried:
                     producer.close()
+                if self._open is iteration:
+                    self._open = None
 
             superbatches = ordered_map(
                 make,
@@ -292,21 +342,28 @@ class LookaheadEpochs:
                 num_threads=min(1, run.num_threads),
                 lookahead=lambda: _SUPERBATCHES,
                 describe="while sampling superbatch {} of the iteration".format,
-                stop=producer.stop,
+                stop=lambda: None if is_carried else producer.stop(),
             )
             stack.enter_context(closing(superbatches))
             planned = _PlannedBatches(self.job, superbatches, make_next, lambda: num_made)
             with closing(planned):
                 yield planned
-            is_over = True
+            if not session.turns.is_left:  # else a newer iteration has the slots
+                iteration.end()
+
+    def _keep(
+        self, ahead: MadeAhead | None, coming: list[NextSuperbatch], session: Session | None
+    ) -> bool:
+        """Keep for the next iteration what is for it; return whether it has the same producer."""
         self._num_ended += 1
-        if ahead is not None and ahead.has_more:
-            ahead.keep()
-            self._carried = ahead
-        if producer.is_followed:
-            self._session = session
+        self._session = session
         for superbatch in coming:
             self._next = superbatch
+        if ahead is None or not ahead.has_more:
+            return False
+        ahead.keep()
+        self._carried = ahead
+        return True
 
     def _begin(
         self, run: EpochRun, sampler: NeighborSampler, slots: SlotCache

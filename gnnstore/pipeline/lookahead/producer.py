@@ -5,6 +5,7 @@ It serves loaders, `gnnstore pack`, `gnnstore predict`, and what decides sizes.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -260,6 +261,7 @@ class Producer:
         )
         self._closing.callback(self._files.close)
         self._packer: SuperbatchPacker | None = None
+        self.pid = os.getpid()  # of the process that has the files
         self._end = 0  # the turn after the last batch that was planned here
         self._is_stopped = Flag()
         self._reading = Flag()  # batches that the disk is left to, if it is not set
@@ -268,14 +270,13 @@ class Producer:
         # who reads that one waits for this.
         self.waits_for_others = False
 
-    @property
-    def is_followed(self) -> bool:
-        """Whether all batches that were planned here have been assembled."""
+    def is_followed(self, num_left: int) -> bool:
+        """Whether all batches that were planned here have been assembled, but the last few."""
         session = self.session
         return (
             session is not None
             and not session.turns.is_left
-            and session.turns.num_done >= self._end
+            and session.turns.num_done >= self._end - num_left
         )
 
     def go_on(self, run: EpochRun) -> None:
@@ -472,4 +473,5 @@ class Producer:
 
     def close(self) -> None:
         """Free all that is held for batches that nobody will ask for. Idempotent."""
-        self._closing.close()
+        if os.getpid() == self.pid:
+            self._closing.close()
