@@ -153,7 +153,7 @@ def compare(arguments: argparse.Namespace, directory: Path, *, is_limited: bool)
     rows += [row(*case, rounds, in_memory[: len(rounds)]) for case, rounds in found.items()]
     rows += [(f"{name}, {share:.0%}", problem) for (name, share), problem in problems.items()]
     if not is_limited:
-        rows.append(("no limit", "the page cache serves whoever reads through it"))
+        rows.append(("no limit", "the page cache serves every strategy that reads through it"))
     held = found.get((HELD_TO_THE_BAR, SHARE_OF_THE_BAR))
     if held and is_limited and arguments.scale >= BAR_SCALE:
         pairs = zip(held, in_memory, strict=False)
