@@ -181,7 +181,7 @@ def test_what_is_refused(run: Any, store: Path, tmp_path: Path) -> None:
         (["--links", "all", "--neg-side", "src"], 2, "no negatives are drawn"),
         (["--links", "nowhere.npy"], 3, "nowhere.npy"),
         (["--links", "nothing"], 3, "no edge split 'nothing'"),
-        (["--edge-label-attrs", "edge_attr"], 2, "edge_label_attrs: only of use to links"),
+        (["--edge-label-attrs", "edge_attr"], 2, "edge_label_attrs: only of use with links"),
         (["--links", "all", "--src-weight", "w.npy"], 3, "w.npy"),
     ):
         done = run("pack", store, "--name", "refused", *BATCH, *options)

@@ -659,7 +659,7 @@ def test_models_that_are_refused(path: Path, layers: Any, message: str) -> None:
 def test_options_that_are_refused(path: Path, tmp_path: Path) -> None:
     layers = [SAGEConv(NUM_FEATURES, 3)]
     for options, error, message in (
-        ({"edge_weight": "edge_weight"}, UsageError, "none of the layers takes.*'edge_weight'"),
+        ({"edge_weight": "edge_weight"}, UsageError, "no layer takes.*'edge_weight'"),
         ({"edge_attr": "nothing"}, NotFoundError, "no edge attribute 'nothing'"),
         ({"input": "z"}, NotFoundError, "no node attribute 'z'"),
         ({"dtype": "int8"}, UsageError, "written as one of float16"),

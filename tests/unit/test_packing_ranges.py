@@ -263,7 +263,7 @@ def test_a_disk_that_is_full_while_rows_are_sorted(case: Case, skip: int) -> Non
         inject("pwrite", errno=errno.ENOSPC, skip=skip, times=-1),
         pytest.raises(
             NoSpaceError,
-            match=r"(missed|go) of batch \d: no space left for .*run",
+            match=r"(missed|packed rows) of batch \d: no space left for .*run",
         ),
     ):
         case.pack(num_threads=1)

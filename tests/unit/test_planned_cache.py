@@ -344,7 +344,9 @@ def test_a_plan_for_other_contents_is_refused(cache: SlotCache, steps: list[Plan
     """Rows of other nodes would be silent errors."""
     turns = cache.begin()
     cache.gather(turns, 0, steps[0])
-    with pytest.raises(UsageError, match=r"not for what the cache holds: slot \d+ should hold row"):
+    with pytest.raises(
+        UsageError, match=r"not for the rows in the cache: slot \d+ should hold row"
+    ):
         cache.gather(turns, 1, steps[3])
     turns = cache.begin()
     with pytest.raises(UsageError, match=r"but holds (none|row)"):

@@ -193,15 +193,16 @@ def _abandon(making: _Making, thread: Thread) -> None:
 class _Iteration:
     """The iteration that has the slots, and what its end leaves to the next one."""
 
-    is_done: Callable[[], bool]  # whether all of its batches have their rows
+    _is_done: Callable[[], bool]  # whether all of its batches have their rows
     _leave: Callable[[], None]
-    is_ended: bool = False
+    _is_over: bool = False
 
-    def end(self) -> None:
-        """Leave what was made ahead to the next iteration. Idempotent."""
-        if not self.is_ended:
-            self.is_ended = True
+    def ends(self) -> bool:
+        """Whether it is done; then what was made ahead is left to the next iteration."""
+        if not self._is_over and self._is_done():
+            self._is_over = True
             self._leave()
+        return self._is_over
 
 
 class LookaheadEpochs:
@@ -229,11 +230,9 @@ class LookaheadEpochs:
         """Whether all batches of the last iteration have their rows: the slots are free.
 
         A loop that counts batches, as Lightning's, asks for none after the last one: its iteration
-        is not closed before the next one begins, or those of validation.
+        is closed after validation, or when the next one begins.
         """
-        if self._open is not None and self._open.is_done():
-            self._open.end()
-        return self._open is None or self._open.is_ended
+        return self._open is None or self._open.ends()
 
     def lose_slots(self) -> None:
         """Free what was planned for the slots: another loader takes their memory."""
@@ -320,14 +319,14 @@ class LookaheadEpochs:
 
         def leave() -> None:
             nonlocal is_carried
-            is_carried = self._keep(ahead, coming, session if is_done() else None)
+            is_carried = self._keep(ahead, coming, session)
 
         iteration = self._open = _Iteration(is_done, leave)
         with ExitStack() as stack:
 
             @stack.callback
             def close() -> None:
-                if not iteration.is_ended:
+                if not iteration.ends():
                     session.turns.close()  # what waits for earlier batches fails
                     for superbatch in coming:
                         superbatch.abandon()
@@ -342,17 +341,15 @@ class LookaheadEpochs:
                 num_threads=min(1, run.num_threads),
                 lookahead=lambda: _SUPERBATCHES,
                 describe="while sampling superbatch {} of the iteration".format,
-                stop=lambda: None if is_carried else producer.stop(),
+                stop=lambda: None if is_done() else producer.stop(),
             )
             stack.enter_context(closing(superbatches))
             planned = _PlannedBatches(self.job, superbatches, make_next, lambda: num_made)
             with closing(planned):
                 yield planned
-            if not session.turns.is_left:  # else a newer iteration has the slots
-                iteration.end()
 
     def _keep(
-        self, ahead: MadeAhead | None, coming: list[NextSuperbatch], session: Session | None
+        self, ahead: MadeAhead | None, coming: list[NextSuperbatch], session: Session
     ) -> bool:
         """Keep for the next iteration what is for it; return whether it has the same producer."""
         self._num_ended += 1
