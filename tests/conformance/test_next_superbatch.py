@@ -575,6 +575,7 @@ def test_slots_are_taken_from_no_open_iteration(
     assert counted.planned == 2
     assert_same_batches(batches_of(loader), expected[1])
     assert shared_tables(store)._slots is slots
+    assert slots is not None
     assert slots._turns is turns
 
 
