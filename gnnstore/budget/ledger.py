@@ -1,7 +1,7 @@
 """Lists the reservations of a resource, finds the largest sizes within a limit, and refuses.
 
-The bytes of a part grow with a few sizes: preparing threads, batches that are planned together,
-slots of a cache. A part reserves fixed bytes and bytes for each unit of a size, in a phase of the
+The bytes of a part grow with a few sizes: bytes in flight, batches that are planned together, slots
+of a cache. A part reserves fixed bytes and bytes for each unit of a size, in a phase of the
 work; parts of different phases are never there at once. So the peak is the largest of sums that are
 linear in the sizes, and with the other sizes given, the largest size follows by division.
 

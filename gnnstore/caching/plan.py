@@ -171,7 +171,7 @@ class PlanFiles(NamedTuple):
 
 
 class PlannedStep(NamedTuple):
-    """The plan of one batch of n rows."""
+    """A batch's plan as a planner yields it, for n rows; `PlanStep` is what a cache follows."""
 
     slots: npt.NDArray[Any]  # [n]: the slot that each row is read from; -1: it is missed
     misses: int  # distinct rows that are missed

@@ -219,8 +219,8 @@ class TurnLock:
 class SlotCache:
     """C slots, each with room for a node's row of every table of its type, and the rows in them.
 
-    Rows are numbered as in a row space. Tables of one type have their own slots; those of several
-    types share the bytes of a slot, which has the width of the widest type.
+    Rows are numbered as in a row space. If all tables are of one type, each has an array of its
+    own; else types share a slot, which is as wide as the widest.
 
     The last H slots may be for pinned rows: they are filled once, when the cache is warmed up for
     the first time, and stay from then on. Plans are made for the slots before them.
@@ -344,8 +344,8 @@ class SlotCache:
     ) -> dict[str, Rows]:
         """Return the rows of a batch as new arrays [n, *row_shape], one for each table.
 
-        With several types, n counts the batch's nodes of the table's type. Missed rows are read at
-        once, from `missed` or from the table. Nothing is returned if turns have been left.
+        With several types, n counts the batch's nodes of the table's type. Missed rows are read
+        before its turn, from `missed` or from the table. Nothing is returned if turns are left.
         """
         try:
             if (has_turn := turns.look(number)) is None:

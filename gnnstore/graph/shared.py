@@ -176,7 +176,7 @@ class SharedTables:
     def take_slots(
         self, owner: SlotOwner, iteration: object, make: Callable[[], SlotCache]
     ) -> SlotCache | None:
-        """Return a loader's slots for an iteration; None while one of another loader has some.
+        """Return slots for an iteration; None while that of another loader still needs its own.
 
         If the last iteration was another loader's, its slots are freed first.
         """

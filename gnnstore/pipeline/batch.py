@@ -200,7 +200,7 @@ class BatchSource(ABC):
     def epoch(
         self, batches: Iterator[Batch], run: EpochRun
     ) -> AbstractContextManager[Iterator[Batch]]:
-        """Give the batches of a run, each with a place here.
+        """Give the batches of a run, with their places here if they have any.
 
         Parameters
         ----------
@@ -217,7 +217,7 @@ class BatchSource(ABC):
     def prepare(self, batch: Batch) -> None:
         """Sample or recall a batch: set its sample and labels.
 
-        A batch without a place is one on demand, and is none of an epoch.
+        A batch without a place is sampled now.
         """
 
     def gather(self, batch: Batch) -> None:  # noqa: B027 - most rows are read by the assembler
@@ -316,7 +316,7 @@ class Finisher:
     gate: MemoryGate | None = None
 
     def prepare(self, batch: Batch) -> Batch:
-        """Sample a batch and assemble it, as far as its turn need not have come."""
+        """Sample and assemble a batch, except what must wait for its turn."""
         source, cost = self.source, batch.cost
         try:
             with self._stage(source.stage_of(batch), batch.key) as stage:

@@ -19,8 +19,7 @@ from gnnstore.sampling.neighbor import Excluded
 
 Int64Array = npt.NDArray[np.int64]
 
-# Epochs from here on are no loader's, for no run counts so far: of batches drawn beforehand, and of
-# those on demand.
+# Numbers of epochs that no run reaches, for batches that are drawn beforehand, and on demand.
 FIRST_EPOCH_OF_NO_RUN = 2**63 - 2
 ON_DEMAND_EPOCH = 2**63 - 1
 

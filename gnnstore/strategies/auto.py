@@ -107,7 +107,7 @@ class StrategyOptimizer:
         options = with_candidate(self.loader.options, strategy)
         if memory is not None:
             options = replace(options, memory=memory)
-        # With another kind of cache there is none; every cache takes its part of the budget.
+        # Caches that other loaders have of another kind would take a part of the budget.
         loader = replace(self.loader, options=options).without_second_cache()
 
         def predict(place: Placer) -> Prediction:

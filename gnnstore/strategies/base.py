@@ -39,8 +39,8 @@ class Strategy(StrategyTraits, ABC):
         Parameters
         ----------
         place : callable
-            Returns the placement of the store's parts with this many more bytes of memory than
-            there are: a ledger with their reservations, to which those of the strategy are added.
+            Returns the placement of the store's parts if memory were this many bytes larger, with
+            its ledger, to which the strategy adds its own reservations.
 
         Raises
         ------

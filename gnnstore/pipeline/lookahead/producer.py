@@ -264,10 +264,10 @@ class Producer:
         self.pid = os.getpid()  # of the process that has the files
         self._end = 0  # the turn after the last batch that was planned here
         self._is_stopped = Flag()
-        self._reading = Flag()  # batches that the disk is left to, if it is not set
+        self._reading = Flag()  # not set while batches without a plan are read: packing waits
         self._reading.set()
-        # Whether packing waits for room on disk that another superbatch has: for ever, if the one
-        # who reads that one waits for this.
+        # Whether packing may wait for room on disk that another superbatch has: not if the thread
+        # that reads that one waits for this one.
         self.waits_for_others = False
 
     def is_followed(self, num_left: int) -> bool:
