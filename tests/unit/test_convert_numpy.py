@@ -12,7 +12,7 @@ import pytest
 
 from gnnstore.converters import ConvertOptions, from_numpy
 from gnnstore.converters.datasets import numpy as numpy_arrays
-from gnnstore.converters.edges import dealt
+from gnnstore.converters.edges import in_buckets
 from gnnstore.converters.edges.buffer import EdgeBuffer
 from gnnstore.errors import BudgetError, InputError, NotFoundError, UsageError
 from gnnstore.testing.graphs import GraphArrays, StoredGraph, random_graph, read_store
@@ -41,14 +41,14 @@ def graph() -> GraphArrays:
     return random_graph(50, 300, seed=2, feature_dim=3, num_classes=3, edge_feature_dim=2)
 
 
-def test_a_store_is_the_same_where_edges_are_dealt_as_they_are_read(
+def test_a_store_is_the_same_if_edges_go_into_buckets_as_they_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graph: GraphArrays
 ) -> None:
     np.save(tmp_path / "edge_index.npy", graph.edge_index)
     np.save(tmp_path / "num_nodes.npy", np.array(graph.num_nodes))
     buffered = from_numpy(tmp_path, tmp_path / "buffered.gnn")
-    monkeypatch.setattr(dealt, "MIN_EDGES", 0)
-    monkeypatch.setattr(dealt, "_LARGEST_SHARE", 1)
+    monkeypatch.setattr(in_buckets, "MIN_EDGES", 0)
+    monkeypatch.setattr(in_buckets, "_LARGEST_SHARE", 1)
     monkeypatch.setattr(EdgeBuffer, "append", None)
     as_read = from_numpy(tmp_path, tmp_path / "as_read.gnn")
     for file in buffered.rglob("*"):
