@@ -511,17 +511,16 @@ class _Calls:
         """Make calls until there are no more."""
         begun: Pending[None] = Pending()
         begun.make(self._initializer)
-        while isinstance(call := self.queue.get(), tuple):
+        # What is taken is made: a later call that has begun may wait for it.
+        while not self.is_over and isinstance(call := self.queue.get(), tuple):
             pending, function, args = call
-            if self.is_over:
-                pending.cancel()
-            elif begun.error is not None:
+            if begun.error is not None:
                 pending.make(_raise, begun.error)
             else:
                 pending.make(function, *args)
             # Free their memory before the next call comes.
             del call, pending, function, args
-        self.queue.put(call)  # for the others
+        self.queue.put(None)  # for the others
 
     def close(self, stop: Callable[[], None]) -> None:
         """Make no more calls; wait for those that have begun."""

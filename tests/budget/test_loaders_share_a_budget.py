@@ -38,22 +38,33 @@ if group:
 before = resident("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
 store = gnnstore.open(store)
+within = words.get("within")  # whether validation comes within epochs, which are whole
 def make(split, fanouts, **options):
+    nodes = store.splits[split][: 6 * 256] if within else split
     return gnnstore.NeighborLoader(
-        store, fanouts, split, batch_size=256, shuffle=split == "train", seed=0, num_threads=2,
+        store, fanouts, nodes, batch_size=256, shuffle=split == "train", seed=0, num_threads=2,
         **options,
     )
-def run(loader):
+def run(loader, then=lambda: None):
     crc = 0  # of a gigabyte: cryptography would take more time than the loaders
-    for batch in itertools.islice(loader, 6):
+    for i, batch in enumerate(itertools.islice(loader, None if within else 6)):
         for values in batch.n_id, batch.edge_index, batch.x:
             crc = _core.crc32c(values.numpy().reshape(-1).view(np.uint8), crc)
-    return crc
+        if i == 2:
+            then()
+    found.append(crc)
+found = []
 train = make("train", [10, 10], **words["train"])
-found = [run(train)] if words["late"] else []
-valid = make("valid", [15, 15], **words["valid"])
+if words.get("late"):
+    run(train)
+valid = make("valid", [5, 5] if within else [15, 15], **words["valid"])
 for epoch in range(2):
-    found += [run(train), run(valid)]
+    if within:
+        run(train, lambda: run(valid))
+        run(train)
+    else:
+        run(train)
+        run(valid)
 stats = [loader.stats() for loader in (train, valid)]
 print(json.dumps({
     "digests": found, "grown": resident("VmHWM") - before,
@@ -91,13 +102,13 @@ def run(forks: ForkServer, store: Path, group: object, words: dict[str, Any]) ->
 
 
 @pytest.fixture(scope="module")
-def mapped(forks: ForkServer, store: Path) -> Callable[[bool], list[int]]:
+def mapped(forks: ForkServer, store: Path) -> Callable[..., list[int]]:
     """Return what says how batches are that nobody keeps in memory."""
 
     @cache
-    def digests(late: bool) -> list[int]:
+    def digests(**order: bool) -> list[int]:
         words = {"strategy": "mmap"}
-        words_of_both = {"train": words, "valid": words, "late": late}
+        words_of_both = {"train": words, "valid": words, **order}
         found: list[int] = run(forks, store, "", words_of_both)["digests"]
         return found
 
@@ -121,7 +132,7 @@ def test_one_budget(
     forks: ForkServer,
     store: Path,
     limited: tuple[Path, Path],
-    mapped: Callable[[bool], list[int]],
+    mapped: Callable[..., list[int]],
     *,
     kinds: tuple[str, str],
     late: bool,
@@ -142,4 +153,27 @@ def test_one_budget(
     assert found["cached"][0] > 0
     shares = valid == train or {train, valid} == {"packed", "belady"}
     assert (found["cached"][1] > 0) == shares
-    assert found["digests"] == mapped(late)
+    assert found["digests"] == mapped(late=late)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("strategy", ["belady", "packed"])
+def test_validation_within_epochs(
+    forks: ForkServer,
+    store: Path,
+    limited: tuple[Path, Path],
+    mapped: Callable[..., list[int]],
+    strategy: str,
+) -> None:
+    """It has no slots, for those of training stay; its batches, which are small, come on top."""
+    memory = 170 * 10**6
+    group, limit = limited
+    limit.write_text(str(memory + ALLOWANCE_BYTES))
+    options = {"strategy": strategy, "memory": memory}
+    words = {"train": options, "valid": options | {"prefetch_batches": 1}, "within": True}
+    found = run(forks, store, group, words)
+    assert found["grown"] <= memory + ALLOWANCE_BYTES
+    assert found["strategies"] == [strategy] * 2
+    assert found["cached"][0] > 0
+    assert found["cached"][1] == 0
+    assert found["digests"] == mapped(within=True)

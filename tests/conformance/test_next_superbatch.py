@@ -27,6 +27,7 @@ from gnnstore.errors import NoSpaceError
 from gnnstore.features.packed import pack as packing
 from gnnstore.features.planned import TurnLock
 from gnnstore.graph.shared import SharedTables, shared_tables
+from gnnstore.pipeline.batch import Batch, Finisher
 from gnnstore.pipeline.lookahead import packer as rolling
 from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs, NextSuperbatch
 from gnnstore.pipeline.lookahead.producer import Producer
@@ -360,6 +361,35 @@ def test_a_forgotten_loader_is_gone(
         assert [part() for part in alive] == [None] * len(alive)
         assert not list(tmp_path.iterdir())
         assert not threads()
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if not s.caches])
+def test_no_batch_is_left_of_an_iteration(
+    path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    """Prepared ahead, some of them waiting for memory: all of it is there for the next one."""
+    outputs: list[weakref.ref[Any]] = []
+    prepare = Finisher.prepare
+
+    def noted(finisher: Finisher, batch: Batch) -> Batch:
+        prepared = prepare(finisher, batch)
+        outputs.append(weakref.ref(prepared.output))
+        return prepared
+
+    monkeypatch.setattr(Finisher, "prepare", noted)
+    loader = NeighborLoader(
+        path, [4, 4], range(200), strategy=strategy, memory="64MB", num_threads=2, **OPTIONS
+    )
+    gc.disable()
+    try:
+        for _ in range(5):
+            running: Any = iter(loader)
+            assert len(list(islice(running, 2))) == 2
+            running.close()
+            assert [output() for output in outputs] == [None] * len(outputs)
+            outputs.clear()
     finally:
         gc.enable()
 

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -256,6 +257,31 @@ def test_workers_end_all_tasks_before_one_fails() -> None:
             workers.run(partial(task, n) for n in range(6))
         assert sorted(ended) == list(range(6))
         assert workers.run([]) == []
+
+
+def test_no_call_is_cancelled_that_a_later_one_may_wait_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Batches take turns: one that has begun would wait for ever for one before it."""
+    ended, begun, made = threading.Event(), threading.Event(), threading.Event()
+
+    class Late(SimpleQueue[Any]):
+        def get(self, *args: Any) -> Any:
+            call = super().get(*args)
+            if isinstance(call, tuple) and call[1] == made.set:
+                assert ended.wait(20)  # between what it takes, and what it does with that
+            return call
+
+    def wait() -> bool:
+        begun.set()
+        return made.wait(20)
+
+    monkeypatch.setattr("gnnstore.threads.SimpleQueue", Late)
+    with Workers(2, stop=ended.set) as workers:
+        workers.submit(made.set)
+        later = workers.submit(wait)
+        assert begun.wait(20)
+    assert later.result()
 
 
 def test_an_error_in_the_consumer_leaves_no_thread() -> None:
