@@ -29,7 +29,8 @@ from gnnstore.features.planned import TurnLock
 from gnnstore.graph.shared import SharedTables, shared_tables
 from gnnstore.pipeline.batch import Batch, Finisher
 from gnnstore.pipeline.lookahead import packer as rolling
-from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs, NextSuperbatch
+from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs
+from gnnstore.pipeline.lookahead.next_superbatch import NextSuperbatch
 from gnnstore.pipeline.lookahead.producer import Producer
 from gnnstore.sampling.compact import CompactSample
 from gnnstore.strategies.builtin import STRATEGIES

@@ -1,0 +1,173 @@
+"""A superbatch of a later iteration, made while the batches of this one are assembled.
+
+It may have the batches of several epochs: then it is carried from one iteration to the next.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from gnnstore.pipeline.lookahead.superbatch import EpochSlice
+from gnnstore.threads import THREAD_NAME, Finalizer, Thread
+
+if TYPE_CHECKING:
+    from gnnstore.pipeline.batch import Batch, EpochRun
+    from gnnstore.pipeline.lookahead.producer import Producer
+    from gnnstore.pipeline.lookahead.superbatch import Superbatch
+    from gnnstore.sampling.neighbor import NeighborSampler
+
+_log = logging.getLogger(__name__)
+
+
+class EpochKey(NamedTuple):
+    """The identity of an iteration."""
+
+    epoch: int
+    first: int  # batches that were handed out before
+
+    @classmethod
+    def of(cls, run: EpochRun) -> EpochKey:
+        """Return the key of a run."""
+        return cls(run.epoch, run.first)
+
+
+@dataclass(eq=False)
+class MadeAhead:
+    """A superbatch that was made before the iterations that have its batches began."""
+
+    producer: Producer  # made it, and keeps its files
+    superbatch: Superbatch
+    shares: list[tuple[EpochKey, int]]  # iterations still to come, and their numbers of batches
+    begin: int = 0  # the first batch that has not been handed out
+    _abandon: Finalizer | None = field(default=None, init=False)
+
+    def is_for(self, key: EpochKey, sampler: NeighborSampler) -> bool:
+        """Whether an iteration is the one that has the next batches, in this process."""
+        is_next = self.has_more and self.shares[0][0] == key and os.getpid() == self.producer.pid
+        return is_next and self.producer.sampler is sampler
+
+    @property
+    def has_more(self) -> bool:
+        """Whether batches are left for another iteration."""
+        return bool(self.shares) and self.num_left > 0
+
+    @property
+    def num_left(self) -> int:
+        """Batches that have not been handed out."""
+        return len(self.superbatch) - self.begin
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether it was planned for what the slots held then."""
+        return self.superbatch.slots is not None
+
+    def take(self) -> EpochSlice:
+        """Return the batches of the next iteration, planned."""
+        if not self.is_planned:
+            self.producer.finish(self.superbatch)
+        _, num_batches = self.shares.pop(0)
+        taken = EpochSlice.of(self.superbatch, self.begin, num_batches)
+        self.begin = taken.end
+        return taken
+
+    def keep(self) -> None:
+        """Wait for the next iteration; if none begins, the files go with this."""
+        self._abandon = Finalizer(self, self.producer.close)
+
+    def go_on(self, run: EpochRun) -> None:
+        """Go on with the next iteration."""
+        if self._abandon is not None:
+            self._abandon.detach()
+            self.producer.go_on(run)
+
+    def abandon(self) -> None:
+        """Free what nobody will ask for. Idempotent."""
+        self.producer.close()
+
+
+class NextSuperbatch:
+    """A superbatch that a thread is making, or has made.
+
+    If the next iteration is another one, the loader is forgotten, or the interpreter ends, it is
+    given up, and its files go.
+    """
+
+    def __init__(
+        self,
+        producer: Producer,
+        batches: list[Batch],
+        shares: list[tuple[EpochKey, int]],
+        *,
+        plans: bool,
+    ) -> None:
+        self.shares = shares
+        self.producer = producer
+        self.plans = plans  # whether it is planned, and not only sampled
+        self._making = _Making(producer, batches, plans)
+        # The thread knows none of these: it shall not keep the loader alive.
+        self._thread = Thread(target=self._making.work, name=THREAD_NAME, daemon=True)
+        self._pid = os.getpid()
+        self.abandon = Finalizer(self, _abandon, self._making, self._thread)
+        producer.waits_for_others = True
+        self._thread.start()
+
+    def is_for(self, key: EpochKey, sampler: NeighborSampler) -> bool:
+        """Whether an iteration is the first that it is for."""
+        return self.shares[0][0] == key and self.producer.sampler is sampler
+
+    def take(self) -> MadeAhead | None:
+        """Return it once it is made; None if that failed, or it is of a process before a fork.
+
+        The caller closes the producer.
+        """
+        if os.getpid() != self._pid:
+            return None
+        self.producer.waits_for_others = False
+        self._thread.join()
+        made = self._making.made
+        if made is None:
+            self.abandon()
+            return None
+        self.abandon.detach()
+        return MadeAhead(self.producer, made, self.shares)
+
+
+class _Making:
+    """The work of the thread that makes a superbatch."""
+
+    def __init__(self, producer: Producer, batches: list[Batch], plans: bool) -> None:
+        self.producer = producer
+        self.made: Superbatch | None = None
+        self.is_abandoned = False
+        self._batches = batches
+        self._plans = plans
+
+    def work(self) -> None:
+        """Make the superbatch."""
+        try:
+            batches, self._batches = self._batches, []
+            superbatch = self.producer.sample(0, batches)
+            if self._plans:
+                self.producer.finish(superbatch)
+            else:
+                self.producer.session = None  # whose slots may be another loader's by then
+            self.made = superbatch
+        except Exception as error:
+            # A lasting cause shows again when an iteration that wants the superbatch makes it.
+            _log.debug("the next superbatch cannot be made yet: %s", error)
+        if self.is_abandoned:
+            self.producer.close()
+
+
+def _abandon(making: _Making, thread: Thread) -> None:
+    making.producer.stop()
+    making.is_abandoned = True
+    try:
+        if thread.is_alive():  # not where an interrupt came before it was started
+            thread.join()
+    finally:  # after an interrupt the thread does it, which may be over by now
+        if not thread.is_alive():
+            making.producer.close()
