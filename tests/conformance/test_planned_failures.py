@@ -383,7 +383,8 @@ def test_interrupts_at_any_time(
         timer.join()
         superbatches = loader._sources.superbatches
         assert superbatches is not None
-        superbatches._next = None  # which ends what is being made
+        superbatches.lose_slots()  # which ends what is being made
+        superbatches._next = None
         # If that came while threads were waited for, they end a little later.
         deadline = time.monotonic() + 20
         while threads(0) or any(tmp_path.iterdir()):
