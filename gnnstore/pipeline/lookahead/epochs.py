@@ -202,9 +202,9 @@ class LookaheadEpochs:
     ) -> bool:
         """Keep for the next iteration what is for it; return whether it has the same producer."""
         self._num_ended += 1
-        self._session = session
         for superbatch in coming:
             self._next = superbatch
+        self._session = session  # last: after Ctrl-C it would wait for what was planned
         if ahead is None or not ahead.has_more:
             return False
         ahead.keep()
