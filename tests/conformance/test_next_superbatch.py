@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 import weakref
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from gnnstore.sampling.compact import CompactSample
 from gnnstore.strategies.builtin import STRATEGIES
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.forks import ForkServer
+from tests.support.loaders import override_sizes
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -294,6 +296,42 @@ def test_two_iterators_by_turns(path: Path, expected: list[list[dict[str, Any]]]
     others += batches_of(second)
     assert_same_batches(found, expected[0])
     assert_same_batches(others, expected[1])
+
+
+@pytest.mark.parametrize("where", ["_session 1", "_next 1", "_session 2", "_next 2", "_carried 2"])
+def test_an_interrupt_while_it_is_kept(
+    path: Path,
+    tmp_path: Path,
+    many: list[list[dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+) -> None:
+    """The next epoch waits for no turn of batches that it has lost."""
+    name, num_epochs = where.split(maxsplit=1)[0], int(where.split()[1])
+    loader = long_loader(path, tmpdir=tmp_path)
+    override_sizes(loader, in_memory=False)
+    for epoch in many[:num_epochs]:
+        assert_same_batches(batches_of(loader), epoch)
+
+    def interrupted(epochs: LookaheadEpochs, changed: str, value: Any) -> None:
+        object.__setattr__(epochs, changed, value)
+        if changed == name and value is not None:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LookaheadEpochs, "__setattr__", interrupted)
+        found: list[Any] = []
+        with suppress(KeyboardInterrupt):
+            found.extend(loader)
+            pytest.fail("it was not interrupted")
+    gc.collect()  # what the error's traceback held
+    ahead = ahead_of(loader)
+    assert len(list(tmp_path.iterdir())) <= sum(
+        kept is not None for kept in (ahead._next, ahead._carried)
+    )
+    assert_same_batches([batch.to_dict() for batch in found], many[num_epochs])
+    for epoch in many[num_epochs + 1 : num_epochs + 5]:
+        assert_same_batches(batches_of(loader), epoch)
 
 
 # --- it fails, or nobody wants it ----------------------------------------------------------------

@@ -168,21 +168,24 @@ class LookaheadEpochs:
 
         def leave() -> None:
             nonlocal is_carried
-            is_carried = self._keep(ahead, coming, session)
+            is_carried = ahead is not None and ahead.has_more
+            self._keep(ahead if is_carried else None, coming, session)
 
         iteration = self._open = _Iteration(is_done, leave)
         with ExitStack() as stack:
 
             @stack.callback
             def close() -> None:
-                if not iteration.ends():
-                    session.turns.close()  # what waits for earlier batches fails
-                    for superbatch in coming:
-                        superbatch.abandon()
-                if not is_carried:
-                    producer.close()
-                if self._open is iteration:
-                    self._open = None
+                try:
+                    if not iteration.ends():
+                        session.turns.close()  # what waits for earlier batches fails
+                        for superbatch in coming:
+                            superbatch.abandon()
+                finally:
+                    if not is_carried:
+                        producer.close()
+                    if self._open is iteration:
+                        self._open = None
 
             superbatches = ordered_map(
                 make,
@@ -198,18 +201,17 @@ class LookaheadEpochs:
                 yield planned
 
     def _keep(
-        self, ahead: MadeAhead | None, coming: list[NextSuperbatch], session: Session
-    ) -> bool:
-        """Keep for the next iteration what is for it; return whether it has the same producer."""
+        self, carried: MadeAhead | None, coming: list[NextSuperbatch], session: Session
+    ) -> None:
+        """Keep for the next iteration what is for it."""
         self._num_ended += 1
+        if carried is not None:
+            carried.keep()
+            self._carried = carried
         for superbatch in coming:
             self._next = superbatch
-        self._session = session  # last: after Ctrl-C it would wait for what was planned
-        if ahead is None or not ahead.has_more:
-            return False
-        ahead.keep()
-        self._carried = ahead
-        return True
+        # Last: after Ctrl-C it would wait for the turns of what was lost.
+        self._session = session
 
     def _begin(
         self, run: EpochRun, sampler: NeighborSampler, slots: SlotCache
