@@ -312,6 +312,7 @@ def test_validation_in_the_middle_takes_nothing_from_training(
     """The slots belong to the iteration that is open: validation reads all of its rows."""
     store = gnnstore.open(path)
     options: dict[str, Any] = {"strategy": "belady", "cache_bytes": "100kB", "superbatch": BATCHES}
+    options["prefetch_batches"] = 1  # so that the last batches have no rows yet
     train, alone = loader_of(store, **options), loader_of(path, **options)
     valid = NeighborLoader(store, [4], "valid", batch_size=40, seed=1, **options)
     found = []
