@@ -193,7 +193,7 @@ class LookaheadEpochs:
                 num_threads=min(1, run.num_threads),
                 lookahead=lambda: _SUPERBATCHES,
                 describe="while sampling superbatch {} of the iteration".format,
-                stop=lambda: None if is_done() else producer.stop(),
+                stop=lambda: None if iteration.ends() else producer.stop(),
             )
             stack.enter_context(closing(superbatches))
             planned = _PlannedBatches(self.job, superbatches, make_next, lambda: num_made)
