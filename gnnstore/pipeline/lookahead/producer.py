@@ -248,7 +248,7 @@ class Producer:
         self.job, self.seeds, self.sampler = job, seeds, sampler
         self.run = run  # without threads in it, the consumer samples
         self.session = session
-        # Threads that sample share it; filling, planning and packing have it alone.
+        # Threads that sample share it; others have it alone.
         self.turn = turn or SharedLock()
         self._closing = ExitStack()
         self._files = SuperbatchFiles(
@@ -299,7 +299,7 @@ class Producer:
     def sample(
         self, first: int, batches: list[Batch], pinned: PinnedRows | None = None
     ) -> Superbatch:
-        """Sample batches until one cannot be, and keep them; leave pinned rows out of the trace."""
+        """Sample and keep batches up to the first that fails; the trace is without pinned rows."""
         job, run, session, turn = self.job, self.run, self.session, self.turn
         if session is not None:
             pinned = session.pinned(packs=job.packs, fills=job.warms_up)
