@@ -90,6 +90,10 @@ class EdgeTypeSpec:
     attributes: Mapping[str, AttributeSpec] = field(default_factory=dict)
     splits: Mapping[str, EdgeSplitSpec] = field(default_factory=dict)
     value_names: Mapping[str, TextSpec] = field(default_factory=dict)
+    # By time attribute: uint16 or uint32 [E]; in each column, the places of its edges by time.
+    orders: Mapping[str, AttributeSpec] = field(default_factory=dict)
+    # By weight attribute: uint64 [E]; in each column, the inclusive sums of the integer weights.
+    weight_sums: Mapping[str, AttributeSpec] = field(default_factory=dict)
 
     @property
     def type(self) -> EdgeType:
@@ -101,7 +105,9 @@ class EdgeTypeSpec:
         ids = (self.edge_id,) if self.edge_id else ()
         splits = (spec for split in self.splits.values() for spec in split.arrays())
         texts = (part for text in self.value_names.values() for part in (text.bytes, text.offsets))
-        return (self.indptr, self.indices, *ids, *self.attributes.values(), *splits, *texts)
+        by_column = (*self.orders.values(), *self.weight_sums.values())
+        attributes = self.attributes.values()
+        return (self.indptr, self.indices, *ids, *attributes, *splits, *texts, *by_column)
 
     def check_splits(self, file: str) -> None:
         """Raise if splits, or the names of an attribute's values, contradict the rest."""
@@ -139,6 +145,8 @@ class EdgeTypeSpec:
             attributes=_attributes(fields, "attributes"),
             splits={n: EdgeSplitSpec.from_json(splits.fields(n)) for n in splits.document},
             value_names={n: TextSpec.from_json(texts.fields(n)) for n in texts.document},
+            orders=_attributes(fields, "orders") if fields.has("orders") else {},
+            weight_sums=_attributes(fields, "weight_sums") if fields.has("weight_sums") else {},
         )
 
 
@@ -229,7 +237,7 @@ class Schema:
         document["edge_types"] = list(document["edge_types"])
         for edge in document["edge_types"]:
             edge["splits"] = edge_splits_json(edge["splits"])
-            for name in ("splits", "value_names"):
+            for name in ("splits", "value_names", "orders", "weight_sums"):
                 if not edge[name]:
                     del edge[name]
         return document
@@ -280,8 +288,16 @@ class Schema:
             rows = [edge.indices, *([edge.edge_id] if edge.edge_id else [])]
             for spec in [*rows, *edge.attributes.values()]:
                 require(spec, edge.num_edges, f"there are {edge.num_edges} edges")
-            for spec in [edge.indptr, *rows]:
-                dtypes = ("int64",) if spec is edge.indptr else ("int32", "int64")
+            orders, sums = edge.orders.values(), edge.weight_sums.values()
+            for spec in [*orders, *sums]:
+                require(spec, edge.num_edges, f"there are {edge.num_edges} edges")
+            expected = [
+                (edge.indptr, ("int64",)),
+                *((spec, ("int32", "int64")) for spec in rows),
+                *((spec, ("uint16", "uint32")) for spec in orders),
+                *((spec, ("uint64",)) for spec in sums),
+            ]
+            for spec, dtypes in expected:
                 if spec.dtype not in dtypes or spec.layout != "paged" or len(spec.shape) != 1:
                     raise CorruptStoreError(
                         f"{file}: the array {spec.path!r} is {spec.layout} {spec.dtype} "
