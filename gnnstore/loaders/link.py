@@ -268,7 +268,7 @@ tables, progress
                 "without exclude_edges, or take its own batches"
             )
         self._draw_seed()
-        return StoreSampler(self._source.sampler, self._sources.edge_ids)
+        return StoreSampler(self._source.sampler, self.data.schema, self._sources.edge_ids)
 
 
 def resolve_links(

@@ -7,7 +7,8 @@ store (`sampled`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +17,18 @@ from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 from torch_geometric.sampler import NodeSamplerInput
 
-from gnnstore.errors import limits_named
+from gnnstore.errors import UsageError, limits_named
 from gnnstore.loaders.options import LoaderOptions
 from gnnstore.loaders.pyg_sampler import StoreSampler
 from gnnstore.loaders.sampled import SampledLoader
 from gnnstore.sampling.neighbor import only
-from gnnstore.seeds.nodes import resolve_input_nodes
+from gnnstore.seeds.nodes import InputNodes, resolve_input_nodes
+from gnnstore.seeds.typed import TypedInputNodes, resolve_typed_nodes
 
 if TYPE_CHECKING:
     from torch_geometric.sampler import SamplerOutput
 
+    from gnnstore.formats.store.schema import Schema
     from gnnstore.partitions.followers import ResidentTable
     from gnnstore.partitions.policy import PartitionPolicy
 
@@ -207,25 +210,91 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         options = LoaderOptions.of(locals())
-        seeds = resolve_input_nodes(options.store, input_nodes, input_id)
+        given = (options.store, input_nodes, input_id, input_time)
         # Seeds are kept once: these tensors share the memory of the source of seeds.
-        kept: dict[str, Any] = {}
-        if not isinstance(input_nodes, str) and seeds.nodes is not None:
-            kept["input_nodes"] = torch.from_numpy(seeds.nodes)
-            kept["input_id"] = None if seeds.ids is None else torch.from_numpy(seeds.ids)
-        super().__init__(options, seeds, **kept)
+        if options.store.schema.is_typed:
+            typed = resolve_typed_nodes(*given)
+            _warn_of_no_edges(options.store.schema, typed.parts)
+            super().__init__(options, typed, **_kept_by_type(typed))
+            return
+        seeds = resolve_input_nodes(*given)
+        super().__init__(options, seeds, **_kept(seeds, input_nodes))
+
+    @property
+    def input_offsets(self) -> dict[str, tuple[int, int]]:
+        """The first position and the end of the seeds of each node type."""
+        seeds = self._seeds
+        if isinstance(seeds, TypedInputNodes):
+            return dict(seeds.offsets)
+        return {seeds.node_type: (0, len(seeds))}
 
     @property
     def input_data(self) -> NodeSamplerInput:
-        """The seed nodes as PyG's samplers take them; node ids are copied."""
-        seeds = self._seeds.select(range(len(self._seeds)))
+        """The seed nodes as PyG's samplers take them; node ids are copied.
+
+        Raises
+        ------
+        UsageError
+            If they are of several node types, which PyG's samplers do not take.
+        """
+        own, node_type = self._seeds, None
+        if isinstance(own, TypedInputNodes):
+            if len(own.parts) > 1:
+                raise UsageError(
+                    f"input_data: the seeds are of the node types {list(own.parts)}, and PyG's "
+                    "samplers take one; make a loader for each type"
+                )
+            ((node_type, own),) = own.parts.items()
+        seeds = own.select(range(len(own)))
         return NodeSamplerInput(
-            input_id=None if self._seeds.ids is None else seeds.labels.input_id,
+            input_id=None if own.ids is None else seeds.labels.input_id,
             node=torch.from_numpy(only(seeds.nodes)),
+            time=seeds.labels.seed_time,
+            input_type=node_type,
         )
 
     @property
     def node_sampler(self) -> StoreSampler:
         """The sampler behind the loader, for loaders of PyG's."""
         self._draw_seed()
-        return StoreSampler(self._source.sampler, self._sources.edge_ids)
+        return StoreSampler(self._source.sampler, self.data.schema, self._sources.edge_ids)
+
+
+def _kept(seeds: InputNodes, input_nodes: Any) -> dict[str, Any]:
+    """Return the options in place of the user's arrays, which a loader does not keep."""
+    kept: dict[str, Any] = {}
+    if not isinstance(input_nodes, str) and seeds.nodes is not None:
+        kept["input_nodes"] = torch.from_numpy(seeds.nodes)
+        kept["input_id"] = None if seeds.ids is None else torch.from_numpy(seeds.ids)
+    if seeds.times is not None:
+        kept["input_time"] = torch.from_numpy(seeds.times)
+    return kept
+
+
+def _kept_by_type(seeds: TypedInputNodes) -> dict[str, Any]:
+    """Return the same of seeds by node type."""
+    nodes: dict[str, Any] = {}
+    ids, times = {}, {}
+    for node_type, part in seeds.parts.items():
+        is_named = part.name is not None
+        nodes[node_type] = None if part.nodes is None else part.name
+        if part.nodes is not None and not is_named:
+            nodes[node_type] = torch.from_numpy(part.nodes)
+        if part.ids is not None and not is_named:
+            ids[node_type] = torch.from_numpy(part.ids)
+        if part.times is not None:
+            times[node_type] = torch.from_numpy(part.times)
+    return {"input_nodes": nodes, "input_id": ids or None, "input_time": times or None}
+
+
+def _warn_of_no_edges(schema: Schema, seeds: Mapping[str, Any]) -> None:
+    """Warn of seed types that no edge leads to: their batches have nothing but seeds."""
+    targets = {edge.target for edge in schema.edge_types}
+    if alone := [node_type for node_type in seeds if node_type not in targets]:
+        warnings.warn(
+            f"no edge type leads to {', '.join(map(repr, alone))}, so batches have nothing but "
+            "these seeds; add edges in reverse ('gnnstore convert --reverse'), or choose seeds "
+            "of another type",
+            UserWarning,
+            stacklevel=4,
+        )

@@ -15,9 +15,13 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from torch_geometric.sampler.base import NumNeighbors
+from torch_geometric.typing import EdgeTypeStr
+
 from gnnstore.caching.scores import SCORES
 from gnnstore.disk.engines import ENGINES
 from gnnstore.errors import UsageError, as_whole_number, check_choice
+from gnnstore.formats.store.schema import EdgeType, Schema
 from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store
 from gnnstore.partitions.followers import ResidentTable
@@ -56,9 +60,12 @@ class LoaderOptions:
         if given.get("partitions") is not None:
             _call(_refuse_with_partitions, given)
         _call(_refuse_no_tables, given)
-        config = _call(sampling_config, given)
         read = _call(read_options, given)
-        return cls(given, as_store(given["data"]), config, read, parameters["kwargs"])
+        store = as_store(given["data"])
+        config = _call(sampling_config, {**given, "schema": store.schema})
+        if store.schema.is_typed:
+            _call(_refuse_with_types, given)
+        return cls(given, store, config, read, parameters["kwargs"])
 
 
 def _call(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
@@ -70,6 +77,7 @@ def _call(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
 def sampling_config(
     num_neighbors: Any,
     *,
+    schema: Schema,
     replace: bool = False,
     subgraph_type: Any = "directional",
     disjoint: bool = False,
@@ -86,7 +94,7 @@ def sampling_config(
         subgraph_type = "induced"
     kind = subgraph_type.value if isinstance(subgraph_type, Enum) else subgraph_type
     return SamplingConfig(
-        fanouts=_fanouts(num_neighbors),
+        fanouts=fanouts_of(num_neighbors, schema),
         replace=replace,
         subgraph_type=kind,
         disjoint=disjoint,
@@ -94,19 +102,62 @@ def sampling_config(
     )
 
 
-def _fanouts(num_neighbors: Any) -> tuple[int, ...]:
-    values = getattr(num_neighbors, "values", num_neighbors)  # NumNeighbors
-    if isinstance(num_neighbors, Mapping) or isinstance(values, Mapping):
+def fanouts_of(
+    num_neighbors: Any, schema: Schema
+) -> tuple[int, ...] | dict[EdgeType, tuple[int, ...]]:
+    """Return the fan-outs of each hop; of each edge type of the store if they differ by type."""
+    is_pyg = isinstance(num_neighbors, NumNeighbors)
+    values = num_neighbors.values if is_pyg else num_neighbors
+    if not isinstance(values, Mapping):
+        return _hops(values, num_neighbors)
+    if not schema.is_typed:
         raise UsageError(
-            "num_neighbors gives fan-outs by edge type, but heterogeneous graphs are not "
-            "supported yet; give one list of fan-outs, such as [10, 10]"
+            "num_neighbors gives fan-outs by edge type, and the store's edges have no named types; "
+            "give one list of fan-outs, such as [10, 10]"
         )
+    try:
+        by_type = {EdgeTypeStr(key).to_tuple(): hops for key, hops in values.items()}
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"num_neighbors: {error}; {_edge_types(schema)}") from None
+    types = [edge.type for edge in schema.edge_types]
+    if unknown := [edge_type for edge_type in by_type if edge_type not in types]:
+        raise UsageError(
+            "Not all edge types specified in 'num_neighbors' exist in the graph: "
+            f"{', '.join(map(str, unknown))} not; {_edge_types(schema)}"
+        )
+    default = num_neighbors.default if is_pyg else None
+    missing = [edge_type for edge_type in types if edge_type not in by_type]
+    if missing and default is None:
+        names = ", ".join(f"'{edge_type}'" for edge_type in missing)
+        raise UsageError(
+            f"Missing number of neighbors for edge type {names}; give fan-outs of all edge types, "
+            "or torch_geometric.sampler.NumNeighbors(..., default=[...])"
+        )
+    fanouts = {
+        edge_type: _hops(by_type.get(edge_type, default), num_neighbors) for edge_type in types
+    }
+    lengths = {len(hops) for hops in fanouts.values()}
+    if len(lengths) > 1:
+        raise UsageError(
+            "Number of hops must be the same across all edge types (got "
+            f"{len(lengths)} different number of hops): "
+            + ", ".join(f"{edge_type} has {len(hops)}" for edge_type, hops in fanouts.items())
+        )
+    return fanouts
+
+
+def _hops(values: Any, given: Any) -> tuple[int, ...]:
     if not isinstance(values, Sequence) or isinstance(values, str):
         raise UsageError(
-            f"num_neighbors={num_neighbors!r} is not a list of fan-outs; give one integer per "
+            f"num_neighbors={given!r} is not a list of fan-outs; give one integer per "
             "hop, such as [10, 10], -1 for all neighbours"
         )
     return tuple(values)
+
+
+def _edge_types(schema: Schema) -> str:
+    types = ", ".join(str(edge.type) for edge in schema.edge_types)
+    return f"there are the edge types {types}"
 
 
 def read_options(
@@ -286,6 +337,16 @@ def _refuse_with_partitions(
             f"partitions= and rank={rank}: partitions are not shared among processes yet; train "
             "with one process, or leave out partitions="
         )
+
+
+def _refuse_with_types(partitions: Any = None, tables: Any = ()) -> None:
+    """Refuse what works on one numbering of nodes, for a store whose types have names."""
+    for name, value in (("partitions", partitions), ("tables", tables or None)):
+        if value is not None:
+            raise UsageError(
+                f"{name}= works on stores whose nodes have one type without a name, and the types "
+                "of this store have names; leave it out"
+            )
 
 
 def _refuse_unsupported(

@@ -11,11 +11,9 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torch_geometric.data import Data
-
 from gnnstore.errors import UsageError
 from gnnstore.graph.store import GraphStore
-from gnnstore.loaders.assemble.homogeneous import BatchAssembler
+from gnnstore.loaders.assemble.hetero import assembler_for
 from gnnstore.loaders.base import BatchLoader
 from gnnstore.loaders.options import LoaderOptions
 from gnnstore.partitions.followers import Slots
@@ -103,7 +101,7 @@ class SampledLoader(BatchLoader):
             setattr(self, name, attributes[name])
         self._read_once = attributes.keys() - _OF_THE_BASE - _READ_EACH_TIME
 
-        assembler = partial(BatchAssembler, store, data_class=given.get("custom_cls") or Data)
+        assembler = partial(assembler_for, store, data_class=given.get("custom_cls"))
         if parts is not None:
             _log.info("%s: %s", store.path, parts.placement.reason)
             self._read_from(parts, parts.batches(config), assembler(parts))

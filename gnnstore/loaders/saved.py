@@ -16,7 +16,7 @@ from gnnstore.formats.packed.manifest import NUM_POSITIONS
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.formats.store.schema import Schema
 from gnnstore.graph.arrays import as_tensor
-from gnnstore.loaders.assemble.homogeneous import BatchAssembler
+from gnnstore.loaders.assemble.hetero import assembler_for
 from gnnstore.loaders.base import BatchLoader
 from gnnstore.pipeline.order.epoch import order_bytes
 from gnnstore.pipeline.order.state import OrderFields, checked
@@ -167,7 +167,7 @@ class PackedLoader(BatchLoader):
             num_threads=max(1, self._most_threads()),
             may_use_fewer=self._num_threads_given is None,
         )
-        assembler = BatchAssembler(packed, opened, custom_cls or Data)
+        assembler = assembler_for(packed, opened, custom_cls)
         self._read_from(opened, opened.batches(), assembler)
 
 

@@ -164,7 +164,7 @@ class EpochPacker:
             schema=self.store.schema,
             cached=tuple(self.tables),
             plain=tuple(spec.path for spec in self.plain),
-            has_edge_ids=self._sampler.sources.edge_ids is not None,
+            has_edge_ids=bool(self._sampler.sources.edge_ids),
             segment=self.segment,
             cached_by=settings.cached_by,
             piece_bytes=BLOCK_BYTES,

@@ -215,7 +215,9 @@ class BatchRequest(NamedTuple):
     seeds: npt.ArrayLike
     epoch: int
     batch: int
-    excluded: Excluded | None = None
+    excluded: Any = None
+    times: Any = None
+    places: Any = None
 
 
 class NeighborSampler:
@@ -228,6 +230,7 @@ class NeighborSampler:
     # Whether batches that are known ahead are best sampled together, in one thread; else one by
     # one, in many.
     samples_together: ClassVar[bool] = False
+    takes_types: ClassVar[bool] = False
 
     def __init__(self, csc: Csc, config: SamplingConfig, index_dtype: IndexDtype = "int64") -> None:
         check_choice("index_dtype", index_dtype, get_args(IndexDtype))
@@ -242,7 +245,14 @@ class NeighborSampler:
         self.index_dtype: IndexDtype = index_dtype
 
     def sample(
-        self, seeds: npt.ArrayLike, *, epoch: int, batch: int, excluded: Excluded | None = None
+        self,
+        seeds: npt.ArrayLike,
+        *,
+        epoch: int,
+        batch: int,
+        excluded: Excluded | None = None,
+        times: Any = None,
+        places: Any = None,
     ) -> Sample:
         """Sample the subgraph of some seed nodes."""
         check_word("epoch", epoch)
@@ -277,7 +287,7 @@ class NeighborSampler:
         num_threads: int = 1,  # noqa: ARG002
     ) -> Iterator[Sample]:
         """Sample batches that are known ahead; yield the result of `sample` for each, in order."""
-        for seeds, epoch, batch, excluded in requests:
+        for seeds, epoch, batch, excluded, _, _ in requests:
             yield self.sample(seeds, epoch=epoch, batch=batch, excluded=excluded)
 
 

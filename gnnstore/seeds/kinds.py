@@ -10,9 +10,12 @@ from gnnstore.formats.packed.manifest import KIND
 from gnnstore.registry import Registry
 from gnnstore.seeds.base import SeedLabels
 from gnnstore.seeds.links import LinkLabels
-from gnnstore.seeds.nodes import NodeLabels
+from gnnstore.seeds.nodes import NodeLabels, TimedNodeLabels
+from gnnstore.seeds.typed import TypedNodeLabels
 
-SEED_KINDS: Registry[type[SeedLabels]] = Registry((NodeLabels, LinkLabels))
+SEED_KINDS: Registry[type[SeedLabels]] = Registry(
+    (NodeLabels, TimedNodeLabels, TypedNodeLabels, LinkLabels)
+)
 
 
 def labels_of(fingerprint: Mapping[str, Any]) -> type[SeedLabels]:

@@ -79,12 +79,10 @@ class PackedSources(Sources):
                 "pack with a smaller --memory",
             )
         self.num_threads = num_threads
-        self.edge_ids = None  # a batch's edge ids are in its record
+        self.edge_ids = {}  # a batch's edge ids are in its record
         schema = manifest.schema
-        self.nodes, self.edges = (
-            {name: AbsentRows(spec, not_packed) for name, spec in table.attributes.items()}
-            for table in (schema.node, schema.edge)
-        )
+        attributes = (*schema.node_attributes(), *schema.edge_attributes())
+        self.tables = {spec.path: AbsentRows(spec, not_packed) for spec in attributes}
 
     @property
     def cached_by(self) -> str:

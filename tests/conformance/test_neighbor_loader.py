@@ -536,7 +536,7 @@ class Colour(Enum):
         ({"subgraph_type": "undirected"}, "='undirected' is unknown; choose one of directional, "),
         ({"subgraph_type": Colour.red}, "subgraph_type='red' is unknown; choose one of"),
         ({"subgraph_type": "induced", "disjoint": True}, "exclude each other"),
-        ({"num_neighbors": {("a", "to", "b"): [2]}}, "fan-outs by edge type, but heterogeneous"),
+        ({"num_neighbors": {("a", "to", "b"): [2]}}, "fan-outs by edge type, and the store"),
         ({"num_neighbors": NumNeighbors({EdgeTypeStr("a__to__b"): [2]})}, "by edge type"),
         ({"num_neighbors": [-2]}, "the fan-out of hop 0 is -2"),
         ({"num_neighbors": 5}, "num_neighbors=5 is not a list of fan-outs"),

@@ -76,16 +76,18 @@ class PackedFiles:
         # The arrays of a record, by the manifest.
         self._num_arrays: dict[str, Any] = {
             "num_plain": len(manifest.plain),
-            "has_edge_ids": manifest.has_edge_ids,
+            "num_edge_ids": len(manifest.edge_id_paths),
             "has_segments": manifest.has_segments,
             "num_cached": len(manifest.cached),
             "num_seeds": manifest.num_seed_arrays,
             "types": Types.of(manifest.schema),
         }
-        self.space = RowSpace.of_schema(manifest.schema)
-        of_nodes = {spec.path for spec in manifest.schema.node_attributes()}
+        self.space = RowSpace.of_schema(manifest.schema, set(manifest.cached))
+        owners = manifest.schema.owners()
+        # The types of the tables' rows, by path in the store.
+        self.ranges = {path: self.space.range_of(str(owners[path])) for path in manifest.cached}
         self._plain = [
-            (spec.path in of_nodes, spec.shape[1:], STORAGE_DTYPES[spec.dtype])
+            (owners[spec.path], spec.shape[1:], STORAGE_DTYPES[spec.dtype])
             for spec in manifest.plain_specs
         ]
         self._piece_bytes = manifest.piece_bytes
@@ -137,14 +139,17 @@ class PackedFiles:
 
     def _check(self, record: SavedRecord) -> None:
         """Refuse arrays that do not fit together: a file may hold any numbers."""
-        num_nodes, num_edges = record.subgraph.num_nodes, record.subgraph.num_edges
+        graph = record.subgraph
+        counts: dict[Any, int] = {name: len(ids) for name, ids in graph.nodes.items()}
+        counts |= {edge_type: len(each.positions) for edge_type, each in graph.edges.items()}
+        num_rows = sum(counts[name] for name in self.space.ranges)
         expected: list[tuple[npt.NDArray[Any], tuple[int, ...], np.dtype[Any]]]
-        expected = [(record.slots, (num_nodes,), np.dtype(np.int32))]
-        for (is_of_nodes, shape, dtype), rows in zip(self._plain, record.plain, strict=True):
-            count = num_nodes if is_of_nodes else num_edges
-            expected.append((rows, (count, *shape), dtype))
-        if record.edge_ids is not None:
-            expected.append((record.edge_ids, (num_edges,), record.edge_ids.dtype))
+        expected = [(record.slots, (num_rows,), np.dtype(np.int32))]
+        for (owner, shape, dtype), rows in zip(self._plain, record.plain, strict=True):
+            expected.append((rows, (counts[owner], *shape), dtype))
+        edge_types = self.reader.manifest.edge_id_paths
+        for edge_type, ids in zip(edge_types, record.edge_ids, strict=True):
+            expected.append((ids, (counts[edge_type],), ids.dtype))
         expected += [(crcs, (count,), np.dtype("<u4")) for crcs, count in self._crcs_of(record)]
         for array, shape, dtype in expected:
             if array.shape != shape or array.dtype != dtype:

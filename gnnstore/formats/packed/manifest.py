@@ -17,7 +17,7 @@ from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.manifest import Manifest
 from gnnstore.formats.container.names import encode
 from gnnstore.formats.container.strict_json import Fields
-from gnnstore.formats.store.schema import Schema
+from gnnstore.formats.store.schema import EdgeType, Schema
 
 PACKED_DIRECTORY = "plans"
 PACKED_FORMAT_VERSION = 5
@@ -123,6 +123,14 @@ class PackedManifest(Manifest):
     def plain_specs(self) -> tuple[AttributeSpec, ...]:
         """Descriptions of the attributes in the records, in their order."""
         return self._specs(self.plain)
+
+    @property
+    def edge_id_paths(self) -> dict[EdgeType, str]:
+        """Paths in the store of the edge ids that records hold, by edge type."""
+        if not self.has_edge_ids:
+            return {}
+        edges = self.schema.edge_types
+        return {edge.type: edge.edge_id.path for edge in edges if edge.edge_id is not None}
 
     def _specs(self, paths: tuple[str, ...]) -> tuple[AttributeSpec, ...]:
         found = {spec.path: spec for spec in self.schema.arrays()}

@@ -179,6 +179,12 @@ class Schema:
             raise UsageError(self._heterogeneous("edge", [str(t.type) for t in self.edge_types]))
         return self.edge_types[0]
 
+    @property
+    def is_typed(self) -> bool:
+        """Whether types have names of their own, so that the graph is a `HeteroData` of PyG."""
+        nodes, edges = (node.name for node in self.node_types), (e.type for e in self.edge_types)
+        return [*nodes] != [NODE_TYPE] or any(edge_type != EDGE_TYPE for edge_type in edges)
+
     def node_of(self, node_type: str) -> NodeTypeSpec:
         """Return the node type of a name; raise a `UsageError` with all names if there is none."""
         for node in self.node_types:
@@ -200,6 +206,15 @@ class Schema:
     def edge_attributes(self) -> list[AttributeSpec]:
         """Return the attributes of the edges of all types."""
         return [spec for edge in self.edge_types for spec in edge.attributes.values()]
+
+    def owners(self) -> dict[str, str | EdgeType]:
+        """Return the node type or edge type of each attribute, by its path."""
+        found: dict[str, str | EdgeType] = {}
+        for node in self.node_types:
+            found |= {spec.path: node.name for spec in node.attributes.values()}
+        for edge in self.edge_types:
+            found |= {spec.path: edge.type for spec in edge.attributes.values()}
+        return found
 
     def scales_of(self, attribute: AttributeSpec) -> AttributeSpec | None:
         """Return the graph-level array with the scales of a node attribute, if any."""
