@@ -212,7 +212,7 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         options = LoaderOptions.of(locals())
         given = (options.store, input_nodes, input_id, input_time)
         # Seeds are kept once: these tensors share the memory of the source of seeds.
-        if options.store.schema.is_typed:
+        if not options.store.schema.is_homogeneous:
             typed = resolve_typed_nodes(*given)
             _warn_of_no_edges(options.store.schema, typed.parts)
             super().__init__(options, typed, **_kept_by_type(typed))

@@ -63,7 +63,7 @@ class LoaderOptions:
         read = _call(read_options, given)
         store = as_store(given["data"])
         config = _call(sampling_config, {**given, "schema": store.schema})
-        if store.schema.is_typed:
+        if not store.schema.is_homogeneous:
             _call(_refuse_with_types, given)
         return cls(given, store, config, read, parameters["kwargs"])
 
@@ -110,7 +110,7 @@ def fanouts_of(
     values = num_neighbors.values if is_pyg else num_neighbors
     if not isinstance(values, Mapping):
         return _hops(values, num_neighbors)
-    if not schema.is_typed:
+    if schema.is_homogeneous:
         raise UsageError(
             "num_neighbors gives fan-outs by edge type, and the store's edges have no named types; "
             "give one list of fan-outs, such as [10, 10]"

@@ -59,7 +59,7 @@ class StoreSampler(BaseSampler):  # type: ignore[misc]
     ) -> SamplerOutput | HeteroSamplerOutput:
         """Return the sampled neighbourhood of some nodes."""
         seeds, times = index.node, index.time
-        if self._schema.is_typed:
+        if not self._schema.is_homogeneous:
             seeds = {index.input_type: seeds}
             times = None if times is None else {index.input_type: times}
         return self._sample(seeds, times, (index.input_id, index.time))
@@ -69,7 +69,7 @@ class StoreSampler(BaseSampler):  # type: ignore[misc]
     ) -> SamplerOutput | HeteroSamplerOutput:
         """Return the sampled neighbourhood of the ends of some edges and of PyG's own negatives."""
         counts: Any = {node.name: node.num_nodes for node in self._schema.node_types}
-        if not self._schema.is_typed:
+        if self._schema.is_homogeneous:
             (counts,) = counts.values()
         disjoint = self.sampler.config.disjoint
         return edge_sample(index, self._sample, counts, disjoint, neg_sampling=neg_sampling)
@@ -86,7 +86,7 @@ class StoreSampler(BaseSampler):  # type: ignore[misc]
             times=_arrays(times),
         )
         sample = self._with_ids(sample)
-        if self._schema.is_typed:
+        if not self._schema.is_homogeneous:
             return hetero_output(sample, metadata)
         return sampler_output(sample, metadata)
 

@@ -90,7 +90,13 @@ _COPY_BYTES = 2**23  # pieces in which attributes are copied
 class NodeArrays:
     """Writes the node attributes of one node type. Not thread-safe."""
 
-    def __init__(self, store: StoreWriter, options: ConvertOptions, progress: Progress) -> None:
+    def __init__(
+        self,
+        store: StoreWriter,
+        options: ConvertOptions,
+        progress: Progress,
+        node_type: str = NODE_TYPE,
+    ) -> None:
         # N if known: attributes must have N rows.
         self.num_nodes: int | None = None
         self.attributes: dict[str, AttributeSpec] = {}  # the attributes written so far
@@ -99,6 +105,7 @@ class NodeArrays:
         self._store = store
         self._options = options
         self._progress = progress
+        self._type = node_type
 
     @contextmanager
     def rows(
@@ -126,7 +133,7 @@ class NodeArrays:
             caster = ScalingCaster(dtype, scales)
             self.scales[name] = scales
         array = self._store.paged(
-            names.node_array(NODE_TYPE, name),
+            names.node_array(self._type, name),
             name=name,
             row_shape=row_shape,
             dtype=caster.target,
@@ -169,7 +176,7 @@ class NodeArrays:
         if width and is_large:
             self._copy(name, source, max(1, _COPY_BYTES // width), dtype, cat_dim)
             return
-        path = names.node_array(NODE_TYPE, name)
+        path = names.node_array(self._type, name)
         self.attributes[name] = self._store.compressed(
             path, source.read(), name=name, dtype=dtype, cat_dim=cat_dim
         )

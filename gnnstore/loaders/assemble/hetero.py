@@ -71,7 +71,7 @@ class HeteroAssembler(Assembler):
         self._edges = {edge.type: _EdgeRows.of(edge, sources) for edge in schema.edge_types}
         self._graph_level = store.graph_attributes()
         self._explicit_num_nodes = {
-            node.name for node in schema.node_types if schema.explicit_num_nodes
+            node.name for node in schema.node_types if node.explicit_num_nodes
         }
 
     def parts_of(self, sample: Sample) -> TypedParts:
@@ -189,7 +189,7 @@ def hetero_output(sample: Sample, metadata: Any) -> HeteroSamplerOutput:
 
 def assembler_for(store: BatchSchema, sources: Sources, data_class: Any = None) -> Assembler:
     """Return the assembler of a graph's batches: of `HeteroData` if its types have names."""
-    made = HeteroAssembler if store.schema.is_typed else BatchAssembler
+    made = BatchAssembler if store.schema.is_homogeneous else HeteroAssembler
     return made(store, sources, data_class)
 
 
