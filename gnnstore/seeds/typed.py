@@ -23,6 +23,7 @@ from gnnstore.seeds.nodes import (
     checked_positions,
     is_of_type,
     nodes_of_type,
+    resolve_input_nodes,
     write_labels,
 )
 
@@ -158,6 +159,14 @@ def resolve_typed_nodes(
         raise UsageError(f"input_time has no times of {missing}; give times of all input nodes")
     names = [f"{name}:{part.name}" for name, part in parts.items() if part.name is not None]
     return TypedInputNodes(parts, ",".join(names) if len(names) == len(parts) else None)
+
+
+def seed_nodes(
+    store: GraphStore, input_nodes: Any, input_id: Any = None, input_time: Any = None
+) -> InputNodes | TypedInputNodes:
+    """Turn whatever names nodes into the seed nodes of a loader."""
+    resolve = resolve_input_nodes if store.schema.is_homogeneous else resolve_typed_nodes
+    return resolve(store, input_nodes, input_id, input_time)
 
 
 def _by_type(store: GraphStore, input_nodes: Any) -> dict[str, Any]:

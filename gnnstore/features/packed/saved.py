@@ -160,12 +160,21 @@ class PackedFiles:
 
     def _crcs_of(self, record: SavedRecord) -> Iterator[tuple[npt.NDArray[np.uint32], int]]:
         """Yield a record's checksums, each array with its expected length."""
-        size = self._piece_bytes
-        for crcs, table in zip(record.chunk_crcs, self._packed.values(), strict=False):
-            yield crcs, -(-len(record.positions) * table.row_bytes // size)
-        num_shared = 0 if record.shared is None else len(record.shared[0])
-        for crcs in record.shared_crcs:
-            yield crcs, -(-num_shared // CHECKED_ROWS)
+        size, parts = self._piece_bytes, self._parts(record)
+        for path, crcs in zip(self._packed, record.chunk_crcs, strict=False):
+            num_rows = _num_within(parts[path], record.positions)
+            yield crcs, -(-num_rows * self._packed[path].row_bytes // size)
+        shared = record.positions[:0] if record.shared is None else record.shared[0]
+        for path, crcs in zip(self._packed, record.shared_crcs, strict=False):
+            yield crcs, -(-_num_within(parts[path], shared) // CHECKED_ROWS)
+
+    def _parts(self, record: SavedRecord) -> dict[str, RowRange]:
+        """Return for each table the places that its type's nodes have among a batch's rows."""
+        parts, first = {}, 0
+        for name, own in self.space.ranges.items():
+            parts[own] = RowRange(first, len(record.subgraph.nodes[name]))
+            first += parts[own].num_rows
+        return {path: parts[own] for path, own in self.ranges.items()}
 
     def rows(self, number: int, record: SavedRecord) -> dict[str, RowSource]:
         """Return the sources of the rows that a batch misses, by the attribute's path."""
@@ -239,6 +248,11 @@ class PackedFiles:
             path=path,
             offset=begin,
         )
+
+
+def _num_within(part: RowRange, positions: npt.NDArray[np.int32]) -> int:
+    places = part.within(positions)
+    return places.stop - places.start
 
 
 def _packed_rows(spec: AttributeSpec, packed: PagedArray, engine: Engine) -> FileRows:

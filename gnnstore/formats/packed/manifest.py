@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from gnnstore.formats.arrays.growing import ALIGNMENT_BYTES
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.manifest import Manifest
-from gnnstore.formats.container.names import encode
+from gnnstore.formats.container.names import encode, joined
 from gnnstore.formats.container.strict_json import Fields
 from gnnstore.formats.store.schema import EdgeType, Schema
 
@@ -27,7 +27,8 @@ BATCHES_ARRAY = "batches"
 ROWS_GROUP = "rows"
 SEGMENTS_ARRAY = "segments"
 # Columns of the index: where a batch's record begins, its bytes and its crc32c, and the rows it
-# misses. One more for each cached attribute: where its chunk of rows begins.
+# misses. One more for each cached attribute: where its chunk of rows begins. If these are
+# of several node types, then one more for each: the rows of its chunk.
 INDEX_COLUMNS = 4
 # The most bytes of a chunk that one checksum covers: a reader reads no more at a time.
 MAX_PIECE_BYTES = 512 << 10
@@ -112,7 +113,13 @@ class PackedManifest(Manifest):
     @property
     def index_columns(self) -> int:
         """Columns of the index."""
-        return INDEX_COLUMNS + len(self.cached)
+        return INDEX_COLUMNS + (2 if self.caches_types else 1) * len(self.cached)
+
+    @property
+    def caches_types(self) -> bool:
+        """Whether cached attributes are of several node types."""
+        owners = self.schema.owners()
+        return len({owners[path] for path in self.cached}) > 1
 
     @property
     def cached_specs(self) -> tuple[AttributeSpec, ...]:
@@ -264,9 +271,17 @@ def _piece_bytes(own: Fields) -> int:
     return value
 
 
-def rows_array(spec: AttributeSpec) -> str:
-    """Return the path in packed epochs of the packed rows of an attribute."""
-    return f"{ROWS_GROUP}/{encode(spec.name)}"
+def rows_array(schema: Schema, path: str) -> str:
+    """Return the path in packed epochs of the packed rows of a node attribute."""
+    name, node_type = next(
+        (spec.name, node.name)
+        for node in schema.node_types
+        for spec in node.attributes.values()
+        if spec.path == path
+    )
+    if schema.is_homogeneous:
+        return f"{ROWS_GROUP}/{encode(name)}"
+    return f"{ROWS_GROUP}/{joined(node_type, name, long='rows')}"
 
 
 def name_of_batch(number: int, batches_per_epoch: int) -> str:

@@ -90,6 +90,11 @@ class Placement:
         return self.strategy.reads_disk
 
     @property
+    def read_paths(self) -> frozenset[str]:
+        """Paths of the attributes whose rows are read from disk."""
+        return frozenset(path for path, mode in self.modes.items() if mode == "disk")
+
+    @property
     def left_bytes(self) -> int:
         """Bytes of the budget for batches in flight."""
         return self.ledger.left() - (0 if self.superbatch is None else self.superbatch.num_bytes)

@@ -12,6 +12,7 @@ from gnnstore.caching.policies.simulate import PolicyRun, distinct_rows, policie
 from gnnstore.disk.profile.device_profile import DeviceProfile, load_profile
 from gnnstore.disk.profile.tuning import tune_reads
 from gnnstore.errors import UsageError
+from gnnstore.features.source import CachedTables
 from gnnstore.graph.store import open as open_store
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.strategies.builtin import auto
@@ -43,6 +44,7 @@ _DRAWN_SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 class _Disk:
     """The tables whose rows are read from disk, and the rules of their reads."""
 
+    tables: CachedTables
     arrays: tuple[PagedArray, ...]
     reads: TableReads
     profile: DeviceProfile | None  # measurements, unless they were made through the page cache
@@ -59,7 +61,9 @@ class _Disk:
             )
         profile = load_profile(store.path)
         usable = profile if profile is not None and profile.is_direct else None
-        return cls(tuple(arrays), TableReads.of(arrays, tune_reads(profile)), usable)
+        tables = CachedTables.of(store.schema, {spec.path for spec in specs})
+        reads = TableReads.of(arrays, tune_reads(profile), tables.ranges)
+        return cls(tables, tuple(arrays), reads, usable)
 
 
 def predict_caches(
@@ -102,12 +106,13 @@ def predict_caches(
             store,
             config,
             seeds,
+            disk.tables.space,
             batch_size=batch_size,
             num_batches=num_batches,
             num_threads=threads or num_cores,
             progress=progress,
         )
-        compared = _compare(store.num_nodes, disk, epoch, sizes, progress)
+        compared = _compare(disk, epoch, sizes, progress)
     document: dict[str, Any] = {
         "store": str(store.path),
         "num_neighbors": list(fanouts),
@@ -138,7 +143,7 @@ def _describe_disk(disk: _Disk) -> dict[str, Any]:
     profile = disk.profile
     return {
         "arrays": [array.spec.path for array in disk.arrays],
-        "row_bytes": disk.reads.row_bytes,
+        "row_bytes": disk.tables.slot_bytes,
         "alignment_bytes": max(disk.reads.alignments),
         "gap_bytes": disk.reads.tuning.gap_bytes,
         "max_read_bytes": disk.reads.tuning.max_read_bytes,
@@ -147,7 +152,6 @@ def _describe_disk(disk: _Disk) -> dict[str, Any]:
 
 
 def _compare(
-    num_nodes: int,
     disk: _Disk,
     epoch: TracedEpoch,
     sizes: tuple[float | int, ...],
@@ -155,7 +159,7 @@ def _compare(
 ) -> list[dict[str, Any]]:
     """Return the rows that each policy reads for each size, as JSON values."""
     compared = []
-    row_bytes = disk.reads.row_bytes
+    row_bytes, num_nodes = disk.tables.slot_bytes, disk.tables.space.num_rows
     with progress.phase("compare", len(sizes) * len(policies()), "caches") as phase:
         for size in sizes:
             rows = round(size * num_nodes) if isinstance(size, float) else size // row_bytes
