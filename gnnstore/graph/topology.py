@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from gnnstore._core import ReadCounts
 from gnnstore.formats.store.csc import Csc, load_csc
 from gnnstore.graph.indices import IndexRows
-from gnnstore.sampling.disk import DiskNeighborSampler
+from gnnstore.sampling.disk import TypedDiskSampler
+from gnnstore.sampling.hetero import SampledTypes, TypedNeighborSampler
 from gnnstore.sampling.neighbor import NeighborSampler
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from gnnstore.formats.store.schema import EdgeType, Schema
     from gnnstore.graph.neighbor_cache.background import NeighborCache
     from gnnstore.sampling.neighbor import IndexDtype, SamplingConfig
+    from gnnstore.sampling.staged import CachedNeighbors
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,8 +31,8 @@ class Topology:
     schema: Schema
     csc: Mapping[EdgeType, Csc]  # if there are `rows`, only length and dtype of `indices` are used
     rows: Mapping[EdgeType, IndexRows] = field(default_factory=dict)
-    # In-neighbour lists of the only edge type, which need not be read once they are in memory.
-    neighbors: NeighborCache | None = None
+    # In-neighbour lists, which need not be read once they are in memory.
+    neighbors: Mapping[EdgeType, NeighborCache] = field(default_factory=dict)
 
     @classmethod
     def load(cls, reader: StoreReader, mode: TopologyMode, num_threads: int) -> Self:
@@ -71,6 +74,11 @@ class Topology:
         return bool(self.rows)
 
     @property
+    def label(self) -> str:
+        """The origin of the graph, for messages."""
+        return next((csc.label for csc in self.csc.values()), "the graph")
+
+    @property
     def is_slow(self) -> bool:
         """Whether sampling may have to wait for a disk."""
         return any(csc.mapped for csc in self.csc.values())
@@ -82,9 +90,18 @@ class Topology:
 
     def sampler(self, config: SamplingConfig, index_dtype: IndexDtype) -> NeighborSampler:
         """Return a sampler; its batches are the same wherever the topology lies."""
-        csc = self.columns()
+        schema = self.schema
+        if len(schema.node_types) == len(schema.edge_types) == 1 and not self.rows:
+            return NeighborSampler(self.columns(), config, index_dtype=index_dtype)
+        types = SampledTypes(
+            {node.name: node.num_nodes for node in schema.node_types}, self.csc, self.label
+        )
         if not self.rows:
-            return NeighborSampler(csc, config, index_dtype=index_dtype)
-        (rows,), neighbors = self.rows.values(), self.neighbors
-        now = None if neighbors is None else lambda: neighbors.current
-        return DiskNeighborSampler(csc, config, index_dtype, rows.fetch, now)
+            return TypedNeighborSampler(types, config, index_dtype)
+        fetch = {of: rows.fetch for of, rows in self.rows.items()}
+        caches = {of: partial(_current, cache) for of, cache in self.neighbors.items()}
+        return TypedDiskSampler(types, config, index_dtype, fetch, caches)
+
+
+def _current(cache: NeighborCache) -> CachedNeighbors | None:
+    return cache.current

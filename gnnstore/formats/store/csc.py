@@ -92,5 +92,6 @@ def load_csc(
         edge_id=edge_id,
         num_src=reader.schema.node_of(edge.source).num_nodes,
         label=str(reader.path),
+        edge_type=edge.type,
         mapped=tuple(mapped),
     )

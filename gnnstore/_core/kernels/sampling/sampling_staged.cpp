@@ -25,10 +25,9 @@ constexpr size_t copy_distance = 5;
 // More of one list is in order, or too much for the first cache level anyway.
 constexpr int64_t most_prefetched = 16;
 
-template <class Index>
 class ListFinder {
 public:
-    ListFinder(const ColumnStarts &columns, const CachedLists<Index> &cache)
+    ListFinder(const ColumnStarts &columns, const CachedLists &cache)
         : columns_(columns), cache_(cache) {}
 
     bool is_cached(int64_t node) const {
@@ -43,6 +42,7 @@ public:
 
     // The in-neighbours of a cached node. Neither cache nor indptr is trusted: the list lies
     // inside the cache, whatever they say.
+    template <class Index>
     const Index *find(int64_t node, NeighborList list) const {
         uint64_t before = cache_.bits[node / 64] & ((uint64_t{1} << (node % 64)) - 1);
         const int64_t *indptr = columns_.indptr + node / 64 * 64;
@@ -56,47 +56,230 @@ public:
             throw std::invalid_argument("indptr: the " + std::to_string(list.degree) +
                                         " in-neighbours of node " + std::to_string(node) +
                                         " are not where the neighbour cache has them");
-        return cache_.neighbors + place;
+        return static_cast<const Index *>(cache_.neighbors) + place;
     }
 
 private:
     const ColumnStarts columns_;
-    const CachedLists<Index> cache_;
+    const CachedLists cache_;
 };
 
-template <class Index, class Local, class Table>
+// The in-neighbours of one edge type: what is cached, and what is asked for.
+template <class Local, class Table>
+class EdgeReads {
+public:
+    using Edges = HopEdges<Local, Table>;
+
+    EdgeReads(Edges &edges, const CachedLists &cache)
+        : edges_(edges), lists_(edges.type(), cache) {}
+
+    bool is_wide() const { return edges_.type().is_wide; }
+    int64_t num_cached() const { return num_cached_; }
+
+    // Draws a hop, copies what is cached, and returns the positions to fetch.
+    template <class Index>
+    void draw_hop(size_t hop, ReadRequest &missed) {
+        hop_edges_ = edges_.draw(hop);
+        copies_.clear();
+        runs_.clear();
+        if (hop_edges_ == 0) return;
+        missed.positions = PooledArray<int64_t>(hop_edges_);
+        divide_hop(missed);
+        if (!copies_.empty()) {
+            PooledArray<Index> neighbors(hop_edges_);
+            copy_cached(neighbors.data());
+            neighbors_ = std::move(neighbors);
+        }
+        num_cached_ += hop_edges_ - missed.count;
+    }
+
+    template <class Index>
+    void take_hop(const Index *fetched) {
+        const Index *all = fetched;
+        if (!copies_.empty()) {
+            auto *neighbors = static_cast<Index *>(neighbors_.raw());
+            for (const Run &run : runs_) {
+                std::copy_n(fetched, run.end - run.begin, neighbors + run.begin);
+                fetched += run.end - run.begin;
+            }
+            all = neighbors;
+        }
+        edges_.check_neighbors(all, edges_.positions(), hop_edges_);
+        edges_.relabel(all);
+    }
+
+    bool has_columns() const { return column_ < edges_.target_nodes().num_nodes(); }
+
+    // Whole columns, as many as make max_positions positions to fetch.
+    template <class Index>
+    void draw_columns(int64_t max_positions, ReadRequest &missed) {
+        if (column_ == 0 && done_of_column_ == 0) edges_.drop_edges(0);
+        pieces_.clear();
+        for (; has_columns() && missed.count < max_positions; ++column_) {
+            const NeighborList list = edges_.list_of(column_);
+            const int64_t node = edges_.target_nodes().ids()[column_];
+            if (lists_.is_cached(node)) {
+                pieces_.push_back({column_, list, lists_.template find<Index>(node, list)});
+                num_cached_ += list.degree;
+                continue;
+            }
+            const int64_t left = list.degree - done_of_column_;
+            const int64_t count = std::min(left, max_positions - missed.count);
+            pieces_.push_back({column_, {list.start + done_of_column_, count}, nullptr});
+            missed.count += count;
+            done_of_column_ += count;
+            if (count < left) break;
+            done_of_column_ = 0;
+        }
+        missed.positions = PooledArray<int64_t>(missed.count);
+        int64_t *position = missed.positions.data();
+        for (const Piece &piece : pieces_) {
+            if (piece.cached != nullptr) continue;
+            std::iota(position, position + piece.list.degree, piece.list.start);
+            position += piece.list.degree;
+        }
+    }
+
+    template <class Index>
+    void take_columns(const Index *fetched) {
+        for (const Piece &piece : pieces_) {
+            const auto *neighbors = static_cast<const Index *>(piece.cached);
+            if (neighbors == nullptr) {
+                neighbors = fetched;
+                fetched += piece.list.degree;
+            }
+            edges_.reserve_edges(edges_.count_inner_edges(piece.list, neighbors));
+            edges_.append_inner_edges(piece.i, piece.list, neighbors);
+        }
+    }
+
+private:
+    struct Copy {
+        const void *column;
+        int64_t start;  // of the column in indices
+        int64_t edge, count;
+    };
+    struct Run {
+        int64_t begin, end;  // edges of the hop
+    };
+    // A part of the in-neighbours of the node with local id i.
+    struct Piece {
+        int64_t i;
+        NeighborList list;
+        const void *cached;  // null: to be fetched
+    };
+
+    // Tells the edges to copy from the cache from those to fetch.
+    void divide_hop(ReadRequest &missed) {
+        with_width(is_wide(), [&]<class Index>(Index) {
+            const int64_t *positions = edges_.positions();
+            int64_t edge = 0;
+            edges_.for_each_list([&](int64_t node, int64_t ahead, NeighborList list,
+                                     int64_t count) {
+                lists_.prefetch(ahead);
+                if (count == 0) return;
+                if (lists_.is_cached(node)) {
+                    copies_.push_back(
+                        {lists_.template find<Index>(node, list), list.start, edge, count});
+                } else {
+                    std::copy_n(positions + edge, count, missed.positions.data() + missed.count);
+                    missed.count += count;
+                    if (!runs_.empty() && runs_.back().end == edge)
+                        runs_.back().end += count;
+                    else
+                        runs_.push_back({edge, edge + count});
+                }
+                edge += count;
+            });
+        });
+    }
+
+    template <class Index>
+    void copy_cached(Index *neighbors) {
+        const int64_t *positions = edges_.positions();
+        const size_t last = copies_.size() - 1;
+        const auto column_of = [](const Copy &copy) {
+            return static_cast<const Index *>(copy.column);
+        };
+        for (size_t i = 0; i < copies_.size(); ++i) {
+            const Copy &ahead = copies_[std::min(i + copy_distance, last)];
+            const int64_t asked = std::min(ahead.count, most_prefetched);
+            for (int64_t k = ahead.edge; k < ahead.edge + asked; ++k)
+                __builtin_prefetch(&column_of(ahead)[positions[k] - ahead.start]);
+            const Copy &own = copies_[i];
+            for (int64_t k = own.edge; k < own.edge + own.count; ++k)
+                neighbors[k] = column_of(own)[positions[k] - own.start];
+        }
+    }
+
+    Edges &edges_;
+    const ListFinder lists_;
+    int64_t num_cached_ = 0;
+
+    int64_t hop_edges_ = 0;
+    PooledBuffer neighbors_;  // of the hop; unused where nothing is cached
+    std::vector<Copy> copies_;
+    std::vector<Run> runs_;
+
+    int64_t column_ = 0, done_of_column_ = 0;  // the next to be asked for
+    std::vector<Piece> pieces_;
+};
+
+template <class Local, class Table>
 class Staged final : public StagedBatch {
 public:
-    Staged(const ColumnStarts &columns, const CachedLists<Index> &cache, const int64_t *seeds,
-           int64_t num_seeds, SamplingOptions options, int64_t max_column_positions)
-        : options_(std::move(options)),
-          lists_(columns, cache),
-          batch_(columns, options_),
+    Staged(TypedGraph graph, const std::vector<CachedLists> &caches,
+           const std::vector<Seeds> &seeds, const SamplingOptions &options,
+           int64_t max_column_positions)
+        : graph_(std::move(graph)),
+          options_(options),
+          batch_(graph_, options_),
           max_column_positions_(max_column_positions) {
-        batch_.add_seeds(seeds, num_seeds);
+        for (size_t e = 0; e < caches.size(); ++e) reads_.emplace_back(batch_.edges()[e], caches[e]);
+        batch_.add_seeds(seeds);
         settle();
     }
 
     bool is_done() const override { return state_ == State::done; }
 
-    int64_t draw() override {
+    std::vector<ReadRequest> draw() override {
         expect(State::ready, "draw");
-        if (batch_.has_hop())
-            draw_hop();
-        else
-            draw_columns();
+        const bool is_hop = batch_.has_hop();
+        if (is_hop) batch_.begin_hop();
+        asking_.clear();
+        std::vector<ReadRequest> requests;
+        for (size_t e = 0; e < reads_.size(); ++e) {
+            if (!is_hop && !reads_[e].has_columns()) continue;
+            ReadRequest request;
+            request.edge_type = static_cast<int64_t>(e);
+            with_width(reads_[e].is_wide(), [&]<class Index>(Index) {
+                if (is_hop)
+                    reads_[e].template draw_hop<Index>(batch_.hop(), request);
+                else
+                    reads_[e].template draw_columns<Index>(max_column_positions_, request);
+            });
+            asking_.push_back({e, request.count > 0});
+            if (request.count > 0) requests.push_back(std::move(request));
+            if (!is_hop) break;  // an edge type at a time
+        }
+        count_cached();
         state_ = State::drawn;
-        return num_missed_;
+        return requests;
     }
 
-    PooledArray<int64_t> take_positions() override { return std::move(missed_); }
-
-    void take(const void *neighbors) override {
+    void take(const std::vector<const void *> &fetched) override {
         expect(State::drawn, "take");
-        if (batch_.has_hop())
-            take_hop(static_cast<const Index *>(neighbors));
-        else
-            take_columns(static_cast<const Index *>(neighbors));
+        auto next = fetched.begin();
+        for (const auto &[e, has_asked] : asking_) {
+            const void *neighbors = has_asked ? *next++ : nullptr;
+            with_width(reads_[e].is_wide(), [&]<class Index>(Index) {
+                if (batch_.has_hop())
+                    reads_[e].take_hop(static_cast<const Index *>(neighbors));
+                else
+                    reads_[e].take_columns(static_cast<const Index *>(neighbors));
+            });
+        }
+        if (batch_.has_hop()) batch_.end_hop();
         settle();
     }
 
@@ -108,6 +291,11 @@ public:
 private:
     enum class State { ready, drawn, done, spent };
 
+    struct Asking {
+        size_t edge_type;
+        bool has_asked;
+    };
+
     // A call that throws leaves the batch spent.
     void expect(State state, const char *call) {
         if (std::exchange(state_, State::spent) != state)
@@ -116,179 +304,55 @@ private:
     }
 
     void settle() {
-        const bool has_columns = options_.induced && column_ < batch_.num_nodes();
+        const bool has_columns =
+            options_.induced && std::any_of(reads_.begin(), reads_.end(), [](const auto &reads) {
+                return reads.has_columns();
+            });
         state_ = batch_.has_hop() || has_columns ? State::ready : State::done;
         // Before the batches that advance with this one are done.
-        if (state_ == State::done) batch_.drop_table();
+        if (state_ == State::done) batch_.drop_tables();
     }
 
-    struct Copy {
-        const Index *column;
-        int64_t start;  // of the column in indices
-        int64_t edge, count;
-    };
-    struct Run {
-        int64_t begin, end;  // edges of the hop
-    };
-    // A part of the in-neighbours of the node with local id i.
-    struct Piece {
-        int64_t i;
-        NeighborList list;
-        const Index *cached;  // null: to be fetched
-    };
-
-    void draw_hop() {
-        hop_edges_ = batch_.draw();
-        missed_ = PooledArray<int64_t>(hop_edges_);
-        num_missed_ = 0;
-        copies_.clear();
-        runs_.clear();
-        divide_hop();
-        if (!copies_.empty()) {
-            neighbors_ = PooledArray<Index>(hop_edges_);
-            copy_cached();
-        }
-        num_cached_ += hop_edges_ - num_missed_;
+    void count_cached() {
+        num_cached_ = 0;
+        for (const auto &reads : reads_) num_cached_ += reads.num_cached();
     }
 
-    // Tells the edges to copy from the cache from those to fetch.
-    void divide_hop() {
-        const int64_t *positions = batch_.positions();
-        int64_t edge = 0;
-        batch_.for_each_list([&](int64_t node, int64_t ahead, NeighborList list, int64_t count) {
-            lists_.prefetch(ahead);
-            if (count == 0) return;
-            if (lists_.is_cached(node)) {
-                copies_.push_back({lists_.find(node, list), list.start, edge, count});
-            } else {
-                std::copy_n(positions + edge, count, missed_.data() + num_missed_);
-                num_missed_ += count;
-                if (!runs_.empty() && runs_.back().end == edge)
-                    runs_.back().end += count;
-                else
-                    runs_.push_back({edge, edge + count});
-            }
-            edge += count;
-        });
-    }
-
-    void copy_cached() {
-        const int64_t *positions = batch_.positions();
-        const size_t last = copies_.size() - 1;
-        for (size_t i = 0; i < copies_.size(); ++i) {
-            const Copy &ahead = copies_[std::min(i + copy_distance, last)];
-            const int64_t asked = std::min(ahead.count, most_prefetched);
-            for (int64_t k = ahead.edge; k < ahead.edge + asked; ++k)
-                __builtin_prefetch(&ahead.column[positions[k] - ahead.start]);
-            const Copy &own = copies_[i];
-            for (int64_t k = own.edge; k < own.edge + own.count; ++k)
-                neighbors_[k] = own.column[positions[k] - own.start];
-        }
-    }
-
-    void take_hop(const Index *fetched) {
-        const Index *all = fetched;
-        if (!copies_.empty()) {
-            for (const Run &run : runs_) {
-                std::copy_n(fetched, run.end - run.begin, neighbors_.data() + run.begin);
-                fetched += run.end - run.begin;
-            }
-            all = neighbors_.data();
-        }
-        batch_.check_neighbors(all, batch_.positions(), hop_edges_);
-        batch_.relabel(all, hop_edges_);
-    }
-
-    // Whole columns, as many as make max_column_positions_ positions to fetch.
-    void draw_columns() {
-        if (column_ == 0 && done_of_column_ == 0) batch_.drop_edges(0);
-        pieces_.clear();
-        num_missed_ = 0;
-        for (; column_ < batch_.num_nodes() && num_missed_ < max_column_positions_; ++column_) {
-            const NeighborList list = batch_.list_of(column_);
-            const int64_t node = batch_.node(column_);
-            if (lists_.is_cached(node)) {
-                pieces_.push_back({column_, list, lists_.find(node, list)});
-                num_cached_ += list.degree;
-                continue;
-            }
-            const int64_t left = list.degree - done_of_column_;
-            const int64_t count = std::min(left, max_column_positions_ - num_missed_);
-            pieces_.push_back({column_, {list.start + done_of_column_, count}, nullptr});
-            num_missed_ += count;
-            done_of_column_ += count;
-            if (count < left) break;
-            done_of_column_ = 0;
-        }
-        missed_ = PooledArray<int64_t>(num_missed_);
-        int64_t *position = missed_.data();
-        for (const Piece &piece : pieces_) {
-            if (piece.cached != nullptr) continue;
-            std::iota(position, position + piece.list.degree, piece.list.start);
-            position += piece.list.degree;
-        }
-    }
-
-    void take_columns(const Index *fetched) {
-        for (const Piece &piece : pieces_) {
-            const Index *neighbors = piece.cached;
-            if (neighbors == nullptr) {
-                neighbors = fetched;
-                fetched += piece.list.degree;
-            }
-            batch_.reserve_edges(batch_.count_inner_edges(piece.list, neighbors));
-            batch_.append_inner_edges(piece.i, piece.list, neighbors);
-        }
-    }
-
+    const TypedGraph graph_;
     const SamplingOptions options_;
-    const ListFinder<Index> lists_;
-    BatchSampler<Index, Local, Table> batch_;
+    BatchSampler<Local, Table> batch_;
     const int64_t max_column_positions_;
+    std::vector<EdgeReads<Local, Table>> reads_;
+    std::vector<Asking> asking_;  // edge types of the step, in order
     State state_ = State::spent;
-
-    PooledArray<int64_t> missed_;  // positions to fetch
-    int64_t num_missed_ = 0;
-
-    int64_t hop_edges_ = 0;
-    PooledArray<Index> neighbors_;  // of the hop; unused where nothing is cached
-    std::vector<Copy> copies_;
-    std::vector<Run> runs_;
-
-    int64_t column_ = 0, done_of_column_ = 0;  // the next to be asked for
-    std::vector<Piece> pieces_;
 };
 
 }  // namespace
 
-template <class Index, class Local>
-std::unique_ptr<StagedBatch> make_staged_batch(const ColumnStarts &columns,
-                                               const CachedLists<Index> &cache,
-                                               const int64_t *seeds, int64_t num_seeds,
-                                               SamplingOptions options,
+template <class Local>
+std::unique_ptr<StagedBatch> make_staged_batch(TypedGraph graph, std::vector<CachedLists> caches,
+                                               const std::vector<Seeds> &seeds,
+                                               const SamplingOptions &options,
                                                int64_t max_column_positions) {
-    check_sampling(columns, options, std::numeric_limits<Local>::max());
+    check_sampling(graph, seeds.size(), options, std::numeric_limits<Local>::max());
     if (max_column_positions < 1)
         throw std::invalid_argument("max_column_positions must be at least 1, got " +
                                     std::to_string(max_column_positions));
-    if (fits_compact_table(columns, options))
-        return std::make_unique<Staged<Index, Local, CompactTable>>(
-            columns, cache, seeds, num_seeds, std::move(options), max_column_positions);
-    return std::make_unique<Staged<Index, Local, WideTable>>(
-        columns, cache, seeds, num_seeds, std::move(options), max_column_positions);
+    caches.resize(graph.edges.size());
+    if (fits_compact_table(graph, options))
+        return std::make_unique<Staged<Local, CompactTable>>(std::move(graph), caches, seeds,
+                                                             options, max_column_positions);
+    return std::make_unique<Staged<Local, WideTable>>(std::move(graph), caches, seeds, options,
+                                                      max_column_positions);
 }
 
-template std::unique_ptr<StagedBatch> make_staged_batch<int32_t, int32_t>(
-    const ColumnStarts &, const CachedLists<int32_t> &, const int64_t *, int64_t, SamplingOptions,
-    int64_t);
-template std::unique_ptr<StagedBatch> make_staged_batch<int32_t, int64_t>(
-    const ColumnStarts &, const CachedLists<int32_t> &, const int64_t *, int64_t, SamplingOptions,
-    int64_t);
-template std::unique_ptr<StagedBatch> make_staged_batch<int64_t, int32_t>(
-    const ColumnStarts &, const CachedLists<int64_t> &, const int64_t *, int64_t, SamplingOptions,
-    int64_t);
-template std::unique_ptr<StagedBatch> make_staged_batch<int64_t, int64_t>(
-    const ColumnStarts &, const CachedLists<int64_t> &, const int64_t *, int64_t, SamplingOptions,
-    int64_t);
+template std::unique_ptr<StagedBatch> make_staged_batch<int32_t>(TypedGraph,
+                                                                 std::vector<CachedLists>,
+                                                                 const std::vector<Seeds> &,
+                                                                 const SamplingOptions &, int64_t);
+template std::unique_ptr<StagedBatch> make_staged_batch<int64_t>(TypedGraph,
+                                                                 std::vector<CachedLists>,
+                                                                 const std::vector<Seeds> &,
+                                                                 const SamplingOptions &, int64_t);
 
 }  // namespace gnnstore
