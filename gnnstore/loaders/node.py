@@ -7,8 +7,7 @@ store (`sampled`).
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,6 @@ from gnnstore.seeds.typed import TypedInputNodes, resolve_typed_nodes
 if TYPE_CHECKING:
     from torch_geometric.sampler import SamplerOutput
 
-    from gnnstore.formats.store.schema import Schema
     from gnnstore.partitions.followers import ResidentTable
     from gnnstore.partitions.policy import PartitionPolicy
 
@@ -214,7 +212,7 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         # Seeds are kept once: these tensors share the memory of the source of seeds.
         if not options.store.schema.is_homogeneous:
             typed = resolve_typed_nodes(*given)
-            _warn_of_no_edges(options.store.schema, typed.parts)
+            options.warn_of_types(typed.parts)
             super().__init__(options, typed, **_kept_by_type(typed))
             return
         seeds = resolve_input_nodes(*given)
@@ -285,16 +283,3 @@ def _kept_by_type(seeds: TypedInputNodes) -> dict[str, Any]:
         if part.times is not None:
             times[node_type] = torch.from_numpy(part.times)
     return {"input_nodes": nodes, "input_id": ids or None, "input_time": times or None}
-
-
-def _warn_of_no_edges(schema: Schema, seeds: Mapping[str, Any]) -> None:
-    """Warn of seed types that no edge leads to: their batches have nothing but seeds."""
-    targets = {edge.target for edge in schema.edge_types}
-    if alone := [node_type for node_type in seeds if node_type not in targets]:
-        warnings.warn(
-            f"no edge type leads to {', '.join(map(repr, alone))}, so batches have nothing but "
-            "these seeds; add edges in reverse ('gnnstore convert --reverse'), or choose seeds "
-            "of another type",
-            UserWarning,
-            stacklevel=4,
-        )

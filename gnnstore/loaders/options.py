@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -26,6 +26,7 @@ from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store
 from gnnstore.partitions.followers import ResidentTable
 from gnnstore.partitions.policy import PartitionPolicy
+from gnnstore.sampling.hetero import reverse_of
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.strategies.base import Auto
 from gnnstore.strategies.builtin import STRATEGIES, find_strategy
@@ -66,6 +67,31 @@ class LoaderOptions:
         if not store.schema.is_homogeneous:
             _call(_refuse_with_types, given)
         return cls(given, store, config, read, parameters["kwargs"])
+
+    def warn_of_types(self, seed_types: Iterable[str]) -> None:
+        """Warn of seed types that no edge leads to, and of edges without a reverse type."""
+        edges = [edge.type for edge in self.store.schema.edge_types]
+        targets = {target for _, _, target in edges}
+        if alone := [node_type for node_type in seed_types if node_type not in targets]:
+            _warn(
+                f"no edge type leads to {', '.join(map(repr, alone))}, so batches have nothing but "
+                "these seeds; add edges in reverse ('gnnstore convert --reverse'), or choose seeds "
+                "of another type"
+            )
+        if self.config.subgraph_type != "bidirectional":
+            return
+        own = [edge_type for edge_type in edges if not edge_type[1].startswith("rev_")]
+        known = dict.fromkeys(edges)
+        if lonely := [edge_type for edge_type in own if reverse_of(edge_type, known) is None]:
+            _warn(
+                "subgraph_type='bidirectional': no edge type is the reverse of "
+                f"{', '.join(map(str, lonely))}, so their edges stay as they are sampled"
+            )
+
+
+def _warn(text: str) -> None:
+    # Behind the loader's constructor.
+    warnings.warn(text, UserWarning, stacklevel=5)
 
 
 def _call(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:

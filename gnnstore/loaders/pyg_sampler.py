@@ -87,7 +87,8 @@ class StoreSampler(BaseSampler):  # type: ignore[misc]
         )
         sample = self._with_ids(sample)
         if not self._schema.is_homogeneous:
-            return hetero_output(sample, metadata)
+            is_bidirectional = self.sampler.config.subgraph_type == "bidirectional"
+            return hetero_output(sample, metadata, is_bidirectional)
         return sampler_output(sample, metadata)
 
     def _with_ids(self, sample: Sample) -> Sample:

@@ -101,7 +101,12 @@ class SampledLoader(BatchLoader):
             setattr(self, name, attributes[name])
         self._read_once = attributes.keys() - _OF_THE_BASE - _READ_EACH_TIME
 
-        assembler = partial(assembler_for, store, data_class=given.get("custom_cls"))
+        assembler = partial(
+            assembler_for,
+            store,
+            data_class=given.get("custom_cls"),
+            subgraph_type=config.subgraph_type,
+        )
         if parts is not None:
             _log.info("%s: %s", store.path, parts.placement.reason)
             self._read_from(parts, parts.batches(config), assembler(parts))

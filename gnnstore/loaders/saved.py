@@ -167,7 +167,9 @@ class PackedLoader(BatchLoader):
             num_threads=max(1, self._most_threads()),
             may_use_fewer=self._num_threads_given is None,
         )
-        assembler = assembler_for(packed, opened, custom_cls)
+        assembler = assembler_for(
+            packed, opened, custom_cls, subgraph_type=checked(found, "subgraph_type", str)
+        )
         self._read_from(opened, opened.batches(), assembler)
 
 

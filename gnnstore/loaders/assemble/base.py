@@ -46,8 +46,8 @@ class Selection(NamedTuple):
 class Assembler(ABC):
     """Assembles the batches of one loader. Safe to use from many threads at once."""
 
-    def __init__(self, store: BatchSchema, sources: Sources, data_class: Any) -> None:
-        self._arguments = (store, sources, data_class)
+    def __init__(self, store: BatchSchema, sources: Sources, data_class: Any, *more: Any) -> None:
+        self._arguments = (store, sources, data_class, *more)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy in another process opens the store itself; nothing large is pickled.

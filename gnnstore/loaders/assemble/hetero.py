@@ -16,6 +16,7 @@ from torch_geometric.sampler import HeteroSamplerOutput
 from gnnstore.loaders.assemble.attributes import AttributeRows, Gathering, hold_nothing
 from gnnstore.loaders.assemble.base import Assembler, Selection, checked_class, edge_index_of
 from gnnstore.loaders.assemble.homogeneous import BatchAssembler
+from gnnstore.sampling.hetero import with_reverse_edges
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -59,9 +60,14 @@ class HeteroAssembler(Assembler):
     """Assembles the batches of one loader. Safe to use from many threads at once."""
 
     def __init__(
-        self, store: BatchSchema, sources: Sources, data_class: type[HeteroData] | None
+        self,
+        store: BatchSchema,
+        sources: Sources,
+        data_class: type[HeteroData] | None,
+        is_bidirectional: bool = False,
     ) -> None:
-        super().__init__(store, sources, data_class)
+        super().__init__(store, sources, data_class, is_bidirectional)
+        self._is_bidirectional = is_bidirectional
         self._data_class = checked_class(data_class or HeteroData, HeteroData)
         schema = store.schema
         self._nodes = {
@@ -76,11 +82,11 @@ class HeteroAssembler(Assembler):
 
     def parts_of(self, sample: Sample) -> TypedParts:
         """Return the parts of a sample; they share its memory."""
-        return _parts_of(sample)
+        return _parts_of(sample, self._is_bidirectional)
 
     def output_of(self, sample: Sample, metadata: Any) -> HeteroSamplerOutput:
         """Return a sample as PyG's samplers do, but that `edge` holds positions in the columns."""
-        return hetero_output(sample, metadata)
+        return hetero_output(sample, metadata, self._is_bidirectional)
 
     def parts_from(self, output: HeteroSamplerOutput) -> TypedParts:
         """Return the parts of a sampler's output; types that are not in it have no edges."""
@@ -114,8 +120,7 @@ class HeteroAssembler(Assembler):
         for kind, own in self._edges.items():
             paths = {each.path for each in own.attributes.values()} | {own.ids_path}
             positions = sample.edges[kind].positions
-            if positions is not None:
-                yield Selection(f"edges of {kind}", paths, positions, parts.edge[kind])
+            yield Selection(f"edges of {kind}", paths, positions, parts.edge[kind])
 
     def join(
         self,
@@ -156,12 +161,15 @@ class HeteroAssembler(Assembler):
         return data
 
 
-def _parts_of(sample: Sample) -> TypedParts:
+def _parts_of(sample: Sample, is_bidirectional: bool) -> TypedParts:
+    sampled = sample.edges
+    if is_bidirectional:
+        sample, _ = with_reverse_edges(sample)
     return TypedParts(
         {name: torch.from_numpy(ids) for name, ids in sample.nodes.items()},
         {kind: torch.from_numpy(each.index) for kind, each in sample.edges.items()},
-        {
-            kind: None if each.positions is None else torch.from_numpy(each.positions)
+        {  # edges that were joined with their reverses have no ids
+            kind: torch.from_numpy(each.positions) if each is sampled[kind] else None
             for kind, each in sample.edges.items()
         },
         None
@@ -172,9 +180,11 @@ def _parts_of(sample: Sample) -> TypedParts:
     )
 
 
-def hetero_output(sample: Sample, metadata: Any) -> HeteroSamplerOutput:
+def hetero_output(
+    sample: Sample, metadata: Any, is_bidirectional: bool = False
+) -> HeteroSamplerOutput:
     """Return a sample as PyG's samplers do; its tensors are the sample's arrays."""
-    parts = _parts_of(sample)
+    parts = _parts_of(sample, is_bidirectional)
     return HeteroSamplerOutput(
         node=dict(parts.node),
         row={kind: index[0] for kind, index in parts.edge_index.items()},
@@ -187,10 +197,13 @@ def hetero_output(sample: Sample, metadata: Any) -> HeteroSamplerOutput:
     )
 
 
-def assembler_for(store: BatchSchema, sources: Sources, data_class: Any = None) -> Assembler:
+def assembler_for(
+    store: BatchSchema, sources: Sources, data_class: Any, *, subgraph_type: str
+) -> Assembler:
     """Return the assembler of a graph's batches: of `HeteroData` if its types have names."""
-    made = BatchAssembler if store.schema.is_homogeneous else HeteroAssembler
-    return made(store, sources, data_class)
+    if store.schema.is_homogeneous:  # whose samples have the reverse edges
+        return BatchAssembler(store, sources, data_class)
+    return HeteroAssembler(store, sources, data_class, subgraph_type == "bidirectional")
 
 
 def _write(store: Any, values: Mapping[str, Any]) -> None:
