@@ -164,7 +164,7 @@ def test_a_few_fanouts_per_edge_type(store: gnnstore.GraphStore) -> None:
         ({**TYPES, CITES: [2]}, r"Number of hops must be the same across all edge types \(got 2"),
         (
             {"paper": [2]},
-            r"num_neighbors: Cannot convert the edge type 'paper'.*there are the edge",
+            r"num_neighbors: Cannot convert the edge type 'paper'.*there are",
         ),
         ({CITES: 3}, "Missing number of neighbors"),
         ({**TYPES, CITES: "2"}, "not a list of fan-outs"),
@@ -437,8 +437,7 @@ def test_resuming(wide: Path, expected: dict[str, Any], case: str, way: dict[str
     """A state after any batch, through JSON, goes on with the batches that remain."""
     loader, of_epoch = loader_of(wide, **CASES[case], **way), len(expected[case]) // 2
     states = [json.dumps(loader.state_dict())]
-    for _ in loader:
-        states.append(json.dumps(loader.state_dict()))
+    states.extend(json.dumps(loader.state_dict()) for _ in loader)
     for stop, state in enumerate(states[:-1]):
         resumed = loader_of(wide, **CASES[case], strategy="memory")
         resumed.load_state_dict(json.loads(state))
@@ -552,13 +551,8 @@ def test_copies_share_data(path: Path) -> None:
     import copy  # noqa: PLC0415
     import pickle  # noqa: PLC0415
 
-    loader = NeighborLoader(path, [2], SEVERAL, batch_size=8, seed=1, shuffle=True)
-    expected = batches_of(loader)
-    assert_same_batches(
-        batches_of(
-            copy.copy(NeighborLoader(path, [2], SEVERAL, batch_size=8, seed=1, shuffle=True))
-        ),
-        expected,
-    )
+    loader = loader_of(path, input_nodes=SEVERAL)
+    copied = copy.copy(loader)
+    assert_same_batches(batches_of(copied), batches_of(loader))
     assembler = pickle.loads(pickle.dumps(loader._assembler))  # noqa: S301
     assert type(assembler) is type(loader._assembler)
