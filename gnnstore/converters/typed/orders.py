@@ -91,7 +91,7 @@ class Orders:
                     "it, but a loader can obey the times of either; rename one"
                 )
             for owner in (*nodes, *edges):
-                spec = (of_nodes.get(owner) or of_edges.get(owner) or {})[name]  # type: ignore[call-overload]
+                spec = (of_nodes.get(owner) or of_edges.get(owner) or {})[name]
                 if not is_time(spec):
                     raise InputError(
                         f"time_attr={name!r}: that of {owner!r} is {spec.dtype} "
@@ -144,7 +144,7 @@ class Orders:
                     )
                     places = places_by_time(of_edges, ids, counts)
                 else:
-                    places = np.zeros(last - first)  # written already
+                    places = np.zeros(last - first, np.int64)  # written already
                 array.append(places.astype(array.dtype))
                 phase.advance(last - first)
         array.close()

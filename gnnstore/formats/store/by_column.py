@@ -118,7 +118,8 @@ def sums_by_column(
     """Return the inclusive sums of values within each column."""
     sums = np.cumsum(values, dtype=np.uint64)
     before = np.concatenate([np.zeros(1, np.uint64), sums])[np.cumsum(counts) - counts]
-    return sums - np.repeat(before, counts)  # modulo 2^64, where sums wrap
+    found: npt.NDArray[np.uint64] = sums - np.repeat(before, counts)  # modulo 2^64
+    return found
 
 
 def weights_of(rows: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.float64]:

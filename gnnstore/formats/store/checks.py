@@ -201,10 +201,10 @@ def _check_orders(reader: Reader, edge: EdgeTypeSpec) -> Iterator[Problem]:
         order, indices = reader.paged(spec), reader.paged(edge.indices)
         for first, counts in _column_blocks(reader, edge):
             last = first + int(counts.sum())
-            if own is not None:
-                of_edges = reader.paged(own).read_slice(first, last)
-            else:
+            if times is not None:
                 of_edges = times[indices.read_slice(first, last)]
+            else:
+                of_edges = reader.paged(of_what).read_slice(first, last)
             ids = (
                 np.arange(first, last)
                 if edge.edge_id is None
