@@ -1,6 +1,7 @@
 """Converters into the format: one for each kind of input, all writing through `GraphWriter`.
 
-`partition` writes into a store instead. Every other converter takes, with its own parameters,
+`partition` and `add_order` write into a store instead. Every other converter takes, with its own
+parameters,
 
 - `output` : path-like, the store to write;
 - `options` : ConvertOptions, optional;
@@ -25,6 +26,7 @@ from gnnstore.converters.datasets.pyg import from_pyg
 from gnnstore.converters.datasets.snap import from_snap
 from gnnstore.converters.datasets.triples import from_triples
 from gnnstore.converters.partitions.partition import partition
+from gnnstore.converters.stores.add_order import add_order
 from gnnstore.converters.stores.reorder import reorder
 from gnnstore.converters.stores.split import split_edges
 from gnnstore.converters.synthetic.kronecker.expand import from_kronecker
@@ -42,6 +44,7 @@ __all__ = [
     "ConvertOptions",
     "GraphWriter",
     "HeteroGraphWriter",
+    "add_order",
     "from_graphbolt",
     "from_igb",
     "from_kronecker",

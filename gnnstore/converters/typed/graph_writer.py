@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,15 @@ from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.inputs.derived import RowTaker
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import ArraySource, check_count, check_rows
-from gnnstore.converters.writer.adjacency import record_edges, take_up_edges, write_adjacency
+from gnnstore.converters.typed.orders import add_orders
+from gnnstore.converters.typed.reverse import ReversedEdges, reverse_of, reverse_types
+from gnnstore.converters.typed.times import checked_edges
+from gnnstore.converters.writer.adjacency import (
+    finished_array,
+    record_edges,
+    take_up_edges,
+    write_adjacency,
+)
 from gnnstore.converters.writer.carried_ids import CarriedIds
 from gnnstore.converters.writer.node_arrays import NodeArrays, RowSink
 from gnnstore.converters.writer.opening import (
@@ -70,6 +79,8 @@ class HeteroGraphWriter:
         Whether edges keep their positions in the input, unless the options say.
     progress : Progress, optional
         Reports how far the work is.
+    edge_types : iterable of (str, str, str), optional
+        The edge types that will come, so that `options.reverse` is checked before any work.
 
     Raises
     ------
@@ -99,12 +110,16 @@ class HeteroGraphWriter:
         index_dtype: IndexDtype = "int64",
         edge_ids: bool = True,
         progress: Progress | None = None,
+        edge_types: Iterable[EdgeType] = (),
         workload: Workload | None = None,
     ) -> None:
         self.options = options or ConvertOptions()
         _refuse_rules_of_one_type(self.options)
         self.progress = progress or NullProgress()
         self.num_nodes = dict(num_nodes)
+        known = tuple(edge_types)
+        if known:
+            reverse_types(self.options.reverse, known)  # refuses unknown ones
         if not self.num_nodes:
             raise UsageError("a graph without a node type cannot be stored")
         self._provenance = provenance(kind, source or {}, self.options)
@@ -162,7 +177,9 @@ class HeteroGraphWriter:
         self, edge_type: EdgeType, name: str, *, dtype: str, cat_dim: int = 0
     ) -> None:
         """Give an edge attribute's element type, where NumPy has none, and its row axis."""
-        self._edge_attribute_types.setdefault(edge_type, {})[name] = (dtype, cat_dim)
+        is_time = name in self.options.time_attr
+        types = self._edge_attribute_types.setdefault(edge_type, {})
+        types[name] = ("int64" if is_time else dtype, cat_dim)
 
     def read_edges(
         self,
@@ -214,12 +231,14 @@ class HeteroGraphWriter:
             for ends in pairs:
                 ends = self._checked(edge_type, ends, edges_read, where)  # noqa: PLW2901
                 rows = {name: taker.take(len(ends[0])) for name, taker in takers.items()}
+                rows = self._checked_rows(edge_type, rows, edges_read)
                 builder.add(*ends, rows, where)
                 edges_read += len(ends[0])
                 phase.advance(len(ends[0]))
         if not edges_read:  # the attributes' types still have to be known
             none = np.empty(0, np.int64)
             rows = {name: taker.take(0) for name, taker in takers.items()}
+            rows = self._checked_rows(edge_type, rows, 0)
             builder.add(none, none, rows, where)
         for taker in takers.values():
             taker.finish(edges_read)
@@ -258,6 +277,33 @@ class HeteroGraphWriter:
             what = f"{where}: edges of type {edge_type}: id of the {end} ({node_type!r})"
             check_ids(ids, self.num_nodes[node_type], what, first)
         return ends
+
+    def _checked_rows(
+        self, edge_type: EdgeType, rows: Mapping[str, npt.NDArray[Any]], first: int
+    ) -> dict[str, npt.NDArray[Any]]:
+        types = self._edge_attribute_types.get(edge_type, {})
+        return checked_edges(rows, types, self.options, first, f"edges of type {edge_type}")
+
+    def _add_reverse(self, forward: EdgeTypeSpec) -> None:
+        """Write the reverse of the edges of a type, which are in the store already."""
+        reverse = reverse_of(forward.type)
+        self._check_edge_type(reverse, "reverse=")
+        finished = take_up_edges(self._store, reverse)
+        if finished is not None:
+            self._edges[reverse] = finished.spec
+            return
+        counts = (self.num_nodes[forward.source], self.num_nodes[forward.target])
+        # The ids come as an attribute.
+        builder = self._builder(EdgeRules(keep_ids=False), counts)
+        builder.expect(forward.num_edges)
+        for name, spec in forward.attributes.items():
+            self.describe_edge_attribute(reverse, name, dtype=spec.dtype, cat_dim=spec.cat_dim)
+        edges = ReversedEdges(partial(finished_array, self._store), forward)
+        with self.progress.phase(f"reverse {'__'.join(forward.type)}", unit="edges") as phase:
+            for sources, targets, rows in edges.chunks():
+                builder.add(sources, targets, rows, f"the reverse of {forward.type}")
+                phase.advance(len(sources))
+        self._write_edges(reverse, builder, max(counts), edges.id_dtype)
 
     def _write_edges(
         self,
@@ -383,6 +429,8 @@ class HeteroGraphWriter:
             raise UsageError(
                 f"index_dtype='int32' cannot number {most} nodes; use index_dtype='int64'"
             )
+        for forward in reverse_types(self.options.reverse, tuple(self._edges)):
+            self._add_reverse(self._edges[forward])
         schema = Schema(
             node_types=tuple(map(self._node_type, self.num_nodes)),
             edge_types=tuple(self._edges.values()),
@@ -390,6 +438,8 @@ class HeteroGraphWriter:
             graph_arrays=self._graph_arrays,
             index_dtype=self._index_dtype,
         )
+        times = {path: own for nodes in self._nodes.values() for path, own in nodes.times.items()}
+        schema = add_orders(self._store, schema, times, self.options, self.progress)
         with self.progress.phase("commit"):
             return self._store.commit(schema, self._provenance)
 

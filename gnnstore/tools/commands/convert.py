@@ -19,6 +19,7 @@ from gnnstore.tools.ui.options import (
     SIZE,
     Decorator,
     Parsed,
+    order_options,
     plot_option,
     session_options,
     together,
@@ -154,6 +155,14 @@ _common_options = together(
         "--edge-split-seed", type=click.IntRange(min=0), default=0, help="Seed of --edge-split."
     ),
     negative_options,
+    order_options,
+    click.option(
+        "--reverse",
+        multiple=True,
+        metavar="RELATION",
+        help="Of graphs with types: add a type rev_RELATION with the edges reversed. Repeat it for "
+        "more; all: of every type.",
+    ),
     click.option(
         "--node-order",
         type=click.Choice(("none", "degree")),

@@ -64,7 +64,8 @@ def from_hetero(
 
     if isinstance(data, HeteroData):
         return _from_hetero_data(data, output, options, progress)
-    return _from_stores(*data, output, options, progress)
+    features, graph = data
+    return _from_stores(features, graph, output, options, progress)
 
 
 def _from_hetero_data(
@@ -81,6 +82,7 @@ def _from_hetero_data(
         options=options,
         index_dtype="int32" if narrow else "int64",
         progress=progress,
+        edge_types=edges,
     ) as writer:
         for name in data.node_types:
             _write_nodes(writer, data, name)
@@ -190,6 +192,7 @@ def _from_stores(
         source={"node_types": list(counts), "edge_types": list(map(list, edges))},
         options=options,
         progress=progress,
+        edge_types=edges,
     ) as writer:
         for attr in tensors:
             whole = copy.copy(attr)
