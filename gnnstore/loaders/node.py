@@ -207,6 +207,11 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         progress: bool | None = None,
         **kwargs: Any,
     ) -> None:
+        if links := [name for name in kwargs if name.startswith(("edge_label", "neg_sampling"))]:
+            raise UsageError(
+                f"{links[0]} is an option of LinkNeighborLoader, whose batches start from edges; "
+                "NeighborLoader's start from nodes"
+            )
         options = LoaderOptions.of(locals())
         given = (options.store, input_nodes, input_id, input_time)
         # Seeds are kept once: these tensors share the memory of the source of seeds.

@@ -68,7 +68,7 @@ class LoaderOptions:
             _call(_refuse_with_types, given)
         return cls(given, store, config, read, parameters["kwargs"])
 
-    def warn_of_types(self, seed_types: Iterable[str]) -> None:
+    def warn_of_types(self, seed_types: Iterable[str] = ()) -> None:
         """Warn of seed types that no edge leads to, and of edges without a reverse type."""
         edges = [edge.type for edge in self.store.schema.edge_types]
         targets = {target for _, _, target in edges}

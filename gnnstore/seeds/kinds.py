@@ -9,12 +9,12 @@ from gnnstore.errors import UnsupportedVersionError
 from gnnstore.formats.packed.manifest import KIND
 from gnnstore.registry import Registry
 from gnnstore.seeds.base import SeedLabels
-from gnnstore.seeds.links import LinkLabels
+from gnnstore.seeds.link_labels import LinkLabels, TypedLinkLabels
 from gnnstore.seeds.nodes import NodeLabels, TimedNodeLabels
 from gnnstore.seeds.typed import TypedNodeLabels
 
 SEED_KINDS: Registry[type[SeedLabels]] = Registry(
-    (NodeLabels, TimedNodeLabels, TypedNodeLabels, LinkLabels)
+    (NodeLabels, TimedNodeLabels, TypedNodeLabels, LinkLabels, TypedLinkLabels)
 )
 
 
