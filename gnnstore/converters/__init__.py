@@ -29,6 +29,7 @@ from gnnstore.converters.stores.reorder import reorder
 from gnnstore.converters.stores.split import split_edges
 from gnnstore.converters.synthetic.kronecker.expand import from_kronecker
 from gnnstore.converters.synthetic.rmat import from_rmat
+from gnnstore.converters.typed.graph_writer import HeteroGraphWriter
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 
@@ -40,6 +41,7 @@ _PLANTED_KG = (
 __all__ = [
     "ConvertOptions",
     "GraphWriter",
+    "HeteroGraphWriter",
     "from_graphbolt",
     "from_igb",
     "from_kronecker",

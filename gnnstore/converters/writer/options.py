@@ -67,6 +67,15 @@ class ConvertOptions:
         Fixed negatives of each edge to predict: nodes drawn to replace its target.
     strict_negatives : bool
         Draw negatives that are edges of the graph, loops or the edge itself again, up to 16 times.
+    time_attr : sequence of str
+        Attributes of nodes or edges with int64 times. For each, edges get an order by time, which
+        loaders with this `time_attr` need; other integers become int64.
+    weight_attr : sequence of str
+        Attributes of edges with weights, [E] or [E, 1]: finite and not negative. For each, edges
+        get the sums that loaders with this `weight_attr` need.
+    reverse : sequence of str
+        Of graphs of several types: edge types that also get a reverse type `rev_RELATION`, with the
+        same ids and attributes: "all", relations, or types as in "author__writes__paper".
     node_order : "none" or "degree"
         "degree": number the nodes anew when all edges are known, those first that are in-neighbours
         of many; see `gnnstore.converters.reorder`. Until it is done there are two stores on disk.
@@ -91,8 +100,15 @@ class ConvertOptions:
     edge_negatives: int = 0
     strict_negatives: bool = False
     node_order: NodeOrder = "none"
+    time_attr: tuple[str, ...] = ()
+    weight_attr: tuple[str, ...] = ()
+    reverse: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in ("time_attr", "weight_attr", "reverse"):
+            given = getattr(self, name)
+            names = (given,) if isinstance(given, str) else tuple(given)
+            object.__setattr__(self, name, tuple(dict.fromkeys(names)))
         check_choice("self_loops", self.self_loops, get_args(SelfLoops))
         check_choice("node_order", self.node_order, get_args(NodeOrder))
         size = self.page_bytes
@@ -138,6 +154,9 @@ class ConvertOptions:
             del document[name]
         if self.node_order == "none":
             del document["node_order"]
+        for name in ("time_attr", "weight_attr", "reverse"):
+            if not document[name]:
+                del document[name]
         if self.edge_split is None:
             for name in ("edge_split", "edge_split_seed", "edge_negatives", "strict_negatives"):
                 del document[name]

@@ -54,6 +54,8 @@ class NodeTypeSpec:
     splits: Mapping[str, AttributeSpec] = field(default_factory=dict)
     original_id: AttributeSpec | None = None
     original_name: TextSpec | None = None
+    # In stores of several types: whether batches carry `num_nodes` of this type.
+    explicit_num_nodes: bool = False
 
     @classmethod
     def from_json(cls, fields: Fields) -> NodeTypeSpec:
@@ -69,6 +71,7 @@ class NodeTypeSpec:
                 if fields.has("original_name")
                 else None
             ),
+            explicit_num_nodes=bool(fields.document.get("explicit_num_nodes", False)),
         )
 
 
@@ -179,6 +182,15 @@ class Schema:
             raise UsageError(self._heterogeneous("edge", [str(t.type) for t in self.edge_types]))
         return self.edge_types[0]
 
+    @property
+    def is_homogeneous(self) -> bool:
+        """Whether nodes and edges have no types, so that batches are `Data`, not `HeteroData`."""
+        nodes, edges = (
+            {node.name for node in self.node_types},
+            {edge.type for edge in self.edge_types},
+        )
+        return nodes <= {NODE_TYPE} and edges <= {EDGE_TYPE}
+
     def node_of(self, node_type: str) -> NodeTypeSpec:
         """Return the node type of a name; raise a `UsageError` with all names if there is none."""
         for node in self.node_types:
@@ -232,8 +244,9 @@ class Schema:
         document = asdict(self)
         document["node_types"] = list(document["node_types"])
         for node in document["node_types"]:
-            if node["original_name"] is None:  # few stores have this field; others omit it
-                del node["original_name"]
+            for name in ("original_name", "explicit_num_nodes"):
+                if not node[name]:  # few stores have these fields; others omit them
+                    del node[name]
         document["edge_types"] = list(document["edge_types"])
         for edge in document["edge_types"]:
             edge["splits"] = edge_splits_json(edge["splits"])
