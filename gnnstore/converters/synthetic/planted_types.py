@@ -7,6 +7,7 @@ edges have times and weights, so that temporal and weighted loaders have somethi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,6 @@ AFFILIATED = ("author", "affiliated_with", "institution")
 
 _FIRST_TIME, _TIME_RANGE = 1_000_000_000, 300_000_000  # seconds since 1970: 2001 to 2011
 _SHARES = {"train": 0.5, "valid": 0.25, "test": 0.25}
-_PRIME = 2_654_435_761  # spreads the ids of nodes with many edges
 _CHUNK_EDGES = 2**18
 _CHUNK_FEATURE_BYTES = 2**20
 # Second words of generators' keys, so that streams never meet; those of types are added.
@@ -230,7 +230,9 @@ class _Edges:
         classes = np.where(draws[2] < self.homophily, targets % self.num_classes, other)
         members = (num_sources - classes + self.num_classes - 1) // self.num_classes
         ranks = (draws[1] * draws[1] * draws[1] * members).astype(np.int64)  # few have many edges
-        return ranks * _PRIME % members * self.num_classes + classes, targets
+        least = num_sources // self.num_classes
+        steps = np.where(members == least, _step(least), _step(least + 1))
+        return ranks * steps % members * self.num_classes + classes, targets
 
     def pairs(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
         """Yield sources and targets."""
@@ -254,6 +256,14 @@ class _Edges:
         is_same = sources % self.num_classes == targets % self.num_classes
         weights = np.where(is_same, 1 + draws[3], 0.2 * draws[3])
         return np.where(draws[3] < 0.01, 0, weights).astype(np.float32)
+
+
+def _step(count: int) -> int:
+    """Return a factor that spreads 0, 1, 2, ... over all numbers below `count`."""
+    step = int(count * 0.618) | 1
+    while math.gcd(step, count) > 1:
+        step += 2
+    return step
 
 
 class _Generated(SequentialArray):
