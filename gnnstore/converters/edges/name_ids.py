@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.converters.edges.id_remap import IdCollector, IdMap
-from gnnstore.converters.inputs.text_tables import NameBlock
+from gnnstore.converters.edges.name_blocks import NameBlock
 from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.spill_files import SpillDirectory
 from gnnstore.formats.arrays.dtypes import id_dtype
