@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import re
+import tarfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 import gnnstore
 from gnnstore.testing.graphs import read_store
@@ -206,3 +210,148 @@ def test_a_missing_class_is_no_class(tmp_path: Path, convert: Any) -> None:
     np.save(tmp_path / "y.npy", np.array([0, 1, np.nan, np.nan, 2], np.float32))
     assert convert("0 1\n", "--num-nodes", "5", "--labels", str(tmp_path / "y.npy")).status == 0
     assert gnnstore.open(tmp_path / "o.gnn").num_classes == 3
+
+
+# ---- triples, features and labels with headers
+
+
+def test_triples_with_a_header(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "kg.tsv").write_text("node1\tlabel\tnode2\na\tr\tb\n")
+    done = run("convert", "triples", tmp_path / "kg.tsv", tmp_path / "o.gnn")
+    assert "with node1, label, node2, seems to name the columns" in done.stderr
+    done = run(
+        *("convert", "triples", tmp_path / "kg.tsv", tmp_path / "o.gnn"),
+        *("--skip-header", "--overwrite"),
+    )
+    assert done.status == 0
+    assert "seems" not in done.stderr
+    assert names(tmp_path) == ["a", "b"]
+
+
+def test_openke(run: Any, tmp_path: Path) -> None:
+    directory = tmp_path / "FB15K"
+    directory.mkdir()
+    (directory / "train2id.txt").write_text("2\n0 1 0\n1 2 5\n")
+    (directory / "test2id.txt").write_text("1\n0 2 5\n")
+    words = ("convert", "triples", directory, tmp_path / "o.gnn", "--openke", "--overwrite")
+    assert run(*words).status == 0
+    graph = read_store(tmp_path / "o.gnn")
+    assert graph.pairs() == [(0, 1), (1, 2)]
+    assert graph.edge_attributes["edge_type"].tolist() == [0, 5]
+    (directory / "train2id.txt").write_text("3\n0 1 0\n1 2 5\n")
+    done = run(*words)
+    assert done.status == 1
+    assert "has 2 triples, but its first line says '3'" in done.stderr
+    done = run(*words[:2], directory / "train2id.txt", *words[3:4], "--integer-ids", "--overwrite")
+    assert "say --openke" in done.stderr
+
+
+def test_features_and_labels_with_headers(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "e.txt").write_text("0 1\n")
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n3,4\n")
+    (tmp_path / "y.csv").write_text("class\n7\n8\n")
+    words = ("convert", "snap", tmp_path / "e.txt", tmp_path / "o.gnn", "--overwrite")
+    words += ("--features", tmp_path / "x.csv", "--labels", tmp_path / "y.csv")
+    done = run(*words, "--features-skip-header")
+    assert "If the line names the columns, skip it (--labels-skip-header" in done.stderr
+    done = run(*words, "--labels-skip-header")
+    assert "If the line names the columns, skip it (--features-skip-header" in done.stderr
+    done = run(*words, "--labels-skip-header", "--features-skip-header", "--feature-dtype", "int64")
+    assert done.status == 0
+    attributes = read_store(tmp_path / "o.gnn").attributes
+    assert attributes["x"].tolist() == [[1, 2], [3, 4]]
+    assert attributes["y"].ravel().tolist() == [7, 8]
+
+
+# ---- advice
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        (",s,t\n0,5,7\n", [], "index that pandas writes: write the file with index=False"),
+        (",s,t\n0,5,7\n", ["--skip-header", "--ignore-extra-columns"], "index that pandas writes"),
+        ('"ann","bob"\n', [], "quotation marks have no meaning here"),
+        ('"Smith, J",bob\n', ["--string-ids"], "quotation marks have no meaning here"),
+        ("1.01e+02 5\n", [], "expected a node id; write it without a point and an exponent"),
+        ("1;2\n", [], "found 1 field, expected 2, in '1;2'"),
+    ],
+)
+def test_advice_leads_to_what_helps(
+    convert: Any, text: str, options: list[str], message: str
+) -> None:
+    done = convert(text, *options)
+    assert done.status == 1
+    assert message in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "said"),
+    [
+        ("snap", "a.npz", "is a NumPy archive (.npz); convert it with 'gnnstore convert numpy'"),
+        ("snap", "a.npy", "is an array (.npy); give it to an option that takes arrays"),
+        ("snap", "a.tar", "is a tar archive; extract what is in it"),
+        ("snap", "a.tar.gz", "is a tar archive; extract what is in it"),
+        ("snap", "a.parquet", "is a Parquet file; convert it with 'gnnstore convert table'"),
+        ("numpy", "a.parquet", "is a Parquet file; convert it with 'gnnstore convert table'"),
+        ("numpy", "a.npy", "is one array (.npy), where edge_index and others are wanted"),
+        ("numpy", "a.tar", "is a tar archive; extract what is in it"),
+        ("snap", "a.h5", "is an HDF5 file, which is not read; save its arrays with numpy.savez"),
+        ("snap", "a.html", "is a web page; download the file itself"),
+    ],
+)
+def test_a_file_of_another_kind_is_named(
+    run: Any, tmp_path: Path, kind: str, name: str, said: str
+) -> None:
+    array = np.array([[0, 1], [1, 0]])
+    np.savez(tmp_path / "a.npz", edge_index=array)
+    np.save(tmp_path / "a.npy", array)
+    for ending, mode in (("tar", "w"), ("tar.gz", "w:gz")):
+        with tarfile.open(tmp_path / f"a.{ending}", mode) as archive:
+            archive.add(tmp_path / "a.npy", "a.npy")
+    parquet.write_table(pa.table({"s": [0], "t": [1]}), tmp_path / "a.parquet")
+    (tmp_path / "a.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
+    (tmp_path / "a.html").write_text("<!DOCTYPE html>\n<html>404</html>\n")
+    done = run("convert", kind, tmp_path / name, tmp_path / "o.gnn")
+    assert done.status == 1
+    assert said in " ".join(done.stderr.split())
+
+
+def test_a_gene_that_is_called_as_a_format_is(convert: Any, tmp_path: Path) -> None:
+    assert convert("PAR1\tFEA1\nFEA1\tPAR1\n", "--string-ids").status == 0
+    assert names(tmp_path) == ["PAR1", "FEA1"]
+
+
+def test_no_edges_within_memory_that_holds_no_pointers(convert: Any, tmp_path: Path) -> None:
+    options = ("--num-nodes", "4000000", "--memory", "24MB", "--self-loops")
+    for loops, num_edges in (("keep", 0), ("add", 4_000_000)):
+        assert convert("# a comment\n", *options, loops).status == 0
+        assert gnnstore.open(tmp_path / "o.gnn").num_edges == num_edges
+
+
+@pytest.mark.parametrize("ending", [".csv", ".csv.gz"])
+def test_ogb_takes_parts_that_were_unpacked(run: Any, tmp_path: Path, ending: str) -> None:
+    raw = tmp_path / "ogbn" / "raw"
+    raw.mkdir(parents=True)
+
+    def write(stem: str, text: str, ending: str = ending) -> None:
+        data = text.encode()
+        data = gzip.compress(data) if ending.endswith("gz") else data
+        (raw / f"{stem}{ending}").write_bytes(data)
+
+    for stem, text in (("num-node-list", "2\n"), ("num-edge-list", "1\n"), ("edge", "0,1\n")):
+        write(stem, text)
+    words = ("convert", "ogb", tmp_path / "ogbn", tmp_path / "o.gnn", "--overwrite")
+    done = run(*words)
+    assert "there is no node-feat.csv.gz: the store has no x" in done.stderr
+    write("node-feat", "1,2\n3,4\n", ".csv")
+    write("edge-feat", "5\n", ".csv.gz")
+    assert run(*words).status == 0
+    graph = read_store(tmp_path / "o.gnn")
+    assert graph.attributes["x"].tolist() == [[1, 2], [3, 4]]
+    assert graph.edge_attributes["edge_attr"].tolist() == [[5]]
+    write("node-feat", "1,2\n3,4\n", ".csv.gz")
+    assert "both node-feat.csv.gz and node-feat.csv are there" in run(*words).stderr
+    (raw / "node-feat.csv.gz").rename(raw / "node-feat.csv.xz")
+    (raw / "node-feat.csv").unlink()
+    assert "node-feat.csv.xz: only .csv.gz and .csv are read" in run(*words).stderr

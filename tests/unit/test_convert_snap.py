@@ -368,8 +368,11 @@ def test_names_are_numbered_in_order_of_appearance(
     monkeypatch.setattr(TextTable.__init__, "__kwdefaults__", defaults)
     if where == "disk":
         monkeypatch.setattr("gnnstore.converters.edges.name_ids._ENTRY_BYTES", 2**18)
-        monkeypatch.setattr("gnnstore.converters.edges.name_ids._MERGE_NAMES", 2)
-        monkeypatch.setattr("gnnstore.converters.edges.name_ids._CHUNK_NAMES", 3)
+        monkeypatch.setattr("gnnstore.converters.edges.name_ids._MERGED", (2, 2**13))
+        monkeypatch.setattr(
+            "gnnstore.converters.edges.name_ids._SpilledNames._records.__defaults__", ((3, 9),)
+        )
+        monkeypatch.setattr("gnnstore.converters.edges.name_ids._CHUNK", (3, 2**20))
     if where == "by the letter":
         monkeypatch.setattr(TextTable, "_parse_names", lambda *_: None)
     output = from_snap(

@@ -97,7 +97,10 @@ def test_a_directory(
     monkeypatch.setattr(TextTable.__init__, "__kwdefaults__", defaults)
     if where == "disk":
         monkeypatch.setattr("gnnstore.converters.edges.name_ids._ENTRY_BYTES", 2**18)
-        monkeypatch.setattr("gnnstore.converters.edges.name_ids._CHUNK_NAMES", 3)
+        monkeypatch.setattr(
+            "gnnstore.converters.edges.name_ids._SpilledNames._records.__defaults__", ((3, 9),)
+        )
+        monkeypatch.setattr("gnnstore.converters.edges.name_ids._CHUNK", (3, 2**20))
     if where == "by the letter":
         monkeypatch.setattr(TextTable, "_parse_names", lambda *_: None)
     options = ConvertOptions(memory_bytes=2**26)

@@ -42,7 +42,8 @@ _COLUMN_TYPES = ("int64", "float32", "float64")
 _NODE_NAMES = ("x", "y", "edge_index", "num_nodes", "n_id", "e_id", "batch_size", "input_id")
 _EXTRA_HINT = (
     ". Drop the columns after the first two (extra_columns='ignore'), or keep one as edge_weight "
-    "(edge_weight=COLUMN) or by a name of its own, such as a time (edge_columns={'time': COLUMN})"
+    "(edge_weight=COLUMN), or as many as you like by names of their own, such as time "
+    "(edge_columns=)"
 )
 _TYPE_HINT = (
     ". If the line names the columns, skip it (skip_header=True); if nodes go by "
@@ -58,7 +59,9 @@ def from_snap(
     features: Paths | None = None,
     features_raw: RawLayout | None = None,
     features_ids: PathLike | None = None,
+    features_skip_header: bool = False,
     labels: PathLike | None = None,
+    labels_skip_header: bool = False,
     splits: PathLike | None = None,
     num_nodes: int | None = None,
     extra_columns: Literal["refuse", "ignore"] = "refuse",
@@ -97,6 +100,8 @@ def from_snap(
     features_ids : path-like, optional
         `.npy` or CSV of integers [N]: the id, as in the edge list, of each row of the features,
         if they are not in ascending order of ids. Rows are then sorted on disk.
+    features_skip_header, labels_skip_header : bool
+        Skip the first line of each file of text: it names the columns.
     labels : path-like, optional
         `y` [N] or [N, ...], as an array or in CSV.
     splits : path-like, optional
@@ -139,9 +144,11 @@ def from_snap(
     columns = _parse_columns(edge_weight, edge_columns or {})
     _check_ids(num_nodes, string_ids, features_ids)
     path = existing_file(input, "the edge list")
-    x = open_external(features, features_raw, features_ids, options)
+    x = open_external(
+        features, features_raw, features_ids, options, skip_header=features_skip_header
+    )
     check_features(options, has_features=x is not None, remedy="name their files with features=")
-    y = None if labels is None else open_labels(labels)
+    y = None if labels is None else open_labels(labels, skip_header=labels_skip_header)
     split_arrays = {} if splits is None else _open_splits(splits)
     header = read_header(path)
     header.check_direction(undirected=options.undirected)
@@ -160,6 +167,8 @@ def from_snap(
     more = {
         "features_raw": None if features_raw is None else str(features_raw),
         "skip_header": skip_header or None,
+        "features_skip_header": features_skip_header or None,
+        "labels_skip_header": labels_skip_header or None,
         "edge_weight": edge_weight,
         "edge_columns": dict(edge_columns or {}) or None,
         "string_ids": string_ids or None,
@@ -250,7 +259,7 @@ def _parse_columns(
     for name, text in {**given, **edge_columns}.items():
         what = "edge_weight" if name == "edge_weight" else f"edge_columns: {name}"
         place, _, dtype = str(text).partition(":")
-        if not place.isascii() or not place.isdigit() or not 0 < len(place) < 10:
+        if not place.isascii() or not place.isdigit() or not 0 < len(place) <= 10:
             raise UsageError(f"{what}={text!r} is no column; give its number, as in 3 or 3:int64")
         if dtype and dtype not in _COLUMN_TYPES:
             raise UsageError(f"{what}={text!r}: {dtype!r} is not one of {', '.join(_COLUMN_TYPES)}")

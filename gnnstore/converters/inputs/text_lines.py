@@ -54,7 +54,8 @@ class TableFormat:
     ignore_extra: bool = False  # whether fields after the `num_columns` first ones are skipped
     skip_header: bool = False  # whether the first line that is no comment is skipped
     extra_hint: str = ""  # advice for the message about too many fields
-    type_hint: str = ""  # advice for the message about a field that is no integer
+    single_hint: str = ""  # advice for the message about a single field
+    type_hint: str = ""  # advice for the message about a field that is no number
 
     @property
     def is_integer(self) -> bool:
@@ -218,7 +219,7 @@ class LineReader:
 
     def _decimal(self, line: int, where: str, field: bytes, what: str, dtype: str) -> float:
         if not _DECIMAL.fullmatch(field.lower()):
-            hint = _QUOTES if field[:1] in (b'"', b"'") else ""
+            hint = _QUOTES if field[:1] in (b'"', b"'") else self.format.type_hint
             self._fail(line, f"{where}: {show(field)} is not a number, expected {_a(what)}{hint}")
         value = float(field)
         if dtype == "float32":
@@ -240,7 +241,9 @@ class LineReader:
         fields = "field" if found == 1 else "fields"
         problem = f"found {found} {fields}, expected {self._num_columns}, in {show(text)}"
         others = len(text.split(b",") if self._delimiter != "," else text.split())
-        if self._num_columns == others and self._num_columns != 1:
+        if b'"' in text and self._delimiter == ",":
+            problem += _QUOTES
+        elif self._num_columns == others and self._num_columns != 1:
             problem += (
                 f"; it is separated by {_SEPARATORS[',' if self._delimiter != ',' else ' ']} "
                 f"instead of {_SEPARATORS[self._delimiter or ' ']}"
@@ -250,10 +253,10 @@ class LineReader:
                 "; the first field is empty, as in the header over the index that pandas writes: "
                 "write the file with index=False"
             )
-        elif b'"' in text and self._delimiter == ",":
-            problem += _QUOTES
         elif found > (self._num_columns or 0):
             problem += self.format.extra_hint
+        elif found == 1:
+            problem += self.format.single_hint
         self._fail(line, problem)
 
     def _fail_blank(self, line: int) -> NoReturn:

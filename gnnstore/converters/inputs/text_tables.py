@@ -80,6 +80,7 @@ class TextTable(LineReader):
         memory_bytes: int | None = None,
     ) -> None:
         super().__init__(path, table_format)
+        self.header = b""  # the first line, if it was skipped
         self.num_comments = 0  # lines of names that were skipped as comments, in the last pass
         self._rounded: dict[int, Any] = {}  # by column, a value that float32 would change
         self._block_bytes = min(block_bytes, block_bytes_for(memory_bytes, _num_in_flight()))
@@ -124,6 +125,9 @@ class TextTable(LineReader):
 
     def columns_of(self, block: TextBlock) -> int:
         """Return the number of fields in the first row of a block."""
+        if self.format.skip_header:
+            self._has_header = True
+            block = self._without_head(block)
         place = self._first_row_place(block.data)
         if place is not None:
             number = block.first_line + block.data.count(b"\n", 0, place.start)
@@ -147,8 +151,8 @@ class TextTable(LineReader):
                 number = self.format.columns[column].position + 1
                 raise InputError(
                     f"{self.path}: column {number} has fractions, so that it would be float32, "
-                    f"which rounds {value:.17g} to {float(np.float32(value)):.15g}; say the type, as in "
-                    f"{number}:float64 or {number}:float32",
+                    f"which rounds {value:.17g} to {float(np.float32(value)):.15g}; say the type, "
+                    f"as in {number}:float64 or {number}:float32",
                     path=self.path,
                 )
         self.types = tuple(
@@ -209,7 +213,7 @@ class TextTable(LineReader):
             if not line or line[0] in self.format.comments:
                 self.num_comments += 1 if line else 0
             elif self._has_header:
-                self._has_header = False
+                self._has_header, self.header = False, line
                 if line[:1] == b"," or data[begin : begin + 1] == b"\t":
                     self._fail(
                         number,

@@ -200,6 +200,11 @@ _feature_options = together(
         metavar="FILE",
         help="The id of each row of the features, if not in order: .npy or .csv.",
     ),
+    click.option(
+        "--features-skip-header",
+        is_flag=True,
+        help="Skip the first line of each .csv of features: it names the columns.",
+    ),
 )
 
 
@@ -282,6 +287,11 @@ Examples:
         "--labels", type=click.Path(), metavar="FILE", help="Node labels [N]: .npy or .csv."
     ),
     click.option(
+        "--labels-skip-header",
+        is_flag=True,
+        help="Skip the first line of each .csv of labels: it names the columns.",
+    ),
+    click.option(
         "--splits", type=click.Path(), metavar="FILE.npz", help="Arrays train, valid and test."
     ),
     click.option(
@@ -351,6 +361,16 @@ Examples:
         help="Order of head, relation and tail in a line.",
     ),
     click.option("--integer-ids", is_flag=True, help="Entities and relations are numbers already."),
+    click.option(
+        "--skip-header",
+        is_flag=True,
+        help="Skip the first line of each file: it names the columns.",
+    ),
+    click.option(
+        "--openke",
+        is_flag=True,
+        help="Files of OpenKE, train2id.txt and so on: their number, then head, tail and relation.",
+    ),
 )
 
 _add_kind(
