@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gnnstore.converters.datasets.ogb.binary import convert_binary
-from gnnstore.converters.datasets.ogb.csv import convert_csv, read_ids
+from gnnstore.converters.datasets.ogb.csv import convert_csv, part_file, read_ids
 from gnnstore.converters.datasets.ogb.links import (
     bytes_in_memory,
     open_link_splits,
@@ -152,14 +152,19 @@ def _find(directory: Path, split: str | None) -> OgbFiles:
         raw = directory
     root = raw.absolute().parent
     for name in _HETEROGENEOUS:
-        if (raw / name).exists():
+        if (raw / name).exists() or (raw / name.removesuffix(".gz")).exists():
             raise InputError(
                 f"{raw / name}: the data set has several types of nodes or edges; only "
                 "homogeneous ones can be converted",
                 path=raw / name,
             )
     binary = (raw / "data.npz").exists()
-    if not binary and not (raw / "edge.csv.gz").exists():
+    if binary and part_file(raw, "edge") is not None:
+        raise InputError(
+            f"{raw}: both data.npz and {part_file(raw, 'edge')} have the edges; remove one",
+            path=raw,
+        )
+    if not binary and part_file(raw, "edge") is None:
         raise NotFoundError(
             f"{directory}: neither raw/edge.csv.gz nor raw/data.npz is there; give the directory "
             "of a downloaded OGB node- or link-property data set, or of MAG240M",
@@ -191,16 +196,16 @@ def _warn_of_splits(writer: GraphWriter, directory: Path) -> None:
 
 
 def _read_splits(writer: GraphWriter, directory: Path) -> None:
-    files = {name: directory / f"{name}.csv.gz" for name in SPLITS}
-    if not any(file.exists() for file in files.values()):
+    files = {name: part_file(directory, name) for name in SPLITS}
+    if not any(files.values()):
         path = split_file(directory)
         if path is None:
             raise NotFoundError(
-                f"{directory}: none of {', '.join(f.name for f in files.values())} is there",
+                f"{directory}: none of {', '.join(f'{name}.csv.gz' for name in files)} is there",
                 path=directory,
             )
         set_splits(writer, path)
         return
     for name, file in files.items():
-        if file.exists():
+        if file is not None:
             writer.set_split(name, read_ids(file), where=str(file))
