@@ -1157,9 +1157,14 @@ class EdgeBuckets:
         """
 
 def parse_text(
-    text: bytes, kinds: str, is_comma: bool, comments: bytes, ignore_extra: bool
-) -> NDArray[np.uint8] | None:
-    """Return the numbers of a table in text, where all of its lines are clean.
+    text: bytes,
+    kinds: str,
+    is_comma: bool,
+    comments: bytes,
+    ignore_extra: bool,
+    begin: int = 0,
+) -> tuple[NDArray[np.uint8], int]:
+    """Return the numbers of a table in text, up to the first line that is not clean.
 
     Integers are digits with a sign or without; decimals may have a point and an exponent, or be nan
     or inf, and are rounded once. There may be spaces and tabs around fields, and a
@@ -1177,12 +1182,16 @@ def parse_text(
         Characters that begin lines that are skipped. With any, blank lines are skipped, too.
     ignore_extra : bool
         Whether more fields may follow.
+    begin : int
+        Where to begin: at the first byte of a line.
 
     Returns
     -------
-    ndarray of uint8, shape [rows * record bytes], or None
-        A record for each line: its values, one behind the other. None if a line has another form,
-        or an integer does not fit: read line by line to see which.
+    records : ndarray of uint8, shape [rows * record bytes]
+        A record for each line: its values, one behind the other.
+    fault : int
+        The first byte of a line that has another form or a number that does not fit; -1 if there
+        is none.
     """
 
 def rmat_edges(

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from gnnstore.budget.ledger import Reservation
 from gnnstore.converters.memory import memory_ledger
+from gnnstore.converters.typed.times import check_weights, checked_times
 from gnnstore.converters.writer.adjacency import finished_array
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import InputError, UsageError
@@ -49,32 +50,34 @@ class Orders:
     _times: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)  # of nodes, by path
 
     def add(self, store: StoreWriter, schema: Schema, progress: Progress) -> Schema:
-        """Write the arrays, and return the schema with them."""
+        """Write the arrays that are not there, and return the schema with all."""
         self.check(schema)
-        return replace(
-            schema,
-            edge_types=tuple(
-                replace(
-                    edge,
-                    orders={
-                        **edge.orders,
-                        **{
-                            name: self._write_order(store, schema, edge, name, progress)
-                            for name in self.times
-                            if name in edge.attributes or node_times(schema, edge, name) is not None
-                        },
-                    },
-                    weight_sums={
-                        **edge.weight_sums,
-                        **{
-                            name: self._write_sums(store, edge, name, progress)
-                            for name in self.weights
-                            if name in edge.attributes
-                        },
-                    },
-                )
-                for edge in schema.edge_types
-            ),
+        edges = []
+        for edge in schema.edge_types:
+            orders, sums = dict(edge.orders), dict(edge.weight_sums)
+            for name in self._times_of(schema, edge):
+                if name not in orders:
+                    orders[name] = self._write_order(store, schema, edge, name, progress)
+            for name in self.weights:
+                if name in edge.attributes and name not in sums:
+                    sums[name] = self._write_sums(store, edge, name, progress)
+            edges.append(replace(edge, orders=orders, weight_sums=sums))
+        return replace(schema, edge_types=tuple(edges))
+
+    def _times_of(self, schema: Schema, edge: EdgeTypeSpec) -> list[str]:
+        """Return the times that order the edges of a type."""
+        return [
+            name
+            for name in self.times
+            if name in edge.attributes or node_times(schema, edge, name) is not None
+        ]
+
+    def are_in(self, schema: Schema) -> bool:
+        """Whether a schema has all orders and sums already."""
+        return all(
+            set(self._times_of(schema, edge)) <= edge.orders.keys()
+            and set(self.weights) & edge.attributes.keys() <= edge.weight_sums.keys()
+            for edge in schema.edge_types
         )
 
     def check(self, schema: Schema) -> None:
@@ -137,6 +140,7 @@ class Orders:
                         of_edges = times[indices.read_slice(first, last)]
                     else:
                         of_edges = self.paged(edge.attributes[name]).read_slice(first, last)
+                        checked_times(of_edges, first, f"the times {name!r} of {edge.type}")
                     ids = (
                         np.arange(first, last)
                         if edge_id is None
@@ -154,7 +158,8 @@ class Orders:
         if spec.path not in self._times:
             needed = Reservation(f"times of {spec.num_rows} nodes", spec.num_bytes)
             memory_ledger("orders by time", self.memory_bytes).add(needed).check()
-            self._times = {spec.path: self.read(spec)}  # one type's at a time
+            times = checked_times(self.read(spec), 0, f"the times in {spec.path}")
+            self._times = {spec.path: times}  # one type's at a time
         return self._times[spec.path]
 
     def _write_sums(
@@ -172,7 +177,9 @@ class Orders:
         with progress.phase(f"sum {name}", edge.num_edges, "edges") as phase:
             for first, counts in column_blocks(indptr, self._block_edges(0)):
                 last = first + int(counts.sum())
-                values = weights_of(weights.read_slice(first, last), spec.dtype)
+                rows = weights.read_slice(first, last)
+                check_weights(rows, spec.dtype, first, f"the weights {name!r} of {edge.type}")
+                values = weights_of(rows, spec.dtype)
                 array.append(sums_by_column(integer_weights(values, counts), counts))
                 phase.advance(last - first)
         array.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 from gnnstore.budget.limits import parse_memory
@@ -10,6 +10,7 @@ from gnnstore.converters.edges.split import SplitRule
 from gnnstore.errors import UsageError, check_choice
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, MAX_PAGE_BYTES, MIN_PAGE_BYTES
+from gnnstore.formats.store.schema import EdgeTypeSpec
 
 SelfLoops = Literal["keep", "drop", "add"]
 IndexDtype = Literal["int64", "int32"]
@@ -171,9 +172,17 @@ def check_features(options: ConvertOptions | None, *, has_features: bool, remedy
         )
 
 
+def with_orders(options: ConvertOptions, edges: EdgeTypeSpec) -> ConvertOptions:
+    """Return options by which a store that is made from a store keeps orders and sums."""
+    return replace(options, time_attr=tuple(edges.orders), weight_attr=tuple(edges.weight_sums))
+
+
 def refuse_rules(options: ConvertOptions, doing: str) -> None:
     """Refuse the rules for edges and features where a store is made from a store."""
     defaults = ConvertOptions()
-    for name in ("undirected", "self_loops", "feature_dtype", "node_order"):
+    for name in (
+        *("undirected", "self_loops", "feature_dtype", "node_order"),
+        *("time_attr", "weight_attr", "reverse"),
+    ):
         if getattr(options, name) != getattr(defaults, name):
             raise UsageError(f"{name} is not for {doing}; convert with it")

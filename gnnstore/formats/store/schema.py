@@ -191,6 +191,25 @@ class Schema:
         )
         return nodes <= {NODE_TYPE} and edges <= {EDGE_TYPE}
 
+    def refuse_types(self, label: object, what: str = "this") -> None:
+        """Raise a `UsageError` that names the types, where they cannot be used.
+
+        Parameters
+        ----------
+        label : object
+            The store's path, for the message.
+        what : str
+            The function or command, as the subject of a sentence.
+        """
+        if not self.is_homogeneous:
+            nodes = ", ".join(node.name for node in self.node_types)
+            edges = ", ".join("__".join(edge.type) for edge in self.edge_types)
+            raise UsageError(
+                f"{label}: the store has node types ({nodes}) and edge types ({edges}), and {what} "
+                "works on graphs without types only: give it a store of one node type 'node' and "
+                "one edge type"
+            )
+
     def node_of(self, node_type: str) -> NodeTypeSpec:
         """Return the node type of a name; raise a `UsageError` with all names if there is none."""
         for node in self.node_types:
