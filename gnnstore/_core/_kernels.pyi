@@ -1157,9 +1157,14 @@ class EdgeBuckets:
         """
 
 def parse_text(
-    text: bytes, kinds: str, is_comma: bool, comments: bytes, ignore_extra: bool
-) -> NDArray[np.uint8] | None:
-    """Return the numbers of a table in text, where all of its lines are clean.
+    text: bytes,
+    kinds: str,
+    is_comma: bool,
+    comments: bytes,
+    ignore_extra: bool,
+    begin: int = 0,
+) -> tuple[NDArray[np.uint8], int]:
+    """Return the numbers of a table in text, up to the first line that is not clean.
 
     Integers are digits with a sign or without; decimals may have a point and an exponent, or be nan
     or inf, and are rounded once. There may be spaces and tabs around fields, and a
@@ -1177,12 +1182,16 @@ def parse_text(
         Characters that begin lines that are skipped. With any, blank lines are skipped, too.
     ignore_extra : bool
         Whether more fields may follow.
+    begin : int
+        Where to begin: at the first byte of a line.
 
     Returns
     -------
-    ndarray of uint8, shape [rows * record bytes], or None
-        A record for each line: its values, one behind the other. None if a line has another form,
-        or an integer does not fit: read line by line to see which.
+    records : ndarray of uint8, shape [rows * record bytes]
+        A record for each line: its values, one behind the other.
+    fault : int
+        The first byte of a line that has another form or a number that does not fit; -1 if there
+        is none.
     """
 
 def rmat_edges(
@@ -1623,8 +1632,8 @@ def sample_neighbors(
         The batch may have too many nodes: 2^32 - 1 or more, or 2^31 or more for "int32".
     """
 
-# Ids and the numbers of their trees.
-_Seeds: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64] | None]
+# Ids, the numbers of their trees, and their times.
+_Seeds: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64] | None, NDArray[np.int64] | None]
 # n_id, batch, num_sampled_nodes of each node type; edge_index, edge_pos, num_sampled_edges of each
 # edge type.
 _SampledTypes: TypeAlias = tuple[
@@ -1652,6 +1661,19 @@ class EdgeColumns:
         `indices` lie in [0, num_src_nodes); by default N.
     num_edges, indices_dtype
         E and the dtype of the `indices` that are not here.
+    timing : "edges" or "sources", optional
+        What has times: of a seed's tree only edges up to its time are chosen.
+    order : ndarray of uint16 or uint32, shape [E], or None
+        Entry `indptr[v] + j` is the place, in the list of v, of its j-th edge by time; None: on
+        disk.
+    order_dtype : str
+        dtype of an order on disk.
+    times : ndarray of int64, or None
+        Of the edges [E], None if they are on disk; or of the sources [num_src_nodes].
+    weighted : bool
+        Whether edges are chosen in proportion to weights, by successive sampling.
+    weight_sums : ndarray of uint64, shape [E], or None
+        Inclusive sums of integer weights along each list; None: on disk.
     """
 
     def __init__(
@@ -1667,6 +1689,12 @@ class EdgeColumns:
         num_src_nodes: int | None = None,
         num_edges: int = 0,
         indices_dtype: str = "int64",
+        timing: str | None = None,
+        order: NDArray[np.uint16] | NDArray[np.uint32] | None = None,
+        order_dtype: str = "uint32",
+        times: NDArray[np.int64] | None = None,
+        weighted: bool = False,
+        weight_sums: NDArray[np.uint64] | None = None,
     ) -> None: ...
 
 class SampledGraph:
@@ -1693,6 +1721,8 @@ class SampledGraph:
         replace: bool = False,
         disjoint: bool = False,
         induced: bool = False,
+        latest: bool = False,
+        window: int = 0,
         index_dtype: Literal["int64", "int32"] = "int64",
         excluded: Sequence[_Excluded | None] | None = None,
     ) -> _SampledTypes:
@@ -1703,11 +1733,15 @@ class SampledGraph:
 
         Parameters
         ----------
-        seeds : sequence of (ndarray, ndarray or None), by node type
-            Ids, int64 [B], and the numbers of their trees, int64 [B], distinct and below the number
-            of seeds; None counts over the types.
+        seeds : sequence of (ndarray, ndarray or None, ndarray or None), by node type
+            Ids, int64 [B]; the numbers of their trees, int64 [B], distinct and below the number
+            of seeds, None counts over the types; times, int64 [B], needed if an edge type has some.
         seed, epoch, batch, replace, disjoint, induced, index_dtype
             As in `sample_neighbors`.
+        latest : bool
+            Choose the latest edges up to a seed's time; else any. All come in the order of times.
+        window : int
+            w: of a seed of time t, choose edges of (t - w, t]; 0: of any time up to t.
         excluded : sequence of tuple or None, by edge type, optional
             As in `sample_neighbors`.
 
@@ -1727,7 +1761,7 @@ class StagedBatch:
     Parameters
     ----------
     graph : SampledGraph
-    seeds, seed, epoch, batch, replace, disjoint, induced, index_dtype, excluded
+    seeds, seed, epoch, batch, replace, disjoint, induced, latest, window, index_dtype, excluded
         As in `SampledGraph.sample`.
     caches : sequence of tuple or None, by edge type, optional
         In-neighbour lists of some nodes, which are not asked for: `bits`, uint64
@@ -1755,6 +1789,8 @@ class StagedBatch:
         replace: bool = False,
         disjoint: bool = False,
         induced: bool = False,
+        latest: bool = False,
+        window: int = 0,
         index_dtype: Literal["int64", "int32"] = "int64",
         caches: Sequence[_Cache | None] | None = None,
         max_column_positions: int = 1048576,
@@ -1763,8 +1799,8 @@ class StagedBatch:
     def draw(self) -> list[tuple[int, int, NDArray[np.int64]]] | None:
         """Return what is needed next, maybe nothing; None at the end.
 
-        Each is the number of an edge type among those of the graph, that of a column (0: indices)
-        and positions in it.
+        Each is the number of an edge type among those of the graph, that of a column (0: indices,
+        1: order, 2: times, 3: weight_sums) and positions in it.
         """
     def take(self, fetched: Sequence[NDArray[Any]]) -> None:
         """Take the elements that were asked for, in their order and the columns' dtypes."""

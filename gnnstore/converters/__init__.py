@@ -30,6 +30,7 @@ from gnnstore.converters.stores.add_order import add_order
 from gnnstore.converters.stores.reorder import reorder
 from gnnstore.converters.stores.split import split_edges
 from gnnstore.converters.synthetic.kronecker.expand import from_kronecker
+from gnnstore.converters.synthetic.planted_types import from_planted_types
 from gnnstore.converters.synthetic.rmat import from_rmat
 from gnnstore.converters.typed.graph_writer import HeteroGraphWriter
 from gnnstore.converters.writer.graph_writer import GraphWriter
@@ -50,6 +51,7 @@ __all__ = [
     "from_kronecker",
     "from_numpy",
     "from_ogb",
+    "from_planted_types",
     "from_pyg",
     "from_rmat",
     "from_snap",

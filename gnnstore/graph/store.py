@@ -385,7 +385,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
             return spec.shape[1]
         labels = self.labels
         if np.issubdtype(labels.dtype, np.floating):
-            return len(np.unique(labels))
+            return len(np.unique(labels[~np.isnan(labels)]))  # NaN: a node without a class
         return int(labels.max()) + 1
 
     def to_pyg(self) -> Data | HeteroData:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.errors import UsageError
 from gnnstore.formats.store.csc import Csc
-from gnnstore.sampling.hetero import SampledTypes, TypedNeighborSampler
+from gnnstore.sampling.hetero import COLUMNS, Column, SampledTypes, TypedNeighborSampler
 from gnnstore.sampling.neighbor import (
     BatchRequest,
     EdgeType,
@@ -64,7 +64,7 @@ class TypedDiskSampler(TypedNeighborSampler):
         types: SampledTypes,
         config: SamplingConfig,
         index_dtype: IndexDtype,
-        fetch: Mapping[EdgeType, Fetch],
+        fetch: Mapping[tuple[EdgeType, Column], Fetch],
         caches: Mapping[EdgeType, Cache] = MappingProxyType({}),
     ) -> None:
         super().__init__(types, config, index_dtype)
@@ -72,7 +72,10 @@ class TypedDiskSampler(TypedNeighborSampler):
             if isinstance(cache, CachedNeighbors):
                 _check_cache(types.edges[of], cache)
         self._caches = caches
-        self._fetch = {(number, 0): fetch[of] for number, of in enumerate(types.edges)}
+        numbers = {of: number for number, of in enumerate(types.edges)}
+        self._fetch = {
+            (numbers[of], COLUMNS.index(column)): read for (of, column), read in fetch.items()
+        }
         self._counts = NeighborCounts()
         self._lock = threading.Lock()
 
@@ -162,7 +165,7 @@ class DiskNeighborSampler(TypedDiskSampler):
         of = csc.edge_type
         types = SampledTypes({of[2]: csc.num_nodes}, {of: csc}, csc.label)
         caches = {} if cache is None else {of: cache}
-        super().__init__(types, config, index_dtype, {of: fetch}, caches)
+        super().__init__(types, config, index_dtype, {(of, "indices"): fetch}, caches)
         self.csc = csc
 
 

@@ -8,8 +8,8 @@ do not depend on the others.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,10 @@ from gnnstore.sampling.neighbor import (
     check_word,
     sampling_errors,
 )
+from gnnstore.sampling.temporal import TimeColumns, times_of_seeds
+
+if TYPE_CHECKING:
+    from gnnstore.formats.arrays.paged_array import PagedArray
 
 # The kernels' results: ids, trees and nodes by hop of each node type; local ids, positions and
 # edges by hop of each edge type.
@@ -38,6 +42,10 @@ TypedArrays = tuple[
     list[tuple[npt.NDArray[Any], Int64Array | None, list[int]]],
     list[tuple[npt.NDArray[Any], Int64Array, list[int]]],
 ]
+
+# What lies along in-neighbour lists, in the kernels' order; of the times only those of edges.
+Column = Literal["indices", "order", "times", "weight_sums"]
+COLUMNS: tuple[Column, ...] = get_args(Column)
 
 MAX_HOPS = 256  # with several edge types, since the hop has 8 bits in the key of draws
 
@@ -49,36 +57,68 @@ class SampledTypes:
     num_nodes: Mapping[NodeType, int]
     edges: Mapping[EdgeType, Csc]
     label: str = "the graph"
+    # What a configuration's attribute restricts or weighs: edge types without are as ever.
+    times: Mapping[EdgeType, TimeColumns] = field(default_factory=dict)
+    node_times: Mapping[NodeType, Int64Array] = field(default_factory=dict)  # int64 [N], for seeds
+    # uint64 [E]: inclusive sums of integer weights in each column
+    weight_sums: Mapping[EdgeType, npt.NDArray[np.uint64]] = field(default_factory=dict)
+    mapped: tuple[PagedArray, ...] = ()  # stored arrays that these are views of
 
     def check_mapped_files(self) -> None:
         """Raise a `StorageError` if a mapped file has been truncated since."""
         for csc in self.edges.values():
             csc.check_mapped_files()
+        for array in self.mapped:
+            array.check_mapped_files()
+
+    def column(self, edge_type: EdgeType, column: Column) -> npt.NDArray[Any]:
+        """Return what a column of an edge type consists of."""
+        if column == "indices":
+            return self.edges[edge_type].indices
+        if column == "weight_sums":
+            return self.weight_sums[edge_type]
+        times = self.times[edge_type]
+        return times.order if column == "order" else times.times
 
     def kernel(self, config: SamplingConfig, *, on_disk: bool = False) -> _core.SampledGraph:
         """Return the graph with a configuration's fan-outs, as the kernels take it."""
         numbers = {name: number for number, name in enumerate(self.num_nodes)}
-        single = len(self.edges) == 1
+        names = numbers if len(numbers) > 1 else [""]
         return _core.SampledGraph(
-            [
-                (name, count) if len(numbers) > 1 else ("", count)
-                for name, count in self.num_nodes.items()
-            ],
-            [
-                _core.EdgeColumns(
-                    "" if single else str(of),
-                    numbers[of[0]],
-                    numbers[of[2]],
-                    number,
-                    csc.indptr,
-                    None if on_disk else csc.indices,
-                    config.fanouts_of(of),
-                    num_src_nodes=csc.num_src,
-                    num_edges=csc.num_edges,
-                    indices_dtype=csc.indices.dtype.name,
-                )
-                for number, (of, csc) in enumerate(self.edges.items())
-            ],
+            list(zip(names, self.num_nodes.values(), strict=True)),
+            [self._columns(of, config, numbers, on_disk) for of in self.edges],
+        )
+
+    def _columns(
+        self,
+        of: EdgeType,
+        config: SamplingConfig,
+        numbers: Mapping[NodeType, int],
+        on_disk: bool,
+    ) -> _core.EdgeColumns:
+        csc, times, sums = self.edges[of], self.times.get(of), self.weight_sums.get(of)
+        options: dict[str, Any] = {}
+        if times is not None:
+            options |= {
+                "timing": "edges" if times.of_edges else "sources",
+                "order": None if on_disk else times.order,
+                "order_dtype": times.order.dtype.name,
+                "times": None if on_disk and times.of_edges else times.times,
+            }
+        if sums is not None:
+            options |= {"weighted": True, "weight_sums": None if on_disk else sums}
+        return _core.EdgeColumns(
+            "" if len(self.edges) == 1 else str(of),
+            numbers[of[0]],
+            numbers[of[2]],
+            list(self.edges).index(of),
+            csc.indptr,
+            None if on_disk else csc.indices,
+            config.fanouts_of(of),
+            num_src_nodes=csc.num_src,
+            num_edges=csc.num_edges,
+            indices_dtype=csc.indices.dtype.name,
+            **options,
         )
 
 
@@ -134,13 +174,17 @@ class TypedNeighborSampler(NeighborSampler):
                 replace=config.replace,
                 disjoint=config.disjoint,
                 induced=config.subgraph_type == "induced",
+                latest=config.temporal_strategy == "last",
+                window=config.time_window or 0,
                 index_dtype=self.index_dtype,
                 excluded=without,
             )
         return self.as_sample(arrays, sum(len(ids) for ids, *_ in seed_arrays))
 
-    def seed_arrays(self, seeds: Any, times: Any, places: Any) -> list[tuple[Int64Array, Any]]:
-        """Return ids and places for each node type; the order of mappings numbers trees."""
+    def seed_arrays(
+        self, seeds: Any, times: Any, places: Any
+    ) -> list[tuple[Int64Array, Int64Array, Int64Array | None]]:
+        """Return ids, places and times for each node type; the order of mappings numbers trees."""
         names = self.types.num_nodes
         ids = {name: as_seeds(of) for name, of in self._by_node_type("seeds", seeds).items()}
         if places is None:
@@ -152,7 +196,11 @@ class TypedNeighborSampler(NeighborSampler):
             by_type = self._by_node_type("places", places)
             trees = {name: np.ascontiguousarray(own, np.int64) for name, own in by_type.items()}
         none = np.empty(0, np.int64)
-        return [(ids.get(name, none), trees.get(name, none)) for name in names]
+        if (time_attr := self.config.time_attr) is None:
+            return [(ids.get(name, none), trees.get(name, none), None) for name in names]
+        given = None if times is None else self._by_node_type("times", times)
+        own_times = times_of_seeds(ids, given, self.types.node_times, time_attr)
+        return [tuple(of.get(name, none) for of in (ids, trees, own_times)) for name in names]  # type: ignore[misc]
 
     def _by_node_type(self, what: str, values: Any) -> dict[NodeType, Any]:
         names = self.types.num_nodes
@@ -186,8 +234,8 @@ class TypedNeighborSampler(NeighborSampler):
 
     def stream_dtype(self, stream: tuple[int, int]) -> np.dtype[Any]:
         """Return the type of the elements of a stream of `StagedBatch`."""
-        edges, _ = stream
-        return list(self.types.edges.values())[edges].indices.dtype
+        edge_type, column = list(self.types.edges)[stream[0]], COLUMNS[stream[1]]
+        return self.types.column(edge_type, column).dtype
 
     def as_sample(self, arrays: TypedArrays, num_seeds: int) -> Sample:
         """Return the subgraph that a kernel has sampled."""

@@ -62,7 +62,7 @@ class NeighborCounts:
         return NeighborCounts(self.cached + other.cached, self.fetched + other.fetched)
 
 
-# A column of an edge type, by their numbers: that of the type in the store, and 0 for `indices`.
+# A column of an edge type, by their numbers: those in the store, and in `COLUMNS`.
 Stream = tuple[int, int]
 
 
@@ -98,6 +98,8 @@ class StagedBatch:
                 replace=config.replace,
                 disjoint=config.disjoint,
                 induced=config.subgraph_type == "induced",
+                latest=config.temporal_strategy == "last",
+                window=config.time_window or 0,
                 index_dtype=sampler.index_dtype,
                 caches=[
                     None if cache is None else (cache.bits, cache.starts, cache.neighbors)

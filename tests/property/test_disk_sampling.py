@@ -488,7 +488,7 @@ def test_the_kernel_checks_its_arguments() -> None:
         }
         columns |= {name: options.pop(name) for name in columns if name in options}
         edges = _core.EdgeColumns("", 0, 0, 0, indices=None, **columns)
-        seeds = [(options.pop("seeds", np.arange(10)), None)]
+        seeds = [(options.pop("seeds", np.arange(10)), None, None)]
         graph = _core.SampledGraph([("", csc.num_nodes)], [edges])
         return _core.StagedBatch(graph, seeds, **({"seed": 0, "epoch": 0, "batch": 0} | options))
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace as replaced
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from hypothesis import given, settings
-from hypothesis import strategies as st
+import pytest
 
+from gnnstore.formats.store.by_column import integer_weights, places_by_time, sums_by_column
 from gnnstore.formats.store.csc import Csc
 from gnnstore.sampling.disk import TypedDiskSampler
-from gnnstore.sampling.hetero import SampledTypes, TypedNeighborSampler
+from gnnstore.sampling.hetero import COLUMNS, SampledTypes, TypedNeighborSampler
 from gnnstore.sampling.neighbor import BatchRequest, Sample, SamplingConfig
 from gnnstore.sampling.staged import StagedBatch
+from gnnstore.sampling.temporal import TimeColumns
 from gnnstore.testing.twins.hetero import TypedBatch, TypedColumns, sample_types
 from gnnstore.testing.twins.sampling import DrawKey
 from tests.property.test_disk_sampling import cached_lists
-from tests.support.effort import examples
+from tests.support.effort import choose
 
 NODES = ("a", "b", "c", "alone")
 EDGES = (
@@ -29,38 +32,84 @@ EDGES = (
     ("b", "other", "a"),
     ("alone", "to", "c"),
 )
-WORDS = st.integers(0, 2**64 - 1)
-FANOUT = st.one_of(st.just(-1), st.integers(0, 6), st.integers(30, 40))
+FANOUTS = (-1, 0, 1, 2, 3, 5, 30)
 
 
-@st.composite
-def graphs(draw: st.DrawFn) -> SampledTypes:
-    """Graphs with hubs, isolated nodes, repeated edges, types without nodes or edges."""
-    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    counts = {name: draw(st.sampled_from([0, 1, 7, 40])) for name in NODES}
+def random_types(rng: np.random.Generator) -> SampledTypes:
+    """Make a graph with isolated nodes, repeated edges, types without nodes or edges."""
+    counts = {name: int(rng.choice([0, 1, 7, 40], p=[0.1, 0.1, 0.3, 0.5])) for name in NODES}
     edges = {}
-    for edge_type in draw(st.lists(st.sampled_from(EDGES), unique=True)):
+    for edge_type in EDGES:
+        if rng.random() < 0.3:
+            continue
         num_src, num_dst = counts[edge_type[0]], counts[edge_type[2]]
-        most = draw(st.sampled_from([0, 3, 60])) if num_src else 0
+        most = int(rng.choice([0, 5, 60], p=[0.1, 0.6, 0.3])) if num_src else 0
         degrees = rng.integers(0, most + 1, num_dst) * rng.integers(0, 2, num_dst)
         indptr = np.concatenate([[0], np.cumsum(degrees)]).astype(np.int64)
-        indices = rng.integers(0, max(num_src, 1), indptr[-1]).astype(
-            draw(st.sampled_from([np.int32, np.int64]))
-        )
-        for start, end in zip(indptr, indptr[1:], strict=False):
+        dtype = rng.choice([np.int32, np.int64])
+        indices = rng.integers(0, max(num_src, 1), indptr[-1]).astype(dtype)
+        for start, end in pairwise(indptr):
             indices[start:end].sort()
         edges[edge_type] = Csc(indptr, indices, None, num_src, "the/store", edge_type)
     return SampledTypes(counts, edges, "the/store")
 
 
-def some_seeds(data: st.DataObject, types: SampledTypes) -> dict[str, npt.NDArray[np.int64]]:
-    chosen = data.draw(st.lists(st.sampled_from(NODES), unique=True), label="seed types")
-    seeds = {}
-    for name in chosen:
-        count = types.num_nodes[name]
-        ids = st.lists(st.integers(0, count - 1), max_size=8) if count else st.just([])
-        seeds[name] = np.array(data.draw(ids, label=name), np.int64)
-    return seeds
+def ordered(csc: Csc, times: npt.NDArray[np.int64], ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the order of each column by (time, id)."""
+    counts = np.diff(csc.indptr)
+    return places_by_time(times, ids, counts).astype(np.uint16 if csc.num_edges % 2 else np.uint32)
+
+
+def with_extras(types: SampledTypes, by: str, rng: np.random.Generator) -> tuple[Any, Any]:
+    """Return a graph with times or weights on most edge types, and the twin's columns."""
+    node_times = {
+        name: rng.integers(-20, 20, count) for name, count in types.num_nodes.items() if name != "c"
+    }
+    times, sums, twins = {}, {}, {}
+    for of, csc in types.edges.items():
+        own = twins[of] = TypedColumns(csc.indptr, csc.indices)
+        ids = rng.permutation(csc.num_edges)
+        if by == "nodes" and of[0] in node_times:
+            own.times, own.edge_ids = node_times[of[0]][csc.indices], ids
+            times[of] = TimeColumns(ordered(csc, own.times, ids), node_times[of[0]], of_edges=False)
+        elif by == "edges" and rng.random() < 0.7:
+            own.times, own.edge_ids = rng.integers(-20, 20, csc.num_edges), ids
+            times[of] = TimeColumns(ordered(csc, own.times, ids), own.times, of_edges=True)
+        elif by == "weights" and rng.random() < 0.7:
+            weights = 10.0 ** rng.uniform(-6, 6, csc.num_edges) * rng.integers(0, 2, csc.num_edges)
+            own.weights = integer_weights(weights, np.diff(csc.indptr))
+            sums[of] = sums_by_column(own.weights, np.diff(csc.indptr))
+    node_times = node_times if by == "nodes" else {}
+    extended = replaced(types, times=times, node_times=node_times, weight_sums=sums)
+    return extended, twins
+
+
+def hide(types: SampledTypes) -> SampledTypes:
+    """Return a graph whose arrays on disk have their lengths and types only."""
+
+    def hidden(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return np.zeros_like(array) - 1 if array.dtype.kind == "i" else np.zeros_like(array)
+
+    return replaced(
+        types,
+        edges={of: replaced(csc, indices=hidden(csc.indices)) for of, csc in types.edges.items()},
+        times={
+            of: replaced(
+                own, order=hidden(own.order), times=hidden(own.times) if own.of_edges else own.times
+            )
+            for of, own in types.times.items()
+        },
+        weight_sums={of: hidden(sums) for of, sums in types.weight_sums.items()},
+    )
+
+
+def some_seeds(types: SampledTypes, rng: np.random.Generator) -> dict[str, npt.NDArray[np.int64]]:
+    """Draw seeds of some types, in any order."""
+    return {
+        name: rng.integers(0, max(count, 1), rng.integers(0, 9) if count else 0)
+        for name, count in rng.permutation(np.array(list(types.num_nodes.items()), object))
+        if rng.random() < 0.6
+    }
 
 
 def ranges_of(csc: Csc, positions: frozenset[int]) -> Any:
@@ -85,86 +134,92 @@ def assert_equal(got: Sample, want: TypedBatch, config: SamplingConfig) -> None:
         assert got.hop_edges == want.hop_edges
 
 
-@settings(max_examples=examples(400), deadline=None)
-@given(
-    types=graphs(),
-    data=st.data(),
-    key=st.tuples(WORDS, WORDS, WORDS),
-    replace=st.booleans(),
-    mode=st.sampled_from(["joint", "disjoint", "induced", "bidirectional"]),
-    index_dtype=st.sampled_from(["int32", "int64"]),
-)
-def test_samplers_equal_the_twin(
-    *,
-    types: SampledTypes,
-    data: st.DataObject,
-    key: tuple[int, int, int],
-    replace: bool,
-    mode: str,
-    index_dtype: Any,
-) -> None:
-    num_hops = data.draw(st.integers(0, 3), label="hops")
-    hops = st.lists(FANOUT, min_size=num_hops, max_size=num_hops).map(tuple)
-    fanouts = {of: data.draw(hops, label=str(of)) for of in types.edges}
+@pytest.mark.parametrize("mode", ["joint", "disjoint", "induced", "bidirectional"])
+@pytest.mark.parametrize("by", ["nothing", "nodes", "edges", "weights"])
+def test_samplers_equal_the_twin(mode: str, by: str) -> None:
+    if mode == "induced" and by in ("nodes", "edges"):
+        pytest.skip("times need disjoint trees")
+    for seed in range(choose(15, 150)):
+        check_equal(seed, mode, by)
+
+
+def check_equal(seed: int, mode: str, by: str) -> None:
+    """Compare the samplers with the twin on a random graph with random options."""
+    rng = np.random.default_rng(seed)
+    types, twins = with_extras(random_types(rng), by, rng)
+    num_hops = int(rng.integers(0, 4))
+    fanouts = {of: tuple(map(int, rng.choice(FANOUTS, num_hops))) for of in types.edges}
+    key = tuple(map(int, rng.integers(0, 2**63, 3)))
+    index_dtype: Any = rng.choice(["int32", "int64"])
+    is_timed = by in ("nodes", "edges")
     subgraph_type: Any = mode if mode in ("induced", "bidirectional") else "directional"
     config = SamplingConfig(
         fanouts,
-        replace=replace,
+        replace=bool(rng.random() < 0.3),
         subgraph_type=subgraph_type,
         disjoint=mode == "disjoint",
         seed=key[0],
+        weight_attr="w" if by == "weights" else None,
+        time_attr="t" if is_timed else None,
+        temporal_strategy="last" if is_timed and rng.random() < 0.5 else "uniform",
+        time_window=int(rng.integers(1, 40)) if is_timed and rng.random() < 0.5 else None,
     )
-    seeds = some_seeds(data, types)
-    excluded = {}
-    for of, csc in types.edges.items():
-        if csc.num_edges and data.draw(st.booleans(), label="excludes"):
-            at = st.integers(0, csc.num_edges - 1)
-            excluded[of] = data.draw(st.frozensets(at, max_size=10), label="excluded")
+    seeds = some_seeds(types, rng)
+    excluded = {
+        of: frozenset(rng.integers(0, csc.num_edges, csc.num_edges // 3).tolist())
+        for of, csc in types.edges.items()
+        if csc.num_edges and rng.random() < 0.4
+    }
     total = sum(map(len, seeds.values()))
     places = None
-    if data.draw(st.booleans(), label="places"):
-        order = np.random.default_rng(total).permutation(total)
+    if rng.random() < 0.5:
+        order = rng.permutation(total)
         ends = np.cumsum([0, *map(len, seeds.values())])
         places = {name: order[ends[i] : ends[i + 1]] for i, name in enumerate(seeds)}
+    times = None
+    if config.time_attr is not None:
+        times = {name: rng.integers(-25, 25, len(ids)) for name, ids in seeds.items()}
     want = sample_types(
         NODES,
-        {
-            of: TypedColumns(csc.indptr, csc.indices, excluded.get(of, frozenset()))
-            for of, csc in types.edges.items()
-        },
+        {of: replaced(twin, excluded=excluded.get(of, frozenset())) for of, twin in twins.items()},
         seeds,
         fanouts,
         DrawKey(*key),
-        replace=replace,
+        replace=config.replace,
         disjoint=config.disjoint,
         induced=mode == "induced",
         places=None if places is None else {name: of.tolist() for name, of in places.items()},
+        times=None if times is None else {name: of.tolist() for name, of in times.items()},
+        latest=config.temporal_strategy == "last",
+        window=config.time_window,
     )
     arguments: dict[str, Any] = {
         "epoch": key[1],
         "batch": key[2],
         "excluded": {of: ranges_of(types.edges[of], at) for of, at in excluded.items()},
         "places": places,
+        "times": times,
     }
     got = TypedNeighborSampler(types, config, index_dtype).sample(seeds, **arguments)
     assert all(nodes.dtype == index_dtype for nodes in got.nodes.values())
     assert_equal(got, want, config)
 
-    hidden = SampledTypes(
-        types.num_nodes,
-        {
-            of: replaced(csc, indices=np.full_like(csc.indices, -1))
-            for of, csc in types.edges.items()
-        },
-        "the/store",
-    )
-    rng = np.random.default_rng(key[0])
-    share = data.draw(st.sampled_from([0.0, 0.3, 1.0]), label="cached")
+    hidden = hide(types)
+    fetch: dict[tuple[Any, Any], Any] = {
+        (of, column): partial(np.take, types.column(of, column))
+        for of in types.edges
+        for column in COLUMNS
+        if column == "indices"
+        or (column == "weight_sums" and of in types.weight_sums)
+        or (column == "order" and of in types.times)
+        or (column == "times" and of in types.times and types.times[of].of_edges)
+    }
+    share = float(rng.choice([0.0, 0.3, 1.0]))
     disk = TypedDiskSampler(
         hidden,
         config,
         index_dtype,
-        {of: csc.indices.__getitem__ for of, csc in types.edges.items()},
+        fetch,
         {
             of: cached_lists(csc, np.flatnonzero(rng.random(csc.num_nodes) < share))
             for of, csc in types.edges.items()
@@ -172,13 +227,12 @@ def test_samplers_equal_the_twin(
         },
     )
     assert_equal(disk.sample(seeds, **arguments), want, config)
-    requests = [BatchRequest(seeds, key[1], key[2], arguments["excluded"], None, places)] * 3
-    num_threads = data.draw(st.integers(1, 2), label="threads")
-    many = disk.sample_many(requests, memory_bytes=10**8, num_threads=num_threads)
+    requests = [BatchRequest(seeds, key[1], key[2], arguments["excluded"], times, places)] * 3
+    many = disk.sample_many(requests, memory_bytes=10**8, num_threads=1 + seed % 2)
     for sample in many:
         assert_equal(sample, want, config)
     staged = StagedBatch(disk, requests[0], disk.caches, max_column_positions=3)
     while (drawn := staged.draw()) is not None:
-        asked = [list(types.edges.values())[stream[0]].indices[at] for stream, at in drawn]
-        staged.take(asked)
+        edge_types = list(types.edges)
+        staged.take([fetch[edge_types[of], COLUMNS[column]](at) for (of, column), at in drawn])
     assert_equal(staged.result(), want, config)

@@ -93,7 +93,7 @@ def test_types_that_nothing_reaches() -> None:
             if subgraph_type == "directional":
                 assert sample.hop_nodes == {
                     "paper": [3, 1, 0],
-                    **dict.fromkeys(("author", "empty", "venue"), [0, 0, 0]),
+                    **{name: [0, 0, 0] for name in ("author", "empty", "venue")},
                 }
     # Without seeds of any type.
     nothing = sampler.sample({}, epoch=0, batch=0)
@@ -199,7 +199,7 @@ def test_numbers_that_would_wrap() -> None:
         edges = [_core.EdgeColumns("", 0, 0, number, indptr, indices, [1] * hops)]
         edges += [_core.EdgeColumns("", 0, 0, 1, indptr, indices, [1] * hops)] * more
         graph = _core.SampledGraph([("", 1)], edges)
-        return graph.sample([(np.zeros(1, np.int64), None)], seed=0, epoch=0, batch=0)
+        return graph.sample([(np.zeros(1, np.int64), None, None)], seed=0, epoch=0, batch=0)
 
     with pytest.raises(ValueError, match="number of an edge type must be below 2\\^24 - 1"):
         sample(2**24 - 1, 1)

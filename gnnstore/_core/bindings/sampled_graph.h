@@ -27,8 +27,9 @@ struct EdgeColumns {
     std::vector<InputArray> arrays;
 };
 
-// Ids of the seeds of a node type, and the numbers of their trees.
-using SeedArrays = std::tuple<InputArray, std::optional<InputArray>>;
+// Ids of the seeds of a node type, the numbers of their trees, and their times.
+using SeedArrays =
+    std::tuple<InputArray, std::optional<InputArray>, std::optional<InputArray>>;
 // By edge type.
 using ExcludedByType = std::optional<std::vector<std::optional<ExcludedArrays>>>;
 
@@ -68,15 +69,27 @@ inline const void *ids_in(const InputArray &ids, const char *name, bool is_wide)
     });
 }
 
+inline const void *order_in(const InputArray &order, bool is_wide) {
+    if (is_wide) return input_data<uint32_t>(order, "the order by time", "uint32");
+    return input_data<uint16_t>(order, "the order by time", "uint16");
+}
+
 inline std::vector<Seeds> seeds_in(const std::vector<SeedArrays> &seeds) {
     std::vector<Seeds> found;
-    for (const auto &[ids, trees] : seeds) {
-        Seeds of_type{input_data<int64_t>(ids, "seeds", "int64"), length(ids)};
-        if (trees) {
-            of_type.trees = input_data<int64_t>(*trees, "the places of seeds", "int64");
-            if (length(*trees) != of_type.count)
-                throw std::invalid_argument("there must be a place for each seed");
-        }
+    const auto beside = [](const std::optional<InputArray> &values, const char *name,
+                           int64_t count) -> const int64_t * {
+        if (!values) return nullptr;
+        if (length(*values) != count)
+            throw std::invalid_argument(std::string("there must be one of ") + name +
+                                        " for each seed");
+        return input_data<int64_t>(*values, name, "int64");
+    };
+    for (const auto &[ids, trees, times] : seeds) {
+        Seeds of_type;
+        of_type.ids = input_data<int64_t>(ids, "seeds", "int64");
+        of_type.count = length(ids);
+        of_type.trees = beside(trees, "the places", of_type.count);
+        of_type.times = beside(times, "the times", of_type.count);
         found.push_back(of_type);
     }
     return found;

@@ -33,8 +33,14 @@ nb::tuple sample(const InputArray &indptr, const InputArray &indices, const Inpu
     edges.excluded = excluded_in(excluded);
     const int64_t num_nodes = edges.num_nodes;
     const TypedGraph graph{{{"", num_nodes}}, {std::move(edges)}};
-    const SamplingOptions options{replace, disjoint, induced, DrawKey{seed, epoch, batch}};
-    const Seeds seed_nodes{input_data<int64_t>(seeds, "seeds", "int64"), length(seeds)};
+    SamplingOptions options{};
+    options.replace = replace;
+    options.disjoint = disjoint;
+    options.induced = induced;
+    options.key = {seed, epoch, batch};
+    Seeds seed_nodes;
+    seed_nodes.ids = input_data<int64_t>(seeds, "seeds", "int64");
+    seed_nodes.count = length(seeds);
     return with_integer_dtype("index_dtype", index_dtype, [&]<class Local>(Local) {
         SampledBatch sampled;
         {

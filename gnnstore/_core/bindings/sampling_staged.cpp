@@ -46,12 +46,13 @@ class PendingBatch {
 public:
     PendingBatch(const nb::object &graph, const std::vector<SeedArrays> &seeds, uint64_t seed,
                  uint64_t epoch, uint64_t batch, bool replace, bool disjoint, bool induced,
-                 const std::string &index_dtype,
+                 bool latest, int64_t window, const std::string &index_dtype,
                  const std::optional<std::vector<std::optional<CacheArrays>>> &caches,
                  int64_t max_column_positions, const ExcludedByType &excluded)
         : graph_(graph), is_disjoint_(disjoint), index_dtype_(index_dtype) {
         TypedGraph sampled = nb::cast<const SampledGraph &>(graph).without(excluded);
-        for (const EdgeType &edges : sampled.edges) is_wide_.push_back(edges.is_wide);
+        for (const EdgeType &edges : sampled.edges) 
+            widths_.push_back({edges.is_wide, edges.time.is_wide});
         std::vector<CachedLists> lists(sampled.edges.size());
         if (caches) {
             caches_ = *caches;
@@ -61,7 +62,8 @@ public:
                 if (caches_[e]) lists[e] = lists_in(*caches_[e], sampled.edges[e]);
         }
         const std::vector<Seeds> seed_nodes = seeds_in(seeds);
-        const SamplingOptions options{replace, disjoint, induced, DrawKey{seed, epoch, batch}};
+        const SamplingOptions options{
+            replace, disjoint, induced, DrawKey{seed, epoch, batch}, latest, window};
         with_integer_dtype("index_dtype", index_dtype, [&]<class Local>(Local) {
             const GilRelease release;
             batch_ = make_staged_batch<Local>(std::move(sampled), std::move(lists), seed_nodes,
@@ -83,7 +85,7 @@ public:
         asked_.clear();
         nb::list drawn;
         for (ReadRequest &request : requests) {
-            asked_.push_back({request.edge_type, request.count});
+            asked_.push_back({request.edge_type, request.column, request.count});
             auto positions = std::make_unique<PooledArray<int64_t>>(std::move(request.positions));
             int64_t *data = positions->data();
             drawn.append(nb::make_tuple(request.edge_type,
@@ -100,9 +102,8 @@ public:
                                         std::to_string(fetched.size()));
         std::vector<const void *> elements;
         for (size_t i = 0; i < fetched.size(); ++i) {
-            const auto [edge_type, count] = asked_[i];
-            elements.push_back(
-                ids_in(fetched[i], "neighbors", is_wide_[static_cast<size_t>(edge_type)]));
+            const auto [edge_type, column, count] = asked_[i];
+            elements.push_back(elements_in(fetched[i], static_cast<size_t>(edge_type), column));
             if (length(fetched[i]) != count)
                 throw std::invalid_argument("there must be one element for each of the " +
                                             std::to_string(count) + " positions, got " +
@@ -129,14 +130,30 @@ public:
 
 private:
     struct Asked {
-        int64_t edge_type, count;
+        int64_t edge_type;
+        Column column;
+        int64_t count;
     };
+    struct Widths {
+        bool of_indices, of_order;
+    };
+
+    const void *elements_in(const InputArray &fetched, size_t edge_type, Column column) const {
+        const Widths &is_wide = widths_[edge_type];
+        switch (column) {
+            case Column::indices: return ids_in(fetched, "neighbors", is_wide.of_indices);
+            case Column::order: return order_in(fetched, is_wide.of_order);
+            case Column::times: return input_data<int64_t>(fetched, "times", "int64");
+            case Column::sums: return input_data<uint64_t>(fetched, "sums of weights", "uint64");
+        }
+        throw std::logic_error("no such column");
+    }
 
     const nb::object graph_;
     std::vector<std::optional<CacheArrays>> caches_;
     const bool is_disjoint_;
     const std::string index_dtype_;
-    std::vector<bool> is_wide_;
+    std::vector<Widths> widths_;
     std::mutex mutex_;
     std::vector<Asked> asked_;
     std::unique_ptr<StagedBatch> batch_;
@@ -147,12 +164,12 @@ private:
 void bind_staged_sampling(nb::module_ &m) {
     nb::class_<PendingBatch>(m, "StagedBatch")
         .def(nb::init<const nb::object &, const std::vector<SeedArrays> &, uint64_t, uint64_t,
-                      uint64_t, bool, bool, bool, const std::string &,
+                      uint64_t, bool, bool, bool, bool, int64_t, const std::string &,
                       const std::optional<std::vector<std::optional<CacheArrays>>> &, int64_t,
                       const ExcludedByType &>(),
              "graph"_a, "seeds"_a.noconvert(), nb::kw_only(), "seed"_a, "epoch"_a, "batch"_a,
              "replace"_a = false, "disjoint"_a = false, "induced"_a = false,
-             "index_dtype"_a = "int64", "caches"_a = nb::none(),
+             "latest"_a = false, "window"_a = 0, "index_dtype"_a = "int64", "caches"_a = nb::none(),
              "max_column_positions"_a = int64_t{1} << 20, "excluded"_a = nb::none())
         .def("draw", &PendingBatch::draw)
         .def("take", &PendingBatch::take, "fetched"_a.noconvert())

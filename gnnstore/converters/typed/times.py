@@ -19,12 +19,12 @@ _STEP_ROWS = 2**20
 
 
 class IntegerTimes(SequentialArray):
-    """Times [N] as int64."""
+    """Times [N] or [N, 1] as int64 [N]."""
 
     def __init__(self, source: ArraySource, what: str) -> None:
         check_time_type(source, what)
         self.label = source.label
-        self.shape = source.shape
+        self.shape = source.shape[:1]
         self.dtype = np.dtype(np.int64)
         self._source = source
         self._what = what
@@ -51,7 +51,7 @@ def check_time_type(source: ArraySource, what: str) -> None:
             "times are integers of one unit, as in seconds since 1970: convert them, and decide "
             "on a time for rows without one"
         )
-    if source.dtype.kind not in "iu" or len(source.shape) != 1:
+    if source.dtype.kind not in "iu" or source.shape[1:] not in ((), (1,)):
         raise InputError(
             f"{source.label}: {what} are {source.dtype} {list(source.shape)}; expected one integer "
             "for each row"
@@ -59,7 +59,8 @@ def check_time_type(source: ArraySource, what: str) -> None:
 
 
 def checked_times(rows: npt.NDArray[Any], first: int, what: str) -> npt.NDArray[np.int64]:
-    """Return times as int64; `first` is the number of the first row, for messages."""
+    """Return times as int64 [k]; `first` is the number of the first row, for messages."""
+    rows = rows.reshape(-1)
     bad = rows > np.iinfo(np.int64).max if rows.dtype == np.uint64 else rows == NO_TIME
     if bad.any():
         row = int(np.argmax(bad))

@@ -28,8 +28,8 @@
 namespace gnnstore {
 
 // Throws std::invalid_argument for options that make no sense together, or with the graph.
-void check_sampling(const TypedGraph &graph, size_t num_seed_types, const SamplingOptions &options,
-                    int64_t largest_local_id);
+void check_sampling(const TypedGraph &graph, const std::vector<Seeds> &seeds,
+                    const SamplingOptions &options, int64_t largest_local_id);
 
 // Whether the small table of local ids will do.
 bool fits_compact_table(const TypedGraph &graph, const SamplingOptions &options);
@@ -43,7 +43,7 @@ public:
         for (const NodeType &type : graph.nodes) nodes_.emplace_back(type, options.disjoint);
         edges_.reserve(graph.edges.size());
         for (const EdgeType &type : graph.edges) {
-            edges_.emplace_back(type, options, nodes_[static_cast<size_t>(type.source)],
+            edges_.emplace_back(type, options, seed_times_, nodes_[static_cast<size_t>(type.source)],
                                 nodes_[static_cast<size_t>(type.target)]);
             num_hops_ = type.fanouts.size();
         }
@@ -54,8 +54,14 @@ public:
         int64_t num_trees = 0, first_tree = 0;
         for (const Seeds &of_type : seeds) num_trees += of_type.count;
         for (size_t i = 0; i < nodes_.size(); ++i) {
-            nodes_[i].add_seeds(seeds[i], first_tree, num_trees);
-            first_tree += seeds[i].count;
+            const Seeds &own = seeds[i];
+            nodes_[i].add_seeds(own, first_tree, num_trees);
+            if (own.times != nullptr) {
+                seed_times_.resize(static_cast<size_t>(num_trees));
+                for (int64_t k = 0; k < own.count; ++k)
+                    seed_times_[nodes_[i].tree_of(k)] = own.times[k];
+            }
+            first_tree += own.count;
         }
     }
 
@@ -83,6 +89,7 @@ public:
     }
 
 private:
+    std::vector<int64_t> seed_times_;  // by tree, if there are times
     std::vector<NodeTable<Local, Table>> nodes_;
     std::vector<HopEdges<Local, Table>> edges_;
     size_t num_hops_ = 0, hop_ = 0;  // the one that is drawn next, or being drawn

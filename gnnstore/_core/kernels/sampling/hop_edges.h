@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/sampling/edge_choosers.h"
 #include "kernels/sampling/node_table.h"
 #include "kernels/sampling/sampling.h"
 
@@ -19,9 +20,12 @@ class HopEdges {
 public:
     using Nodes = NodeTable<Local, Table>;
 
-    HopEdges(const EdgeType &type, const SamplingOptions &options, Nodes &sources, Nodes &targets)
+    // The times are those of the seeds, by tree.
+    HopEdges(const EdgeType &type, const SamplingOptions &options,
+             const std::vector<int64_t> &seed_times, Nodes &sources, Nodes &targets)
         : type_(type),
           options_(options),
+          seed_times_(seed_times),
           sources_(sources),
           targets_(targets),
           excludes_(!type.excluded.empty()) {}
@@ -29,17 +33,69 @@ public:
     const EdgeType &type() const { return type_; }
     const Nodes &target_nodes() const { return targets_; }
 
-    // Draws the edges into the frontier, and returns how many there are. Next: relabel.
-    int64_t draw(size_t hop) {
+    // Begins a hop: looks up the lists of the frontier. Next: choose, or choose_lists for all of
+    // the frontier if what lies along the lists is needed; then relabel.
+    void begin(size_t hop) {
+        hop_ = hop;
         fanout_ = type_.fanouts[hop];
         hop_edges_ = 0;
-        if (fanout_ == 0 || targets_.frontier() == targets_.frontier_end()) return 0;
-        const int64_t hop_edges = read_lists();
-        sources_.check_num_nodes(sources_.max_found(hop_edges, type_.num_src_nodes));
-        move_edges(num_edges_ + hop_edges);
-        choose(static_cast<uint32_t>(hop));
-        hop_edges_ = hop_edges;
-        return hop_edges;
+        lists_ = {};
+        counts_ = {};
+        if (fanout_ == 0 || targets_.frontier() == targets_.frontier_end()) return;
+        const int64_t most_edges = read_lists();
+        sources_.check_num_nodes(sources_.max_found(most_edges, type_.num_src_nodes));
+        move_edges(num_edges_ + most_edges);
+        if (needs_lists()) counts_ = PooledArray<int64_t>(frontier_size());
+    }
+
+    int64_t frontier_size() const { return targets_.frontier_end() - targets_.frontier(); }
+    bool needs_lists() const {
+        return lists_.raw() != nullptr &&
+               (type_.time.timing != Timing::none || (type_.weight.is_weighted && fanout_ > 0));
+    }
+    // The list of the i-th node of the frontier, and the node.
+    NeighborList list(int64_t i) const { return lists_[i]; }
+    int64_t node(int64_t i) const { return targets_.ids()[targets_.frontier() + i]; }
+
+    // Chooses the hop's edges and returns how many there are.
+    int64_t choose() {
+        if (lists_.raw() != nullptr) choose_positions();
+        return hop_edges_;
+    }
+    // Chooses those into nodes `from` to `to` of the frontier; columns_of(i) is what lies along the
+    // list of the i-th. Parts of the frontier come in order.
+    template <class ColumnsOf>
+    void choose_lists(int64_t from, int64_t to, const ColumnsOf &columns_of) {
+        const uint32_t word = draw_word();
+        for (int64_t i = from; i < to; ++i) {
+            const int64_t local_id = targets_.frontier() + i;
+            int64_t *position = edge_pos_.data() + num_edges_ + hop_edges_;
+            const int64_t count = choose_of_list(lists_[i], node(i), word,
+                                                 targets_.tree_of(local_id), columns_of(i), position);
+            std::fill_n(targets() + num_edges_ + hop_edges_, count, static_cast<Local>(local_id));
+            counts_[i] = count;
+            hop_edges_ += count;
+        }
+    }
+    int64_t num_chosen_edges() const { return hop_edges_; }
+    // The same for all, if the columns are in memory.
+    int64_t choose_in_memory() {
+        const auto at = [](const void *column, int64_t width, int64_t start) -> const void * {
+            return static_cast<const char *>(column) + width * start;
+        };
+        choose_lists(0, frontier_size(), [&](int64_t i) {
+            const int64_t start = lists_[i].start;
+            ListColumns columns;
+            if (type_.time.timing != Timing::none) {
+                columns.order = at(type_.time.order, type_.time.is_wide ? 4 : 2, start);
+                columns.indices = at(type_.indices, type_.is_wide ? 8 : 4, start);
+                if (type_.time.timing == Timing::edges) columns.times = type_.time.times + start;
+            } else {
+                columns.sums = type_.weight.sums + start;
+            }
+            return columns;
+        });
+        return hop_edges_;
     }
 
     // Where in indices the sources of the hop's edges stand.
@@ -55,8 +111,11 @@ public:
         for (int64_t i = begin; i < end; ++i) {
             const Local ahead = n_id[std::min(i + lists_distance, end - 1)];
             const NeighborList list = lists_[i - begin];
-            use(int64_t{n_id[i]}, int64_t{ahead}, list,
-                num_chosen(list.num_eligible(), fanout_, options_.replace));
+            const int64_t count =
+                counts_.raw() != nullptr
+                    ? counts_[i - begin]
+                    : num_chosen(list.num_eligible(), fanout_, options_.replace);
+            use(int64_t{n_id[i]}, int64_t{ahead}, list, count);
         }
     }
 
@@ -155,11 +214,13 @@ private:
         return hop_edges;
     }
 
+    uint32_t draw_word() const { return static_cast<uint32_t>(hop_) | type_.number << 8; }
+
     // Writes edge_pos and the targets of the hop's edges.
-    void choose(uint32_t hop) {
+    void choose_positions() {
         const int64_t begin = targets_.frontier(), end = targets_.frontier_end();
         const Local *n_id = targets_.ids();
-        const uint32_t word = hop | type_.number << 8;
+        const uint32_t word = draw_word();
         int64_t *position = edge_pos_.data() + num_edges_;
         Local *target = targets() + num_edges_;
         for (int64_t i = begin; i < end; ++i) {
@@ -172,6 +233,33 @@ private:
             position += count;
             target += count;
         }
+        hop_edges_ = position - edge_pos_.data() - num_edges_;
+    }
+
+    int64_t choose_of_list(NeighborList list, int64_t node, uint32_t word, uint32_t tree,
+                           const ListColumns &columns, int64_t *out) {
+        if (type_.time.timing == Timing::none)
+            return weights_.choose(columns.sums, options_.key, node, word, tree, list,
+                                   type_.excluded, fanout_, options_.replace, out);
+        const auto with_times = [&](const auto &time_at) {
+            const auto in_order = [&](const auto *order) {
+                const TimedList timed(order, list.degree, time_at);
+                const TimeRange range = TimeRange::up_to(seed_times_[tree], options_.window);
+                return times_.choose(timed, range, options_.latest, options_.key, node, word, tree,
+                                     list, type_.excluded, fanout_, options_.replace, out);
+            };
+            if (type_.time.is_wide) return in_order(static_cast<const uint32_t *>(columns.order));
+            return in_order(static_cast<const uint16_t *>(columns.order));
+        };
+        if (type_.time.timing == Timing::edges)
+            return with_times([&](int64_t place) { return columns.times[place]; });
+        return with_width(type_.is_wide, [&]<class Index>(Index) {
+            const auto *indices = static_cast<const Index *>(columns.indices);
+            return with_times([&](int64_t place) {
+                check_neighbor(indices[place], list.start + place);
+                return type_.time.times[indices[place]];
+            });
+        });
     }
 
     // Calls use(position, local id of the source) for the edges from sampled nodes that
@@ -223,6 +311,7 @@ private:
 
     const EdgeType &type_;
     const SamplingOptions &options_;
+    const std::vector<int64_t> &seed_times_;
     Nodes &sources_, &targets_;
     const bool excludes_;
 
@@ -232,9 +321,13 @@ private:
     int64_t edge_capacity_ = 0;
     std::vector<int64_t> by_hop_;
 
-    int64_t fanout_ = 0, hop_edges_ = 0;  // of the hop that is being drawn
+    size_t hop_ = 0;                      // that is being drawn
+    int64_t fanout_ = 0, hop_edges_ = 0;  // of it
     PooledArray<NeighborList> lists_;     // of its frontier
+    PooledArray<int64_t> counts_;         // edges of each list, if their number is not known ahead
     PositionChooser chooser_;
+    TimeChooser times_;
+    WeightChooser weights_;
 };
 
 }  // namespace gnnstore

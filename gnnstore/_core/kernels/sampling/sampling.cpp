@@ -37,7 +37,8 @@ private:
 
     template <class Index>
     void expand(Edges &edges) {
-        const int64_t hop_edges = edges.draw(batch_.hop());
+        edges.begin(batch_.hop());
+        const int64_t hop_edges = edges.needs_lists() ? edges.choose_in_memory() : edges.choose();
         const PooledArray<Index> neighbors = read_neighbors<Index>(edges, hop_edges);
         edges.relabel(neighbors.data());
     }
@@ -99,6 +100,8 @@ void check_edge_type(const EdgeType &edges, const TypedGraph &graph, int64_t lar
     if ((graph.edges.size() > 1 || edges.number > 0) && edges.fanouts.size() > max_typed_hops)
         throw std::invalid_argument("with several edge types there may be 256 hops, got " +
                                     std::to_string(edges.fanouts.size()));
+    if (edges.time.timing != Timing::none && edges.weight.is_weighted)
+        throw std::invalid_argument("times and weights exclude each other");
     if (edges.num_src_nodes < 0)
         throw std::invalid_argument("num_src_nodes must not be negative, got " +
                                     std::to_string(edges.num_src_nodes));
@@ -110,14 +113,26 @@ void check_edge_type(const EdgeType &edges, const TypedGraph &graph, int64_t lar
 
 }  // namespace
 
-void check_sampling(const TypedGraph &graph, size_t num_seed_types, const SamplingOptions &options,
-                    int64_t largest_local_id) {
+void check_sampling(const TypedGraph &graph, const std::vector<Seeds> &seeds,
+                    const SamplingOptions &options, int64_t largest_local_id) {
     if (options.disjoint && options.induced)
         throw std::invalid_argument("disjoint and induced exclude each other");
-    if (num_seed_types != graph.nodes.size())
+    if (seeds.size() != graph.nodes.size())
         throw std::invalid_argument("there must be seeds for each of the " +
                                     std::to_string(graph.nodes.size()) + " node types, if only none");
-    for (const EdgeType &edges : graph.edges) check_edge_type(edges, graph, largest_local_id);
+    if (options.window < 0)
+        throw std::invalid_argument("the window of time must not be negative, got " +
+                                    std::to_string(options.window));
+    bool is_timed = false;
+    for (const EdgeType &edges : graph.edges) {
+        check_edge_type(edges, graph, largest_local_id);
+        is_timed |= edges.time.timing != Timing::none;
+    }
+    if (!is_timed) return;
+    if (!options.disjoint) throw std::invalid_argument("times need disjoint trees");
+    for (const Seeds &own : seeds)
+        if (own.count > 0 && own.times == nullptr)
+            throw std::invalid_argument("times of edges or nodes need a time for each seed");
 }
 
 bool fits_compact_table(const TypedGraph &graph, const SamplingOptions &options) {
@@ -131,7 +146,7 @@ bool fits_compact_table(const TypedGraph &graph, const SamplingOptions &options)
 template <class Local>
 SampledBatch sample_neighbors(const TypedGraph &graph, const std::vector<Seeds> &seeds,
                               const SamplingOptions &options) {
-    check_sampling(graph, seeds.size(), options, std::numeric_limits<Local>::max());
+    check_sampling(graph, seeds, options, std::numeric_limits<Local>::max());
     if (fits_compact_table(graph, options))
         return MemorySampler<Local, CompactTable>(graph, options).run(seeds, options.induced);
     return MemorySampler<Local, WideTable>(graph, options).run(seeds, options.induced);

@@ -20,6 +20,22 @@ struct ColumnStarts {
     int64_t num_src_nodes = 0;  // in-neighbours are ids below it
 };
 
+// What restricts an edge type's in-neighbours by time. Arrays may be null if they are not in memory,
+// but for the times of sources.
+enum class Timing { none, edges, sources };
+struct TimeColumns {
+    Timing timing = Timing::none;
+    bool is_wide = false;            // whether the order is uint32; else uint16
+    const void *order = nullptr;     // num_edges places in their lists, by time
+    const int64_t *times = nullptr;  // of the edges, num_edges, or of the sources, num_src_nodes
+};
+
+// What an edge type's in-neighbours are drawn in proportion to.
+struct WeightColumn {
+    bool is_weighted = false;
+    const uint64_t *sums = nullptr;  // num_edges: inclusive sums of weights along each list
+};
+
 // One edge type of a graph, and how a batch samples it.
 struct EdgeType : ColumnStarts {
     std::string name;                // for messages; empty if it is the only one
@@ -29,6 +45,8 @@ struct EdgeType : ColumnStarts {
     const void *indices = nullptr;   // num_edges in-neighbours; null: they are not in memory
     std::vector<int64_t> fanouts;    // one a hop; -1 takes all in-neighbours
     ExcludedEdges excluded;
+    TimeColumns time;
+    WeightColumn weight;
 };
 
 struct NodeType {
@@ -46,6 +64,8 @@ struct SamplingOptions {
     bool disjoint = false;  // one tree a seed: a node occurs once in each tree it is found in
     bool induced = false;   // all edges between the sampled nodes, not only the sampled edges
     DrawKey key;
+    bool latest = false;  // by time, the latest in-neighbours; else any of those allowed
+    int64_t window = 0;   // the times allowed are (t - window, t] for a seed of time t; 0: up to t
 };
 
 // The seeds of one node type.
@@ -53,6 +73,7 @@ struct Seeds {
     const int64_t *ids = nullptr;
     int64_t count = 0;
     const int64_t *trees = nullptr;  // their numbers; null: counted over the types
+    const int64_t *times = nullptr;  // needed if an edge type has times
 };
 
 // Calls use(Integer{}) with the type of ids.

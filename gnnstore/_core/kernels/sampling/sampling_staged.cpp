@@ -76,10 +76,89 @@ public:
     bool is_wide() const { return edges_.type().is_wide; }
     int64_t num_cached() const { return num_cached_; }
 
-    // Draws a hop, copies what is cached, and returns the positions to fetch.
+    void begin_hop(size_t hop) {
+        edges_.begin(hop);
+        next_list_ = 0;
+    }
+
+    // Lists of the frontier along which something must be read before edges are chosen.
+    bool has_lists() const {
+        return edges_.needs_lists() && next_list_ < edges_.frontier_size();
+    }
+
+    // Whole lists, as many as make max_positions positions, one at least: asks for what lies along
+    // them, the indices of cached ones excepted. Returns the number of requests.
     template <class Index>
-    void draw_hop(size_t hop, ReadRequest &missed) {
-        hop_edges_ = edges_.draw(hop);
+    size_t draw_lists(int64_t edge_type, int64_t max_positions,
+                      std::vector<ReadRequest> &requests) {
+        const EdgeType &type = edges_.type();
+        first_list_ = next_list_;
+        list_indices_.clear();
+        int64_t count = 0, num_missed = 0;
+        do {
+            const NeighborList list = edges_.list(next_list_);
+            const int64_t node = edges_.node(next_list_++);
+            count += list.degree;
+            if (type.time.timing != Timing::sources) continue;
+            const bool is_cached = lists_.is_cached(node);
+            list_indices_.push_back(is_cached ? lists_.template find<Index>(node, list) : nullptr);
+            (is_cached ? num_cached_ : num_missed) += list.degree;
+        } while (has_lists() && count + edges_.list(next_list_).degree <= max_positions);
+        const size_t before = requests.size();
+        const auto ask = [&](Column column, int64_t number, const auto &is_wanted) {
+            if (number == 0) return;
+            ReadRequest request{edge_type, column, PooledArray<int64_t>(number), number};
+            int64_t *position = request.positions.data();
+            for (int64_t i = first_list_; i < next_list_; ++i) {
+                if (!is_wanted(i)) continue;
+                const NeighborList list = edges_.list(i);
+                std::iota(position, position + list.degree, list.start);
+                position += list.degree;
+            }
+            requests.push_back(std::move(request));
+        };
+        const auto all = [](int64_t) { return true; };
+        if (type.weight.is_weighted) ask(Column::sums, count, all);
+        if (type.time.timing != Timing::none) ask(Column::order, count, all);
+        if (type.time.timing == Timing::edges) ask(Column::times, count, all);
+        if (type.time.timing == Timing::sources)
+            ask(Column::indices, num_missed, [&](int64_t i) { return is_missed(i); });
+        return requests.size() - before;
+    }
+
+    // Takes them, in the order of the requests, and chooses.
+    template <class Index>
+    void take_lists(const std::vector<const void *> &fetched) {
+        const EdgeType &type = edges_.type();
+        const bool is_timed = type.time.timing != Timing::none;
+        const void *first = fetched.empty() ? nullptr : fetched.front();
+        const void *second = fetched.size() < 2 ? nullptr : fetched.back();
+        int64_t offset = 0, missed = 0;
+        edges_.choose_lists(first_list_, next_list_, [&](int64_t i) {
+            ListColumns columns;
+            if (is_timed) {
+                columns.order = static_cast<const char *>(first) + offset * (type.time.is_wide ? 4 : 2);
+                if (type.time.timing == Timing::edges) {
+                    columns.times = static_cast<const int64_t *>(second) + offset;
+                } else if (is_missed(i)) {
+                    columns.indices = static_cast<const Index *>(second) + missed;
+                    missed += edges_.list(i).degree;
+                } else {
+                    columns.indices = list_indices_[static_cast<size_t>(i - first_list_)];
+                }
+            } else {
+                columns.sums = static_cast<const uint64_t *>(first) + offset;
+            }
+            offset += edges_.list(i).degree;
+            return columns;
+        });
+    }
+
+    // Chooses a hop's edges where nothing was read for it, copies what is cached, and returns the
+    // positions to fetch.
+    template <class Index>
+    void draw_hop(ReadRequest &missed) {
+        hop_edges_ = edges_.needs_lists() ? edges_.num_chosen_edges() : edges_.choose();
         copies_.clear();
         runs_.clear();
         if (hop_edges_ == 0) return;
@@ -169,6 +248,11 @@ private:
         const void *cached;  // null: to be fetched
     };
 
+    // Whether the indices of the i-th list of the frontier are asked for.
+    bool is_missed(int64_t i) const {
+        return list_indices_[static_cast<size_t>(i - first_list_)] == nullptr;
+    }
+
     // Tells the edges to copy from the cache from those to fetch.
     void divide_hop(ReadRequest &missed) {
         with_width(is_wide(), [&]<class Index>(Index) {
@@ -221,6 +305,9 @@ private:
     std::vector<Copy> copies_;
     std::vector<Run> runs_;
 
+    int64_t first_list_ = 0, next_list_ = 0;  // of the frontier: those asked for now
+    std::vector<const void *> list_indices_;  // of these; null if they are not cached
+
     int64_t column_ = 0, done_of_column_ = 0;  // the next to be asked for
     std::vector<Piece> pieces_;
 };
@@ -244,23 +331,18 @@ public:
 
     std::vector<ReadRequest> draw() override {
         expect(State::ready, "draw");
-        const bool is_hop = batch_.has_hop();
-        if (is_hop) batch_.begin_hop();
-        asking_.clear();
         std::vector<ReadRequest> requests;
-        for (size_t e = 0; e < reads_.size(); ++e) {
-            if (!is_hop && !reads_[e].has_columns()) continue;
-            ReadRequest request;
-            request.edge_type = static_cast<int64_t>(e);
-            with_width(reads_[e].is_wide(), [&]<class Index>(Index) {
-                if (is_hop)
-                    reads_[e].template draw_hop<Index>(batch_.hop(), request);
-                else
-                    reads_[e].template draw_columns<Index>(max_column_positions_, request);
-            });
-            asking_.push_back({e, request.count > 0});
-            if (request.count > 0) requests.push_back(std::move(request));
-            if (!is_hop) break;  // an edge type at a time
+        asking_.clear();
+        if (!batch_.has_hop()) {
+            step_ = Step::columns;
+            draw_columns(requests);
+        } else {
+            if (step_ != Step::lists) begin_hop();
+            step_ = has_lists() ? Step::lists : Step::neighbors;
+            if (step_ == Step::lists)
+                draw_lists(requests);
+            else
+                draw_neighbors(requests);
         }
         count_cached();
         state_ = State::drawn;
@@ -270,16 +352,21 @@ public:
     void take(const std::vector<const void *> &fetched) override {
         expect(State::drawn, "take");
         auto next = fetched.begin();
-        for (const auto &[e, has_asked] : asking_) {
-            const void *neighbors = has_asked ? *next++ : nullptr;
-            with_width(reads_[e].is_wide(), [&]<class Index>(Index) {
-                if (batch_.has_hop())
-                    reads_[e].take_hop(static_cast<const Index *>(neighbors));
-                else
-                    reads_[e].take_columns(static_cast<const Index *>(neighbors));
+        for (const auto &[e, count] : asking_) {
+            const std::vector<const void *> own(next, next + static_cast<int64_t>(count));
+            next += static_cast<int64_t>(count);
+            Reads &reads = reads_[e];
+            with_width(reads.is_wide(), [&]<class Index>(Index) {
+                const auto *neighbors =
+                    static_cast<const Index *>(own.empty() ? nullptr : own.front());
+                switch (step_) {
+                    case Step::lists: reads.template take_lists<Index>(own); break;
+                    case Step::neighbors: reads.take_hop(neighbors); break;
+                    case Step::columns: reads.take_columns(neighbors); break;
+                }
             });
         }
-        if (batch_.has_hop()) batch_.end_hop();
+        if (step_ == Step::neighbors) batch_.end_hop();
         settle();
     }
 
@@ -291,10 +378,65 @@ public:
 private:
     enum class State { ready, drawn, done, spent };
 
+    // What is asked for: what lies along the lists of a hop, the in-neighbours chosen, or all.
+    enum class Step { lists, neighbors, columns };
+
     struct Asking {
         size_t edge_type;
-        bool has_asked;
+        size_t num_requests;
     };
+
+    using Reads = EdgeReads<Local, Table>;
+
+    void begin_hop() {
+        batch_.begin_hop();
+        for (Reads &reads : reads_) reads.begin_hop(batch_.hop());
+    }
+
+    bool has_lists() const {
+        return std::any_of(reads_.begin(), reads_.end(),
+                           [](const Reads &reads) { return reads.has_lists(); });
+    }
+
+    void draw_lists(std::vector<ReadRequest> &requests) {
+        for (size_t e = 0; e < reads_.size(); ++e) {
+            if (!reads_[e].has_lists()) continue;
+            const size_t count = with_width(reads_[e].is_wide(), [&]<class Index>(Index) {
+                return reads_[e].template draw_lists<Index>(static_cast<int64_t>(e),
+                                                            max_column_positions_, requests);
+            });
+            asking_.push_back({e, count});
+        }
+    }
+
+    void draw_neighbors(std::vector<ReadRequest> &requests) {
+        for (size_t e = 0; e < reads_.size(); ++e) {
+            ReadRequest request;
+            request.edge_type = static_cast<int64_t>(e);
+            with_width(reads_[e].is_wide(), [&]<class Index>(Index) {
+                reads_[e].template draw_hop<Index>(request);
+            });
+            ask(e, std::move(request), requests);
+        }
+    }
+
+    // Of an edge type at a time.
+    void draw_columns(std::vector<ReadRequest> &requests) {
+        const auto next = std::find_if(reads_.begin(), reads_.end(),
+                                       [](const Reads &reads) { return reads.has_columns(); });
+        const auto e = static_cast<size_t>(next - reads_.begin());
+        ReadRequest request;
+        request.edge_type = static_cast<int64_t>(e);
+        with_width(next->is_wide(), [&]<class Index>(Index) {
+            next->template draw_columns<Index>(max_column_positions_, request);
+        });
+        ask(e, std::move(request), requests);
+    }
+
+    void ask(size_t e, ReadRequest request, std::vector<ReadRequest> &requests) {
+        asking_.push_back({e, request.count > 0 ? size_t{1} : size_t{0}});
+        if (request.count > 0) requests.push_back(std::move(request));
+    }
 
     // A call that throws leaves the batch spent.
     void expect(State state, const char *call) {
@@ -322,7 +464,8 @@ private:
     const SamplingOptions options_;
     BatchSampler<Local, Table> batch_;
     const int64_t max_column_positions_;
-    std::vector<EdgeReads<Local, Table>> reads_;
+    std::vector<Reads> reads_;
+    Step step_ = Step::neighbors;
     std::vector<Asking> asking_;  // edge types of the step, in order
     State state_ = State::spent;
 };
@@ -334,7 +477,7 @@ std::unique_ptr<StagedBatch> make_staged_batch(TypedGraph graph, std::vector<Cac
                                                const std::vector<Seeds> &seeds,
                                                const SamplingOptions &options,
                                                int64_t max_column_positions) {
-    check_sampling(graph, seeds.size(), options, std::numeric_limits<Local>::max());
+    check_sampling(graph, seeds, options, std::numeric_limits<Local>::max());
     if (max_column_positions < 1)
         throw std::invalid_argument("max_column_positions must be at least 1, got " +
                                     std::to_string(max_column_positions));
