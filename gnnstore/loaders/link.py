@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 
 
 class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[misc]
-    """Mini-batches around seed edges, for link prediction, as `torch_geometric.data.Data`.
+    """Mini-batches around seed edges, for link prediction, as PyG's `Data` or `HeteroData`.
 
-    A drop-in for `torch_geometric.loader.LinkNeighborLoader` on a homogeneous graph: the same
+    A drop-in for `torch_geometric.loader.LinkNeighborLoader`: the same
     parameters in the same order, the same batches. A batch is the sampled neighbourhood of the
     endpoints of some seed edges and of the negatives drawn for them. Negatives, like everything
     else in a batch, depend only on the store, the options, the seed, the epoch and the number of
@@ -62,17 +62,25 @@ class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[
     data : GraphStore, str or Path
         An open store, or the path of one. PyG's pair (feature store, graph store) is
         accepted where both are the same `GraphStore`.
-    num_neighbors : list of int or NumNeighbors
-        Fan-out per hop; -1 takes all neighbours; with [], a batch has only endpoints.
+    num_neighbors : list of int, dict by edge type, or NumNeighbors
+        Fan-out per hop, for each edge type that leads to a node; -1 takes all neighbours; with [],
+        a batch has only endpoints.
     edge_label_index : None, str, tensor, array or pair of vectors, optional
         Seed edges, sources and targets [2, L], which need not be edges of the graph. None: all
         edges of the graph, in the order of the store (by target, then source); they are not
         copied, and `input_id` has their ids. A name: an edge split of the store, in its order;
-        if the store was made by splitting, "train" is all edges of its graph.
+        if the store was made by splitting, "train" is all edges of its graph. If nodes have types,
+        an edge type (or its source and target), or a pair of it and any of these.
     edge_label : tensor or array [L, ...], optional
         Labels by position in `edge_label_index`; without it, by edge id.
-    edge_label_time, time_attr, temporal_strategy, weight_attr, neighbor_sampler
-        PyG's; temporal and weighted sampling and other samplers are refused for now.
+    edge_label_time : tensor or array of int64 [L], optional
+        Time of each seed edge, as `edge_label`; set if and only if `time_attr` is. If nodes have
+        the times, a negative exists at the time of its positive; if edges have them, negatives are
+        drawn from all nodes.
+    time_attr, temporal_strategy, time_window, weight_attr
+        As for `NeighborLoader`.
+    neighbor_sampler
+        PyG's; refused, since batches are prepared ahead with the store's own sampler.
     replace : bool
         Sample neighbours with replacement.
     subgraph_type : str or SubgraphType
@@ -95,8 +103,8 @@ class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[
         PyG's deprecated name of `subgraph_type="induced"` (when False).
     exclude_edges : "self" or "reverse", optional
         Exclude the seed edges of a batch from its `edge_index` ("self"), and their reverses as
-        well ("reverse", for undirected graphs), since they give the answer away. They are excluded
-        before neighbours are drawn, so that fan-outs stay full.
+        well ("reverse", for undirected graphs; those of the reverse edge type), since they give the
+        answer away. They are excluded before neighbours are drawn, so that fan-outs stay full.
     strict_negatives : bool
         Redraw negatives that are edges of the graph, self-loops or the positive itself, up to 16
         times; `stats().negatives_kept` counts those that still are.
@@ -115,7 +123,7 @@ class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[
     input_id : tensor of int64 [L], optional
         The value of `batch.input_id` for each seed edge, by position; for all edges, by edge id.
     custom_cls : type, optional
-        Class of the batches, derived from `Data`.
+        Class of the batches, derived from `Data`, or from `HeteroData` if nodes have types.
     partitions : PartitionPolicy, optional
         Hold some partitions of the store in memory at a time (`gnnstore partition`), which changes
         batches: each edge is trained once an epoch while both endpoints are in memory, and
@@ -174,6 +182,7 @@ tables, progress
         neighbor_sampler: Any = None,
         directed: bool = True,
         *,
+        time_window: int | None = None,
         exclude_edges: str | None = None,
         strict_negatives: bool = False,
         neg_side: str = "dst",
@@ -211,6 +220,13 @@ tables, progress
             neg_sampling = ("binary", neg_sampling_ratio)
         if not isinstance(edge_label_attrs, str):
             edge_label_attrs = tuple(edge_label_attrs)
+        if (edge_label_time is None) != (time_attr is None):
+            names = ("edge_label_time", "time_attr")
+            missing, there = names if edge_label_time is None else names[::-1]
+            raise UsageError(
+                f"'{missing}' is not set while '{there}' is set: temporal sampling needs the "
+                "attribute with the times, and the time of each seed edge; give both, or none"
+            )
         options = LoaderOptions.of(locals())
         seeds = resolve_links(
             options.store,

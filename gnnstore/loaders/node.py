@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 
 class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
-    """Mini-batches of sampled neighbourhoods, as `torch_geometric.data.Data`.
+    """Mini-batches of sampled neighbourhoods, as PyG's `Data` or `HeteroData`.
 
-    A drop-in for `torch_geometric.loader.NeighborLoader` on a homogeneous graph: the same
+    A drop-in for `torch_geometric.loader.NeighborLoader`: the same
     parameters in the same order, the same batches. Batches are prepared ahead by threads;
     no process is started. Batch k of epoch e depends on the store, the input nodes, the
     sampling options, the seed, e and k, and on nothing else: not on threads, strategy or
@@ -45,19 +45,30 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
     data : GraphStore, str or Path
         An open store, or the path of one. PyG's pair (feature store, graph store) is
         accepted where both are the same `GraphStore`.
-    num_neighbors : list of int or NumNeighbors
-        Fan-out per hop; -1 takes all neighbours.
+    num_neighbors : list of int, dict by edge type, or NumNeighbors
+        Fan-out per hop, for each edge type that leads to a node; -1 takes all neighbours.
     input_nodes : None, str, tensor, array or sequence, optional
         Seed nodes: all, the name of a split ("train", "valid", "test") or of a mask among the
-        node attributes ("train_mask"), a mask [N], or node ids.
-    input_time, time_attr, temporal_strategy, weight_attr, neighbor_sampler
-        PyG's; temporal and weighted sampling and other samplers are refused for now.
+        node attributes ("train_mask"), a mask [N], or node ids. If nodes have types:
+        ("paper", any of these), "paper" for all papers, or a dict of several types, whose seeds
+        are mixed.
+    input_time : tensor or array of int64, optional
+        Time of each input node, in place of its own.
     replace : bool
         Sample neighbours with replacement.
     subgraph_type : str or SubgraphType
         "directional", "bidirectional" or "induced".
     disjoint : bool
         One subgraph per seed; batches get the vector `batch`.
+    temporal_strategy : "uniform" or "last"
+        With `time_attr`: choose any of the edges that a seed may see, or the latest.
+    time_attr : str, optional
+        The attribute, of nodes or of edges, with their times: a subgraph has nothing that is later
+        than its seed, at any hop. Needs an order by time in the store (`gnnstore convert
+        --time-attr`, `gnnstore add-order`). Implies `disjoint`.
+    weight_attr : str, optional
+        The attribute of edges in proportion to which neighbours are chosen. Needs sums of weights
+        in the store (`gnnstore convert --weight-attr`, `gnnstore add-order`).
     transform, transform_sampler_output : callable, optional
         Called in the consumer's thread, in the order of the batches, so that random numbers
         they draw are reproducible.
@@ -66,8 +77,12 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
     filter_per_worker : bool, optional
         Whether `collate_fn` returns finished batches (default) or sampler output; for
         PyG's `ZipLoader`.
+    neighbor_sampler
+        PyG's; refused, since batches are prepared ahead with the store's own sampler.
     directed : bool
         PyG's deprecated name of `subgraph_type="induced"` (when False).
+    time_window : int, optional
+        With `time_attr`: edges of (t - time_window, t] only, t being the time of their seed.
     strategy : "auto", "memory", "mmap", "direct", "static", "belady" or "packed"
         How attributes are read. "memory" loads everything into memory; "mmap" maps the files.
         "static" reads rows from disk, except for a fixed set of cached rows; "direct" is the
@@ -119,9 +134,9 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         ones of the epoch are repeated, or the last ones left out if `drop_last` is set. Needs
         `seed`, the same in all processes.
     input_id : tensor of int64, optional
-        The value of `batch.input_id` for each input node.
+        The value of `batch.input_id` for each input node; a dict if `input_nodes` is one.
     custom_cls : type, optional
-        Class of the batches, derived from `Data`.
+        Class of the batches, derived from `Data`, or from `HeteroData` if nodes have types.
     partitions : PartitionPolicy, optional
         Hold some partitions of the store in memory at a time (`gnnstore partition`), and sample
         from these alone, which changes batches; kind "dispersed" or "sequential", though
@@ -185,6 +200,7 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         neighbor_sampler: Any = None,
         directed: bool = True,
         *,
+        time_window: int | None = None,
         strategy: str = "auto",
         memory: int | str | None = None,
         seed: int | None = None,
@@ -217,10 +233,12 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         # Seeds are kept once: these tensors share the memory of the source of seeds.
         if not options.store.schema.is_homogeneous:
             typed = resolve_typed_nodes(*given)
+            options.check_times(typed.parts, input_time)
             options.warn_of_types(typed.parts)
             super().__init__(options, typed, **_kept_by_type(typed))
             return
         seeds = resolve_input_nodes(*given)
+        options.check_times([seeds.node_type], input_time)
         super().__init__(options, seeds, **_kept(seeds, input_nodes))
 
     @property

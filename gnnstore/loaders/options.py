@@ -28,6 +28,7 @@ from gnnstore.partitions.followers import ResidentTable
 from gnnstore.partitions.policy import PartitionPolicy
 from gnnstore.sampling.hetero import reverse_of
 from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.sampling.stored import times_needed
 from gnnstore.strategies.base import Auto
 from gnnstore.strategies.builtin import STRATEGIES, find_strategy
 from gnnstore.strategies.loader_spec import ReadOptions
@@ -35,7 +36,6 @@ from gnnstore.strategies.sizes.settings import CacheSettings, PlannedSettings
 from gnnstore.units import parse_size
 
 _TEMPORAL_STRATEGIES = ("uniform", "last")
-_USE_PYG = "use torch_geometric.loader.NeighborLoader on the graph in memory for it"
 _NOT_PARAMETERS = {"self", "kwargs", "__class__"}
 
 
@@ -48,6 +48,8 @@ class LoaderOptions:
     config: SamplingConfig  # sampling options
     read: ReadOptions  # options of reading the store, or packed epochs in its place
     torch: dict[str, Any]  # keyword arguments of torch's `DataLoader`
+    # Node types whose nodes have times of their own; None: sampling obeys no times.
+    timed_nodes: frozenset[str] | None = None
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> LoaderOptions:
@@ -66,7 +68,20 @@ class LoaderOptions:
         config = _call(sampling_config, {**given, "schema": store.schema})
         if not store.schema.is_homogeneous:
             _call(_refuse_with_types, given)
-        return cls(given, store, config, read, parameters["kwargs"])
+        times = times_needed(store.schema, store.path, config)
+        return cls(given, store, config, read, parameters["kwargs"], times)
+
+    def check_times(self, seed_types: Iterable[str], input_time: Any) -> None:
+        """Refuse seed nodes without times."""
+        if self.timed_nodes is None or input_time is not None:
+            return
+        attribute = self.config.time_attr
+        if missing := [node_type for node_type in seed_types if node_type not in self.timed_nodes]:
+            whose = "edges have" if not self.timed_nodes else f"{[*self.timed_nodes]} have"
+            raise UsageError(
+                f"time_attr={attribute!r}: seed nodes of {', '.join(map(repr, missing))} have no "
+                f"{attribute!r} of their own ({whose}); give times of the seeds: input_time="
+            )
 
     def warn_of_types(self, seed_types: Iterable[str] = ()) -> None:
         """Warn of seed types that no edge leads to, and of edges without a reverse type."""
@@ -109,6 +124,10 @@ def sampling_config(
     disjoint: bool = False,
     directed: bool = True,
     seed: int | None = None,
+    time_attr: str | None = None,
+    temporal_strategy: Any = "uniform",
+    time_window: int | None = None,
+    weight_attr: str | None = None,
 ) -> SamplingConfig:
     """Check the options of sampling."""
     if not directed:
@@ -125,6 +144,11 @@ def sampling_config(
         subgraph_type=kind,
         disjoint=disjoint,
         seed=0 if seed is None else seed,
+        time_attr=time_attr,
+        # As in PyG, which ignores the strategy without times.
+        temporal_strategy=temporal_strategy if time_attr is not None else "uniform",
+        time_window=time_window,
+        weight_attr=weight_attr,
     )
 
 
@@ -335,8 +359,16 @@ def _refuse_with_partitions(
     disk: int | str | None = None,
     packed: Any = None,
     rank: int | None = None,
+    time_attr: str | None = None,
+    weight_attr: str | None = None,
 ) -> None:
-    """Refuse options of where rows lie, which partitions decide."""
+    """Refuse options of where rows lie, which partitions decide; and of times and weights."""
+    for name, attribute in (("time_attr", time_attr), ("weight_attr", weight_attr)):
+        if attribute is not None:
+            raise UsageError(
+                f"partitions= and {name}={attribute!r}: what partitions hold of the graph has "
+                "neither times nor weights; leave out one of them"
+            )
     options = {
         "strategy": None if strategy == "auto" else strategy,
         "topology": None if topology == "auto" else topology,
@@ -381,22 +413,16 @@ def _refuse_unsupported(
     edge_label_time: Any = None,
     time_attr: str | None = None,
     temporal_strategy: str = "uniform",
-    weight_attr: str | None = None,
     neighbor_sampler: Any = None,
 ) -> None:
-    """Refuse options of PyG that would change batches in ways that are not built yet."""
+    """Refuse options of PyG that contradict one another, or do not work here."""
     for name, times in (("input_time", input_time), ("edge_label_time", edge_label_time)):
         if times is not None and time_attr is None:
-            raise UsageError(f"{name} is set while time_attr is not; leave {name} out")
-    if time_attr is not None:
-        raise UsageError(
-            f"time_attr={time_attr!r}: temporal sampling is not supported yet; {_USE_PYG}"
-        )
+            raise UsageError(
+                f"{name} is set while time_attr is not; leave {name} out, or name the attribute "
+                "that has the times of nodes or edges"
+            )
     check_choice("temporal_strategy", temporal_strategy, _TEMPORAL_STRATEGIES)
-    if weight_attr is not None:
-        raise UsageError(
-            f"weight_attr={weight_attr!r}: weighted sampling is not supported yet; {_USE_PYG}"
-        )
     if neighbor_sampler is not None:
         raise UsageError(
             "neighbor_sampler: gnnstore samples with its own kernel, so that batches can be "

@@ -528,10 +528,10 @@ class Colour(Enum):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"time_attr": "t"}, "time_attr='t': temporal sampling is not supported yet; use torch_g"),
+        ({"time_attr": "t"}, "time_attr='t': there is no such attribute of nodes or edges; there are"),
         ({"input_time": torch.ones(1)}, "input_time is set while time_attr is not"),
         ({"temporal_strategy": "first"}, "temporal_strategy='first' is unknown"),
-        ({"weight_attr": "w"}, "weight_attr='w': weighted sampling is not supported yet; use"),
+        ({"weight_attr": "w"}, "weight_attr='w': there is no such edge attribute; there are: "),
         ({"neighbor_sampler": object()}, "neighbor_sampler: gnnstore samples with its own kernel"),
         ({"subgraph_type": "undirected"}, "='undirected' is unknown; choose one of directional, "),
         ({"subgraph_type": Colour.red}, "subgraph_type='red' is unknown; choose one of"),

@@ -185,7 +185,12 @@ def place(
     if mode == "disk":
         limit += cached_bytes
         usable = limit - limit // _BATCH_SHARE
-    base = seeds_bytes + sizes.compressed_bytes + (sizes.rows_bytes if mode == "memory" else 0)
+    base = (
+        seeds_bytes
+        + sizes.compressed_bytes
+        + sizes.times_bytes
+        + (sizes.rows_bytes if mode == "memory" else 0)
+    )
     has_rows = any(table.num_rows for table in sizes.tables)
     reads = has_rows or _place_topology(topology, mode, sizes, usable - base) == "disk"
     staging = staging_bytes(limit) if mode == "disk" and reads else 0
@@ -233,6 +238,7 @@ def _required(sizes: StoreSizes, mode: Mode, topology: Mode) -> list[Reservation
         Reservation("attributes", sizes.rows_bytes if mode == "memory" else 0),
         Reservation("indptr" if topology == "disk" else "topology", parts[topology]),
         Reservation("compressed attributes", sizes.compressed_bytes),
+        *([Reservation("times of nodes", sizes.times_bytes)] if sizes.times_bytes else []),
     ]
 
 
