@@ -528,7 +528,7 @@ class Colour(Enum):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"time_attr": "t"}, "time_attr='t': there is no such attribute of nodes or edges; there are"),
+        ({"time_attr": "t"}, "time_attr='t': there is no such attribute of nodes or edges; "),
         ({"input_time": torch.ones(1)}, "input_time is set while time_attr is not"),
         ({"temporal_strategy": "first"}, "temporal_strategy='first' is unknown"),
         ({"weight_attr": "w"}, "weight_attr='w': there is no such edge attribute; there are: "),
