@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from gnnstore._core import release_memory
 from gnnstore.features.packed.pack import pack, packed_bytes
 from gnnstore.features.source import ranges_of
 from gnnstore.pipeline.batch import Recorder
@@ -37,6 +38,16 @@ _LEAST_READ_BYTES = 4 << 10
 _MAX_PIECES = 1 << 22
 
 
+@contextmanager
+def released() -> Iterator[None]:
+    """Have a phase begin without the free memory of that before, and leave none to the next."""
+    release_memory()
+    try:
+        yield
+    finally:
+        release_memory()
+
+
 class SuperbatchPacker:
     """Packs the superbatches of one iteration."""
 
@@ -51,7 +62,6 @@ class SuperbatchPacker:
         num_threads: int,
         may_wait: bool,
         stop: Flag,
-        turn: Callable[[], AbstractContextManager[object]] = nullcontext,
         waits_for_others: Callable[[], bool] = lambda: False,
         recorder: Recorder | None = None,
     ) -> None:
@@ -61,7 +71,6 @@ class SuperbatchPacker:
         self._chunk_memory_bytes = chunk_memory_bytes
         self._num_threads = num_threads
         self._may_wait = may_wait
-        self._turn = turn
         self._quota = quota
         self._stop = stop
         self._waits_for_others = waits_for_others
@@ -75,7 +84,7 @@ class SuperbatchPacker:
         pieces = [_Pieces.of(table) for table in self._tables.values()]
         if reads > _WORTH * sum(each.num_pieces for each in pieces):
             return True
-        with self._turn():
+        with released():
             needed = sum(each.num_needed(trace, plan, num_batches) for each in pieces)
         return reads > _WORTH * needed
 
@@ -90,7 +99,7 @@ class SuperbatchPacker:
             if self._stop.wait(_POLL_SECONDS):
                 raise CancelledError("packing was stopped before it began")
         try:
-            with self._turn(), self._recorder.phase("pack rows", unit="bytes") as advance:
+            with released(), self._recorder.phase("pack rows", unit="bytes") as advance:
                 packed = pack(
                     self._tables,
                     trace.first(num_batches),
