@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -36,16 +35,6 @@ _WORTH = 4 / 3
 _LEAST_READ_BYTES = 4 << 10
 # Each takes a byte, for as long as they are counted.
 _MAX_PIECES = 1 << 22
-
-
-@contextmanager
-def released() -> Iterator[None]:
-    """Have a phase begin without the free memory of that before, and leave none to the next."""
-    release_memory()
-    try:
-        yield
-    finally:
-        release_memory()
 
 
 class SuperbatchPacker:
@@ -84,8 +73,8 @@ class SuperbatchPacker:
         pieces = [_Pieces.of(table) for table in self._tables.values()]
         if reads > _WORTH * sum(each.num_pieces for each in pieces):
             return True
-        with released():
-            needed = sum(each.num_needed(trace, plan, num_batches) for each in pieces)
+        needed = sum(each.num_needed(trace, plan, num_batches) for each in pieces)
+        release_memory()
         return reads > _WORTH * needed
 
     def pack(self, trace: Trace, plan: CachePlan) -> PackedBatches | None:
@@ -98,8 +87,9 @@ class SuperbatchPacker:
                 return None
             if self._stop.wait(_POLL_SECONDS):
                 raise CancelledError("packing was stopped before it began")
+        release_memory()  # what batches have left free while room was waited for
         try:
-            with released(), self._recorder.phase("pack rows", unit="bytes") as advance:
+            with self._recorder.phase("pack rows", unit="bytes") as advance:
                 packed = pack(
                     self._tables,
                     trace.first(num_batches),
@@ -115,6 +105,8 @@ class SuperbatchPacker:
         except BaseException:
             self._quota.give_back(self, wanted)
             raise
+        finally:
+            release_memory()
         return PackedBatches(packed, plan.num_batches, lambda: self._quota.give_back(self, wanted))
 
     def _fitting(self, trace: Trace, plan: CachePlan) -> tuple[int, int]:

@@ -22,7 +22,7 @@ from gnnstore.caching.policies.base import CachePolicy, Planner, slot_layout
 from gnnstore.features.source import files_of
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.pipeline.batch import Batch, EpochRun, Recorder, request_of, sampled_from
-from gnnstore.pipeline.lookahead.packer import DiskQuota, PackedBatches, SuperbatchPacker, released
+from gnnstore.pipeline.lookahead.packer import DiskQuota, PackedBatches, SuperbatchPacker
 from gnnstore.pipeline.lookahead.superbatch import Superbatch, SuperbatchFiles
 from gnnstore.sampling.compact import CompactSample, Types
 from gnnstore.threads import CancelledError, Flag, ordered_map
@@ -365,10 +365,11 @@ class Producer:
         """Plan batches that have been sampled, after all that have been planned, and pack them."""
         session = self.session
         if session is not None and len(superbatch):
-            with released():
-                if self.job.warms_up:
-                    self._fill(session, superbatch)
-                self.plan(superbatch, session.planner)
+            release_memory()
+            if self.job.warms_up:
+                self._fill(session, superbatch)
+            self.plan(superbatch, session.planner)
+            release_memory()
             superbatch.slots, superbatch.turns = session.slots, session.turns
             superbatch.first_turn = session.num_planned
             self._end = session.num_planned = session.num_planned + len(superbatch)
