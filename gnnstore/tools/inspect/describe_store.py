@@ -182,7 +182,6 @@ def _state(reader: StoreReader) -> dict[str, Any]:
 def _reading(reader: StoreReader) -> dict[str, Any]:
     """Return the way in which a loader with default arguments would read this store."""
     try:
-        _ = reader.schema.node, reader.schema.edge  # loaders refuse stores of several types
         sizes = StoreSizes.of(reader.schema)
         placement = place(sizes, MemoryBudget.of(None), strategy=auto().by_mode)
         engine = _engine(reader, sizes) if placement.reads_disk else None
