@@ -228,12 +228,22 @@ def pack_command(
     fanouts, attributes = asked.get("num_neighbors"), asked.get("edge_label_attrs")
     mode, amount = asked.get("neg_sampling"), asked.get("amount")
     is_of_links = "crc32c of edge_label_index" in asked
+    edge_type = asked.get("edge type")
+    edge_type = f"{'__'.join(map(str, edge_type))}:" if isinstance(edge_type, list) else ""
     is_all = asked.get("crc32c of edge_label_index") == ALL_EDGES
     values: dict[str, Any] = {
-        "--num-neighbors": ",".join(map(str, fanouts)) if isinstance(fanouts, list) else None,
+        "--num-neighbors": _shown_fanouts(fanouts),
         "--batch-size": asked.get("batch_size"),
         "--input-nodes": None if is_of_links else seeds,
-        "--links": (seeds or ("all" if is_all else "EDGES.npy")) if is_of_links else None,
+        "--links": (seeds or edge_type + ("all" if is_all else "EDGES.npy"))
+        if is_of_links
+        else None,
+        "--time-attr": asked.get("time_attr"),
+        "--temporal-strategy": asked.get("temporal_strategy"),
+        "--time-window": asked.get("time_window"),
+        "--weight-attr": asked.get("weight_attr"),
+        "--input-time": "TIMES.npy" if asked.get("crc32c of input_time") else None,
+        "--edge-label-time": "TIMES.npy" if asked.get("crc32c of edge_label_time") else None,
         "--negatives": f"{mode}:{amount:g}" if mode and isinstance(amount, int | float) else None,
         "--neg-side": None if asked.get("neg_side") == "dst" else asked.get("neg_side"),
         "--shared-negatives": asked.get("shared_negatives"),
@@ -254,6 +264,13 @@ def pack_command(
         command += [f"--{flag.replace('_', '-')}"] if asked.get(flag) is True else []
     command += ["--no-shuffle"] if asked.get("shuffle") is False else []
     return shlex.join(command)
+
+
+def _shown_fanouts(fanouts: Any) -> str | None:
+    if isinstance(fanouts, Mapping):
+        shown = {name: _shown_fanouts(hops) for name, hops in fanouts.items()}
+        return ";".join(f"{name}={hops}" for name, hops in shown.items())
+    return ",".join(map(str, fanouts)) if isinstance(fanouts, list) else None
 
 
 def _batches_per_epoch(asked: Fields) -> int:

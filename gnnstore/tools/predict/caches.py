@@ -14,7 +14,6 @@ from gnnstore.disk.profile.tuning import tune_reads
 from gnnstore.errors import UsageError
 from gnnstore.features.source import CachedTables
 from gnnstore.graph.store import open as open_store
-from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.strategies.builtin import auto
 from gnnstore.strategies.predict.reads import ReadTotals
 from gnnstore.strategies.predict.workload import TableReads
@@ -22,7 +21,7 @@ from gnnstore.strategies.sizes.placement import read_tables
 from gnnstore.tools.plots.pictures import draw_into
 from gnnstore.tools.plots.predict import draw_predictions
 from gnnstore.tools.predict.render import render_predictions
-from gnnstore.tools.predict.seeds import choose_seeds
+from gnnstore.tools.predict.seeds import choose_seeds, config_of
 from gnnstore.tools.predict.strategies import PredictionRequest, predict_strategies
 from gnnstore.tools.predict.trace import TracedEpoch, sample_epoch
 from gnnstore.tools.ui import exits
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from gnnstore.formats.arrays.paged_array import PagedArray
     from gnnstore.graph.store import GraphStore
     from gnnstore.progress import Progress
-    from gnnstore.tools.ui.options import SeedOptions
+    from gnnstore.tools.ui.options import SamplingOptions, SeedOptions
 
 _SHARES = (0.05, 0.1, 0.2)
 # A curve needs more points, most of them at small sizes.
@@ -71,7 +70,7 @@ def predict_caches(
     path: str,
     *,
     plot_file: Path | None,
-    fanouts: tuple[int, ...],
+    sampling: SamplingOptions,
     batch_size: int,
     seeds_asked: SeedOptions,
     num_batches: int,
@@ -86,7 +85,7 @@ def predict_caches(
     store = open_store(path)
     _Disk.of(store)  # before the disk is measured, if there is nothing to read from it
     sizes = caches or (_SHARES if plot_file is None else _DRAWN_SHARES)
-    config, num_cores = SamplingConfig(fanouts, seed=seed), len(os.sched_getaffinity(0))
+    config, num_cores = config_of(store, sampling, seed=seed), len(os.sched_getaffinity(0))
     names, seeds = choose_seeds(store, config, seeds_asked)
     with session.progress() as progress:
         asked = PredictionRequest(
@@ -115,7 +114,8 @@ def predict_caches(
         compared = _compare(disk, epoch, sizes, progress)
     document: dict[str, Any] = {
         "store": str(store.path),
-        "num_neighbors": list(fanouts),
+        "num_neighbors": sampling.shown_fanouts,
+        **sampling.of_loader,
         "batch_size": batch_size,
         "seed": seed,
         **names,
