@@ -37,6 +37,7 @@ class StoreSizes:
     indptr_bytes: int  # bytes of `indptr`, part of `topology_bytes`
     indices_bytes: int  # bytes of `indices`, part of `topology_bytes`
     times_bytes: int = 0  # times of nodes, which sampling has in memory
+    has_types: bool = False  # whether nodes have several types
 
     @property
     def rows_bytes(self) -> int:
@@ -65,6 +66,7 @@ class StoreSizes:
             indptr_bytes=indptr_bytes,
             indices_bytes=indices_bytes,
             times_bytes=of_nodes_bytes,
+            has_types=len(schema.node_types) > 1,
         )
 
 

@@ -33,6 +33,10 @@ _BATCH_SHARE = 8
 HELD_ROW_BYTES = MAX_ROW_BYTES
 _HELD_SHARE = 4
 
+# With several node types, a table of at most this share of the budget is held whole next to larger
+# ones: slots are as long as the longest row.
+_SMALL_SHARE = 100
+
 _WHERE = {"memory": "in memory", "mmap": "mapped", "disk": "on disk"}
 # Share of the rest for the in-neighbour lists that sampling needs most often.
 _NEIGHBORS_SHARE = 4
@@ -209,6 +213,9 @@ def place(
         held = _narrow_tables(sizes, shared_tables, most, held_row_bytes)
         modes |= dict.fromkeys(held, "memory")
         memory = memory.add(Reservation("narrow attributes", sum(held.values())))
+        if sizes.has_types and most is not None and (small := _small_tables(sizes, held, limit, left_bytes())):
+            modes |= dict.fromkeys(small, "memory")
+            memory = memory.add(Reservation("small attributes", sum(small.values())))
     neighbors = 0
     if where == "disk":
         neighbors = max(0, min(sizes.indices_bytes, left_bytes() // _NEIGHBORS_SHARE))
@@ -299,3 +306,17 @@ def _narrow_tables(
             held[table.path] = table.num_bytes
     # A table without rows has no file that could be read.
     return held | {table.path: 0 for table in sizes.tables if table.num_rows == 0}
+
+
+def _small_tables(
+    sizes: StoreSizes, held: Mapping[str, int], limit: int, left_bytes: int
+) -> dict[str, int]:
+    """Return other tables to hold in memory because they are small, with their bytes."""
+    small, most = {}, limit // _SMALL_SHARE
+    others = [table for table in sizes.tables if table.path not in held]
+    if all(table.num_bytes <= most for table in others):
+        return {}
+    for table in sorted(others, key=lambda table: table.num_bytes):
+        if table.num_bytes <= min(most, left_bytes - sum(small.values())):
+            small[table.path] = table.num_bytes
+    return small
