@@ -25,6 +25,8 @@ from gnnstore.converters.datasets.ogb.convert import from_ogb
 from gnnstore.converters.datasets.pyg import from_pyg
 from gnnstore.converters.datasets.snap import from_snap
 from gnnstore.converters.datasets.triples import from_triples
+from gnnstore.converters.datasets.typed.igbh import from_igbh
+from gnnstore.converters.datasets.typed.mag240m import from_mag240m
 from gnnstore.converters.partitions.partition import partition
 from gnnstore.converters.stores.add_order import add_order
 from gnnstore.converters.stores.reorder import reorder
@@ -48,7 +50,9 @@ __all__ = [
     "add_order",
     "from_graphbolt",
     "from_igb",
+    "from_igbh",
     "from_kronecker",
+    "from_mag240m",
     "from_numpy",
     "from_ogb",
     "from_planted_types",

@@ -248,7 +248,8 @@ class _Edges:
 
     def _times(self, first: int, last: int) -> npt.NDArray[Any]:
         draws = self._draws(first, last)[3] * 2.0**20 % 1.0
-        return _FIRST_TIME + (draws * _TIME_RANGE).astype(np.int64)
+        times: npt.NDArray[np.int64] = _FIRST_TIME + (draws * _TIME_RANGE).astype(np.int64)
+        return times
 
     def _weights(self, first: int, last: int) -> npt.NDArray[Any]:
         draws = self._draws(first, last)

@@ -256,8 +256,9 @@ _add_kind(
     """Convert an OGB node- or link-property data set, as its downloader leaves it on disk.
 
 INPUT is the directory of the data set, with raw/ and split/ in it: gzipped CSV files, or the
-.npz files of ogbn-papers100M; or that of MAG240M, whose papers and citations are converted. The
-ogb package is not needed. Splits that torch.save wrote are unpickled with a list of allowed names,
+.npz files of ogbn-papers100M; or that of MAG240M, whose papers and citations are converted. A
+data set of several types, such as ogbn-mag, becomes a store with types. The ogb package is not
+needed. Splits that torch.save wrote are unpickled with a list of allowed names,
 and read whole: four times such a file counts in --memory. Splits of edges become edge splits, with
 their fixed negatives.
 
@@ -268,6 +269,7 @@ Examples:
   gnnstore convert ogb dataset/ogbn_papers100M papers100M.gnn --feature-dtype float16
   gnnstore convert ogb dataset/mag240m_kddcup2021 mag240m.gnn --undirected
   gnnstore convert ogb dataset/ogbl_collab collab.gnn --add-inverse-edge
+  gnnstore convert ogb dataset/ogbn_mag mag.gnn --reverse all --time-attr node_year
 """,
     click.option(
         "--add-inverse-edge",
@@ -440,6 +442,41 @@ Examples:
         default="19",
         help="Labels of 19 or of 2983 classes.",
     ),
+)
+
+_add_kind(
+    "igbh",
+    """Convert a heterogeneous graph of the Illinois Graph Benchmark (IGBH).
+
+INPUT is the directory with paper/ and paper__cites__paper/ in it, or one with processed/. Splits
+are those of IGB's loader: 60, 20 and 20 % of the labelled papers, by position.
+
+\b
+Examples:
+  gnnstore convert igbh igb-heterogeneous/small small.gnn --reverse all
+  gnnstore convert igbh igb-heterogeneous/full full.gnn --classes 2K --feature-dtype float16
+""",
+    click.option(
+        "--classes",
+        type=click.Choice(("19", "2K")),
+        default="19",
+        help="Labels of 19 or of 2983 classes.",
+    ),
+)
+
+_add_kind(
+    "mag240m",
+    """Convert MAG240M whole: papers, authors, institutions, and three types of edges.
+
+INPUT is the directory mag240m_kddcup2021. The numbers of authors and institutions are read from
+meta.pt, in which nothing but numbers is unpickled. (gnnstore convert ogb takes the papers alone.)
+
+\b
+Examples:
+  gnnstore convert mag240m dataset/mag240m_kddcup2021 mag240m.gnn --reverse all
+  gnnstore convert mag240m dataset/mag240m_kddcup2021 mag240m.gnn --time-attr node_year \
+      --reverse writes --reverse affiliated_with
+""",
 )
 
 _add_kind(
