@@ -91,8 +91,8 @@ def _open(path: Path, what: str, memory: Ledger, read: Callable[[Any], Any], exp
     except Exception as error:  # on odd bytes pickletools, unpacking and NumPy raise anything
         found = f"a malformed pickle ({error})"
     raise InputError(
-        f"{path}: expected a dict of {expected} as torch.save writes it, found {found[:_MAX_TEXT]}. "
-        f"Nothing else in a pickle is read; if you trust the file, save its arrays {remedy}",
+        f"{path}: expected a dict of {expected} as torch.save writes it, found "
+        f"{found[:_MAX_TEXT]}. Nothing else in a pickle is read; if you trust the file, save its arrays {remedy}",
         path=path,
     )
 

@@ -1,8 +1,8 @@
 """The heterogeneous graphs of the Illinois Graph Benchmark (IGBH), as they are published.
 
 Below SIZE/processed/ lies a directory `S__R__T` with `edge_index.npy` [E, 2] for each edge type,
-and for each node type one with `node_feat.npy` [N, 1024] float32. In the two largest sizes features and
-labels are raw float32 without a header, in spite of their names.
+and for each node type one with `node_feat.npy` [N, 1024] float32. In the two largest sizes features
+and labels are raw float32 without a header, in spite of their names.
 """
 
 from __future__ import annotations
