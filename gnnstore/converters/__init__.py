@@ -29,6 +29,8 @@ from gnnstore.converters.stores.reorder import reorder
 from gnnstore.converters.stores.split import split_edges
 from gnnstore.converters.synthetic.kronecker.expand import from_kronecker
 from gnnstore.converters.synthetic.rmat import from_rmat
+from gnnstore.converters.tables.arrays import from_arrays
+from gnnstore.converters.tables.convert import from_tables
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 
@@ -40,6 +42,7 @@ _PLANTED_KG = (
 __all__ = [
     "ConvertOptions",
     "GraphWriter",
+    "from_arrays",
     "from_graphbolt",
     "from_igb",
     "from_kronecker",
@@ -48,6 +51,7 @@ __all__ = [
     "from_pyg",
     "from_rmat",
     "from_snap",
+    "from_tables",
     "from_triples",
     "partition",
     "reorder",
