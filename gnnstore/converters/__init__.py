@@ -34,6 +34,8 @@ from gnnstore.converters.stores.split import split_edges
 from gnnstore.converters.synthetic.kronecker.expand import from_kronecker
 from gnnstore.converters.synthetic.planted_types import from_planted_types
 from gnnstore.converters.synthetic.rmat import from_rmat
+from gnnstore.converters.tables.arrays import from_arrays
+from gnnstore.converters.tables.convert import from_tables
 from gnnstore.converters.typed.graph_writer import HeteroGraphWriter
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
@@ -48,6 +50,7 @@ __all__ = [
     "GraphWriter",
     "HeteroGraphWriter",
     "add_order",
+    "from_arrays",
     "from_graphbolt",
     "from_igb",
     "from_igbh",
@@ -59,6 +62,7 @@ __all__ = [
     "from_pyg",
     "from_rmat",
     "from_snap",
+    "from_tables",
     "from_triples",
     "partition",
     "reorder",

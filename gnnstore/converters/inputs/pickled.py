@@ -92,7 +92,8 @@ def _open(path: Path, what: str, memory: Ledger, read: Callable[[Any], Any], exp
         found = f"a malformed pickle ({error})"
     raise InputError(
         f"{path}: expected a dict of {expected} as torch.save writes it, found "
-        f"{found[:_MAX_TEXT]}. Nothing else in a pickle is read; if you trust the file, save its arrays {remedy}",
+        f"{found[:_MAX_TEXT]}. Nothing else in a pickle is read; if you trust the file, save its "
+        f"arrays {remedy}",
         path=path,
     )
 

@@ -236,8 +236,14 @@ def _negate(_ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
     return not value
 
 
-def _add_kind(kind: str, help_text: str, *options: Decorator, source: str | None = "input") -> None:
-    """Add a kind whose options are the arguments of the converter `from_KIND`."""
+def _add_kind(
+    kind: str,
+    help_text: str,
+    *options: Decorator,
+    source: str | None = "input",
+    function: str | None = None,
+) -> None:
+    """Add a kind whose options are the arguments of a converter, `from_KIND`."""
 
     @command.command(name=kind, help=help_text)
     @together(
@@ -248,7 +254,7 @@ def _add_kind(kind: str, help_text: str, *options: Decorator, source: str | None
     @_common_options
     @session_options
     def run(session: Session, **arguments: Any) -> None:
-        convert(session, f"from_{kind.replace('-', '_')}", **arguments)
+        convert(session, function or f"from_{kind}", **arguments)
 
 
 _add_kind(
@@ -404,6 +410,80 @@ Examples:
         help="indptr counts the in-neighbours of targets (csc) or the out-neighbours of sources.",
     ),
     _feature_options,
+)
+
+
+def _columns(option: str, what: str) -> Decorator:
+    return click.option(
+        option,
+        f"{option[2:].replace('-', '_')}s",
+        type=Parsed("column", lambda text, _: (text.partition("=")[0], text.split("=", 1)[-1])),
+        multiple=True,
+        callback=lambda _ctx, _param, pairs: _unique(option, pairs),
+        metavar="NAME[=COLUMN]",
+        help=f"Store a column as the {what} attribute NAME; repeat it for more.",
+    )
+
+
+_add_kind(
+    "table",
+    """Convert tables: Parquet, Arrow and Feather files.
+
+EDGES has a row for each edge; NODES, if given, one for each node. Both are files, quoted patterns
+or directories; repeat the option for more files. Columns of lists become rows of features. Nodes go
+by integers or by names; the store keeps them.
+
+\b
+Examples:
+  gnnstore convert table graph.gnn --edges edges.parquet --source src --target dst
+  gnnstore convert table graph.gnn --edges 'edges/*.parquet' --nodes nodes.parquet \\
+    --features x --label y --split split
+  gnnstore convert table users.gnn --edges follows.arrow --edge-column time \\
+    --nodes users.feather --node-id name --features age --features height
+""",
+    click.option(
+        "--edges",
+        multiple=True,
+        required=True,
+        type=click.Path(),
+        metavar="FILE",
+        help="The table of edges.",
+    ),
+    click.option("--source", default="source", metavar="COLUMN", help="Sources of edges."),
+    click.option("--target", default="target", metavar="COLUMN", help="Targets of edges."),
+    _columns("--edge-column", "edge"),
+    click.option(
+        "--nodes",
+        multiple=True,
+        type=click.Path(),
+        callback=_none_if_empty,
+        metavar="FILE",
+        help="The table of nodes.",
+    ),
+    click.option(
+        "--node-id",
+        metavar="COLUMN",
+        help="Ids or names of the nodes, by which edges go. Default: the numbers of rows.",
+    ),
+    click.option(
+        "--features",
+        multiple=True,
+        callback=_none_if_empty,
+        metavar="COLUMN",
+        help="Features: a column of lists, or several of numbers, which are joined.",
+    ),
+    click.option("--label", metavar="COLUMN", help="Labels."),
+    click.option(
+        "--split", metavar="COLUMN", help="Names of splits: text such as train, valid and test."
+    ),
+    _columns("--node-column", "node"),
+    click.option(
+        "--num-nodes",
+        type=click.IntRange(min=0),
+        help="Without --nodes: use integer ids below this as node numbers.",
+    ),
+    source=None,
+    function="from_tables",
 )
 
 _add_kind(
