@@ -25,6 +25,7 @@ from gnnstore.converters.datasets.ogb.convert import from_ogb
 from gnnstore.converters.datasets.pyg import from_pyg
 from gnnstore.converters.datasets.snap import from_snap
 from gnnstore.converters.datasets.triples import from_triples
+from gnnstore.converters.datasets.typed.files import from_typed
 from gnnstore.converters.datasets.typed.igbh import from_igbh
 from gnnstore.converters.datasets.typed.mag240m import from_mag240m
 from gnnstore.converters.partitions.partition import partition
@@ -64,6 +65,7 @@ __all__ = [
     "from_snap",
     "from_tables",
     "from_triples",
+    "from_typed",
     "partition",
     "reorder",
     "split_edges",

@@ -487,8 +487,24 @@ Examples:
 )
 
 _add_kind(
+    "typed",
+    """Convert a graph with types: a directory with files for each type.
+
+INPUT has edges/SOURCE__RELATION__TARGET and nodes/TYPE: files .parquet, .arrow, .feather, .npz,
+.npy, .csv or .tsv (also .gz), or directories of them; and KONECT's out.* as edges. Columns and
+arrays become attributes. Edges have source and target, or edge_index. Nodes may have id, by which
+edges name them, and train, valid and test.
+
+\b
+Examples:
+  gnnstore convert typed shop/ shop.gnn --reverse all
+  gnnstore convert typed reviews/ reviews.gnn --time-attr time --weight-attr weight
+""",
+)
+
+_add_kind(
     "graphbolt",
-    """Convert a homogeneous OnDiskDataset of DGL GraphBolt.
+    """Convert an OnDiskDataset of DGL GraphBolt, homogeneous or with types.
 
 INPUT is the directory with metadata.yaml and the .npy and CSV files that it names (not the
 preprocessed/ below it). Needs PyYAML: pip install 'gnnstore[graphbolt]'.
@@ -496,6 +512,7 @@ preprocessed/ below it). Needs PyYAML: pip install 'gnnstore[graphbolt]'.
 \b
 Examples:
   gnnstore convert graphbolt datasets/ogbn-products-seeds products.gnn
+  gnnstore convert graphbolt datasets/ogb-lsc-mag240m-seeds mag240m.gnn
 """,
     click.option(
         "--task",
