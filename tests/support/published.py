@@ -91,13 +91,15 @@ def write_mag240m(root: Path, graph: GraphArrays) -> Path:
     papers = folder / "processed" / "paper"
     citations = folder / "processed" / "paper___cites___paper"
     writes = folder / "processed" / "author___writes___paper"
-    for directory in (papers, citations, writes):
+    affiliated = folder / "processed" / "author___affiliated_with___institution"
+    for directory in (papers, citations, writes, affiliated):
         directory.mkdir(parents=True)
     np.save(papers / "node_feat.npy", graph.attributes["x"].astype(np.float16))
     np.save(papers / "node_label.npy", _labels(graph))
     np.save(papers / "node_year.npy", graph.attributes["year"].astype(np.int16))
     np.save(citations / "edge_index.npy", graph.edge_index)
     np.save(writes / "edge_index.npy", np.zeros((2, 3), np.int64))
+    np.save(affiliated / "edge_index.npy", np.zeros((2, 2), np.int64))
     counts = {"paper": graph.num_nodes, "author": 4, "institution": 2, "num_classes": 153}
     torch.save(counts, folder / "meta.pt")
     torch.save(dict(graph.splits), folder / "split_dict.pt")

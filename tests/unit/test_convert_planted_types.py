@@ -13,6 +13,7 @@ from gnnstore.converters import ConvertOptions, from_planted_types
 from gnnstore.converters.synthetic import planted_types
 from gnnstore.converters.synthetic.planted_types import AFFILIATED, CITES, WRITES
 from gnnstore.errors import UsageError
+from gnnstore.tools.cli import main
 from tests.support.stores import assert_same_files
 
 
@@ -99,3 +100,15 @@ def test_everything_of_homophily(tmp_path: Path) -> None:
         edge_index = gnnstore.open(path)[CITES].edge_index.tensor()
         same = float((edge_index[0] % 8 == edge_index[1] % 8).float().mean())
         assert same == 1 if homophily else abs(same - 1 / 8) < 0.03
+
+
+def test_from_the_shell(tmp_path: Path) -> None:
+    words = ["--papers", "400", "--seed", "3", "--feature-dtype", "float16", "-q"]
+    assert main(["convert", "planted-types", str(tmp_path / "a.gnn"), *words]) == 0
+    path = from_planted_types(
+        tmp_path / "b.gnn",
+        num_papers=400,
+        seed=3,
+        options=ConvertOptions(feature_dtype="float16"),
+    )
+    assert_same_files(tmp_path / "a.gnn", path)

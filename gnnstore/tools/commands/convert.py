@@ -708,6 +708,7 @@ Examples:
     ),
     click.option("--seed", type=int, default=0, help="Seed of the graph."),
     source=None,
+    function="from_planted_types",
 )
 
 
