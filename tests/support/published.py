@@ -189,7 +189,7 @@ def write_ogb_types(root: Path, data: Any, *, binary: bool = False) -> Path:
     raw = root / "raw"
     raw.mkdir(parents=True)
     counts = {name: data[name].num_nodes for name in reversed(data.node_types)}
-    arrays: dict[str, dict[str, npt.NDArray[Any]]] = {}
+    arrays: dict[str, dict[str, Any]] = {}
     for name in counts:
         for key, file in (("x", "node_feat"), ("y", "node_label"), ("time", "node_year")):
             if key in data[name]:
@@ -203,12 +203,14 @@ def write_ogb_types(root: Path, data: Any, *, binary: bool = False) -> Path:
     if binary:
         import torch  # noqa: PLC0415
 
-        np.savez(raw / "num_nodes_dict.npz", **{n: np.array([c]) for n, c in counts.items()})
-        np.savez(
-            raw / "num_edges_dict.npz", **{n: np.array([e.num_edges]) for n, e in edges.items()}
-        )
-        np.savez(raw / "edge_index_dict.npz", **{n: e.edge_index.numpy() for n, e in edges.items()})
-        np.savez(raw / "edge_w.npz", **{n: e.w.numpy()[:, None] for n, e in edges.items()})
+        archives: dict[str, dict[str, Any]] = {
+            "num_nodes_dict": {n: np.array([c]) for n, c in counts.items()},
+            "num_edges_dict": {n: np.array([e.num_edges]) for n, e in edges.items()},
+            "edge_index_dict": {n: e.edge_index.numpy() for n, e in edges.items()},
+            "edge_w": {n: e.w.numpy()[:, None] for n, e in edges.items()},
+        }
+        for name, members in archives.items():
+            np.savez(raw / f"{name}.npz", **members)
         for file, by_type in arrays.items():
             stem = "node-label" if file == "node_label" else file
             np.savez_compressed(raw / f"{stem}.npz", **by_type)
@@ -234,10 +236,10 @@ def write_ogb_types(root: Path, data: Any, *, binary: bool = False) -> Path:
     text = "".join(name.replace("___", ",") + "\n" for name in edges)
     write_text(raw / "triplet-type-list.csv.gz", text)
     for name, own in edges.items():
-        folder = raw / "relations" / name
-        write_csv_gz(folder / "edge.csv.gz", own.edge_index.numpy().T)
-        write_csv_gz(folder / "num-edge-list.csv.gz", np.array([own.num_edges]))
-        write_csv_gz(folder / "edge_w.csv.gz", own.w.numpy()[:, None])
+        place = raw / "relations" / name
+        write_csv_gz(place / "edge.csv.gz", own.edge_index.numpy().T)
+        write_csv_gz(place / "num-edge-list.csv.gz", np.array([own.num_edges]))
+        write_csv_gz(place / "edge_w.csv.gz", own.w.numpy()[:, None])
     flags = ",".join(str(name == "paper") for name in counts)
     write_text(split / "nodetype-has-split.csv.gz", f"{header}\n{flags}\n")
     for name, own in ids.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,7 +57,7 @@ def test_what_it_has(tmp_path: Path) -> None:
 
 
 def test_chunks_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {"num_papers": 500, "num_authors": 90, "num_institutions": 8}
+    sizes: dict[str, Any] = {"num_papers": 500, "num_authors": 90, "num_institutions": 8}
     from_planted_types(tmp_path / "a.gnn", **sizes)
     monkeypatch.setattr(planted_types, "_CHUNK_EDGES", 37)
     monkeypatch.setattr(planted_types, "_CHUNK_FEATURE_BYTES", 1000)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pytest
 import torch
@@ -21,7 +20,7 @@ from gnnstore.formats.container.names import joined
 from gnnstore.tools.cli import main
 from tests.support.hetero import AT, CITES, WRITES, make_hetero
 
-Arrays = dict[str, npt.NDArray[Any]]
+Arrays = dict[str, Any]
 
 
 @pytest.fixture
