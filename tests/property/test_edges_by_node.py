@@ -50,7 +50,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "targets must ascend": (EDGES[:, ::-1].copy(), 2, 3, []),
     "and be below 1": (EDGES, 1, 3, []),
     "row id 2 at position 2": (EDGES, 2, 2, []),
-    "row id 1 at position 1": (EDGES, 2, 3, [(3, 3), (2, 1)]),
+    "edge 1 of a layer of 1 sources comes from node 1": (EDGES, 2, 3, [(3, 3), (2, 1)]),
     "is -1; targets": (np.array([[0], [-1]]), 2, 3, []),
     "a layer of 4 edges": (EDGES, 2, 3, [(4, 3)]),
     "a layer of 3 edges and 4 sources": (EDGES, 2, 3, [(3, 4)]),

@@ -29,13 +29,19 @@ template <class Local>
 void edges_by_source(const int32_t *col, const Local *targets, const float *values,
                      const LayerEdges &layer) {
     const int64_t num_edges = layer.num_edges, num_sources = layer.num_sources;
-    check_ids(col, num_edges, num_sources);
     int32_t *const ptr = layer.ptr;
     std::fill(ptr, ptr + num_sources + 1, 0);
     // The edges of source s are counted two places on, and summed to where they begin one place on;
     // from there each edge moves its pointer, at last to where the edges of s + 1 begin.
-    for (int64_t e = 0; e < num_edges; ++e)
-        if (col[e] + 2 <= num_sources) ++ptr[col[e] + 2];
+    for (int64_t e = 0; e < num_edges; ++e) {
+        const int64_t place = int64_t{col[e]} + 2;
+        if (place <= num_sources)
+            ++ptr[place];
+        else if (place > num_sources + 1)
+            throw std::out_of_range("edge " + std::to_string(e) + " of a layer of " +
+                                    std::to_string(num_sources) + " sources comes from node " +
+                                    std::to_string(col[e]));
+    }
     for (int64_t s = 2; s <= num_sources; ++s) ptr[s] += ptr[s - 1];
     for (int64_t e = 0; e < num_edges; ++e) {
         const int32_t place = ptr[col[e] + 1]++;

@@ -19,8 +19,8 @@ template <class Local>
 void edges_by_target(const Local *sources, const Local *targets, int64_t num_edges,
                      int64_t num_targets, int64_t num_sources, int32_t *crow, int32_t *col);
 
-// Fills a layer's arrays with the targets of each source's edges, in the order of the edges.
-// Throws std::out_of_range for a source that is not among those of the layer.
+// Fills a layer's arrays with the targets of each source's edges, in the order of the edges; col is
+// what edges_by_target has filled. Throws std::out_of_range for a source that is not among those of the layer.
 template <class Local>
 void edges_by_source(const int32_t *col, const Local *targets, const float *values,
                      const LayerEdges &layer);
