@@ -140,7 +140,7 @@ def steps_of(kind: str, batches: list[Batch], hidden: int, device: str) -> dict[
     steps = {"coo": step(of_coo, lambda batch: batch.edge_index)}
     steps["coo, trimmed"] = step(of_coo, lambda batch: batch.edge_index, trim_to_layer)
     for name in () if kind == "GCN" else batches[0].plain:
-        if kind != "GAT" or "int64" in name:  # PyG's layers that are not fused take int64 alone
+        if kind != "GAT" or "int64" in name:  # what is not fused takes int64 alone everywhere
             steps[name] = step(of_csr, partial(_plain, name))
     if kind != "GAT":
         steps["csr"] = step(of_csr, lambda batch: batch.adj_t)

@@ -93,8 +93,8 @@ class AdjT(Tensor):
         values: Tensor | None = None,
         *,
         size: Sequence[int],
-        transposes: Sequence[Transpose] = (),
         dtype: torch.dtype | None = None,
+        **_: Any,
     ) -> Self:
         """Make a wrapper, which has no memory of its own."""
         if values is not None and values.requires_grad:
@@ -107,10 +107,21 @@ class AdjT(Tensor):
         adj: Self = Tensor._make_wrapper_subclass(
             cls, tuple(size), dtype=dtype, layout=torch.sparse_csr, device=col.device
         )
-        adj._crow, adj._col, adj._edge_values = crow, col, values
-        adj.transposes = tuple(transposes)
-        adj._weights = {}
         return adj
+
+    def __init__(
+        self,
+        crow: Tensor,
+        col: Tensor,
+        values: Tensor | None = None,
+        *,
+        size: Sequence[int],  # noqa: ARG002 - for __new__
+        transposes: Sequence[Transpose] = (),
+        dtype: torch.dtype | None = None,  # noqa: ARG002
+    ) -> None:
+        self._crow, self._col, self._edge_values = crow, col, values
+        self.transposes = tuple(transposes)
+        self._weights = {}
 
     @property
     def layout(self) -> torch.layout:  # type: ignore[override]  # a wrapper does not know its own
@@ -156,6 +167,13 @@ class AdjT(Tensor):
         )
         narrow._weights = self._weights
         return narrow
+
+    def narrow(self, *_: Any, **__: Any) -> Tensor:
+        """Refuse what PyG's `trim_to_layer` calls: torch cannot narrow a matrix in CSR."""
+        raise UsageError(
+            "an AdjT cannot be narrowed, as by PyG's trim_to_layer or by its models with "
+            "num_sampled_nodes_per_hop; use gnnstore.nn.trim in a model of your own"
+        )
 
     # --- products ------------------------------------------------------------------------------
 

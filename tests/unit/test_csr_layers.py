@@ -309,6 +309,8 @@ def test_what_cannot_be_trimmed_is_refused(path: Path) -> None:
         trim(3, *hops, csr.x, csr.adj_t)
     with pytest.raises(UsageError, match="trim_to_layer"):
         trim(1, *hops, coo.x, coo.edge_index)
+    with pytest.raises(UsageError, match="narrowed, as by PyG"):
+        trim_to_layer(1, *hops, csr.x, csr.adj_t)
     with pytest.raises(UsageError, match="trim before gcn_norm"):
         trim(1, *hops, csr.x, gcn_norm(csr.adj_t))
     with pytest.raises(UsageError, match="pairs=True"):
