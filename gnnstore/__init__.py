@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from gnnstore._version import __version__
 
 if TYPE_CHECKING:
-    from gnnstore import converters, evaluation
+    from gnnstore import converters, evaluation, nn
     from gnnstore.embeddings.optimizers import SGD, Adagrad, RowwiseAdagrad, SparseAdam
     from gnnstore.embeddings.table import EmbeddingTable
     from gnnstore.errors import (
@@ -71,6 +71,7 @@ _HOMES: dict[str, str | None] = {
     "evaluation": None,
     "inference": "gnnstore.layerwise.api",
     "link_ranks": "gnnstore.evaluation.ranks",
+    "nn": None,
     "open": "gnnstore.graph.store",
     "open_embeddings": "gnnstore.layerwise.result",
     "open_packed": "gnnstore.loaders.saved",
@@ -104,6 +105,7 @@ __all__ = [
     "evaluation",
     "inference",
     "link_ranks",
+    "nn",
     "open",
     "open_embeddings",
     "open_packed",
