@@ -173,7 +173,7 @@ class TestOnAGpu:
         for reduce in ("sum", "mean"):
             found = []
             for device in ("cpu", "cuda"):
-                given = x.to(device).requires_grad_()
+                given = x.detach().clone().to(device).requires_grad_()
                 out = spmm(adj_t.to(device), given, reduce)
                 (out**2).sum().backward()
                 found.append([out.cpu(), given.grad.cpu()])
