@@ -1758,7 +1758,8 @@ def edges_by_node(
         Sources, and targets, which ascend.
     num_targets, num_sources : int
     layers : sequence of (int, int)
-        Number of edges that a layer takes, the first of the batch, and of its sources.
+        Number of edges that a layer takes, the first of the batch, and of its sources. The first
+        layer has all; others have no more than the one before.
     values : ndarray of float32, shape [m], optional
         Weights of the edges.
 
@@ -1775,7 +1776,8 @@ def edges_by_node(
     Raises
     ------
     ValueError
-        Targets do not ascend or are not below `num_targets`, or a layer is no part of the batch.
+        Targets do not ascend or are not below `num_targets`, or a layer is no part of the one
+        before.
     IndexError
         A source is not among those of the batch or of a layer.
     """

@@ -46,18 +46,22 @@ def test_edges_are_those_of_the_twin(
 
 
 EDGES = np.array([[0, 1, 2], [0, 1, 1]])
+ALL = [(3, 3)]
 WRONG: dict[str, tuple[Any, ...]] = {
-    "targets must ascend": (EDGES[:, ::-1].copy(), 2, 3, []),
-    "and be below 1": (EDGES, 1, 3, []),
-    "row id 2 at position 2": (EDGES, 2, 2, []),
-    "edge 1 of a layer of 1 sources comes from node 1": (EDGES, 2, 3, [(3, 3), (2, 1)]),
-    "is -1; targets": (np.array([[0], [-1]]), 2, 3, []),
-    "a layer of 4 edges": (EDGES, 2, 3, [(4, 3)]),
-    "a layer of 3 edges and 4 sources": (EDGES, 2, 3, [(3, 4)]),
-    "fit in int32": (EDGES, 2**31, 3, []),
-    r"shape \[2, m\]": (EDGES[0], 2, 3, []),
-    "contiguous": (EDGES[:, ::2], 2, 3, []),
-    "one for each edge": (EDGES, 2, 3, [], np.ones(2, np.float32)),
+    "edge 1 is 0; targets must ascend": (np.array([[0, 1, 2], [1, 0, 1]]), 2, 3, ALL),
+    "and be below 1": (EDGES, 1, 3, ALL),
+    "edge 0 is -1; targets": (np.array([[0], [-1]]), 2, 3, [(1, 3)]),
+    r"edge 2 comes from node 2, outside \[0, 2\)": (EDGES, 2, 2, [(3, 2)]),
+    "edge 0 comes from node -1": (np.array([[-1], [0]]), 2, 2, [(1, 2)]),
+    r"node 1, outside \[0, 1\)": (EDGES, 2, 3, [*ALL, (2, 1)]),
+    "the first layer must have all": (EDGES, 2, 3, [(2, 3)]),
+    "must have all edges": (EDGES, 2, 3, []),
+    "a layer of 4 edges": (EDGES, 2, 3, [*ALL, (4, 3)]),
+    "a layer of 1 edges and 4 sources": (EDGES, 2, 3, [*ALL, (1, 4)]),
+    "fit in int32": (EDGES, 2**31, 3, ALL),
+    r"shape \[2, m\]": (EDGES[0], 2, 3, ALL),
+    "contiguous": (EDGES[:, ::2], 2, 3, [(2, 3)]),
+    "one for each edge": (EDGES, 2, 3, ALL, np.ones(2, np.float32)),
 }
 
 
@@ -66,4 +70,4 @@ def test_wrong_edges_are_an_error(message: str) -> None:
     with pytest.raises((ValueError, IndexError), match=message):
         _core.edges_by_node(*WRONG[message])
     with pytest.raises(TypeError, match="int32 or int64, got float"):
-        _core.edges_by_node(EDGES.astype(np.float32), 2, 3, [])  # type: ignore[arg-type]
+        _core.edges_by_node(EDGES.astype(np.float32), 2, 3, ALL)  # type: ignore[arg-type]

@@ -28,44 +28,48 @@ void check_sizes(const Layers &layers, int64_t num_edges, int64_t num_targets,
         throw std::invalid_argument("a batch of " + std::to_string(num_targets) + " targets, " +
                                     std::to_string(num_sources) + " sources and " +
                                     std::to_string(num_edges) + " edges does not fit in int32");
-    for (const auto &[edges, sources] : layers)
-        if (edges < 0 || edges > num_edges || sources < 0 || sources > num_sources)
-            throw std::invalid_argument("a layer of " + std::to_string(edges) + " edges and " +
-                                        std::to_string(sources) +
-                                        " sources is not part of the batch");
+    if (layers.empty() || layers[0] != std::pair{num_edges, num_sources})
+        throw std::invalid_argument("the first layer must have all edges and sources");
+    for (size_t k = 1; k < layers.size(); ++k)
+        if (layers[k].first < 0 || layers[k].first > layers[k - 1].first ||
+            layers[k].second < 0 || layers[k].second > layers[k - 1].second)
+            throw std::invalid_argument("a layer of " + std::to_string(layers[k].first) +
+                                        " edges and " + std::to_string(layers[k].second) +
+                                        " sources is no part of the one before");
 }
 
 template <class Local>
 nb::tuple by_node(const InputArray &edge_index, int64_t num_targets, int64_t num_sources,
                   const Layers &layers, const float *values) {
     const auto num_edges = static_cast<int64_t>(edge_index.shape(1));
-    const auto *sources = static_cast<const Local *>(edge_index.data());
-    const Local *targets = sources + num_edges;
+    const auto *ends = static_cast<const Local *>(edge_index.data());
+    const BatchEdges<Local> edges{ends, ends + num_edges, values, num_edges, num_targets,
+                                  num_sources};
     const auto crow = pooled_vector<int32_t>(num_targets + 1), col = pooled_vector<int32_t>(num_edges);
-    {
-        int32_t *const pointers = crow.data(), *const columns = col.data();
-        const GilRelease release;
-        edges_by_target(sources, targets, num_edges, num_targets, num_sources, pointers, columns);
-    }
     nb::list transposes;
+    std::vector<LayerEdges> outputs;
     for (const auto &[layer_edges, layer_sources] : layers) {
         const auto ptr = pooled_vector<int32_t>(layer_sources + 1),
                    index = pooled_vector<int32_t>(layer_edges);
-        const auto weights = pooled_vector<float>(values == nullptr ? 0 : layer_edges);
-        const LayerEdges layer{layer_edges, layer_sources, ptr.data(), index.data(),
-                               values == nullptr ? nullptr : weights.data()};
-        const int32_t *const columns = col.data();
-        {
-            const GilRelease release;
-            edges_by_source(columns, targets, values, layer);
+        LayerEdges layer{layer_edges, layer_sources, ptr.data(), index.data(), nullptr};
+        nb::object weights = nb::none();
+        if (values != nullptr) {
+            const auto of_layer = pooled_vector<float>(layer_edges);
+            layer.values = of_layer.data();
+            weights = nb::cast(of_layer);
         }
-        const nb::object found = values == nullptr ? nb::none() : nb::cast(weights);
-        transposes.append(nb::make_tuple(ptr, index, found));
+        transposes.append(nb::make_tuple(ptr, index, weights));
+        outputs.push_back(layer);
+    }
+    {
+        int32_t *const pointers = crow.data(), *const columns = col.data();
+        const GilRelease release;
+        gnnstore::edges_by_node<Local>(edges, pointers, columns, outputs);
     }
     return nb::make_tuple(crow, col, transposes);
 }
 
-nb::tuple edges_by_node(const InputArray &edge_index, int64_t num_targets, int64_t num_sources,
+nb::tuple edges_by_node_of(const InputArray &edge_index, int64_t num_targets, int64_t num_sources,
                         const Layers &layers, const std::optional<InputArray> &values) {
     if (edge_index.ndim() != 2 || edge_index.shape(0) != 2)
         throw std::invalid_argument("edge_index must have the shape [2, m]");
@@ -86,6 +90,6 @@ nb::tuple edges_by_node(const InputArray &edge_index, int64_t num_targets, int64
 }  // namespace
 
 void bind_edges_by_node(nb::module_ &m) {
-    m.def("edges_by_node", edges_by_node, "edge_index"_a.noconvert(), "num_targets"_a,
+    m.def("edges_by_node", edges_by_node_of, "edge_index"_a.noconvert(), "num_targets"_a,
           "num_sources"_a, "layers"_a, "values"_a.noconvert() = nb::none());
 }
