@@ -47,7 +47,7 @@ def random_types(rng: np.random.Generator) -> SampledTypes:
         most = int(rng.choice([0, 5, 60], p=[0.1, 0.6, 0.3])) if num_src else 0
         degrees = rng.integers(0, most + 1, num_dst) * rng.integers(0, 2, num_dst)
         indptr = np.concatenate([[0], np.cumsum(degrees)]).astype(np.int64)
-        dtype = rng.choice([np.int32, np.int64])
+        dtype = rng.choice(["int32", "int64"])
         indices = rng.integers(0, max(num_src, 1), indptr[-1]).astype(dtype)
         for start, end in pairwise(indptr):
             indices[start:end].sort()
@@ -172,7 +172,7 @@ def check_equal(seed: int, mode: str, by: str) -> None:
         if csc.num_edges and rng.random() < 0.4
     }
     total = sum(map(len, seeds.values()))
-    places = None
+    places: Any = None
     if rng.random() < 0.5:
         order = rng.permutation(total)
         ends = np.cumsum([0, *map(len, seeds.values())])

@@ -24,9 +24,11 @@ from gnnstore.sampling.temporal import NodeTimes, TimeColumns
 
 LEAST = -(2**63)
 NODE, EDGE = "node", ("node", "to", "node")
-CITES, WRITES = ("paper", "cites", "paper"), ("author", "writes", "paper")
-BY = ("paper", "by", "author")
-STRATEGIES: Any = pytest.mark.parametrize("strategy", ["uniform", "last"])
+EdgeType = tuple[str, str, str]
+CITES: EdgeType = ("paper", "cites", "paper")
+WRITES: EdgeType = ("author", "writes", "paper")
+BY: EdgeType = ("paper", "by", "author")
+STRATEGIES = pytest.mark.parametrize("strategy", ["uniform", "last"])
 LEVELS = pytest.mark.parametrize("of_edges", [True, False])
 
 
@@ -56,7 +58,7 @@ def allowed(types: SampledTypes, time: int, fanout: int = -1, **options: Any) ->
     config = SamplingConfig((fanout,), time_attr="time", **options)
     seed = types.num_nodes[NODE] - 1
     sample = TypedNeighborSampler(types, config).sample([seed], epoch=0, batch=0, times=[time])
-    return sample.nodes[NODE][sample.edges[EDGE].index[0]].tolist()
+    return list(map(int, sample.nodes[NODE][sample.edges[EDGE].index[0]]))
 
 
 @STRATEGIES
@@ -131,7 +133,7 @@ def test_the_second_hop_obeys_the_seeds_time(middle: int) -> None:
     sampler = TypedNeighborSampler(types, SamplingConfig((1, 1), time_attr="time"))
 
     def found(time: int) -> list[int]:
-        return sampler.sample([2], epoch=0, batch=0, times=[time]).n_id.tolist()
+        return list(map(int, sampler.sample([2], epoch=0, batch=0, times=[time]).n_id))
 
     assert found(6) == [2, 1, 0]
     assert found(5) == ([2, 1, 0] if middle == 0 else [2])
@@ -186,9 +188,10 @@ def test_what_is_refused() -> None:
         SamplingConfig((1,), time_attr="t", weight_attr="w")
     with pytest.raises(UsageError, match="disjoint=True and subgraph_type='induced' exclude"):
         SamplingConfig((1,), time_attr="t", subgraph_type="induced")
-    for options in ({"time_window": 3}, {"temporal_strategy": "last"}):
+    given: list[dict[str, Any]] = [{"time_window": 3}, {"temporal_strategy": "last"}]
+    for options in given:
         with pytest.raises(UsageError, match="need time_attr"):
-            SamplingConfig((1,), **options)  # type: ignore[arg-type]
+            SamplingConfig((1,), **options)
     for window in (0, -1, 2**63):
         with pytest.raises(UsageError, match="time_window must be 1 or more"):
             SamplingConfig((1,), time_attr="t", time_window=window)
@@ -264,7 +267,7 @@ def parts(sample: Sample) -> list[Any]:
 @pytest.mark.parametrize("config", CONFIGS)
 def test_wherever_a_store_lies(store: GraphStore, config: SamplingConfig) -> None:
     name = "paper" if len(store.schema.node_types) > 1 else NODE
-    needs_times = config.time_attr == "at"
+    needs_times, time_attr = config.time_attr == "at", config.time_attr or ""
     requests = [
         BatchRequest(
             {name: np.arange(20 * batch, 20 * batch + 20)},
@@ -293,7 +296,7 @@ def test_wherever_a_store_lies(store: GraphStore, config: SamplingConfig) -> Non
         spec.path
         for edge in store.schema.edge_types
         for spec in (
-            *([edge.orders[config.time_attr]] if config.time_attr in edge.orders else []),
+            *([edge.orders[time_attr]] if time_attr in edge.orders else []),
             *([edge.attributes["at"]] if needs_times and "at" in edge.attributes else []),
             *(edge.weight_sums.values() if config.weight_attr else []),
         )

@@ -167,14 +167,13 @@ def test_a_list_of_a_million_edges() -> None:
     assert abs(rows.mean() / degree - 0.5) < 0.02
 
 
-@pytest.mark.parametrize("sums", [[5, 3, 3], [2**63, 0, 2**63], [2**64 - 1, 3, 4]])
+@pytest.mark.parametrize("sums", [[5, 3, 3], [2**64 - 1, 3, 4]])
 def test_sums_that_are_damaged(sums: list[int]) -> None:
-    types = star([1, 1, 1])
-    types.weight_sums[EDGE][:] = np.array(sums, np.uint64)
-    message = "the sums of weights of the in-neighbours of node 3 do not ascend"
+    types = star([1, 1, 1], 50)
+    types.weight_sums[EDGE][:] = np.tile(np.array(sums, np.uint64), 50)
+    message = "the sums of weights of the in-neighbours of node .* do not ascend"
     with pytest.raises(CorruptStoreError, match=message):
-        for seed in range(50):
-            sampled(types, 2, seed=seed)
+        sampled(types, 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.int32, torch.float64])
