@@ -15,8 +15,10 @@ from dataclasses import dataclass, replace
 from typing import (
     Any,
     ClassVar,
+    Generic,
     Literal,
     NamedTuple,
+    Protocol,
     Self,
     TypeAlias,
     TypeVar,
@@ -157,12 +159,49 @@ class EdgeSample:
     positions: Int64Array  # int64 [m]: positions in the columns of the type
 
 
+class HasPositions(Protocol):
+    """The edges of one type."""
+
+    @property
+    def positions(self) -> npt.NDArray[Any]:
+        """Positions in the columns of the type: int32 or int64 [m]."""
+
+
+E = TypeVar("E", bound=HasPositions)
+
+
 @dataclass(frozen=True, eq=False)
-class Sample:
-    """One batch's subgraph: n nodes and m edges of each type, L hops."""
+class Subgraph(Generic[E]):
+    """The n nodes and m edges of each type of a batch."""
 
     nodes: Mapping[NodeType, npt.NDArray[Any]]  # int32 or int64 [n]: ids
-    edges: Mapping[EdgeType, EdgeSample]
+    edges: Mapping[EdgeType, E]
+
+    @property
+    def n_id(self) -> npt.NDArray[Any]:
+        """Ids of the nodes of the only type."""
+        return only(self.nodes)
+
+    @property
+    def edge_pos(self) -> npt.NDArray[Any]:
+        """Positions of the edges of the only type."""
+        return only(self.edges).positions
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of all types."""
+        return sum(map(len, self.nodes.values()))
+
+    @property
+    def num_edges(self) -> int:
+        """Edges of all types."""
+        return sum(len(edges.positions) for edges in self.edges.values())
+
+
+@dataclass(frozen=True, eq=False)
+class Sample(Subgraph[EdgeSample]):
+    """One batch's subgraph, as it was sampled; L hops."""
+
     # int64 [n] by node type: the seed in whose tree a node is; None: the trees share nodes.
     trees: Mapping[NodeType, Int64Array] | None
     # Seeds and then the nodes found in each hop, L + 1; edges chosen in each hop, L; or None.
@@ -195,19 +234,9 @@ class Sample:
         )
 
     @property
-    def n_id(self) -> npt.NDArray[Any]:
-        """Ids of the nodes of the only type."""
-        return only(self.nodes)
-
-    @property
     def edge_index(self) -> npt.NDArray[Any]:
         """Local ids of the edges of the only type."""
         return only(self.edges).index
-
-    @property
-    def edge_pos(self) -> Int64Array:
-        """Positions of the edges of the only type."""
-        return only(self.edges).positions
 
     @property
     def batch(self) -> Int64Array | None:
@@ -223,16 +252,6 @@ class Sample:
     def num_sampled_edges(self) -> list[int] | None:
         """Edges of the only type by hop."""
         return None if self.hop_edges is None else only(self.hop_edges)
-
-    @property
-    def num_nodes(self) -> int:
-        """Nodes of all types."""
-        return sum(map(len, self.nodes.values()))
-
-    @property
-    def num_edges(self) -> int:
-        """Edges of all types."""
-        return sum(len(edges.positions) for edges in self.edges.values())
 
     @property
     def num_bytes(self) -> int:
