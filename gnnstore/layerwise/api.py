@@ -151,6 +151,7 @@ def inference(
     `resume`, blocks begin elsewhere, and sums may differ in their last bits.
     """
     source = as_store(os.fspath(store) if isinstance(store, os.PathLike) else store)
+    source.schema.refuse_types(source.path, "layer-wise inference")
     found = read_layers(layers)
     request = InferenceRequest(
         store=source,

@@ -369,6 +369,6 @@ def test_yaml_is_not_expanded(tmp_path: Path) -> None:
     file.write_text("\n".join(levels))
     with pytest.raises(InputError, match=r"\*a0: aliases are not read"):
         read_metadata(tmp_path)
-    file.write_text("a: [" + "[]," * 300_000 + "]")
-    with little_memory(), pytest.raises(InputError, match="has more than 100000 values"):
+    file.write_text("a: [" + "[]," * 20_000 + "]")
+    with little_memory(), pytest.raises(InputError, match="has more than 10000 values"):
         read_metadata(tmp_path)

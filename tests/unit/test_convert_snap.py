@@ -234,8 +234,12 @@ def test_a_weight_column_becomes_an_edge_attribute(tmp_path: Path) -> None:
         ("source target\n1 2\n", {}, "column 1: 'source' is not an integer.*skip_header=True"),
         ("ann bob\n", {}, "'ann' is not an integer.*string_ids=True"),
         ("1 2 x\n", {"edge_weight": 3}, "line 1: column 3: 'x' is not a number, expected a weight"),
-        ("1 2 1e39\n", {"edge_weight": 3}, "line 1: column 3: '1e39' overflows float32"),
-        ("a b 1e39\n", {"edge_weight": 3, "string_ids": True}, "'1e39' overflows float32"),
+        ("1 2 1e39\n", {"edge_weight": "3:float32"}, "line 1: column 3: '1e39' overflows float32"),
+        (
+            "a b 1e39\n",
+            {"edge_weight": "3:float32", "string_ids": True},
+            "'1e39' overflows float32",
+        ),
         ("1 2\n", {"edge_weight": 3}, "found 2 fields, expected 3"),
         ("a b c\n", {"string_ids": True}, "found 3 fields, expected 2.*edge_weight=COLUMN"),
         ("a,\n", {"string_ids": True}, "line 1: column 2 is empty: a node name is missing"),
@@ -364,10 +368,13 @@ def test_names_are_numbered_in_order_of_appearance(
     monkeypatch.setattr(TextTable.__init__, "__kwdefaults__", defaults)
     if where == "disk":
         monkeypatch.setattr("gnnstore.converters.edges.name_ids._ENTRY_BYTES", 2**18)
-        monkeypatch.setattr("gnnstore.converters.edges.name_ids._MERGE_NAMES", 2)
-        monkeypatch.setattr("gnnstore.converters.edges.name_ids._CHUNK_NAMES", 3)
+        monkeypatch.setattr("gnnstore.converters.edges.name_ids._MERGED", (2, 2**13))
+        monkeypatch.setattr(
+            "gnnstore.converters.edges.name_ids._SpilledNames._records.__defaults__", ((3, 9),)
+        )
+        monkeypatch.setattr("gnnstore.converters.edges.name_ids._CHUNK", (3, 2**20))
     if where == "by the letter":
-        monkeypatch.setattr(TextTable, "_parse_arrow", lambda *_: None)
+        monkeypatch.setattr(TextTable, "_parse_names", lambda *_: None)
     output = from_snap(
         path,
         tmp_path / "a.gnn",
@@ -401,7 +408,7 @@ def test_names_with_more_columns_and_long_comments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, separator: str, by_the_letter: bool
 ) -> None:
     if by_the_letter:
-        monkeypatch.setattr(TextTable, "_parse_arrow", lambda *_: None)
+        monkeypatch.setattr(TextTable, "_parse_names", lambda *_: None)
     defaults = {"block_bytes": 2**12, "memory_bytes": None}
     monkeypatch.setattr(TextTable.__init__, "__kwdefaults__", defaults)
     about = "# a block of comments alone\n" * 1000
@@ -410,7 +417,12 @@ def test_names_with_more_columns_and_long_comments(
     path = tmp_path / "edges.txt"
     path.write_text(about.join(["", *lines, ""]))
     output = from_snap(
-        path, tmp_path / "a.gnn", string_ids=True, extra_columns="ignore", skip_header=True
+        path,
+        tmp_path / "a.gnn",
+        string_ids=True,
+        extra_columns="ignore",
+        skip_header=True,
+        comment="#",
     )
     names = gnnstore.open(output).original_names
     assert names is not None

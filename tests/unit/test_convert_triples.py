@@ -97,9 +97,12 @@ def test_a_directory(
     monkeypatch.setattr(TextTable.__init__, "__kwdefaults__", defaults)
     if where == "disk":
         monkeypatch.setattr("gnnstore.converters.edges.name_ids._ENTRY_BYTES", 2**18)
-        monkeypatch.setattr("gnnstore.converters.edges.name_ids._CHUNK_NAMES", 3)
+        monkeypatch.setattr(
+            "gnnstore.converters.edges.name_ids._SpilledNames._records.__defaults__", ((3, 9),)
+        )
+        monkeypatch.setattr("gnnstore.converters.edges.name_ids._CHUNK", (3, 2**20))
     if where == "by the letter":
-        monkeypatch.setattr(TextTable, "_parse_arrow", lambda *_: None)
+        monkeypatch.setattr(TextTable, "_parse_names", lambda *_: None)
     options = ConvertOptions(memory_bytes=2**26)
     check(from_triples(directory, tmp_path / "a.gnn", options=options))
 
@@ -250,7 +253,7 @@ def test_bad_input(tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPa
     refused(UsageError, "is a directory, whose files", directory, output, valid=train)
     refused(NotFoundError, "the file of triples: .* does not exist", tmp_path / "none", output)
     refused(NotFoundError, "test triples: .* does not", train, output, test=tmp_path / "none")
-    refused(InputError, r"line 1: column 1: '/m/\S+' is not an integer, expected a id. If entities",
+    refused(InputError, r"line 1: column 1: '/m/\S+' is not an integer, expected an id. If",
             directory, output, integer_ids=True)  # fmt: skip
     (directory / "val.tsv").write_bytes(b"")
     refused(InputError, "both valid.txt and val.tsv are there", directory, output)

@@ -1,8 +1,9 @@
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 
-#include <optional>
+#include <stdexcept>
 #include <string>
+#include <tuple>
 
 #include "bindings/arrays.h"
 #include "bindings/storage.h"
@@ -25,27 +26,31 @@ TextForm form_of(const std::string &kinds, bool is_comma, std::string_view comme
     return form;
 }
 
-std::optional<NumpyVector<uint8_t>> parse(const nb::bytes &text, const std::string &kinds,
-                                          bool is_comma, const nb::bytes &comments,
-                                          bool ignore_extra) {
+std::tuple<NumpyVector<uint8_t>, int64_t> parse(const nb::bytes &text, const std::string &kinds,
+                                                bool is_comma, const nb::bytes &comments,
+                                                bool ignore_extra, int64_t begin) {
     const std::string_view lines(text.c_str(), text.size());
+    if (begin < 0 || static_cast<size_t>(begin) > lines.size())
+        throw std::out_of_range("begin is outside of the text");
     const TextForm form =
         form_of(kinds, is_comma, {comments.c_str(), comments.size()}, ignore_extra);
     std::unique_ptr<PooledBuffer> buffer;
-    int64_t num_rows;
+    ParsedText parsed;
     {
         const GilRelease release;
         buffer = std::make_unique<PooledBuffer>(
-            checked_multiply(count_lines(lines), form.record_bytes, "the records"));
-        num_rows = parse_text(lines, form, static_cast<uint8_t *>(buffer->raw()));
+            checked_multiply(count_lines(lines.substr(static_cast<size_t>(begin))),
+                             form.record_bytes, "the records"));
+        parsed = parse_text(lines, begin, form, static_cast<uint8_t *>(buffer->raw()));
     }
-    if (num_rows < 0) return std::nullopt;
     auto *const records = static_cast<uint8_t *>(buffer->raw());
-    return owned_vector(records, num_rows * form.record_bytes, std::move(buffer));
+    return {owned_vector(records, parsed.num_rows * form.record_bytes, std::move(buffer)),
+            parsed.fault};
 }
 
 }  // namespace
 
 void bind_text_table(nb::module_ &m) {
-    m.def("parse_text", parse, "text"_a, "kinds"_a, "is_comma"_a, "comments"_a, "ignore_extra"_a);
+    m.def("parse_text", parse, "text"_a, "kinds"_a, "is_comma"_a, "comments"_a, "ignore_extra"_a,
+          "begin"_a = 0);
 }

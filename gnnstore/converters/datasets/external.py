@@ -44,13 +44,14 @@ def open_features(
     raw: RawLayout | None = None,
     what: str = "the features",
     stored: str | None = None,
+    skip_header: bool = False,
 ) -> ArrayFiles:
     """Open an array in one or several files."""
     found = _names_of(paths, what)
     if not found:
         raise UsageError(f"{what}: no file was given")
     one = RawLayout(raw.dtype, (-1, *raw.shape[1:])) if raw is not None else None
-    parts = [_open(name, one, what, stored) for name in found]
+    parts = [_open(name, one, what, stored, skip_header) for name in found]
     source = parts[0] if len(parts) == 1 else JoinedArrays(parts)
     if raw is not None and raw.shape[0] not in (-1, source.shape[0]):
         raise InputError(
@@ -61,14 +62,15 @@ def open_features(
     return ArrayFiles(source, "bfloat16" if raw and raw.dtype == "bfloat16" else None, files)
 
 
-def open_labels(paths: Paths) -> ArrayFiles:
+def open_labels(paths: Paths, *, skip_header: bool = False) -> ArrayFiles:
     """Open labels: as `open_features` does, but whole numbers in text are int64."""
     what = "the labels"
     names = _names_of(paths, what)
     if not names or not all(is_text(Path(name)) for name in names):
         return open_features(paths, what=what)
     files = tuple(existing_file(name, what) for name in names)
-    tables = [read_numbers(path, "label") for path in files]
+    header: dict[str, Any] = {"skip_header": skip_header, "header_hint": _header_hint("labels")}
+    tables = [read_numbers(path, "label", **header) for path in files]
     if len({table.dtype for table in tables}) > 1:  # some have fractions
         tables = [_as_float32(table, path) for table, path in zip(tables, files, strict=True)]
     parts: list[ArraySource] = [
@@ -124,7 +126,13 @@ def _split_member(name: str) -> tuple[str, str | None]:
     return (f"{path}.npz", member) if mark else (name, None)
 
 
-def _open(name: str, raw: RawLayout | None, what: str, stored: str | None) -> ArraySource:
+def _header_hint(what: str) -> str:
+    return f". If the line names the columns, skip it ({what}_skip_header=True)"
+
+
+def _open(
+    name: str, raw: RawLayout | None, what: str, stored: str | None, skip_header: bool
+) -> ArraySource:
     if raw is not None:
         return open_raw(Path(name), raw)
     file, member = _split_member(name)
@@ -135,7 +143,8 @@ def _open(name: str, raw: RawLayout | None, what: str, stored: str | None) -> Ar
         return _open_member(path, member)
     existing_file(path, what)
     if is_text(path):
-        return read_as_stored(path, stored)
+        hint = _header_hint("features")
+        return read_as_stored(path, stored, skip_header=skip_header, header_hint=hint)
     raise UsageError(
         f"{what}: {path} is neither .npy, .npz nor .csv; if it is raw binary, say its type and "
         "shape (features_raw=), as in float32,-1,128"
@@ -177,17 +186,19 @@ def open_external(
     raw: RawLayout | None,
     ids: PathLike | None,
     options: ConvertOptions | None,
+    *,
+    skip_header: bool = False,
 ) -> ExternalFeatures | None:
     """Open the features and the ids of their rows; None if there are none."""
     if features is None:
-        if raw is not None or ids is not None:
+        if raw is not None or ids is not None or skip_header:
             raise UsageError(
-                "features_raw= and features_ids= say what the features are like; give the features "
-                "as well"
+                "features_raw=, features_ids= and features_skip_header= say what the features are "
+                "like; give the features as well"
             )
         return None
     stored = None if options is None else options.feature_dtype
-    found = open_features(features, raw=raw, stored=stored)
+    found = open_features(features, raw=raw, stored=stored, skip_header=skip_header)
     if ids is None:
         return ExternalFeatures(found.source, found.dtype, found.files)
     rows = open_labels(ids)

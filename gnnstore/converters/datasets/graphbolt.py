@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.budget.ledger import Reservation
 from gnnstore.converters.datasets.graphbolt_metadata import DataFile, Metadata, Task, read_metadata
 from gnnstore.converters.edges.node_ids import check_edge_index, edge_pairs, some_targets
 from gnnstore.converters.inputs.npy import open_npy
@@ -22,6 +24,7 @@ from gnnstore.converters.inputs.opening import (
 )
 from gnnstore.converters.inputs.source import ArraySource, row_bytes
 from gnnstore.converters.inputs.text_arrays import TextEdges
+from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.writer.casting import Caster
 from gnnstore.converters.writer.graph_writer import GraphWriter
@@ -141,11 +144,12 @@ def _open(file: DataFile) -> ArraySource:
 
 
 def _read_task(writer: GraphWriter, task: Task, metadata: Metadata) -> None:
-    labels = _Labels(metadata.num_nodes)
+    labels = _Labels(metadata.num_nodes, writer.options.memory_bytes)
     for split, files in task.splits.items():
         if not files:
             raise InputError(f"{metadata.path}: the {split} set has no data", path=metadata.path)
         _read_set(writer, split, files, labels)
+    writer.reserve_memory(labels.num_bytes)
     if labels.values is not None:
         writer.set_node_attribute("y", labels.values)
 
@@ -153,10 +157,16 @@ def _read_task(writer: GraphWriter, task: Task, metadata: Metadata) -> None:
 class _Labels:
     """Labels of the seeds of all sets, by node."""
 
-    def __init__(self, num_nodes: int) -> None:
+    def __init__(self, num_nodes: int, memory_bytes: int | None) -> None:
         self.values: npt.NDArray[Any] | None = None
         self._num_nodes = num_nodes
-        self._has_label = np.zeros(num_nodes, np.bool_)
+        self._has_label = np.zeros(0, np.bool_)
+        self._memory = memory_ledger("reading the labels", memory_bytes)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the labels, and of a mark for each node."""
+        return 0 if self.values is None else self.values.nbytes + self._has_label.nbytes
 
     def set(self, nodes: npt.NDArray[Any], labels: npt.NDArray[Any], where: str) -> None:
         if labels.shape[:1] != nodes.shape or labels.dtype.kind not in "biuf":
@@ -168,6 +178,10 @@ class _Labels:
         dtype = np.float32 if is_float else np.int64
         shape = (self._num_nodes, *labels.shape[1:])
         if self.values is None:
+            row_bytes = 1 + np.dtype(dtype).itemsize * math.prod(labels.shape[1:])
+            whole = Reservation(f"labels of {self._num_nodes} nodes", row_bytes * self._num_nodes)
+            self._memory.add(whole).check(None, "check the number of nodes")
+            self._has_label = np.zeros(self._num_nodes, np.bool_)
             self.values = np.full(shape, np.nan if is_float else -1, dtype)
         if self.values.shape != shape or self.values.dtype != dtype:
             raise InputError(

@@ -10,6 +10,7 @@ is left out or null.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,14 @@ from gnnstore.converters.inputs.opening import existing_file, open_input
 from gnnstore.errors import InputError, UsageError, storage_errors
 
 FILE_NAME = "metadata.yaml"
-_MAX_BYTES = 2**20  # the largest public metadata have a few thousand
-_MAX_EVENTS = 100_000  # of the parser: one or two for each value
+_MAX_BYTES = 2**16  # the largest public metadata have a few thousand
+_MAX_EVENTS = 10_000  # of the parser: one or two for each value
+_MAX_DEPTH = 32
+_MAX_MESSAGE = 300  # characters
+_MAX_NAME = 255  # characters of a file's name
+_BRACKETS = re.compile(rb"[\[\]{}]")
+_MANY_INDICATORS = re.compile(rb"(?:[-?:][ \t]+){%d}" % _MAX_DEPTH)
+_NULLS = ("", "~", "null", "Null", "NULL")
 _SETS = {"train_set": "train", "validation_set": "valid", "test_set": "test"}
 
 
@@ -80,21 +87,39 @@ def _parse(text: bytes, path: Path) -> Any:
             "pip install 'gnnstore[graphbolt]'"
         ) from None
 
+    _check_depth(text, path)
     try:
         # Values are built afterwards: a few aliases, merged level by level, make billions.
-        for number, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
+        for number, event in enumerate(yaml.parse(text, Loader=yaml.BaseLoader)):
             if isinstance(event, yaml.AliasEvent):
                 raise InputError(
-                    f"{path}: *{event.anchor}: aliases are not read; write out the value",
+                    f"{path}: *{event.anchor[:40]}: aliases are not read; write out the value",
                     path=path,
+                )
+            if getattr(event, "tag", None) is not None:
+                raise InputError(
+                    f"{path}: !{event.tag[-40:]}: tags are not read; write out the value", path=path
                 )
             if number >= _MAX_EVENTS:
                 raise InputError(f"{path}: has more than {_MAX_EVENTS} values", path=path)
-        return yaml.safe_load(text)
+        # All scalars are text: as YAML has them, 1:2:3 and on is a number in quadratic time.
+        return yaml.load(text, Loader=yaml.BaseLoader)  # noqa: S506 - makes text, lists and dicts
     except InputError:
         raise
     except (yaml.YAMLError, RecursionError, UnicodeDecodeError, ValueError) as error:
-        raise InputError(f"{path}: is not valid YAML: {error}", path=path) from None
+        found = " ".join(str(error).split())[:_MAX_MESSAGE]
+        raise InputError(f"{path}: is not valid YAML: {found}", path=path) from None
+
+
+def _check_depth(text: bytes, path: Path) -> None:
+    """Refuse nesting that takes PyYAML quadratic time."""
+    depth = 0
+    for mark in _BRACKETS.findall(text):
+        depth = max(0, depth + (1 if mark in b"[{" else -1))
+        if depth > _MAX_DEPTH:
+            raise InputError(f"{path}: nests more than {_MAX_DEPTH} brackets", path=path)
+    if _MANY_INDICATORS.search(text):
+        raise InputError(f"{path}: nests more than {_MAX_DEPTH} lists in a line", path=path)
 
 
 class _Reader:
@@ -115,15 +140,15 @@ class _Reader:
         nodes = self._only(graph.get("nodes"), "graph.nodes")
         edges = self._only(graph.get("edges"), "graph.edges")
         num_nodes = nodes.get("num")
-        if not isinstance(num_nodes, int) or isinstance(num_nodes, bool) or num_nodes < 0:
-            self._fail("graph.nodes[0].num", f"{num_nodes!r} is not a number of nodes")
+        if not isinstance(num_nodes, str) or not re.fullmatch(r"[0-9]{1,18}", num_nodes):
+            self._fail("graph.nodes[0].num", f"{_show(num_nodes)} is not a number of nodes")
         features: dict[str, list[DataFile]] = {"node": [], "edge": []}
         # Features may also be listed below graph, for sampling.
         for where, found in (("", top), ("graph.", graph)):
             for place, entry in self._entries(found.get("feature_data"), f"{where}feature_data"):
                 domain = entry.get("domain")
                 if domain not in ("node", "edge"):
-                    self._fail(f"{place}.domain", f"{domain!r} is not 'node' or 'edge'")
+                    self._fail(f"{place}.domain", f"{_show(domain)} is not 'node' or 'edge'")
                 features[str(domain)].append(self._file(entry, place))
         return Metadata(
             self.path,
@@ -143,25 +168,40 @@ class _Reader:
             for where, part in parts:
                 data = self._entries(part.get("data"), f"{where}.data")
                 splits[split] = tuple(self._file(found, at) for at, found in data)
-        name = entry.get("name")
-        return Task(None if name is None else str(name), splits)
+        name = self._text(entry, "name")
+        if name is not None and not isinstance(name, str):
+            self._fail(f"{place}.name", f"{_show(name)} is not a text")
+        return Task(name, splits)
 
     def _file(self, entry: Mapping[str, Any], place: str) -> DataFile:
-        texts = {key: entry.get(key) for key in ("name", "format", "path")}
+        texts = {key: self._text(entry, key) for key in ("name", "format", "path")}
         if texts["name"] is None:  # older files name no data of sets: seeds come first
             texts["name"] = ""
         for key, value in texts.items():
             if not isinstance(value, str):
-                self._fail(f"{place}.{key}", f"{value!r} is not a text")
+                self._fail(f"{place}.{key}", f"{_show(value)} is not a text")
+        try:
+            os.fsencode(str(texts["path"])).decode()
+        except UnicodeError:
+            self._fail(f"{place}.path", f"{_show(texts['path'])} is no name of a file")
         relative = Path(str(texts["path"]))
+        if "\0" in str(relative) or any(len(part) > _MAX_NAME for part in relative.parts):
+            self._fail(f"{place}.path", f"{_show(texts['path'])} is no name of a file")
         if relative.is_absolute() or ".." in relative.parts:
-            self._fail(f"{place}.path", f"{str(relative)!r} leaves the directory of the data set")
+            self._fail(
+                f"{place}.path", f"{_show(str(relative))} leaves the directory of the data set"
+            )
         return DataFile(
             f"{self.path}: {place}",
             str(texts["name"]),
             str(texts["format"]),
             self.path.parent / relative,
         )
+
+    def _text(self, entry: Mapping[str, Any], key: str) -> Any:
+        """Return a value, None for YAML's null, which is text here as all scalars are."""
+        value = entry.get(key)
+        return None if value in _NULLS else value
 
     def _only(self, value: Any, place: str) -> Mapping[str, Any]:
         entries = [entry for _, entry in self._entries(value, place)]
@@ -174,7 +214,7 @@ class _Reader:
         return entries[0]
 
     def _entries(self, value: Any, place: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        if value is None:
+        if value is None or value in _NULLS:
             return
         if not isinstance(value, list):
             self._fail(place, f"expected a list, found {type(value).__name__}")
@@ -190,3 +230,8 @@ class _Reader:
 
     def _fail(self, place: str, problem: str) -> NoReturn:
         raise InputError(f"{self.path}: {place}: {problem}", path=self.path)
+
+
+def _show(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

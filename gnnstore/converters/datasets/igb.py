@@ -145,6 +145,8 @@ def _open_arrays(root: Path, labels: Path) -> dict[str, ArraySource]:
         arrays["x"] = _open(root / _FEATURES, (_FEATURE_DIM,))
     if labels.exists():
         arrays["y"] = _open(labels, ())
+    if arrays and "x" not in arrays:
+        _LOG.warning("%s is not there: the store has no features", root / _FEATURES)
     if not arrays:
         raise NotFoundError(
             f"{root}: neither {_FEATURES} nor {labels.name} is there, so that nothing says how "

@@ -45,6 +45,7 @@ def from_numpy(
     features: Paths | None = None,
     features_raw: RawLayout | None = None,
     features_ids: PathLike | None = None,
+    features_skip_header: bool = False,
     options: ConvertOptions | None = None,
     progress: Progress | None = None,
 ) -> Path:
@@ -75,6 +76,8 @@ def from_numpy(
     features_ids : path-like, optional
         `.npy` or CSV of integers [N]: the node of each row of the features, if they are not in
         order. Rows are then sorted on disk.
+    features_skip_header : bool
+        Skip the first line of each file of text with features: it names the columns.
     output, options, progress
         See `gnnstore.converters`.
 
@@ -87,16 +90,26 @@ def from_numpy(
     """
     check_choice("layout", layout, ("csc", "csr"))
     path = existing_path(input, "the input")
+    if path.suffix == ".npy" and not path.is_dir():
+        raise InputError(
+            f"{path}: is one array (.npy), where edge_index and others are wanted; give the "
+            "directory in which they lie, or save them into one file with numpy.savez",
+            path=path,
+        )
     files = sorted(path.glob("*.npy")) if path.is_dir() else [path]
     if not files:
         raise NotFoundError(f"{path}: there is no .npy file in this directory", path=path)
-    x = open_external(features, features_raw, features_ids, options)
+    x = open_external(
+        features, features_raw, features_ids, options, skip_header=features_skip_header
+    )
     source: dict[str, Any] = {
         "inputs": describe_files([*files, *(() if x is None else x.files)]),
         "layout": layout,
     }
     if features_raw is not None:
         source["features_raw"] = str(features_raw)
+    if features_skip_header:
+        source["features_skip_header"] = True
     with GraphWriter(
         output, kind="numpy", source=source, options=options, progress=progress
     ) as writer:

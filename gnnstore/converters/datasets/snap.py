@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.datasets.external import Paths, open_external, open_labels
+from gnnstore.converters.datasets.headers import Header, read_header
 from gnnstore.converters.datasets.numbering import number_from_one, number_ids, number_names
 from gnnstore.converters.edges.id_remap import IdMap
 from gnnstore.converters.edges.name_ids import NameNumbering
@@ -24,8 +26,7 @@ from gnnstore.converters.inputs.opening import (
     existing_path,
 )
 from gnnstore.converters.inputs.source import ArraySource, SequentialArray, check_rows
-from gnnstore.converters.inputs.text_blocks import read_blocks
-from gnnstore.converters.inputs.text_tables import NameBlock, TableFormat, TextTable
+from gnnstore.converters.inputs.text_tables import NameBlock, TableFormat, TextColumn, TextTable
 from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, check_features
@@ -33,12 +34,16 @@ from gnnstore.converters.writer.splits import SPLIT_KEYS
 from gnnstore.errors import InputError, UsageError
 from gnnstore.progress import Progress
 
+_LOG = logging.getLogger(__name__)
+
 _COMMENTS = b"#%"
 _NUM_ENDS = 2
-_MATRIX_MARKET, _MAX_BANNER_LINES = b"%%matrixmarket", 10_000
+_COLUMN_TYPES = ("int64", "float32", "float64")
+_NODE_NAMES = ("x", "y", "edge_index", "num_nodes", "n_id", "e_id", "batch_size", "input_id")
 _EXTRA_HINT = (
-    ". Drop the columns after the first two (extra_columns='ignore'), "
-    "or keep one as edge_weight (edge_weight=COLUMN)"
+    ". Drop the columns after the first two (extra_columns='ignore'), or keep one as edge_weight "
+    "(edge_weight=COLUMN), or as many as you like by names of their own, such as time "
+    "(edge_columns=)"
 )
 _TYPE_HINT = (
     ". If the line names the columns, skip it (skip_header=True); if nodes go by "
@@ -54,13 +59,17 @@ def from_snap(
     features: Paths | None = None,
     features_raw: RawLayout | None = None,
     features_ids: PathLike | None = None,
+    features_skip_header: bool = False,
     labels: PathLike | None = None,
+    labels_skip_header: bool = False,
     splits: PathLike | None = None,
     num_nodes: int | None = None,
     extra_columns: Literal["refuse", "ignore"] = "refuse",
     skip_header: bool = False,
-    edge_weight: int | None = None,
+    edge_weight: int | str | None = None,
+    edge_columns: Mapping[str, int | str] | None = None,
     string_ids: bool = False,
+    comment: str | None = None,
     options: ConvertOptions | None = None,
     progress: Progress | None = None,
 ) -> Path:
@@ -69,7 +78,10 @@ def from_snap(
     A line is "source target", with a tab, spaces or a comma between; lines that begin with
     `#` or `%`, and blank ones, are skipped. The file may be gzipped. Quotation marks have no
     meaning. A Matrix Market file has as many nodes as its line of sizes says rows, of which
-    those without entries are isolated.
+    those without entries are isolated; it must have as many entries as the line says, and be
+    general, or symmetric with `options.undirected`. Of SNAP's "# Nodes: N Edges: M" and KONECT's
+    "% M N N" a warning says what differs, as for undirected graphs without `options.undirected`.
+    KONECT's bipartite graphs are refused.
 
     Ids need not be contiguous: nodes are numbered 0, ..., N - 1 in ascending order of their
     ids, and the store keeps the ids (`original_id`), unless they are 0, ..., N - 1 already.
@@ -88,6 +100,8 @@ def from_snap(
     features_ids : path-like, optional
         `.npy` or CSV of integers [N]: the id, as in the edge list, of each row of the features,
         if they are not in ascending order of ids. Rows are then sorted on disk.
+    features_skip_header, labels_skip_header : bool
+        Skip the first line of each file of text: it names the columns.
     labels : path-like, optional
         `y` [N] or [N, ...], as an array or in CSV.
     splits : path-like, optional
@@ -99,13 +113,20 @@ def from_snap(
         Whether columns after the first two (weights, times) are an error or are skipped.
     skip_header : bool
         Skip the first line that is no comment: it names the columns.
-    edge_weight : int, optional
-        Number of the column, counted from 1, that becomes the edge attribute `edge_weight`,
-        float32 [E]; columns between are passed over.
+    edge_weight : int or str, optional
+        Number of the column, counted from 1, that becomes the edge attribute `edge_weight` [E];
+        columns between are passed over. Perhaps with a type, as in "3:float64": int64, float32 or
+        float64. Without, integers are int64, and a column with fractions is float32, if that does
+        not round its large numbers. (A matrix says the type of its entries.)
+    edge_columns : Mapping of str to int or str, optional
+        More columns of numbers by the names of their edge attributes, such as {"time": 4}.
     string_ids : bool
         Ids are names: UTF-8 text without the separator. Nodes are numbered in order of
         appearance, and the store keeps the names (`original_names`). Names that do not fit in
-        half of the memory allowed are numbered on disk.
+        half of the memory allowed are numbered on disk. Lines that begin with `#` or `%` are
+        comments before the first edge, and edges of such names behind it.
+    comment : str, optional
+        Characters that begin comments, wherever they are: "#". With "" no line is a comment.
     output, options, progress
         See `gnnstore.converters`.
 
@@ -119,35 +140,54 @@ def from_snap(
     UsageError
         If something is said about features that are not given.
     """
-    _check_ids(num_nodes, edge_weight, string_ids, features_ids)
+    options = options or ConvertOptions()
+    columns = _parse_columns(edge_weight, edge_columns or {})
+    _check_ids(num_nodes, string_ids, features_ids)
     path = existing_file(input, "the edge list")
-    x = open_external(features, features_raw, features_ids, options)
+    x = open_external(
+        features, features_raw, features_ids, options, skip_header=features_skip_header
+    )
     check_features(options, has_features=x is not None, remedy="name their files with features=")
-    y = None if labels is None else open_labels(labels)
+    y = None if labels is None else open_labels(labels, skip_header=labels_skip_header)
     split_arrays = {} if splits is None else _open_splits(splits)
-    num_rows = _rows_of_matrix(path, is_undirected=options is not None and options.undirected)
-    last_id = num_rows if num_nodes is None and not string_ids else None
+    header = read_header(path)
+    header.check_direction(undirected=options.undirected)
+    if num_nodes is not None:
+        header.check_nodes(num_nodes, is_given=True)
+    last_id = None
+    if header.is_matrix:
+        columns = _of_matrix(columns, header, string_ids=string_ids)
+        last_id, num_nodes = header.num_nodes, None
     array_files = [file for array in (x, y) if array is not None for file in array.files]
     source: dict[str, Any] = {
         "inputs": describe_files([path, *array_files, *_files_of(splits)]),
         "extra_columns": extra_columns,
         "num_nodes": num_nodes,
     }
-    if features_raw is not None:
-        source["features_raw"] = str(features_raw)
-    more = {"skip_header": skip_header, "edge_weight": edge_weight, "string_ids": string_ids}
-    source |= {name: value for name, value in more.items() if value}
+    more = {
+        "features_raw": None if features_raw is None else str(features_raw),
+        "skip_header": skip_header or None,
+        "features_skip_header": features_skip_header or None,
+        "labels_skip_header": labels_skip_header or None,
+        "edge_weight": edge_weight,
+        "edge_columns": dict(edge_columns or {}) or None,
+        "string_ids": string_ids or None,
+        "comment": comment,
+    }
+    source |= {name: value for name, value in more.items() if value is not None}
     table_format = TableFormat(
         "text" if string_ids else "int64",
-        num_columns=edge_weight or _NUM_ENDS,
-        weight_column=None if edge_weight is None else edge_weight - 1,
+        num_columns=max([_NUM_ENDS, *(column.position + 1 for column in columns.values())]),
+        columns=tuple(columns.values()),
         delimiter=None,
-        comments=_COMMENTS,
+        comments=_COMMENTS if comment is None else comment.encode(),
+        comments_lead=string_ids and comment is None,
+        skip_blank=True,
         minimum=0 if last_id is None else 1,
         limit=num_nodes if last_id is None else last_id + 1,
         what="node name" if string_ids else "node id",
         ignore_extra=extra_columns == "ignore",
-        skip_header=skip_header or num_rows is not None,
+        skip_header=skip_header or header.is_matrix,
         extra_hint=_EXTRA_HINT,
         type_hint=_TYPE_HINT,
     )
@@ -156,17 +196,9 @@ def from_snap(
     ) as writer:
         table = TextTable(path, table_format, memory_bytes=writer.options.memory_bytes)
         writer.reserve_memory(table.memory_bytes)
-        names = number_names(writer, lambda: _read_names(writer, table)) if string_ids else None
-        ids = None
-        if last_id is not None:
-            ids = number_from_one(writer, last_id)
-        elif num_nodes is None and names is None:
-            ids = number_ids(writer, _read_ids(writer, table))
-        if num_nodes is None and not writer.num_nodes:
-            right = "" if string_ids else ", or give num_nodes= if that is right"
-            raise InputError(f"{path}: has no edges; download or copy it again{right}", path=path)
+        ids, names = _number_nodes(writer, table, header, num_nodes)
         # A matrix has nodes without edges too.
-        max_id = None if ids is None or last_id is not None else ids.max_id
+        max_id = None if ids is None or header.is_matrix else ids.max_id
         if x is not None:
             _check_rows(x.source, writer.num_nodes or 0, None if x.row_ids is not None else max_id)
             nodes = x.row_ids
@@ -179,70 +211,95 @@ def from_snap(
         for name, split in split_arrays.items():
             writer.set_split(name, split, where=split.label)
         if not writer.has_edges:
-            _read_edges(writer, table, ids, names)
+            header.check_edges(_read_edges(writer, table, list(columns), ids, names))
         if names is not None:
             names.close()
         return writer.commit()
 
 
-def _rows_of_matrix(path: Path, *, is_undirected: bool) -> int | None:
-    """Return the number of rows in the first line of a square matrix."""
-    block = next(read_blocks(path), None)
-    if block is None:
-        return None
-    banner = block.data.partition(b"\n")[0].lower()
-    if not banner.startswith(_MATRIX_MARKET):
-        return None
-    words = banner.split()
-    if b"coordinate" not in words:
-        raise InputError(
-            f"{path}: a dense matrix is no list of edges; write it in the coordinate format",
-            path=path,
+def _number_nodes(
+    writer: GraphWriter, table: TextTable, header: Header, num_nodes: int | None
+) -> tuple[IdMap | None, NameNumbering | None]:
+    """Read the edges a first time, where that is needed to number nodes or to find types."""
+    ids, names, path = None, None, table.path
+    if table.format.dtype == "text":
+        names = number_names(writer, lambda: _read_names(writer, table))
+    elif header.is_matrix:
+        ids = number_from_one(writer, header.num_nodes or 0)
+    elif num_nodes is None:
+        ids = number_ids(writer, _read_ids(writer, table))
+    elif not (table.has_all_types or writer.has_edges):
+        for _ in _blocks(writer, table, "find the types of columns"):
+            pass
+    table.settle_types()
+    if table.num_comments:
+        _LOG.warning(
+            "%s: %d lines that begin with %s were passed over as comments; comment= "
+            "says what begins one",
+            path,
+            table.num_comments,
+            " or ".join(table.format.comments.decode()),
         )
-    if b"general" not in words and not is_undirected:
-        raise InputError(
-            f"{path}: one half of a symmetric matrix, so that each edge has one direction; add the "
-            "other with undirected=True",
-            path=path,
-        )
-    if not {b"general", b"symmetric"} & set(words):
-        raise InputError(
-            f"{path}: of a {words[-1].decode(errors='replace')} matrix, the entries that are left "
-            "out do not equal others; write it as a general one",
-            path=path,
-        )
-    lines = (line.split() for line in block.data.split(b"\n", _MAX_BANNER_LINES))
-    sizes = next((line for line in lines if line and not line[0].startswith(b"%")), [])
-    if len(sizes) != 3 or not all(re.fullmatch(rb"\d{1,19}", size) for size in sizes):
-        shown = b" ".join(sizes)[:100].decode(errors="replace")
-        raise InputError(
-            f"{path}: the first line that is no comment says {shown!r}; expected the numbers of "
-            "rows, columns and entries of a Matrix Market file",
-            path=path,
-        )
-    if sizes[0] != sizes[1]:
-        shape = b" x ".join(sizes[:2]).decode(errors="replace")
-        raise InputError(
-            f"{path}: a matrix of {shape} joins two kinds of nodes, and row and column of one "
-            "number would be one node; number them apart, as an edge list",
-            path=path,
-        )
-    return int(sizes[0])
+    if num_nodes is None:
+        header.check_nodes(writer.num_nodes or 0, is_given=False)
+        if not writer.num_nodes:
+            right = ", or give num_nodes= if that is right" if names is None else ""
+            raise InputError(f"{path}: has no edges; download or copy it again{right}", path=path)
+    return ids, names
 
 
-def _check_ids(
-    num_nodes: int | None,
-    edge_weight: int | None,
-    string_ids: bool,
-    features_ids: PathLike | None,
-) -> None:
+def _parse_columns(
+    edge_weight: int | str | None, edge_columns: Mapping[str, int | str]
+) -> dict[str, TextColumn]:
+    """Return the columns that become edge attributes, by their names."""
+    given = {} if edge_weight is None else {"edge_weight": edge_weight}
+    if given.keys() & edge_columns.keys():
+        raise UsageError("edge_weight= is given twice; leave it out of edge_columns=")
+    columns = {}
+    for name, text in {**given, **edge_columns}.items():
+        what = "edge_weight" if name == "edge_weight" else f"edge_columns: {name}"
+        place, _, dtype = str(text).partition(":")
+        if not place.isascii() or not place.isdigit() or not 0 < len(place) <= 10:
+            raise UsageError(f"{what}={text!r} is no column; give its number, as in 3 or 3:int64")
+        if dtype and dtype not in _COLUMN_TYPES:
+            raise UsageError(f"{what}={text!r}: {dtype!r} is not one of {', '.join(_COLUMN_TYPES)}")
+        if int(place) <= _NUM_ENDS:
+            raise UsageError(
+                f"{what}={text} is no column of numbers: columns count from 1, and the first two "
+                "are the ends of an edge"
+            )
+        if not name.isidentifier() or name in _NODE_NAMES:
+            raise UsageError(f"{name!r} cannot be the name of an edge attribute; choose another")
+        what = "weight" if name == "edge_weight" else name
+        columns[name] = TextColumn(int(place) - 1, dtype or None, what)
+    if len({column.position for column in columns.values()}) < len(columns):
+        raise UsageError("two edge attributes come from one column; give each its own")
+    return columns
+
+
+def _of_matrix(
+    columns: dict[str, TextColumn], header: Header, *, string_ids: bool
+) -> dict[str, TextColumn]:
+    """Return columns with the type that a matrix states."""
+    if string_ids:
+        raise UsageError(
+            f"{header.path}: rows of a matrix have numbers, and no names; leave out string_ids="
+        )
+    if columns and header.value_dtype is None:
+        raise InputError(
+            f"{header.path}: the entries of a pattern matrix have no values; leave out "
+            "edge_weight= and edge_columns=",
+            path=header.path,
+        )
+    return {
+        name: replace(column, dtype=column.dtype or header.value_dtype)
+        for name, column in columns.items()
+    }
+
+
+def _check_ids(num_nodes: int | None, string_ids: bool, features_ids: PathLike | None) -> None:
     if num_nodes is not None and num_nodes < 0:
         raise UsageError(f"num_nodes={num_nodes} is negative")
-    if edge_weight is not None and edge_weight <= _NUM_ENDS:
-        raise UsageError(
-            f"edge_weight={edge_weight} is no column of weights: columns count from 1, and the "
-            "first two are the ends of an edge"
-        )
     if string_ids and (num_nodes is not None or features_ids is not None):
         raise UsageError(
             "string_ids numbers nodes in order of appearance; leave out num_nodes= and "
@@ -273,41 +330,45 @@ class _NumberedIds(SequentialArray):
             yield numbers
 
 
-def _read_ids(writer: GraphWriter, table: TextTable) -> Iterator[npt.NDArray[Any]]:
+def _blocks(writer: GraphWriter, table: TextTable, name: str) -> Iterator[Any]:
     num_edges = 0
-    with writer.progress.phase("read ids", table.path.stat().st_size, "bytes") as phase:
-        for rows in table.blocks(phase):
-            yield (rows["ends"] if rows.dtype.names else rows).reshape(-1)
-            num_edges += len(rows)
-            writer.expect_edges(num_edges)
-
-
-def _read_names(writer: GraphWriter, table: TextTable) -> Iterator[NameBlock]:
-    num_edges = 0
-    with writer.progress.phase("read names", table.path.stat().st_size, "bytes") as phase:
+    with writer.progress.phase(name, table.path.stat().st_size, "bytes") as phase:
         for block in table.blocks(phase):
             yield block
             num_edges += len(block)
             writer.expect_edges(num_edges)
 
 
+def _read_ids(writer: GraphWriter, table: TextTable) -> Iterator[npt.NDArray[Any]]:
+    for rows in _blocks(writer, table, "read ids"):
+        yield (rows["ends"] if rows.dtype.names else rows).reshape(-1)
+
+
+def _read_names(writer: GraphWriter, table: TextTable) -> Iterator[NameBlock]:
+    return _blocks(writer, table, "read names")
+
+
 def _read_edges(
-    writer: GraphWriter, table: TextTable, ids: IdMap | None, names: NameNumbering | None
-) -> None:
+    writer: GraphWriter,
+    table: TextTable,
+    columns: list[str],
+    ids: IdMap | None,
+    names: NameNumbering | None,
+) -> int:
+    """Read the edges into a writer, and return their number."""
+    num_edges = 0
     with writer.progress.phase("read edges", table.path.stat().st_size, "bytes") as phase:
         for block in table.blocks(phase):
-            pairs, weight = block, None
-            if isinstance(block, NameBlock):
-                weight = block.weight
-            elif block.dtype.names:
-                pairs, weight = block["ends"], block["weight"]
             if names is not None:
                 pairs = names.numbers(block)
-            elif ids is not None:
-                pairs = ids.to_nodes(pairs)
-            attributes = {} if weight is None else {"edge_weight": weight}
+            else:
+                pairs = block["ends"] if block.dtype.names else block
+                pairs = pairs if ids is None else ids.to_nodes(pairs)
+            attributes = {name: table.values(block, i) for i, name in enumerate(columns)}
             sources, targets = pairs.T
             writer.add_edges(sources, targets, attributes, where=str(table.path))
+            num_edges += len(block)
+    return num_edges
 
 
 def _check_rows(array: ArraySource, num_nodes: int, max_id: int | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -29,14 +30,24 @@ from gnnstore.converters.writer.workload import Workload, inspect_inputs
 from gnnstore.errors import InputError, NotFoundError, UsageError
 from gnnstore.progress import Progress
 
+_LOG = logging.getLogger(__name__)
+
 EDGE_ATTRIBUTE = "edge_type"
 _ENDINGS = (".txt", ".tsv", ".txt.gz", ".tsv.gz")
-# Names of a split's file in a directory.
+# Names of a split's file in a directory, and of OpenKE's.
 _STEMS = {"train": ("train",), "valid": ("valid", "val"), "test": ("test",)}
+_OPENKE_STEMS = {"train": ("train2id",), "valid": ("valid2id",), "test": ("test2id",)}
+# Words that name columns: what no knowledge graph begins with.
+_HEADER_WORDS = {
+    *("head", "h", "subject", "subj", "s", "source", "src", "from", "node1", "start"),
+    *("relation", "rel", "r", "predicate", "pred", "p", "label", "edge", "type"),
+    *("tail", "t", "object", "obj", "o", "target", "dst", "to", "node2", "end"),
+}
 _ENTRY_BYTES = 160  # of a relation in a dictionary, without its text
 _FIELD_HINT = (
     "; a line is head, relation and tail, separated by tabs or, if no name has one, by spaces"
 )
+_SINGLE_HINT = "; if a file begins with the number of its triples, as OpenKE's do, say openke=True"
 _TYPE_HINT = ". If entities and relations go by names, leave out integer_ids=True"
 
 Triples = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.int64]]
@@ -51,6 +62,8 @@ def from_triples(
     test: PathLike | None = None,
     columns: str = "hrt",
     integer_ids: bool = False,
+    skip_header: bool = False,
+    openke: bool = False,
     options: ConvertOptions | None = None,
     progress: Progress | None = None,
 ) -> Path:
@@ -78,6 +91,11 @@ def from_triples(
         Entities and relations are numbers already. Relations keep theirs; entities are numbered
         in ascending order, and the store keeps their ids (`original_ids`), unless these are
         0, ..., N - 1 already.
+    skip_header : bool
+        Skip the first line of each file: it names the columns.
+    openke : bool
+        The files are OpenKE's: `train2id.txt` and so on, whose first line is the number of triples,
+        and the others head, tail and relation, as integers.
     output, options, progress
         See `gnnstore.converters`.
 
@@ -93,13 +111,19 @@ def from_triples(
         raise UsageError(
             f"columns={columns!r} is no order of head, relation and tail; write 'hrt', 'htr', ..."
         )
+    if openke and (skip_header or columns not in ("hrt", "htr")):
+        raise UsageError("openke=True says what the lines are; leave out columns= and skip_header=")
+    if openke:
+        columns, integer_ids = "htr", True
     check_features(options, has_features=False, remedy="leave it out")
-    files = _find(input, valid, test)
+    files = _find(input, valid, test, _OPENKE_STEMS if openke else _STEMS)
     source: dict[str, Any] = {
         "inputs": describe_files(files.values()),
         "splits": list(files),
         "columns": columns,
         "integer_ids": integer_ids,
+        **({"skip_header": True} if skip_header else {}),
+        **({"openke": True} if openke else {}),
     }
     table_format = TableFormat(
         "int64" if integer_ids else "text",
@@ -108,7 +132,9 @@ def from_triples(
         delimiter=None,
         minimum=0,
         what="id" if integer_ids else "name",
+        skip_header=skip_header or openke,
         extra_hint=_FIELD_HINT,
+        single_hint=_SINGLE_HINT,
         type_hint=_TYPE_HINT,
     )
     with GraphWriter(
@@ -126,12 +152,17 @@ def from_triples(
         }
         writer.reserve_memory(max(table.memory_bytes for table in tables.values()))
         reader = (_Numbers if integer_ids else _Names)(writer, tables, columns)
-        _write(writer, reader, tables)
+        _write(writer, reader, tables, has_counts=openke)
         reader.close()
         return writer.commit()
 
 
-def _find(train: PathLike, valid: PathLike | None, test: PathLike | None) -> dict[str, Path]:
+def _find(
+    train: PathLike,
+    valid: PathLike | None,
+    test: PathLike | None,
+    stems_of: Mapping[str, tuple[str, ...]],
+) -> dict[str, Path]:
     """Return the file of each split, the training triples first."""
     found = existing_path(train, "the file of triples")
     given = {"valid": valid, "test": test}
@@ -147,7 +178,7 @@ def _find(train: PathLike, valid: PathLike | None, test: PathLike | None) -> dic
             "triples, too"
         )
     files = {}
-    for name, stems in _STEMS.items():
+    for name, stems in stems_of.items():
         paths = [found / f"{stem}{ending}" for stem in stems for ending in _ENDINGS]
         there = [path for path in paths if path.exists()]
         if len(there) > 1:
@@ -159,9 +190,10 @@ def _find(train: PathLike, valid: PathLike | None, test: PathLike | None) -> dic
         if there:
             files[name] = existing_file(there[0], f"the file of {name} triples")
     if "train" not in files:
+        wanted = ", ".join(stems_of["train"][0] + ending for ending in _ENDINGS)
         listed = ", ".join(sorted(path.name for path in found.iterdir())[:10]) or "nothing"
         raise NotFoundError(
-            f"{found}: none of {', '.join(f'train{ending}' for ending in _ENDINGS)} is there; "
+            f"{found}: none of {wanted} is there; "
             f"there is {listed}. Give the file of the training triples",
             path=found,
         )
@@ -207,6 +239,7 @@ class _Names:
 
     def __init__(self, writer: GraphWriter, tables: Mapping[str, TextTable], columns: str) -> None:
         self._is_reversed = columns.index("t") < columns.index("h")
+        self._path = tables["train"].path
         self._relations: dict[bytes, int] = {}
         self._name_bytes = 0
         self._memory = memory_ledger(
@@ -219,6 +252,8 @@ class _Names:
 
     def _seen(self, block: NameBlock) -> NameBlock:
         """Assign numbers to the new relations of a block."""
+        if not self._relations:
+            self._warn_of_header(block)
         for name in _relations(block).names:
             if name not in self._relations:
                 self._relations[name] = len(self._relations)
@@ -226,6 +261,18 @@ class _Names:
         names = Reservation(f"{len(self._relations)} names or more", self._name_bytes)
         self._memory.add(names).check(None, "check the order of head, relation and tail (columns=)")
         return block
+
+    def _warn_of_header(self, block: NameBlock) -> None:
+        """Warn if the first triple seems to name the columns."""
+        head, tail = (block.names[code] for code in block.codes[0])
+        words = [word.decode() for word in (head, _relations(block).names[0], tail)]
+        if all(word.strip('"?:').lower() in _HEADER_WORDS for word in words):
+            _LOG.warning(
+                "%s: the first line, with %s, seems to name the columns, and is taken as a triple; "
+                "skip it with skip_header=True",
+                self._path,
+                ", ".join(words),
+            )
 
     def triples(self, block: NameBlock) -> Triples:
         """Return heads, tails and relations of the next rows; blocks come in order."""
@@ -265,7 +312,13 @@ class _Numbers:
         """Do nothing: there are no files."""
 
 
-def _write(writer: GraphWriter, reader: _Names | _Numbers, tables: Mapping[str, TextTable]) -> None:
+def _write(
+    writer: GraphWriter,
+    reader: _Names | _Numbers,
+    tables: Mapping[str, TextTable],
+    *,
+    has_counts: bool,
+) -> None:
     """Write the edges and splits; splits wait in files until their lengths are known."""
     spilled = SpillDirectory(writer.spill_directory / "triples", "triples")
     counts = dict.fromkeys(tables, 0)
@@ -280,6 +333,12 @@ def _write(writer: GraphWriter, reader: _Names | _Numbers, tables: Mapping[str, 
         for part, values in zip("htr", parts, strict=True):
             spilled.append(f"{name}.{part}", values.astype(np.int64, copy=False))
     for name, count in counts.items():
+        if has_counts and tables[name].header.strip() != b"%d" % count:
+            raise InputError(
+                f"{tables[name].path}: has {count} triples, but its first line says "
+                f"{tables[name].header[:40].decode(errors='replace')!r}; copy it again",
+                path=tables[name].path,
+            )
         if name != "train":
             source, target, relation = (
                 FileArray(spilled.path / f"{name}.{part}", (count,), np.dtype(np.int64))

@@ -264,10 +264,12 @@ class EdgeBuilder:
                 "again without resume=True"
             )
         self._spill()
+        attributes = buffer.attributes or {}  # of which no part tells, where there are no edges
         return SpilledEdges(
             self._parts,
             self._rules,
             count,
+            attributes=[(name, r.dtype.str, r.row_shape) for name, r in attributes.items()],
             memory_bytes=int(_SHARE * self._memory.limit),
             num_threads=num_threads(),
             directory=self._spill_directory,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.converters.edges.id_remap import IdCollector, IdMap
-from gnnstore.converters.inputs.text_tables import NameBlock
+from gnnstore.converters.edges.name_blocks import NameBlock
 from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.spill_files import SpillDirectory
 from gnnstore.formats.arrays.dtypes import id_dtype
@@ -30,8 +30,9 @@ _SHARE = 0.5
 # Memory of a name in a dictionary without its text: objects of bytes and int, an entry.
 _ENTRY_BYTES = 160
 _NUM_PARTS = 256
-_CHUNK_NAMES = 2**16
-_MERGE_NAMES = 256  # names read at a time from each part, when all are merged
+# Names that are read at a time, and their bytes: of one part, and of each when all are merged.
+_CHUNK = 2**16, 2**20
+_MERGED = 256, 2**13
 
 
 class NameNumbering:
@@ -84,7 +85,14 @@ class NameNumbering:
     def names(self) -> Iterator[list[bytes]]:
         """Yield all names in the order of their numbers, in lists."""
         names = iter(self._numbers) if self._spilled is None else self._spilled.merged()
-        while some := list(islice(names, _CHUNK_NAMES)):
+        some, num_bytes = [], 0
+        for name in names:
+            some.append(name)
+            num_bytes += len(name)
+            if len(some) == _CHUNK[0] or num_bytes >= _CHUNK[1]:
+                yield some
+                some, num_bytes = [], 0
+        if some:
             yield some
 
     def close(self) -> None:
@@ -111,15 +119,21 @@ class _SpilledNames:
         self._next_ids = np.zeros(_NUM_PARTS, np.int64)  # position of each part in the file of ids
         # Distinct names of each part and their bytes, before the next.
         self._ends: list[tuple[int, int]] = [(0, 0)]
+        self._longest = 0  # bytes of the longest name
 
     def add(self, names: list[bytes], first: npt.NDArray[np.int64]) -> None:
         """Add names and the position at which each appears."""
         for part, chosen in _divide(names):
-            self._append(f"{part}", [names[i] for i in chosen.tolist()], first[chosen])
+            own = [names[i] for i in chosen.tolist()]
+            self._longest = max(self._longest, *map(len, own))
+            self._append(f"{part}", own, first[chosen])
             self._counts[part] += len(chosen)
 
     def find_first(self, memory: Ledger, collector: IdCollector) -> tuple[int, int]:
         """Find where each name appears first; return the number of names and their bytes."""
+        longest = max(self._longest, _MERGED[1])
+        merged = Reservation(f"names of up to {self._longest} bytes", _NUM_PARTS * longest)
+        memory.add(merged).check(None, "check the separator of the names")
         for part in range(_NUM_PARTS):
             known: dict[bytes, int] = {}
             num_bytes = 0
@@ -157,7 +171,8 @@ class _SpilledNames:
         self, begin: tuple[int, int], end: tuple[int, int]
     ) -> Iterator[tuple[int, bytes]]:
         """Yield (first position, name) of a part, in order."""
-        for names, first in self._records("distinct", *begin, end[0] - begin[0], _MERGE_NAMES):
+        count = end[0] - begin[0]
+        for names, first in self._records("distinct", *begin, count, _MERGED):
             yield from zip(first.tolist(), names, strict=True)
 
     # ---- records: a name, its length and its position, in three files
@@ -168,19 +183,24 @@ class _SpilledNames:
         self.files.append(f"{stem}.first", first)
 
     def _records(
-        self, stem: str, begin: int, begin_byte: int, count: int, step: int = _CHUNK_NAMES
+        self,
+        stem: str,
+        begin: int,
+        begin_byte: int,
+        count: int,
+        most: tuple[int, int] = _CHUNK,
     ) -> Iterator[tuple[list[bytes], npt.NDArray[np.int64]]]:
-        """Yield names and positions of some records, `step` at a time."""
-        for at in range(begin, begin + count, step):
-            num_names = min(step, begin + count - at)
-            lengths = self.files.read(f"{stem}.lengths", np.int64, at, num_names)
+        """Yield names and positions of records: a number, or of some bytes, or one at a time."""
+        step, step_bytes = most
+        at, end = begin, begin + count
+        while at < end:
+            ends = np.cumsum(self.files.read(f"{stem}.lengths", np.int64, at, min(step, end - at)))
+            num_names = max(1, int(np.searchsorted(ends, step_bytes, side="right")))
+            places = [0, *ends[:num_names].tolist()]
             first = self.files.read(f"{stem}.first", np.int64, at, num_names)
-            text = self.files.read(
-                f"{stem}.names", np.uint8, begin_byte, int(lengths.sum())
-            ).tobytes()
-            begin_byte += len(text)
-            ends = np.cumsum(lengths).tolist()
-            yield [text[low:high] for low, high in zip([0, *ends], ends, strict=False)], first
+            text = self.files.read(f"{stem}.names", np.uint8, begin_byte, places[-1]).tobytes()
+            yield [text[low:high] for low, high in pairwise(places)], first
+            at, begin_byte = at + num_names, begin_byte + places[-1]
 
 
 def _divide(names: list[bytes]) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:

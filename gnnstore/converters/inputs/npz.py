@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.converters.inputs.npy import read_npy_header
-from gnnstore.converters.inputs.opening import existing_file, open_zip
+from gnnstore.converters.inputs.opening import describe_binary, existing_file, open_zip
 from gnnstore.converters.inputs.source import ArraySource, MemoryArray, check_fits, row_bytes
 from gnnstore.errors import InputError, storage_error
 from gnnstore.units import format_size
@@ -172,6 +172,9 @@ def open_npz(path: Path) -> Mapping[str, ArraySource]:
             members = archive.infolist()
             directory_begin = archive.start_dir
     except zipfile.BadZipFile as error:
+        found = describe_binary(path) or "zip"
+        if "zip" not in found:
+            raise InputError(f"{path}: {found}; expected an archive (.npz)", path=path) from None
         raise InputError(
             f"{path}: not a complete .npz archive ({error}); it is truncated or something else",
             path=path,

@@ -34,13 +34,17 @@ class TextArray(SequentialArray):
         num_rows: int | None = None,
         unit: str = "nodes",
         memory_bytes: int | None = None,
+        skip_header: bool = False,
+        header_hint: str = "",
     ) -> None:
         self.path = path
         self.label = str(path)
         self.dtype = np.dtype(dtype)
         self._unit = unit
         self._may_round = is_exact and dtype == "float64"
-        table_format = TableFormat(dtype, delimiter=None, what=what)
+        table_format = TableFormat(
+            dtype, delimiter=None, what=what, skip_header=skip_header, type_hint=header_hint
+        )
         self._table = TextTable(path, table_format, memory_bytes=memory_bytes)
         self.memory_bytes = self._table.memory_bytes  # the peak memory of reading
         num_columns, lines = _measure(self._table, count=num_rows is None)
@@ -70,17 +74,22 @@ class TextArray(SequentialArray):
             )
 
 
-def read_as_stored(path: Path, stored: str | None, **options: Any) -> TextArray:
+def read_as_stored(
+    path: Path, stored: str | None, *, skip_header: bool = False, **options: Any
+) -> TextArray:
     """Return a table as an array of a type that can hold every value of the stored type."""
-    exact = stored in _OF_64_BITS
-    return TextArray(path, _text_type(stored, path), is_exact=exact, **options)
+    exact, dtype = stored in _OF_64_BITS, _text_type(stored, path, skip_header=skip_header)
+    return TextArray(path, dtype, is_exact=exact, skip_header=skip_header, **options)
 
 
-def _text_type(stored: str | None, path: Path) -> str:
+def _text_type(stored: str | None, path: Path, *, skip_header: bool) -> str:
     """Return the type in which to read a table, given the type that it is stored as."""
     if stored in _OF_64_BITS:
         first = next(read_blocks(path), None)
-        has_points = first is not None and any(mark in first.data for mark in b".eE")
+        lines = b"" if first is None else first.data
+        if skip_header:
+            lines = lines.partition(b"\n")[2]
+        has_points = any(mark in lines for mark in b".eE")
         return "float64" if has_points else "int64"
     return "float32" if stored in {None, "float32", *_IN_FLOAT32} else "float64"
 
@@ -94,14 +103,23 @@ def _measure(table: TextTable, *, count: bool) -> tuple[int, int]:
         if not count:
             break
         lines += block.data.count(b"\n") + (not block.data.endswith(b"\n"))
-    return num_columns, lines
+    return num_columns, lines - (table.format.skip_header and lines > 0)
 
 
-def read_numbers(path: Path, what: str) -> npt.NDArray[Any]:
+def read_numbers(
+    path: Path, what: str, *, skip_header: bool = False, header_hint: str = ""
+) -> npt.NDArray[Any]:
     """Return a table as int64, or as float32 if it has fractions."""
 
     def read(dtype: str) -> npt.NDArray[Any]:
-        lines = TableFormat(dtype, delimiter=None, what=what, allow_nan=False)
+        lines = TableFormat(
+            dtype,
+            delimiter=None,
+            what=what,
+            allow_nan=False,
+            skip_header=skip_header,
+            type_hint=header_hint,
+        )
         return TextTable(path, lines).read()
 
     values = read("float64")

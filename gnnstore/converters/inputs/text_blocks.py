@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
-from gnnstore.converters.inputs.opening import open_input
+from gnnstore.converters.inputs.opening import TAR_MAGIC, describe_binary, open_input
 from gnnstore.errors import InputError, storage_error
 from gnnstore.progress import NullPhase, Phase
 
@@ -28,15 +28,6 @@ _BYTES_PER_BYTE = 12
 # Longer than any row of numbers: the file is not text, or a bomb of a gigabyte without a line end.
 MAX_LINE_BYTES = 2**26
 _GZIP_MAGIC = b"\x1f\x8b"
-# Files that are no text: their first bytes, their kind, and advice.
-_NO_TEXT = (
-    (b"BZh91AY&SY", "compressed with bzip2", "decompress it"),
-    (b"\xfd7zXZ\x00", "compressed with xz", "decompress it"),
-    (b"\x28\xb5\x2f\xfd", "compressed with zstd", "decompress it"),
-    (b"PK\x03\x04", "a zip archive", "extract the file that is in it"),
-    (codecs.BOM_UTF16_LE, "text in UTF-16", "convert it to UTF-8"),
-    (codecs.BOM_UTF16_BE, "text in UTF-16", "convert it to UTF-8"),
-)
 
 
 @dataclass(frozen=True)
@@ -69,12 +60,11 @@ def read_blocks(
     num_blank = 0  # lines before `rest`, which count only if something follows them
     try:
         with open_input(path) as raw:
-            head = raw.read(10)
+            zipped = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
             raw.seek(0)
-            zipped = head.startswith(_GZIP_MAGIC)
-            for magic, what, advice in _NO_TEXT:
-                if head.startswith(magic):
-                    raise InputError(f"{path}: is {what}; {advice}", path=path)
+            problem = describe_binary(path)
+            if problem is not None:
+                raise InputError(f"{path}: {problem}", path=path)
             if path.suffix == ".gz" and not zipped:
                 raise InputError(
                     f"{path}: not a gzip file, though it is named .gz; "
@@ -86,6 +76,8 @@ def read_blocks(
             while chunk := stream.read(block_bytes):
                 phase.advance(raw.tell() - position)
                 position = raw.tell()
+                if line == 1 and chunk[TAR_MAGIC] == b"ustar":
+                    raise InputError(f"{path}: is a tar archive; extract what is in it", path=path)
                 data, more_blank, rest = _cut(rest + chunk)
                 if data:
                     if num_blank:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 from gnnstore.budget.limits import parse_memory
@@ -10,6 +10,7 @@ from gnnstore.converters.edges.split import SplitRule
 from gnnstore.errors import UsageError, check_choice
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, MAX_PAGE_BYTES, MIN_PAGE_BYTES
+from gnnstore.formats.store.schema import EdgeTypeSpec
 
 SelfLoops = Literal["keep", "drop", "add"]
 IndexDtype = Literal["int64", "int32"]
@@ -67,6 +68,15 @@ class ConvertOptions:
         Fixed negatives of each edge to predict: nodes drawn to replace its target.
     strict_negatives : bool
         Draw negatives that are edges of the graph, loops or the edge itself again, up to 16 times.
+    time_attr : sequence of str
+        Attributes of nodes or edges with int64 times. For each, edges get an order by time, which
+        loaders with this `time_attr` need; other integers become int64.
+    weight_attr : sequence of str
+        Attributes of edges with weights, [E] or [E, 1]: finite and not negative. For each, edges
+        get the sums that loaders with this `weight_attr` need.
+    reverse : sequence of str
+        Of graphs of several types: edge types that also get a reverse type `rev_RELATION`, with the
+        same ids and attributes: "all", relations, or types as in "author__writes__paper".
     node_order : "none" or "degree"
         "degree": number the nodes anew when all edges are known, those first that are in-neighbours
         of many; see `gnnstore.converters.reorder`. Until it is done there are two stores on disk.
@@ -91,8 +101,15 @@ class ConvertOptions:
     edge_negatives: int = 0
     strict_negatives: bool = False
     node_order: NodeOrder = "none"
+    time_attr: tuple[str, ...] = ()
+    weight_attr: tuple[str, ...] = ()
+    reverse: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in ("time_attr", "weight_attr", "reverse"):
+            given = getattr(self, name)
+            names = (given,) if isinstance(given, str) else tuple(given)
+            object.__setattr__(self, name, tuple(dict.fromkeys(names)))
         check_choice("self_loops", self.self_loops, get_args(SelfLoops))
         check_choice("node_order", self.node_order, get_args(NodeOrder))
         size = self.page_bytes
@@ -138,6 +155,9 @@ class ConvertOptions:
             del document[name]
         if self.node_order == "none":
             del document["node_order"]
+        for name in ("time_attr", "weight_attr", "reverse"):
+            if not document[name]:
+                del document[name]
         if self.edge_split is None:
             for name in ("edge_split", "edge_split_seed", "edge_negatives", "strict_negatives"):
                 del document[name]
@@ -152,9 +172,17 @@ def check_features(options: ConvertOptions | None, *, has_features: bool, remedy
         )
 
 
+def with_orders(options: ConvertOptions, edges: EdgeTypeSpec) -> ConvertOptions:
+    """Return options by which a store that is made from a store keeps orders and sums."""
+    return replace(options, time_attr=tuple(edges.orders), weight_attr=tuple(edges.weight_sums))
+
+
 def refuse_rules(options: ConvertOptions, doing: str) -> None:
     """Refuse the rules for edges and features where a store is made from a store."""
     defaults = ConvertOptions()
-    for name in ("undirected", "self_loops", "feature_dtype", "node_order"):
+    for name in (
+        *("undirected", "self_loops", "feature_dtype", "node_order"),
+        *("time_attr", "weight_attr", "reverse"),
+    ):
         if getattr(options, name) != getattr(defaults, name):
             raise UsageError(f"{name} is not for {doing}; convert with it")

@@ -19,6 +19,7 @@ from gnnstore.tools.ui.options import (
     SIZE,
     Decorator,
     Parsed,
+    order_options,
     plot_option,
     session_options,
     together,
@@ -154,6 +155,14 @@ _common_options = together(
         "--edge-split-seed", type=click.IntRange(min=0), default=0, help="Seed of --edge-split."
     ),
     negative_options,
+    order_options,
+    click.option(
+        "--reverse",
+        multiple=True,
+        metavar="RELATION",
+        help="Of graphs with types: add a type rev_RELATION with the edges reversed. Repeat it for "
+        "more; all: of every type.",
+    ),
     click.option(
         "--node-order",
         type=click.Choice(("none", "degree")),
@@ -200,7 +209,27 @@ _feature_options = together(
         metavar="FILE",
         help="The id of each row of the features, if not in order: .npy or .csv.",
     ),
+    click.option(
+        "--features-skip-header",
+        is_flag=True,
+        help="Skip the first line of each .csv of features: it names the columns.",
+    ),
 )
+
+
+def _named_column(text: str) -> tuple[str, str]:
+    name, mark, column = text.partition("=")
+    if not mark:
+        raise UsageError(f"{text!r} is no NAME=COLUMN; write it as in time=4")
+    return name, column
+
+
+def _unique(option: str, pairs: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    """Return pairs as a dictionary; refuse a name that is there twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise UsageError(f"{option}: a name is there twice; give each once")
+    return found
 
 
 def _negate(_ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
@@ -254,7 +283,7 @@ _add_kind(
 
 INPUT has a line "source target" for each edge, separated by a tab, spaces or a comma. Lines that
 begin with # or % are skipped; the file may be gzipped. Ids need not be contiguous: the store keeps
-the original ones.
+the original ones. What Matrix Market, SNAP and KONECT files say of themselves is checked.
 
 \b
 Examples:
@@ -265,6 +294,11 @@ Examples:
     _feature_options,
     click.option(
         "--labels", type=click.Path(), metavar="FILE", help="Node labels [N]: .npy or .csv."
+    ),
+    click.option(
+        "--labels-skip-header",
+        is_flag=True,
+        help="Skip the first line of each .csv of labels: it names the columns.",
     ),
     click.option(
         "--splits", type=click.Path(), metavar="FILE.npz", help="Arrays train, valid and test."
@@ -286,14 +320,29 @@ Examples:
     ),
     click.option(
         "--edge-weight",
-        type=click.IntRange(min=3),
-        metavar="COLUMN",
-        help="Store this column, counted from 1, as the edge attribute edge_weight.",
+        metavar="COLUMN[:TYPE]",
+        help="Store this column, counted from 1, as the edge attribute edge_weight. TYPE is int64, "
+        "float32 or float64; by default int64, or float32 for fractions.",
+    ),
+    click.option(
+        "--edge-column",
+        "edge_columns",
+        type=Parsed("column", lambda text, _: _named_column(text)),
+        multiple=True,
+        callback=lambda _ctx, _param, pairs: _unique("--edge-column", pairs),
+        metavar="NAME=COLUMN[:TYPE]",
+        help="Store a column as the edge attribute NAME, such as time=4:int64; repeat it for more.",
     ),
     click.option(
         "--string-ids",
         is_flag=True,
         help="Ids are names: number nodes in order of appearance and store the names.",
+    ),
+    click.option(
+        "--comment",
+        metavar="CHARACTERS",
+        help="Lines that begin with one of these are comments, such as '#'; '': none are. Default: "
+        "# and %, with --string-ids only before the first edge.",
     ),
 )
 
@@ -321,6 +370,16 @@ Examples:
         help="Order of head, relation and tail in a line.",
     ),
     click.option("--integer-ids", is_flag=True, help="Entities and relations are numbers already."),
+    click.option(
+        "--skip-header",
+        is_flag=True,
+        help="Skip the first line of each file: it names the columns.",
+    ),
+    click.option(
+        "--openke",
+        is_flag=True,
+        help="Files of OpenKE, train2id.txt and so on: their number, then head, tail and relation.",
+    ),
 )
 
 _add_kind(
@@ -477,6 +536,41 @@ Examples:
         nargs=4,
         default=(0.57, 0.19, 0.19, 0.05),
         help="a, b, c and d of R-MAT, by default those of Graph500.",
+    ),
+    click.option("--seed", type=int, default=0, help="Seed of the graph."),
+    source=None,
+)
+
+_add_kind(
+    "planted-types",
+    """Generate a graph with types: papers, authors and institutions, with planted classes.
+
+Papers have features, labels, times and splits, authors have features, institutions are counted.
+Edges have edge_time and weight. The same options give the same graph on every machine.
+
+\b
+Examples:
+  gnnstore convert planted-types mag.gnn --reverse all
+  gnnstore convert planted-types mag.gnn --time-attr time --weight-attr weight
+  gnnstore convert planted-types large.gnn --papers 6500000 --feature-dim 768
+""",
+    click.option("--papers", "num_papers", type=int, default=10_000, help="Number of papers."),
+    click.option("--authors", "num_authors", type=int, help="Default: half as many as papers."),
+    click.option(
+        "--institutions", "num_institutions", type=int, help="Default: a hundredth of the papers."
+    ),
+    click.option("--feature-dim", type=int, default=64, help="Width of the papers' x."),
+    click.option("--author-dim", type=int, default=32, help="Width of the authors' x."),
+    click.option("--classes", "num_classes", type=int, default=8, help="Number of classes."),
+    click.option("--degree", type=int, default=8, help="Mean number of citations of a paper."),
+    click.option(
+        "--homophily", type=float, default=0.8, help="Share of edges drawn within a class."
+    ),
+    click.option(
+        "--feature-noise",
+        type=float,
+        default=0.7,
+        help="Standard deviation around means of length 1.",
     ),
     click.option("--seed", type=int, default=0, help="Seed of the graph."),
     source=None,

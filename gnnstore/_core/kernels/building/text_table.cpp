@@ -173,9 +173,41 @@ int64_t count_lines(std::string_view text) {
     return std::count(text.begin(), text.end(), '\n') + (!text.empty() && text.back() != '\n');
 }
 
-int64_t parse_text(std::string_view text, const TextForm &form, uint8_t *records) {
-    const char *place = text.data();
-    const char *const end = place + text.size();
+namespace {
+
+// Whether a line has the right fields; `place` is behind them then.
+bool read_line(const char *&place, const char *end, const TextForm &form, uint8_t *record) {
+    for (size_t i = 0; i < form.fields.size(); ++i) {
+        if (i > 0) {
+            const char *const behind = place;
+            skip_blanks(place, end);
+            if (form.separator == ' ') {
+                if (place == behind) return false;
+                if (place - behind > 1 && num_tabs(behind, place) > 1) return false;
+            } else {
+                if (place == end || *place != form.separator) return false;
+                ++place;
+                skip_blanks(place, end);
+            }
+        }
+        const TextField &field = form.fields[i];
+        if (!read_field(place, end, field.kind, form.separator, record + field.offset))
+            return false;
+    }
+    // A number ends where blanks, a separator or the line do.
+    const char *const behind = place;
+    while (place < end && (is_blank(*place) || *place == '\r')) ++place;
+    if (place == end || *place == '\n') return true;
+    return form.ignores_extra &&
+           (form.separator == ' ' ? place > behind : *place == form.separator);
+}
+
+}  // namespace
+
+ParsedText parse_text(std::string_view text, int64_t begin, const TextForm &form,
+                      uint8_t *records) {
+    const char *place = text.data() + begin;
+    const char *const end = text.data() + text.size();
     const auto next_line = [&] {
         const void *found = std::memchr(place, '\n', static_cast<size_t>(end - place));
         place = found == nullptr ? end : static_cast<const char *>(found) + 1;
@@ -192,38 +224,13 @@ int64_t parse_text(std::string_view text, const TextForm &form, uint8_t *records
                 continue;
             }
         }
-        if (form.separator == ' ' && place > line && num_tabs(line, place) > 0) return -1;
-        uint8_t *const record = records + num_rows * form.record_bytes;
-        for (size_t i = 0; i < form.fields.size(); ++i) {
-            if (i > 0) {
-                const char *const behind = place;
-                skip_blanks(place, end);
-                if (form.separator == ' ') {
-                    if (place == behind) return -1;
-                    if (place - behind > 1 && num_tabs(behind, place) > 1) return -1;
-                } else {
-                    if (place == end || *place != form.separator) return -1;
-                    ++place;
-                    skip_blanks(place, end);
-                }
-            }
-            const TextField &field = form.fields[i];
-            if (!read_field(place, end, field.kind, form.separator, record + field.offset))
-                return -1;
-        }
-        // A number ends where blanks, a separator or the line do.
-        const char *const behind = place;
-        while (place < end && (is_blank(*place) || *place == '\r')) ++place;
-        if (place < end && *place != '\n') {
-            if (!form.ignores_extra) return -1;
-            if (form.separator == ' ' ? place == behind : *place != form.separator) return -1;
-            next_line();
-        } else if (place < end) {
-            ++place;
-        }
+        const bool lacks_first = form.separator == ' ' && place > line && num_tabs(line, place) > 0;
+        if (lacks_first || !read_line(place, end, form, records + num_rows * form.record_bytes))
+            return {num_rows, line - text.data()};
+        next_line();
         ++num_rows;
     }
-    return num_rows;
+    return {num_rows, -1};
 }
 
 }  // namespace gnnstore

@@ -1,5 +1,5 @@
-// Tables of numbers in text: only clean decimal numbers. The caller reads text that is refused
-// here line by line, to name the mistake.
+// Tables of numbers in text: only clean decimal numbers. The caller reads the first line that is not
+// clean by itself, to name the mistake, and goes on behind it.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +25,14 @@ struct TextForm {
 // The most rows that a text can have.
 int64_t count_lines(std::string_view text);
 
-// Writes a record for each line, and returns how many; -1 if a line has another form, or a number
-// that does not fit, or is so long that it might not.
-int64_t parse_text(std::string_view text, const TextForm &form, uint8_t *records);
+struct ParsedText {
+    int64_t num_rows;
+    // The first byte of the first line that has another form, or a number that does not fit or is so
+    // long that it might not; -1: there is no such line.
+    int64_t fault;
+};
+
+// Writes a record for each line from a place on, up to the first fault.
+ParsedText parse_text(std::string_view text, int64_t begin, const TextForm &form, uint8_t *records);
 
 }  // namespace gnnstore

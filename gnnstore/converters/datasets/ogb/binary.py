@@ -47,6 +47,8 @@ def convert_binary(writer: GraphWriter, raw: Path, *, add_inverse_edge: bool) ->
                 "num_edges_list, node_... and edge_...; remove or rename this one",
                 path=path,
             )
+    if "node_feat" not in members:
+        writer.progress.note(f"{path}: there is no node_feat: the store has no x")
     _read_labels(writer, raw / "node-label.npz")
     writer.read_edges(
         edge_pairs(edge_index),
@@ -80,6 +82,7 @@ def _read_count(members: Mapping[str, ArraySource], path: Path, name: str) -> in
 
 def _read_labels(writer: GraphWriter, path: Path) -> None:
     if not path.exists():
+        writer.progress.note(f"{path} is not there: the store has no y")
         return
     source = _member(open_npz(path), path, "node_label")
     writer.set_node_attribute("y", FloatLabels(source))

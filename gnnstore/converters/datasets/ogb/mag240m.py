@@ -58,6 +58,9 @@ def convert_mag240m(writer: GraphWriter, root: Path) -> None:
             "how many papers there are",
             path=root / _PAPERS,
         )
+    for file, name in _ATTRIBUTES.items():
+        if name not in arrays:
+            writer.progress.note(f"{root / _PAPERS / file} is not there: the store has no {name}")
     num_nodes = next(iter(arrays.values())).shape[0]
     writer.set_num_nodes(num_nodes)
     splits = split_file(root)

@@ -9,7 +9,7 @@ copy in between would write and read.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +57,7 @@ class SpilledEdges:
         rules: EdgeRules,
         num_nodes: int,
         *,
+        attributes: Iterable[tuple[str, str, tuple[int, ...]]] = (),
         memory_bytes: int,
         num_threads: int,
         directory: Path,
@@ -70,7 +71,8 @@ class SpilledEdges:
         self._num_threads = num_threads
         # Arrays without rows hold the type and row shape of each attribute.
         self._schema = {
-            name: np.empty((0, *shape), dtype) for name, dtype, shape in parts[0].attributes
+            name: np.empty((0, *shape), dtype)
+            for name, dtype, shape in (parts[0].attributes if parts else attributes)
         }
         runs = [run for part in parts for run in part.runs]
         # Among equal edges those of the input come before all reverse ones.
