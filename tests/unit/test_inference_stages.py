@@ -24,8 +24,8 @@ import gnnstore
 from gnnstore.budget.ledger import Reservation
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import CorruptStoreError, NoSpaceError, UsageError, storage_error
-from gnnstore.features.direct import DirectRows
 from gnnstore.features.packed.pack import pack
+from gnnstore.features.tables import DirectRows
 from gnnstore.formats.container.files import ChecksummedFile
 from gnnstore.layerwise import packing as inference_packing
 from gnnstore.layerwise.limits import (

@@ -23,6 +23,7 @@ from gnnstore.formats.store.schema import Schema
 
 if TYPE_CHECKING:
     from gnnstore.features.source import Rows, RowSource, RowSpec
+    from gnnstore.loaders.assemble.adjacency import CsrEdges
     from gnnstore.pipeline.batch import Batch, BatchCost
     from gnnstore.seeds.base import SeedLabels
     from gnnstore.strategies.sources import Sources
@@ -85,9 +86,16 @@ class _Attribute:
 class BatchAssembler:
     """Assembles the batches of one loader. Safe to use from many threads at once."""
 
-    def __init__(self, store: BatchSchema, sources: Sources, data_class: type[Data] = Data) -> None:
-        self._arguments = (store, sources, data_class)
+    def __init__(
+        self,
+        store: BatchSchema,
+        sources: Sources,
+        data_class: type[Data] = Data,
+        csr: CsrEdges | None = None,
+    ) -> None:
+        self._arguments = (store, sources, data_class, csr)
         self._data_class = _checked(data_class)
+        self._csr = csr
         schema = store.schema
         self._node_attributes = _Attribute.all_of(schema.node.attributes, sources.nodes)
         self._edge_attributes = _Attribute.all_of(schema.edge.attributes, sources.edges)
@@ -145,12 +153,21 @@ class BatchAssembler:
 
         nodes = parts.node.numpy()
         gather(self._node_attributes, nodes)
-        values["edge_index"] = parts.edge_index
+        if self._csr is None:
+            values["edge_index"] = parts.edge_index
         e_id = None
         if parts.edge is not None:
             gather(self._edge_attributes, parts.edge.numpy())
             e_id = self._original_edge_ids(parts.edge, rows)
             bytes_gathered += e_id.nbytes
+        if self._csr is not None:
+            self._csr.replace_in(
+                values,
+                parts.edge_index.numpy(),
+                len(nodes),
+                parts.num_sampled_nodes,
+                parts.num_sampled_edges,
+            )
         values.update(self._graph_level)
         if self._explicit_num_nodes:
             values["num_nodes"] = len(nodes)
