@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 from gnnstore._version import __version__
 
 if TYPE_CHECKING:
-    from gnnstore import converters, evaluation
+    from gnnstore import converters, evaluation, nn
+    from gnnstore.converters.tables.arrays import from_arrays
+    from gnnstore.converters.tables.convert import from_tables
     from gnnstore.embeddings.optimizers import SGD, Adagrad, RowwiseAdagrad, SparseAdam
     from gnnstore.embeddings.table import EmbeddingTable
     from gnnstore.errors import (
@@ -69,8 +71,11 @@ _HOMES: dict[str, str | None] = {
     "batch_to_dense": "gnnstore.sampling.dense",
     "converters": None,
     "evaluation": None,
+    "from_arrays": "gnnstore.converters.tables.arrays",
+    "from_tables": "gnnstore.converters.tables.convert",
     "inference": "gnnstore.layerwise.api",
     "link_ranks": "gnnstore.evaluation.ranks",
+    "nn": None,
     "open": "gnnstore.graph.store",
     "open_embeddings": "gnnstore.layerwise.result",
     "open_packed": "gnnstore.loaders.saved",
@@ -102,8 +107,11 @@ __all__ = [
     "batch_to_dense",
     "converters",
     "evaluation",
+    "from_arrays",
+    "from_tables",
     "inference",
     "link_ranks",
+    "nn",
     "open",
     "open_embeddings",
     "open_packed",

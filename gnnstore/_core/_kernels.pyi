@@ -1865,6 +1865,45 @@ def add_reverse_edges(
         A local id is outside [0, num_nodes).
     """
 
+def edges_by_node(
+    edge_index: _Ids,
+    num_targets: int,
+    num_sources: int,
+    layers: Sequence[tuple[int, int]],
+    values: NDArray[np.float32] | None = None,
+) -> tuple[NDArray[np.int32], NDArray[np.int32], list[tuple[Any, ...]]]:
+    """Return a batch's edges by target, and those of each layer by source.
+
+    Parameters
+    ----------
+    edge_index : ndarray of int32 or int64, shape [2, m]
+        Sources, and targets, which ascend.
+    num_targets, num_sources : int
+    layers : sequence of (int, int)
+        Number of edges that a layer takes, the first of the batch, and of its sources. The first
+        layer has all; others have no more than the one before.
+    values : ndarray of float32, shape [m], optional
+        Weights of the edges.
+
+    Returns
+    -------
+    crow : ndarray of int32, shape [num_targets + 1]
+        The edges of target i are at ``crow[i]`` to ``crow[i + 1]``.
+    col : ndarray of int32, shape [m]
+        Their sources, in the order of the edges.
+    transposes : list of (ptr, index, values)
+        For each layer of n sources and m edges int32 [n + 1], int32 [m] with the targets of each
+        source's edges, in the order of the edges, and their weights, float32 [m], if there are any.
+
+    Raises
+    ------
+    ValueError
+        Targets do not ascend or are not below `num_targets`, or a layer is no part of the one
+        before.
+    IndexError
+        A source is not among those of the batch or of a layer.
+    """
+
 def equal_ranges(
     values: _Ids,
     begins: NDArray[np.int64],

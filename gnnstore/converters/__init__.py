@@ -25,6 +25,9 @@ from gnnstore.converters.datasets.ogb.convert import from_ogb
 from gnnstore.converters.datasets.pyg import from_pyg
 from gnnstore.converters.datasets.snap import from_snap
 from gnnstore.converters.datasets.triples import from_triples
+from gnnstore.converters.datasets.typed.files import from_typed
+from gnnstore.converters.datasets.typed.igbh import from_igbh
+from gnnstore.converters.datasets.typed.mag240m import from_mag240m
 from gnnstore.converters.partitions.partition import partition
 from gnnstore.converters.stores.add_order import add_order
 from gnnstore.converters.stores.reorder import reorder
@@ -32,6 +35,8 @@ from gnnstore.converters.stores.split import split_edges
 from gnnstore.converters.synthetic.kronecker.expand import from_kronecker
 from gnnstore.converters.synthetic.planted_types import from_planted_types
 from gnnstore.converters.synthetic.rmat import from_rmat
+from gnnstore.converters.tables.arrays import from_arrays
+from gnnstore.converters.tables.convert import from_tables
 from gnnstore.converters.typed.graph_writer import HeteroGraphWriter
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
@@ -46,16 +51,21 @@ __all__ = [
     "GraphWriter",
     "HeteroGraphWriter",
     "add_order",
+    "from_arrays",
     "from_graphbolt",
     "from_igb",
+    "from_igbh",
     "from_kronecker",
+    "from_mag240m",
     "from_numpy",
     "from_ogb",
     "from_planted_types",
     "from_pyg",
     "from_rmat",
     "from_snap",
+    "from_tables",
     "from_triples",
+    "from_typed",
     "partition",
     "reorder",
     "split_edges",

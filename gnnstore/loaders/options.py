@@ -24,6 +24,7 @@ from gnnstore.errors import UsageError, as_whole_number, check_choice
 from gnnstore.formats.store.schema import EdgeType, Schema
 from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store
+from gnnstore.loaders.assemble.adjacency import CsrEdges
 from gnnstore.partitions.followers import ResidentTable
 from gnnstore.partitions.policy import PartitionPolicy
 from gnnstore.sampling.hetero import reverse_of
@@ -47,6 +48,7 @@ class LoaderOptions:
     store: GraphStore
     config: SamplingConfig  # sampling options
     read: ReadOptions  # options of reading the store, or packed epochs in its place
+    csr: CsrEdges | None  # None: batches have `edge_index`
     torch: dict[str, Any]  # keyword arguments of torch's `DataLoader`
     # Node types whose nodes have times of their own; None: sampling obeys no times.
     timed_nodes: frozenset[str] | None = None
@@ -69,7 +71,8 @@ class LoaderOptions:
         if not store.schema.is_homogeneous:
             _call(_refuse_with_types, given)
         times = times_needed(store.schema, store.path, config)
-        return cls(given, store, config, read, parameters["kwargs"], times)
+        csr = CsrEdges.of(store.schema, given.get("edge_format", "coo"), given.get("adj_value"))
+        return cls(given, store, config, read, csr, parameters["kwargs"], times)
 
     def check_times(self, seed_types: Iterable[str], input_time: Any) -> None:
         """Refuse seed nodes without times."""

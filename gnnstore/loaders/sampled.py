@@ -106,6 +106,7 @@ class SampledLoader(BatchLoader):
             store,
             data_class=given.get("custom_cls"),
             subgraph_type=config.subgraph_type,
+            csr=options.csr,
         )
         if parts is not None:
             _log.info("%s: %s", store.path, parts.placement.reason)

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import gnnstore
-from gnnstore.converters import ConvertOptions, from_numpy
+from gnnstore.converters import ConvertOptions, from_numpy, from_typed
 from gnnstore.errors import NoSpaceError
 from gnnstore.formats.arrays import pages
 from gnnstore.formats.container.leftovers import find_leftovers
@@ -32,6 +32,7 @@ NUM_KILLS = choose(6, 30)
 MAX_TOUCH = 400  # a conversion that nothing stops touches the disk about as often
 NUM_NODES, NUM_EDGES = 6000, 40_000
 SHARD_BYTES = 2**16
+TYPED = {"time_attr": ["time"], "weight_attr": ["w"], "reverse": ["rates"]}
 SPLIT = {"edge_split": (0.8, 0.1, 0.1), "edge_negatives": 3, "strict_negatives": True}
 
 # Converts in a forked child for each line that is read: kills it at its k-th touch of the
@@ -40,7 +41,7 @@ _SERVER = """
     import os, signal, sys
 
     import zarr
-    from gnnstore.converters import ConvertOptions, from_numpy
+    from gnnstore.converters import ConvertOptions, from_numpy, from_typed
     from gnnstore.converters.edges import builder as spill
     from gnnstore.formats.arrays import paged_writer
     from gnnstore.formats.arrays import pages
@@ -57,8 +58,11 @@ _SERVER = """
         signal_at_filesystem_call(task["touch"], folder, signal.SIGKILL)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process at once
         signal.setitimer(signal.ITIMER_REAL, task["seconds"])
-        options = ConvertOptions(undirected=True, **task["options"])
-        from_numpy(source, output, options=options)
+        if os.path.isdir(source):
+            from_typed(source, output, options=ConvertOptions(**task["options"]))
+        else:
+            options = ConvertOptions(undirected=True, **task["options"])
+            from_numpy(source, output, options=options)
         return 0
 
     serve(convert)
@@ -80,6 +84,27 @@ def source(tmp_path: Path) -> Path:
         y=rng.integers(0, 5, NUM_NODES),
         train=np.arange(0, NUM_NODES, 3),
     )
+    return path
+
+
+def write_types(path: Path) -> Path:
+    """Write two node types and two edge types, with times and weights."""
+    rng = np.random.default_rng(0)
+    counts = {"user": NUM_NODES, "item": NUM_NODES // 3}
+    for name, count in counts.items():
+        (path / "nodes").mkdir(parents=True, exist_ok=True)
+        x = rng.standard_normal((count, 20), dtype=np.float32)
+        np.savez(path / "nodes" / f"{name}.npz", x=x)
+    (path / "edges").mkdir()
+    for source, relation, target in (("user", "rates", "item"), ("item", "like", "item")):
+        num_edges = NUM_EDGES // 2
+        ends = [rng.integers(0, counts[name], num_edges) for name in (source, target)]
+        np.savez(
+            path / "edges" / f"{source}__{relation}__{target}.npz",
+            edge_index=np.stack(ends),
+            time=rng.integers(0, 999, num_edges),
+            w=rng.random(num_edges, dtype=np.float32),
+        )
     return path
 
 
@@ -110,12 +135,16 @@ def convert_whole(
 ) -> Path:
     """Convert as the server does, in one go."""
     monkeypatch.setattr(pages, "MIN_DEFAULT_SHARD_BYTES", SHARD_BYTES)
+    if source.is_dir():
+        return from_typed(source, output, options=ConvertOptions(**options))
     return from_numpy(source, output, options=ConvertOptions(undirected=True, **options))
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "rules", [{}, SPLIT, {"node_order": "degree"}], ids=["whole", "split", "ordered"]
+    "rules",
+    [{}, SPLIT, {"node_order": "degree"}, TYPED],
+    ids=["whole", "split", "ordered", "typed"],
 )
 def test_killed_at_random_points(
     tmp_path: Path,
@@ -123,6 +152,8 @@ def test_killed_at_random_points(
     rules: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if rules is TYPED:
+        source = write_types(tmp_path / "types")
     whole = convert_whole(source, tmp_path / "whole.gnn", monkeypatch, **rules)
     folder, spill = tmp_path / "out", tmp_path / "spill"
     folder.mkdir()

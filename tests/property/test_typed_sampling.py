@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.store.by_column import integer_weights, places_by_time, sums_by_column
 from gnnstore.formats.store.csc import Csc
 from gnnstore.sampling.disk import TypedDiskSampler
@@ -46,7 +47,7 @@ def random_types(rng: np.random.Generator) -> SampledTypes:
         most = int(rng.choice([0, 5, 60], p=[0.1, 0.6, 0.3])) if num_src else 0
         degrees = rng.integers(0, most + 1, num_dst) * rng.integers(0, 2, num_dst)
         indptr = np.concatenate([[0], np.cumsum(degrees)]).astype(np.int64)
-        dtype = rng.choice([np.int32, np.int64])
+        dtype = rng.choice(["int32", "int64"])
         indices = rng.integers(0, max(num_src, 1), indptr[-1]).astype(dtype)
         for start, end in pairwise(indptr):
             indices[start:end].sort()
@@ -171,7 +172,7 @@ def check_equal(seed: int, mode: str, by: str) -> None:
         if csc.num_edges and rng.random() < 0.4
     }
     total = sum(map(len, seeds.values()))
-    places = None
+    places: Any = None
     if rng.random() < 0.5:
         order = rng.permutation(total)
         ends = np.cumsum([0, *map(len, seeds.values())])
@@ -236,3 +237,28 @@ def check_equal(seed: int, mode: str, by: str) -> None:
         edge_types = list(types.edges)
         staged.take([fetch[edge_types[of], COLUMNS[column]](at) for (of, column), at in drawn])
     assert_equal(staged.result(), want, config)
+
+
+@pytest.mark.parametrize("seed", range(choose(40, 400)))
+def test_garbage_never_crashes(seed: int) -> None:
+    """Orders, times and sums are not trusted: a sample has edges of the graph, or there is none."""
+    rng = np.random.default_rng(seed)
+    types, _ = with_extras(random_types(rng), str(rng.choice(["nodes", "edges", "weights"])), rng)
+    for own in types.times.values():
+        own.order[:] = rng.integers(0, 70, len(own.order))
+        own.times[:] = rng.integers(-(2**63), 2**63, len(own.times))
+    for sums in types.weight_sums.values():
+        sums[:] = rng.integers(0, 2**64, len(sums), dtype=np.uint64)
+    for csc in types.edges.values():
+        csc.indices[rng.random(csc.num_edges) < 0.02] = int(rng.integers(-9, 99))
+    time_attr = None if types.weight_sums else "t"
+    config = SamplingConfig((3, -1), time_attr=time_attr, weight_attr=None if time_attr else "w")
+    seeds = some_seeds(types, rng)
+    times = {name: rng.integers(-99, 99, len(ids)) for name, ids in seeds.items()}
+    try:
+        sample = TypedNeighborSampler(types, config).sample(seeds, epoch=0, batch=0, times=times)
+    except CorruptStoreError:
+        return
+    for of, edges in sample.edges.items():
+        found = types.edges[of].indices[edges.positions]
+        np.testing.assert_array_equal(sample.nodes[of[0]][edges.index[0]], found)

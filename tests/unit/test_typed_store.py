@@ -24,7 +24,6 @@ from gnnstore.graph.sizes import StoreSizes
 from gnnstore.sampling.compact import CompactSample, Types
 from gnnstore.sampling.neighbor import EdgeSample, NeighborSampler, Sample, SamplingConfig
 from gnnstore.sampling.row_space import RowSpace
-from gnnstore.tools.inspect.describe_store import describe_store
 from tests.support.stores import (
     CITES,
     WRITES,

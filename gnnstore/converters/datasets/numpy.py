@@ -116,13 +116,14 @@ def from_numpy(
         arrays = dict(open_npy_directory(path) if path.is_dir() else open_npz(path))
         if x is not None and "x" in arrays:
             raise InputError(f"{path}: has an array x already; remove it, or the features")
-        _copy(writer, arrays, path, layout, x)
+        copy_arrays(writer, arrays, str(path), layout, x)
         return writer.commit()
 
 
-def _copy(
-    writer: GraphWriter, arrays: Sources, path: Path, layout: str, x: ExternalFeatures | None
+def copy_arrays(
+    writer: GraphWriter, arrays: Sources, path: str, layout: str, x: ExternalFeatures | None = None
 ) -> None:
+    """Read named arrays into a writer."""
     edges, num_nodes = _structure(arrays, path, layout)
     num_edges = edges.num_edges
     node_attributes, edge_attributes, splits = {}, {}, []
@@ -224,7 +225,7 @@ class _Compressed:
 
 
 def _structure(
-    arrays: Sources, path: Path, layout: str
+    arrays: Sources, path: str, layout: str
 ) -> tuple[_EdgeIndex | _Compressed, int | None]:
     """Return the edges, and N if the structure has it."""
     num_nodes = (
@@ -236,8 +237,7 @@ def _structure(
     if has_pairs == has_columns or ("indptr" in arrays) != ("indices" in arrays):
         raise InputError(
             f"{path}: expected either edge_index, or indptr and indices, found "
-            f"{', '.join(sorted(arrays)) or 'no array'}",
-            path=path,
+            f"{', '.join(sorted(arrays)) or 'no array'}"
         )
     if has_pairs:
         source = arrays["edge_index"]

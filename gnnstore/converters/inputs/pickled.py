@@ -60,6 +60,18 @@ class NotArraysError(Exception):
 
 def open_pickled(path: Path, what: str, memory: Ledger) -> Arrays:
     """Read the arrays of a (nested) dict that `torch.save` wrote."""
+    found = _open(path, what, memory, lambda value: _sources(path, value), "arrays")
+    arrays: Arrays = found
+    return arrays
+
+
+def open_counts(path: Path, what: str, memory: Ledger) -> dict[str, int]:
+    """Read the numbers of a dict that `torch.save` wrote."""
+    counts: dict[str, int] = _open(path, what, memory, _counts, "counts")
+    return counts
+
+
+def _open(path: Path, what: str, memory: Ledger, read: Callable[[Any], Any], expected: str) -> Any:
     existing_file(path, what)
     remedy = f"with numpy.savez as {path.with_suffix('.npz').name} and remove it"
     with storage_errors(f"read {what}", path):
@@ -67,8 +79,7 @@ def open_pickled(path: Path, what: str, memory: Ledger) -> Arrays:
     whole = Reservation(f"{path.name}, which is read whole", size)
     memory.add(whole).check(None, f"save the arrays of {path} {remedy}")
     try:
-        arrays: Arrays = _sources(path, _load(path))
-        return arrays
+        return read(_load(path))
     except OSError as error:
         raise storage_error(error, f"read {what}", path) from error
     except (MemoryError, InputError):
@@ -80,8 +91,9 @@ def open_pickled(path: Path, what: str, memory: Ledger) -> Arrays:
     except Exception as error:  # on odd bytes pickletools, unpacking and NumPy raise anything
         found = f"a malformed pickle ({error})"
     raise InputError(
-        f"{path}: expected a dict of arrays as torch.save writes it, found {found[:_MAX_TEXT]}. "
-        f"Nothing else in a pickle is read; if you trust the file, save its arrays {remedy}",
+        f"{path}: expected a dict of {expected} as torch.save writes it, found "
+        f"{found[:_MAX_TEXT]}. Nothing else in a pickle is read; if you trust the file, save its "
+        f"arrays {remedy}",
         path=path,
     )
 
@@ -257,3 +269,13 @@ def _sources(path: Path, value: Any, *names: str) -> Any:
     if not all(isinstance(name, str) and len(name) <= _MAX_TEXT for name in value):
         raise NotArraysError("a dict whose keys are no names")
     return {name: _sources(path, own, *names, name) for name, own in value.items()}
+
+
+def _counts(value: Any) -> dict[str, int]:
+    is_counts = isinstance(value, dict) and len(value) <= _MAX_ARRAYS
+    if not is_counts or not all(
+        isinstance(name, str) and type(count) is int and 0 <= count < 2**48
+        for name, count in value.items()
+    ):
+        raise NotArraysError("something else than a dict of counts")
+    return dict(value)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from gnnstore.features.source import Rows, RowSource
     from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec
+    from gnnstore.loaders.assemble.adjacency import CsrEdges
     from gnnstore.loaders.assemble.base import BatchSchema
     from gnnstore.pipeline.batch import BatchCost
     from gnnstore.sampling.neighbor import NodeType, Sample
@@ -198,11 +199,16 @@ def hetero_output(
 
 
 def assembler_for(
-    store: BatchSchema, sources: Sources, data_class: Any, *, subgraph_type: str
+    store: BatchSchema,
+    sources: Sources,
+    data_class: Any,
+    *,
+    subgraph_type: str,
+    csr: CsrEdges | None = None,
 ) -> Assembler:
     """Return the assembler of a graph's batches: of `HeteroData` if its types have names."""
     if store.schema.is_homogeneous:  # whose samples have the reverse edges
-        return BatchAssembler(store, sources, data_class)
+        return BatchAssembler(store, sources, data_class, csr)
     return HeteroAssembler(store, sources, data_class, subgraph_type == "bidirectional")
 
 

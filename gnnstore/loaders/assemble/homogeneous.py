@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from gnnstore.features.source import Rows
+    from gnnstore.loaders.assemble.adjacency import CsrEdges
     from gnnstore.loaders.assemble.base import BatchSchema
     from gnnstore.pipeline.batch import BatchCost
     from gnnstore.sampling.neighbor import Sample
@@ -43,9 +44,16 @@ class Parts(NamedTuple):
 class BatchAssembler(Assembler):
     """Assembles the batches of one loader. Safe to use from many threads at once."""
 
-    def __init__(self, store: BatchSchema, sources: Sources, data_class: type[Data] | None) -> None:
-        super().__init__(store, sources, data_class)
+    def __init__(
+        self,
+        store: BatchSchema,
+        sources: Sources,
+        data_class: type[Data] | None,
+        csr: CsrEdges | None = None,
+    ) -> None:
+        super().__init__(store, sources, data_class, csr)
         self._data_class = checked_class(data_class or Data, Data)
+        self._csr = csr
         schema = store.schema
         self._node_attributes = AttributeRows.all_of(schema.node.attributes, sources.tables)
         self._edge_attributes = AttributeRows.all_of(schema.edge.attributes, sources.tables)
@@ -103,11 +111,20 @@ class BatchAssembler(Assembler):
         gathering = Gathering(rows, hold)
         nodes = parts.node.numpy()
         values: dict[str, Any] = {**gathering.tensors(self._node_attributes, nodes)}
-        values["edge_index"] = parts.edge_index
+        if self._csr is None:
+            values["edge_index"] = parts.edge_index
         e_id = None
         if parts.edge is not None:
             values |= gathering.tensors(self._edge_attributes, parts.edge.numpy())
             e_id = gathering.edge_ids(self._edge_id_path, self._edge_ids, parts.edge)
+        if self._csr is not None:
+            self._csr.replace_in(
+                values,
+                parts.edge_index.numpy(),
+                len(nodes),
+                parts.num_sampled_nodes,
+                parts.num_sampled_edges,
+            )
         values.update(self._graph_level)
         if self._explicit_num_nodes:
             values["num_nodes"] = len(nodes)

@@ -49,7 +49,7 @@ class TypedBatch:
 def sample_types(
     node_types: Sequence[str],
     edges: Mapping[Ends, TypedColumns],
-    seeds: Mapping[str, Sequence[int]],
+    seeds: Mapping[str, Any],
     fanouts: Mapping[Ends, Sequence[int]],
     key: DrawKey,
     *,

@@ -236,8 +236,14 @@ def _negate(_ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
     return not value
 
 
-def _add_kind(kind: str, help_text: str, *options: Decorator, source: str | None = "input") -> None:
-    """Add a kind whose options are the arguments of the converter `from_KIND`."""
+def _add_kind(
+    kind: str,
+    help_text: str,
+    *options: Decorator,
+    source: str | None = "input",
+    function: str | None = None,
+) -> None:
+    """Add a kind whose options are the arguments of a converter, `from_KIND`."""
 
     @command.command(name=kind, help=help_text)
     @together(
@@ -248,7 +254,7 @@ def _add_kind(kind: str, help_text: str, *options: Decorator, source: str | None
     @_common_options
     @session_options
     def run(session: Session, **arguments: Any) -> None:
-        convert(session, f"from_{kind.replace('-', '_')}", **arguments)
+        convert(session, function or f"from_{kind}", **arguments)
 
 
 _add_kind(
@@ -256,8 +262,9 @@ _add_kind(
     """Convert an OGB node- or link-property data set, as its downloader leaves it on disk.
 
 INPUT is the directory of the data set, with raw/ and split/ in it: gzipped CSV files, or the
-.npz files of ogbn-papers100M; or that of MAG240M, whose papers and citations are converted. The
-ogb package is not needed. Splits that torch.save wrote are unpickled with a list of allowed names,
+.npz files of ogbn-papers100M; or that of MAG240M, whose papers and citations are converted. A
+data set of several types, such as ogbn-mag, becomes a store with types. The ogb package is not
+needed. Splits that torch.save wrote are unpickled with a list of allowed names,
 and read whole: four times such a file counts in --memory. Splits of edges become edge splits, with
 their fixed negatives.
 
@@ -268,6 +275,7 @@ Examples:
   gnnstore convert ogb dataset/ogbn_papers100M papers100M.gnn --feature-dtype float16
   gnnstore convert ogb dataset/mag240m_kddcup2021 mag240m.gnn --undirected
   gnnstore convert ogb dataset/ogbl_collab collab.gnn --add-inverse-edge
+  gnnstore convert ogb dataset/ogbn_mag mag.gnn --reverse all --time-attr node_year
 """,
     click.option(
         "--add-inverse-edge",
@@ -404,9 +412,99 @@ Examples:
     _feature_options,
 )
 
+
+def _columns(option: str, what: str) -> Decorator:
+    return click.option(
+        option,
+        f"{option[2:].replace('-', '_')}s",
+        type=Parsed("column", lambda text, _: (text.partition("=")[0], text.split("=", 1)[-1])),
+        multiple=True,
+        callback=lambda _ctx, _param, pairs: _unique(option, pairs),
+        metavar="NAME[=COLUMN]",
+        help=f"Store a column as the {what} attribute NAME; repeat it for more.",
+    )
+
+
+_add_kind(
+    "table",
+    """Convert tables: Parquet, Arrow and Feather files.
+
+EDGES has a row for each edge; NODES, if given, one for each node. Both are files, quoted patterns
+or directories; repeat the option for more files. Columns of lists become rows of features. Nodes go
+by integers or by names; the store keeps them.
+
+\b
+Examples:
+  gnnstore convert table graph.gnn --edges edges.parquet --source src --target dst
+  gnnstore convert table graph.gnn --edges 'edges/*.parquet' --nodes nodes.parquet \\
+    --features x --label y --split split
+  gnnstore convert table users.gnn --edges follows.arrow --edge-column time \\
+    --nodes users.feather --node-id name --features age --features height
+""",
+    click.option(
+        "--edges",
+        multiple=True,
+        required=True,
+        type=click.Path(),
+        metavar="FILE",
+        help="The table of edges.",
+    ),
+    click.option("--source", default="source", metavar="COLUMN", help="Sources of edges."),
+    click.option("--target", default="target", metavar="COLUMN", help="Targets of edges."),
+    _columns("--edge-column", "edge"),
+    click.option(
+        "--nodes",
+        multiple=True,
+        type=click.Path(),
+        callback=_none_if_empty,
+        metavar="FILE",
+        help="The table of nodes.",
+    ),
+    click.option(
+        "--node-id",
+        metavar="COLUMN",
+        help="Ids or names of the nodes, by which edges go. Default: the numbers of rows.",
+    ),
+    click.option(
+        "--features",
+        multiple=True,
+        callback=_none_if_empty,
+        metavar="COLUMN",
+        help="Features: a column of lists, or several of numbers, which are joined.",
+    ),
+    click.option("--label", metavar="COLUMN", help="Labels."),
+    click.option(
+        "--split", metavar="COLUMN", help="Names of splits: text such as train, valid and test."
+    ),
+    _columns("--node-column", "node"),
+    click.option(
+        "--num-nodes",
+        type=click.IntRange(min=0),
+        help="Without --nodes: use integer ids below this as node numbers.",
+    ),
+    source=None,
+    function="from_tables",
+)
+
+_add_kind(
+    "typed",
+    """Convert a graph with types: a directory with files for each type.
+
+INPUT has edges/SOURCE__RELATION__TARGET and nodes/TYPE: files .parquet, .arrow, .feather, .npz,
+.npy, .csv or .tsv (also .gz), or directories of them; and KONECT's out.* as edges. Columns and
+arrays become attributes. Edges have source and target, or edge_index. Nodes may have id, by which
+edges name them, and train, valid and test.
+
+\b
+Examples:
+  gnnstore convert typed shop/ shop.gnn --reverse all
+  gnnstore convert typed reviews/ reviews.gnn --time-attr time --weight-attr weight
+""",
+)
+
 _add_kind(
     "graphbolt",
-    """Convert a homogeneous OnDiskDataset of DGL GraphBolt.
+    """Convert an OnDiskDataset of DGL GraphBolt, homogeneous or with types.
 
 INPUT is the directory with metadata.yaml and the .npy and CSV files that it names (not the
 preprocessed/ below it). Needs PyYAML: pip install 'gnnstore[graphbolt]'.
@@ -414,6 +512,7 @@ preprocessed/ below it). Needs PyYAML: pip install 'gnnstore[graphbolt]'.
 \b
 Examples:
   gnnstore convert graphbolt datasets/ogbn-products-seeds products.gnn
+  gnnstore convert graphbolt datasets/ogb-lsc-mag240m-seeds mag240m.gnn
 """,
     click.option(
         "--task",
@@ -440,6 +539,41 @@ Examples:
         default="19",
         help="Labels of 19 or of 2983 classes.",
     ),
+)
+
+_add_kind(
+    "igbh",
+    """Convert a heterogeneous graph of the Illinois Graph Benchmark (IGBH).
+
+INPUT is the directory with paper/ and paper__cites__paper/ in it, or one with processed/. Splits
+are those of IGB's loader: 60, 20 and 20 % of the labelled papers, by position.
+
+\b
+Examples:
+  gnnstore convert igbh igb-heterogeneous/small small.gnn --reverse all
+  gnnstore convert igbh igb-heterogeneous/full full.gnn --classes 2K --feature-dtype float16
+""",
+    click.option(
+        "--classes",
+        type=click.Choice(("19", "2K")),
+        default="19",
+        help="Labels of 19 or of 2983 classes.",
+    ),
+)
+
+_add_kind(
+    "mag240m",
+    """Convert MAG240M whole: papers, authors, institutions, and three types of edges.
+
+INPUT is the directory mag240m_kddcup2021. The numbers of authors and institutions are read from
+meta.pt, in which nothing but numbers is unpickled. (gnnstore convert ogb takes the papers alone.)
+
+\b
+Examples:
+  gnnstore convert mag240m dataset/mag240m_kddcup2021 mag240m.gnn --reverse all
+  gnnstore convert mag240m dataset/mag240m_kddcup2021 mag240m.gnn --time-attr node_year \
+      --reverse writes --reverse affiliated_with
+""",
 )
 
 _add_kind(
@@ -574,6 +708,7 @@ Examples:
     ),
     click.option("--seed", type=int, default=0, help="Seed of the graph."),
     source=None,
+    function="from_planted_types",
 )
 
 

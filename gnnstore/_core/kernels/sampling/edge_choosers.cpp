@@ -53,7 +53,8 @@ int64_t WeightChooser::choose(const uint64_t *sums, const DrawKey &key, int64_t 
         const int64_t begin = is_first ? 0 : (next - 1)->end;
         const int64_t end = next == taken_.end() ? list.degree : next->begin;
         const uint64_t sum = is_first ? 0 : (next - 1)->sum;
-        const int64_t place = std::upper_bound(sums + begin, sums + end, drawn + sum) - sums;
+        const int64_t place = first_not(
+            begin, end, [&](int64_t at) { return sums[at] <= drawn + sum; });
         if (place >= end) refuse_sums(node);
         out[count] = list.start + place;
         if (replace) continue;

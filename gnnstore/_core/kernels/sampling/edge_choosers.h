@@ -21,6 +21,19 @@ struct ListColumns {
     const uint64_t *sums = nullptr;
 };
 
+// The first number in [first, end) for which is_before is false: true ones come first. Steps are
+// taken without a branch, since none of them can be foreseen.
+template <class IsBefore>
+int64_t first_not(int64_t first, int64_t end, const IsBefore &is_before) {
+    for (int64_t left = end - first; left > 0;) {
+        const int64_t half = left / 2;
+        const bool is_right = is_before(first + half);
+        first += is_right ? half + 1 : 0;
+        left = is_right ? left - half - 1 : half;
+    }
+    return first;
+}
+
 // Times after `after` and up to `until`.
 struct TimeRange {
     int64_t after, until;
@@ -52,17 +65,8 @@ public:
 
     // The first rank whose time is later.
     int64_t first_after(int64_t time) const {
-        int64_t first = 0;
-        for (int64_t left = degree_; left > 0;) {
-            const int64_t half = left / 2;
-            if (time_at_(place(first + half)) <= time) {
-                first += half + 1;
-                left -= half + 1;
-            } else {
-                left = half;
-            }
-        }
-        return first;
+        return first_not(0, degree_,
+                         [&](int64_t rank) { return time_at_(place(rank)) <= time; });
     }
 
     void check(int64_t place, const TimeRange &range) const {

@@ -399,11 +399,15 @@ private:
     }
 
     void draw_lists(std::vector<ReadRequest> &requests) {
+        // Of each edge type two columns at most.
+        const auto num_types = std::count_if(
+            reads_.begin(), reads_.end(), [](const Reads &reads) { return reads.has_lists(); });
+        const int64_t most = max_column_positions_ / (2 * num_types);
         for (size_t e = 0; e < reads_.size(); ++e) {
             if (!reads_[e].has_lists()) continue;
             const size_t count = with_width(reads_[e].is_wide(), [&]<class Index>(Index) {
-                return reads_[e].template draw_lists<Index>(static_cast<int64_t>(e),
-                                                            max_column_positions_, requests);
+                return reads_[e].template draw_lists<Index>(static_cast<int64_t>(e), most,
+                                                            requests);
             });
             asking_.push_back({e, count});
         }

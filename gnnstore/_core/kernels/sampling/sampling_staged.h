@@ -55,8 +55,10 @@ protected:
 };
 
 // Local is int32_t or int64_t; exceptions are those of sample_neighbors. There is a cache for each
-// edge type. Whole in-neighbour lists, which induced subgraphs need, are asked for in pieces of
-// max_column_positions. The arrays that the graph and the caches point to must outlive the batch.
+// edge type. What lies along whole in-neighbour lists is asked for in pieces of
+// max_column_positions: induced subgraphs need it, which take parts of lists too, and choices by time
+// or weight, whose pieces have one list at least. The arrays that the graph and the caches point to
+// must outlive the batch.
 template <class Local>
 std::unique_ptr<StagedBatch> make_staged_batch(TypedGraph graph, std::vector<CachedLists> caches,
                                                const std::vector<Seeds> &seeds,
