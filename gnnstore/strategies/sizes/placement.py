@@ -213,9 +213,9 @@ def place(
         held = _narrow_tables(sizes, shared_tables, most, held_row_bytes)
         modes |= dict.fromkeys(held, "memory")
         memory = memory.add(Reservation("narrow attributes", sum(held.values())))
-        if sizes.has_types and most is not None and (small := _small_tables(sizes, held, limit, left_bytes())):
-            modes |= dict.fromkeys(small, "memory")
-            memory = memory.add(Reservation("small attributes", sum(small.values())))
+        small = {} if most is None else _small_tables(sizes, held, limit, left_bytes())
+        modes |= dict.fromkeys(small, "memory")
+        memory = memory.add(*(Reservation(f"all of {path}", of) for path, of in small.items()))
     neighbors = 0
     if where == "disk":
         neighbors = max(0, min(sizes.indices_bytes, left_bytes() // _NEIGHBORS_SHARE))
@@ -312,9 +312,10 @@ def _small_tables(
     sizes: StoreSizes, held: Mapping[str, int], limit: int, left_bytes: int
 ) -> dict[str, int]:
     """Return other tables to hold in memory because they are small, with their bytes."""
-    small, most = {}, limit // _SMALL_SHARE
+    small: dict[str, int] = {}
+    most = limit // _SMALL_SHARE
     others = [table for table in sizes.tables if table.path not in held]
-    if all(table.num_bytes <= most for table in others):
+    if not sizes.has_types or all(table.num_bytes <= most for table in others):
         return {}
     for table in sorted(others, key=lambda table: table.num_bytes):
         if table.num_bytes <= min(most, left_bytes - sum(small.values())):
