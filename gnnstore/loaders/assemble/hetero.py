@@ -13,8 +13,15 @@ from torch import Tensor
 from torch_geometric.data import HeteroData
 from torch_geometric.sampler import HeteroSamplerOutput
 
-from gnnstore.loaders.assemble.attributes import AttributeRows, Gathering, hold_nothing
-from gnnstore.loaders.assemble.base import Assembler, Selection, checked_class, edge_index_of
+from gnnstore.loaders.assemble.base import (
+    Assembler,
+    AttributeRows,
+    Gathering,
+    Selection,
+    checked_class,
+    edge_index_of,
+    hold_nothing,
+)
 from gnnstore.loaders.assemble.homogeneous import BatchAssembler
 from gnnstore.sampling.hetero import with_reverse_edges
 

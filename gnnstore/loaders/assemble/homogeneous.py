@@ -14,8 +14,15 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.sampler import SamplerOutput
 
-from gnnstore.loaders.assemble.attributes import AttributeRows, Gathering, hold_nothing
-from gnnstore.loaders.assemble.base import Assembler, Selection, checked_class, edge_index_of
+from gnnstore.loaders.assemble.base import (
+    Assembler,
+    AttributeRows,
+    Gathering,
+    Selection,
+    checked_class,
+    edge_index_of,
+    hold_nothing,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -211,15 +211,15 @@ def place(
     if mode != "memory":
         most = left_bytes() // _HELD_SHARE if mode == "disk" else None
         held = _narrow_tables(sizes, shared_tables, most, held_row_bytes)
-        modes |= dict.fromkeys(held, "memory")
-        memory = memory.add(Reservation("narrow attributes", sum(held.values())))
-        small = {} if most is None else _small_tables(sizes, held, limit, left_bytes())
-        modes |= dict.fromkeys(small, "memory")
-        memory = memory.add(*(Reservation(f"all of {path}", of) for path, of in small.items()))
-    neighbors = 0
-    if where == "disk":
-        neighbors = max(0, min(sizes.indices_bytes, left_bytes() // _NEIGHBORS_SHARE))
-        memory = memory.add(Reservation("in-neighbours", neighbors))
+        small = _small_tables(sizes, held, limit, left_bytes()) if mode == "disk" else {}
+        modes |= dict.fromkeys((*held, *small), "memory")
+        memory = memory.add(
+            Reservation("narrow attributes", sum(held.values())),
+            *(Reservation(f"all of {path}", of) for path, of in small.items()),
+        )
+    most = sizes.indices_bytes if where == "disk" else 0
+    neighbors = max(0, min(most, left_bytes() // _NEIGHBORS_SHARE))
+    memory = memory.add(Reservation("in-neighbours", neighbors))
     held_bytes = memory.peak()
     memory = memory.add(Reservation(STAGING, staging))
     if memory.left() <= 0:
@@ -313,7 +313,7 @@ def _small_tables(
 ) -> dict[str, int]:
     """Return other tables to hold in memory because they are small, with their bytes."""
     small: dict[str, int] = {}
-    most = limit // _SMALL_SHARE
+    most, left_bytes = limit // _SMALL_SHARE, left_bytes - sum(held.values())
     others = [table for table in sizes.tables if table.path not in held]
     if not sizes.has_types or all(table.num_bytes <= most for table in others):
         return {}
