@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore import _core
 from gnnstore._core import ReadCounts
 from gnnstore.errors import CorruptStoreError
 from gnnstore.features.source import RowSource
@@ -37,7 +38,7 @@ class Pieces:
             return min(max(memory_bytes // share, least), most)
 
         edges = size(2048, 1 << 10, 1 << 18)
-        return cls(size(1024, 1 << 12, 1 << 20), edges, edges // 4, size(64, 1 << 16, 16 << 20))
+        return cls(size(1024, 1 << 12, 1 << 20), edges, edges // 4, size(128, 1 << 16, 16 << 20))
 
     @property
     def num_bytes(self) -> int:
@@ -46,7 +47,7 @@ class Pieces:
 
 
 class OrderedReader:
-    """Reads a stored vector in order, in chunks, from which small pieces are taken."""
+    """Reads a stored vector in order, in chunks, from which pieces are taken that may overlap."""
 
     def __init__(self, rows: IndexRows, read_ids: int, workers: Workers) -> None:
         self._rows = rows
@@ -62,19 +63,15 @@ class OrderedReader:
 
     def take(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Return values start ... stop - 1, a new array; earlier ones are read again."""
-        parts = []
-        at = start
-        while at < stop:
-            end = self._start + len(self._chunk)
-            if not self._start <= at < end:
-                self._start = at
-                until = min(at + self._read_ids, self._rows.num_edges)
-                self._chunk = self._workers.run([partial(self._rows.read, at, until)])[0]
-                end = at + len(self._chunk)
-            part = self._chunk[at - self._start : min(stop, end) - self._start]
-            parts.append(part)
-            at += len(part)
-        return np.concatenate(parts) if parts else np.empty(0, self._rows.dtype)
+        end = self._start + len(self._chunk)
+        if not self._start <= start <= end:
+            self._start, self._chunk, end = start, self._chunk[:0], start
+        if stop > end:
+            until = min(max(stop, end + self._read_ids), self._rows.num_edges)
+            (more,) = self._workers.run([partial(self._rows.read, end, until)])
+            self._chunk = np.concatenate([self._chunk[start - self._start :], more])
+            self._start = start
+        return self._chunk[start - self._start : stop - self._start].copy()
 
 
 class GraphReader:
@@ -140,6 +137,18 @@ class GraphReader:
             last = max(1, int(np.searchsorted(begins, begins[0] + self.piece.edges, "right")) - 1)
             yield first, begins[: last + 1]
             first += last
+
+    def count_sources(self, advance: Callable[[int], None]) -> npt.NDArray[np.uint32]:
+        """Count the edges out of each node, in one pass: uint32 [N]."""
+        counts = np.zeros(self.num_nodes, np.uint32)
+        for _, begins in self.pieces():
+            sources = self.sources(int(begins[0]), int(begins[-1]))
+            try:
+                _core.count_ids(np.ascontiguousarray(sources), counts)
+            except IndexError as error:
+                raise self.out_of_range(error) from error
+            advance(len(begins) - 1)
+        return counts
 
     def find_hub(self) -> tuple[int, int]:
         """Return the node with the most in-neighbours, and their number; (0, 0) without nodes."""
