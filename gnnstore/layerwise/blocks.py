@@ -193,6 +193,8 @@ class BlockMaker:
             edges = window[1:] - window[0]
             most = max(1, int(np.searchsorted(edges, graph.piece.edges, "right")))
             taken = most if last is not None else min(most, self._num_fitting(edges, size))
+            # Of a node alone, few in-neighbours may be new rows.
+            taken = taken or int(not size[2])
             grown = int(edges[taken - 1]) + taken if taken else 0
             if not taken or (
                 last is None and at + taken < until and grown < _LEAST_GROWTH * (size[0] + size[2])
@@ -204,10 +206,9 @@ class BlockMaker:
             begins.append(window[1 : taken + 1])
             num_nodes = int(_core.bitmap_count(self._words)[1])
             size = (size[0] + int(edges[taken - 1]), num_nodes, size[2] + taken)
-        if not size[2]:
-            degree = int(graph.begins(first, first + 1)[1]) - int(begins[0][0])
-            one = block_sizes(degree, min(degree + 1, self.num_nodes), 1)
-            raise self._limits.refusal(f"node {first} with its in-neighbours", one)
+        sizes = block_sizes(*size)
+        if not self._limits.admits(sizes):
+            raise self._limits.refusal(f"node {first} with its in-neighbours", sizes)
         return np.concatenate(begins), pieces
 
     def _num_fitting(self, edges: npt.NDArray[np.int64], size: tuple[int, int, int]) -> int:

@@ -21,8 +21,9 @@ from gnnstore.units import format_count, format_size
 
 # Kept rows are tried with these shares of a layer's memory, in sixteenths.
 _SHARES = (0, 2, 4, 6, 8, 10, 11, 12, 13, 14)
-# What a block costs besides its rows, as bytes that move in the same time.
-_BYTES_PER_BLOCK = 2 << 20
+# What a block costs besides its rows, as bytes that move in the same time: calls, and sets of ids.
+_BYTES_PER_BLOCK = 1 << 20
+_NODES_PER_BYTE = 2
 
 # A layer takes this factor longer if a block is read, computed and written before the next.
 _ONE_AFTER_THE_OTHER = 1.5
@@ -38,12 +39,16 @@ class OutDegrees:
     degrees: npt.NDArray[np.int64]
     numbers: npt.NDArray[np.int64]
     counts: npt.NDArray[np.uint32]  # of each node
+    # Most in-neighbours of a node that have at most so many edges; see `GraphReader.most_others`.
+    most_others: npt.NDArray[np.int64]
 
     @classmethod
-    def of(cls, counts: npt.NDArray[np.uint32]) -> OutDegrees:
+    def of(cls, counts: npt.NDArray[np.uint32], most_others: npt.NDArray[np.int64]) -> OutDegrees:
         """Count nodes by their out-degree."""
         degrees, numbers = np.unique(counts[counts > 0], return_counts=True)
-        return cls(degrees[::-1].astype(np.int64), numbers[::-1].astype(np.int64), counts)
+        return cls(
+            degrees[::-1].astype(np.int64), numbers[::-1].astype(np.int64), counts, most_others
+        )
 
     @property
     def num_sources(self) -> int:
@@ -57,6 +62,13 @@ class OutDegrees:
         within = 1.0 / max(1.0, num_blocks)
         blocks = (1.0 - (1.0 - within) ** self.degrees) / within * (1.0 - within)
         return float((others * blocks).sum())
+
+    def largest_others(self, num_kept: int) -> int:
+        """Bound the in-neighbours of a node that are not kept."""
+        at = int(np.searchsorted(np.cumsum(self.numbers), num_kept))
+        if at == len(self.numbers):
+            return 0
+        return int(self.most_others[min(self.degrees[at], len(self.most_others) - 1)])
 
     def largest(self, num_kept: int) -> npt.NDArray[np.bool_]:
         """Return for each node whether it is among those with the most edges."""
@@ -157,7 +169,8 @@ class Placer:
         if left <= 0:
             return None
         limits, num_blocks = self._blocks(plan, degrees, num_kept, left)
-        if not limits.admits(largest_block(plan, graph)):
+        others = degrees.largest_others(num_kept) if plan.call.sums else None
+        if not limits.admits(largest_block(plan, graph, others)):
             return None
         keeps_all = num_kept == degrees.num_sources
         accesses = 0.0 if keeps_all else degrees.accesses(num_kept, num_blocks)
@@ -172,7 +185,7 @@ class Placer:
             (table + max(once, passes) + packed, packed),
             (table + once + alone, 0.0),
         )
-        overhead = num_blocks * _BYTES_PER_BLOCK
+        overhead = num_blocks * (_BYTES_PER_BLOCK + graph.num_nodes // _NODES_PER_BYTE)
         slower = 1.0 if limits.is_ahead else _ONE_AFTER_THE_OTHER
         costs = [slower * self.seconds(read + overhead, written) for read, written in choices]
         best = min((0, 1), key=costs.__getitem__)
@@ -186,7 +199,8 @@ class Placer:
         number = 1.0
         for _ in range(4):
             others = degrees.accesses(num_kept if plan.call.sums else 0, number) / num_nodes
-            limits = block_limits(plan, room, self.graph, others)
+            most = degrees.largest_others(num_kept) if plan.call.sums else None
+            limits = block_limits(plan, room, self.graph, others, most)
             sizes = block_sizes(self.graph.num_edges / num_nodes, others + 1, 1)
             needed = [
                 sum(each * sizes[name] for r in stage.reservations for name, each in r.per.items())

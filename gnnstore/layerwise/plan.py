@@ -193,20 +193,27 @@ def limit_blocks(
 
 
 def block_limits(
-    plan: LayerPlan, room: int, graph: GraphSize, others: float | None = None
+    plan: LayerPlan,
+    room: int,
+    graph: GraphSize,
+    others: float | None = None,
+    most_others: int | None = None,
 ) -> BlockLimits:
     """Divide memory between the blocks of a layer, with some number of other rows a target."""
     degree = graph.num_edges / max(1, graph.num_nodes) if plan.call.needs_edges else 0.0
     mean = block_sizes(degree, (degree if others is None else others) + 1, 1)
-    return BlockLimits.of(plan.costs, room, mean, largest_block(plan, graph))
+    return BlockLimits.of(plan.costs, room, mean, largest_block(plan, graph, most_others))
 
 
-def largest_block(plan: LayerPlan, graph: GraphSize) -> dict[str, int]:
+def largest_block(
+    plan: LayerPlan, graph: GraphSize, most_others: int | None = None
+) -> dict[str, int]:
     """Return the sizes of the smallest possible block of the hub."""
     if not plan.call.needs_edges:
         return block_sizes(0, 1, 1)
     degree = graph.hub.degree
-    return block_sizes(degree, min(degree + 1, graph.num_nodes), 1)
+    others = degree if most_others is None else min(degree, most_others)
+    return block_sizes(degree, min(others + 1, graph.num_nodes), 1)
 
 
 def _refusal(

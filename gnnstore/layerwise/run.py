@@ -233,7 +233,8 @@ class InferenceRun:
 
     def _place(self, graph: GraphReader, first: int) -> None:
         """Divide the memory of each layer that is to run, and choose the rows that it keeps."""
-        size = GraphSize(self._num_nodes, self._num_edges, Hub(*graph.find_hub()))
+        hubs = graph.find_hubs()
+        size = GraphSize(self._num_nodes, self._num_edges, Hub(*hubs.first))
         memory = self._request.memory_bytes
         rooms = limit_blocks(
             self.plans, memory, lambda limit: Ledger(limit, self._reservations(limit)), size
@@ -241,7 +242,8 @@ class InferenceRun:
         degrees = None
         if self._may_keep(rooms, size, first):
             with self._request.progress.phase("out-degrees", self._num_nodes, "nodes") as phase:
-                degrees = OutDegrees.of(graph.count_sources(phase.advance))
+                counts = graph.count_sources(phase.advance)
+            degrees = OutDegrees.of(counts, graph.most_others(hubs, counts))
         profile = load_profile(self._request.store.path)
         placer = Placer(
             size,

@@ -270,7 +270,7 @@ def test_types(tmp_path: Path, dtype: Any, stored: str) -> None:
     torch.testing.assert_close(found.tensor().float(), expected, atol=atol, rtol=atol)
 
 
-@pytest.mark.parametrize("kind", ["sage", "gcn", "gat"])
+@pytest.mark.parametrize("kind", ["sage", "sage max", "gcn", "gin", "gat"])
 @pytest.mark.parametrize("data", ["cora", "facebook"])
 def test_real_graphs(data: str, kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     if data == "cora":
@@ -282,7 +282,9 @@ def test_real_graphs(data: str, kind: str, request: pytest.FixtureRequest, tmp_p
     f, h, c = x.shape[1], HIDDEN, 7
     layers: Sequence[Any] = {
         "sage": lambda: [SAGEConv(f, h), torch.relu, SAGEConv(h, c)],
+        "sage max": lambda: [SAGEConv(f, h, aggr="max"), torch.relu, SAGEConv(h, c, aggr="max")],
         "gcn": lambda: [GCNConv(f, h), torch.relu, GCNConv(h, c)],
+        "gin": lambda: [GINConv(torch.nn.Linear(f, h)), torch.relu, GINConv(torch.nn.Linear(h, c))],
         "gat": lambda: [GATConv(f, 8, heads=2), torch.relu, GATConv(h, c)],
     }[kind]()
     found = gnnstore.inference(layers, store, memory="20MB")

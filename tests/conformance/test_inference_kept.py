@@ -36,7 +36,7 @@ def graph() -> GraphArrays:
     edges = graph.edge_index % (NUM_NODES - 500)
     loops = np.tile(np.arange(0, 1000, 2), (2, 1))
     edges = np.concatenate([edges, loops, edges[:, :500]], axis=1)
-    weights = np.random.default_rng(0).random(edges.shape[1], dtype=np.float32)
+    weights = np.random.default_rng(0).random((edges.shape[1],), dtype=np.float32)
     # Of parallel self-loops with different weights PyTorch Geometric keeps any one.
     weights[edges[0] == edges[1]] = 0.5
     return GraphArrays(NUM_NODES, edges, {"x": graph.attributes["x"], "edge_weight": weights})
@@ -145,7 +145,8 @@ def test_kept_rows_that_an_interrupted_run_has_lost(
 ) -> None:
     """A layer that was begun by an earlier run gives the next one only some rows."""
     keeping(monkeypatch, 1.0, carries=True)
-    model, options = layers()["SAGE"](), {"memory": MEMORY, "shard_bytes": 1 << 16, "resume": True}
+    model = layers()["SAGE"]()
+    options: dict[str, Any] = {"memory": MEMORY, "shard_bytes": 1 << 16, "resume": True}
     with monkeypatch.context() as patch:
         slowed(patch, 0.01)
         patch.setattr("gnnstore.formats.arrays.paged_writer._BUFFER_BYTES", 1)
@@ -154,6 +155,7 @@ def test_kept_rows_that_an_interrupted_run_has_lost(
             gnnstore.inference(model, path, tmp_path / "out", progress=progress, **options)
     notes = Notes()
     found = gnnstore.inference(model, path, tmp_path / "out", progress=notes, **options)
+    assert isinstance(found, Embeddings)
     assert notes.stats[0]["rows_read"] < 2 * NUM_NODES
     assert notes.stats[1]["rows_read"] == 2 * NUM_NODES
     torch.testing.assert_close(found.tensor(), expected_of(model, graph), atol=1e-5, rtol=1e-5)
@@ -205,6 +207,31 @@ def test_types(
     assert notes.stats[0]["bytes_packed"] > 0
 
 
+def test_a_hub_whose_in_neighbours_are_kept(
+    graph: GraphArrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Takes little memory, so that blocks are made while the layer runs."""
+    star = np.stack([np.arange(5000), np.zeros(5000, np.int64)])
+    edges = np.concatenate([graph.edge_index, star], axis=1)
+    arrays = GraphArrays(NUM_NODES, edges, {"x": graph.attributes["x"]})
+    store = arrays.write(tmp_path / "h.gnn")
+    expected = expected_of(model := layers()["SAGE"](), arrays)
+    is_ahead = []
+    for share in (0.0, 1.0):
+        keeping(monkeypatch, share)
+        place = Placer.place
+
+        def noted(self: Placer, *args: Any, place: Any = place) -> list[Placement]:
+            placed: list[Placement] = place(self, *args)
+            is_ahead.append(placed[0].limits.is_ahead)
+            return placed
+
+        monkeypatch.setattr(Placer, "place", noted)
+        found = gnnstore.inference(model, store, memory="1.2MB")
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert is_ahead == [False, True]
+
+
 def test_more_memory_moves_no_more_bytes(path: Path) -> None:
     moved = []
     for memory in ("1MB", "2MB", "4MB", "100MB"):
@@ -226,7 +253,7 @@ def test_what_layers_keep_is_said_before_they_begin(path: Path) -> None:
 
 def test_nodes_with_the_most_edges() -> None:
     counts = np.array([3, 0, 1, 5, 3, 1, 3, 0], np.uint32)
-    degrees = OutDegrees.of(counts)
+    degrees = OutDegrees.of(counts, np.zeros(1, np.int64))
     assert degrees.num_sources == 6
     chosen = [np.flatnonzero(degrees.largest(k)).tolist() for k in (0, 1, 2, 4, 5, 6)]
     assert chosen == [[], [3], [0, 3], [0, 3, 4, 6], [0, 2, 3, 4, 6], [0, 2, 3, 4, 5, 6]]
@@ -237,7 +264,8 @@ def test_estimated_accesses() -> None:
     rng = np.random.default_rng(0)
     sources = (NUM_NODES * rng.random(40_000) ** 2).astype(np.int64)
     targets = rng.integers(0, NUM_NODES, len(sources))
-    degrees = OutDegrees.of(np.bincount(sources, minlength=NUM_NODES).astype(np.uint32))
+    counts = np.bincount(sources, minlength=NUM_NODES).astype(np.uint32)
+    degrees = OutDegrees.of(counts, np.zeros(1, np.int64))
     for kept in (0, 100, 3000):
         for blocks in (1, 4, 30):
             size = -(-NUM_NODES // blocks)
