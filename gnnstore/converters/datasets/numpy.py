@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.datasets.external import ExternalFeatures, Paths, open_external
+from gnnstore.converters.datasets.sparse import open_sparse, sparse_format
 from gnnstore.converters.edges.node_ids import (
     check_edge_index,
     check_integers,
@@ -64,7 +65,9 @@ def from_numpy(
     Parameters
     ----------
     input : path-like
-        `.npz`, or a directory of `.npy`, which are mapped rather than read.
+        `.npz`, or a directory of `.npy`, which are read in pieces. Or a matrix of
+        `scipy.sparse.save_npz` (csr, csc or coo): entry [i, j] becomes the edge from i to j, with
+        its value as `edge_weight`.
     layout : "csc" or "csr"
         The meaning of `indptr`: "csc" counts the in-neighbours of each target, whose ids are in
         `indices`; "csr" counts the out-neighbours of each source (as in `scipy.sparse.csr_array`,
@@ -113,7 +116,12 @@ def from_numpy(
     with GraphWriter(
         output, kind="numpy", source=source, options=options, progress=progress
     ) as writer:
-        arrays = dict(open_npy_directory(path) if path.is_dir() else open_npz(path))
+        if path.is_dir():
+            arrays = dict(open_npy_directory(path))
+        elif (kind := sparse_format(path)) is not None:
+            arrays, layout = open_sparse(path, kind), kind
+        else:
+            arrays = open_npz(path)
         if x is not None and "x" in arrays:
             raise InputError(f"{path}: has an array x already; remove it, or the features")
         copy_arrays(writer, arrays, str(path), layout, x)

@@ -10,6 +10,7 @@ import copy
 import json
 import logging
 import math
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.converters.datasets.saved_data import open_saved_data
 from gnnstore.converters.edges.node_ids import edge_pairs
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import MemoryArray
@@ -38,7 +40,7 @@ _LOG = logging.getLogger(__name__)
 
 @converter()
 def from_pyg(
-    data: Data | tuple[FeatureStore, GraphStore],
+    data: Data | tuple[FeatureStore, GraphStore] | PathLike,
     output: PathLike,
     *,
     options: ConvertOptions | None = None,
@@ -54,9 +56,11 @@ def from_pyg(
 
     Parameters
     ----------
-    data : torch_geometric.data.Data, or a pair (FeatureStore, GraphStore)
-        On any device. Of a pair, which has one type of nodes and one of edges, all tensors are read
-        into memory.
+    data : torch_geometric.data.Data, a pair (FeatureStore, GraphStore), or path-like
+        On any device; or a file of `torch.save` with a `Data`, or the processed file of a data set
+        of one graph. Such a file is unpickled with a list of allowed names, and read whole: four
+        times the file counts in `options.memory_bytes`. Of a pair, which has one type of nodes and
+        one of edges, all tensors are read into memory.
     output, options, progress
         See `gnnstore.converters`.
 
@@ -67,6 +71,8 @@ def from_pyg(
     UsageError
         If `data` is something else, `HeteroData` for one.
     """
+    if isinstance(data, str | os.PathLike):
+        data = open_saved_data(data, None if options is None else options.memory_bytes)
     data = _as_data(data)
     edge_index = _edge_index(data)
     num_nodes = _num_nodes(data)

@@ -613,32 +613,23 @@ Examples:
 )
 
 
-_PYG_HELP = """Explain how to convert a torch_geometric.data.Data object, which requires Python.
+_ANY_WORDS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
-torch.save writes a pickle, and loading a pickle runs the code in it, so this command takes no
-file.
+_add_kind(
+    "pyg",
+    """Convert a torch_geometric.data.Data that torch.save wrote.
+
+INPUT is such a file, or the processed file of a data set of one graph (processed/data.pt). It is
+unpickled with a list of allowed names, so that no code in it runs, and read whole: four times the
+file counts in --memory. In Python, gnnstore.converters.from_pyg takes a Data in memory.
 
 \b
 Examples:
-  gnnstore convert pyg
-"""
-_PYG_ADVICE = """a Data object is converted in Python, because the file that torch.save \
-writes is a pickle, and loading it would run the code in it:
-
-    import gnnstore
-    gnnstore.converters.from_pyg(data, "graph.gnn")
-
-Save arrays of your own with numpy.savez and convert them with 'gnnstore convert numpy'."""
-
-
-_ANY_WORDS = {"ignore_unknown_options": True, "allow_extra_args": True}
-
-
-@command.command(name="pyg", help=_PYG_HELP, context_settings=_ANY_WORDS)
-@session_options
-def pyg(_session: Session) -> None:
-    """Print the advice."""
-    raise UsageError(_PYG_ADVICE)
+  gnnstore convert pyg data.pt graph.gnn
+  gnnstore convert pyg Cora/processed/data.pt cora.gnn
+""",
+    source="data",
+)
 
 
 @command.command(name="planted-kg", hidden=True, context_settings=_ANY_WORDS)
