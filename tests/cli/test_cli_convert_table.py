@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
@@ -182,7 +181,7 @@ def test_frames(tmp_path: Path) -> None:
         for i, frame in enumerate((table, table.to_pandas(), Frame(table), table.to_pydict()))
     ]
     assert all(graph.pairs() == graphs[0].pairs() for graph in graphs)
-    labels = pd.DataFrame({"y": [1.0, np.nan, 2, 0, 1]})
+    labels = pa.table({"y": [1.0, None, 2, 0, 1]}).to_pandas()
     out = from_tables(table, tmp_path / "y.gnn", nodes=labels, label="y")
     assert gnnstore.open(out).num_classes == 3
     with pytest.raises(UsageError, match="the edges: a int is no table"):
@@ -305,13 +304,14 @@ def test_an_interrupted_conversion_of_files_resumes(tmp_path: Path) -> None:
 
 def test_sparse_matrices_of_scipy(run: Any, tmp_path: Path) -> None:
     """Written as scipy does, which need not be there."""
-    shape = {"shape": np.array([3, 3]), "data": np.array([1.5, 2.5, 3.5])}
-    csr = {"indptr": np.array([0, 2, 2, 3]), "indices": np.array([1, 2, 0])}
+    shape: dict[str, Any] = {"shape": np.array([3, 3]), "data": np.array([1.5, 2.5, 3.5])}
+    csr: dict[str, Any] = {"indptr": np.array([0, 2, 2, 3]), "indices": np.array([1, 2, 0])}
     csc = {"indptr": np.array([0, 1, 2, 3]), "indices": np.array([2, 0, 0])}
     coo = {"row": np.array([0, 0, 2]), "col": np.array([1, 2, 0])}
     for kind, arrays in (("csr", csr), ("csc", csc), ("coo", coo)):
         for name in (np.array(kind.encode("ascii")), np.array(kind)):
-            np.savez(tmp_path / "a.npz", **arrays, **shape, format=name, _is_array=np.True_)
+            members: dict[str, Any] = {**arrays, **shape, "format": name, "_is_array": np.True_}
+            np.savez(tmp_path / "a.npz", **members)
             done = run("convert", "numpy", tmp_path / "a.npz", tmp_path / "o.gnn", "--overwrite")
             assert done.status == 0, done.stderr
             graph = read_store(tmp_path / "o.gnn")

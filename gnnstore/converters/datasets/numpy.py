@@ -116,15 +116,14 @@ def from_numpy(
     with GraphWriter(
         output, kind="numpy", source=source, options=options, progress=progress
     ) as writer:
-        if path.is_dir():
-            arrays = dict(open_npy_directory(path))
-        elif (kind := sparse_format(path)) is not None:
-            arrays, layout = open_sparse(path, kind), kind
+        kind = None if path.is_dir() else sparse_format(path)
+        if kind is not None:
+            arrays = open_sparse(path, kind)
         else:
-            arrays = open_npz(path)
+            arrays = dict(open_npy_directory(path)) if path.is_dir() else open_npz(path)
         if x is not None and "x" in arrays:
             raise InputError(f"{path}: has an array x already; remove it, or the features")
-        copy_arrays(writer, arrays, str(path), layout, x)
+        copy_arrays(writer, arrays, str(path), kind or layout, x)
         return writer.commit()
 
 

@@ -32,7 +32,7 @@ def open_saved_data(path: PathLike, memory_bytes: int | None) -> Data:
         def __setstate__(self, state: Any) -> None:
             self.state = state
 
-    names = {
+    names: dict[str, Any] = {
         f"{_MODULE}.data.Data": Saved,
         f"{_MODULE}.storage.GlobalStorage": Saved,
         f"{_MODULE}.data.DataEdgeAttr": None,

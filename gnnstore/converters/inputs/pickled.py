@@ -36,18 +36,19 @@ _TIMES_FILE = 4
 # The first of the four pickles that torch wrote before it wrote archives.
 _OLD_TORCH = pickle.dumps(0x1950A86A20F9469CFC6C, 2)
 _NUM_PICKLES_BEFORE = 3
-# Opcodes whose results may be fetched from the memo. Tuples may not: the hash of n tuples, each of
-# which holds the one before twice, takes 2^n steps.
-_SHARED = {
+# Opcodes whose results may be fetched from the memo, and so may tuples of up to three atoms. Others
+# may not: the hash of n tuples, each of which holds the one before twice, takes 2^n steps.
+_ATOMS = {
     *("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8"),
-    *("BYTEARRAY8", "EMPTY_DICT", "GLOBAL", "STACK_GLOBAL", "REDUCE"),
+    *("NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"),
 }
+_SHARED = {"BYTEARRAY8", "EMPTY_DICT", "EMPTY_LIST", "GLOBAL", "STACK_GLOBAL", "REDUCE", "NEWOBJ"}
+_TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _GETS, _PUTS = {"BINGET", "LONG_BINGET"}, {"BINPUT", "LONG_BINPUT", "MEMOIZE"}
 _OPCODES = {
-    *(*_SHARED, *_GETS, *_PUTS, "PROTO", "FRAME", "MARK", "BINPERSID", "BUILD", "STOP"),
-    *("NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1"),
-    *("EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "TUPLE", "SETITEM", "SETITEMS"),
-}
+    *(*_ATOMS, *_SHARED, *_GETS, *_PUTS, *_TUPLES, "TUPLE", "PROTO", "FRAME", "MARK"),
+    *("BINPERSID", "BUILD", "STOP", "SETITEM", "SETITEMS"),
+} - {"NEWOBJ", "BINFLOAT", "EMPTY_LIST"}
 # Of objects with values that are no arrays.
 _OBJECT_OPCODES = {"NEWOBJ", "BINFLOAT", "EMPTY_LIST", "APPEND", "APPENDS"}
 _CODES = {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"}
@@ -140,8 +141,8 @@ def _no_storage(_key: str, _code: str) -> npt.NDArray[Any]:
 
 def _check_opcodes(stream: IO[bytes], allowed: Collection[str]) -> None:
     """Read a pickle to its end, and refuse opcodes that what is read does not need."""
-    memo: dict[int, bool] = {}  # whether an entry may be fetched
-    before = ""
+    memo: dict[int, str] = {}
+    kind, num_atoms = "", 0  # of the last result, and how many atoms in a row there are
     for count, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
         if count >= _MAX_OPCODES:
             raise NotArraysError(f"more than {_MAX_OPCODES} opcodes")
@@ -153,10 +154,18 @@ def _check_opcodes(stream: IO[bytes], allowed: Collection[str]) -> None:
             entry = len(memo) if argument is None else argument
             if entry >= _MAX_OPCODES:  # the memo is an array
                 raise NotArraysError(f"the entry {entry} of the memo")
-            memo[entry] = before in _SHARED or before == "NEWOBJ"
-        if opcode.name in _GETS and not memo.get(cast(int, argument)):
-            raise NotArraysError("a tuple that occurs twice")
-        before = opcode.name
+            memo[entry] = kind
+            continue
+        if opcode.name in _GETS:
+            kind = memo.get(cast(int, argument), "")
+            if not kind:
+                raise NotArraysError("a tuple that occurs twice")
+        elif opcode.name in _TUPLES:
+            kind = "shared" if num_atoms >= _TUPLES[opcode.name] else ""
+        else:
+            is_atom = opcode.name in _ATOMS
+            kind = "atom" if is_atom else "shared" if opcode.name in _SHARED else ""
+        num_atoms = num_atoms + 1 if kind == "atom" else 0
 
 
 def _unpickle(stream: IO[bytes], read_storage: _StorageReader, names: Mapping[str, Any]) -> Any:
