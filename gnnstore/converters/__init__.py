@@ -32,6 +32,7 @@ from gnnstore.converters.synthetic.rmat import from_rmat
 from gnnstore.converters.tables.arrays import from_arrays
 from gnnstore.converters.tables.convert import from_tables
 from gnnstore.converters.writer.graph_writer import GraphWriter
+from gnnstore.converters.writer.node_arrays import RowSink
 from gnnstore.converters.writer.options import ConvertOptions
 
 _PLANTED_KG = (
@@ -42,6 +43,7 @@ _PLANTED_KG = (
 __all__ = [
     "ConvertOptions",
     "GraphWriter",
+    "RowSink",
     "from_arrays",
     "from_graphbolt",
     "from_igb",

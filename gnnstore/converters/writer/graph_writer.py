@@ -23,7 +23,13 @@ from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.edges.split import SplitEdges, SplitRule, sorted_edges
 from gnnstore.converters.inputs.derived import RowTaker
 from gnnstore.converters.inputs.opening import PathLike
-from gnnstore.converters.inputs.source import ArraySource, check_count, check_rows
+from gnnstore.converters.inputs.source import (
+    ArraySource,
+    as_array,
+    as_source,
+    check_count,
+    check_rows,
+)
 from gnnstore.converters.writer.adjacency import record_edges, take_up_edges, write_adjacency
 from gnnstore.converters.writer.carried_ids import CarriedIds
 from gnnstore.converters.writer.casting import SCALES
@@ -207,9 +213,9 @@ class GraphWriter:
 
     def add_edges(
         self,
-        sources: npt.NDArray[Any],
-        targets: npt.NDArray[Any],
-        attributes: Mapping[str, npt.NDArray[Any]] | None = None,
+        sources: npt.ArrayLike,
+        targets: npt.ArrayLike,
+        attributes: Mapping[str, npt.ArrayLike] | None = None,
         *,
         where: str = "the edges",
     ) -> None:
@@ -217,20 +223,24 @@ class GraphWriter:
 
         Parameters
         ----------
-        sources, targets : ndarray of integers, shape [k]
-            Node ids.
-        attributes : Mapping of str to ndarray [k, ...], optional
+        sources, targets : integers, shape [k]
+            Node ids: arrays, tensors or lists.
+        attributes : Mapping of str to arrays [k, ...], optional
             Attribute rows; the same names, types and row shapes in every chunk.
         where : str
             The input's name, for messages.
 
         Raises
         ------
+        UsageError
+            If something is no array of numbers.
         InputError, NoSpaceError, StorageError, BudgetError
             See `EdgeBuilder.add`.
         """
         if not self.has_edges:
-            self._builder.add(sources, targets, attributes or {}, where)
+            ends = (as_array(sources, f"{where}: sources"), as_array(targets, f"{where}: targets"))
+            rows = {name: as_array(v, f"{where}: {name}") for name, v in (attributes or {}).items()}
+            self._builder.add(*ends, rows, where)
 
     def read_edges(
         self,
@@ -413,7 +423,7 @@ class GraphWriter:
     def set_node_attribute(
         self,
         name: str,
-        values: npt.NDArray[Any] | ArraySource,
+        values: npt.ArrayLike | ArraySource,
         *,
         dtype: str | None = None,
         cat_dim: int = 0,
@@ -422,7 +432,7 @@ class GraphWriter:
 
         Parameters
         ----------
-        values : ndarray or ArraySource, shape [N, ...]
+        values : array, tensor, list or ArraySource, shape [N, ...]
             Rows first, also if `cat_dim` was not 0.
         dtype : str, optional
             Element type, where NumPy has none (bfloat16 as its bits).
@@ -433,12 +443,13 @@ class GraphWriter:
             If there are not N rows, or a store cannot hold the values.
         """
         self._check_name(name)
+        values = as_source(values, f"the node attribute {name!r}")
         self._nodes.write(name, values, dtype=dtype, cat_dim=cat_dim)
         if name in self._nodes.scales:
             self._add_graph_array(f"{name}_scale", self._nodes.scales[name])
 
     def set_split(
-        self, name: str, values: npt.NDArray[Any] | ArraySource, *, where: str | None = None
+        self, name: str, values: npt.ArrayLike | ArraySource, *, where: str | None = None
     ) -> None:
         """Name a set of nodes.
 
@@ -446,7 +457,7 @@ class GraphWriter:
         ----------
         name : str
             "train", "valid" (or "val"), "test", or any other.
-        values : ndarray or ArraySource
+        values : array, tensor, list or ArraySource
             Node ids (integers, [k]), in the order to keep, or a mask (bool, [N]).
         where : str, optional
             The input's name, for messages.
@@ -463,6 +474,7 @@ class GraphWriter:
         where = where or f"the split {name!r}"
         if name in self._splits:
             raise InputError(f"{where}: the split {name!r} was given already")
+        values = as_source(values, where)
         if not isinstance(values, np.ndarray):
             values = read_split(values, self.num_nodes, self.options.memory_bytes)
             self.reserve_memory(values.nbytes)
@@ -473,8 +485,8 @@ class GraphWriter:
     def set_edge_split(
         self,
         name: str,
-        source: Rows,
-        target: Rows,
+        source: Rows | npt.ArrayLike,
+        target: Rows | npt.ArrayLike,
         *,
         edge_id: Rows | None = None,
         source_negatives: Rows | None = None,
@@ -524,7 +536,7 @@ class GraphWriter:
         if self.num_nodes is None:
             raise UsageError(f"{where}: say how many nodes there are before the edge splits")
         shared = negative_edges or (None, None)
-        parts = {
+        given = {
             "source": source,
             "target": target,
             "edge_id": edge_id,
@@ -532,6 +544,10 @@ class GraphWriter:
             "target_negatives": target_negatives,
             "negative_source": shared[0],
             "negative_target": shared[1],
+        }
+        parts = {
+            part: None if rows is None else as_source(rows, f"{where}: {part}")
+            for part, rows in given.items()
         }
         with self.progress.phase(f"write edge split {name}"):
             self._edge_splits[name] = write_edge_split(
@@ -544,8 +560,9 @@ class GraphWriter:
                 where=where,
             )
 
-    def set_original_ids(self, ids: npt.NDArray[np.int64] | ArraySource) -> None:
+    def set_original_ids(self, ids: npt.ArrayLike | ArraySource) -> None:
         """Record the input's own id [N] of every node."""
+        ids = as_source(ids, "the original ids")
         check_count("the original ids", ids.shape[0], self.num_nodes)
         path = store_names.original_id_array(NODE_TYPE)
         if isinstance(ids, np.ndarray):
@@ -583,9 +600,7 @@ class GraphWriter:
         """Record a value of the whole graph: anything that JSON can hold."""
         self._graph_values[name] = value
 
-    def set_graph_array(
-        self, name: str, array: npt.NDArray[Any], *, dtype: str | None = None
-    ) -> None:
+    def set_graph_array(self, name: str, array: npt.ArrayLike, *, dtype: str | None = None) -> None:
         """Record an array of the whole graph.
 
         Raises
@@ -594,7 +609,7 @@ class GraphWriter:
             If it has the name of the features' scales.
         """
         self._check_name(name)
-        self._add_graph_array(name, array, dtype=dtype)
+        self._add_graph_array(name, as_array(array, f"the array {name!r}"), dtype=dtype)
 
     def _check_name(self, name: str) -> None:
         if self.options.feature_scale is not None and name == SCALES:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import permutations
+from pathlib import Path
 from typing import Any, get_args
 
 import click
 
 from gnnstore.converters.inputs.files import RawLayout
+from gnnstore.converters.registry import CONVERTERS
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES
@@ -42,7 +45,23 @@ Examples:
 """
 
 
-@click.group(name="convert", help=_HELP)
+class _Kinds(click.Group):
+    """The kinds of this module, and those that plug-ins have registered."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return our own kinds, then others."""
+        return [*super().list_commands(ctx), *CONVERTERS.names]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command of a kind."""
+        own = super().get_command(ctx, cmd_name)
+        if own is not None or cmd_name not in CONVERTERS:
+            return own
+        found = CONVERTERS[cmd_name]
+        return _make_kind(cmd_name, found.summary, function=found.convert)
+
+
+@click.group(name="convert", cls=_Kinds, help=_HELP)
 def command() -> None:
     """Hold the kinds; users see `_HELP`."""
 
@@ -235,8 +254,18 @@ def _add_kind(
     function: str | None = None,
 ) -> None:
     """Add a kind whose options are the arguments of a converter, `from_KIND`."""
+    made = _make_kind(kind, help_text, *options, source=source, function=function or f"from_{kind}")
+    command.add_command(made)
 
-    @command.command(name=kind, help=help_text)
+
+def _make_kind(
+    kind: str,
+    help_text: str,
+    *options: Decorator,
+    source: str | None = "input",
+    function: str | Callable[..., Path],
+) -> click.Command:
+    @click.command(name=kind, help=help_text)
     @together(
         *([click.argument(source, type=click.Path())] if source else []),
         click.argument("output", type=click.Path()),
@@ -245,7 +274,10 @@ def _add_kind(
     @_common_options
     @session_options
     def run(session: Session, **arguments: Any) -> None:
-        convert(session, function or f"from_{kind}", **arguments)
+        convert(session, function, **arguments)
+
+    made: click.Command = run
+    return made
 
 
 _add_kind(
