@@ -48,7 +48,7 @@ from gnnstore.strategies.sizes.prefetch import check_two_batches
 from gnnstore.strategies.sources import OpenStore, RowCache
 
 if TYPE_CHECKING:
-    from gnnstore.converters.stores.ordered import converter
+    from gnnstore.converters.converter import converter
     from gnnstore.converters.writer.graph_writer import GraphWriter
     from gnnstore.converters.writer.node_arrays import RowSink
     from gnnstore.converters.writer.options import ConvertOptions
@@ -62,7 +62,7 @@ _HOMES = {
     "ConvertOptions": "gnnstore.converters.writer.options",
     "GraphWriter": "gnnstore.converters.writer.graph_writer",
     "RowSink": "gnnstore.converters.writer.node_arrays",
-    "converter": "gnnstore.converters.stores.ordered",
+    "converter": "gnnstore.converters.converter",
     "SEED_KINDS": "gnnstore.seeds.kinds",
     "BatchLoader": "gnnstore.loaders.base",
     "LoaderOptions": "gnnstore.loaders.options",

@@ -65,7 +65,7 @@ def convert(
         path = run(options=options, progress=progress, **arguments)
         seconds = time.perf_counter() - started
         saving = None
-        if options.node_order == "none" and converter != "reorder":
+        if converter != "reorder":
             saving = saving_by_degree(StoreReader.open(path), progress)
     document: dict[str, Any] = {
         "store": describe_store(StoreReader.open(path)),

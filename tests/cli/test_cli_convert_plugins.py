@@ -23,7 +23,7 @@ from pathlib import Path
 from gnnstore.plugins import CONVERTERS, Converter, GraphWriter, converter
 
 
-@converter()
+@converter
 def from_lines(input, output, *, options=None, progress=None):
     """Convert lines of two numbers."""
     source = {"inputs": [{"path": str(Path(input).absolute()), "size_bytes": 0}]}

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.budget.ledger import Reservation
+from gnnstore.converters.converter import converter
 from gnnstore.converters.datasets.graphbolt_metadata import DataFile, Metadata, Task, read_metadata
 from gnnstore.converters.edges.node_ids import check_edge_index, edge_pairs, some_targets
 from gnnstore.converters.inputs.npy import open_npy
@@ -25,7 +26,6 @@ from gnnstore.converters.inputs.opening import (
 from gnnstore.converters.inputs.source import ArraySource, row_bytes
 from gnnstore.converters.inputs.text_arrays import TextEdges
 from gnnstore.converters.memory import memory_ledger
-from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.writer.casting import Caster
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
@@ -36,7 +36,7 @@ from gnnstore.progress import Progress
 _SEEDS = ("seeds", "seed_nodes", "")  # GraphBolt's name, its earlier one, and none
 
 
-@converter()
+@converter
 def from_graphbolt(
     input: PathLike,  # noqa: A002 - the word the command line uses
     output: PathLike,

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.converters.converter import converter
 from gnnstore.converters.datasets.external import ExternalFeatures, Paths, open_external
 from gnnstore.converters.datasets.sparse import open_sparse, sparse_format
 from gnnstore.converters.edges.node_ids import (
@@ -24,7 +25,6 @@ from gnnstore.converters.inputs.npy import open_npy_directory
 from gnnstore.converters.inputs.npz import open_npz
 from gnnstore.converters.inputs.opening import PathLike, describe_files, existing_path
 from gnnstore.converters.inputs.source import ArraySource, check_rows, read_one_number
-from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.splits import SPLIT_KEYS
@@ -37,7 +37,7 @@ _STRUCTURE = ("edge_index", "indptr", "indices", "num_nodes")
 Sources = Mapping[str, ArraySource]
 
 
-@converter()
+@converter
 def from_numpy(
     input: PathLike,  # noqa: A002 - the word the command line uses
     output: PathLike,

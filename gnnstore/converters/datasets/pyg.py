@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.converters.converter import converter
 from gnnstore.converters.datasets.saved_data import open_saved_data
 from gnnstore.converters.edges.node_ids import edge_pairs
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import MemoryArray
-from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
 from gnnstore.converters.writer.splits import SPLIT_KEYS
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 
-@converter()
+@converter
 def from_pyg(
     data: Data | tuple[FeatureStore, GraphStore] | PathLike,
     output: PathLike,

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from gnnstore.converters.converter import converter
 from gnnstore.converters.datasets.numpy import copy_arrays
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import MemoryArray, as_array
-from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import check_choice
 from gnnstore.progress import Progress
 
 
-@converter()
+@converter
 def from_arrays(
     arrays: Mapping[str, Any],
     output: PathLike,

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from gnnstore import _core
 from gnnstore.converters.edges.builder import EdgeBuilder
 from gnnstore.converters.edges.columns import BuiltEdges, SortedEdges
 from gnnstore.converters.edges.rules import EdgeRules
-from gnnstore.converters.edges.split import SplitEdges, SplitRule, sorted_edges
+from gnnstore.converters.edges.split import SplitEdges, SplitRule
 from gnnstore.converters.inputs.derived import RowTaker
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import (
@@ -47,7 +46,6 @@ from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
 from gnnstore.converters.writer.splits import read_split, split_ids, split_name
 from gnnstore.converters.writer.workload import Workload
 from gnnstore.errors import InputError, UsageError
-from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container import names as store_names
 from gnnstore.formats.store.edge_splits import EdgeSplitSpec
@@ -329,14 +327,7 @@ class GraphWriter:
             built = self._builder.finish(self.num_nodes)
         if self._carried is not None:
             built = CarriedIds(built, self._carried)
-        rule = self.options.split_rule
-        if rule is None:
-            self._write_edges(built, on_degrees)
-        else:
-            pieces = partial(sorted_edges, built, keep_ids=self._keep_ids)
-            ids = built.edge_id_dtype or id_dtype(built.num_edges)
-            self._nodes.num_nodes = built.num_nodes
-            self.split_edges(pieces, rule, ids, on_degrees)
+        self._write_edges(built, on_degrees)
         built.close()
 
     def split_edges(
@@ -344,7 +335,6 @@ class GraphWriter:
         edges: Callable[..., Iterator[SortedEdges]],
         rule: SplitRule,
         id_dtype: np.dtype[Any],
-        on_degrees: Callable[[npt.NDArray[np.int64]], None] | None = None,
     ) -> None:
         """Write edges that are sorted already, split by a rule; nothing is read if `has_edges`.
 
@@ -354,8 +344,6 @@ class GraphWriter:
             See `SplitEdges`.
         id_dtype : np.dtype
             Type of their ids.
-        on_degrees : callable, optional
-            See `finish_edges`.
 
         Raises
         ------
@@ -363,11 +351,11 @@ class GraphWriter:
             If a split would be empty.
         """
         if self.has_edges:
-            return self.finish_edges(on_degrees)
+            return self.finish_edges()
         num_nodes = self.num_nodes or 0
         with self.progress.phase("split edges", unit="edges"):
             split = SplitEdges(rule, edges, num_nodes, id_dtype if self._keep_ids else None)
-        self._write_edges(split, on_degrees, split, rule)
+        self._write_edges(split, None, split, rule)
         return None
 
     def _write_edges(
@@ -528,11 +516,6 @@ class GraphWriter:
         where = where or f"the edge split {name!r}"
         if name in self._edge_splits:
             raise InputError(f"{where}: the edge split {name!r} was given already")
-        if self.options.edge_split is not None:
-            raise UsageError(
-                f"{where}: the input has edge splits of its own; leave out edge_split=, "
-                "or remove them from the input"
-            )
         if self.num_nodes is None:
             raise UsageError(f"{where}: say how many nodes there are before the edge splits")
         shared = negative_edges or (None, None)

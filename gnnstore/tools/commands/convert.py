@@ -18,7 +18,6 @@ from gnnstore.progress import Style
 from gnnstore.tools.convert import convert
 from gnnstore.tools.ui.options import (
     MEMORY,
-    SHARES,
     SIZE,
     Decorator,
     Parsed,
@@ -64,23 +63,6 @@ class _Kinds(click.Group):
 @click.group(name="convert", cls=_Kinds, help=_HELP)
 def command() -> None:
     """Hold the kinds; users see `_HELP`."""
-
-
-# Negatives of the edges of a split.
-negative_options = together(
-    click.option(
-        "--edge-negatives",
-        type=click.IntRange(min=0),
-        default=0,
-        metavar="K",
-        help="Fixed negatives of each edge of valid and test: nodes that replace its target.",
-    ),
-    click.option(
-        "--strict-negatives",
-        is_flag=True,
-        help="Redraw negatives that are edges of the graph.",
-    ),
-)
 
 
 class _Styles(click.Choice[str]):
@@ -129,6 +111,20 @@ output_options = together(
     ),
 )
 
+
+def _gone(option: str, command_name: str) -> Decorator:
+    """Return an option of an earlier version, which names the command to use."""
+
+    def refuse(_ctx: click.Context, _param: click.Parameter, value: object) -> None:
+        if value is not None:
+            raise UsageError(
+                f"{option} is no option of gnnstore convert any more; convert first, and then run "
+                f"gnnstore {command_name} STORE OUT"
+            )
+
+    return click.option(option, hidden=True, expose_value=False, callback=refuse)
+
+
 # The other fields of `ConvertOptions`.
 _common_options = together(
     click.option(
@@ -163,23 +159,6 @@ _common_options = together(
         help="Type of node ids in batches. Default: that of the input, else int64.",
     ),
     click.option(
-        "--edge-split",
-        type=SHARES,
-        metavar="F,F,F",
-        help="Split edges into train (the graph), valid and test by these fractions, such as "
-        "0.8,0.1,0.1. An undirected graph's valid and test hold one direction.",
-    ),
-    click.option(
-        "--edge-split-seed", type=click.IntRange(min=0), default=0, help="Seed of --edge-split."
-    ),
-    negative_options,
-    click.option(
-        "--node-order",
-        type=click.Choice(("none", "degree")),
-        default="none",
-        help="degree: number nodes by descending out-degree; node ids change.",
-    ),
-    click.option(
         "--spill-dir",
         "spill_directory",
         type=click.Path(),
@@ -187,6 +166,10 @@ _common_options = together(
         help="Directory for edges that are sorted on disk. Default: that of OUTPUT.",
     ),
     output_options,
+    _gone("--node-order", "reorder"),
+    _gone("--edge-split", "split-edges"),
+    _gone("--edge-split-seed", "split-edges --seed"),
+    _gone("--edge-negatives", "split-edges --edge-negatives"),
 )
 
 
