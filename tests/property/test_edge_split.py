@@ -262,8 +262,8 @@ def test_strict_negatives_are_no_edges(
     plain = write(tmp_path / "b.gnn", edges, num_nodes, **rules)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(negatives, "_PIECE_VALUES", 23)
-        own: dict[str, Any] = {"seed": seed, "num_negatives": 5, "strict": True}
-        again = split_edges(tmp_path / "whole-a.gnn", tmp_path / "c.gnn", rules["fractions"], **own)
+        how: dict[str, Any] = {"seed": seed, "num_negatives": 5, "strict": True}
+        again = split_edges(tmp_path / "whole-a.gnn", tmp_path / "c.gnn", rules["fractions"], **how)
     assert_same_files(again, store.path)
     assert verify(store.path, "full").ok
     num_hits = 0
