@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.converters.converter import converter
 from gnnstore.converters.datasets.numpy import CompressedEdges
 from gnnstore.converters.datasets.typed.text_files import ENDINGS, TextEdgeFile, open_text_nodes
 from gnnstore.converters.edges.node_ids import check_integers
@@ -24,7 +25,6 @@ from gnnstore.converters.inputs.npy import open_npy
 from gnnstore.converters.inputs.npz import open_npz
 from gnnstore.converters.inputs.opening import PathLike, describe_files, existing_directory
 from gnnstore.converters.inputs.source import ArraySource, read_one_number
-from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.tables.columns import TableColumns, edge_batches
 from gnnstore.converters.tables.inputs import open_table
 from gnnstore.converters.tables.row_ids import RowIds
@@ -44,7 +44,7 @@ _ENDS = ("source", "target")
 _PIECE_EDGES = 2**18
 
 
-@converter()
+@converter
 def from_typed(
     input: PathLike,  # noqa: A002 - the word the command line uses
     output: PathLike,
