@@ -18,7 +18,7 @@ Examples
 
 from typing import TYPE_CHECKING
 
-from gnnstore.converters.datasets.graphbolt import from_graphbolt
+from gnnstore.converters.datasets.graphbolt.convert import from_graphbolt
 from gnnstore.converters.datasets.igb import from_igb
 from gnnstore.converters.datasets.numpy import from_numpy
 from gnnstore.converters.datasets.ogb.convert import from_ogb

@@ -10,13 +10,13 @@ from typing import Any
 import numpy.typing as npt
 
 from gnnstore.converters.converter import converter
-from gnnstore.converters.datasets.graphbolt_metadata import (
+from gnnstore.converters.datasets.graphbolt.metadata import (
     Metadata,
     Task,
     TypedMetadata,
     read_metadata,
 )
-from gnnstore.converters.datasets.graphbolt_tasks import (
+from gnnstore.converters.datasets.graphbolt.tasks import (
     Labels,
     by_name,
     edge_name,
