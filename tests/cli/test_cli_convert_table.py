@@ -339,7 +339,9 @@ def test_a_data_that_torch_saved(run: Any, tmp_path: Path) -> None:
         shape=[1, 2.5, None],
     )
     collated, slices = InMemoryDataset.collate([data])
-    for saved in (data, data.to_dict(), (collated.to_dict(), slices, Data)):
+    used = data.clone()
+    assert used.is_node_attr("x")  # which it remembers, in an attribute of its own
+    for saved in (data, used, data.to_dict(), (collated.to_dict(), slices, Data)):
         torch.save(saved, tmp_path / "data.pt")
         done = run("convert", "pyg", tmp_path / "data.pt", tmp_path / "o.gnn", "--overwrite")
         assert done.status == 0, done.stderr

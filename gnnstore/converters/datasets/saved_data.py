@@ -37,7 +37,11 @@ def open_saved_data(path: PathLike, memory_bytes: int | None) -> Data:
         f"{_MODULE}.storage.GlobalStorage": Saved,
         f"{_MODULE}.data.DataEdgeAttr": None,
         f"{_MODULE}.data.DataTensorAttr": None,
+        # What a `Data` that was used remembers of its attributes.
+        f"{_MODULE}.storage.AttrType": lambda kind="": str(kind)[:16],
         "collections.defaultdict": lambda *_: {},
+        "__builtin__.set": lambda *_: None,
+        "builtins.set": lambda *_: None,
         "torch.Size": lambda shape=(): list(shape),
     }
 
