@@ -20,10 +20,12 @@ from gnnstore._core import ReadCounts, empty
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.schema import Schema
+from gnnstore.loaders.assemble.adjacency import adjacency
 
 if TYPE_CHECKING:
     from gnnstore.features.source import Rows, RowSource, RowSpec
     from gnnstore.loaders.assemble.adjacency import CsrEdges
+    from gnnstore.nn.adjacency import AdjT
     from gnnstore.pipeline.batch import Batch, BatchCost
     from gnnstore.seeds.base import SeedLabels
     from gnnstore.strategies.sources import Sources
@@ -42,6 +44,12 @@ class Parts(NamedTuple):
     batch: Tensor | None  # [n]
     num_sampled_nodes: list[int] | None
     num_sampled_edges: list[int] | None
+
+    def matrix(self, values: Tensor | None = None) -> AdjT:
+        """Return the edges in CSR."""
+        size = (len(self.node), len(self.node))
+        hops = (self.num_sampled_nodes, self.num_sampled_edges)
+        return adjacency(self.edge_index.numpy(), size, *hops, values)
 
 
 class BatchSchema(Protocol):
@@ -151,23 +159,20 @@ class BatchAssembler:
                 bytes_gathered += tensor.nbytes
                 counts += read
 
+        csr = self._csr
+        # Before rows are gathered, while edges are in the processor's cache.
+        adj_t = None if csr is None or csr.value else parts.matrix()
         nodes = parts.node.numpy()
         gather(self._node_attributes, nodes)
-        if self._csr is None:
+        if csr is None:
             values["edge_index"] = parts.edge_index
         e_id = None
         if parts.edge is not None:
             gather(self._edge_attributes, parts.edge.numpy())
             e_id = self._original_edge_ids(parts.edge, rows)
             bytes_gathered += e_id.nbytes
-        if self._csr is not None:
-            self._csr.replace_in(
-                values,
-                parts.edge_index.numpy(),
-                len(nodes),
-                parts.num_sampled_nodes,
-                parts.num_sampled_edges,
-            )
+        if csr is not None:
+            values["adj_t"] = parts.matrix(csr.take_values(values)) if adj_t is None else adj_t
         values.update(self._graph_level)
         if self._explicit_num_nodes:
             values["num_nodes"] = len(nodes)
