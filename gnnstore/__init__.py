@@ -18,6 +18,8 @@ from gnnstore._version import __version__
 
 if TYPE_CHECKING:
     from gnnstore import converters, evaluation, nn
+    from gnnstore.converters.tables.arrays import from_arrays
+    from gnnstore.converters.tables.convert import from_tables
     from gnnstore.embeddings.optimizers import SGD, Adagrad, RowwiseAdagrad, SparseAdam
     from gnnstore.embeddings.table import EmbeddingTable
     from gnnstore.errors import (
@@ -69,6 +71,8 @@ _HOMES: dict[str, str | None] = {
     "batch_to_dense": "gnnstore.sampling.dense",
     "converters": None,
     "evaluation": None,
+    "from_arrays": "gnnstore.converters.tables.arrays",
+    "from_tables": "gnnstore.converters.tables.convert",
     "inference": "gnnstore.layerwise.api",
     "link_ranks": "gnnstore.evaluation.ranks",
     "nn": None,
@@ -103,6 +107,8 @@ __all__ = [
     "batch_to_dense",
     "converters",
     "evaluation",
+    "from_arrays",
+    "from_tables",
     "inference",
     "link_ranks",
     "nn",

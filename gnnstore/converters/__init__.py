@@ -18,13 +18,16 @@ Examples
 
 from typing import TYPE_CHECKING
 
-from gnnstore.converters.datasets.graphbolt import from_graphbolt
+from gnnstore.converters.datasets.graphbolt.convert import from_graphbolt
 from gnnstore.converters.datasets.igb import from_igb
 from gnnstore.converters.datasets.numpy import from_numpy
 from gnnstore.converters.datasets.ogb.convert import from_ogb
 from gnnstore.converters.datasets.pyg import from_pyg
 from gnnstore.converters.datasets.snap import from_snap
 from gnnstore.converters.datasets.triples import from_triples
+from gnnstore.converters.datasets.typed.files import from_typed
+from gnnstore.converters.datasets.typed.igbh import from_igbh
+from gnnstore.converters.datasets.typed.mag240m import from_mag240m
 from gnnstore.converters.partitions.partition import partition
 from gnnstore.converters.stores.add_order import add_order
 from gnnstore.converters.stores.reorder import reorder
@@ -32,8 +35,11 @@ from gnnstore.converters.stores.split import split_edges
 from gnnstore.converters.synthetic.kronecker.expand import from_kronecker
 from gnnstore.converters.synthetic.planted_types import from_planted_types
 from gnnstore.converters.synthetic.rmat import from_rmat
+from gnnstore.converters.tables.arrays import from_arrays
+from gnnstore.converters.tables.convert import from_tables
 from gnnstore.converters.typed.graph_writer import HeteroGraphWriter
 from gnnstore.converters.writer.graph_writer import GraphWriter
+from gnnstore.converters.writer.node_arrays import RowSink
 from gnnstore.converters.writer.options import ConvertOptions
 
 _PLANTED_KG = (
@@ -45,17 +51,23 @@ __all__ = [
     "ConvertOptions",
     "GraphWriter",
     "HeteroGraphWriter",
+    "RowSink",
     "add_order",
+    "from_arrays",
     "from_graphbolt",
     "from_igb",
+    "from_igbh",
     "from_kronecker",
+    "from_mag240m",
     "from_numpy",
     "from_ogb",
     "from_planted_types",
     "from_pyg",
     "from_rmat",
     "from_snap",
+    "from_tables",
     "from_triples",
+    "from_typed",
     "partition",
     "reorder",
     "split_edges",

@@ -47,7 +47,7 @@ def open_features(
     skip_header: bool = False,
 ) -> ArrayFiles:
     """Open an array in one or several files."""
-    found = _names_of(paths, what)
+    found = paths_of(paths, what)
     if not found:
         raise UsageError(f"{what}: no file was given")
     one = RawLayout(raw.dtype, (-1, *raw.shape[1:])) if raw is not None else None
@@ -65,7 +65,7 @@ def open_features(
 def open_labels(paths: Paths, *, skip_header: bool = False) -> ArrayFiles:
     """Open labels: as `open_features` does, but whole numbers in text are int64."""
     what = "the labels"
-    names = _names_of(paths, what)
+    names = paths_of(paths, what)
     if not names or not all(is_text(Path(name)) for name in names):
         return open_features(paths, what=what)
     files = tuple(existing_file(name, what) for name in names)
@@ -99,7 +99,8 @@ def is_text(path: Path) -> bool:
     return plain.suffix.lower() in _TEXT_SUFFIXES
 
 
-def _names_of(paths: Paths, what: str) -> list[str]:
+def paths_of(paths: Paths, what: str) -> list[str]:
+    """Return the names of files, with those that match patterns in place of these."""
     given = [paths] if isinstance(paths, (str, Path)) or hasattr(paths, "__fspath__") else paths
     return [name for path in given for name in _expand(str(path), what)]
 

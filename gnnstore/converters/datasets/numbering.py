@@ -36,9 +36,20 @@ def number_from_one(writer: GraphWriter, num_nodes: int) -> IdMap:
 
 def number_names(writer: GraphWriter, read: Callable[[], Iterable[NameBlock]]) -> NameNumbering:
     """Assign numbers to the nodes of a text by first appearance; each `read()` starts anew."""
+    names = collect_names(writer, read)
+    record_names(writer, names)
+    return names
+
+
+def collect_names(writer: GraphWriter, read: Callable[[], Iterable[NameBlock]]) -> NameNumbering:
+    """Assign numbers to names by first appearance; each `read()` starts anew."""
     names = NameNumbering(writer.spill_directory / "names", writer.options.memory_bytes)
     names.collect(read)
+    return names
+
+
+def record_names(writer: GraphWriter, names: NameNumbering) -> None:
+    """Record the names of all nodes, and their number."""
     writer.reserve_memory(names.memory_bytes)
     writer.set_num_nodes(names.num_nodes)
     writer.set_original_names(names.names(), names.num_nodes, names.name_bytes)
-    return names

@@ -71,13 +71,14 @@ def join_lines(column: Any) -> bytes:
     return text
 
 
-def encode_arrow(columns: list[Any]) -> NameBlock:
-    """Return columns of text of a pyarrow table as a block."""
+def encode_arrow(columns: list[Any], *, trim: bool = True) -> NameBlock:
+    """Return columns of text of a pyarrow table as a block, perhaps without surrounding blanks."""
     import pyarrow as pa  # noqa: PLC0415
     from pyarrow import compute  # noqa: PLC0415
 
     chunks = [chunk for column in columns for chunk in column.chunks]
-    encoded = compute.ascii_trim_whitespace(pa.concat_arrays(chunks)).dictionary_encode()
+    texts = pa.concat_arrays(chunks)
+    encoded = (compute.ascii_trim_whitespace(texts) if trim else texts).dictionary_encode()
     codes = encoded.indices.to_numpy().reshape(len(columns), -1).T
     # The dictionary has the sources before the targets; names are to come as lines have them.
     _, first = np.unique(codes, return_index=True)

@@ -243,7 +243,7 @@ class Schema:
     def _heterogeneous(kind: str, types: list[str]) -> str:
         return (
             f"the store has {len(types)} {kind} types ({', '.join(types)}) where exactly one was "
-            "expected; heterogeneous graphs cannot be used here yet"
+            "expected; name a type, as in store['paper'], or give a graph without types"
         )
 
     def arrays(self) -> tuple[AttributeSpec, ...]:

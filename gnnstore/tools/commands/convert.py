@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import permutations
+from pathlib import Path
 from typing import Any, get_args
 
 import click
 
 from gnnstore.converters.inputs.files import RawLayout
+from gnnstore.converters.registry import CONVERTERS
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES
@@ -15,7 +18,6 @@ from gnnstore.progress import Style
 from gnnstore.tools.convert import convert
 from gnnstore.tools.ui.options import (
     MEMORY,
-    SHARES,
     SIZE,
     Decorator,
     Parsed,
@@ -43,26 +45,25 @@ Examples:
 """
 
 
-@click.group(name="convert", help=_HELP)
+class _Kinds(click.Group):
+    """The kinds of this module, and those that plug-ins have registered."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return our own kinds, then others."""
+        return [*super().list_commands(ctx), *CONVERTERS.names]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command of a kind."""
+        own = super().get_command(ctx, cmd_name)
+        if own is not None or cmd_name not in CONVERTERS:
+            return own
+        found = CONVERTERS[cmd_name]
+        return _make_kind(cmd_name, found.summary, function=found.convert)
+
+
+@click.group(name="convert", cls=_Kinds, help=_HELP)
 def command() -> None:
     """Hold the kinds; users see `_HELP`."""
-
-
-# Negatives of the edges of a split.
-negative_options = together(
-    click.option(
-        "--edge-negatives",
-        type=click.IntRange(min=0),
-        default=0,
-        metavar="K",
-        help="Fixed negatives of each edge of valid and test: nodes that replace its target.",
-    ),
-    click.option(
-        "--strict-negatives",
-        is_flag=True,
-        help="Redraw negatives that are edges of the graph.",
-    ),
-)
 
 
 class _Styles(click.Choice[str]):
@@ -111,6 +112,20 @@ output_options = together(
     ),
 )
 
+
+def _gone(option: str, command_name: str) -> Decorator:
+    """Return an option of an earlier version, which names the command to use."""
+
+    def refuse(_ctx: click.Context, _param: click.Parameter, value: object) -> None:
+        if value is not None:
+            raise UsageError(
+                f"{option} is no option of gnnstore convert any more; convert first, and then run "
+                f"gnnstore {command_name} STORE OUT"
+            )
+
+    return click.option(option, hidden=True, expose_value=False, callback=refuse)
+
+
 # The other fields of `ConvertOptions`.
 _common_options = together(
     click.option(
@@ -144,17 +159,6 @@ _common_options = together(
         type=click.Choice(("int64", "int32")),
         help="Type of node ids in batches. Default: that of the input, else int64.",
     ),
-    click.option(
-        "--edge-split",
-        type=SHARES,
-        metavar="F,F,F",
-        help="Split edges into train (the graph), valid and test by these fractions, such as "
-        "0.8,0.1,0.1. An undirected graph's valid and test hold one direction.",
-    ),
-    click.option(
-        "--edge-split-seed", type=click.IntRange(min=0), default=0, help="Seed of --edge-split."
-    ),
-    negative_options,
     order_options,
     click.option(
         "--reverse",
@@ -164,12 +168,6 @@ _common_options = together(
         "more; all: of every type.",
     ),
     click.option(
-        "--node-order",
-        type=click.Choice(("none", "degree")),
-        default="none",
-        help="degree: number nodes by descending out-degree; node ids change.",
-    ),
-    click.option(
         "--spill-dir",
         "spill_directory",
         type=click.Path(),
@@ -177,6 +175,10 @@ _common_options = together(
         help="Directory for edges that are sorted on disk. Default: that of OUTPUT.",
     ),
     output_options,
+    _gone("--node-order", "reorder"),
+    _gone("--edge-split", "split-edges"),
+    _gone("--edge-split-seed", "split-edges --seed"),
+    _gone("--edge-negatives", "split-edges --edge-negatives"),
 )
 
 
@@ -236,10 +238,26 @@ def _negate(_ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
     return not value
 
 
-def _add_kind(kind: str, help_text: str, *options: Decorator, source: str | None = "input") -> None:
-    """Add a kind whose options are the arguments of the converter `from_KIND`."""
+def _add_kind(
+    kind: str,
+    help_text: str,
+    *options: Decorator,
+    source: str | None = "input",
+    function: str | None = None,
+) -> None:
+    """Add a kind whose options are the arguments of a converter, `from_KIND`."""
+    made = _make_kind(kind, help_text, *options, source=source, function=function or f"from_{kind}")
+    command.add_command(made)
 
-    @command.command(name=kind, help=help_text)
+
+def _make_kind(
+    kind: str,
+    help_text: str,
+    *options: Decorator,
+    source: str | None = "input",
+    function: str | Callable[..., Path],
+) -> click.Command:
+    @click.command(name=kind, help=help_text)
     @together(
         *([click.argument(source, type=click.Path())] if source else []),
         click.argument("output", type=click.Path()),
@@ -248,7 +266,10 @@ def _add_kind(kind: str, help_text: str, *options: Decorator, source: str | None
     @_common_options
     @session_options
     def run(session: Session, **arguments: Any) -> None:
-        convert(session, f"from_{kind.replace('-', '_')}", **arguments)
+        convert(session, function, **arguments)
+
+    made: click.Command = run
+    return made
 
 
 _add_kind(
@@ -256,8 +277,9 @@ _add_kind(
     """Convert an OGB node- or link-property data set, as its downloader leaves it on disk.
 
 INPUT is the directory of the data set, with raw/ and split/ in it: gzipped CSV files, or the
-.npz files of ogbn-papers100M; or that of MAG240M, whose papers and citations are converted. The
-ogb package is not needed. Splits that torch.save wrote are unpickled with a list of allowed names,
+.npz files of ogbn-papers100M; or that of MAG240M, whose papers and citations are converted. A
+data set of several types, such as ogbn-mag, becomes a store with types. The ogb package is not
+needed. Splits that torch.save wrote are unpickled with a list of allowed names,
 and read whole: four times such a file counts in --memory. Splits of edges become edge splits, with
 their fixed negatives.
 
@@ -268,6 +290,7 @@ Examples:
   gnnstore convert ogb dataset/ogbn_papers100M papers100M.gnn --feature-dtype float16
   gnnstore convert ogb dataset/mag240m_kddcup2021 mag240m.gnn --undirected
   gnnstore convert ogb dataset/ogbl_collab collab.gnn --add-inverse-edge
+  gnnstore convert ogb dataset/ogbn_mag mag.gnn --reverse all --time-attr node_year
 """,
     click.option(
         "--add-inverse-edge",
@@ -404,9 +427,99 @@ Examples:
     _feature_options,
 )
 
+
+def _columns(option: str, what: str) -> Decorator:
+    return click.option(
+        option,
+        f"{option[2:].replace('-', '_')}s",
+        type=Parsed("column", lambda text, _: (text.partition("=")[0], text.split("=", 1)[-1])),
+        multiple=True,
+        callback=lambda _ctx, _param, pairs: _unique(option, pairs),
+        metavar="NAME[=COLUMN]",
+        help=f"Store a column as the {what} attribute NAME; repeat it for more.",
+    )
+
+
+_add_kind(
+    "table",
+    """Convert tables: Parquet, Arrow and Feather files.
+
+EDGES has a row for each edge; NODES, if given, one for each node. Both are files, quoted patterns
+or directories; repeat the option for more files. Columns of lists become rows of features. Nodes go
+by integers or by names; the store keeps them.
+
+\b
+Examples:
+  gnnstore convert table graph.gnn --edges edges.parquet --source src --target dst
+  gnnstore convert table graph.gnn --edges 'edges/*.parquet' --nodes nodes.parquet \\
+    --features x --label y --split split
+  gnnstore convert table users.gnn --edges follows.arrow --edge-column time \\
+    --nodes users.feather --node-id name --features age --features height
+""",
+    click.option(
+        "--edges",
+        multiple=True,
+        required=True,
+        type=click.Path(),
+        metavar="FILE",
+        help="The table of edges.",
+    ),
+    click.option("--source", default="source", metavar="COLUMN", help="Sources of edges."),
+    click.option("--target", default="target", metavar="COLUMN", help="Targets of edges."),
+    _columns("--edge-column", "edge"),
+    click.option(
+        "--nodes",
+        multiple=True,
+        type=click.Path(),
+        callback=_none_if_empty,
+        metavar="FILE",
+        help="The table of nodes.",
+    ),
+    click.option(
+        "--node-id",
+        metavar="COLUMN",
+        help="Ids or names of the nodes, by which edges go. Default: the numbers of rows.",
+    ),
+    click.option(
+        "--features",
+        multiple=True,
+        callback=_none_if_empty,
+        metavar="COLUMN",
+        help="Features: a column of lists, or several of numbers, which are joined.",
+    ),
+    click.option("--label", metavar="COLUMN", help="Labels."),
+    click.option(
+        "--split", metavar="COLUMN", help="Names of splits: text such as train, valid and test."
+    ),
+    _columns("--node-column", "node"),
+    click.option(
+        "--num-nodes",
+        type=click.IntRange(min=0),
+        help="Without --nodes: use integer ids below this as node numbers.",
+    ),
+    source=None,
+    function="from_tables",
+)
+
+_add_kind(
+    "typed",
+    """Convert a graph with types: a directory with files for each type.
+
+INPUT has edges/SOURCE__RELATION__TARGET and nodes/TYPE: files .parquet, .arrow, .feather, .npz,
+.npy, .csv or .tsv (also .gz), or directories of them; and KONECT's out.* as edges. Columns and
+arrays become attributes. Edges have source and target, or edge_index. Nodes may have id, by which
+edges name them, and train, valid and test.
+
+\b
+Examples:
+  gnnstore convert typed shop/ shop.gnn --reverse all
+  gnnstore convert typed reviews/ reviews.gnn --time-attr time --weight-attr weight
+""",
+)
+
 _add_kind(
     "graphbolt",
-    """Convert a homogeneous OnDiskDataset of DGL GraphBolt.
+    """Convert an OnDiskDataset of DGL GraphBolt, homogeneous or with types.
 
 INPUT is the directory with metadata.yaml and the .npy and CSV files that it names (not the
 preprocessed/ below it). Needs PyYAML: pip install 'gnnstore[graphbolt]'.
@@ -414,6 +527,7 @@ preprocessed/ below it). Needs PyYAML: pip install 'gnnstore[graphbolt]'.
 \b
 Examples:
   gnnstore convert graphbolt datasets/ogbn-products-seeds products.gnn
+  gnnstore convert graphbolt datasets/ogb-lsc-mag240m-seeds mag240m.gnn
 """,
     click.option(
         "--task",
@@ -440,6 +554,41 @@ Examples:
         default="19",
         help="Labels of 19 or of 2983 classes.",
     ),
+)
+
+_add_kind(
+    "igbh",
+    """Convert a heterogeneous graph of the Illinois Graph Benchmark (IGBH).
+
+INPUT is the directory with paper/ and paper__cites__paper/ in it, or one with processed/. Splits
+are those of IGB's loader: 60, 20 and 20 % of the labelled papers, by position.
+
+\b
+Examples:
+  gnnstore convert igbh igb-heterogeneous/small small.gnn --reverse all
+  gnnstore convert igbh igb-heterogeneous/full full.gnn --classes 2K --feature-dtype float16
+""",
+    click.option(
+        "--classes",
+        type=click.Choice(("19", "2K")),
+        default="19",
+        help="Labels of 19 or of 2983 classes.",
+    ),
+)
+
+_add_kind(
+    "mag240m",
+    """Convert MAG240M whole: papers, authors, institutions, and three types of edges.
+
+INPUT is the directory mag240m_kddcup2021. The numbers of authors and institutions are read from
+meta.pt, in which nothing but numbers is unpickled. (gnnstore convert ogb takes the papers alone.)
+
+\b
+Examples:
+  gnnstore convert mag240m dataset/mag240m_kddcup2021 mag240m.gnn --reverse all
+  gnnstore convert mag240m dataset/mag240m_kddcup2021 mag240m.gnn --time-attr node_year \
+      --reverse writes --reverse affiliated_with
+""",
 )
 
 _add_kind(
@@ -574,35 +723,27 @@ Examples:
     ),
     click.option("--seed", type=int, default=0, help="Seed of the graph."),
     source=None,
+    function="from_planted_types",
 )
-
-
-_PYG_HELP = """Explain how to convert a torch_geometric.data.Data object, which requires Python.
-
-torch.save writes a pickle, and loading a pickle runs the code in it, so this command takes no
-file.
-
-\b
-Examples:
-  gnnstore convert pyg
-"""
-_PYG_ADVICE = """a Data object is converted in Python, because the file that torch.save \
-writes is a pickle, and loading it would run the code in it:
-
-    import gnnstore
-    gnnstore.converters.from_pyg(data, "graph.gnn")
-
-Save arrays of your own with numpy.savez and convert them with 'gnnstore convert numpy'."""
 
 
 _ANY_WORDS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
+_add_kind(
+    "pyg",
+    """Convert a torch_geometric.data.Data that torch.save wrote.
 
-@command.command(name="pyg", help=_PYG_HELP, context_settings=_ANY_WORDS)
-@session_options
-def pyg(_session: Session) -> None:
-    """Print the advice."""
-    raise UsageError(_PYG_ADVICE)
+INPUT is such a file, or the processed file of a data set of one graph (processed/data.pt). It is
+unpickled with a list of allowed names, so that no code in it runs, and read whole: four times the
+file counts in --memory. In Python, gnnstore.converters.from_pyg takes a Data in memory.
+
+\b
+Examples:
+  gnnstore convert pyg data.pt graph.gnn
+  gnnstore convert pyg Cora/processed/data.pt cora.gnn
+""",
+    source="data",
+)
 
 
 @command.command(name="planted-kg", hidden=True, context_settings=_ANY_WORDS)

@@ -1,0 +1,390 @@
+"""Tables of nodes and edges: Parquet, Arrow and Feather files, and frames in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import feather, parquet
+from torch_geometric.data import Data, HeteroData, InMemoryDataset
+
+import gnnstore
+from gnnstore.converters import ConvertOptions, from_numpy, from_tables
+from gnnstore.converters.edges import name_ids
+from gnnstore.errors import BudgetError, GnnstoreError, InputError, NotFoundError, UsageError
+from gnnstore.features.check import verify
+from gnnstore.testing.graphs import read_store
+
+Writer = Callable[[pa.Table, Path], None]
+
+
+def write_stream(table: pa.Table, path: Path) -> None:
+    with pa.ipc.new_stream(path, table.schema) as stream:
+        stream.write_table(table, max_chunksize=3)
+
+
+def write_arrow(table: pa.Table, path: Path) -> None:
+    with pa.ipc.new_file(path, table.schema) as file:
+        file.write_table(table, max_chunksize=3)
+
+
+def write_parquet(table: pa.Table, path: Path) -> None:
+    parquet.write_table(table, path, row_group_size=4)
+
+
+WRITERS: dict[str, Writer] = {
+    "parquet": write_parquet,
+    "arrow": write_arrow,
+    "stream": write_stream,
+    "feather": feather.write_feather,
+}
+
+
+def edges_table(**columns: Any) -> pa.Table:
+    ends = {"source": [0, 1, 2, 2, 4], "target": [1, 2, 0, 3, 4]}
+    return pa.table({**ends, **columns})
+
+
+def nodes_table(**columns: Any) -> pa.Table:
+    x = pa.array(np.arange(10, dtype=np.float32).reshape(5, 2).tolist(), pa.list_(pa.float32(), 2))
+    split = ["train", "train", "val", "test", None]
+    return pa.table({"x": x, "y": [0, 1, 0, 1, 2], "split": split, **columns})
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_files_of_all_kinds(run: Any, tmp_path: Path, kind: str) -> None:
+    weights = pa.array([5, 4, 3, 2, 1], pa.int64())
+    WRITERS[kind](edges_table(w=weights, when=weights.cast(pa.timestamp("ms"))), tmp_path / "e")
+    WRITERS[kind](nodes_table(), tmp_path / "n")
+    done = run(
+        *("convert", "table", tmp_path / "o.gnn", "--edges", tmp_path / "e", "--nodes"),
+        *(tmp_path / "n", "--features", "x", "--label", "y", "--split", "split"),
+        *("--edge-column", "edge_weight=w", "--edge-column", "when", "--memory", "40MB"),
+    )
+    assert done.status == 0, done.stderr
+    assert "left out" not in done.stderr
+    graph = read_store(tmp_path / "o.gnn")
+    assert graph.pairs() == [(2, 0), (0, 1), (1, 2), (2, 3), (4, 4)]
+    assert graph.edge_attributes["edge_weight"].tolist() == [3, 5, 4, 2, 1]
+    assert graph.edge_attributes["when"].tolist() == [3, 5, 4, 2, 1]
+    assert graph.attributes["x"].tolist() == np.arange(10).reshape(5, 2).tolist()
+    assert graph.attributes["x"].dtype == np.float32
+    assert graph.attributes["y"].tolist() == [0, 1, 0, 1, 2]
+    splits = {name: ids.tolist() for name, ids in graph.splits.items()}
+    assert splits == {"train": [0, 1], "valid": [2], "test": [3]}
+    assert verify(tmp_path / "o.gnn", level="full").ok
+
+
+@pytest.mark.parametrize("how", ["pattern", "directory", "list"])
+def test_several_files_are_one_table(tmp_path: Path, how: str) -> None:
+    (tmp_path / "parts").mkdir()
+    for i in (0, 1, 2, 10):
+        table = pa.table({"source": [i, i], "target": [1, 2]})
+        parquet.write_table(table, tmp_path / "parts" / f"e-{i}.parquet")
+    files = [tmp_path / "parts" / f"e-{i}.parquet" for i in (0, 1, 2, 10)]
+    given = {"pattern": str(tmp_path / "parts" / "e-*.parquet"), "list": files}
+    edges = given.get(how, tmp_path / "parts")
+    out = from_tables(edges, tmp_path / "o.gnn", num_nodes=11)
+    pairs = [(i, t) for i in (0, 1, 2, 10) for t in (1, 2)]
+    assert sorted(read_store(out).pairs()) == sorted(pairs)
+
+
+def test_equal_to_arrays(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    ends = rng.integers(0, 500, (2, 5000))
+    weight = rng.random(5000, np.float32)
+    parquet.write_table(
+        pa.table({"source": ends[0], "target": ends[1], "edge_weight": weight}), tmp_path / "e"
+    )
+    np.savez(tmp_path / "e.npz", edge_index=ends, edge_weight=weight, num_nodes=500)
+    one = from_tables(
+        tmp_path / "e", tmp_path / "a.gnn", edge_columns=["edge_weight"], num_nodes=500
+    )
+    other = from_numpy(tmp_path / "e.npz", tmp_path / "b.gnn")
+    files = [
+        {p.relative_to(out): p.read_bytes() for p in out.rglob("c*") if p.is_file()}
+        for out in (one, other)
+    ]
+    assert files[0] == files[1]
+    assert len(files[0]) > 3
+
+
+def test_ids_without_a_table_of_nodes_are_numbered(tmp_path: Path) -> None:
+    table = pa.table({"source": pa.array([70, 5], pa.uint32()), "target": [5, 1000]})
+    graph = read_store(from_tables(table, tmp_path / "o.gnn"))
+    assert graph.pairs() == [(1, 0), (0, 2)]
+    assert graph.original_ids is not None
+    assert graph.original_ids.tolist() == [5, 70, 1000]
+
+
+def test_ids_of_a_table_of_nodes_are_its_rows(tmp_path: Path) -> None:
+    nodes = pa.table({"id": [70, 5, 1000], "a": [1, 2, 3], "b": [0.5, 1.5, 2.5]})
+    table = pa.table({"source": [70, 5], "target": [5, 1000]})
+    out = from_tables(table, tmp_path / "o.gnn", nodes=nodes, node_id="id", features=["a", "b"])
+    graph = read_store(out)
+    assert graph.pairs() == [(0, 1), (1, 2)]
+    assert graph.original_ids is not None
+    assert graph.original_ids.tolist() == [70, 5, 1000]
+    assert graph.attributes["x"].tolist() == [[1, 0.5], [2, 1.5], [3, 2.5]]
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize("kind", ["string", "large_string", "dictionary"])
+def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, on_disk: bool) -> None:
+    if on_disk:
+        monkeypatch.setattr(name_ids, "_ENTRY_BYTES", 2**23)
+
+    def texts(values: list[str]) -> pa.Array:
+        array = pa.array(values, pa.large_string() if kind == "large_string" else pa.string())
+        return array.dictionary_encode() if kind == "dictionary" else array
+
+    nodes = pa.table({"name": texts(["c", " a", "b"]), "y": [1, 2, 3]})
+    edges = pa.table({"source": texts([" a", "b"]), "target": texts(["c", " a"]), "w": [7, 8]})
+    options = ConvertOptions(memory_bytes=2**25, overwrite=True)
+    arguments: dict[str, Any] = {"node_id": "name", "label": "y", "edge_columns": {"edge_w": "w"}}
+    out = from_tables(edges, tmp_path / "o.gnn", nodes=nodes, options=options, **arguments)
+    graph = read_store(out)
+    assert graph.pairs() == [(1, 0), (2, 1)]
+    assert graph.edge_attributes["edge_w"].tolist() == [7, 8]
+    assert list(gnnstore.open(out).original_names or ()) == ["c", " a", "b"]
+    out = from_tables(edges, tmp_path / "o.gnn", options=options)
+    assert list(gnnstore.open(out).original_names or ()) == [" a", "c", "b"]
+    more = pa.table({"source": texts(["d"]), "target": texts(["c"]), "w": [1]})
+    with pytest.raises(InputError, match="the name 'd' is not in the nodes"):
+        from_tables(more, tmp_path / "o.gnn", nodes=nodes, options=options, **arguments)
+    twice = pa.table({"name": texts(["c", "c", "b"]), "y": [1, 2, 3]})
+    with pytest.raises(InputError, match="row 1 has the name 'c', which row 0 has"):
+        from_tables(more, tmp_path / "o.gnn", nodes=twice, options=options, **arguments)
+
+
+class Frame:
+    """What any other library's frame offers."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.table.__arrow_c_stream__(requested_schema)
+
+
+def test_frames(tmp_path: Path) -> None:
+    table = edges_table()
+    graphs = [
+        read_store(gnnstore.from_tables(frame, tmp_path / f"{i}.gnn"))
+        for i, frame in enumerate((table, table.to_pandas(), Frame(table), table.to_pydict()))
+    ]
+    assert all(graph.pairs() == graphs[0].pairs() for graph in graphs)
+    labels = pa.table({"y": [1.0, None, 2, 0, 1]}).to_pandas()
+    out = from_tables(table, tmp_path / "y.gnn", nodes=labels, label="y")
+    assert gnnstore.open(out).num_classes == 3
+    with pytest.raises(UsageError, match="the edges: a int is no table"):
+        from_tables(3, tmp_path / "z.gnn")
+
+
+def test_arrays_in_memory(tmp_path: Path) -> None:
+    out = gnnstore.from_arrays(
+        {"edge_index": torch.tensor([[0, 1], [1, 2]]), "y": [0, 1, 2], "train": np.array([0])},
+        tmp_path / "o.gnn",
+    )
+    graph = read_store(out)
+    assert graph.pairs() == [(0, 1), (1, 2)]
+    assert graph.attributes["y"].tolist() == [0, 1, 2]
+    assert graph.splits["train"].tolist() == [0]
+    with pytest.raises(UsageError, match="y: an array of <U1 cannot be stored"):
+        gnnstore.from_arrays({"edge_index": [[0], [1]], "y": ["a", "b"]}, tmp_path / "p.gnn")
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "message"),
+    [
+        ({}, {"source": "src"}, "has no columns 'src'; its columns are 'source', 'target'"),
+        ({"w": [1, None, 3, 4, 5]}, {"edge_columns": ["w"]}, "w: row 1 has no value; fill it"),
+        ({"w": list("abcde")}, {"edge_columns": ["w"]}, "w: is string, which is no number"),
+        ({"w": [[1], [2, 3], [4], [5], [6]]}, {"edge_columns": ["w"]}, "row 1 has 2 values"),
+        ({"source": [0.5, 1, 2, 3, 4]}, {}, "source: is double; ids|source: is float64; ids"),
+        ({"source": [-1, 1, 2, 3, 4]}, {}, r"source: row 0: -1 is outside \[0, 2\^63\)"),
+        ({"source": [9, 1, 2, 3, 4]}, {"num_nodes": 5}, r"9 at position 0 is outside \[0, 5\)"),
+        ({"target": list("abcde")}, {}, "one of source and target has names, the other numbers"),
+        ({"source": [0, 1, None, 3, 4]}, {}, "source: row 2 has no value"),
+    ],
+)
+def test_columns_that_cannot_be_stored(
+    tmp_path: Path, columns: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
+    parquet.write_table(edges_table(**columns), tmp_path / "e.parquet")
+    with pytest.raises(InputError, match=message):
+        from_tables(tmp_path / "e.parquet", tmp_path / "o.gnn", **options)
+    assert [path.name for path in tmp_path.iterdir()] == ["e.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"nodes": nodes_table(id=[1, 2, 3, 4, 9]), "node_id": "id"}, "the id 0 is not in the nod"),
+        ({"nodes": nodes_table(id=[0, 1, 1, 4, 9]), "node_id": "id"}, "id 1 is in rows 1 and 2"),
+        ({"nodes": nodes_table(id=list("abcde")), "node_id": "id"}, "id has names, and the ends"),
+        ({"nodes": nodes_table(), "features": "y"}, "is one number a node, where features are"),
+        ({"label": "y"}, "node_id, features, label, split and node_columns go with nodes="),
+        ({"nodes": nodes_table(), "num_nodes": 5}, "num_nodes= goes without nodes="),
+    ],
+)
+def test_nodes_that_do_not_go_with_edges(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((InputError, UsageError), match=message):
+        from_tables(edges_table(), tmp_path / "o.gnn", **options)
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_damaged_files(tmp_path: Path, kind: str) -> None:
+    WRITERS[kind](edges_table(), tmp_path / "e")
+    data = (tmp_path / "e").read_bytes()
+    rng = np.random.default_rng(0)
+    for end in (*rng.integers(8, len(data), 15), len(data) - 1):
+        (tmp_path / "e").write_bytes(data[:end])
+        with pytest.raises(InputError, match=r"e: the table is damaged|e: is no table"):
+            from_tables(tmp_path / "e", tmp_path / "o.gnn")
+    for place in rng.integers(0, len(data), 60):
+        flipped = bytearray(data)
+        flipped[place] ^= 0xFF
+        (tmp_path / "e").write_bytes(flipped)
+        with suppress(GnnstoreError):
+            from_tables(tmp_path / "e", tmp_path / "o.gnn", options=ConvertOptions(overwrite=True))
+    assert not list(tmp_path.glob(".o.gnn*"))
+
+
+def test_files_that_are_none(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "e.csv").write_text("source,target\n0,1\n")
+    done = run("convert", "table", tmp_path / "o.gnn", "--edges", tmp_path / "e.csv")
+    assert "is no table of Parquet, Arrow or Feather; 'gnnstore convert snap' reads" in done.stderr
+    done = run("convert", "table", tmp_path / "o.gnn", "--edges", tmp_path / "none.parquet")
+    assert done.status == 3
+    with pytest.raises(NotFoundError, match=r"has no file \*\.parquet"):
+        from_tables(tmp_path, tmp_path / "o.gnn")
+    parquet.write_table(edges_table(), tmp_path / "a.parquet")
+    parquet.write_table(edges_table(source=[0.5] * 5), tmp_path / "b.parquet")
+    with pytest.raises(InputError, match=r"b.parquet: the column 'source' is double, and int64 in"):
+        from_tables(str(tmp_path / "?.parquet"), tmp_path / "o.gnn")
+
+
+def test_columns_that_are_left_out_are_told(run: Any, tmp_path: Path) -> None:
+    parquet.write_table(edges_table(w=[1, 2, 3, 4, 5]), tmp_path / "e.parquet")
+    done = run("convert", "table", tmp_path / "o.gnn", "--edges", tmp_path / "e.parquet")
+    assert done.status == 0
+    assert "columns that no option names are left out: w" in done.stderr
+
+
+def test_a_batch_beyond_memory_is_refused(tmp_path: Path) -> None:
+    ends = np.zeros(4_000_000, np.int64)
+    feather.write_feather(
+        pa.table({"source": ends, "target": ends}),
+        tmp_path / "e",
+        compression="uncompressed",
+        chunksize=4_000_000,
+    )
+    with pytest.raises(BudgetError, match="write it in smaller batches, or as Parquet"):
+        from_tables(tmp_path / "e", tmp_path / "o", options=ConvertOptions(memory_bytes=40_000_000))
+
+
+def test_an_interrupted_conversion_of_files_resumes(tmp_path: Path) -> None:
+    parquet.write_table(edges_table(), tmp_path / "e.parquet")
+    options = ConvertOptions(resume=True)
+    out = from_tables(tmp_path / "e.parquet", tmp_path / "o.gnn", options=options)
+    assert read_store(out).num_nodes == 5
+    with pytest.raises(UsageError, match="cannot be resumed"):
+        from_tables(edges_table(), tmp_path / "p.gnn", options=options)
+
+
+def test_sparse_matrices_of_scipy(run: Any, tmp_path: Path) -> None:
+    """Written as scipy does, which need not be there."""
+    shape: dict[str, Any] = {"shape": np.array([3, 3]), "data": np.array([1.5, 2.5, 3.5])}
+    csr: dict[str, Any] = {"indptr": np.array([0, 2, 2, 3]), "indices": np.array([1, 2, 0])}
+    csc = {"indptr": np.array([0, 1, 2, 3]), "indices": np.array([2, 0, 0])}
+    coo = {"row": np.array([0, 0, 2]), "col": np.array([1, 2, 0])}
+    for kind, arrays in (("csr", csr), ("csc", csc), ("coo", coo)):
+        for name in (np.array(kind.encode("ascii")), np.array(kind)):
+            members: dict[str, Any] = {**arrays, **shape, "format": name, "_is_array": np.True_}
+            np.savez(tmp_path / "a.npz", **members)
+            done = run("convert", "numpy", tmp_path / "a.npz", tmp_path / "o.gnn", "--overwrite")
+            assert done.status == 0, done.stderr
+            graph = read_store(tmp_path / "o.gnn")
+            weights = graph.edge_attributes["edge_weight"].tolist()
+            values = (1.5, 2.5, 3.5) if kind != "csc" else (2.5, 3.5, 1.5)
+            expected = dict(zip([(0, 1), (0, 2), (2, 0)], values, strict=True))
+            assert dict(zip(graph.pairs(), weights, strict=True)) == expected
+            assert graph.num_nodes == 3
+    for kind, size, said in (("dia", 3, "in the format dia; save it as csr"), ("csr", 4, "3 x 4")):
+        np.savez(
+            tmp_path / "a.npz", **csr, data=shape["data"], shape=[3, size], format=np.array(kind)
+        )
+        done = run("convert", "numpy", tmp_path / "a.npz", tmp_path / "o.gnn", "--overwrite")
+        assert done.status == 1
+        assert said in done.stderr
+
+
+def test_a_data_that_torch_saved(run: Any, tmp_path: Path) -> None:
+    data = Data(
+        x=torch.rand(3, 2),
+        edge_index=torch.tensor([[0, 1], [1, 2]]),
+        y=torch.tensor([0, 1, 2]),
+        train_mask=torch.tensor([True, False, False]),
+        name="small",
+        shape=[1, 2.5, None],
+    )
+    collated, slices = InMemoryDataset.collate([data])
+    used = data.clone()
+    assert used.is_node_attr("x")  # which it remembers, in an attribute of its own
+    for saved in (data, used, data.to_dict(), (collated.to_dict(), slices, Data)):
+        torch.save(saved, tmp_path / "data.pt")
+        done = run("convert", "pyg", tmp_path / "data.pt", tmp_path / "o.gnn", "--overwrite")
+        assert done.status == 0, done.stderr
+        graph = read_store(tmp_path / "o.gnn")
+        assert graph.pairs() == [(0, 1), (1, 2)]
+        np.testing.assert_array_equal(graph.attributes["x"], data.x.numpy())
+        assert graph.splits["train"].tolist() == [0]
+        assert gnnstore.open(tmp_path / "o.gnn").to_pyg().name == "small"
+    collated, slices = InMemoryDataset.collate([data, data])
+    for saved, said in (
+        ((collated.to_dict(), slices, Data), "a data set of 2 graphs; save one of them"),
+        (HeteroData(), "a HeteroData, which is converted in Python, with from_pyg"),
+        ({"x": os.getcwd}, "the name "),
+        ([1, 2], "expected a Data of PyG as torch.save writes it, found a list"),
+    ):
+        torch.save(saved, tmp_path / "data.pt")
+        done = run("convert", "pyg", tmp_path / "data.pt", tmp_path / "o.gnn", "--overwrite")
+        assert done.status == 1
+        assert said in done.stderr
+    torch.save(data, tmp_path / "data.pt")
+    done = run(
+        *("convert", "pyg", tmp_path / "data.pt", tmp_path / "o.gnn", "--overwrite"),
+        *("--memory", "1kB"),
+    )
+    assert done.status == 2
+
+
+@pytest.mark.parametrize("depth", [10, 200])
+def test_a_hostile_data_takes_bounded_time(run: Any, tmp_path: Path, depth: int) -> None:
+    """Dicts that hold the one before twice: 2^depth values."""
+    value: Any = {"a": 1}
+    for _ in range(depth):
+        value = {"a": value, "b": value}
+    torch.save({"edge_index": torch.tensor([[0], [1]]), "z": value}, tmp_path / "data.pt")
+    done = run("convert", "pyg", tmp_path / "data.pt", tmp_path / "o.gnn", "--overwrite")
+    assert done.status == (0 if depth == 10 else 1)
+
+
+def test_a_parquet_footer_that_lies(run: Any, tmp_path: Path) -> None:
+    parquet.write_table(edges_table(), tmp_path / "e.parquet")
+    data = bytearray((tmp_path / "e.parquet").read_bytes())
+    data[-8:-4] = (2**31 - 1).to_bytes(4, "little")  # of the footer's length
+    (tmp_path / "e.parquet").write_bytes(data)
+    done = run("convert", "table", tmp_path / "o.gnn", "--edges", tmp_path / "e.parquet")
+    assert done.status == 1
+    assert "the table is damaged" in done.stderr
