@@ -31,7 +31,7 @@ from torch_geometric.nn import GraphSAGE
 
 import gnnstore
 from benchmarks.harness import parser, report
-from gnnstore.converters import ConvertOptions, from_numpy, from_rmat
+from gnnstore.converters import ConvertOptions, from_numpy, from_rmat, split_edges
 from gnnstore.evaluation import auc, mrr, ranks_among
 
 FANOUTS, NUM_NEGATIVES = [10, 10], 1000
@@ -214,11 +214,12 @@ def main() -> None:
 
 def make_store(graph: Path | None, directory: Path) -> Path:
     """Convert a graph, or make one, and split its edges."""
-    options = ConvertOptions(undirected=True, edge_split=(0.8, 0.1, 0.1))
-    path = directory / "links.gnn"
+    options, whole = ConvertOptions(undirected=True), directory / "whole.gnn"
     if graph is not None:
-        return from_numpy(graph, path, options=options)
-    return from_rmat(path, scale=10, feature_dim=16, options=options)
+        from_numpy(graph, whole, options=options)
+    else:
+        from_rmat(whole, scale=10, feature_dim=16, options=options)
+    return split_edges(whole, directory / "links.gnn", (0.8, 0.1, 0.1))
 
 
 if __name__ == "__main__":

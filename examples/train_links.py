@@ -24,18 +24,19 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch_geometric.nn import GraphSAGE
 
 import gnnstore
-from gnnstore.converters import ConvertOptions, from_numpy, from_rmat, from_snap
+from gnnstore.converters import ConvertOptions, from_numpy, from_rmat, from_snap, split_edges
 from gnnstore.evaluation import hits_at, mrr, ranks_among
 
 
 def convert(graph: Path | None, path: Path, seed: int) -> gnnstore.GraphStore:
     """Return a store of a tenth of the edges to validate with, and a tenth to test."""
-    options = ConvertOptions(undirected=True, edge_split=(0.8, 0.1, 0.1), edge_split_seed=seed)
+    options = ConvertOptions(undirected=True)
+    whole = path.with_name(f"whole-{path.name}")
     if graph is None:
-        from_rmat(path, scale=10, feature_dim=16, num_communities=8, seed=seed, options=options)
+        from_rmat(whole, scale=10, feature_dim=16, num_communities=8, seed=seed, options=options)
     else:
-        (from_numpy if graph.suffix == ".npz" else from_snap)(graph, path, options=options)
-    return gnnstore.open(path)
+        (from_numpy if graph.suffix == ".npz" else from_snap)(graph, whole, options=options)
+    return gnnstore.open(split_edges(whole, path, (0.8, 0.1, 0.1), seed=seed))
 
 
 def train(

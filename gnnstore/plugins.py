@@ -10,10 +10,12 @@
   `shared_tables(store).add_tier` puts it in front of a store's tables.
 - The order of an epoch: an `EpochOrder` says which positions make up each batch. A `BatchLoader`
   takes it as `own_order=`.
+- A converter: a function that drives a `GraphWriter`, decorated with `converter`. `CONVERTERS`
+  registers a `Converter`, so that `gnnstore convert` has it.
 - A source of batches: a `BatchSource` gives the batches of an epoch and prepares them, as
   `SamplingSource` does. `OpenStore.batches` makes it.
 
-docs/extending.md shows the smallest of each of the first four.
+docs/extending.md shows the smallest of each of the first four, and of a converter.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from gnnstore.budget.ledger import Reservation
 from gnnstore.caching.plan import CachePlan, PlannedStep, Trace
 from gnnstore.caching.policies.base import CachePolicy, Planner, PlanningBytes
 from gnnstore.caching.policies.registry import POLICIES
+from gnnstore.converters.registry import CONVERTERS, Converter
 from gnnstore.features.source import RowRequest, Rows, RowSource, RowSpec, Tier
 from gnnstore.formats.store.schema import NODE_TYPE
 from gnnstore.graph.shared import CacheKey, SharedCache, shared_tables
@@ -45,13 +48,21 @@ from gnnstore.strategies.sizes.prefetch import check_two_batches
 from gnnstore.strategies.sources import OpenStore, RowCache
 
 if TYPE_CHECKING:
+    from gnnstore.converters.converter import converter
+    from gnnstore.converters.writer.graph_writer import GraphWriter
+    from gnnstore.converters.writer.node_arrays import RowSink
+    from gnnstore.converters.writer.options import ConvertOptions
     from gnnstore.loaders.base import BatchLoader
     from gnnstore.loaders.options import LoaderOptions
     from gnnstore.loaders.sampled import SampledLoader
     from gnnstore.seeds.kinds import SEED_KINDS
 
-# What needs torch is imported when it is first used.
+# What needs torch, and what only converters need, is imported when it is first used.
 _HOMES = {
+    "ConvertOptions": "gnnstore.converters.writer.options",
+    "GraphWriter": "gnnstore.converters.writer.graph_writer",
+    "RowSink": "gnnstore.converters.writer.node_arrays",
+    "converter": "gnnstore.converters.converter",
     "SEED_KINDS": "gnnstore.seeds.kinds",
     "BatchLoader": "gnnstore.loaders.base",
     "LoaderOptions": "gnnstore.loaders.options",
@@ -59,6 +70,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "CONVERTERS",
     "NODE_TYPE",
     "POLICIES",
     "SEED_KINDS",
@@ -70,9 +82,12 @@ __all__ = [
     "CacheKey",
     "CachePlan",
     "CachePolicy",
+    "ConvertOptions",
+    "Converter",
     "EpochCosts",
     "EpochOrder",
     "EpochRun",
+    "GraphWriter",
     "LoaderOptions",
     "LoaderSpec",
     "LookaheadStrategy",
@@ -90,6 +105,7 @@ __all__ = [
     "Resources",
     "RowCache",
     "RowRequest",
+    "RowSink",
     "RowSource",
     "RowSpec",
     "Rows",
@@ -104,6 +120,7 @@ __all__ = [
     "Tier",
     "Trace",
     "check_two_batches",
+    "converter",
     "shared_tables",
 ]
 

@@ -18,7 +18,7 @@ Examples
 
 from typing import TYPE_CHECKING
 
-from gnnstore.converters.datasets.graphbolt import from_graphbolt
+from gnnstore.converters.datasets.graphbolt.convert import from_graphbolt
 from gnnstore.converters.datasets.igb import from_igb
 from gnnstore.converters.datasets.numpy import from_numpy
 from gnnstore.converters.datasets.ogb.convert import from_ogb
@@ -39,6 +39,7 @@ from gnnstore.converters.tables.arrays import from_arrays
 from gnnstore.converters.tables.convert import from_tables
 from gnnstore.converters.typed.graph_writer import HeteroGraphWriter
 from gnnstore.converters.writer.graph_writer import GraphWriter
+from gnnstore.converters.writer.node_arrays import RowSink
 from gnnstore.converters.writer.options import ConvertOptions
 
 _PLANTED_KG = (
@@ -50,6 +51,7 @@ __all__ = [
     "ConvertOptions",
     "GraphWriter",
     "HeteroGraphWriter",
+    "RowSink",
     "add_order",
     "from_arrays",
     "from_graphbolt",

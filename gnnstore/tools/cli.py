@@ -50,6 +50,9 @@ _COMMANDS = {
     "info": ("gnnstore.tools.commands.info", "Show versions, build and machine, for bug reports."),
 }
 
+# Commands that have what plug-ins register.
+_WITH_PLUGINS = {"convert", "predict", "pack", "bench"}
+
 # Commands of earlier versions -> advice for today.
 _GONE = {
     "plan": "gnnstore plan is called gnnstore predict",
@@ -95,6 +98,9 @@ class _LazyGroup(click.Group):
             ctx.obj.command = cmd_name
         with interrupts_wait():
             command: click.Command = importlib.import_module(_COMMANDS[cmd_name][0]).command
+            if cmd_name in _WITH_PLUGINS:
+                start_logging()  # the group's callback comes later
+                importlib.import_module("gnnstore.tools.plugin_loading").load_plugins()
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

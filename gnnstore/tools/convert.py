@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,7 +47,7 @@ _DEGREE_ROWS = {
 
 def convert(
     session: Session,
-    converter: str,
+    converter: str | Callable[..., Path],
     *,
     style: Style,
     plot_file: Path | None = None,
@@ -61,11 +61,11 @@ def convert(
         importlib.import_module("zarr.codecs")  # else imported in the middle of the work
     started = time.perf_counter()
     with session.progress(show_usage=True, style=style) as progress:
-        run = getattr(converters, converter)
+        run = getattr(converters, converter) if isinstance(converter, str) else converter
         path = run(options=options, progress=progress, **arguments)
         seconds = time.perf_counter() - started
         saving = None
-        if options.node_order == "none" and converter != "reorder":
+        if converter != "reorder":
             saving = saving_by_degree(StoreReader.open(path), progress)
     document: dict[str, Any] = {
         "store": describe_store(StoreReader.open(path)),

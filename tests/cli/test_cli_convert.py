@@ -29,7 +29,8 @@ SHARED = Path(__file__).parents[3] / "shared" / "data"
 needs_shared_data = pytest.mark.skipif(
     not SHARED.is_dir(), reason="the real graphs are not beside this checkout"
 )
-KINDS = ("ogb", "snap", "triples", "numpy", "graphbolt", "igb", "rmat", "pyg")
+KINDS = ("ogb", "snap", "triples", "numpy", "table", "graphbolt", "igb", "rmat", "pyg")
+WITHOUT_INPUT = {"rmat": ["out.gnn"], "table": ["out.gnn", "--edges", "e.parquet"]}
 
 EDGES = np.array([[0, 1, 2, 2, 4], [1, 2, 0, 3, 4]])
 
@@ -74,8 +75,8 @@ def test_help_of_a_kind_has_examples(run: Any, kind: str) -> None:
 
 def test_common_options_are_those_of_the_library() -> None:
     assert set(COMMON) == set(ConvertOptions.__dataclass_fields__)
-    for kind in KINDS[:-1]:
-        words = ["out.gnn"] if kind == "rmat" else ["in", "out.gnn"]
+    for kind in KINDS:
+        words = WITHOUT_INPUT.get(kind, ["in", "out.gnn"])
         given = cmd_convert.command.commands[kind].make_context(kind, words).params
         assert ConvertOptions(**{name: given[name] for name in COMMON}) == ConvertOptions()
 
@@ -168,14 +169,6 @@ def test_an_empty_graph(run: Any, tmp_path: Path) -> None:
     output = tmp_path / "empty.gnn"
     assert run("convert", "numpy", tmp_path / "empty.npz", output).status == 0
     assert "edges     0 (0 per node)" in run("inspect", output, "--stats").stdout
-
-
-def test_pyg_is_explained(run: Any, tmp_path: Path) -> None:
-    for arguments in ([], ["data.pt", tmp_path / "a.gnn"]):
-        done = run("convert", "pyg", *arguments)
-        assert done.status == 2
-        assert "gnnstore.converters.from_pyg(data" in done.stderr
-        assert "a pickle" in done.stderr
 
 
 def test_an_existing_output_is_kept_unless_told(run: Any, arrays: Path, tmp_path: Path) -> None:

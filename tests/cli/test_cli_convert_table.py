@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
 from pyarrow import feather, parquet
+from torch_geometric.data import Data, HeteroData, InMemoryDataset
 
 import gnnstore
 from gnnstore.converters import ConvertOptions, from_numpy, from_tables
@@ -180,7 +181,7 @@ def test_frames(tmp_path: Path) -> None:
         for i, frame in enumerate((table, table.to_pandas(), Frame(table), table.to_pydict()))
     ]
     assert all(graph.pairs() == graphs[0].pairs() for graph in graphs)
-    labels = pd.DataFrame({"y": [1.0, np.nan, 2, 0, 1]})
+    labels = pa.table({"y": [1.0, None, 2, 0, 1]}).to_pandas()
     out = from_tables(table, tmp_path / "y.gnn", nodes=labels, label="y")
     assert gnnstore.open(out).num_classes == 3
     with pytest.raises(UsageError, match="the edges: a int is no table"):
@@ -299,3 +300,91 @@ def test_an_interrupted_conversion_of_files_resumes(tmp_path: Path) -> None:
     assert read_store(out).num_nodes == 5
     with pytest.raises(UsageError, match="cannot be resumed"):
         from_tables(edges_table(), tmp_path / "p.gnn", options=options)
+
+
+def test_sparse_matrices_of_scipy(run: Any, tmp_path: Path) -> None:
+    """Written as scipy does, which need not be there."""
+    shape: dict[str, Any] = {"shape": np.array([3, 3]), "data": np.array([1.5, 2.5, 3.5])}
+    csr: dict[str, Any] = {"indptr": np.array([0, 2, 2, 3]), "indices": np.array([1, 2, 0])}
+    csc = {"indptr": np.array([0, 1, 2, 3]), "indices": np.array([2, 0, 0])}
+    coo = {"row": np.array([0, 0, 2]), "col": np.array([1, 2, 0])}
+    for kind, arrays in (("csr", csr), ("csc", csc), ("coo", coo)):
+        for name in (np.array(kind.encode("ascii")), np.array(kind)):
+            members: dict[str, Any] = {**arrays, **shape, "format": name, "_is_array": np.True_}
+            np.savez(tmp_path / "a.npz", **members)
+            done = run("convert", "numpy", tmp_path / "a.npz", tmp_path / "o.gnn", "--overwrite")
+            assert done.status == 0, done.stderr
+            graph = read_store(tmp_path / "o.gnn")
+            weights = graph.edge_attributes["edge_weight"].tolist()
+            values = (1.5, 2.5, 3.5) if kind != "csc" else (2.5, 3.5, 1.5)
+            expected = dict(zip([(0, 1), (0, 2), (2, 0)], values, strict=True))
+            assert dict(zip(graph.pairs(), weights, strict=True)) == expected
+            assert graph.num_nodes == 3
+    for kind, size, said in (("dia", 3, "in the format dia; save it as csr"), ("csr", 4, "3 x 4")):
+        np.savez(
+            tmp_path / "a.npz", **csr, data=shape["data"], shape=[3, size], format=np.array(kind)
+        )
+        done = run("convert", "numpy", tmp_path / "a.npz", tmp_path / "o.gnn", "--overwrite")
+        assert done.status == 1
+        assert said in done.stderr
+
+
+def test_a_data_that_torch_saved(run: Any, tmp_path: Path) -> None:
+    data = Data(
+        x=torch.rand(3, 2),
+        edge_index=torch.tensor([[0, 1], [1, 2]]),
+        y=torch.tensor([0, 1, 2]),
+        train_mask=torch.tensor([True, False, False]),
+        name="small",
+        shape=[1, 2.5, None],
+    )
+    collated, slices = InMemoryDataset.collate([data])
+    used = data.clone()
+    assert used.is_node_attr("x")  # which it remembers, in an attribute of its own
+    for saved in (data, used, data.to_dict(), (collated.to_dict(), slices, Data)):
+        torch.save(saved, tmp_path / "data.pt")
+        done = run("convert", "pyg", tmp_path / "data.pt", tmp_path / "o.gnn", "--overwrite")
+        assert done.status == 0, done.stderr
+        graph = read_store(tmp_path / "o.gnn")
+        assert graph.pairs() == [(0, 1), (1, 2)]
+        np.testing.assert_array_equal(graph.attributes["x"], data.x.numpy())
+        assert graph.splits["train"].tolist() == [0]
+        assert gnnstore.open(tmp_path / "o.gnn").to_pyg().name == "small"
+    collated, slices = InMemoryDataset.collate([data, data])
+    for saved, said in (
+        ((collated.to_dict(), slices, Data), "a data set of 2 graphs; save one of them"),
+        (HeteroData(), "a HeteroData, which is converted in Python, with from_pyg"),
+        ({"x": os.getcwd}, "the name "),
+        ([1, 2], "expected a Data of PyG as torch.save writes it, found a list"),
+    ):
+        torch.save(saved, tmp_path / "data.pt")
+        done = run("convert", "pyg", tmp_path / "data.pt", tmp_path / "o.gnn", "--overwrite")
+        assert done.status == 1
+        assert said in done.stderr
+    torch.save(data, tmp_path / "data.pt")
+    done = run(
+        *("convert", "pyg", tmp_path / "data.pt", tmp_path / "o.gnn", "--overwrite"),
+        *("--memory", "1kB"),
+    )
+    assert done.status == 2
+
+
+@pytest.mark.parametrize("depth", [10, 200])
+def test_a_hostile_data_takes_bounded_time(run: Any, tmp_path: Path, depth: int) -> None:
+    """Dicts that hold the one before twice: 2^depth values."""
+    value: Any = {"a": 1}
+    for _ in range(depth):
+        value = {"a": value, "b": value}
+    torch.save({"edge_index": torch.tensor([[0], [1]]), "z": value}, tmp_path / "data.pt")
+    done = run("convert", "pyg", tmp_path / "data.pt", tmp_path / "o.gnn", "--overwrite")
+    assert done.status == (0 if depth == 10 else 1)
+
+
+def test_a_parquet_footer_that_lies(run: Any, tmp_path: Path) -> None:
+    parquet.write_table(edges_table(), tmp_path / "e.parquet")
+    data = bytearray((tmp_path / "e.parquet").read_bytes())
+    data[-8:-4] = (2**31 - 1).to_bytes(4, "little")  # of the footer's length
+    (tmp_path / "e.parquet").write_bytes(data)
+    done = run("convert", "table", tmp_path / "o.gnn", "--edges", tmp_path / "e.parquet")
+    assert done.status == 1
+    assert "the table is damaged" in done.stderr

@@ -140,7 +140,3 @@ def test_a_conversion_names_the_order(
     assert order["needed_share"] == (degrees > 0).mean()
     assert order["is_worth_it"]
     assert "gnnstore reorder" in run("convert", "rmat", tmp_path / "a.gnn", *words, "-q").stdout
-    more = ("--node-order", "degree", "-q")
-    assert (
-        "gnnstore reorder" not in run("convert", "rmat", tmp_path / "a.gnn", *words, *more).stdout
-    )

@@ -1,4 +1,4 @@
-"""`gnnstore split-edges`, and `gnnstore convert --edge-split`, from the shell."""
+"""`gnnstore split-edges` from the shell."""
 
 from __future__ import annotations
 
@@ -51,13 +51,22 @@ def test_negatives_are_the_same_in_both_stores(run: Any, store: Path, tmp_path: 
         assert found[0].shape == (len(first[name]), 3)
 
 
-def test_converters_split(run: Any, tmp_path: Path) -> None:
-    words = ("convert", "rmat", tmp_path / "a.gnn", "--scale", 8, "--json", "-q")
-    done = run(*words, "--edge-split", "0.8,0.1,0.1", "--edge-split-seed", 3)
-    assert done.status == 0
-    (edges,) = done.document["store"]["graph"]["edge_types"]
-    assert edges["splits"].keys() == {"valid", "test"}
-    assert done.document["store"]["provenance"]["options"]["edge_split_seed"] == 3
+@pytest.mark.parametrize(
+    ("option", "value", "command"),
+    [
+        ("--edge-split", "0.8,0.1,0.1", "split-edges"),
+        ("--edge-split-seed", "3", "split-edges --seed"),
+        ("--node-order", "degree", "reorder"),
+    ],
+)
+def test_options_of_conversions_that_are_gone(
+    run: Any, tmp_path: Path, option: str, value: str, command: str
+) -> None:
+    done = run("convert", "rmat", tmp_path / "a.gnn", "--scale", 4, option, value)
+    assert done.status == 2
+    assert f"{option} is no option of gnnstore convert any more" in done.stderr
+    assert f"run gnnstore {command} STORE OUT" in done.stderr
+    assert not (tmp_path / "a.gnn").exists()
 
 
 @pytest.mark.parametrize("shares", ["0.8,0.1,0.2", "a,b,c", "0.8", "1,0,0", "0.8,-0.1,0.1"])
@@ -65,6 +74,4 @@ def test_bad_shares(run: Any, store: Path, tmp_path: Path, shares: str) -> None:
     done = run("split-edges", store, tmp_path / "b.gnn", "--fractions", shares)
     assert done.status == 2
     assert "share" in done.stderr
-    done = run("convert", "rmat", tmp_path / "b.gnn", "--scale", 4, "--edge-split", shares)
-    assert done.status == 2
     assert not (tmp_path / "b.gnn").exists()

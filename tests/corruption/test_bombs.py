@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gnnstore.converters.datasets.graphbolt_metadata import read_metadata
+from gnnstore.converters.datasets.graphbolt.metadata import read_metadata
 from gnnstore.converters.inputs.npz import open_npz
 from gnnstore.converters.inputs.pickled import open_pickled
 from gnnstore.converters.memory import memory_ledger

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import gnnstore
-from gnnstore.converters import ConvertOptions, from_numpy, from_snap, reorder
+from gnnstore.converters import from_numpy, from_snap, reorder, split_edges
 from gnnstore.converters.partitions.partition import partition
 from gnnstore.errors import (
     CorruptStoreError,
@@ -600,8 +600,8 @@ def test_reordering_a_store_with_ids_out_of_range(
         x=rng.random((60, 3), np.float32),
         train=np.arange(20),
     )
-    options = ConvertOptions(edge_split=(0.8, 0.1, 0.1), edge_negatives=2)
-    path = from_numpy(tmp_path / "a.npz", tmp_path / "a.gnn", options=options)
+    whole = from_numpy(tmp_path / "a.npz", tmp_path / "whole.gnn")
+    path = split_edges(whole, tmp_path / "a.gnn", (0.8, 0.1, 0.1), num_negatives=2)
     reader = StoreReader.open(path)
     (split,) = (spec for spec in reader.schema.node.splits.values())
     target, read = reader.schema.edge.splits["test"].target, StoreReader.compressed

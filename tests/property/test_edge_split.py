@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gnnstore
-from gnnstore.converters import ConvertOptions
+from gnnstore.converters import ConvertOptions, split_edges
 from gnnstore.converters.edges import builder as spill
 from gnnstore.converters.edges import split
+from gnnstore.converters.edges.split import SplitRule
 from gnnstore.converters.writer import negatives
-from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import InputError, UsageError
 from gnnstore.features.check import verify
 from gnnstore.graph.store import GraphStore
@@ -43,16 +43,29 @@ def pairs(edges: Edges) -> set[tuple[int, ...]]:
     return {tuple(pair) for pair in np.sort(edges, axis=0).T.tolist()}
 
 
-def write(path: Path, edges: Edges, num_nodes: int, **options: Any) -> GraphStore:
-    return gnnstore.open(
-        write_store(
-            path,
-            edges,
-            num_nodes=num_nodes,
-            edge_weight=np.arange(edges.shape[1], dtype=np.float64) + 10,
-            options=ConvertOptions(**options),
-        )
+def write(
+    path: Path,
+    edges: Edges,
+    num_nodes: int,
+    fractions: tuple[float, ...] | None = None,
+    *,
+    seed: int = 0,
+    num_negatives: int = 0,
+    strict: bool = False,
+    **options: Any,
+) -> GraphStore:
+    """Return a graph as a store, and split, if there are fractions."""
+    whole = write_store(
+        path if fractions is None else path.with_name(f"whole-{path.name}"),
+        edges,
+        num_nodes=num_nodes,
+        edge_weight=np.arange(edges.shape[1], dtype=np.float64) + 10,
+        options=ConvertOptions(**options),
     )
+    if fractions is not None:
+        negatives: Any = {"num_negatives": num_negatives, "strict": strict}
+        split_edges(whole, path, fractions, seed=seed, **negatives)
+    return gnnstore.open(path)
 
 
 @st.composite
@@ -87,9 +100,9 @@ def test_a_split_is_a_partition_by_pairs(  # noqa: PLR0917 - hypothesis' argumen
         tmp_path / "a.gnn",
         edges,
         num_nodes,
+        fractions,
+        seed=seed,
         **rules,
-        edge_split=fractions,
-        edge_split_seed=seed,
         edge_ids=True,
     )
     assert verify(store.path, "full").ok
@@ -127,36 +140,6 @@ def test_a_split_is_a_partition_by_pairs(  # noqa: PLR0917 - hypothesis' argumen
         assert set().union(*by_split.values()) == pairs(whole.edge_index)
 
 
-@pytest.mark.parametrize("spills", [False, True])
-@pytest.mark.parametrize("has_attributes", [False, True])
-def test_loops_that_are_added_are_for_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spills: bool, has_attributes: bool
-) -> None:
-    """Without ids or attributes of edges, too: what was added must be known of every edge."""
-    edges = np.random.default_rng(0).integers(0, 500, (2, 3000))
-    edges = edges[:, edges[0] != edges[1]]
-    if spills:
-        monkeypatch.setattr(spill, "MIN_SPILL_BYTES", 2**12)
-        monkeypatch.setattr(spill, "_MIN_PIECE_EDGES", 100)
-        monkeypatch.setattr(EdgeBuilderProbe, "spilled", False)
-        monkeypatch.setattr(spill.EdgeBuilder, "_spill", EdgeBuilderProbe.spill)
-    options = ConvertOptions(
-        self_loops="add",
-        edge_split=(0.4, 0.3, 0.3),
-        edge_ids=False,
-        memory_bytes=2**14 if spills else None,
-    )
-    rows: dict[str, Any] = {"edge_weight": np.ones(edges.shape[1])} if has_attributes else {}
-    store = gnnstore.open(
-        write_store(tmp_path / "g.gnn", edges, num_nodes=500, options=options, **rows)
-    )
-    assert EdgeBuilderProbe.spilled == spills
-    for own in store.edge_splits.values():
-        assert not (own.edge_index[0] == own.edge_index[1]).any()
-    index = read_store(store.path).edge_index
-    assert np.array_equal(np.unique(index[0, index[0] == index[1]]), np.arange(500))
-
-
 @given(graph=graphs(), undirected=st.booleans(), order=st.randoms())
 @settings(max_examples=examples(15), deadline=None)
 def test_neither_memory_nor_order_matters(
@@ -167,7 +150,7 @@ def test_neither_memory_nor_order_matters(
 ) -> None:
     tmp_path = tmp_path_factory.mktemp("split")
     num_nodes, edges = graph
-    rules: dict[str, Any] = {"undirected": undirected, "edge_split": (0.6, 0.2, 0.2)}
+    rules: dict[str, Any] = {"undirected": undirected, "fractions": (0.6, 0.2, 0.2)}
     expected = edges_of(write(tmp_path / "a.gnn", edges, num_nodes, **rules))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(split, "PIECE_EDGES", 37)
@@ -203,7 +186,7 @@ def test_shares_are_binomial(tmp_path: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)
     edges = np.unique(np.sort(rng.integers(0, 10**6, (2, 60_000)), axis=0), axis=1)
     fractions = (0.85, 0.1, 0.05)
-    store = write(tmp_path / "a.gnn", edges, 10**6, edge_split=fractions, edge_split_seed=seed)
+    store = write(tmp_path / "a.gnn", edges, 10**6, fractions, seed=seed)
     total = edges.shape[1]
     counts = [store.num_edges, *map(len, store.edge_splits.values())]
     assert sum(counts) == total
@@ -216,8 +199,7 @@ def test_seeds_give_other_splits_and_undirectedness_is_found(tmp_path: Path) -> 
     one_way = rng.integers(0, 100, (2, 2000))
     both = np.concatenate([one_way, one_way[::-1]], axis=1)
     first, second = (
-        write(tmp_path / f"{seed}.gnn", both, 100, edge_split=(0.5, 0.5, 0), edge_split_seed=seed)
-        for seed in (0, 1)
+        write(tmp_path / f"{seed}.gnn", both, 100, (0.5, 0.5, 0), seed=seed) for seed in (0, 1)
     )
     assert pairs(first.edge_splits["valid"].edge_index.numpy()) != pairs(
         second.edge_splits["valid"].edge_index.numpy()
@@ -225,7 +207,7 @@ def test_seeds_give_other_splits_and_undirectedness_is_found(tmp_path: Path) -> 
     for store in (first, second):
         source, target = store.edge_splits["valid"].edge_index
         assert (source <= target).all()
-    directed = write(tmp_path / "d.gnn", one_way, 100, edge_split=(0.5, 0.5, 0))
+    directed = write(tmp_path / "d.gnn", one_way, 100, (0.5, 0.5, 0))
     source, target = directed.edge_splits["valid"].edge_index
     assert (source > target).any()
     assert (source < target).any()
@@ -244,51 +226,16 @@ def test_seeds_give_other_splits_and_undirectedness_is_found(tmp_path: Path) -> 
 )
 def test_bad_shares_are_refused_before_any_work(fractions: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        ConvertOptions(edge_split=fractions)
-    with pytest.raises(UsageError, match="edge_split_seed"):
-        ConvertOptions(edge_split=(0.8, 0.1, 0.1), edge_split_seed=2**64)
+        SplitRule(fractions)
+    with pytest.raises(UsageError, match="seed"):
+        SplitRule((0.8, 0.1, 0.1), seed=2**64)
 
 
 @pytest.mark.parametrize("edges", [np.empty((2, 0), np.int64), np.array([[0], [1]])])
 def test_a_split_without_edges_is_an_error(tmp_path: Path, edges: Edges) -> None:
     with pytest.raises(InputError, match=r"none of the \d edges fell into"):
-        write(tmp_path / "a.gnn", edges, 2, edge_split=(0.5, 0.25, 0.25))
-    assert not list(tmp_path.iterdir())
-
-
-def test_an_input_with_splits_of_its_own_is_not_split(tmp_path: Path) -> None:
-    options = ConvertOptions(edge_split=(0.5, 0.5, 0))
-    with (
-        pytest.raises(UsageError, match="has edge splits of its own"),
-        GraphWriter(tmp_path / "a.gnn", kind="test", options=options, num_nodes=9) as writer,
-    ):
-        writer.set_edge_split("hard", np.array([1]), np.array([2]))
-
-
-def test_splitting_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
-    edges = np.random.default_rng(0).integers(0, 500, (2, 20_000))
-
-    def convert(path: Path, *, fail: str | None, resume: bool) -> None:
-        options = ConvertOptions(edge_split=(0.8, 0.1, 0.1), resume=resume)
-        source: dict[str, Any] = {"inputs": [], "parameters": {}}
-        with GraphWriter(
-            path, kind="test", source=source, options=options, num_nodes=500
-        ) as writer:
-            writer.add_edges(edges[0], edges[1], {"w": edges.T.copy()})
-            if fail == "before":
-                raise KeyboardInterrupt
-            writer.finish_edges()
-            if fail == "after":
-                raise KeyboardInterrupt
-            assert writer.has_edges is resume
-            writer.commit()
-
-    convert(tmp_path / "whole.gnn", fail=None, resume=False)
-    with pytest.raises(KeyboardInterrupt):
-        convert(tmp_path / "a.gnn", fail="after", resume=False)
-    assert not (tmp_path / "a.gnn").exists()
-    convert(tmp_path / "a.gnn", fail=None, resume=True)
-    assert_same_files(tmp_path / "a.gnn", tmp_path / "whole.gnn")
+        write(tmp_path / "a.gnn", edges, 2, (0.5, 0.25, 0.25))
+    assert [path.name for path in tmp_path.iterdir()] == ["whole-a.gnn"]
 
 
 @given(graph=graphs(), undirected=st.booleans(), seed=st.integers(0, 2**64 - 1))
@@ -304,19 +251,20 @@ def test_strict_negatives_are_no_edges(
     num_nodes += 200  # so that 17 draws always find one that is no neighbour
     rules: dict[str, Any] = {
         "undirected": undirected,
-        "edge_split": (0.5, 0.3, 0.2),
-        "edge_split_seed": seed,
-        "edge_negatives": 5,
+        "fractions": (0.5, 0.3, 0.2),
+        "seed": seed,
+        "num_negatives": 5,
     }
     whole = set(
         read_store(write(tmp_path / "w.gnn", edges, num_nodes, undirected=undirected).path).pairs()
     )
-    store = write(tmp_path / "a.gnn", edges, num_nodes, **rules, strict_negatives=True)
+    store = write(tmp_path / "a.gnn", edges, num_nodes, **rules, strict=True)
     plain = write(tmp_path / "b.gnn", edges, num_nodes, **rules)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(negatives, "_PIECE_VALUES", 23)
-        again = write(tmp_path / "c.gnn", edges, num_nodes, **rules, strict_negatives=True)
-    assert_same_files(again.path, store.path)
+        how: dict[str, Any] = {"seed": seed, "num_negatives": 5, "strict": True}
+        again = split_edges(tmp_path / "whole-a.gnn", tmp_path / "c.gnn", rules["fractions"], **how)
+    assert_same_files(again, store.path)
     assert verify(store.path, "full").ok
     num_hits = 0
     for name, own in store.edge_splits.items():
@@ -350,9 +298,9 @@ def test_negatives_are_uniform_and_of_their_seed(tmp_path: Path) -> None:
             tmp_path / f"{s}.gnn",
             edges,
             50,
-            edge_split=(0.5, 0.5, 0),
-            edge_split_seed=s,
-            edge_negatives=20,
+            (0.5, 0.5, 0),
+            seed=s,
+            num_negatives=20,
         )
         for s in (0, 1)
     ]
@@ -370,16 +318,20 @@ def test_negatives_of_a_complete_graph_are_kept_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     edges = np.stack(np.divmod(np.arange(900), 30))
-    options = {"edge_split": (0.5, 0.5, 0), "edge_negatives": 2, "strict_negatives": True}
-    store = write(tmp_path / "a.gnn", edges, 30, **options)
+    store = write(tmp_path / "a.gnn", edges, 30, (0.5, 0.5, 0), num_negatives=2, strict=True)
     count = 2 * len(store.edge_splits["valid"])
     assert f"{count} of {count} negatives are edges" in caplog.text
 
 
-def test_negatives_need_a_split() -> None:
-    for options in ({"edge_negatives": 1}, {"strict_negatives": True}):
-        with pytest.raises(UsageError, match="go with edge_split"):
-            ConvertOptions(**options)
-    for bad in ({"edge_negatives": -1}, {"strict_negatives": True}):
+def test_negatives_that_make_no_sense() -> None:
+    bads: list[dict[str, Any]] = [{"num_negatives": -1}, {"strict_negatives": True}]
+    for bad in bads:
         with pytest.raises(UsageError, match="negatives"):
-            ConvertOptions(edge_split=(0.8, 0.1, 0.1), **bad)
+            SplitRule((0.8, 0.1, 0.1), **bad)
+
+
+def test_options_that_are_gone_name_what_to_use() -> None:
+    for name in ("edge_split", "node_order"):
+        given: dict[str, Any] = {name: "degree"}
+        with pytest.raises(UsageError, match=f"{name} is no option .*gnnstore.converters.[rs]"):
+            ConvertOptions(**given)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gnnstore.converters import ConvertOptions, from_graphbolt, from_igb, from_ogb, from_snap
-from gnnstore.converters.datasets import graphbolt_metadata
+from gnnstore.converters.datasets.graphbolt import metadata as graphbolt_metadata
 from gnnstore.errors import GnnstoreError, InputError, NotFoundError, UsageError
 from gnnstore.testing.graphs import GraphArrays, StoredGraph, random_graph, read_store
 from tests.support import published

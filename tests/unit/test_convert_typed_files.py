@@ -264,3 +264,27 @@ def test_arrays_that_disagree(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         write_npz(tmp_path / "in" / "edges" / "a__to__b", arrays)
         assert main(["convert", "typed", str(tmp_path / "in"), str(tmp_path / "o.gnn"), "-q"]) == 1
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["npz", "parquet"])
+def test_compressed_edges(tmp_path: Path, data: HeteroData, form: str) -> None:
+    """Arrays are by target, tables by source; attributes are in the order of `indices`."""
+    own = data[WRITES]
+    edge_index = own.edge_index.numpy()
+    by_source = form == "parquet"
+    rows = edge_index[0 if by_source else 1]
+    order = np.argsort(rows, kind="stable")
+    count = data["author" if by_source else "paper"].num_nodes
+    indptr = np.searchsorted(rows[order], np.arange(count + 1))
+    indices = edge_index[1 if by_source else 0][order]
+    folder = tmp_path / "in" / "edges" / "author__writes__paper"
+    if by_source:
+        FORMS[form](folder / "indptr_writes", {"indptr": indptr})
+        FORMS[form](folder / "indices_writes", {"target": indices, "w": own.w.numpy()[order]})
+    else:
+        FORMS[form](folder, {"indptr": indptr, "indices": indices, "w": own.w.numpy()[order]})
+    for name in ("paper", "author"):
+        FORMS["npz"](tmp_path / "in" / "nodes" / name, {"x": data[name].x.numpy()})
+    store = convert(tmp_path / "in", tmp_path / "a.gnn")
+    assert torch.equal(store[WRITES].edge_index.tensor(), own.edge_index[:, order])
+    assert torch.equal(store[WRITES].w[:], own.w[order])

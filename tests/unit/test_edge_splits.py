@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import gnnstore
-from gnnstore.converters import ConvertOptions
+from gnnstore.converters import split_edges
 from gnnstore.converters.inputs.source import MemoryArray
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import CorruptStoreError, InputError, NoSplitError, NotFoundError, UsageError
@@ -200,8 +200,8 @@ class TestLoading:
 
     def test_labels_need_the_ids_of_all_edges(self, tmp_path: Path) -> None:
         edges = np.random.default_rng(0).integers(0, 50, (2, 1000))
-        options = ConvertOptions(edge_split=(0.5, 0.5, 0))
-        store = gnnstore.open(write_store(tmp_path / "a.gnn", edges, options=options))
+        whole = write_store(tmp_path / "whole.gnn", edges)
+        store = gnnstore.open(split_edges(whole, tmp_path / "a.gnn", (0.5, 0.5, 0)))
         for name in ("edge_label", "input_id"):
             given: Any = {name: torch.zeros(store.num_edges, dtype=torch.int64)}
             with pytest.raises(InputError, match="others were left out of it"):

@@ -249,8 +249,6 @@ def test_attributes_that_cannot_be_stored(
     [
         {"undirected": True},
         {"self_loops": "add"},
-        {"node_order": "degree"},
-        {"edge_split": (0.8, 0.1, 0.1)},
         {"feature_dtype": "int8", "feature_scale": "column"},
     ],
 )

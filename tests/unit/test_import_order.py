@@ -44,6 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     package: set().union(*LAYERS[:i]) for i, layer in enumerate(LAYERS) for package in layer
 }
 ALLOWED["converters"] = ALLOWED["disk"]
+ALLOWED["plugins"] = {*ALLOWED["plugins"], "converters"}
 ALLOWED["testing"] = {*ALLOWED["plugins"], "converters"}
 ALLOWED["tools"] = {*ALLOWED["testing"], ""}  # "": `import gnnstore`, the public API
 ALLOWED["__main__"] = {"tools"}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,6 @@ from hypothesis import strategies as st
 import gnnstore
 from gnnstore.converters import (
     ConvertOptions,
-    from_numpy,
-    from_rmat,
     from_snap,
     reorder,
     split_edges,
@@ -33,13 +29,11 @@ from gnnstore.converters.stores.places import places_by
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import BudgetError, InputError, NoSpaceError, StoreExistsError, UsageError
 from gnnstore.features.check import verify
-from gnnstore.formats import StoreReader
-from gnnstore.formats.container.leftovers import find_leftovers
 from gnnstore.graph import original_ids
 from gnnstore.progress import NullProgress
 from gnnstore.testing.graphs import random_graph, read_store, write_store
 from tests.support.effort import examples
-from tests.support.stores import arrays_of, assert_same_files
+from tests.support.stores import assert_same_files
 
 
 def graph(path: Path, *, original: bool = True, **options: Any) -> Path:
@@ -393,27 +387,6 @@ def save(path: Path) -> Path:
     return path
 
 
-def test_a_conversion_with_an_order_is_the_conversion_reordered(tmp_path: Path) -> None:
-    source = save(tmp_path / "a.npz")
-    choices: list[dict[str, Any]] = [{"undirected": True}, {"edge_split": (0.7, 0.2, 0.1)}]
-    for number, rules in enumerate(choices):
-        plain = from_numpy(source, tmp_path / f"p{number}.gnn", options=ConvertOptions(**rules))
-        expected = arrays_of(reorder(plain, tmp_path / f"r{number}.gnn"))
-        options = ConvertOptions(**rules, node_order="degree")
-        path = from_numpy(source, tmp_path / f"o{number}.gnn", options=options)
-        assert verify(path, "full").ok
-        found = arrays_of(path)
-        assert found.keys() == expected.keys()
-        for name, values in expected.items():
-            np.testing.assert_array_equal(found[name], values, err_msg=name)
-        provenance = StoreReader.open(path).manifest.provenance
-        assert provenance["kind"] == "numpy"
-        assert provenance["options"] == json.loads(json.dumps(options.to_json()))
-    random = from_rmat(tmp_path / "m.gnn", scale=6, options=ConvertOptions(node_order="degree"))
-    assert gnnstore.open(random).schema.edge.edge_id is None
-    assert not list(tmp_path.glob(".*"))
-
-
 @pytest.mark.parametrize("memory_bytes", [10**6, 5 * 10**6, 10**7])
 def test_the_memory_that_is_asked_for_is_enough(tmp_path: Path, memory_bytes: int) -> None:
     """At once, before any work, whatever it is that needs most."""
@@ -429,63 +402,3 @@ def test_the_memory_that_is_asked_for_is_enough(tmp_path: Path, memory_bytes: in
     assert sorted(path.name for path in tmp_path.iterdir()) == ["g.gnn"]
     enough = memory_bytes + (caught.value.missing_bytes or 0)
     reorder(store, tmp_path / "b.gnn", options=ConvertOptions(memory_bytes=enough))
-
-
-def interrupt(patch: pytest.MonkeyPatch, name: str) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    patch.setattr(GraphWriter, name, interrupted)
-
-
-def test_a_conversion_goes_on_with_the_order_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, output = save(tmp_path / "a.npz"), tmp_path / "o.gnn"
-    options = ConvertOptions(node_order="degree", resume=True)
-    expected = from_numpy(source, tmp_path / "e.gnn", options=options)
-
-    def attempt() -> None:
-        with monkeypatch.context() as patch:
-            interrupt(patch, "set_original_ids")
-            with pytest.raises(KeyboardInterrupt):
-                from_numpy(source, output, options=options)
-
-    def never(*_: object, **__: object) -> None:
-        raise AssertionError("the input is read again")
-
-    attempt()
-    left = {item.path.name: item.state for item in find_leftovers(tmp_path)}
-    assert left.pop(".o.gnn.unordered") == "resumable"
-    assert list(left.values()) == ["resumable"]
-    (tmp_path / "..o.gnn.unordered.tmp-0123abcd").mkdir()  # of an attempt that began anew
-    with monkeypatch.context() as patch:
-        patch.setattr(GraphWriter, "read_edges", never)
-        from_numpy(source, output, options=options)
-    assert_same_files(output, expected)
-    assert not list(tmp_path.glob(".*"))
-    with pytest.raises(StoreExistsError):
-        from_numpy(source, output, options=options)
-    output.rename(tmp_path / "gone.gnn")
-
-    attempt()
-    changed = source.stat().st_mtime_ns + 10**10  # another input
-    os.utime(source, ns=(changed, changed))
-    monkeypatch.setattr(GraphWriter, "read_edges", never)
-    with pytest.raises(AssertionError, match="is read again"):
-        from_numpy(source, output, options=options)
-
-
-def test_nothing_is_left_of_data_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch_geometric.data import Data  # noqa: PLC0415 - slow to import
-
-    data = Data(x=torch.zeros(4, 2), edge_index=torch.tensor([[0, 1], [2, 3]]))
-    options = ConvertOptions(node_order="degree")
-    interrupt(monkeypatch, "set_original_ids")
-    with pytest.raises(KeyboardInterrupt):
-        gnnstore.converters.from_pyg(data, tmp_path / "a.gnn", options=options)
-    assert not list(tmp_path.iterdir())
-    with pytest.raises(UsageError, match="give the finished store to reorder"):
-        GraphWriter(tmp_path / "a.gnn", kind="mine", options=options)
-    with pytest.raises(UsageError, match="node_order='size' is unknown; choose one of"):
-        ConvertOptions(node_order="size")  # type: ignore[arg-type]

@@ -48,12 +48,13 @@ def graph(path: Path, **options: Any) -> Path:
 
 @pytest.mark.parametrize("undirected", [False, True])
 @pytest.mark.parametrize("edge_ids", [None, False])
-def test_it_is_as_if_it_had_been_converted_so(
+def test_pieces_do_not_matter(
     tmp_path: Path, undirected: bool, edge_ids: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules: dict[str, Any] = {"undirected": undirected}
-    converted = graph(tmp_path / "a.gnn", **rules, edge_split=FRACTIONS, edge_split_seed=5)
-    whole = graph(tmp_path / "whole.gnn", **rules, edge_ids=edge_ids)
+    whole = graph(tmp_path / "whole.gnn", **rules)
+    converted = split_edges(whole, tmp_path / "a.gnn", FRACTIONS, seed=5)
+    whole = graph(tmp_path / "again.gnn", **rules, edge_ids=edge_ids)
     monkeypatch.setattr(split, "_PIECE_COLUMNS", 7)
     monkeypatch.setattr(split_store, "PIECE_EDGES", 100)
     path = split_edges(whole, tmp_path / "b.gnn", FRACTIONS, seed=5)
@@ -162,7 +163,7 @@ def test_it_goes_on_where_it_was_interrupted(
 def test_bad_input(tmp_path: Path) -> None:
     whole = graph(tmp_path / "whole.gnn")
     for fractions in ((0.9, 0.2, 0.1), (0.5, -0.1, 0.1), (0.5,)):
-        with pytest.raises(UsageError, match="edge_split="):
+        with pytest.raises(UsageError, match="fractions="):
             split_edges(whole, tmp_path / "a.gnn", fractions)
     with pytest.raises(UsageError, match="choose another place"):
         split_edges(whole, whole)

@@ -1,5 +1,5 @@
 // A batch's edges in CSR, and the transposes of its layers.
-#include "kernels/sampling/edges_by_node.h"
+#include "kernels/building/edges_by_node.h"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, get_args
 
+from gnnstore.converters.converter import converter
 from gnnstore.converters.edges.node_ids import check_integers, edge_pairs
 from gnnstore.converters.inputs.derived import FloatLabels
 from gnnstore.converters.inputs.files import RawLayout, open_raw
@@ -25,7 +26,6 @@ from gnnstore.converters.inputs.opening import (
     open_input,
 )
 from gnnstore.converters.inputs.source import ArraySource
-from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.splits import split_ranges
@@ -46,7 +46,7 @@ _FULL_NODES = 269_346_174
 _FULL_LABELLED = {"19": 227_130_858, "2K": 157_675_969}
 
 
-@converter()
+@converter
 def from_igb(
     input: PathLike,  # noqa: A002 - the word the command line uses
     output: PathLike,

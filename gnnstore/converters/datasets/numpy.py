@@ -9,7 +9,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.converters.converter import converter
 from gnnstore.converters.datasets.external import ExternalFeatures, Paths, open_external
+from gnnstore.converters.datasets.sparse import open_sparse, sparse_format
 from gnnstore.converters.edges.node_ids import (
     check_edge_index,
     check_integers,
@@ -23,7 +25,6 @@ from gnnstore.converters.inputs.npy import open_npy_directory
 from gnnstore.converters.inputs.npz import open_npz
 from gnnstore.converters.inputs.opening import PathLike, describe_files, existing_path
 from gnnstore.converters.inputs.source import ArraySource, check_rows, read_one_number
-from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.splits import SPLIT_KEYS
@@ -36,7 +37,7 @@ _STRUCTURE = ("edge_index", "indptr", "indices", "num_nodes")
 Sources = Mapping[str, ArraySource]
 
 
-@converter()
+@converter
 def from_numpy(
     input: PathLike,  # noqa: A002 - the word the command line uses
     output: PathLike,
@@ -64,7 +65,9 @@ def from_numpy(
     Parameters
     ----------
     input : path-like
-        `.npz`, or a directory of `.npy`, which are mapped rather than read.
+        `.npz`, or a directory of `.npy`, which are read in pieces. Or a matrix of
+        `scipy.sparse.save_npz` (csr, csc or coo): entry [i, j] becomes the edge from i to j, with
+        its value as `edge_weight`.
     layout : "csc" or "csr"
         The meaning of `indptr`: "csc" counts the in-neighbours of each target, whose ids are in
         `indices`; "csr" counts the out-neighbours of each source (as in `scipy.sparse.csr_array`,
@@ -113,10 +116,14 @@ def from_numpy(
     with GraphWriter(
         output, kind="numpy", source=source, options=options, progress=progress
     ) as writer:
-        arrays = dict(open_npy_directory(path) if path.is_dir() else open_npz(path))
+        kind = None if path.is_dir() else sparse_format(path)
+        if kind is not None:
+            arrays = open_sparse(path, kind)
+        else:
+            arrays = dict(open_npy_directory(path)) if path.is_dir() else open_npz(path)
         if x is not None and "x" in arrays:
             raise InputError(f"{path}: has an array x already; remove it, or the features")
-        copy_arrays(writer, arrays, str(path), layout, x)
+        copy_arrays(writer, arrays, str(path), kind or layout, x)
         return writer.commit()
 
 
@@ -175,7 +182,7 @@ class _EdgeIndex:
         return some_targets(self._source)
 
 
-class _Compressed:
+class CompressedEdges:
     """Edges by node: `indptr` [N + 1] and `indices` [E], neither of which need fit in memory."""
 
     def __init__(self, indptr: ArraySource, indices: ArraySource, layout: str) -> None:
@@ -226,7 +233,7 @@ class _Compressed:
 
 def _structure(
     arrays: Sources, path: str, layout: str
-) -> tuple[_EdgeIndex | _Compressed, int | None]:
+) -> tuple[_EdgeIndex | CompressedEdges, int | None]:
     """Return the edges, and N if the structure has it."""
     num_nodes = (
         read_one_number(arrays["num_nodes"], "one non-negative integer")
@@ -256,7 +263,7 @@ def _structure(
             f"{indptr.label}: has {indptr.shape[0]} entries, but num_nodes is {num_nodes}, "
             f"which needs {num_nodes + 1}"
         )
-    return _Compressed(indptr, indices, layout), indptr.shape[0] - 1
+    return CompressedEdges(indptr, indices, layout), indptr.shape[0] - 1
 
 
 def _count_rows(node_attributes: Sources) -> int | None:

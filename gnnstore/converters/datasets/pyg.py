@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.converters.converter import converter
 from gnnstore.converters.datasets.pyg_values import (
     belongs_to,
     edge_index_of,
@@ -23,11 +25,11 @@ from gnnstore.converters.datasets.pyg_values import (
     json_value,
     to_numpy,
 )
+from gnnstore.converters.datasets.saved_data import open_saved_data
 from gnnstore.converters.datasets.typed.pyg import from_hetero, has_types
 from gnnstore.converters.edges.node_ids import edge_pairs
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import MemoryArray
-from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
 from gnnstore.converters.writer.splits import SPLIT_KEYS
@@ -40,9 +42,9 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 
-@converter()
+@converter
 def from_pyg(
-    data: Data | HeteroData | tuple[FeatureStore, GraphStore],
+    data: Data | HeteroData | tuple[FeatureStore, GraphStore] | PathLike,
     output: PathLike,
     *,
     options: ConvertOptions | None = None,
@@ -59,8 +61,11 @@ def from_pyg(
 
     Parameters
     ----------
-    data : torch_geometric.data.Data, HeteroData, or a pair (FeatureStore, GraphStore)
-        On any device. Of a pair, one type of nodes or edges after the other is read into memory.
+    data : torch_geometric.data.Data, HeteroData, a pair (FeatureStore, GraphStore), or path-like
+        On any device; or a file of `torch.save` with a `Data`, or the processed file of a data set
+        of one graph. Such a file is unpickled with a list of allowed names, and read whole: four
+        times the file counts in `options.memory_bytes`. Of a pair, one type of nodes or edges after
+        the other is read into memory.
     output, options, progress
         See `gnnstore.converters`.
     **more
@@ -75,6 +80,8 @@ def from_pyg(
     """
     if more:
         options = replace(options or ConvertOptions(), **more)
+    if isinstance(data, str | os.PathLike):
+        data = open_saved_data(data, None if options is None else options.memory_bytes)
     if has_types(data):
         return from_hetero(data, output, options, progress)
     data = _as_data(data)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.converters.converter import converter
 from gnnstore.converters.datasets.external import Paths, open_external, open_labels
 from gnnstore.converters.datasets.headers import Header, read_header
 from gnnstore.converters.datasets.numbering import number_from_one, number_ids, number_names
@@ -27,7 +28,6 @@ from gnnstore.converters.inputs.opening import (
 )
 from gnnstore.converters.inputs.source import ArraySource, SequentialArray, check_rows
 from gnnstore.converters.inputs.text_tables import NameBlock, TableFormat, TextColumn, TextTable
-from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, check_features
 from gnnstore.converters.writer.splits import SPLIT_KEYS
@@ -51,7 +51,7 @@ _TYPE_HINT = (
 )
 
 
-@converter()
+@converter
 def from_snap(
     input: PathLike,  # noqa: A002 - the word the command line uses
     output: PathLike,

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.budget.ledger import Reservation
+from gnnstore.converters.converter import converter
 from gnnstore.converters.datasets.numbering import number_ids, number_names
 from gnnstore.converters.inputs.files import FileArray
 from gnnstore.converters.inputs.opening import (
@@ -23,7 +24,6 @@ from gnnstore.converters.inputs.opening import (
 from gnnstore.converters.inputs.text_tables import NameBlock, TableFormat, TextTable
 from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.spill_files import SpillDirectory
-from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, check_features
 from gnnstore.converters.writer.workload import Workload, inspect_inputs
@@ -53,7 +53,7 @@ _TYPE_HINT = ". If entities and relations go by names, leave out integer_ids=Tru
 Triples = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.int64]]
 
 
-@converter()
+@converter
 def from_triples(
     input: PathLike,  # noqa: A002 - the word the command line uses
     output: PathLike,

@@ -42,8 +42,6 @@ class SortedEdges:
     targets: npt.NDArray[Any]  # int32 or int64 [k]: target nodes
     edge_id: npt.NDArray[Any] | None  # int32 or int64 [k], or None: positions in the input
     attributes: Mapping[str, npt.NDArray[Any]]  # mapping of str to ndarray [k, ...]: attribute rows
-    # bool [k], or None: which are self-loops that the conversion added; None if none are.
-    added: npt.NDArray[np.bool_] | None = None
 
     def take(self, rows: Any) -> SortedEdges:
         """Return the edges of some rows."""
@@ -52,7 +50,6 @@ class SortedEdges:
             self.targets[rows],
             None if self.edge_id is None else self.edge_id[rows],
             {name: values[rows] for name, values in self.attributes.items()},
-            None if self.added is None else self.added[rows],
         )
 
 
@@ -81,7 +78,7 @@ class BuiltEdges(Protocol):
     index_dtype: np.dtype[Any]  # int32 if N < 2**31, else int64
     edge_id_dtype: np.dtype[Any] | None  # none if edges keep no ids of their own
 
-    def chunks(self, *, ends_only: bool = False) -> Iterator[EdgeChunk]:
+    def chunks(self) -> Iterator[EdgeChunk]:
         """Yield all edges in column order, sorted by source within a column."""
 
     def close(self) -> None:
@@ -161,9 +158,9 @@ class InMemoryEdges:
         if self._edge_id is not None and self._rules.keep_ids and not is_identity(self._edge_id):
             self.edge_id_dtype = self._edge_id.dtype
 
-    def chunks(self, *, ends_only: bool = False) -> Iterator[EdgeChunk]:
+    def chunks(self) -> Iterator[EdgeChunk]:
         """Yield all edges in column order; one empty chunk, if there are none."""
-        stores_ids = not ends_only and self.edge_id_dtype is not None
+        stores_ids = self.edge_id_dtype is not None
         for begin in range(0, max(1, self.num_edges), CHUNK_EDGES):
             part = slice(begin, min(begin + CHUNK_EDGES, self.num_edges))
             yield edge_chunk(
@@ -173,7 +170,7 @@ class InMemoryEdges:
                     # All of indptr comes with the first chunk, as it is in memory anyway.
                     self.indptr[: 0 if begin else None],
                 ),
-                {} if ends_only else self._attributes,
+                self._attributes,
                 self._rules,
                 self.num_input_edges,
                 stores_ids=stores_ids,

@@ -158,13 +158,12 @@ class EdgesInBuckets:
     edge_id_dtype: np.dtype[Any] | None
     num_ahead: int
 
-    def chunks(self, *, ends_only: bool = False) -> Iterator[EdgeChunk]:
+    def chunks(self) -> Iterator[EdgeChunk]:
         """Yield all edges in column order."""
         buckets = self._buckets
         if buckets is None:
             raise AssertionError("the edges are closed")
-        attributes = {} if ends_only else self._attributes
-        stores_ids = not ends_only and self.edge_id_dtype is not None
+        attributes, stores_ids = self._attributes, self.edge_id_dtype is not None
         needs_ids = stores_ids or bool(attributes) or self._rules.self_loops == "add"
         sort = partial(buckets.sort, with_edge_id=needs_ids)
         first = 0

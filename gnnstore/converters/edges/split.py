@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.edges.columns import BuiltEdges, EdgeChunk, SortedEdges
+from gnnstore.converters.edges.columns import EdgeChunk, SortedEdges
 from gnnstore.converters.keyed_random import hash_pairs
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.arrays.dtypes import id_dtype
@@ -41,23 +41,23 @@ class SplitRule:
         given = ",".join(f"{share:g}" for share in self.fractions)
         if len(self.fractions) != len(NAMES) or not all(0 <= s <= 1 for s in self.fractions):
             raise UsageError(
-                f"edge_split={given}: expected the shares of train, valid and test, each from 0 "
+                f"fractions={given}: expected the shares of train, valid and test, each from 0 "
                 "to 1, as in 0.8,0.1,0.1"
             )
         if sum(self.fractions) > 1 + 1e-9:
             raise UsageError(
-                f"edge_split={given}: the shares sum to {sum(self.fractions):g}, expected at most 1"
+                f"fractions={given}: the shares sum to {sum(self.fractions):g}, expected at most 1"
             )
         if not self.fractions[0] or not any(self.fractions[1:]):
             raise UsageError(
-                f"edge_split={given}: expected a share above 0 for train, and for valid or test"
+                f"fractions={given}: expected a share above 0 for train, and for valid or test"
             )
         if not 0 <= self.seed < 2**64:
-            raise UsageError(f"edge_split_seed={self.seed} is not in [0, 2**64)")
+            raise UsageError(f"seed={self.seed} is not in [0, 2**64)")
         if self.num_negatives < 0:
-            raise UsageError(f"edge_negatives={self.num_negatives}: expected a number from 0 on")
+            raise UsageError(f"num_negatives={self.num_negatives}: expected a number from 0 on")
         if self.strict_negatives and not self.num_negatives:
-            raise UsageError("strict_negatives goes with edge_negatives, of which there are none")
+            raise UsageError("strict goes with num_negatives, of which there are none")
 
     def hashes(self, edges: SortedEdges) -> npt.NDArray[np.uint64]:
         """Return the hash of the two ends of each edge [k]."""
@@ -65,43 +65,12 @@ class SplitRule:
         high = np.maximum(edges.sources, edges.targets)
         return hash_pairs(self.seed ^ _SALT, low, high, None)
 
-    def splits(
-        self, hashes: npt.NDArray[np.uint64], added: npt.NDArray[np.bool_] | None
-    ) -> npt.NDArray[np.int64]:
-        """Return the number of each edge's split in `NAMES` [k]; 3: none. Added loops are train."""
+    def splits(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+        """Return the number of each edge's split in `NAMES` [k]; 3: none."""
         bounds = np.cumsum(self.fractions)
         bounds[bounds > 1 - 1e-9] = 1
         limits = (bounds * 2.0**53).astype(np.uint64)  # of 53 bits, which a float has
-        found = np.searchsorted(limits, hashes >> np.uint64(11), side="right")
-        if added is not None:
-            found[added] = 0
-        return found
-
-
-def sorted_edges(
-    built: BuiltEdges, *, keep_ids: bool, ends_only: bool = False
-) -> Iterator[SortedEdges]:
-    """Yield the edges of a finished adjacency, in pieces; at least one."""
-    keep_ids = keep_ids and not ends_only
-    pointers, first_column, begin = np.empty(0, np.int64), 0, 0
-    for chunk in built.chunks(ends_only=ends_only):
-        if len(chunk.indptr):
-            pointers = np.concatenate([pointers, chunk.indptr])
-        for first in range(0, max(1, len(chunk.indices)), PIECE_EDGES):
-            part = slice(first, min(first + PIECE_EDGES, len(chunk.indices)))
-            places = np.arange(begin + part.start, begin + part.stop)
-            ids = None if chunk.edge_id is None else chunk.edge_id[part]
-            yield SortedEdges(
-                chunk.indices[part],
-                first_column - 1 + np.searchsorted(pointers, places, side="right"),
-                places if ids is None and keep_ids else ids,
-                {name: rows[part] for name, rows in chunk.attributes.items()},
-                None if chunk.added is None else chunk.added[part],
-            )
-        begin += len(chunk.indices)
-        # The last column that begins here goes on in the next chunk.
-        done = int(np.searchsorted(pointers, begin, side="right")) - 1
-        pointers, first_column = pointers[done:], first_column + done
+        return np.searchsorted(limits, hashes >> np.uint64(11), side="right")
 
 
 class SplitEdges:
@@ -127,7 +96,7 @@ class SplitEdges:
         balance = 0
         for piece in self._edges(ends_only=True):
             hashes = self._rule.hashes(piece)
-            splits = self._rule.splits(hashes, piece.added)
+            splits = self._rule.splits(hashes)
             up, down = piece.sources < piece.targets, piece.sources > piece.targets
             # In an undirected graph both directions have the same hashes, equally often.
             balance += int(hashes[up].sum()) - int(hashes[down].sum())  # each modulo 2^64
@@ -147,17 +116,17 @@ class SplitEdges:
         sizes = {"train": self.num_edges, **self.sizes}
         if empty := [name for name, count in sizes.items() if not count]:
             raise InputError(
-                f"edge_split: none of the {sum(by_name.values())} edges fell into "
+                f"none of the {sum(by_name.values())} edges fell into "
                 f"{' and '.join(empty)}; give it a larger share, or 0 to leave it out"
             )
 
-    def chunks(self, *, ends_only: bool = False) -> Iterator[EdgeChunk]:
+    def chunks(self) -> Iterator[EdgeChunk]:
         """Yield the edges that messages pass by in column order, and those to predict."""
         rule = self._rule
         messages = [NAMES.index(name) for name in rule.messages]
         num_done = next_column = 0
-        for piece in self._edges(ends_only=ends_only):
-            splits = rule.splits(rule.hashes(piece), piece.added)
+        for piece in self._edges():
+            splits = rule.splits(rule.hashes(piece))
             passing = piece.take(np.isin(splits, messages))
             end = int(passing.targets[-1]) + 1 if len(passing.targets) else next_column
             for columns in _ranges(next_column, end):
@@ -187,5 +156,5 @@ def _chunk(
     to_predict: Mapping[str, SortedEdges] | None = None,
 ) -> EdgeChunk:
     return EdgeChunk(
-        edges.sources, edges.edge_id, edges.attributes, indptr, edges.added, to_predict or {}
+        edges.sources, edges.edge_id, edges.attributes, indptr, to_predict=to_predict or {}
     )

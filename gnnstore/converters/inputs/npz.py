@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -164,8 +164,8 @@ def _exactly(stream: IO[bytes], num_bytes: int) -> bytes:
     return data
 
 
-def open_npz(path: Path) -> Mapping[str, ArraySource]:
-    """Open every array of a `.npz` archive; only headers are read."""
+def open_npz(path: Path, leave_out: Collection[str] = ()) -> dict[str, ArraySource]:
+    """Open every array of a `.npz` archive but some; only headers are read."""
     existing_file(path, "the archive")
     try:
         with open_zip(path) as archive:
@@ -190,6 +190,8 @@ def open_npz(path: Path) -> Mapping[str, ArraySource]:
                 f"{path}: the member {name!r} is not an array (.npy); remove it from the archive",
                 path=path,
             )
+        if name in leave_out:
+            continue
         if name in sources:
             raise InputError(f"{path}: two members are called {name!r}", path=path)
         try:

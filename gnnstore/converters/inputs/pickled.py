@@ -13,11 +13,11 @@ import pickle
 import pickletools
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from operator import index
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -36,19 +36,24 @@ _TIMES_FILE = 4
 # The first of the four pickles that torch wrote before it wrote archives.
 _OLD_TORCH = pickle.dumps(0x1950A86A20F9469CFC6C, 2)
 _NUM_PICKLES_BEFORE = 3
-# Opcodes whose results may be fetched from the memo. Tuples may not: the hash of n tuples, each of
-# which holds the one before twice, takes 2^n steps.
-_SHARED = {
+# Opcodes whose results may be fetched from the memo, and so may tuples of up to three atoms. Others
+# may not: the hash of n tuples, each of which holds the one before twice, takes 2^n steps.
+_ATOMS = {
     *("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8"),
-    *("BYTEARRAY8", "EMPTY_DICT", "GLOBAL", "STACK_GLOBAL", "REDUCE"),
+    *("NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"),
 }
+_SHARED = {"BYTEARRAY8", "EMPTY_DICT", "EMPTY_LIST", "GLOBAL", "STACK_GLOBAL", "REDUCE", "NEWOBJ"}
+_TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _GETS, _PUTS = {"BINGET", "LONG_BINGET"}, {"BINPUT", "LONG_BINPUT", "MEMOIZE"}
 _OPCODES = {
-    *(*_SHARED, *_GETS, *_PUTS, "PROTO", "FRAME", "MARK", "BINPERSID", "BUILD", "STOP"),
-    *("NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1"),
-    *("EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "TUPLE", "SETITEM", "SETITEMS"),
-}
+    *(*_ATOMS, *_SHARED, *_GETS, *_PUTS, *_TUPLES, "TUPLE", "PROTO", "FRAME", "MARK"),
+    *("BINPERSID", "BUILD", "STOP", "SETITEM", "SETITEMS"),
+} - {"NEWOBJ", "BINFLOAT", "EMPTY_LIST"}
+# Of objects with values that are no arrays.
+_OBJECT_OPCODES = {"NEWOBJ", "BINFLOAT", "EMPTY_LIST", "APPEND", "APPENDS"}
 _CODES = {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"}
+
+T = TypeVar("T")
 
 Arrays = Mapping[str, "ArraySource | Mapping[str, ArraySource]"]
 _StorageReader = Callable[[str, str], npt.NDArray[Any]]
@@ -60,18 +65,29 @@ class NotArraysError(Exception):
 
 def open_pickled(path: Path, what: str, memory: Ledger) -> Arrays:
     """Read the arrays of a (nested) dict that `torch.save` wrote."""
-    found = _open(path, what, memory, lambda value: _sources(path, value), "arrays")
-    arrays: Arrays = found
-    return arrays
+
+    def read(found: Any) -> Arrays:
+        arrays: Arrays = _sources(path, found)
+        return arrays
+
+    return read_pickled(path, what, memory, read)
 
 
 def open_counts(path: Path, what: str, memory: Ledger) -> dict[str, int]:
     """Read the numbers of a dict that `torch.save` wrote."""
-    counts: dict[str, int] = _open(path, what, memory, _counts, "counts")
-    return counts
+    return read_pickled(path, what, memory, _counts, expected="a dict of counts")
 
 
-def _open(path: Path, what: str, memory: Ledger, read: Callable[[Any], Any], expected: str) -> Any:
+def read_pickled(
+    path: Path,
+    what: str,
+    memory: Ledger,
+    read: Callable[[Any], T],
+    *,
+    expected: str = "a dict of arrays",
+    names: Mapping[str, Any] | None = None,
+) -> T:
+    """Return `read` of what `torch.save` wrote, in which `names` are allowed as well as arrays."""
     existing_file(path, what)
     remedy = f"with numpy.savez as {path.with_suffix('.npz').name} and remove it"
     with storage_errors(f"read {what}", path):
@@ -79,7 +95,7 @@ def _open(path: Path, what: str, memory: Ledger, read: Callable[[Any], Any], exp
     whole = Reservation(f"{path.name}, which is read whole", size)
     memory.add(whole).check(None, f"save the arrays of {path} {remedy}")
     try:
-        return read(_load(path))
+        return read(_load(path, names or {}))
     except OSError as error:
         raise storage_error(error, f"read {what}", path) from error
     except (MemoryError, InputError):
@@ -91,20 +107,19 @@ def _open(path: Path, what: str, memory: Ledger, read: Callable[[Any], Any], exp
     except Exception as error:  # on odd bytes pickletools, unpacking and NumPy raise anything
         found = f"a malformed pickle ({error})"
     raise InputError(
-        f"{path}: expected a dict of {expected} as torch.save writes it, found "
-        f"{found[:_MAX_TEXT]}. Nothing else in a pickle is read; if you trust the file, save its "
-        f"arrays {remedy}",
+        f"{path}: expected {expected} as torch.save writes it, found {found[:_MAX_TEXT]}. "
+        f"Nothing else in a pickle is read; if you trust the file, save its arrays {remedy}",
         path=path,
     )
 
 
-def _load(path: Path) -> Any:
+def _load(path: Path, names: Mapping[str, Any]) -> Any:
     with open_input(path) as file:
         if file.read(len(_OLD_TORCH)) == _OLD_TORCH:
             stream = io.BytesIO(_OLD_TORCH + file.read())
             for _ in range(_NUM_PICKLES_BEFORE):
-                _check_opcodes(stream)
-            return _unpickle(stream, _no_storage)
+                _check_opcodes(stream, _OPCODES)
+            return _unpickle(stream, _no_storage, names)
     with open_zip(path) as archive:
         members, read = archive.infolist(), cache(archive.read)
         # Stored members that do not overlap are no larger than the file, whose bytes are counted.
@@ -122,40 +137,50 @@ def _load(path: Path) -> Any:
         def read_storage(key: str, code: str) -> npt.NDArray[Any]:
             return np.frombuffer(read(storages[key]), f"{'<>'[is_big]}{code}")
 
-        return _unpickle(io.BytesIO(archive.read(pickles[0])), read_storage)
+        return _unpickle(io.BytesIO(archive.read(pickles[0])), read_storage, names)
 
 
 def _no_storage(_key: str, _code: str) -> npt.NDArray[Any]:
     raise NotArraysError("a tensor as torch wrote it before 1.6; load and save it again")
 
 
-def _check_opcodes(stream: IO[bytes]) -> None:
-    """Read a pickle to its end, and refuse opcodes that dicts of arrays do not need."""
-    memo: dict[int, bool] = {}  # whether an entry may be fetched
-    before = ""
+def _check_opcodes(stream: IO[bytes], allowed: Collection[str]) -> None:
+    """Read a pickle to its end, and refuse opcodes that what is read does not need."""
+    memo: dict[int, str] = {}
+    kind, num_atoms = "", 0  # of the last result, and how many atoms in a row there are
     for count, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
         if count >= _MAX_OPCODES:
             raise NotArraysError(f"more than {_MAX_OPCODES} opcodes")
-        if opcode.name not in _OPCODES:
+        if opcode.name == "GLOBAL" and str(argument).endswith(" HeteroData"):
+            raise NotArraysError("a HeteroData, which is converted in Python, with from_pyg")
+        if opcode.name not in allowed:
             raise NotArraysError(f"the opcode {opcode.name}")
         if opcode.name in _PUTS:
             entry = len(memo) if argument is None else argument
             if entry >= _MAX_OPCODES:  # the memo is an array
                 raise NotArraysError(f"the entry {entry} of the memo")
-            memo[entry] = before in _SHARED
-        if opcode.name in _GETS and not memo.get(cast(int, argument)):
-            raise NotArraysError("a tuple that occurs twice")
-        before = opcode.name
+            memo[entry] = kind
+            continue
+        if opcode.name in _GETS:
+            kind = memo.get(cast(int, argument), "")
+            if not kind:
+                raise NotArraysError("a tuple that occurs twice")
+        elif opcode.name in _TUPLES:
+            kind = "shared" if num_atoms >= _TUPLES[opcode.name] else ""
+        else:
+            is_atom = opcode.name in _ATOMS
+            kind = "atom" if is_atom else "shared" if opcode.name in _SHARED else ""
+        num_atoms = num_atoms + 1 if kind == "atom" else 0
 
 
-def _unpickle(stream: IO[bytes], read_storage: _StorageReader) -> Any:
+def _unpickle(stream: IO[bytes], read_storage: _StorageReader, names: Mapping[str, Any]) -> Any:
     begin = stream.tell()
-    _check_opcodes(stream)
+    _check_opcodes(stream, _OPCODES | _OBJECT_OPCODES if names else _OPCODES)
     stream.seek(begin)
-    return _Unpickler(stream, read_storage).load()
+    return _Unpickler(stream, read_storage, names).load()
 
 
-class _Array:
+class PickledArray:
     """An array of a pickle: nothing in a pickle can change it but its own state."""
 
     def __init__(self, values: npt.NDArray[Any] | None = None) -> None:
@@ -181,9 +206,12 @@ class _Dtype:
 class _Unpickler(pickle.Unpickler):
     """Unpickles dicts of arrays."""
 
-    def __init__(self, stream: IO[bytes], read_storage: _StorageReader) -> None:
+    def __init__(
+        self, stream: IO[bytes], read_storage: _StorageReader, names: Mapping[str, Any]
+    ) -> None:
         super().__init__(stream)
         self._read_storage = read_storage
+        self._names = {**_NAMES, **names}
         self._encode = cache(_encode)  # a pickle may ask for the bytes of a text thousands of times
 
     def find_class(self, module: str, name: str) -> Any:
@@ -192,16 +220,16 @@ class _Unpickler(pickle.Unpickler):
         full = f"{module}.{name}".replace("numpy._core.", "numpy.core.")
         if full == "_codecs.encode":
             return self._encode
-        if full not in _NAMES:
+        if full not in self._names:
             raise NotArraysError(f"the name {full}")
-        return _NAMES[full]
+        return self._names[full]
 
-    def persistent_load(self, saved: Any) -> _Array:
+    def persistent_load(self, saved: Any) -> PickledArray:
         """Return a storage of torch: ("storage", class, key, device, number of elements)."""
         word, code, key = saved[:3]
         if word != "storage" or code not in _CODES:
             raise NotArraysError("a persistent id of something else than a storage")
-        return _Array(self._read_storage(key, code))
+        return PickledArray(self._read_storage(key, code))
 
 
 def _encode(text: str, codec: str) -> bytes:
@@ -210,11 +238,11 @@ def _encode(text: str, codec: str) -> bytes:
     return text.encode(codec)
 
 
-def _frombuffer(data: Any, dtype: _Dtype, shape: Any, order: Any, *axes: Any) -> _Array:
+def _frombuffer(data: Any, dtype: _Dtype, shape: Any, order: Any, *axes: Any) -> PickledArray:
     array = np.frombuffer(data, dtype.dtype)
     if order == "K":
-        return _Array(array.reshape(shape).transpose(*axes))
-    return _Array(array.reshape(shape, order=order))
+        return PickledArray(array.reshape(shape).transpose(*axes))
+    return PickledArray(array.reshape(shape, order=order))
 
 
 def _hooks() -> dict[str, Any]:
@@ -222,7 +250,7 @@ def _hooks() -> dict[str, Any]:
     return {}
 
 
-def _tensor(storage: _Array, first: Any, shape: Any, strides: Any, *_: Any) -> _Array:
+def _tensor(storage: PickledArray, first: Any, shape: Any, strides: Any, *_: Any) -> PickledArray:
     items = storage.values
     if items is None:
         raise NotArraysError("a tensor without a storage")
@@ -230,14 +258,14 @@ def _tensor(storage: _Array, first: Any, shape: Any, strides: Any, *_: Any) -> _
     values = np.ndarray(shape, items.dtype, items, items.itemsize * index(first), steps)
     if values.nbytes > items.nbytes:
         raise NotArraysError("a tensor that is larger than its storage; save a clone")
-    return _Array(values)
+    return PickledArray(values)
 
 
 # Replacements for names: functions, since a pickle could set the attributes of a class.
 _NAMES: dict[str, Any] = {
     "numpy.ndarray": None,
     "numpy.dtype": lambda code, *_: _Dtype(code),
-    "numpy.core.multiarray._reconstruct": lambda *_: _Array(),
+    "numpy.core.multiarray._reconstruct": lambda *_: PickledArray(),
     "numpy.core.numeric._frombuffer": _frombuffer,
     "__builtin__.bytes": lambda: b"",  # of an empty array, which has no text
     "builtins.bytes": lambda: b"",
@@ -257,7 +285,7 @@ _NAMES: dict[str, Any] = {
 
 def _sources(path: Path, value: Any, *names: str) -> Any:
     """Return an array as a source, and likewise (nested) dicts of arrays."""
-    if isinstance(value, _Array) and value.values is not None and names:
+    if isinstance(value, PickledArray) and value.values is not None and names:
         return MemoryArray(": ".join((str(path), *names)), value.values)
     if not isinstance(value, dict) or len(value) > _MAX_ARRAYS or len(names) > 1:
         kind = type(value).__name__

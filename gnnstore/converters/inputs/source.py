@@ -7,6 +7,7 @@ table of text, or several such files.
 from __future__ import annotations
 
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from gnnstore.budget.ledger import Reservation
 from gnnstore.converters.memory import memory_ledger
-from gnnstore.errors import InputError
+from gnnstore.errors import InputError, UsageError
 
 _SMALL_BYTES = 2**26  # smaller arrays are read without asking for free memory
 
@@ -86,6 +87,40 @@ class SequentialArray(ABC):
             whole[filled : filled + len(piece)] = piece
             filled += len(piece)
         return whole
+
+
+def as_array(values: Any, what: str) -> npt.NDArray[Any]:
+    """Return an array, a tensor or a list of numbers as an array that a store can hold."""
+    if isinstance(values, str | os.PathLike):
+        raise UsageError(
+            f"{what}: {os.fspath(values)!r} is a path; open it first, as with "
+            "numpy.load(path, mmap_mode='r')"
+        )
+    if hasattr(values, "detach"):  # a tensor
+        values = values.detach().cpu()
+    try:
+        found = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"{what}: is no array of numbers ({error})") from None
+    if found.size == 0 and isinstance(values, list | tuple):
+        found = found.astype(np.int64)
+    if found.dtype.kind not in "biuf" or found.dtype.itemsize > 8:
+        kind = type(values).__name__ if found.dtype.hasobject else f"array of {found.dtype}"
+        raise UsageError(
+            f"{what}: {'an' if kind[0] in 'aeiou' else 'a'} {kind} cannot be stored; use arrays, "
+            "tensors or lists of integers or of floats of at most 64 bits"
+        )
+    return found
+
+
+def as_source(values: Any, what: str) -> npt.NDArray[Any] | ArraySource:
+    """Return an `ArraySource` as it is, and anything else as `as_array` does."""
+    if not isinstance(values, np.ndarray) and all(
+        hasattr(values, name) for name in ("label", "rows", "columns", "read")
+    ):
+        source: ArraySource = values
+        return source
+    return as_array(values, what)
 
 
 def row_bytes(source: ArraySource) -> int:

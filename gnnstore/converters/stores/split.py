@@ -46,19 +46,24 @@ def split_edges(
 ) -> Path:
     """Split the edges of a store into those of a new store's graph and those to predict.
 
-    The result is that of converting with `edge_split`; nodes, their attributes, splits and original
-    ids are those of the store, and edges keep their ids.
+    Shares of the edges become the graph of the new store, "train", by which messages pass, and its
+    edge splits "valid" and "test". All copies of an edge, and its reverse, are in the same split.
+    Of an undirected graph (each edge has its reverse, as often as itself), "valid" and "test" have
+    the edges with source <= target. Nodes, their attributes, splits and original ids are those of
+    the store, and edges keep their ids.
 
     Parameters
     ----------
     store : path-like
         The store.
     fractions : (float, float, float)
-        Shares of train, valid and test; see `ConvertOptions.edge_split`.
+        Shares of train, valid and test. The remaining share is in none, and not in the store.
     seed : int
-        Which edges fall into which split.
-    num_negatives, strict
-        See `edge_negatives` and `strict_negatives` of `ConvertOptions`.
+        Which edges fall into which split; in [0, 2**64).
+    num_negatives : int
+        Fixed negatives of each edge to predict: nodes drawn to replace its target.
+    strict : bool
+        Draw negatives that are edges of the graph, loops or the edge itself again, up to 16 times.
     test_messages : path-like, optional
         A second store to write, for the evaluation on "test": messages pass by the edges of train
         and of valid.
@@ -75,16 +80,8 @@ def split_edges(
     NotFoundError, CorruptStoreError, StorageError
         If the store cannot be read.
     """
-    options = replace(
-        options or ConvertOptions(),
-        edge_split=tuple(fractions),
-        edge_split_seed=seed,
-        edge_negatives=num_negatives,
-        strict_negatives=strict,
-    )
-    rule = options.split_rule
-    if rule is None:
-        raise AssertionError("there are fractions")
+    options = options or ConvertOptions()
+    rule = SplitRule(tuple(fractions), seed, num_negatives=num_negatives, strict_negatives=strict)
     refuse_rules(options, "splitting the edges of a store")
     graph = StoreInput(store, "gnnstore split-edges")
     options = with_orders(options, graph.edges)
@@ -113,7 +110,13 @@ def _is_made(graph: StoreInput, output: PathLike, rule: SplitRule, options: Conv
 
 
 def _source(graph: StoreInput, rule: SplitRule) -> dict[str, Any]:
-    return graph.source(messages=list(rule.messages))
+    return graph.source(
+        messages=list(rule.messages),
+        fractions=list(rule.fractions),
+        seed=rule.seed,
+        num_negatives=rule.num_negatives,
+        strict=rule.strict_negatives,
+    )
 
 
 def _check(graph: StoreInput, outputs: Iterable[PathLike]) -> None:

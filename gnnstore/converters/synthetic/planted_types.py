@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.converters.converter import converter
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import ArraySource, SequentialArray
 from gnnstore.converters.keyed_random import draw_noise, draw_words
-from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.synthetic.synthetic_nodes import SyntheticNodes
 from gnnstore.converters.typed.graph_writer import HeteroGraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
@@ -41,7 +41,7 @@ _CHUNK_FEATURE_BYTES = 2**20
 _NODES, _FEATURES, _EDGES = 0x7074_0000, 0x7074_1000, 0x7074_2000
 
 
-@converter()
+@converter
 def from_planted_types(
     output: PathLike,
     *,

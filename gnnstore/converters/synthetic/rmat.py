@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
+from gnnstore.converters.converter import converter
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.read_ahead import num_threads
-from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.synthetic.synthetic_nodes import SyntheticNodes
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, check_features
@@ -30,7 +30,7 @@ _CHUNK_EDGES = 2**20
 _CHUNK_FEATURE_BYTES = 2**20  # intermediate results stay in a core's cache: twice as fast
 
 
-@converter(edge_ids=False)
+@converter
 def from_rmat(
     output: PathLike,
     *,

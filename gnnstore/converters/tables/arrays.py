@@ -6,20 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
-
+from gnnstore.converters.converter import converter
 from gnnstore.converters.datasets.numpy import copy_arrays
 from gnnstore.converters.inputs.opening import PathLike
-from gnnstore.converters.inputs.source import MemoryArray
-from gnnstore.converters.stores.ordered import converter
+from gnnstore.converters.inputs.source import MemoryArray, as_array
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
-from gnnstore.errors import UsageError, check_choice
+from gnnstore.errors import check_choice
 from gnnstore.progress import Progress
 
 
-@converter()
+@converter
 def from_arrays(
     arrays: Mapping[str, Any],
     output: PathLike,
@@ -56,19 +53,3 @@ def from_arrays(
     ) as writer:
         copy_arrays(writer, sources, "the arrays", layout)
         return writer.commit()
-
-
-def as_array(values: Any, name: str) -> npt.NDArray[Any]:
-    """Return an array, a tensor or a list of numbers as an array that a store can hold."""
-    if hasattr(values, "detach"):  # a tensor
-        values = values.detach().cpu()
-    try:
-        found = np.asarray(values)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"{name}: is no array of numbers ({error})") from None
-    if found.dtype.kind not in "biuf" or found.dtype.itemsize > 8:
-        raise UsageError(
-            f"{name}: an array of {found.dtype} cannot be stored; use integers or floats of at "
-            "most 64 bits"
-        )
-    return found

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.converters.converter import converter
 from gnnstore.converters.datasets.numbering import collect_names, number_ids, record_names
 from gnnstore.converters.edges.name_blocks import NameBlock
 from gnnstore.converters.edges.name_ids import NameNumbering
 from gnnstore.converters.inputs.derived import FloatLabels
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import ArraySource
-from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.tables.columns import (
     TableColumns,
     edge_batches,
@@ -163,7 +163,7 @@ def _tell_left_out(table: Table, taken: Sequence[str | None]) -> None:
         _LOG.warning("%s: columns that no option names are left out: %s", table.label, shown)
 
 
-@converter()
+@converter
 def from_tables(
     edges: Any,
     output: PathLike,

@@ -73,7 +73,7 @@ class Table(ABC):
 
     def _rows_for(self, batch: pa.RecordBatch) -> int:
         """Return the number of rows that a batch may have, by one with some rows."""
-        row_bytes = max(1, batch.nbytes // max(1, batch.num_rows))
+        row_bytes = max(1, int(batch.nbytes) // max(1, int(batch.num_rows)))
         return min(max(1, self._batch_bytes // row_bytes), _MAX_BATCH_ROWS)
 
     def _pieces(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

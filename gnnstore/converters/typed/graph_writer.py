@@ -71,8 +71,7 @@ class HeteroGraphWriter:
         Inputs and parameters, as JSON values, for provenance.
     options : ConvertOptions, optional
         The common options. `feature_dtype` applies to `x` of each node type. Those that are for
-        graphs of one type are refused: `undirected`, `self_loops`, `node_order`, `edge_split`,
-        `feature_scale`.
+        graphs of one type are refused: `undirected`, `self_loops`, `feature_scale`.
     index_dtype : "int64" or "int32"
         Type of node ids in batches, unless the options say.
     edge_ids : bool
@@ -468,7 +467,7 @@ class HeteroGraphWriter:
 
 def _refuse_rules_of_one_type(options: ConvertOptions) -> None:
     defaults = ConvertOptions()
-    for name in ("undirected", "self_loops", "node_order", "edge_split", "feature_scale"):
+    for name in ("undirected", "self_loops", "feature_scale"):
         if getattr(options, name) != getattr(defaults, name):
             raise UsageError(
                 f"{name} is for graphs of one node type and one edge type, and this one has "

@@ -24,12 +24,9 @@ class CarriedIds:
         self.edge_id_dtype: np.dtype[Any] | None = edge_id_dtype
         self._built = built
 
-    def chunks(self, *, ends_only: bool = False) -> Iterator[EdgeChunk]:
+    def chunks(self) -> Iterator[EdgeChunk]:
         """Yield the edges in column order; see `BuiltEdges`."""
-        for chunk in self._built.chunks(ends_only=ends_only):
-            if ends_only:
-                yield chunk
-                continue
+        for chunk in self._built.chunks():
             attributes = dict(chunk.attributes)
             yield replace(chunk, edge_id=attributes.pop(CARRIED_IDS), attributes=attributes)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,16 @@ from gnnstore import _core
 from gnnstore.converters.edges.builder import EdgeBuilder
 from gnnstore.converters.edges.columns import BuiltEdges, SortedEdges
 from gnnstore.converters.edges.rules import EdgeRules
-from gnnstore.converters.edges.split import SplitEdges, SplitRule, sorted_edges
+from gnnstore.converters.edges.split import SplitEdges, SplitRule
 from gnnstore.converters.inputs.derived import RowTaker
 from gnnstore.converters.inputs.opening import PathLike
-from gnnstore.converters.inputs.source import ArraySource, check_count, check_rows
+from gnnstore.converters.inputs.source import (
+    ArraySource,
+    as_array,
+    as_source,
+    check_count,
+    check_rows,
+)
 from gnnstore.converters.typed.orders import add_orders
 from gnnstore.converters.typed.times import checked_edges
 from gnnstore.converters.writer.adjacency import record_edges, take_up_edges, write_adjacency
@@ -43,7 +48,6 @@ from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
 from gnnstore.converters.writer.splits import read_split, split_ids, split_name
 from gnnstore.converters.writer.workload import Workload
 from gnnstore.errors import InputError, UsageError
-from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container import names as store_names
 from gnnstore.formats.store.edge_splits import EdgeSplitSpec
@@ -210,9 +214,9 @@ class GraphWriter:
 
     def add_edges(
         self,
-        sources: npt.NDArray[Any],
-        targets: npt.NDArray[Any],
-        attributes: Mapping[str, npt.NDArray[Any]] | None = None,
+        sources: npt.ArrayLike,
+        targets: npt.ArrayLike,
+        attributes: Mapping[str, npt.ArrayLike] | None = None,
         *,
         where: str = "the edges",
     ) -> None:
@@ -220,22 +224,26 @@ class GraphWriter:
 
         Parameters
         ----------
-        sources, targets : ndarray of integers, shape [k]
-            Node ids.
-        attributes : Mapping of str to ndarray [k, ...], optional
+        sources, targets : integers, shape [k]
+            Node ids: arrays, tensors or lists.
+        attributes : Mapping of str to arrays [k, ...], optional
             Attribute rows; the same names, types and row shapes in every chunk.
         where : str
             The input's name, for messages.
 
         Raises
         ------
+        UsageError
+            If something is no array of numbers.
         InputError, NoSpaceError, StorageError, BudgetError
             See `EdgeBuilder.add`.
         """
         if not self.has_edges:
+            ends = (as_array(sources, f"{where}: sources"), as_array(targets, f"{where}: targets"))
+            rows = {name: as_array(v, f"{where}: {name}") for name, v in (attributes or {}).items()}
             first = self._builder.buffer.num_seen
-            rows = checked_edges(attributes or {}, self._edge_types, self.options, first, where)
-            self._builder.add(sources, targets, rows, where)
+            rows = checked_edges(rows, self._edge_types, self.options, first, where)
+            self._builder.add(*ends, rows, where)
 
     def read_edges(
         self,
@@ -324,14 +332,7 @@ class GraphWriter:
             built = self._builder.finish(self.num_nodes)
         if self._carried is not None:
             built = CarriedIds(built, self._carried)
-        rule = self.options.split_rule
-        if rule is None:
-            self._write_edges(built, on_degrees)
-        else:
-            pieces = partial(sorted_edges, built, keep_ids=self._keep_ids)
-            ids = built.edge_id_dtype or id_dtype(built.num_edges)
-            self._nodes.num_nodes = built.num_nodes
-            self.split_edges(pieces, rule, ids, on_degrees)
+        self._write_edges(built, on_degrees)
         built.close()
 
     def split_edges(
@@ -339,7 +340,6 @@ class GraphWriter:
         edges: Callable[..., Iterator[SortedEdges]],
         rule: SplitRule,
         id_dtype: np.dtype[Any],
-        on_degrees: Callable[[npt.NDArray[np.int64]], None] | None = None,
     ) -> None:
         """Write edges that are sorted already, split by a rule; nothing is read if `has_edges`.
 
@@ -349,8 +349,6 @@ class GraphWriter:
             See `SplitEdges`.
         id_dtype : np.dtype
             Type of their ids.
-        on_degrees : callable, optional
-            See `finish_edges`.
 
         Raises
         ------
@@ -358,11 +356,11 @@ class GraphWriter:
             If a split would be empty.
         """
         if self.has_edges:
-            return self.finish_edges(on_degrees)
+            return self.finish_edges()
         num_nodes = self.num_nodes or 0
         with self.progress.phase("split edges", unit="edges"):
             split = SplitEdges(rule, edges, num_nodes, id_dtype if self._keep_ids else None)
-        self._write_edges(split, on_degrees, split, rule)
+        self._write_edges(split, None, split, rule)
         return None
 
     def _write_edges(
@@ -418,7 +416,7 @@ class GraphWriter:
     def set_node_attribute(
         self,
         name: str,
-        values: npt.NDArray[Any] | ArraySource,
+        values: npt.ArrayLike | ArraySource,
         *,
         dtype: str | None = None,
         cat_dim: int = 0,
@@ -427,7 +425,7 @@ class GraphWriter:
 
         Parameters
         ----------
-        values : ndarray or ArraySource, shape [N, ...]
+        values : array, tensor, list or ArraySource, shape [N, ...]
             Rows first, also if `cat_dim` was not 0.
         dtype : str, optional
             Element type, where NumPy has none (bfloat16 as its bits).
@@ -438,12 +436,13 @@ class GraphWriter:
             If there are not N rows, or a store cannot hold the values.
         """
         self._check_name(name)
+        values = as_source(values, f"the node attribute {name!r}")
         self._nodes.write(name, values, dtype=dtype, cat_dim=cat_dim)
         if name in self._nodes.scales:
             self._add_graph_array(f"{name}_scale", self._nodes.scales[name])
 
     def set_split(
-        self, name: str, values: npt.NDArray[Any] | ArraySource, *, where: str | None = None
+        self, name: str, values: npt.ArrayLike | ArraySource, *, where: str | None = None
     ) -> None:
         """Name a set of nodes.
 
@@ -451,7 +450,7 @@ class GraphWriter:
         ----------
         name : str
             "train", "valid" (or "val"), "test", or any other.
-        values : ndarray or ArraySource
+        values : array, tensor, list or ArraySource
             Node ids (integers, [k]), in the order to keep, or a mask (bool, [N]).
         where : str, optional
             The input's name, for messages.
@@ -468,6 +467,7 @@ class GraphWriter:
         where = where or f"the split {name!r}"
         if name in self._splits:
             raise InputError(f"{where}: the split {name!r} was given already")
+        values = as_source(values, where)
         if not isinstance(values, np.ndarray):
             values = read_split(values, self.num_nodes, self.options.memory_bytes)
             self.reserve_memory(values.nbytes)
@@ -478,8 +478,8 @@ class GraphWriter:
     def set_edge_split(
         self,
         name: str,
-        source: Rows,
-        target: Rows,
+        source: Rows | npt.ArrayLike,
+        target: Rows | npt.ArrayLike,
         *,
         edge_id: Rows | None = None,
         source_negatives: Rows | None = None,
@@ -521,15 +521,10 @@ class GraphWriter:
         where = where or f"the edge split {name!r}"
         if name in self._edge_splits:
             raise InputError(f"{where}: the edge split {name!r} was given already")
-        if self.options.edge_split is not None:
-            raise UsageError(
-                f"{where}: the input has edge splits of its own; leave out edge_split=, "
-                "or remove them from the input"
-            )
         if self.num_nodes is None:
             raise UsageError(f"{where}: say how many nodes there are before the edge splits")
         shared = negative_edges or (None, None)
-        parts = {
+        given = {
             "source": source,
             "target": target,
             "edge_id": edge_id,
@@ -537,6 +532,10 @@ class GraphWriter:
             "target_negatives": target_negatives,
             "negative_source": shared[0],
             "negative_target": shared[1],
+        }
+        parts = {
+            part: None if rows is None else as_source(rows, f"{where}: {part}")
+            for part, rows in given.items()
         }
         with self.progress.phase(f"write edge split {name}"):
             self._edge_splits[name] = write_edge_split(
@@ -549,8 +548,9 @@ class GraphWriter:
                 where=where,
             )
 
-    def set_original_ids(self, ids: npt.NDArray[np.int64] | ArraySource) -> None:
+    def set_original_ids(self, ids: npt.ArrayLike | ArraySource) -> None:
         """Record the input's own id [N] of every node."""
+        ids = as_source(ids, "the original ids")
         check_count("the original ids", ids.shape[0], self.num_nodes)
         path = store_names.original_id_array(NODE_TYPE)
         if isinstance(ids, np.ndarray):
@@ -588,9 +588,7 @@ class GraphWriter:
         """Record a value of the whole graph: anything that JSON can hold."""
         self._graph_values[name] = value
 
-    def set_graph_array(
-        self, name: str, array: npt.NDArray[Any], *, dtype: str | None = None
-    ) -> None:
+    def set_graph_array(self, name: str, array: npt.ArrayLike, *, dtype: str | None = None) -> None:
         """Record an array of the whole graph.
 
         Raises
@@ -599,7 +597,7 @@ class GraphWriter:
             If it has the name of the features' scales.
         """
         self._check_name(name)
-        self._add_graph_array(name, array, dtype=dtype)
+        self._add_graph_array(name, as_array(array, f"the array {name!r}"), dtype=dtype)
 
     def _check_name(self, name: str) -> None:
         if self.options.feature_scale is not None and name == SCALES:

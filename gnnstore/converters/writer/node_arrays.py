@@ -17,6 +17,7 @@ import numpy.typing as npt
 from gnnstore.converters.inputs.source import (
     ArraySource,
     MemoryArray,
+    as_array,
     check_count,
     check_rows,
     row_bytes,
@@ -36,7 +37,10 @@ from gnnstore.progress import Phase, Progress
 
 
 class RowSink:
-    """Casts and writes the rows of one paged attribute, in any pieces."""
+    """Takes the rows of one node attribute in order, in pieces of any size.
+
+    `GraphWriter.node_rows` provides one in a context; when it ends, all rows must have come.
+    """
 
     def __init__(
         self, array: PagedArrayWriter, caster: Caster | ScalingCaster, phase: Phase
@@ -53,14 +57,40 @@ class RowSink:
         return self._array.num_committed_rows
 
     def skip(self, num_rows: int) -> int:
-        """Pass over rows that are written already, without reading and appending."""
+        """Pass over rows that are written already, so that they need not be read.
+
+        Parameters
+        ----------
+        num_rows : int
+            The most rows to pass over, from the next one on.
+
+        Returns
+        -------
+        int
+            The number of rows that were passed over.
+        """
         known = self._array.skip(num_rows)
         self._caster.skip(known)
         self._phase.advance(known)
         return known
 
-    def append(self, rows: npt.NDArray[Any]) -> None:
-        """Append rows [k, *row_shape] in the announced type."""
+    def append(self, rows: npt.ArrayLike) -> None:
+        """Append the next rows.
+
+        Parameters
+        ----------
+        rows : array, tensor or list, shape [k, *row_shape]
+            Of the type that was announced to `node_rows`. Rows that an interrupted conversion has
+            written already are passed over.
+
+        Raises
+        ------
+        InputError
+            If a value overflows the type that is stored, or rows have another shape.
+        UsageError
+            If they are no array of numbers.
+        """
+        rows = as_array(rows, "the rows")
         rows = rows[self.skip(len(rows)) :]
         if len(rows):
             self._count(rows)

@@ -25,7 +25,6 @@ from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE
 from gnnstore.formats.container.files import capacity_bytes, directory_bytes, require_space
 from gnnstore.formats.container.journal import SPILL_DIRECTORY, foreign_spill_name
-from gnnstore.formats.container.leftovers import is_unordered
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.formats.store.schema import StoreManifest
 from gnnstore.formats.store.writer import StoreWriter
@@ -82,10 +81,6 @@ def _stated_time() -> str | None:
 _LOG = logging.getLogger(__name__)
 
 
-class AlreadyConverted(Exception):  # noqa: N818 - it is no error
-    """Raised if an earlier attempt finished the first step of a conversion."""
-
-
 def is_converted(path: Path, provenance: Mapping[str, Any]) -> bool:
     """Whether a store was converted from these inputs, as they are now."""
     if not StoreManifest.is_at(path):
@@ -105,16 +100,12 @@ def open_store(
     graph: Mapping[str, Any],
 ) -> StoreWriter:
     """Begin a store, or resume an interrupted one if the options say so."""
-    if options.node_order != "none":
-        raise UsageError("node_order is for converters; give the finished store to reorder")
     known = fingerprint(provenance)
     if known is None and options.resume:
         raise UsageError(
             f"a conversion by {provenance['kind']!r} cannot be resumed: nothing tells whether data "
             "in memory are those of the run that was interrupted; leave out resume=True"
         )
-    if options.resume and is_unordered(Path(output)) and is_converted(Path(output), provenance):
-        raise AlreadyConverted
     return StoreWriter(
         output,
         overwrite=options.overwrite,
@@ -176,8 +167,7 @@ def announce(
         feature_item_bytes=None if cast is None else STORAGE_DTYPES[cast].itemsize,
     )
     progress.note(str(expected), asdict(expected))
-    # A store to be numbered anew needs room for the renumbered store too.
-    least_bytes = expected.least_bytes * (2 if is_unordered(store.path) else 1)
+    least_bytes = expected.least_bytes
     require_space(
         store.path,
         least_bytes - directory_bytes(store.temporary_path),

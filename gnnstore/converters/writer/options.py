@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 from gnnstore.budget.limits import parse_memory
-from gnnstore.converters.edges.split import SplitRule
 from gnnstore.errors import UsageError, check_choice
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, MAX_PAGE_BYTES, MIN_PAGE_BYTES
@@ -15,7 +14,16 @@ from gnnstore.formats.store.schema import EdgeTypeSpec
 SelfLoops = Literal["keep", "drop", "add"]
 IndexDtype = Literal["int64", "int32"]
 FeatureScale = Literal["column"]
-NodeOrder = Literal["none", "degree"]
+
+
+# Options of earlier versions -> the function to use.
+GONE = {
+    "node_order": "reorder",
+    "edge_split": "split_edges",
+    "edge_split_seed": "split_edges",
+    "edge_negatives": "split_edges",
+    "strict_negatives": "split_edges",
+}
 
 
 @dataclass(frozen=True)
@@ -57,17 +65,6 @@ class ConvertOptions:
         With feature_dtype "int8": divide every column of `x` by a scale of its own, so that its
         largest magnitude is 127, and round. The scales are the graph-level array `x_scale`, and
         `batch.x * batch.x_scale` is the features. Takes one more pass over them.
-    edge_split : (float, float, float), optional
-        Split the edges: shares of "train", by which messages pass, "valid" and "test", which become
-        edge splits of the store. The remaining share is in none, and not in the store. All copies
-        of an edge, and its reverse, fall into the same split. Of an undirected graph (each edge has
-        its reverse, as often as itself), "valid" and "test" hold the edges with source <= target.
-    edge_split_seed : int
-        Which edges fall into which split; in [0, 2**64).
-    edge_negatives : int
-        Fixed negatives of each edge to predict: nodes drawn to replace its target.
-    strict_negatives : bool
-        Draw negatives that are edges of the graph, loops or the edge itself again, up to 16 times.
     time_attr : sequence of str
         Attributes of nodes or edges with int64 times. For each, edges get an order by time, which
         loaders with this `time_attr` need; other integers become int64.
@@ -77,9 +74,6 @@ class ConvertOptions:
     reverse : sequence of str
         Of graphs of several types: edge types that also get a reverse type `rev_RELATION`, with the
         same ids and attributes: "all", relations, or types as in "author__writes__paper".
-    node_order : "none" or "degree"
-        "degree": number the nodes anew when all edges are known, those first that are in-neighbours
-        of many; see `gnnstore.converters.reorder`. Until it is done there are two stores on disk.
     spill_directory : str, optional
         An existing directory for temporary files while edges are sorted on disk. None:
         next to the output.
@@ -96,14 +90,18 @@ class ConvertOptions:
     resume: bool = False
     spill_directory: str | None = None
     feature_scale: FeatureScale | None = None
-    edge_split: tuple[float, ...] | None = None
-    edge_split_seed: int = 0
-    edge_negatives: int = 0
-    strict_negatives: bool = False
-    node_order: NodeOrder = "none"
     time_attr: tuple[str, ...] = ()
     weight_attr: tuple[str, ...] = ()
     reverse: tuple[str, ...] = ()
+
+    def __new__(cls, *_args: Any, **options: Any) -> ConvertOptions:
+        """Name the function to use in place of options that are gone."""
+        for name in options.keys() & GONE.keys():
+            raise UsageError(
+                f"{name} is no option of conversions any more; convert first, and give the store "
+                f"to gnnstore.converters.{GONE[name]}"
+            )
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for name in ("time_attr", "weight_attr", "reverse"):
@@ -111,7 +109,6 @@ class ConvertOptions:
             names = (given,) if isinstance(given, str) else tuple(given)
             object.__setattr__(self, name, tuple(dict.fromkeys(names)))
         check_choice("self_loops", self.self_loops, get_args(SelfLoops))
-        check_choice("node_order", self.node_order, get_args(NodeOrder))
         size = self.page_bytes
         if not MIN_PAGE_BYTES <= size <= MAX_PAGE_BYTES or size & (size - 1):
             raise UsageError(
@@ -131,21 +128,6 @@ class ConvertOptions:
             check_choice("index_dtype", self.index_dtype, get_args(IndexDtype))
         if self.memory_bytes is not None:
             parse_memory(self.memory_bytes, name="memory_bytes")
-        _ = self.split_rule  # raises if the rule is not valid
-
-    @property
-    def split_rule(self) -> SplitRule | None:
-        """The rule that edges are split by; None if they are not."""
-        if self.edge_split is None:
-            if self.edge_negatives or self.strict_negatives:
-                raise UsageError("edge_negatives and strict_negatives go with edge_split")
-            return None
-        return SplitRule(
-            self.edge_split,
-            self.edge_split_seed,
-            num_negatives=self.edge_negatives,
-            strict_negatives=self.strict_negatives,
-        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the options that affect the store's contents, for its provenance."""
@@ -153,13 +135,8 @@ class ConvertOptions:
         # None of these changes a byte of the result.
         for name in ("overwrite", "memory_bytes", "resume", "spill_directory"):
             del document[name]
-        if self.node_order == "none":
-            del document["node_order"]
         for name in ("time_attr", "weight_attr", "reverse"):
             if not document[name]:
-                del document[name]
-        if self.edge_split is None:
-            for name in ("edge_split", "edge_split_seed", "edge_negatives", "strict_negatives"):
                 del document[name]
         return document
 
@@ -181,7 +158,7 @@ def refuse_rules(options: ConvertOptions, doing: str) -> None:
     """Refuse the rules for edges and features where a store is made from a store."""
     defaults = ConvertOptions()
     for name in (
-        *("undirected", "self_loops", "feature_dtype", "node_order"),
+        *("undirected", "self_loops", "feature_dtype"),
         *("time_attr", "weight_attr", "reverse"),
     ):
         if getattr(options, name) != getattr(defaults, name):

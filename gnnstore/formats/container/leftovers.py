@@ -29,7 +29,7 @@ from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY, KINDS
 
 State = Literal["running", "resumable", "unfinished", "set aside", "stale"]
 
-_NAME = re.compile(r"\.(?P<final>.+)\.(?:(?P<kind>tmp|old)-[0-9a-f]{8}|unordered|(?<=\.npy\.)rows)")
+_NAME = re.compile(r"\.(?P<final>.+)\.(?:(?P<kind>tmp|old)-[0-9a-f]{8}|(?<=\.npy\.)rows)")
 # A file that is being written, in the store from which it is copied.
 COPY_FILE = "copy"
 # Entries that a directory of any kind may hold while it is written.
@@ -67,16 +67,6 @@ def leftovers(final: Path) -> list[Path]:
         for name in names
         if name.startswith(prefixes) and not name.endswith(f".{SPILL_DIRECTORY}")
     ]
-
-
-def unordered_path(final: Path) -> Path:
-    """Return where a store lies until its nodes are numbered anew."""
-    return final.parent / f".{final.name}.unordered"
-
-
-def is_unordered(path: Path) -> bool:
-    """Whether a path is one that `unordered_path` returns."""
-    return _NAME.fullmatch(path.name) is not None and path.name.endswith(".unordered")
 
 
 def rows_path(final: Path) -> Path:

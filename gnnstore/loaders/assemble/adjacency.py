@@ -54,26 +54,17 @@ class CsrEdges:
             )
         return cls(adj_value)
 
-    def replace_in(
-        self,
-        values: dict[str, Any],
-        edge_index: npt.NDArray[Any],
-        num_nodes: int,
-        hop_nodes: Sequence[int] | None,
-        hop_edges: Sequence[int] | None,
-    ) -> None:
-        """Put the matrix into a batch's attributes, and take the one out that it has as values."""
-        weights = None
-        if self.value is not None:
-            if self.value not in values:
-                raise UsageError(
-                    f"adj_value={self.value!r}: the sampler output has no edge, so edges have no "
-                    "attributes; return it with edge, or leave the option out"
-                )
-            weights = values.pop(self.value).reshape(-1).float()
-        values["adj_t"] = adjacency(
-            edge_index, (num_nodes, num_nodes), hop_nodes, hop_edges, weights
-        )
+    def take_values(self, values: dict[str, Any]) -> Tensor | None:
+        """Take the attribute out of a batch that is the values of its matrix."""
+        if self.value is None:
+            return None
+        if self.value not in values:
+            raise UsageError(
+                f"adj_value={self.value!r}: the sampler output has no edge, so edges have no "
+                "attributes; return it with edge, or leave the option out"
+            )
+        weights: Tensor = values.pop(self.value).reshape(-1).float()
+        return weights
 
 
 def adjacency(

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.sampler import SamplerOutput
 
+from gnnstore.loaders.assemble.adjacency import adjacency
 from gnnstore.loaders.assemble.base import (
     Assembler,
     AttributeRows,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from gnnstore.features.source import Rows
     from gnnstore.loaders.assemble.adjacency import CsrEdges
     from gnnstore.loaders.assemble.base import BatchSchema
+    from gnnstore.nn.adjacency import AdjT
     from gnnstore.pipeline.batch import BatchCost
     from gnnstore.sampling.neighbor import Sample
     from gnnstore.seeds.base import SeedLabels
@@ -46,6 +48,12 @@ class Parts(NamedTuple):
     num_sampled_nodes: list[int] | None
     num_sampled_edges: list[int] | None
     orig_edge_index: Tensor | None = None  # [2, m]
+
+    def matrix(self, values: Tensor | None = None) -> AdjT:
+        """Return the edges in CSR."""
+        size = (len(self.node), len(self.node))
+        hops = (self.num_sampled_nodes, self.num_sampled_edges)
+        return adjacency(self.edge_index.numpy(), size, *hops, values)
 
 
 class BatchAssembler(Assembler):
@@ -115,23 +123,19 @@ class BatchAssembler(Assembler):
         hold: Callable[[npt.NDArray[Any]], None] = hold_nothing,
     ) -> Data:
         """Return a subgraph with its attributes; those that are not in `rows` are read by ids."""
-        gathering = Gathering(rows, hold)
+        gathering, csr = Gathering(rows, hold), self._csr
+        # Before rows are gathered, while edges are in the processor's cache.
+        adj_t = None if csr is None or csr.value else parts.matrix()
         nodes = parts.node.numpy()
         values: dict[str, Any] = {**gathering.tensors(self._node_attributes, nodes)}
-        if self._csr is None:
+        if csr is None:
             values["edge_index"] = parts.edge_index
         e_id = None
         if parts.edge is not None:
             values |= gathering.tensors(self._edge_attributes, parts.edge.numpy())
             e_id = gathering.edge_ids(self._edge_id_path, self._edge_ids, parts.edge)
-        if self._csr is not None:
-            self._csr.replace_in(
-                values,
-                parts.edge_index.numpy(),
-                len(nodes),
-                parts.num_sampled_nodes,
-                parts.num_sampled_edges,
-            )
+        if csr is not None:
+            values["adj_t"] = parts.matrix(csr.take_values(values)) if adj_t is None else adj_t
         values.update(self._graph_level)
         if self._explicit_num_nodes:
             values["num_nodes"] = len(nodes)

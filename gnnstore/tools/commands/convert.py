@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import permutations
+from pathlib import Path
 from typing import Any, get_args
 
 import click
 
 from gnnstore.converters.inputs.files import RawLayout
+from gnnstore.converters.registry import CONVERTERS
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES
@@ -15,7 +18,6 @@ from gnnstore.progress import Style
 from gnnstore.tools.convert import convert
 from gnnstore.tools.ui.options import (
     MEMORY,
-    SHARES,
     SIZE,
     Decorator,
     Parsed,
@@ -43,26 +45,25 @@ Examples:
 """
 
 
-@click.group(name="convert", help=_HELP)
+class _Kinds(click.Group):
+    """The kinds of this module, and those that plug-ins have registered."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return our own kinds, then others."""
+        return [*super().list_commands(ctx), *CONVERTERS.names]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command of a kind."""
+        own = super().get_command(ctx, cmd_name)
+        if own is not None or cmd_name not in CONVERTERS:
+            return own
+        found = CONVERTERS[cmd_name]
+        return _make_kind(cmd_name, found.summary, function=found.convert)
+
+
+@click.group(name="convert", cls=_Kinds, help=_HELP)
 def command() -> None:
     """Hold the kinds; users see `_HELP`."""
-
-
-# Negatives of the edges of a split.
-negative_options = together(
-    click.option(
-        "--edge-negatives",
-        type=click.IntRange(min=0),
-        default=0,
-        metavar="K",
-        help="Fixed negatives of each edge of valid and test: nodes that replace its target.",
-    ),
-    click.option(
-        "--strict-negatives",
-        is_flag=True,
-        help="Redraw negatives that are edges of the graph.",
-    ),
-)
 
 
 class _Styles(click.Choice[str]):
@@ -111,6 +112,20 @@ output_options = together(
     ),
 )
 
+
+def _gone(option: str, command_name: str) -> Decorator:
+    """Return an option of an earlier version, which names the command to use."""
+
+    def refuse(_ctx: click.Context, _param: click.Parameter, value: object) -> None:
+        if value is not None:
+            raise UsageError(
+                f"{option} is no option of gnnstore convert any more; convert first, and then run "
+                f"gnnstore {command_name} STORE OUT"
+            )
+
+    return click.option(option, hidden=True, expose_value=False, callback=refuse)
+
+
 # The other fields of `ConvertOptions`.
 _common_options = together(
     click.option(
@@ -144,17 +159,6 @@ _common_options = together(
         type=click.Choice(("int64", "int32")),
         help="Type of node ids in batches. Default: that of the input, else int64.",
     ),
-    click.option(
-        "--edge-split",
-        type=SHARES,
-        metavar="F,F,F",
-        help="Split edges into train (the graph), valid and test by these fractions, such as "
-        "0.8,0.1,0.1. An undirected graph's valid and test hold one direction.",
-    ),
-    click.option(
-        "--edge-split-seed", type=click.IntRange(min=0), default=0, help="Seed of --edge-split."
-    ),
-    negative_options,
     order_options,
     click.option(
         "--reverse",
@@ -164,12 +168,6 @@ _common_options = together(
         "more; all: of every type.",
     ),
     click.option(
-        "--node-order",
-        type=click.Choice(("none", "degree")),
-        default="none",
-        help="degree: number nodes by descending out-degree; node ids change.",
-    ),
-    click.option(
         "--spill-dir",
         "spill_directory",
         type=click.Path(),
@@ -177,6 +175,10 @@ _common_options = together(
         help="Directory for edges that are sorted on disk. Default: that of OUTPUT.",
     ),
     output_options,
+    _gone("--node-order", "reorder"),
+    _gone("--edge-split", "split-edges"),
+    _gone("--edge-split-seed", "split-edges --seed"),
+    _gone("--edge-negatives", "split-edges --edge-negatives"),
 )
 
 
@@ -244,8 +246,18 @@ def _add_kind(
     function: str | None = None,
 ) -> None:
     """Add a kind whose options are the arguments of a converter, `from_KIND`."""
+    made = _make_kind(kind, help_text, *options, source=source, function=function or f"from_{kind}")
+    command.add_command(made)
 
-    @command.command(name=kind, help=help_text)
+
+def _make_kind(
+    kind: str,
+    help_text: str,
+    *options: Decorator,
+    source: str | None = "input",
+    function: str | Callable[..., Path],
+) -> click.Command:
+    @click.command(name=kind, help=help_text)
     @together(
         *([click.argument(source, type=click.Path())] if source else []),
         click.argument("output", type=click.Path()),
@@ -254,7 +266,10 @@ def _add_kind(
     @_common_options
     @session_options
     def run(session: Session, **arguments: Any) -> None:
-        convert(session, function or f"from_{kind}", **arguments)
+        convert(session, function, **arguments)
+
+    made: click.Command = run
+    return made
 
 
 _add_kind(
@@ -712,32 +727,23 @@ Examples:
 )
 
 
-_PYG_HELP = """Explain how to convert a torch_geometric.data.Data object, which requires Python.
+_ANY_WORDS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
-torch.save writes a pickle, and loading a pickle runs the code in it, so this command takes no
-file.
+_add_kind(
+    "pyg",
+    """Convert a torch_geometric.data.Data that torch.save wrote.
+
+INPUT is such a file, or the processed file of a data set of one graph (processed/data.pt). It is
+unpickled with a list of allowed names, so that no code in it runs, and read whole: four times the
+file counts in --memory. In Python, gnnstore.converters.from_pyg takes a Data in memory.
 
 \b
 Examples:
-  gnnstore convert pyg
-"""
-_PYG_ADVICE = """a Data object is converted in Python, because the file that torch.save \
-writes is a pickle, and loading it would run the code in it:
-
-    import gnnstore
-    gnnstore.converters.from_pyg(data, "graph.gnn")
-
-Save arrays of your own with numpy.savez and convert them with 'gnnstore convert numpy'."""
-
-
-_ANY_WORDS = {"ignore_unknown_options": True, "allow_extra_args": True}
-
-
-@command.command(name="pyg", help=_PYG_HELP, context_settings=_ANY_WORDS)
-@session_options
-def pyg(_session: Session) -> None:
-    """Print the advice."""
-    raise UsageError(_PYG_ADVICE)
+  gnnstore convert pyg data.pt graph.gnn
+  gnnstore convert pyg Cora/processed/data.pt cora.gnn
+""",
+    source="data",
+)
 
 
 @command.command(name="planted-kg", hidden=True, context_settings=_ANY_WORDS)

@@ -11,6 +11,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from gnnstore.converters.converter import converter
 from gnnstore.converters.datasets.ogb.binary import convert_binary
 from gnnstore.converters.datasets.ogb.csv import convert_csv, part_file, read_ids
 from gnnstore.converters.datasets.ogb.links import (
@@ -27,7 +28,6 @@ from gnnstore.converters.inputs.opening import (
     describe_files,
     existing_directory,
 )
-from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import InputError, NotFoundError, UsageError
@@ -45,7 +45,7 @@ class OgbFiles:
     split: Path | None
 
 
-@converter()
+@converter
 def from_ogb(
     input: PathLike,  # noqa: A002 - the word the command line uses
     output: PathLike,

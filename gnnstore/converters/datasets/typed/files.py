@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.converters.converter import converter
+from gnnstore.converters.datasets.numpy import CompressedEdges
 from gnnstore.converters.datasets.typed.text_files import ENDINGS, TextEdgeFile, open_text_nodes
 from gnnstore.converters.edges.node_ids import check_integers
 from gnnstore.converters.inputs.derived import RowTaker
@@ -23,7 +25,6 @@ from gnnstore.converters.inputs.npy import open_npy
 from gnnstore.converters.inputs.npz import open_npz
 from gnnstore.converters.inputs.opening import PathLike, describe_files, existing_directory
 from gnnstore.converters.inputs.source import ArraySource, read_one_number
-from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.tables.columns import TableColumns, edge_batches
 from gnnstore.converters.tables.inputs import open_table
 from gnnstore.converters.tables.row_ids import RowIds
@@ -43,7 +44,7 @@ _ENDS = ("source", "target")
 _PIECE_EDGES = 2**18
 
 
-@converter()
+@converter
 def from_typed(
     input: PathLike,  # noqa: A002 - the word the command line uses
     output: PathLike,
@@ -57,7 +58,8 @@ def from_typed(
     names, characters may be percent-encoded. Arrays and columns become attributes. Of nodes,
     `num_nodes` is their number, `train`, `valid` (or `val`) and `test` are splits (ids, or masks),
     and `id` has their ids, by which edges name them: without, nodes are numbered by their rows. Of
-    edges, `edge_index` [2, E] or [E, 2], or `source` and `target` [E], are their ends. Tables of
+    edges, `edge_index` [2, E] or [E, 2], or `source` and `target` [E], are their ends; or `indptr`
+    and `indices`, by target as in `from_numpy`, or by source in tables called so. Tables of
     text have a line with the names of columns; without one, those of nodes are features, and those
     of edges begin with the ends. Columns `x_0`, `x_1`, ... of text are features. Edges in `out.*`
     are KONECT's: source, target, perhaps `weight` and `time`.
@@ -263,9 +265,14 @@ def _open_edges(paths: list[Path], budget: int | None) -> _Edges:
         text = TextEdgeFile(texts[0], budget, is_konect=_is_konect(texts[0]))
         return _Edges(text.edges(), text.num_nodes)
     tables = [path for path in others if path.suffix in _TABLES]
+    pointers = [path for path in tables if path.stem.startswith("indptr")]
+    if pointers:
+        return _Edges(_of_pointers(pointers, tables, budget))
     if tables and len(tables) == len(others):
         return _Edges(_of_table(tables, budget))
     arrays = dict(_arrays(others, "edge_index", budget))
+    if {"indptr", "indices"} <= arrays.keys():
+        return _Edges(_compressed(arrays, "csc"))
     if "edge_index" in arrays:
         return _Edges(EdgeInput.of_array(arrays.pop("edge_index"), arrays))
     if not set(_ENDS) <= arrays.keys():
@@ -307,6 +314,33 @@ def _of_table(paths: list[Path], budget: int | None) -> EdgeInput:
     attributes: dict[str, ArraySource] = {name: TableColumns(table, [name]) for name in names}
     memory = table.memory_bytes * (1 + len(names))
     return EdgeInput(pairs, table.label, table.num_rows, attributes, memory)
+
+
+def _of_pointers(pointers: list[Path], tables: list[Path], budget: int | None) -> EdgeInput:
+    """Return edges by source: tables `indptr...` and `indices...`, the latter with attributes."""
+    columns = open_table(pointers, "the pointers", budget)
+    others = [path for path in tables if path not in pointers]
+    if not others or len(columns.schema.names) != 1:
+        raise InputError(
+            f"{columns.label}: expected one column of pointers, and files indices... next to it",
+            path=pointers[0],
+        )
+    table = open_table(others, "the edges", budget)
+    names = table.schema.names
+    arrays: dict[str, ArraySource] = {name: TableColumns(table, [name]) for name in names}
+    arrays["indices"] = arrays.pop("indices" if "indices" in names else names[0])
+    arrays["indptr"] = TableColumns(columns, columns.schema.names)
+    return _compressed(arrays, "csr")
+
+
+def _compressed(arrays: dict[str, ArraySource], layout: str) -> EdgeInput:
+    indptr, indices = arrays.pop("indptr"), arrays.pop("indices")
+    for source in (indptr, indices):
+        check_integers(source)
+        if len(source.shape) != 1:
+            raise InputError(f"{source.label}: has shape {list(source.shape)}, expected one axis")
+    edges = CompressedEdges(indptr, indices, layout)
+    return EdgeInput(edges.pairs, edges.label, edges.num_edges, arrays)
 
 
 def _is_konect(path: Path) -> bool:

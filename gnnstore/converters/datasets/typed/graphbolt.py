@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from gnnstore.converters.datasets.graphbolt_metadata import DataFile, TypedMetadata
-from gnnstore.converters.datasets.graphbolt_tasks import (
+from gnnstore.converters.datasets.graphbolt.metadata import DataFile, TypedMetadata
+from gnnstore.converters.datasets.graphbolt.tasks import (
     Labels,
     by_name,
     edge_name,

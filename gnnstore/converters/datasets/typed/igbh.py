@@ -11,6 +11,7 @@ import logging
 from pathlib import Path
 from typing import get_args
 
+from gnnstore.converters.converter import converter
 from gnnstore.converters.datasets.igb import (
     FEATURE_DIM,
     Classes,
@@ -23,7 +24,6 @@ from gnnstore.converters.edges.node_ids import edge_pairs
 from gnnstore.converters.inputs.derived import FloatLabels
 from gnnstore.converters.inputs.opening import PathLike, describe_files, existing_directory
 from gnnstore.converters.inputs.source import ArraySource
-from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, largest_ids, write_typed
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.splits import split_ranges
@@ -38,7 +38,7 @@ _ORDER = ("paper", "author", "institute", "fos", "journal", "conference")
 _RELATIONS = ("cites", "written_by", "affiliated_to", "topic", "published", "venue")
 
 
-@converter()
+@converter
 def from_igbh(
     input: PathLike,  # noqa: A002 - the word the command line uses
     output: PathLike,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from gnnstore.converters.converter import converter
 from gnnstore.converters.datasets.ogb.mag240m import find_mag240m
 from gnnstore.converters.datasets.ogb.splits import PARTS, open_split_file, split_file
 from gnnstore.converters.inputs.derived import FloatLabels
@@ -17,7 +18,6 @@ from gnnstore.converters.inputs.opening import PathLike, describe_files, existin
 from gnnstore.converters.inputs.pickled import open_counts
 from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.converters.memory import memory_ledger
-from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, write_typed
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.splits import SPLIT_KEYS
@@ -35,7 +35,7 @@ _EDGES: tuple[EdgeType, ...] = (
 _ATTRIBUTES = {"node_feat": ("x", 2), "node_label": ("y", 1), "node_year": ("node_year", 1)}
 
 
-@converter()
+@converter
 def from_mag240m(
     input: PathLike,  # noqa: A002 - the word the command line uses
     output: PathLike,

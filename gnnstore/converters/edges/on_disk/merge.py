@@ -286,10 +286,9 @@ class SpilledEdges:
         finally:
             _core.pool_trim()
 
-    def chunks(self, *, ends_only: bool = False) -> Iterator[EdgeChunk]:
+    def chunks(self) -> Iterator[EdgeChunk]:
         """Yield all edges in column order: a chunk for each range."""
-        id_type = None if ends_only else self.edge_id_dtype
-        with_attributes = bool(self._schema) and not ends_only
+        id_type, with_attributes = self.edge_id_dtype, bool(self._schema)
         with_origins = with_attributes or self._rules.self_loops == "add"
         first_added = self.num_input_edges * self._rules.copies
         edges = added = 0

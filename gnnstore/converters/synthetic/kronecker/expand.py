@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.converters.converter import converter
 from gnnstore.converters.edges.node_ids import MAX_NODES
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.keyed_random import hash_pairs
 from gnnstore.converters.stores.copy import copy_graph_attributes, describe_edges, texts_of
 from gnnstore.converters.stores.graph import EdgePiece, StoreInput
-from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.synthetic.kronecker.factor import check_factor, derive_factor
 from gnnstore.converters.synthetic.kronecker.nodes import check_noise, write_nodes
 from gnnstore.converters.synthetic.kronecker.patterns import FactorGraph
@@ -43,7 +43,7 @@ from gnnstore.progress import Progress
 _CHUNK_EDGES = 2**18
 
 
-@converter(edge_ids=False)
+@converter
 def from_kronecker(
     seed_store: PathLike,
     output: PathLike,

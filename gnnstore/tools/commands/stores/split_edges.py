@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from gnnstore.tools.commands.convert import negative_options, output_options
+from gnnstore.tools.commands.convert import output_options
 from gnnstore.tools.convert import convert
 from gnnstore.tools.ui.options import SHARES, seed_option, session_options
 from gnnstore.tools.ui.session import Session
@@ -48,7 +48,16 @@ Examples:
     metavar="OUT2",
     help="Write a second store for the evaluation on test: its graph is train and valid.",
 )
-@negative_options
+@click.option(
+    "--edge-negatives",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="K",
+    help="Fixed negatives of each edge of valid and test: nodes that replace its target.",
+)
+@click.option(
+    "--strict-negatives", is_flag=True, help="Redraw negatives that are edges of the graph."
+)
 @output_options
 @session_options
 def command(session: Session, **arguments: Any) -> None:

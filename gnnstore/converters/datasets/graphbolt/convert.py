@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy.typing as npt
 
-from gnnstore.converters.datasets.graphbolt_metadata import (
+from gnnstore.converters.converter import converter
+from gnnstore.converters.datasets.graphbolt.metadata import (
     Metadata,
     Task,
     TypedMetadata,
     read_metadata,
 )
-from gnnstore.converters.datasets.graphbolt_tasks import (
+from gnnstore.converters.datasets.graphbolt.tasks import (
     Labels,
     by_name,
     edge_name,
@@ -34,7 +35,6 @@ from gnnstore.converters.inputs.opening import (
 )
 from gnnstore.converters.inputs.source import ArraySource, row_bytes
 from gnnstore.converters.inputs.text_arrays import TextEdges
-from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.workload import Workload, inspect_inputs, node_workload
@@ -42,7 +42,7 @@ from gnnstore.errors import InputError
 from gnnstore.progress import Progress
 
 
-@converter()
+@converter
 def from_graphbolt(
     input: PathLike,  # noqa: A002 - the word the command line uses
     output: PathLike,

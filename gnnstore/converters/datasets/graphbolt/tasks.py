@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.budget.ledger import Reservation
-from gnnstore.converters.datasets.graphbolt_metadata import DataFile
+from gnnstore.converters.datasets.graphbolt.metadata import DataFile
 from gnnstore.converters.inputs.npy import open_npy
 from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.converters.memory import memory_ledger

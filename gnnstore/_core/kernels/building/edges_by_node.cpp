@@ -1,4 +1,4 @@
-#include "kernels/sampling/edges_by_node.h"
+#include "kernels/building/edges_by_node.h"
 
 #include <algorithm>
 #include <stdexcept>
