@@ -15,6 +15,7 @@ from gnnstore.budget.limits import MemoryBudget
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.features.source import AbsentRows, RowSource
 from gnnstore.features.tables import MemoryRows
+from gnnstore.formats.partitions.manifest import BUCKET_PTR_ARRAY
 from gnnstore.formats.partitions.reader import PartitionsReader, open_partitions
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.sizes import StoreSizes
@@ -62,6 +63,7 @@ class PartitionSources(Sources):
         self.unit = unit = open_partitions(
             store.path, policy.name, store_uuid=store.reader.manifest.uuid
         )
+        unit.check_array(BUCKET_PTR_ARRAY)  # says how many edges each state trains
         for table in tables:
             table.attach(unit.uuid, unit.num_partitions, unit.rows_per_partition)
         self._tables = tuple(tables)
