@@ -36,6 +36,7 @@ from gnnstore.pipeline.batch import (
 )
 from gnnstore.pipeline.order.cursor import EpochCursor
 from gnnstore.pipeline.order.from_torch import order_of, own_sampler, shuffles
+from gnnstore.pipeline.order.keyed import SeededShuffle, SeedPositions, drawn_seed
 from gnnstore.pipeline.order.ranks import ALONE, RankShard
 from gnnstore.pipeline.order.state import LoaderState, OrderFields, Position
 from gnnstore.pipeline.stats import LoaderStats
@@ -111,7 +112,7 @@ class BatchLoader(DataLoader[Any]):
         # Frameworks that build a loader anew pass these two, which the loader sets itself.
         options = {k: v for k, v in options.items() if k not in {"dataset", "collate_fn"}}
         options |= own_sampler(num_seeds, seed, shard, options)
-        positions: Any = range(num_seeds)
+        positions: Any = SeedPositions(num_seeds)
         # By name: the next class in line may be PyG's loader.
         DataLoader.__init__(self, positions, collate_fn=self.collate_fn, **options)
         self.seed = None if seed is None else check_word("seed", seed)
@@ -171,6 +172,8 @@ class BatchLoader(DataLoader[Any]):
         self._assembler = assembler
         self.seed = source.agree(self._all_fingerprints(), self.seed, self._shard.world_size)
         self._seed_is_given = self.seed is not None
+        if isinstance(self.sampler, SeededShuffle):
+            self.sampler.seed = self.seed
         predicted = placement.predicted
         self._stats = LoaderStats(
             strategy=placement.strategy.name,
@@ -391,12 +394,15 @@ class BatchLoader(DataLoader[Any]):
     def _draw_seed(self) -> int:
         """Draw the seed if none was given: late, so that `torch.manual_seed` may come late."""
         if self.seed is None:
-            drawn = torch.empty((), dtype=torch.int64).random_(generator=self.generator)
-            self._use_seed(int(drawn))
+            shown: Any = self.sampler
+            is_shared = isinstance(shown, SeededShuffle)
+            self._use_seed(shown.draw_seed() if is_shared else drawn_seed(self.generator))
         return cast("int", self.seed)
 
     def _use_seed(self, seed: int) -> None:
         self.seed = seed
+        if isinstance(self.sampler, SeededShuffle):
+            self.sampler.seed = seed
         self._source = self._source.with_seed(seed)
 
     # --- what it does, and where ---------------------------------------------------------------
