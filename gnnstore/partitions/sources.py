@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gnnstore.budget.ledger import STAGING, Ledger, Reservation
-from gnnstore.budget.limits import MemoryBudget
+from gnnstore.budget.limits import MemoryBudget, affordable_staging
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.features.source import AbsentRows, RowSource
 from gnnstore.features.tables import MemoryRows
@@ -71,7 +71,8 @@ class PartitionSources(Sources):
         samples = bool(config.fanouts) or config.subgraph_type == "induced"
         self._edges: EdgesRead = "graph" if samples else self.seeds.edges_read()
         path = unit.paged(unit.order_spec).file_paths[0]
-        self.engine: Engine = shared_tables(store).engine(path, io_engine)
+        engine = shared_tables(store).engine(path, io_engine)
+        self.engine: Engine = engine.within(affordable_staging(memory))
         self.shape, self.placement = self._sized(policy)
         if policy.kind == "sequential":
             in_all = self.shape.capacity == unit.num_partitions
