@@ -29,7 +29,7 @@ from gnnstore.converters.stores.copy import CopiedRows
 from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.errors import InputError, UsageError, check_choice, limits_named
 from gnnstore.formats.arrays.dtypes import id_dtype
-from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, PageGeometry
+from gnnstore.formats.arrays.pages import PageGeometry
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.files import require_space
 from gnnstore.formats.partitions.crcs import RangeCrcs
@@ -117,28 +117,19 @@ class Partitioning:
         """Node attributes, by name; all are in pages here, compressed ones of the store too."""
         return self.graph.nodes.attributes
 
-    @cached_property
-    def page_bytes(self) -> int:
-        """Page size of the store's node attributes."""
-        for spec in self.attributes.values():
-            if spec.layout == "paged":
-                return self.graph.reader.paged(spec).geometry.page_bytes
-        return DEFAULT_PAGE_BYTES
-
     @property
     def geometries(self) -> list[PageGeometry]:
         """Pages of the rows of each node attribute."""
         specs = self.attributes.values()
-        return [PageGeometry(spec.row_bytes, self.page_bytes) for spec in specs]
+        return [PageGeometry.of(spec.row_bytes, spec.num_rows) for spec in specs]
 
     @cached_property
     def rows(self) -> int:
         """Rows of a partition, R."""
-        per_page = [geometry.rows_per_page for geometry in self.geometries]
-        id_bytes = id_dtype(self.graph.num_nodes).itemsize
-        return rows_per_partition(
-            self.graph.num_nodes, self.num_partitions, [self.page_bytes // id_bytes, *per_page]
-        )
+        num_nodes = self.graph.num_nodes
+        ids = PageGeometry.of(id_dtype(num_nodes).itemsize, num_nodes)
+        per_page = [geometry.rows_per_page for geometry in (ids, *self.geometries)]
+        return rows_per_partition(num_nodes, self.num_partitions, per_page)
 
     @cached_property
     def memory(self) -> Ledger:
@@ -251,7 +242,6 @@ def partition(
         PartitionsWriter(
             final,
             overwrite=overwrite,
-            page_bytes=plan.page_bytes,
             on_event=_LOG.warning,
             fingerprint={
                 "store": plan.graph.reader.uuid,

@@ -46,7 +46,7 @@ class PagedArrayWriter:
         self,
         directory: Path,
         spec: AttributeSpec,
-        page_bytes: int,
+        page_bytes: int | None,
         shard_bytes: int | None,
         journal: Journal | None = None,
         *,
@@ -57,7 +57,7 @@ class PagedArrayWriter:
         self.dtype = storage_dtype(spec.dtype, what=f"the attribute {spec.name!r}")
         row_bytes = self.dtype.itemsize * int(np.prod(self.row_shape, dtype=object))
         self.layout: ShardLayout = plan_shards(
-            PageGeometry(row_bytes, page_bytes), spec.num_rows, shard_bytes
+            PageGeometry.of(row_bytes, spec.num_rows, page_bytes), spec.num_rows, shard_bytes
         )
         self._directory = directory
         geometry = self.layout.geometry
