@@ -235,7 +235,7 @@ class BatchLoader(DataLoader[Any]):
         iteration = self._cursor.begin(_checked_epoch(self.epoch))
         self.epoch += 1
         self._num_iterations += 1
-        pin = self._pin if self.pin_memory and torch.cuda.is_available() else None
+        pin = self._pin if self.pin_memory and _can_pin() else None
         # Copies of a batch, and batches joined in the consumer's thread, are freed unnoticed.
         waits = pin is None and self.transform_sampler_output is None
         lookahead = (Lookahead.admitting if waits else Lookahead)(
@@ -501,12 +501,20 @@ class BatchLoader(DataLoader[Any]):
                 UserWarning,
                 stacklevel=6,  # behind the constructors
             )
-        if self.pin_memory and not torch.cuda.is_available():
+        if self.pin_memory and not _can_pin():
             warnings.warn(
                 "pin_memory=True, but no accelerator is found: batches are not pinned",
                 UserWarning,
                 stacklevel=6,  # behind the constructors
             )
+
+
+def _can_pin() -> bool:
+    """Return whether there is an accelerator that reads pinned memory, as torch's loader asks."""
+    if torch.cuda.is_available() or not hasattr(torch, "accelerator"):  # torch 2.6 and later
+        return torch.cuda.is_available()
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return found is not None and found.type != "mps"
 
 
 def _displayed(wanted: bool | None, shard: RankShard) -> WaitProgress:
