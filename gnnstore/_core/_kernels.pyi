@@ -89,6 +89,28 @@ def crc32c_rows(
         There is no such row.
     """
 
+def crc32c_ranges(
+    data: NDArray[np.uint8],
+    begins: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    crcs: NDArray[np.uint32],
+) -> None:
+    """Continue the CRC-32C of each of several ranges.
+
+    Parameters
+    ----------
+    data : ndarray of uint8
+    begins, ends : ndarray of int64, shape [n]
+        The bytes of range i are ``data[begins[i]:ends[i]]``.
+    crcs : ndarray of uint32, shape [n]
+        Checksum of each range's bytes before these, 0 if there are none; updated.
+
+    Raises
+    ------
+    IndexError
+        A range leaves the data; `crcs` is as before.
+    """
+
 def crc32c_file(path: _Path, block_bytes: int, num_threads: int = 1) -> NDArray[np.uint32]:
     """Return one CRC-32C per block of a file, reading it once in order.
 

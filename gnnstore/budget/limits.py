@@ -20,6 +20,8 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _UNLIMITED = 2**60
 # memory="auto" leaves a quarter of free memory to the model, its optimiser and other programs.
 _FREE_SHARE = 4
+# Of a budget: for reads in flight of all threads, and for more than the default ones of a thread.
+_STAGING_SHARE, _DEEP_SHARE = 4, 16
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,15 @@ class MemoryBudget:
         return cls(parse_memory(memory), True, "of the memory= budget")
 
 
+def affordable_staging(memory: int | str | None) -> int | None:
+    """Return the bytes that a thread may stage beyond the defaults; None: as many as it likes."""
+    if memory is None or memory == "auto":
+        return None  # what is free changes from call to call, and is plenty
+    return parse_memory(memory) // _DEEP_SHARE
+
+
 def affordable_threads(
-    budget_bytes: int, staging_bytes: int, num_threads: int, *, share: int = 4
+    budget_bytes: int, staging_bytes: int, num_threads: int, *, share: int = _STAGING_SHARE
 ) -> int:
     """Return the number of threads that may read, at least 1."""
     most = budget_bytes // share // max(1, staging_bytes)

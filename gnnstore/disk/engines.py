@@ -79,6 +79,13 @@ class Engine:
         """Bytes of staging memory per reading thread."""
         return self.reader.staging_bytes
 
+    def within(self, staging_bytes: int | None) -> Engine:
+        """Return the engine with the reads in flight of the defaults, if its own are more bytes."""
+        if staging_bytes is None or self.staging_bytes <= staging_bytes:
+            return self
+        tuning = self.tuning.modest()
+        return Engine(self.choice, tuning, _reader(self.choice.name, tuning))
+
 
 def probe_engines(path: Path) -> list[EngineProbe]:
     """Try each engine on a file."""
@@ -208,14 +215,7 @@ def open_engine(path: Path, forced: str | None = None) -> Engine:
     """Choose an engine and how it reads, by the measurements of the disk if there are any."""
     choice = choose_engine(path, forced)
     tuning = tune_reads(load_profile(path))
-    with _lock:
-        reader = _readers.get((choice.name, tuning))
-        if reader is None:
-            reader = _core.Reader(
-                choice.name, queue_depth=tuning.queue_depth, max_read_bytes=tuning.max_read_bytes
-            )
-            _readers[choice.name, tuning] = reader
-    engine = Engine(choice, tuning, reader)
+    engine = Engine(choice, tuning, _reader(choice.name, tuning))
     _say_once(logging.INFO, f"rows are read by {engine.reason}")
     because = _core.FileSet([path], [1], direct=choice.is_direct).buffered_because
     if not choice.is_direct:
@@ -226,6 +226,18 @@ def open_engine(path: Path, forced: str | None = None) -> Engine:
             f"reads on the file system {filesystem_id(path)} go through the page cache: {because}",
         )
     return engine
+
+
+def _reader(name: str, tuning: ReadTuning) -> _core.Reader:
+    """Return the reader with these settings."""
+    with _lock:
+        reader = _readers.get((name, tuning))
+        if reader is None:
+            reader = _core.Reader(
+                name, queue_depth=tuning.queue_depth, max_read_bytes=tuning.max_read_bytes
+            )
+            _readers[name, tuning] = reader
+        return reader
 
 
 def _say_once(level: int, message: str) -> None:

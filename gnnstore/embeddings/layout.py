@@ -45,10 +45,10 @@ class RowLayout:
 
     def nodes_of(self, partition: int) -> _Ids:
         """Return the nodes of a partition's rows."""
-        rows = self._manifest.rows(partition)
         if self._unit is None:
+            rows = self._manifest.rows(partition)
             return np.arange(rows.start, rows.stop)
-        return self._unit.paged(self._unit.order_spec).read_slice(rows.start, rows.stop)
+        return self._unit.nodes_of(partition)
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,10 @@ class LazyTensor:
         """Return the shape, or the length of an axis."""
         return self.shape if dim is None else self.shape[dim]
 
+    def is_same(self, other: LazyTensor) -> bool:
+        """Whether another one reads the same attribute of the same object."""
+        return (self._store, self._name) == (other._store, other._name)
+
     def tensor(self) -> Tensor:
         """Read the whole tensor.
 

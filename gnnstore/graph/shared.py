@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from gnnstore._core import pool_trim
 from gnnstore.disk.engines import ENVIRONMENT_VARIABLE, Engine, open_engine
+from gnnstore.disk.profile.tuning import ReadTuning
 from gnnstore.features.compact import held_row_bytes
 from gnnstore.features.opening import Mode, open_attribute, open_rows
 from gnnstore.features.planned import SlotCache
@@ -87,7 +88,7 @@ class SharedTables:
     def __init__(self) -> None:
         self._lock = threading.RLock()  # reentrant: making a cache opens tables
         self._rows: dict[tuple[str, Mode], RowSource] = {}
-        self._direct: dict[tuple[str, str], RowSource] = {}
+        self._direct: dict[tuple[str, str, ReadTuning], RowSource] = {}
         self._tiers: list[tuple[str | None, Callable[[RowSource], RowSource]]] = []
         self._engines: dict[tuple[str | None, str | None], Engine] = {}
         self._caches: dict[CacheKey[Any], SharedCache] = {}
@@ -143,7 +144,7 @@ class SharedTables:
 
     def rows_on_disk(self, store: GraphStore, spec: AttributeSpec, engine: Engine) -> RowSource:
         """Return a paged attribute's rows on disk, opening its files the first time."""
-        key = (spec.path, engine.name)
+        key = (spec.path, engine.name, engine.tuning)
         with self._lock:
             if key not in self._direct:
                 rows = open_rows(store.reader.paged(spec), engine)

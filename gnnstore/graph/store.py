@@ -12,7 +12,7 @@ import threading
 from collections.abc import Container, Mapping
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -335,9 +335,44 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse new values of what is on disk, which no loader would see."""
-        if "reader" in self.__dict__ and name in self:
+        if "reader" in self.__dict__ and (name in self or _is_property(type(self), name)):
+            if self._has_already(name, value):
+                return
             raise _immutable(self.path, f"{name!r} cannot be assigned to")
         super().__setattr__(name, value)
+
+    def _has_already(self, name: str, value: Any) -> bool:
+        """Whether a value is the store's own, as in `data.y = data.y`, or an equal number."""
+        if not isinstance(value, LazyTensor | int | float | str):
+            return False
+        known = getattr(self, name)
+        if isinstance(known, LazyTensor):
+            return isinstance(value, LazyTensor) and known.is_same(value)
+        return type(known) is type(value) and bool(known == value)
+
+    def to(self, device: int | str | torch.device, *_: str, non_blocking: bool = False) -> Self:  # noqa: ARG002
+        """Return the store for the CPU, to which its tensors are read; it is on disk.
+
+        Raises
+        ------
+        UsageError
+            For another device; batches are moved there.
+        """
+        if torch.device(device).type != "cpu":
+            raise UsageError(
+                f"{self.path}: a store stays on disk and cannot be moved to {device}; move each "
+                "batch (batch.to(device)), or the whole graph where it fits: "
+                "store.to_pyg().to(device)"
+            )
+        return self
+
+    def cpu(self, *_: str) -> Self:
+        """Return the store, whose tensors are read to the CPU."""
+        return self
+
+    def cuda(self, device: int | str | None = None, *_: str, non_blocking: bool = False) -> Self:
+        """Refuse to move; see `to`."""
+        return self.to("cuda" if device is None else device, non_blocking=non_blocking)
 
     def __delattr__(self, name: str) -> None:
         """Refuse to forget what is on disk."""
@@ -469,6 +504,10 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
 
     def _remove_edge_index(self, *_: Any) -> bool:
         raise _immutable(self.path)
+
+
+def _is_property(of: type, name: str) -> bool:
+    return isinstance(getattr(of, name, None), property | cached_property)
 
 
 def _width(spec: AttributeSpec | None) -> int:

@@ -110,7 +110,8 @@ class InferenceRun:
             device=request.device,
         )
         indptr = store.reader.paged(edge.indptr)
-        self._engine = shared_tables(store).engine(indptr.file_paths[0], request.io_engine)
+        engine = shared_tables(store).engine(indptr.file_paths[0], request.io_engine)
+        self._engine = engine.within(request.memory_bytes // _STAGING_SHARE)
         self._num_readers = self._readers_in(request.memory_bytes)
         self._pieces = Pieces.of(request.memory_bytes)
         self._num_nodes, self._num_edges = store.num_nodes, store.num_edges
@@ -170,7 +171,7 @@ class InferenceRun:
                 graph_bytes = graph.counts.bytes_read
                 stats.append(done)
                 self._request.progress.note(str(done), vars(done))
-                source = _opened(rows, self._directory(writer, number), self._request.io_engine)
+                source = self._opened(rows, self._directory(writer, number))
                 if number:
                     _core.remove_tree(self._directory(writer, number - 1))
         del source
@@ -398,23 +399,25 @@ class InferenceRun:
             rows = self._writer(writer, number)
             if self._num_nodes and rows.num_committed_rows == self._num_nodes:
                 directory = self._directory(writer, number)
-                return number + 1, _opened(rows, directory, self._request.io_engine), None
+                return number + 1, self._opened(rows, directory), None
         spec, store = self._request.input_spec, self._request.store
         scales = store.schema.scales_of(spec)
         factors = None if scales is None else as_tensor(store.reader.read(scales), scales.dtype)
         return 0, self._rows_of(spec), factors
 
+    def _opened(self, rows: PagedArrayWriter, directory: Path) -> RowSource:
+        """Open the rows that a layer has written, as the input of the next."""
+        names = [shard_name(shard, 1) for shard in range(rows.layout.num_shards)]
+        array = PagedArray(rows.spec, rows.layout, tuple(directory / name for name in names))
+        if not names:
+            return open_rows(array, "memory")
+        # Their file system may differ from the store's.
+        engine = open_engine(array.file_paths[0], self._request.io_engine)
+        return open_rows(array, engine.within(self._engine.staging_bytes))
+
 
 def _seconds_of_bytes(read: float, written: float) -> float:
     return (read + written) / _ASSUMED_RATE
-
-
-def _opened(rows: PagedArrayWriter, directory: Path, io_engine: str | None) -> RowSource:
-    """Open the rows that a layer has written, as the input of the next."""
-    names = [shard_name(shard, 1) for shard in range(rows.layout.num_shards)]
-    array = PagedArray(rows.spec, rows.layout, tuple(directory / name for name in names))
-    # Their file system may differ from the store's.
-    return open_rows(array, open_engine(array.file_paths[0], io_engine) if names else "memory")
 
 
 def check_input(store: GraphStore, name: str) -> AttributeSpec:

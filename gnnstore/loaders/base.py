@@ -36,6 +36,7 @@ from gnnstore.pipeline.batch import (
 )
 from gnnstore.pipeline.order.cursor import EpochCursor
 from gnnstore.pipeline.order.from_torch import order_of, own_sampler, shuffles
+from gnnstore.pipeline.order.keyed import SeededShuffle, SeedPositions, drawn_seed
 from gnnstore.pipeline.order.ranks import ALONE, RankShard
 from gnnstore.pipeline.order.state import LoaderState, OrderFields, Position
 from gnnstore.pipeline.stats import LoaderStats
@@ -111,7 +112,7 @@ class BatchLoader(DataLoader[Any]):
         # Frameworks that build a loader anew pass these two, which the loader sets itself.
         options = {k: v for k, v in options.items() if k not in {"dataset", "collate_fn"}}
         options |= own_sampler(num_seeds, seed, shard, options)
-        positions: Any = range(num_seeds)
+        positions: Any = SeedPositions(num_seeds)
         # By name: the next class in line may be PyG's loader.
         DataLoader.__init__(self, positions, collate_fn=self.collate_fn, **options)
         self.seed = None if seed is None else check_word("seed", seed)
@@ -171,6 +172,8 @@ class BatchLoader(DataLoader[Any]):
         self._assembler = assembler
         self.seed = source.agree(self._all_fingerprints(), self.seed, self._shard.world_size)
         self._seed_is_given = self.seed is not None
+        if isinstance(self.sampler, SeededShuffle):
+            self.sampler.seed = self.seed
         predicted = placement.predicted
         self._stats = LoaderStats(
             strategy=placement.strategy.name,
@@ -232,7 +235,7 @@ class BatchLoader(DataLoader[Any]):
         iteration = self._cursor.begin(_checked_epoch(self.epoch))
         self.epoch += 1
         self._num_iterations += 1
-        pin = self._pin if self.pin_memory and torch.cuda.is_available() else None
+        pin = self._pin if self.pin_memory and _can_pin() else None
         # Copies of a batch, and batches joined in the consumer's thread, are freed unnoticed.
         waits = pin is None and self.transform_sampler_output is None
         lookahead = (Lookahead.admitting if waits else Lookahead)(
@@ -391,12 +394,15 @@ class BatchLoader(DataLoader[Any]):
     def _draw_seed(self) -> int:
         """Draw the seed if none was given: late, so that `torch.manual_seed` may come late."""
         if self.seed is None:
-            drawn = torch.empty((), dtype=torch.int64).random_(generator=self.generator)
-            self._use_seed(int(drawn))
+            shown: Any = self.sampler
+            is_shared = isinstance(shown, SeededShuffle)
+            self._use_seed(shown.draw_seed() if is_shared else drawn_seed(self.generator))
         return cast("int", self.seed)
 
     def _use_seed(self, seed: int) -> None:
         self.seed = seed
+        if isinstance(self.sampler, SeededShuffle):
+            self.sampler.seed = seed
         self._source = self._source.with_seed(seed)
 
     # --- what it does, and where ---------------------------------------------------------------
@@ -495,12 +501,20 @@ class BatchLoader(DataLoader[Any]):
                 UserWarning,
                 stacklevel=6,  # behind the constructors
             )
-        if self.pin_memory and not torch.cuda.is_available():
+        if self.pin_memory and not _can_pin():
             warnings.warn(
                 "pin_memory=True, but no accelerator is found: batches are not pinned",
                 UserWarning,
                 stacklevel=6,  # behind the constructors
             )
+
+
+def _can_pin() -> bool:
+    """Return whether there is an accelerator that reads pinned memory, as torch's loader asks."""
+    if torch.cuda.is_available() or not hasattr(torch, "accelerator"):  # torch 2.6 and later
+        return torch.cuda.is_available()
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return found is not None and found.type != "mps"
 
 
 def _displayed(wanted: bool | None, shard: RankShard) -> WaitProgress:

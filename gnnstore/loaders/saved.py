@@ -73,10 +73,10 @@ class PackedEpochs:
 
     def graph_attributes(self) -> dict[str, Any]:
         """Return the graph-level attributes: JSON values, and tensors."""
-        arrays = {
-            name: as_tensor(self.reader.compressed(spec), spec.dtype)
-            for name, spec in self.schema.graph_arrays.items()
-        }
+        arrays = {}
+        for name, spec in self.schema.graph_arrays.items():
+            self.reader.check_array(spec.path)
+            arrays[name] = as_tensor(self.reader.compressed(spec), spec.dtype)
         return {**self.schema.graph_attributes, **arrays}
 
     def loader(

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.features.source import Rows
-from gnnstore.partitions.rows import PartitionFiles, PartitionSlots, Ranges
+from gnnstore.partitions.rows import PartitionFiles, PartitionSlots
 from gnnstore.partitions.sizes import EdgesRead
 from gnnstore.sampling.resident import Buckets, Members, ResidentGraph
 from gnnstore.threads import CancelledError, Condition, prefetch
@@ -267,12 +267,16 @@ class StateBuffer:
         entries = members.bucket_entries(unit.num_partitions)
         new = np.ones(len(entries), bool) if trained is None else trained
         self._read_buckets(entries, new, buckets, proceed)
-        for what, rows in (("source", buckets.source), ("target", buckets.target)):
-            if rows.size and int(rows.view(np.uint32).max()) >= members.rows:
+        for what, values, end in (
+            ("source", buckets.source, members.rows),
+            ("target", buckets.target, members.rows),
+            ("position", buckets.position, unit.num_edges),
+        ):
+            if (most := int(values.view(f"u{values.itemsize}").max(initial=0))) >= max(end, 1):
                 raise CorruptStoreError(
                     f"{unit.path}: an edge between the partitions {members.partitions.tolist()} "
-                    f"has the {what} {int(rows.view(np.uint32).max())} of {members.rows} rows, out "
-                    "of range; run 'gnnstore verify', or partition the store again",
+                    f"has the {what} {most} of {end}, out of range; run 'gnnstore verify', or "
+                    "partition the store again",
                     path=unit.path,
                 )
         return buckets
@@ -285,16 +289,14 @@ class StateBuffer:
         proceed: Callable[[], None],
     ) -> None:
         """Read some of the buckets to their places."""
-        unit = self.files.unit
-        firsts, ends = unit.bucket_ptr[entries[wanted]], unit.bucket_ptr[entries[wanted] + 1]
-        ranges = Ranges(firsts, ends, buckets.starts[:-1][wanted]).joined()
+        unit, places = self.files.unit, buckets.starts[:-1][wanted]
         with self.files.checking_in_background():
             for spec, out in (
                 (unit.source_spec, buckets.source),
                 (unit.target_spec, buckets.target),
                 (unit.position_spec, buckets.position),
             ):
-                self.files.read_edges(spec, ranges, out, proceed)
+                self.files.read_edges(spec, entries[wanted], places, out, proceed)
 
 
 class StatesAhead:

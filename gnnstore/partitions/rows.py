@@ -6,21 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore import _core
 from gnnstore._core import ReadCounts
 from gnnstore.disk.engines import Engine
 from gnnstore.errors import CorruptStoreError
 from gnnstore.features.source import Rows, RowSpec
 from gnnstore.features.tables import DirectRows, MemoryRows
-from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.container.files import BLOCK_BYTES
 from gnnstore.formats.partitions.reader import PartitionsReader
 from gnnstore.threads import THREAD_NAME, Pending, Workers
 
@@ -48,7 +44,7 @@ class Ranges(NamedTuple):
 
 
 class PartitionFiles:
-    """Reads partitions in order, and compares whole blocks with their checksums meanwhile.
+    """Reads partitions in order, and compares what is read with its checksums meanwhile.
 
     Its methods take a callable `proceed`, which is called between two pieces and raises to end
     reading.
@@ -59,9 +55,6 @@ class PartitionFiles:
         self.engine = engine
         self.counts = ReadCounts()
         self._open: dict[str, DirectRows] = {}
-        entries = (entry.path for entry in unit.manifest.files)
-        self._first_block = dict(zip(entries, unit.manifest.first_blocks(), strict=False))
-        self._checksums = unit.block_checksums()
         self._checking: Workers | None = None
         self._checks: list[Pending[None]] = []
 
@@ -83,87 +76,51 @@ class PartitionFiles:
             check.result()
 
     def read_rows(
-        self, spec: AttributeSpec, first: int, out: npt.NDArray[Any], proceed: Callable[[], None]
+        self,
+        spec: AttributeSpec,
+        partition: int,
+        out: npt.NDArray[Any],
+        proceed: Callable[[], None],
     ) -> None:
-        """Fill `out` with the rows of new ids `first` and following."""
-        rows = self._rows(spec)
+        """Fill `out` with the rows of a partition."""
+        rows, first = self._rows(spec), self.unit.rows(partition).start
         step = max(1, _PIECE_BYTES // max(1, rows.row_bytes))
         for begin in range(0, len(out), step):
             proceed()
             self.counts += rows.read_range(first + begin, out[begin : begin + step])
-        self._check(rows.stored.array, first, out)
+        self._check(partial(self.unit.check_rows, partition, spec, out))
 
     def read_edges(
         self,
         spec: AttributeSpec,
-        ranges: Ranges,
+        buckets: Int64Array,
+        places: Int64Array,
         out: npt.NDArray[Any],
         proceed: Callable[[], None],
     ) -> None:
-        """Read ranges of edges to their places in `out`, about a piece at a time."""
-        if not len(ranges.firsts):
-            return
+        """Read buckets of edges to their places in `out`, about a piece at a time."""
+        bucket_ptr = self.unit.bucket_ptr
+        ranges = Ranges(bucket_ptr[buckets], bucket_ptr[buckets + 1], places).joined()
         rows = self._rows(spec)
         sizes = ranges.ends - ranges.firsts
         piece = np.cumsum(sizes) * rows.row_bytes // _PIECE_BYTES
         cuts = [0, *(np.flatnonzero(np.diff(piece)) + 1).tolist(), len(sizes)]
         for begin, end in pairwise(cuts):
             proceed()
-            firsts, ends, places = (part[begin:end] for part in ranges)
-            self.counts += rows.read_ranges(firsts, ends, places, out)
-        for i in np.flatnonzero(sizes * rows.row_bytes >= BLOCK_BYTES).tolist():
-            place, size = int(ranges.places[i]), int(sizes[i])
-            self._check(rows.stored.array, int(ranges.firsts[i]), out[place : place + size])
+            firsts, ends, into = (part[begin:end] for part in ranges)
+            self.counts += rows.read_ranges(firsts, ends, into, out)
+        self._check(partial(self.unit.check_edges, buckets, spec, places, out))
 
     def _rows(self, spec: AttributeSpec) -> DirectRows:
         if spec.path not in self._open:
             self._open[spec.path] = DirectRows.open(self.unit.paged(spec), self.engine)
         return self._open[spec.path]
 
-    def _check(self, array: PagedArray, first: int, rows: npt.NDArray[Any]) -> None:
+    def _check(self, check: Callable[[], None]) -> None:
         if self._checking is None:
-            self._verify(array, first, rows)
+            check()
         else:
-            self._checks.append(self._checking.submit(partial(self._verify, array, first, rows)))
-
-    def _verify(self, array: PagedArray, first: int, rows: npt.NDArray[Any]) -> None:
-        for path, block, data in _whole_blocks(array, first, rows):
-            name = path.relative_to(self.unit.path).as_posix()
-            expected = int(self._checksums[self._first_block[name] + block])
-            if (found := _core.crc32c(data)) != expected:
-                begin = block * BLOCK_BYTES
-                raise CorruptStoreError(
-                    f"{path}: bytes {begin} to {begin + BLOCK_BYTES - 1} have the checksum "
-                    f"{found:08x}, expected {expected:08x}: they are damaged. Restore the "
-                    "partitions from a copy, or partition the store again",
-                    path=path,
-                    offset=begin,
-                )
-
-
-def _whole_blocks(
-    array: PagedArray, first: int, rows: npt.NDArray[Any]
-) -> Iterator[tuple[Path, int, npt.NDArray[np.uint8]]]:
-    """Yield the file, number and bytes of each block that consecutive rows fill, with padding."""
-    geometry, layout = array.geometry, array.layout
-    stride, per_run = geometry.page_stride_bytes, geometry.rows_per_page
-    used = per_run * geometry.row_bytes
-    values = rows.reshape(len(rows), -1).view(np.uint8) if rows.size else rows
-    for shard in range(first // layout.shard_rows, layout.num_shards):
-        begin = shard * layout.shard_rows
-        if begin >= first + len(rows):
-            return
-        runs = -(-max(0, first - begin) // per_run), (first + len(rows) - begin) // per_run
-        last_run = min(runs[1], layout.shard_rows // per_run)
-        blocks = range(-(-runs[0] * stride // BLOCK_BYTES), last_run * stride // BLOCK_BYTES)
-        for block in blocks:
-            low, high = block * BLOCK_BYTES // stride, -(-(block + 1) * BLOCK_BYTES // stride)
-            part = values[begin + low * per_run - first : begin + high * per_run - first]
-            pages = part.reshape(high - low, used)
-            if used < stride:
-                pages = np.pad(pages, ((0, 0), (0, stride - used)))
-            at = block * BLOCK_BYTES - low * stride
-            yield array.file_paths[shard], block, pages.reshape(-1)[at : at + BLOCK_BYTES]
+            self._checks.append(self._checking.submit(check))
 
 
 class PartitionSlots:
@@ -192,7 +149,7 @@ class PartitionSlots:
         new_ids, begin = unit.rows(partition), slot * unit.rows_per_partition
         for path, spec in self._specs.items():
             out = self._tables[path].table[begin : begin + len(new_ids)]
-            self.files.read_rows(spec, new_ids.start, out, proceed)
+            self.files.read_rows(spec, partition, out, proceed)
             is_order = path == unit.order_spec.path
             if is_order and not 0 <= out.min() <= out.max() < unit.num_nodes:
                 raise CorruptStoreError(

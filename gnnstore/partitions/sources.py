@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gnnstore.budget.ledger import STAGING, Ledger, Reservation
-from gnnstore.budget.limits import MemoryBudget
+from gnnstore.budget.limits import MemoryBudget, affordable_staging
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.features.source import AbsentRows, RowSource
 from gnnstore.features.tables import MemoryRows
+from gnnstore.formats.partitions.manifest import BUCKET_PTR_ARRAY
 from gnnstore.formats.partitions.reader import PartitionsReader, open_partitions
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.sizes import StoreSizes
@@ -62,6 +63,7 @@ class PartitionSources(Sources):
         self.unit = unit = open_partitions(
             store.path, policy.name, store_uuid=store.reader.manifest.uuid
         )
+        unit.check_array(BUCKET_PTR_ARRAY)  # says how many edges each state trains
         for table in tables:
             table.attach(unit.uuid, unit.num_partitions, unit.rows_per_partition)
         self._tables = tuple(tables)
@@ -69,7 +71,8 @@ class PartitionSources(Sources):
         samples = bool(config.fanouts) or config.subgraph_type == "induced"
         self._edges: EdgesRead = "graph" if samples else self.seeds.edges_read()
         path = unit.paged(unit.order_spec).file_paths[0]
-        self.engine: Engine = shared_tables(store).engine(path, io_engine)
+        engine = shared_tables(store).engine(path, io_engine)
+        self.engine: Engine = engine.within(affordable_staging(memory))
         self.shape, self.placement = self._sized(policy)
         if policy.kind == "sequential":
             in_all = self.shape.capacity == unit.num_partitions

@@ -21,6 +21,7 @@ from gnnstore.errors import InputError
 from gnnstore.formats.packed.manifest import KIND, SEED_ARRAYS
 from gnnstore.formats.store.schema import NODE_TYPE
 from gnnstore.graph.arrays import Attribute, Splits
+from gnnstore.graph.pyg_data import read_mask, split_masks
 from gnnstore.seeds.base import BatchKey, SeedLabels, Seeds
 
 if TYPE_CHECKING:
@@ -276,10 +277,13 @@ def _nodes_and_ids(
 
 
 def _named(store: GraphStore, node: NodeTypeSpec, name: str) -> npt.NDArray[Any]:
-    """Return the ids of a split, or a mask that is an attribute of the nodes."""
+    """Return the ids of a split; or a mask, an attribute of the nodes or of a split by its name."""
     splits, spec = Splits(store.reader, node), node.attributes.get(name)
-    if name not in splits and spec is not None and spec.dtype == "bool":
-        return Attribute(store.reader, spec).read()
+    if name not in splits:
+        if spec is not None and spec.dtype == "bool":
+            return Attribute(store.reader, spec).read()
+        if (split := split_masks(node).get(name)) is not None:
+            return read_mask(store.reader, node, split).numpy()
     return splits[name]
 
 

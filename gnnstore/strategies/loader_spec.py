@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from gnnstore._core import release_memory
-from gnnstore.budget.limits import affordable_threads
+from gnnstore.budget.limits import affordable_staging, affordable_threads
 from gnnstore.disk.scratch import default_parent
 from gnnstore.features.source import CachedTables
 from gnnstore.formats.container.files import free_bytes
@@ -76,7 +76,8 @@ class LoaderSpec:
             return None
         largest = max(specs, key=lambda spec: spec.num_bytes)
         path = self.store.reader.paged(largest).file_paths[0]
-        return shared_tables(self.store).engine(path, self.options.io_engine)
+        engine = shared_tables(self.store).engine(path, self.options.io_engine)
+        return engine.within(affordable_staging(self.options.memory))
 
     def open_topology(self, placement: Placement, engine: Engine | None) -> Topology:
         """Return the graph's topology in its place."""

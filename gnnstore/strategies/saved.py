@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gnnstore.budget.ledger import CACHED, SLOTS, STAGING, Ledger, Reservation
-from gnnstore.budget.limits import MemoryBudget, affordable_threads
+from gnnstore.budget.limits import MemoryBudget, affordable_staging, affordable_threads
 from gnnstore.disk.engines import Engine
 from gnnstore.features.packed.saved import PackedFiles
 from gnnstore.features.planned import SlotCache
@@ -41,7 +41,7 @@ class PackedSources(Sources):
         may_use_fewer: bool = False,
     ) -> None:
         manifest = reader.manifest
-        self.packed = PackedFiles.open(reader, io_engine)
+        self.packed = PackedFiles.open(reader, io_engine, affordable_staging(memory))
         self.engine: Engine = self.packed.engine
         staging_bytes = self.packed.staging_bytes
         budget = MemoryBudget.of(memory)

@@ -385,7 +385,7 @@ def coarse_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gnnstore.tools.predict.partitions._LEAST_BLOCK_BYTES", 64)
     monkeypatch.setattr("gnnstore.tools.predict.partitions._SHARE_OF_RATE", 1e-9)
     # Staging takes more than all that the store has.
-    monkeypatch.setattr("gnnstore.tools.predict.partitions._fixed_bytes", lambda _: 0)
+    monkeypatch.setattr("gnnstore.tools.predict.partitions._fixed_bytes", lambda *_: 0)
 
 
 @pytest.mark.usefixtures("coarse_blocks")

@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 
 from gnnstore import BudgetError, NeighborLoader
+from gnnstore.disk.engines import open_engine
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.graphs import GraphArrays
+from tests.support.batches import assert_same_batches, batches_of
+from tests.support.disks import usual_profile
 
 MB = 10**6
 
@@ -91,3 +94,22 @@ def test_batches_in_flight_do_not_leave_a_superbatch_of_two(store: Path, memory:
     options: dict[str, Any] = {"strategy": "packed", "batch_size": 48, "seed": 0}
     loader = NeighborLoader(store, [10, 5], "train", memory=memory, **options)
     assert loader.stats().superbatch >= 8
+
+
+@pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if s.reads_disk])
+def test_the_profile_of_a_busy_disk_refuses_no_budget(
+    store: Path, strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More reads in flight than the default ones are memory that only a large budget has."""
+    memory = 50 * MB
+    expected = loader_of(store, memory, strategy=strategy)
+    rates = {4096: {1: 100.0, 128: 5_000.0, 1024: 90_000.0}, 65536: {1: 90.0, 1024: 9_000.0}}
+    busy = usual_profile(store, random_reads_per_second=rates)
+    monkeypatch.setattr("gnnstore.disk.engines.load_profile", lambda _: busy)
+    monkeypatch.setenv("GNNSTORE_IO_ENGINE", "pread")
+    assert open_engine(store / "zarr.json").staging_bytes > 64 * MB
+    assert_same_batches(
+        batches_of(loader_of(store, memory, strategy=strategy)), batches_of(expected)
+    )
+    large = loader_of(store, 2_000 * MB, strategy=strategy)
+    assert large._sources.engine.staging_bytes > 64 * MB

@@ -7,6 +7,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -607,6 +608,26 @@ def test_pinning_is_the_last_thing_that_happens(
     for output, (given, in_consumer) in zip(outputs, pinned, strict=True):
         assert output is given
         assert in_consumer == (option != "none")
+
+
+@pytest.mark.parametrize(("kind", "is_pinned"), [("xpu", True), ("mps", False), (None, False)])
+def test_batches_are_pinned_for_any_accelerator_that_can(
+    store: gnnstore.GraphStore, monkeypatch: pytest.MonkeyPatch, kind: str | None, is_pinned: bool
+) -> None:
+    found = None if kind is None else torch.device(kind)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: found)
+    pinned: list[Any] = []
+
+    def pin(output: Any, device: str) -> Any:
+        pinned.append(output)
+        return output
+
+    monkeypatch.setattr(base, "pin_memory", pin)
+    with nullcontext() if is_pinned else pytest.warns(UserWarning, match="no accelerator is found"):
+        loader = NeighborLoader(store, [2], batch_size=50, pin_memory=True)
+    assert len(list(loader)) == 2
+    assert len(pinned) == (2 if is_pinned else 0)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")

@@ -302,5 +302,5 @@ def test_damaged_edges_are_an_error_without_a_graph_as_well(
     data = bytearray(file.read_bytes())
     data[:4000] = b"\x7f" * 4000
     file.write_bytes(data)
-    with pytest.raises(CorruptStoreError, match="out of range"):
+    with pytest.raises(CorruptStoreError, match="edges/source: the edges from partition"):
         batches_of(make(path, PartitionPolicy(capacity=2), num_neighbors=[]))

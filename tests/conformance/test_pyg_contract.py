@@ -20,6 +20,7 @@ from gnnstore.converters import ConvertOptions, from_pyg
 from gnnstore.errors import BudgetError, NotFoundError, UsageError
 from gnnstore.graph import arrays as store_arrays
 from gnnstore.graph import pyg_data
+from gnnstore.testing.graphs import random_graph
 
 NUM_NODES, NUM_EDGES = 60, 300
 
@@ -141,6 +142,19 @@ def test_a_mask_by_its_name(store: gnnstore.GraphStore, data: Data) -> None:
     for name in ("y", "nothing"):
         with pytest.raises(NotFoundError, match=f"there is no split '{name}'"):
             gnnstore.NeighborLoader(store, [2], name)
+
+
+def test_the_mask_of_a_split_by_its_name(tmp_path: Path) -> None:
+    """As in `loader.data.val_mask`, which a store with splits alone has too."""
+    path = random_graph(300, 1500, seed=2, num_classes=3).write(tmp_path / "g.gnn")
+    store = gnnstore.open(path)
+    assert "val_mask" not in store.schema.node.attributes
+    found = gnnstore.NeighborLoader(store, [2], "val_mask").input_data
+    mask: Any = store.val_mask
+    expected = gnnstore.NeighborLoader(store, [2], mask).input_data
+    assert len(found.node) == len(store.splits["valid"])
+    assert torch.equal(found.node, expected.node)
+    assert torch.equal(found.input_id, expected.input_id)
 
 
 def test_layer_wise_inference_of_pyg(store: gnnstore.GraphStore, data: Data) -> None:

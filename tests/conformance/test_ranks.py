@@ -226,3 +226,8 @@ def test_alone() -> None:
     assert list(ALONE.batches(2, 5, drop_last=False)) == [(2, 3), (3, 4), (4, 5)]
     sampler = RankSampler(7, RankShard(1, 2), batch_size=2, shuffle=False, seed=0, drop_last=False)
     assert list(sampler) == [2, 3, 6]
+    shuffled = RankSampler(7, RankShard(0, 2), batch_size=2, shuffle=True, seed=0, drop_last=False)
+    epochs = [list(shuffled) for _ in range(2)]
+    assert epochs[0] != epochs[1]
+    shuffled.set_epoch(0)
+    assert list(shuffled) == epochs[0]

@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
@@ -539,6 +540,8 @@ MALFORMED: list[tuple[Any, str]] = [
     ({"seed": 2**64}, "'seed' is 18446744073709551616; expected .* less than 2\\^64"),
     ({"fingerprint": []}, r"'fingerprint' is \[\], of type list; expected dict"),
     ({"fingerprint": {}}, "store: expected '.*', found nothing"),
+    ({"fingerprint": {"num_neighbors": np.array([3, 2])}}, r"found array\(\[3, 2\]\)"),
+    ({"fingerprint": {"num_neighbors": [torch.arange(2)]}}, r"found \[tensor\(\[0, 1\]\)\]"),
     ({"sampler": "x"}, "'sampler' is 'x', of type str; expected dict or None"),
 ]
 

@@ -25,6 +25,7 @@ from tests.support.batches import assert_same_batches, batches_of
 from tests.support.files import flip
 from tests.support.hostile import rewrite
 from tests.support.packed import pack
+from tests.support.stores import write_example_store
 
 BATCHES = 12
 
@@ -355,6 +356,21 @@ def test_own_rows_with_segments(segmented: Path) -> None:
     assert 0 < size <= BLOCK_BYTES
     flip(segmented / "rows/x/c.0", begin + size // 2)
     read_damaged(segmented, number, f"bytes {begin} to {begin + size} are not what was written")
+
+
+def test_damaged_graph_attributes_are_not_handed_out(tmp_path: Path) -> None:
+    """Wherever the bit is, also where the compressed bytes can be decoded."""
+    packed = pack(write_example_store(tmp_path / "s.gnn").path, [2], epochs=1)
+    sound = gnnstore.open_packed(packed).graph_attributes()
+    (spec,) = gnnstore.open_packed(packed).schema.graph_arrays.values()
+    chunk = packed / spec.path / "c.0.0"
+    for offset in range(chunk.stat().st_size):
+        flip(chunk, offset)
+        with pytest.raises(CorruptStoreError, match=r"c\.0\.0: bytes 0-\d+ are damaged"):
+            gnnstore.open_packed(packed).graph_attributes()
+        flip(chunk, offset)
+    found = gnnstore.open_packed(packed).graph_attributes()
+    assert (found[spec.name] == sound[spec.name]).all()
 
 
 # --- packed epochs of earlier versions ------------------------------------------------------------

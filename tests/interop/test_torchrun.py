@@ -14,7 +14,8 @@ import torch.distributed
 
 import gnnstore
 from gnnstore.converters import from_rmat
-from tests.support.forks import RUN_SCRIPT, ForkServer
+from tests.support.forks import ForkServer
+from tests.support.ranks import two_forks
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -105,26 +106,6 @@ def torchrun(forks: ForkServer, script: Path, *arguments: object) -> str:
         *arguments,
         environment=os.environ | {"OMP_NUM_THREADS": "1"},
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-# With the variables that torchrun sets, but without the processors' time to import torch.
-RANKS = """
-import os, socket
-with socket.create_server(("127.0.0.1", 0)) as free:
-    port = free.getsockname()[1]
-child = os.fork()
-rank = "1" if child == 0 else "0"
-os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-"""
-BOTH = "if child: sys.exit(os.waitpid(child, 0)[1])"
-
-
-def two_forks(forks: ForkServer, script: Path, *arguments: object) -> str:
-    """Run a script as two processes of torchrun's do, and return what they print."""
-    done = forks.run(RANKS + RUN_SCRIPT + BOTH, script, *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch_geometric import EdgeIndex
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.sampler.utils import to_csc
 from torch_geometric.utils import add_remaining_self_loops, coalesce, to_undirected
 
@@ -419,3 +419,17 @@ def test_a_pair_with_several_types(tmp_path: Path) -> None:
     assert (columns.indices.tolist(), columns.indptr.tolist()) == ([0, 2], [0, 0, 2, 2])
     with pytest.raises(UsageError, match=r"or a pair .*, got tuple"):
         from_pyg((features, features), tmp_path / "a.gnn")
+
+
+def test_a_batch_becomes_one_graph(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Without the attributes that every batch of a loader has of its own."""
+    parts = [data_of(10, 20), data_of(7, 15)]
+    batch = Batch.from_data_list(parts)
+    batch.part = batch.batch
+    store = gnnstore.open(from_pyg(batch, tmp_path / "a.gnn"))
+    assert "without data.batch and data.ptr" in caplog.text
+    found = store.to_pyg()
+    assert set(found.keys()) == set(batch.keys()) - {"batch", "ptr"}
+    assert found.num_nodes == 17
+    for name in found.keys():  # noqa: SIM118 - a Data is no dict
+        assert torch.equal(found[name], batch[name]), name

@@ -162,6 +162,21 @@ def test_what_fits_nowhere_fails_before_anything_is_drawn(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_disk_without_room_for_padding_is_refused_before_anything_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of 2,560 bytes are 671 MB, in pages of their own 1.07 GB."""
+    monkeypatch.setattr("gnnstore.formats.container.files.free_bytes", lambda _: 900_000_000)
+    with pytest.raises(NoSpaceError, match=r"a store of at least 1\.09 GB: .* 900 MB are free"):
+        from_rmat(
+            tmp_path / "r.gnn",
+            scale=18,
+            feature_dim=640,
+            options=ConvertOptions(page_bytes=4096, memory_bytes=8 * 10**9),
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_tiny_budget_fails_before_anything_is_drawn(tmp_path: Path) -> None:
     with pytest.raises(BudgetError, match=r"needs 16777216 bytes \(16\.8 MB of buffers"):
         from_rmat(tmp_path / "r.gnn", scale=16, options=ConvertOptions(memory_bytes=10**6))

@@ -528,6 +528,25 @@ def test_crc32c_rows(row_bytes: int, num_rows: int) -> None:
     assert found.tolist() == [_core.crc32c_portable(data[row]) for row in rows]
 
 
+def test_crc32c_ranges() -> None:
+    """Empty ranges, ranges that overlap, and ranges that go on from other bytes."""
+    data = np.random.default_rng(0).integers(0, 256, 10_000, U8)
+    begins, ends = np.array([0, 7, 7, 5000, 10_000]), np.array([7, 7, 9000, 10_000, 10_000])
+    crcs = np.arange(5, dtype=np.uint32)
+    expected = [
+        _core.crc32c_portable(data[i:j], crc)
+        for i, j, crc in zip(begins, ends, crcs.tolist(), strict=True)
+    ]
+    _core.crc32c_ranges(data, begins, ends, crcs)
+    assert crcs.tolist() == expected
+    for low, high in ((-1, 3), (4, 3), (0, 10_001)):
+        with pytest.raises(IndexError, match=f"range 1 is from byte {low} to {high} of 10000"):
+            _core.crc32c_ranges(data, np.array([0, low]), np.array([9, high]), crcs[:2])
+    with pytest.raises(ValueError, match="must have the same length"):
+        _core.crc32c_ranges(data, begins, ends[1:], crcs)
+    assert crcs.tolist() == expected
+
+
 def test_crc32c_file(tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"not-utf-8-\xff")
     for size, block_bytes in ((0, 7), (1, 7), (300_001, 7), (9 << 20, 1 << 20), (5 << 20, 1 << 40)):

@@ -660,6 +660,35 @@ def test_one_writer_in_one_process(table_of: Open, store: Path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_table_that_was_moved_away_leaves_its_successor_alone(
+    table_of: Open, store: Path, tmp_path: Path, is_there: bool
+) -> None:
+    table, moved = table_of(), tmp_path / "moved"
+    table.load()
+    learn(table, [0, 3])
+    table.commit()
+    learned = table[:]
+    table.path.rename(moved)
+    if is_there:
+        other = gnnstore.EmbeddingTable.create(table.path, store, dim=DIM, seed=7)
+        first = other[:]
+    learn(table, [0, 3])
+    assert not torch.equal(table[:], learned)
+    with pytest.raises(UsageError, match=f"moved away or removed .it is now {moved}"):
+        table.commit()
+    if is_there:
+        other.close()
+        other = gnnstore.EmbeddingTable.open(table.path, store)
+        assert torch.equal(other[:], first)
+        other.close()
+        table.path.rename(tmp_path / "other")
+    moved.rename(table.path)
+    table.commit()
+    written = table[:]
+    assert torch.equal(table_of()[:], written)
+
+
 def test_the_lock_is_of_the_process_that_opened_the_table(table_of: Open, store: Path) -> None:
     """A forked child, such as a worker of a DataLoader, has the descriptor, and may outlive it."""
     table = table_of()

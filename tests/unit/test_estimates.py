@@ -18,7 +18,7 @@ from gnnstore.converters import ConvertOptions, from_numpy, from_rmat, from_snap
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.writer import estimates
 from gnnstore.converters.writer.estimates import Rates, estimate, measure_rates
-from gnnstore.converters.writer.workload import Workload, inspect_inputs
+from gnnstore.converters.writer.workload import NodeTable, Workload, inspect_inputs
 from gnnstore.errors import NoSpaceError
 from gnnstore.formats.container.files import directory_bytes
 from gnnstore.progress import NullProgress
@@ -68,6 +68,7 @@ def test_headers_say_it_exactly(tmp_path: Path) -> None:
         node_bytes=3000 * 256,
         node_items=3000 * 64,
         binary_bytes=20_000 * 16 + 3000 * 256 + 3000 * 8,
+        node_tables=(NodeTable(3000, 64, 4),),
     )
     assert inspect_inputs([tmp_path / "g.npz"]) == expected
     assert inspect_inputs([tmp_path / "d"]) == expected
@@ -238,13 +239,23 @@ def test_large_text_is_tried(tmp_path: Path) -> None:
     assert "of text read" not in measure_rates(tmp_path, inspect_inputs([path])).basis
 
 
+@pytest.mark.parametrize("page_bytes", [4096, None])
+@pytest.mark.parametrize("width", [100, 640])
+def test_the_padding_of_pages_counts(tmp_path: Path, width: int, page_bytes: int | None) -> None:
+    given = {**arrays(), "x": np.ones((3000, width), np.float32)}
+    np.savez(tmp_path / "g.npz", **given)
+    notes, options = Notes(), ConvertOptions(page_bytes=page_bytes)
+    path = from_numpy(tmp_path / "g.npz", tmp_path / "g.gnn", options=options, progress=notes)
+    assert notes.final_bytes() == pytest.approx(directory_bytes(path), rel=0.02)
+
+
 def test_what_the_disk_cannot_hold_is_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gnnstore.formats.container.files.free_bytes", lambda _: 500_000)
     (tmp_path / "out").mkdir()
     np.savez(tmp_path / "g.npz", **arrays())
-    expected = r"of at least 872 kB: no space .* and 500 kB are free\. Free 37\d kB, or choose"
+    expected = r"of at least 874 kB: no space .* and 500 kB are free\. Free 37\d kB, or choose"
     with pytest.raises(NoSpaceError, match=expected):
         from_numpy(tmp_path / "g.npz", tmp_path / "out" / "g.gnn")
     assert list((tmp_path / "out").iterdir()) == []

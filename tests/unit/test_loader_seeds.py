@@ -425,8 +425,17 @@ def test_the_sampler_is_a_random_sampler_of_python_integers() -> None:
     positions = list(shuffle)
     assert all(type(position) is int for position in positions)
     assert positions == epoch_permutation(70_000, 1, 2).tolist()
+    shuffle.set_epoch(2)
     assert next(iter(BatchSampler(shuffle, 4, False))) == positions[:4]
     assert list(SeededShuffle(0)) == []
+
+
+def test_the_sampler_counts_epochs() -> None:
+    shuffle = SeededShuffle(100, seed=1)
+    for epoch in range(3):
+        assert list(shuffle) == epoch_permutation(100, 1, epoch).tolist()
+    shuffle.set_epoch(7)
+    assert list(shuffle) == epoch_permutation(100, 1, 7).tolist()
 
 
 def test_kinds_of_seeds_are_told_by_the_fingerprint() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -94,3 +95,11 @@ def test_the_queue_is_as_deep_as_either_size_of_rows_needs() -> None:
 def test_the_queue_stays_within_bounds() -> None:
     for depth, expected in ((1, 16), (16, 16), (17, 17), (1024, 1024), (4096, 1024)):
         assert tune_reads(line(1e-5, 1e-9, depth)).queue_depth == expected
+
+
+def test_modest_reads_are_no_more_than_the_defaults() -> None:
+    tuning = tune_reads(line(100e-6, 0.5e-9, 1024))
+    assert tuning.modest() == replace(tuning, queue_depth=128)
+    tuning = tune_reads(line(8e-3, 1 / 150e6, depth=8))
+    assert tuning.modest() == replace(tuning, max_read_bytes=64 << 10)
+    assert tune_reads(None).modest() == tune_reads(None)

@@ -397,6 +397,31 @@ def test_what_is_on_disk_cannot_be_assigned_to(store: gnnstore.GraphStore) -> No
     assert [] not in anything
     anything.note = "mine"
     assert anything.note == "mine"
+    anything.note = "yours"
+    assert anything.note == "yours"
+
+
+def test_what_a_store_has_already_may_be_assigned(store: gnnstore.GraphStore) -> None:
+    """As scripts do that prepare a `Data`: nothing changes."""
+    anything: Any = store
+    anything.y = anything.y
+    anything.edge_index = anything.edge_index
+    anything.num_nodes = store.num_nodes
+    anything.num_classes = store.num_classes
+    for name, value in (("num_nodes", 7), ("num_classes", 99), ("y", anything.x), ("labels", 3)):
+        with pytest.raises(UsageError, match=f"'{name}' cannot be assigned to"):
+            setattr(anything, name, value)
+
+
+def test_a_store_stays_where_it_is(store: gnnstore.GraphStore) -> None:
+    assert store.to("cpu") is store.to(torch.device("cpu"), non_blocking=True) is store
+    assert store.cpu() is store
+    message = r"stays on disk .* move each batch \(batch\.to\(device\)\)"
+    for device in ("cuda:1", "meta"):
+        with pytest.raises(UsageError, match=message):
+            store.to(device, "x")
+    with pytest.raises(UsageError, match=message):
+        store.cuda()
 
 
 # Processes --------------------------------------------------------------------------------

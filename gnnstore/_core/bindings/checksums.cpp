@@ -42,6 +42,24 @@ NumpyVector<uint32_t> rows(const InputArray &data, const InputArray &which, int6
     return take_vector(std::move(checksums));
 }
 
+void ranges(const InputArray &data, const InputArray &begins, const InputArray &ends,
+            const OutputArray &crcs) {
+    const uint8_t *bytes = input_data<uint8_t>(data, "data", "uint8");
+    const int64_t *from = input_data<int64_t>(begins, "begins", "int64");
+    const int64_t *to = input_data<int64_t>(ends, "ends", "int64");
+    uint32_t *sums = output_data<uint32_t>(crcs, "crcs", "uint32");
+    const int64_t count = length(begins), num_bytes = length(data);
+    if (length(ends) != count || length(crcs) != count)
+        throw std::invalid_argument("begins, ends and crcs must have the same length");
+    const GilRelease release;
+    for (int64_t i = 0; i < count; ++i)
+        if (from[i] < 0 || from[i] > to[i] || to[i] > num_bytes)
+            throw std::out_of_range("range " + std::to_string(i) + " is from byte " +
+                                    std::to_string(from[i]) + " to " + std::to_string(to[i]) +
+                                    " of " + std::to_string(num_bytes));
+    crc32c_ranges(bytes, from, to, count, sums);
+}
+
 NumpyVector<uint32_t> file(nb::handle path, int64_t block_bytes, int num_threads) {
     const std::string name = fs_path(path);
     std::vector<uint32_t> checksums;
@@ -61,5 +79,7 @@ void bind_checksums(nb::module_ &m) {
     m.def("crc32c_implementation", [] { return crc32c_implementation(); });
     m.def("crc32c_blocks", blocks, "data"_a.noconvert(), "block_bytes"_a);
     m.def("crc32c_rows", rows, "data"_a.noconvert(), "rows"_a.noconvert(), "row_bytes"_a);
+    m.def("crc32c_ranges", ranges, "data"_a.noconvert(), "begins"_a.noconvert(),
+          "ends"_a.noconvert(), "crcs"_a.noconvert());
     m.def("crc32c_file", file, "path"_a, "block_bytes"_a, "num_threads"_a = 1);
 }

@@ -115,16 +115,32 @@ def from_pyg(
         return writer.commit()
 
 
+def _without_parts(batch: Data) -> Data:
+    """Return the one graph of a `Batch`, without what tells its parts from each other."""
+    from torch_geometric.data import Data  # noqa: PLC0415  (seconds to import)
+
+    _LOG.warning(
+        "data is a Batch, which becomes one graph without data.batch and data.ptr; to keep which "
+        "part each node is of, give it another name, as in data.part = data.batch"
+    )
+    found = Data()
+    for name in batch.keys():  # noqa: SIM118 - a Batch is no dict
+        if name not in {"batch", "ptr"}:
+            found[name] = batch[name]
+    return found
+
+
 def _as_data(data: Any) -> Data:
     """Return the graph as a `Data`."""
     from torch_geometric.data import (  # noqa: PLC0415  (seconds to import)
+        Batch,
         Data,
         FeatureStore,
         GraphStore,
     )
 
     if isinstance(data, Data):
-        return data
+        return _without_parts(data) if isinstance(data, Batch) else data
     if not (
         isinstance(data, tuple | list)
         and len(data) == 2

@@ -210,6 +210,7 @@ def _workload(files: Mapping[str, Path]) -> Workload:
         num_edges=train.num_nodes,
         node_bytes=0,
         node_items=0,
+        node_tables=(),
         edge_row_bytes=8,
         text_bytes=train.text_bytes + others.text_bytes,
     )

@@ -29,18 +29,23 @@ from gnnstore.converters.stores.copy import CopiedRows
 from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.errors import InputError, UsageError, check_choice, limits_named
 from gnnstore.formats.arrays.dtypes import id_dtype
-from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, PageGeometry
+from gnnstore.formats.arrays.pages import PageGeometry
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.files import require_space
+from gnnstore.formats.partitions.crcs import RangeCrcs
 from gnnstore.formats.partitions.manifest import (
+    BUCKET_CRCS_ARRAY,
     BUCKET_PTR_ARRAY,
+    EDGE_ARRAYS,
     ORDER_ARRAY,
+    PARTITION_CRCS_ARRAY,
     PLACE_ARRAY,
     POSITION_ARRAY,
     SOURCE_ARRAY,
     TARGET_ARRAY,
     OrderKind,
     node_rows,
+    partition_bounds,
 )
 from gnnstore.formats.partitions.reader import PARTITIONS
 from gnnstore.formats.partitions.writer import PartitionsWriter
@@ -59,6 +64,7 @@ _BUFFER_BYTES, _WORK_BYTES = 4 * 2**22, 2**24
 _LEAST_TO_SORT = 2**24
 # Bytes of a node while a piece of the order is drawn: its word and number, twice, and its rank.
 _BYTES_TO_DRAW = 5 * 8
+_BUCKET_CRC_BYTES = 4 * len(EDGE_ARRAYS)
 
 
 @dataclass(frozen=True)
@@ -111,39 +117,33 @@ class Partitioning:
         """Node attributes, by name; all are in pages here, compressed ones of the store too."""
         return self.graph.nodes.attributes
 
-    @cached_property
-    def page_bytes(self) -> int:
-        """Page size of the store's node attributes."""
-        for spec in self.attributes.values():
-            if spec.layout == "paged":
-                return self.graph.reader.paged(spec).geometry.page_bytes
-        return DEFAULT_PAGE_BYTES
-
     @property
     def geometries(self) -> list[PageGeometry]:
         """Pages of the rows of each node attribute."""
         specs = self.attributes.values()
-        return [PageGeometry(spec.row_bytes, self.page_bytes) for spec in specs]
+        return [PageGeometry.of(spec.row_bytes, spec.num_rows) for spec in specs]
 
     @cached_property
     def rows(self) -> int:
         """Rows of a partition, R."""
-        per_page = [geometry.rows_per_page for geometry in self.geometries]
-        id_bytes = id_dtype(self.graph.num_nodes).itemsize
-        return rows_per_partition(
-            self.graph.num_nodes, self.num_partitions, [self.page_bytes // id_bytes, *per_page]
-        )
+        num_nodes = self.graph.num_nodes
+        ids = PageGeometry.of(id_dtype(num_nodes).itemsize, num_nodes)
+        per_page = [geometry.rows_per_page for geometry in (ids, *self.geometries)]
+        return rows_per_partition(num_nodes, self.num_partitions, per_page)
 
     @cached_property
     def memory(self) -> Ledger:
         """Memory in use, except for the part that is sorted."""
         num_nodes = self.graph.num_nodes
+        num_buckets = self.num_partitions**2
         is_first = 0 if self.train_first is None else num_nodes
         limit = None if self.memory_bytes is None else parse_memory(self.memory_bytes)
         return memory_ledger("partitioning", limit).add(
             Reservation("new ids of all nodes", id_dtype(num_nodes).itemsize * num_nodes),
             Reservation("nodes of the split", is_first),
-            Reservation("the sizes of buckets", 4 * 8 * self.num_partitions**2),
+            Reservation(
+                "sizes and checksums of buckets", (4 * 8 + _BUCKET_CRC_BYTES) * num_buckets
+            ),
             Reservation("pieces on their way", _BUFFER_BYTES + _WORK_BYTES),
         )
 
@@ -151,7 +151,9 @@ class Partitioning:
     def final_bytes(self) -> int:
         """Approximate bytes of the partitions on disk."""
         num_nodes, num_edges = self.graph.num_nodes, self.graph.num_edges
-        ids = 2 * id_dtype(num_nodes).itemsize * num_nodes + 8 * (self.num_partitions**2 + 1)
+        num_buckets = self.num_partitions**2
+        ids = 2 * id_dtype(num_nodes).itemsize * num_nodes
+        ids += 8 * (num_buckets + 1) + _BUCKET_CRC_BYTES * num_buckets
         edges = (4 + 4 + id_dtype(num_edges).itemsize) * num_edges
         return ids + edges + sum(g.body_bytes(num_nodes) for g in self.geometries)
 
@@ -240,7 +242,6 @@ def partition(
         PartitionsWriter(
             final,
             overwrite=overwrite,
-            page_bytes=plan.page_bytes,
             on_event=_LOG.warning,
             fingerprint={
                 "store": plan.graph.reader.uuid,
@@ -277,6 +278,9 @@ class _Work:
         num_nodes = plan.graph.num_nodes
         self._ids = id_dtype(num_nodes)
         self._place = np.empty(num_nodes, self._ids)
+        self._bounds = partition_bounds(num_nodes, plan.num_partitions, plan.rows)
+        # uint32 [p, 1 + attributes]: of each partition's rows of the order, then of attributes.
+        self._crcs = np.zeros((plan.num_partitions, 1 + len(plan.attributes)), np.uint32)
 
     def run(self) -> Path:
         """Write everything, and return the path."""
@@ -285,6 +289,8 @@ class _Work:
         self._write_edges()
         for name, spec in plan.attributes.items():
             self._write_rows(name, spec)
+        with self._writer.checksums(PARTITION_CRCS_ARRAY, self._crcs.shape) as array:
+            array.append(self._crcs)
         with self._progress.phase("commit"):
             return self._writer.commit(
                 store_uuid=graph.reader.uuid,
@@ -304,7 +310,7 @@ class _Work:
         is_first = None if plan.train_first is None else _nodes_of(self._graph, plan.train_first)
         order = self._writer.values(ORDER_ARRAY, self._ids.name, num_nodes)
         at_once = min(num_nodes, plan.memory.left() // _BYTES_TO_DRAW)
-        done = 0
+        done, crcs = 0, RangeCrcs(self._bounds)
         with self._progress.phase("draw the order", num_nodes, "nodes") as phase:
             pieces = (
                 as_they_are(num_nodes, _PIECE_NODES)
@@ -316,12 +322,15 @@ class _Work:
                     piece = nodes[begin : begin + _PIECE_NODES]
                     self._place[piece] = np.arange(done, done + len(piece))
                     done += len(piece)
-                    order.append(piece.astype(self._ids))
+                    stored = piece.astype(self._ids)
+                    crcs.add(stored)
+                    order.append(stored)
                 phase.advance(len(nodes))
         place = self._writer.values(PLACE_ARRAY, self._ids.name, num_nodes)
         place.append(self._place)
         for array in (order, place):
             array.close()
+        self._crcs[:, 0] = crcs.crcs
         return 0 if is_first is None else int(is_first.sum())
 
     def _write_edges(self) -> None:
@@ -337,7 +346,8 @@ class _Work:
                 (POSITION_ARRAY, positions.name),
             )
         ]
-        arrays = [bucket_ptr, *columns]
+        bucket_crcs = writer.checksums(BUCKET_CRCS_ARRAY, (num_buckets, len(EDGE_ARRAYS)))
+        arrays = [bucket_ptr, *columns, bucket_crcs]
         if all(array.num_committed_rows == array.spec.num_rows for array in arrays):
             for array in arrays:
                 array.skip(array.spec.num_rows)
@@ -349,13 +359,17 @@ class _Work:
             plan.memory,
         )
         edges.divide(self._progress)
-        bucket_ptr.append(np.concatenate([np.zeros(1, np.int64), np.cumsum(edges.counts)]))
+        bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(edges.counts)])
+        crcs = [RangeCrcs(bounds) for _ in columns]
+        bucket_ptr.append(bounds)
         with self._progress.phase("sort edges", num_edges, "edges") as phase:
             for source, target, position in edges.sorted():
-                columns[0].append(source)
-                columns[1].append(target)
-                columns[2].append(position.astype(positions, copy=False))
+                values = source, target, position.astype(positions, copy=False)
+                for column, column_crcs, part in zip(columns, crcs, values, strict=True):
+                    column_crcs.add(part)
+                    column.append(part)
                 phase.advance(len(source))
+        bucket_crcs.append(np.stack([of.crcs for of in crcs], axis=1))
         for array in arrays:
             array.close()
 
@@ -368,6 +382,9 @@ class _Work:
             num_rows=spec.num_rows,
             cat_dim=spec.cat_dim,
         )
+        crcs = RangeCrcs(self._bounds)
+        for _, rows in array.committed().pieces(_COPY_BYTES):
+            crcs.add(rows)
         done = array.skip(spec.num_rows)
         with self._progress.phase(f"write rows of {name}", spec.num_rows, "rows") as phase:
             phase.advance(done)
@@ -377,9 +394,11 @@ class _Work:
                 directory = self._writer.journal.spill_directory
                 with in_order(source, self._place, directory, left, at_once=left) as ordered:
                     for rows in read_ahead(ordered.rows(step, done)):
+                        crcs.add(rows)
                         array.append(rows)
                         phase.advance(len(rows))
         array.close()
+        self._crcs[:, 1 + sorted(self._plan.attributes).index(name)] = crcs.crcs
 
 
 def _nodes_of(graph: StoreInput, split: str) -> npt.NDArray[np.bool_]:

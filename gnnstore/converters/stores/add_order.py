@@ -10,7 +10,6 @@ from gnnstore.converters.typed.orders import Orders
 from gnnstore.converters.typed.reading import ReadArray
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import UsageError, limits_named
-from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES
 from gnnstore.formats.container.manifest import KINDS
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.formats.store.units import find_units
@@ -71,9 +70,7 @@ def add_order(
     if orders.are_in(schema):
         return reader.path
     _refuse_units(reader)
-    arrays = (reader.paged(spec) for spec in schema.arrays() if spec.layout == "paged")
-    page_bytes = next((array.geometry.page_bytes for array in arrays), DEFAULT_PAGE_BYTES)
-    with StoreWriter(reader.path, overwrite=True, page_bytes=page_bytes) as writer:
+    with StoreWriter(reader.path, overwrite=True) as writer:
         writer.link_files(reader)
         schema = orders.add(writer, schema, progress or NullProgress())
         return writer.commit(schema, reader.manifest.provenance)

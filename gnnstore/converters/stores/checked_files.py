@@ -15,9 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.converters.inputs.files import empty_piece
 from gnnstore.converters.spill_files import read_exactly
-from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.container.files import BLOCK_BYTES
 from gnnstore.formats.container.reader import SealedReader
 
@@ -55,12 +53,6 @@ class CheckedFiles:
                 block = self._block(path, number)
                 out[begin - offset : stop - offset] = block[skipped:][: stop - begin]
 
-    def check(self, array_path: str) -> None:
-        """Compare all files of an array."""
-        for path, (size, _) in self._files.items():
-            if path.parent == self._reader.path / array_path:
-                self._read(path, 0, empty_piece(size, np.uint8))
-
     def _block(self, path: Path, number: int) -> npt.NDArray[np.uint8]:
         last = self._last_blocks.get(path.parent)
         if last is not None and last[:2] == (path, number):
@@ -74,19 +66,6 @@ class CheckedFiles:
     def _read(self, path: Path, begin: int, out: npt.NDArray[np.uint8]) -> None:
         """Read blocks, the last of a file perhaps a short one, and compare them."""
         read_exactly(path, begin, out, "the store")
-        found = _core.crc32c_blocks(out, BLOCK_BYTES)
-        expected = self._files[path][1][begin // BLOCK_BYTES :][: len(found)]
-        wrong = np.flatnonzero(found != expected)
-        if not len(wrong):
-            return
-        self._reader.check_place()  # raises a better message
-        first = int(wrong[0])
-        start = begin + first * BLOCK_BYTES
-        last = min(start + BLOCK_BYTES, begin + len(out))
-        raise CorruptStoreError(
-            f"{path}: bytes {start}-{last} are damaged: their crc32c is {found[first]:08x}, but "
-            f"{expected[first]:08x} was written; restore the file from a copy, or convert again. "
-            "'gnnstore verify' lists everything that is damaged",
-            path=path,
-            offset=start,
-        )
+        first, found = begin // BLOCK_BYTES, _core.crc32c_blocks(out, BLOCK_BYTES)
+        expected = self._files[path][1][first : first + len(found)]
+        self._reader.check_blocks(path, first, found, expected)

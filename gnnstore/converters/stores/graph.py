@@ -73,7 +73,7 @@ class StoreInput:
         """Read any array of the store whole, in its storage type."""
         if spec.layout == "paged":
             return self.rows(spec, 0, spec.num_rows)
-        self._files.check(spec.path)
+        self.reader.check_array(spec.path)
         return self.reader.compressed(spec)
 
     def rows(self, spec: AttributeSpec, first: int, last: int) -> npt.NDArray[Any]:

@@ -38,7 +38,7 @@ from gnnstore.converters.writer.carried_ids import CARRIED_IDS
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.node_arrays import MAX_COMPRESSED_BYTES
 from gnnstore.converters.writer.options import ConvertOptions, refuse_rules, with_orders
-from gnnstore.converters.writer.workload import Workload
+from gnnstore.converters.writer.workload import NodeTable, Workload
 from gnnstore.errors import UsageError, check_choice, limits_named
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.arrays.spec import AttributeSpec
@@ -170,6 +170,7 @@ def _writer(
             num_edges=graph.num_edges,
             node_bytes=sum(own.num_bytes for own in paged),
             node_items=sum(math.prod(own.shape) for own in paged),
+            node_tables=tuple(map(NodeTable.of_attribute, paged)),
             edge_row_bytes=graph.edge_row_bytes + (0 if dtype is None else dtype.itemsize),
         ),
     )

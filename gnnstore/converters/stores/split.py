@@ -23,7 +23,7 @@ from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.opening import is_converted, provenance
 from gnnstore.converters.writer.options import ConvertOptions, refuse_rules, with_orders
-from gnnstore.converters.writer.workload import Workload
+from gnnstore.converters.writer.workload import NodeTable, Workload
 from gnnstore.errors import UsageError, limits_named
 from gnnstore.progress import Progress
 
@@ -154,6 +154,7 @@ def _writer(
             num_edges=round(graph.num_edges * sum(rule.fractions) / 2),  # at least, if undirected
             node_bytes=0 if x is None else x.num_bytes,
             node_items=0 if x is None else math.prod(x.shape),
+            node_tables=() if x is None else (NodeTable.of_attribute(x),),
             is_exact=False,
         ),
     )

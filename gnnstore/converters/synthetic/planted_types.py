@@ -23,7 +23,7 @@ from gnnstore.converters.keyed_random import draw_noise, draw_words
 from gnnstore.converters.synthetic.synthetic_nodes import SyntheticNodes
 from gnnstore.converters.typed.graph_writer import HeteroGraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
-from gnnstore.converters.writer.workload import Workload
+from gnnstore.converters.writer.workload import NodeTable, Workload
 from gnnstore.errors import UsageError
 from gnnstore.formats.store.schema import EdgeType
 from gnnstore.progress import Progress
@@ -130,6 +130,7 @@ def from_planted_types(
             node_bytes=4 * items,
             node_items=items,
             edge_row_bytes=12,
+            node_tables=tuple(NodeTable(counts[name], width, 4) for name, width in widths.items()),
         ),
     ) as writer:
         for place, (name, width) in enumerate(widths.items()):

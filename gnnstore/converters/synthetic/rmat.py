@@ -20,7 +20,7 @@ from gnnstore.converters.read_ahead import num_threads
 from gnnstore.converters.synthetic.synthetic_nodes import SyntheticNodes
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, check_features
-from gnnstore.converters.writer.workload import Workload
+from gnnstore.converters.writer.workload import NodeTable, Workload
 from gnnstore.errors import UsageError
 from gnnstore.progress import Progress
 
@@ -115,6 +115,7 @@ def from_rmat(
             num_edges=edge_factor << scale,
             node_bytes=(4 * feature_dim) << scale,
             node_items=feature_dim << scale,
+            node_tables=(NodeTable(1 << scale, feature_dim, 4),),
         ),
     ) as writer:
         levels = level_probabilities(scale, nodes.community_bits, homophily, probabilities)

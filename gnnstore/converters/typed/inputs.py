@@ -141,15 +141,6 @@ def _workload(nodes: Mapping[str, NodeInput], edges: Mapping[EdgeType, EdgeInput
         is_exact=all(own.num_edges is not None for own in edges.values()),
     )
     for source in sources:
-        own = node_workload(source)
         if math.prod(source.shape):
-            total = Workload(
-                total.num_nodes,
-                total.num_edges,
-                total.node_bytes + own.node_bytes,
-                total.node_items + own.node_items,
-                total.edge_row_bytes,
-                total.binary_bytes + own.binary_bytes,
-                is_exact=total.is_exact,
-            )
+            total += node_workload(source)
     return total

@@ -91,6 +91,7 @@ def estimate(
     *,
     directory: Path,
     memory_bytes: int | None = None,
+    page_bytes: int | None = None,
     feature_item_bytes: int | None = None,
 ) -> Estimate:
     """Estimate the cost of a conversion."""
@@ -103,6 +104,11 @@ def estimate(
     node_bytes = workload.node_bytes
     if feature_item_bytes is not None:
         node_bytes = workload.node_items * feature_item_bytes
+    padding = sum(
+        table.padding_bytes(feature_item_bytes or table.item_bytes, page_bytes)
+        for table in workload.node_tables
+    )
+    node_bytes += padding
     fixed = 8 * (num_nodes + 1)
     peak = estimate_peak_bytes(rules, workload.num_edges, num_nodes, workload.edge_row_bytes)
     budget = available_bytes() if memory_bytes is None else memory_bytes
@@ -117,7 +123,7 @@ def estimate(
     shrinks = rules.undirected or rules.self_loops == "drop"
     # Edge ids are left out where they are 0, 1, 2, ...
     sure_bytes = id_bytes + workload.edge_row_bytes
-    least = fixed + min(node_bytes, workload.node_bytes)
+    least = fixed + min(node_bytes, workload.node_bytes + padding)
     least += 0 if shrinks else workload.num_edges * sure_bytes
     work = _EDGE_WORK
     if spill:

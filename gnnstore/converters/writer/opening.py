@@ -164,6 +164,7 @@ def announce(
         rules,
         directory=store.temporary_path,
         memory_bytes=options.memory_bytes,
+        page_bytes=options.page_bytes,
         feature_item_bytes=None if cast is None else STORAGE_DTYPES[cast].itemsize,
     )
     progress.note(str(expected), asdict(expected))

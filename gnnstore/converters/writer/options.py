@@ -40,8 +40,9 @@ class ConvertOptions:
         "drop" removes every edge from a node to itself. "add" gives one to each node that
         has none, in ascending order of node, with ids after those of all other edges; their
         `edge_weight` is 1 and their other attributes are 0.
-    page_bytes : int
-        Page size of the arrays that are read by row; a power of two.
+    page_bytes : int, optional
+        Page size of the arrays that are read by row; a power of two. None: for each array the
+        smallest from 4 to 64 KiB that leaves at most 3 % of it empty, or else the least.
     feature_dtype : str, optional
         Store the node attribute `x` as this type, such as "float16" or "bfloat16". A value
         that would overflow, or that an integer type cannot hold exactly, is an error.
@@ -81,7 +82,7 @@ class ConvertOptions:
 
     undirected: bool = False
     self_loops: SelfLoops = "keep"
-    page_bytes: int = DEFAULT_PAGE_BYTES
+    page_bytes: int | None = None
     feature_dtype: str | None = None
     overwrite: bool = False
     memory_bytes: int | None = None
@@ -109,11 +110,11 @@ class ConvertOptions:
             names = (given,) if isinstance(given, str) else tuple(given)
             object.__setattr__(self, name, tuple(dict.fromkeys(names)))
         check_choice("self_loops", self.self_loops, get_args(SelfLoops))
-        size = self.page_bytes
+        size = DEFAULT_PAGE_BYTES if self.page_bytes is None else self.page_bytes
         if not MIN_PAGE_BYTES <= size <= MAX_PAGE_BYTES or size & (size - 1):
             raise UsageError(
                 f"page_bytes={size} is not a power of two from {MIN_PAGE_BYTES} to "
-                f"{MAX_PAGE_BYTES}; the default is {DEFAULT_PAGE_BYTES}"
+                f"{MAX_PAGE_BYTES}; by default the best for each array"
             )
         if self.feature_dtype is not None:
             check_choice("feature_dtype", self.feature_dtype, tuple(STORAGE_DTYPES))

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple, Self
 
 from gnnstore.converters.inputs.npy import open_npy
 from gnnstore.converters.inputs.npz import open_npz
@@ -19,11 +20,40 @@ from gnnstore.converters.inputs.opening import open_input
 from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.converters.writer.node_arrays import MAX_COMPRESSED_ROW_BYTES
 from gnnstore.errors import GnnstoreError
+from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
+from gnnstore.formats.arrays.pages import PageGeometry
+from gnnstore.formats.arrays.spec import AttributeSpec
 
 _SAMPLE_BYTES = 2**20
 _TEXT_ITEM_BYTES = 4  # numbers in text become float32
 _COMMENTS = (b"#", b"%")
 _EDGE_LISTS = ("edge", "edges", "edge_index")  # other names that begin with "edge": attributes
+
+
+class NodeTable(NamedTuple):
+    """The rows of a node attribute that lie in pages."""
+
+    num_rows: int
+    row_items: int
+    item_bytes: int
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], item_bytes: int) -> Self:
+        """Return the table of an array."""
+        return cls(shape[0], math.prod(shape[1:]), item_bytes)
+
+    @classmethod
+    def of_attribute(cls, spec: AttributeSpec) -> Self:
+        """Return the table of an attribute of a store."""
+        return cls.of(spec.shape, STORAGE_DTYPES[spec.dtype].itemsize)
+
+    def padding_bytes(self, item_bytes: int, page_bytes: int | None) -> int:
+        """Return the bytes that pages are larger than their rows."""
+        row_bytes = self.row_items * item_bytes
+        if not row_bytes:
+            return 0
+        geometry = PageGeometry.of(row_bytes, self.num_rows, page_bytes)
+        return geometry.body_bytes(self.num_rows) - row_bytes * self.num_rows
 
 
 @dataclass(frozen=True)
@@ -40,6 +70,7 @@ class Workload:
     is_exact: bool = True  # whether all sizes are from headers
     text_path: Path | None = None  # the largest text, for a trial of reading
     text_ratio: float = 1.0  # bytes of that text for each byte of its file
+    node_tables: tuple[NodeTable, ...] = ()  # the attributes that `node_bytes` counts, if known
 
     def __add__(self, other: Workload) -> Workload:
         """Return the work of two inputs together."""
@@ -55,6 +86,7 @@ class Workload:
             self.is_exact and other.is_exact,
             larger.text_path,
             larger.text_ratio,
+            self.node_tables + other.node_tables,
         )
 
 
@@ -75,7 +107,10 @@ def node_workload(source: ArraySource) -> Workload:
     read = Workload(num_nodes=source.shape[0] if source.shape else 0, binary_bytes=num_bytes)
     if num_bytes <= read.num_nodes * MAX_COMPRESSED_ROW_BYTES:
         return read
-    return replace(read, node_bytes=num_bytes, node_items=math.prod(source.shape))
+    table = NodeTable.of(source.shape, source.dtype.itemsize)
+    return replace(
+        read, node_bytes=num_bytes, node_items=math.prod(source.shape), node_tables=(table,)
+    )
 
 
 def _files(paths: Iterable[Path]) -> Iterator[Path]:
@@ -126,7 +161,14 @@ def _inspect_array(name: str, source: ArraySource, has_indptr: bool) -> Workload
         return replace(read, edge_row_bytes=row_bytes)
     if row_bytes <= MAX_COMPRESSED_ROW_BYTES:
         return read
-    return replace(read, num_nodes=shape[0], node_bytes=num_bytes, node_items=math.prod(shape))
+    table = NodeTable.of(shape, source.dtype.itemsize)
+    return replace(
+        read,
+        num_nodes=shape[0],
+        node_bytes=num_bytes,
+        node_items=math.prod(shape),
+        node_tables=(table,),
+    )
 
 
 def _inspect_text(path: Path) -> Workload:
@@ -161,4 +203,5 @@ def _inspect_text(path: Path) -> Workload:
         num_nodes=num_lines,
         node_bytes=num_lines * row_bytes,
         node_items=num_lines * num_fields,
+        node_tables=(NodeTable(num_lines, num_fields, _TEXT_ITEM_BYTES),),
     )

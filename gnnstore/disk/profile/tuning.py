@@ -6,7 +6,7 @@ their result.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gnnstore.disk.profile.device_profile import DeviceProfile
 
@@ -41,6 +41,14 @@ class ReadTuning:
     queue_depth: int  # reads in flight
     max_read_bytes: int  # a longer read is cut into pieces of this size; a multiple of 4096
     source: str  # "defaults", or "profile of" and the time of the measurement
+
+    def modest(self) -> ReadTuning:
+        """Return the tuning with no more, and no longer, reads in flight than without a profile."""
+        return replace(
+            self,
+            queue_depth=min(self.queue_depth, _DEFAULT_QUEUE_DEPTH),
+            max_read_bytes=min(self.max_read_bytes, _DEFAULT_MAX_READ_BYTES),
+        )
 
 
 def tune_reads(profile: DeviceProfile | None) -> ReadTuning:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy.typing as npt
 
 from gnnstore.errors import InputError
 from gnnstore.formats.arrays.dtypes import storage_dtype
+from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout, plan_shards
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.arrays.zarr_metadata import (
@@ -44,7 +46,7 @@ class PagedArrayWriter:
         self,
         directory: Path,
         spec: AttributeSpec,
-        page_bytes: int,
+        page_bytes: int | None,
         shard_bytes: int | None,
         journal: Journal | None = None,
         *,
@@ -55,7 +57,7 @@ class PagedArrayWriter:
         self.dtype = storage_dtype(spec.dtype, what=f"the attribute {spec.name!r}")
         row_bytes = self.dtype.itemsize * int(np.prod(self.row_shape, dtype=object))
         self.layout: ShardLayout = plan_shards(
-            PageGeometry(row_bytes, page_bytes), spec.num_rows, shard_bytes
+            PageGeometry.of(row_bytes, spec.num_rows, page_bytes), spec.num_rows, shard_bytes
         )
         self._directory = directory
         geometry = self.layout.geometry
@@ -88,6 +90,13 @@ class PagedArrayWriter:
         done = len([name for name, _, _ in self.files if name != METADATA_FILE])
         whole = sum(layout.shard_file_bytes(number) for number in range(done, layout.num_shards))
         return whole - (0 if self._shard is None else self._shard.size_bytes)
+
+    def committed(self) -> PagedArray:
+        """Return the rows that an earlier attempt has written."""
+        num_rows = self.num_committed_rows
+        spec = replace(self.spec, shape=(num_rows, *self.row_shape))
+        paths = tuple(self._directory / name for name, _, _ in self.files)
+        return PagedArray(spec, replace(self.layout, num_rows=num_rows), paths)
 
     def skip(self, num_rows: int) -> int:
         """Pass over rows that an earlier attempt has written."""

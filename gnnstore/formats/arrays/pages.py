@@ -11,6 +11,9 @@ from dataclasses import dataclass
 MIN_PAGE_BYTES = 512  # the smallest direct-I/O alignment of any device
 MAX_PAGE_BYTES = 2**21
 DEFAULT_PAGE_BYTES = 4096
+# Pages that a writer chooses among: the smallest that wastes no more than this share of the rows.
+_CHOSEN_PAGES = tuple(DEFAULT_PAGE_BYTES << k for k in range(5))
+_MOST_PADDING = 0.03
 
 # Bodies of shards are joined in memory by mapping one behind the other, so a full shard
 # ends on a page of any operating system (64 KiB on some arm64 and ppc64 kernels).
@@ -35,6 +38,16 @@ class PageGeometry:
 
     row_bytes: int
     page_bytes: int
+
+    @classmethod
+    def of(cls, row_bytes: int, num_rows: int, page_bytes: int | None = None) -> PageGeometry:
+        """Return rows in pages of a size, or of the size that is best for them."""
+        if page_bytes is not None:
+            return cls(row_bytes, page_bytes)
+        choices = [cls(row_bytes, size) for size in _CHOSEN_PAGES]
+        most = (1 + _MOST_PADDING) * row_bytes * num_rows
+        dense = (choice for choice in choices if choice.body_bytes(num_rows) <= most)
+        return next(dense, None) or min(choices, key=lambda own: own.body_bytes(num_rows))
 
     @property
     def rows_per_page(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
@@ -37,7 +37,12 @@ from gnnstore.formats.arrays.zarr_metadata import (
     shard_index,
     shard_name,
 )
-from gnnstore.formats.container.files import Problem, directory_bytes, read_small
+from gnnstore.formats.container.files import (
+    BLOCK_BYTES,
+    Problem,
+    directory_bytes,
+    read_small,
+)
 from gnnstore.formats.container.leftovers import leftovers
 from gnnstore.formats.container.manifest import (
     CHECKSUMS_ARRAY,
@@ -203,6 +208,47 @@ class SealedFiles(Generic[M]):
             for _, error in self.altered_checksums():
                 raise error
             return self.checksum_table()
+
+    def check_array(self, array_path: str) -> None:
+        """Compare every block of an array's files with its checksum."""
+        crcs, threads = self.block_checksums(), min(8, len(os.sched_getaffinity(0)))
+        first_blocks = self.manifest.first_blocks()[:-1]
+        for entry, first in zip(self.manifest.files, first_blocks, strict=True):
+            if PurePosixPath(entry.path).parent != PurePosixPath(array_path):
+                continue
+            path = self.path / entry.path
+            with storage_errors(f"read the {self.manifest.WORD}", path):
+                found = _core.crc32c_file(str(path), BLOCK_BYTES, threads)
+            self.check_blocks(path, 0, found, crcs[first : first + entry.num_blocks])
+
+    def check_blocks(
+        self,
+        path: Path,
+        first: int,
+        found: npt.NDArray[np.uint32],
+        expected: npt.NDArray[np.uint32],
+    ) -> None:
+        """Compare the crc32c of consecutive blocks of a file with those in the manifest."""
+        if len(found) != len(expected):
+            self.check_place()  # raises a better message
+            raise CorruptStoreError(
+                f"{path}: the file changed its size while it was read", path=path
+            )
+        wrong = np.flatnonzero(found != expected)
+        if not len(wrong):
+            return
+        self.check_place()
+        begin = (first + int(wrong[0])) * BLOCK_BYTES
+        name = path.relative_to(self.path).as_posix()
+        size = next(entry.size_bytes for entry in self.manifest.files if entry.path == name)
+        raise CorruptStoreError(
+            f"{path}: bytes {begin}-{min(begin + BLOCK_BYTES, size)} are damaged: their crc32c is "
+            f"{found[wrong[0]]:08x}, but {expected[wrong[0]]:08x} was written; restore the file "
+            f"from a copy, or {self.manifest.VERB} again. 'gnnstore verify' lists everything that "
+            "is damaged",
+            path=path,
+            offset=begin,
+        )
 
     def checksum_table(self) -> npt.NDArray[np.uint32]:
         """Return `block_checksums` without looking for alterations."""

@@ -76,20 +76,20 @@ class SealedWriter:
         path: str | os.PathLike[str],
         *,
         overwrite: bool = False,
-        page_bytes: int = DEFAULT_PAGE_BYTES,
+        page_bytes: int | None = None,
         shard_bytes: int | None = None,
         on_event: Callable[[str], None] | None = None,
         fingerprint: Mapping[str, Any] | None = None,
         decided: Mapping[str, Any] | None = None,
         resume: bool = False,
     ) -> None:
-        valid_page = MIN_PAGE_BYTES <= page_bytes <= MAX_PAGE_BYTES
-        if not valid_page or page_bytes & (page_bytes - 1):
+        size = DEFAULT_PAGE_BYTES if page_bytes is None else page_bytes
+        if not MIN_PAGE_BYTES <= size <= MAX_PAGE_BYTES or size & (size - 1):
             raise UsageError(
                 f"page_bytes={page_bytes}: a page has a power of two of bytes, from "
-                f"{MIN_PAGE_BYTES} to {MAX_PAGE_BYTES}; 4096 suits almost every disk"
+                f"{MIN_PAGE_BYTES} to {MAX_PAGE_BYTES}; leave it out for the best of each array"
             )
-        self.page_bytes = page_bytes
+        self.page_bytes = page_bytes  # None: chosen for each array
         self.shard_bytes = shard_bytes
         self._on_event = on_event or (lambda _: None)
         self._writers: dict[str, PagedArrayWriter] = {}

@@ -12,9 +12,13 @@ import numpy.typing as npt
 from gnnstore.errors import GnnstoreError
 from gnnstore.formats.container.files import Problem
 from gnnstore.formats.container.reader import SealedReader
+from gnnstore.formats.partitions.crcs import RangeCrcs
 from gnnstore.formats.partitions.manifest import (
+    BUCKET_CRCS_ARRAY,
     BUCKET_PTR_ARRAY,
+    EDGE_ARRAYS,
     ORDER_ARRAY,
+    PARTITION_CRCS_ARRAY,
     PARTITIONS_DIRECTORY,
     PLACE_ARRAY,
     POSITION_ARRAY,
@@ -51,8 +55,11 @@ def check_meaning(reader: Reader) -> Iterator[Problem]:
         return
     # The store around the partitions; elsewhere there is nothing to compare them with.
     store = reader.path.parent.parent
-    if reader.path.parent.name == PARTITIONS_DIRECTORY and StoreManifest.is_at(store):
-        yield from _compare(reader, store, found)
+    is_inside = reader.path.parent.name == PARTITIONS_DIRECTORY and StoreManifest.is_at(store)
+    if is_inside and (problems := list(_compare(reader, store, found))):
+        yield from problems
+        return
+    yield from _check_crcs(reader)
 
 
 class EdgeSums:
@@ -73,6 +80,27 @@ class EdgeSums:
         mix(words)
         parts = (words, words * sources.astype(np.uint64), words * targets.astype(np.uint64))
         self.sums += np.array([part.sum(dtype=np.uint64) for part in parts])
+
+
+def _check_crcs(reader: Reader) -> Iterator[Problem]:
+    manifest = reader.manifest
+    rows = manifest.row_specs(), manifest.partition_bounds(), PARTITION_CRCS_ARRAY, "partition"
+    bucket_ptr = reader.paged(manifest.spec(BUCKET_PTR_ARRAY)).load()
+    edges = tuple(map(manifest.spec, EDGE_ARRAYS)), bucket_ptr, BUCKET_CRCS_ARRAY, "bucket"
+    for specs, bounds, path, what in (rows, edges):
+        stored = reader.paged(manifest.spec(path)).load()
+        for column, spec in enumerate(specs):
+            found = RangeCrcs(bounds)
+            for _, piece in reader.paged(spec).pieces(_SCAN_BYTES):
+                found.add(piece)
+            wrong = np.flatnonzero(found.crcs != stored[:, column])
+            if len(wrong):
+                first = int(wrong[0])
+                yield Problem(
+                    str(reader.path / path),
+                    f"{what} {first} of {spec.path} has the crc32c {found.crcs[first]:08x}, not "
+                    f"{stored[first, column]:08x}",
+                )
 
 
 def _check_order(reader: Reader) -> Iterator[Problem]:
@@ -102,10 +130,7 @@ def _check_order(reader: Reader) -> Iterator[Problem]:
 def _check_edges(reader: Reader, found: EdgeSums) -> Iterator[Problem]:
     manifest = reader.manifest
     num_partitions, rows = manifest.num_partitions, manifest.rows_per_partition
-    arrays = {
-        path: reader.paged(manifest.spec(path))
-        for path in (SOURCE_ARRAY, TARGET_ARRAY, POSITION_ARRAY)
-    }
+    arrays = {path: reader.paged(manifest.spec(path)) for path in EDGE_ARRAYS}
     order = reader.paged(manifest.spec(ORDER_ARRAY)).view("random")
     bucket_ptr = reader.paged(manifest.spec(BUCKET_PTR_ARRAY)).load()
     last = np.full((4, 1), -1, np.int64)

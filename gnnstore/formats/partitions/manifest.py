@@ -7,9 +7,14 @@ buckets, one for each pair of partitions.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
 
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.manifest import Manifest
@@ -17,16 +22,20 @@ from gnnstore.formats.container.names import encode
 from gnnstore.formats.container.strict_json import Fields
 
 PARTITIONS_DIRECTORY = "partitions"
-PARTITIONS_FORMAT_VERSION = 1
+PARTITIONS_FORMAT_VERSION = 2
 
 ORDER_ARRAY = "order"
 PLACE_ARRAY = "place"
+PARTITION_CRCS_ARRAY = "partition_crc32c"
 NODES_GROUP = "nodes"
 EDGES_GROUP = "edges"
 BUCKET_PTR_ARRAY = "edges/bucket_ptr"
 SOURCE_ARRAY = "edges/source"
 TARGET_ARRAY = "edges/target"
 POSITION_ARRAY = "edges/position"
+BUCKET_CRCS_ARRAY = "edges/bucket_crc32c"
+# The arrays of edges, in the order of the columns of their checksums.
+EDGE_ARRAYS = (SOURCE_ARRAY, TARGET_ARRAY, POSITION_ARRAY)
 
 # There are as many buckets as pairs of partitions, and the place of each is in memory.
 MOST_PARTITIONS = 4096
@@ -43,6 +52,8 @@ class PartitionsManifest(Manifest):
 
     FORMAT: ClassVar[str] = "gnnstore-partitions"
     VERSION: ClassVar[int] = PARTITIONS_FORMAT_VERSION
+    # There has been no release with older versions.
+    OLDEST: ClassVar[int] = PARTITIONS_FORMAT_VERSION
     WORD: ClassVar[str] = "partitioning"
     NOUN: ClassVar[str] = "a partitioning of a store"
     VERB: ClassVar[str] = "partition"
@@ -68,6 +79,14 @@ class PartitionsManifest(Manifest):
     def spec(self, path: str) -> AttributeSpec:
         """Return the description of an array that is no node attribute."""
         return next(spec for spec in self.paged_arrays if spec.path == path)
+
+    def row_specs(self) -> tuple[AttributeSpec, ...]:
+        """Return the arrays of rows by new id, in the order of the columns of their checksums."""
+        return (self.spec(ORDER_ARRAY), *(self.nodes[name] for name in sorted(self.nodes)))
+
+    def partition_bounds(self) -> npt.NDArray[np.int64]:
+        """Return the first new id of each partition, and N."""
+        return partition_bounds(self.num_nodes, self.num_partitions, self.rows_per_partition)
 
     def arrays(self) -> tuple[AttributeSpec, ...]:
         """Return the arrays of the partitions."""
@@ -117,6 +136,31 @@ class PartitionsManifest(Manifest):
             "nodes": {n: AttributeSpec.from_json(nodes.fields(n)) for n in nodes.document},
             "paged_arrays": tuple(map(AttributeSpec.from_json, own.children("arrays"))),
         }
+
+    @classmethod
+    def advice(cls, own: Fields, path: Path) -> str:
+        """Return the command that partitions again what an older version describes."""
+        place = ["STORE", "--output", str(path)]
+        if path.parent.name == PARTITIONS_DIRECTORY:
+            place = [str(path.parent.parent), "--name", path.name]
+        found = own.document
+        values: dict[str, Any] = {
+            "-p": found.get("num_partitions"),
+            "--train-first": found.get("train_split"),
+            "--order": "none" if found.get("order") == "none" else None,
+            "--seed": found.get("seed"),
+        }
+        command = ["gnnstore", "partition", *place, "--overwrite"]
+        for option, value in values.items():
+            command += [option, str(value)] if isinstance(value, int | str) else []
+        return f"Partition again: {shlex.join(command)}"
+
+
+def partition_bounds(
+    num_nodes: int, num_partitions: int, rows_per_partition: int
+) -> npt.NDArray[np.int64]:
+    """Return the first new id of each partition, and N."""
+    return np.minimum(np.arange(num_partitions + 1) * rows_per_partition, num_nodes)
 
 
 def node_rows(name: str) -> str:

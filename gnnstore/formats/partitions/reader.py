@@ -22,11 +22,15 @@ from gnnstore.formats.container.files import Problem
 from gnnstore.formats.container.manifest import KINDS, Kind
 from gnnstore.formats.container.reader import SealedReader
 from gnnstore.formats.partitions.checks import check_meaning
+from gnnstore.formats.partitions.crcs import add_crcs
 from gnnstore.formats.partitions.manifest import (
+    BUCKET_CRCS_ARRAY,
     BUCKET_PTR_ARRAY,
+    EDGE_ARRAYS,
     EDGES_GROUP,
     NODES_GROUP,
     ORDER_ARRAY,
+    PARTITION_CRCS_ARRAY,
     PARTITIONS_DIRECTORY,
     PLACE_ARRAY,
     POSITION_ARRAY,
@@ -53,13 +57,16 @@ class PartitionsReader(SealedReader[PartitionsManifest]):
         """Compare the arrays with the numbers of nodes and edges, and read `bucket_ptr`."""
         manifest = self.manifest
         num_nodes, num_edges = manifest.num_nodes, manifest.num_edges
-        expected = {
-            ORDER_ARRAY: (_IDS, num_nodes),
-            PLACE_ARRAY: (_IDS, num_nodes),
-            BUCKET_PTR_ARRAY: (("int64",), self.num_partitions**2 + 1),
-            SOURCE_ARRAY: (("int32",), num_edges),
-            TARGET_ARRAY: (("int32",), num_edges),
-            POSITION_ARRAY: (_IDS, num_edges),
+        num_buckets, num_columns = self.num_partitions**2, 1 + len(self.nodes)
+        expected: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
+            ORDER_ARRAY: (_IDS, (num_nodes,)),
+            PLACE_ARRAY: (_IDS, (num_nodes,)),
+            PARTITION_CRCS_ARRAY: (("uint32",), (self.num_partitions, num_columns)),
+            BUCKET_PTR_ARRAY: (("int64",), (num_buckets + 1,)),
+            BUCKET_CRCS_ARRAY: (("uint32",), (num_buckets, len(EDGE_ARRAYS))),
+            SOURCE_ARRAY: (("int32",), (num_edges,)),
+            TARGET_ARRAY: (("int32",), (num_edges,)),
+            POSITION_ARRAY: (_IDS, (num_edges,)),
         }
         found = {spec.path: spec for spec in manifest.paged_arrays}
         if found.keys() != expected.keys() or len(found) != len(manifest.paged_arrays):
@@ -67,12 +74,12 @@ class PartitionsReader(SealedReader[PartitionsManifest]):
                 f"the partitioning lists the arrays {sorted(found)}, but {sorted(expected)} were "
                 "expected"
             )
-        for path, (dtypes, num_rows) in expected.items():
+        for path, (dtypes, shape) in expected.items():
             spec = found[path]
-            if spec.layout != "paged" or spec.dtype not in dtypes or spec.shape != (num_rows,):
+            if spec.layout != "paged" or spec.dtype not in dtypes or spec.shape != shape:
                 raise self._corrupt(
                     f"the array {path!r} is {spec.dtype} {list(spec.shape)} ({spec.layout}), "
-                    f"expected pages of {' or '.join(dtypes)} [{num_rows}]"
+                    f"expected pages of {' or '.join(dtypes)} {list(shape)}"
                 )
         for name, spec in self.nodes.items():
             is_named = spec.name == name and spec.path == node_rows(name)
@@ -151,12 +158,63 @@ class PartitionsReader(SealedReader[PartitionsManifest]):
         return range(begin, min(begin + self.rows_per_partition, self.num_nodes))
 
     def new_ids(self, nodes: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-        """Return the new ids of some nodes of the store; by default of all."""
+        """Return the new ids of some nodes of the store; by default of all.
+
+        All of the array is compared with its checksums: a damaged one would train other seeds in
+        a state before it were found.
+        """
+        self.check_array(PLACE_ARRAY)
         place = self.paged(self.place_spec)
         found = place.load() if nodes is None else place.gather(nodes)
         if len(found) and not 0 <= found.min() <= found.max() < self.num_nodes:
             raise self._corrupt(f"new ids lie outside [0, {self.num_nodes})", PLACE_ARRAY)
         return found
+
+    def nodes_of(self, partition: int) -> npt.NDArray[Any]:
+        """Return the store's ids of a partition's nodes."""
+        rows = self.rows(partition)
+        found = self.paged(self.order_spec).read_slice(rows.start, rows.stop)
+        self.check_rows(partition, self.order_spec, found)
+        return found
+
+    def check_rows(self, partition: int, spec: AttributeSpec, rows: npt.NDArray[Any]) -> None:
+        """Compare a partition's rows of an array with their checksum."""
+        column = self.manifest.row_specs().index(spec)
+        crcs = self.paged(self.manifest.spec(PARTITION_CRCS_ARRAY)).gather([partition])
+        found = np.zeros(1, np.uint32)
+        add_crcs(rows, np.zeros(1, np.int64), np.full(1, len(rows)), found)
+        if found[0] != crcs[0, column]:
+            raise self._damaged(
+                spec, f"the rows of partition {partition}", found[0], crcs[0, column]
+            )
+
+    def check_edges(
+        self,
+        buckets: npt.NDArray[np.int64],
+        spec: AttributeSpec,
+        begins: npt.NDArray[np.int64],
+        values: npt.NDArray[Any],
+    ) -> None:
+        """Compare buckets of edges, each at its place among some values, with their checksums."""
+        crcs = self.paged(self.manifest.spec(BUCKET_CRCS_ARRAY)).gather(buckets)
+        expected, found = crcs[:, EDGE_ARRAYS.index(spec.path)], np.zeros(len(buckets), np.uint32)
+        sizes = self.bucket_ptr[buckets + 1] - self.bucket_ptr[buckets]
+        add_crcs(values, begins, begins + sizes, found)
+        wrong = np.flatnonzero(found != expected)
+        if len(wrong):
+            first = int(wrong[0])
+            target, source = divmod(int(buckets[first]), self.num_partitions)
+            what = f"the edges from partition {source} to partition {target}"
+            raise self._damaged(spec, what, found[first], expected[first])
+
+    def _damaged(
+        self, spec: AttributeSpec, what: str, found: np.uint32, expected: np.uint32
+    ) -> CorruptStoreError:
+        self.check_place()  # raises a better message
+        return self._corrupt(
+            f"{what} have the crc32c {found:08x}, but {expected:08x} was written: they are damaged",
+            spec.path,
+        )
 
     @property
     def order_spec(self) -> AttributeSpec:
@@ -193,7 +251,7 @@ PARTITIONS = KINDS.register(
     Kind(
         PartitionsManifest,
         PartitionsReader.open,
-        frozenset({ORDER_ARRAY, PLACE_ARRAY, NODES_GROUP, EDGES_GROUP}),
+        frozenset({ORDER_ARRAY, PLACE_ARRAY, PARTITION_CRCS_ARRAY, NODES_GROUP, EDGES_GROUP}),
         PARTITIONS_DIRECTORY,
     )
 )

@@ -10,9 +10,11 @@ from gnnstore.formats.arrays.paged_writer import PagedArrayWriter
 from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY
 from gnnstore.formats.container.writer import SealedWriter
 from gnnstore.formats.partitions.manifest import (
+    BUCKET_CRCS_ARRAY,
     BUCKET_PTR_ARRAY,
     EDGES_GROUP,
     NODES_GROUP,
+    PARTITION_CRCS_ARRAY,
     PartitionsManifest,
     node_rows,
 )
@@ -28,9 +30,16 @@ class PartitionsWriter(SealedWriter):
         """Return "node" or "edge"; for checksums a name that the store does not use."""
         if array_path == CHECKSUMS_ARRAY:
             return "partitions_checksums"
-        if array_path == BUCKET_PTR_ARRAY:
+        if array_path in {BUCKET_PTR_ARRAY, BUCKET_CRCS_ARRAY, PARTITION_CRCS_ARRAY}:
             return None
         return "edge" if array_path.startswith(f"{EDGES_GROUP}/") else "node"
+
+    def checksums(self, array_path: str, shape: tuple[int, int]) -> PagedArrayWriter:
+        """Begin an array of the crc32c of ranges of other arrays, a column for each of these."""
+        name, (num_rows, width) = array_path.rpartition("/")[2], shape
+        return self.paged(
+            array_path, name=name, row_shape=(width,), dtype="uint32", num_rows=num_rows
+        )
 
     def values(self, array_path: str, dtype: str, num_values: int) -> PagedArrayWriter:
         """Begin an array of single values: ids, places, positions."""

@@ -177,8 +177,8 @@ class TableManifest:
         before = self.commits[: 1 + [each.id for each in self.commits].index(base.id)]
         return replace(self, commits=(*before, new)[-self.keep :])
 
-    def write(self, directory: Path) -> None:
-        """Write this manifest to a directory, durably and atomically."""
+    def write(self, directory: Path, opened: Path | None = None) -> None:
+        """Write this manifest to a directory, durably and atomically; to the `opened` one there."""
         own = {key: value for key, value in self.__dict__.items() if key != "commits"}
         commits = [commit.fields() for commit in self.commits]
         table = {"format": FORMAT, "version": VERSION, "created_by": f"gnnstore {__version__}"}
@@ -194,13 +194,14 @@ class TableManifest:
                 f"{error.message}: readers would refuse this, so that nothing was committed; give "
                 "commit() the state of a loader, and keep other values in the checkpoint"
             ) from None
-        new = directory / f"{MANIFEST_FILE}.tmp"
+        opened = directory if opened is None else opened
+        new = opened / f"{MANIFEST_FILE}.tmp"
         with storage_errors("commit the table", directory):
             with suppress(FileNotFoundError):
                 new.unlink()
             write_new(new, text)
-            os.replace(new, path)  # noqa: PTH105 - what audit hooks see
-            fsync_directory(directory)
+            os.replace(new, opened / MANIFEST_FILE)  # noqa: PTH105 - what audit hooks see
+            fsync_directory(opened)
 
     @classmethod
     def read(cls, directory: Path) -> Self:

@@ -13,6 +13,7 @@ import os
 import threading
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -76,6 +77,11 @@ class TableDirectory:
             raise
         return cls(path)
 
+    @property
+    def _opened(self) -> Path:
+        """The directory that is locked, also where another one has its path by now."""
+        return Path(f"/proc/self/fd/{self._lock_file}")
+
     def read(self, partition: int, out: npt.NDArray[np.uint8]) -> bool:
         """Read a partition as it was last written; return whether it was ever written."""
         slot = int(self._slots[partition])
@@ -91,10 +97,11 @@ class TableDirectory:
         """Read the values of rows [n] of written partitions, without comparing checksums."""
         manifest = self.manifest
         partition, row = np.divmod(rows, manifest.rows_per_partition)
-        size = self._file.path.stat().st_size // manifest.slot_bytes
+        path = self._opened / SLOTS_FILE
         with storage_errors("read embeddings", self._file.path):
+            size = path.stat().st_size // manifest.slot_bytes
             _core.Reader("pread", queue_depth=_READS, num_threads=_READS).gather_rows(
-                _core.FileSet([self._file.path], [size * manifest.slot_bytes], direct=False),
+                _core.FileSet([path], [size * manifest.slot_bytes], direct=False),
                 self._slots[partition] * manifest.rows_per_partition + row,
                 out.reshape(-1).view(np.uint8),
                 num_rows=size * manifest.rows_per_partition,
@@ -133,6 +140,7 @@ class TableDirectory:
 
     def commit(self, steps: int, position: Mapping[str, Any] | None) -> str:
         """Commit the partitions written since the last commit, and return the new commit's id."""
+        self._refuse_moved()
         for partition in self.doubtful():
             data = np.empty(self.manifest.slot_bytes, np.uint8)
             self.read(partition, data)
@@ -149,7 +157,7 @@ class TableDirectory:
             manifest = self.manifest.following(self.base, new)
             try:
                 self._file.sync()
-                manifest.write(self.path)
+                manifest.write(self.path, self._opened)
             except BaseException:
                 # After a failed fsync, the bytes on disk are unknown; after a failed rename, the
                 # manifest is. Neither may be overwritten.
@@ -159,6 +167,17 @@ class TableDirectory:
             self.manifest, self.base = manifest, new
             self._loose, self._doubtful = set(), set()
             return new.id
+
+    def _refuse_moved(self) -> None:
+        """Raise if the path is no longer that of the directory that is open."""
+        with suppress(OSError):
+            if os.path.samestat(self.path.stat(), os.fstat(self._lock_file)):
+                return
+        now = os.readlink(self._opened)  # noqa: PTH115 - Path would drop what the system appends
+        raise UsageError(
+            f"{self.path}: the table that is open was moved away or removed (it is now {now}), and "
+            "nothing was committed; move it back and commit again, or open the table that is there"
+        )
 
     def close(self) -> None:
         """Close the files, and release the lock. Idempotent."""

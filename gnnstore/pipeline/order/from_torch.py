@@ -41,7 +41,7 @@ def own_sampler(
             drop_last=bool(options.get("drop_last")),
         )
     elif shuffles(options):
-        sampler = SeededShuffle(num_seeds)
+        sampler = SeededShuffle(num_seeds, seed, generator=options.get("generator"))
     else:
         return {}
     return {"shuffle": False, "sampler": sampler}

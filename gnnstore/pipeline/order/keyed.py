@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
-from torch.utils.data import RandomSampler
+import torch
+from torch.utils.data import Dataset, RandomSampler
 
 from gnnstore.errors import UsageError
 from gnnstore.pipeline.order.epoch import epoch_order
@@ -14,6 +17,14 @@ from gnnstore.pipeline.order.ranks import ALONE, RankShard
 from gnnstore.pipeline.order.state import Position
 
 _INT_CHUNK = 65536
+
+_BYPASSED = (
+    "another DataLoader prepares this loader's batches, one at a time: strategy=, cache=, memory= "
+    "and threads have no effect, and batches are not those of the loader. Iterate the loader "
+    "itself; with accelerate, prepare() the model and the optimizer only, make the loader with "
+    "rank=accelerator.process_index, world_size=accelerator.num_processes and seed=, and move each "
+    "batch with batch.to(accelerator.device)"
+)
 
 
 @dataclass(frozen=True)
@@ -67,26 +78,73 @@ class KeyedOrder:
 
 
 class SeededShuffle(RandomSampler):
-    """Positions of one epoch in an order that depends on (seed, epoch) and nothing else.
+    """Positions of an epoch in an order that depends on (seed, epoch) and nothing else.
 
-    A `RandomSampler` by type, so that whoever inspects a loader sees that it shuffles.
+    A `RandomSampler` by type, so that whoever inspects a loader sees that it shuffles. The loader
+    does not iterate it; a loader that a framework builds from its parts does, epoch after epoch.
     """
 
-    def __init__(self, num_seeds: int, seed: int = 0, epoch: int = 0) -> None:
+    def __init__(
+        self,
+        num_seeds: int,
+        seed: int | None = None,
+        epoch: int = 0,
+        generator: torch.Generator | None = None,
+    ) -> None:
         # RandomSampler itself refuses an empty data source in some versions of torch.
         self.data_source = range(num_seeds)
         self.replacement = False
         self._num_samples = None
-        self.generator = None
+        self.generator = generator
         self.seed = seed
+        self.epoch = epoch
+
+    def draw_seed(self) -> int:
+        """Return the seed, which is drawn at the first use if none was given."""
+        if self.seed is None:
+            self.seed = drawn_seed(self.generator)
+        return self.seed
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the epoch that is iterated next; it counts up by itself."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
         """Yield every position once, as Python integers."""
-        order = epoch_order(len(self), self.seed, self.epoch)
-        for first in range(0, len(order), _INT_CHUNK):  # a list of all would take 36 bytes each
-            yield from order[first : first + _INT_CHUNK].tolist()
+        order = epoch_order(len(self), self.draw_seed(), self.epoch)
+        self.epoch += 1
+        # A list of all would take 36 bytes each.
+        pieces = (order[i : i + _INT_CHUNK].tolist() for i in range(0, len(order), _INT_CHUNK))
+        return chain.from_iterable(pieces)
 
     def __len__(self) -> int:
         """Return the number of seed nodes."""
         return len(self.data_source)
+
+
+class SeedPositions(Dataset[int]):
+    """The positions of a loader's seeds, which its own iterations do not ask for."""
+
+    def __init__(self, num_seeds: int) -> None:
+        self._positions = range(num_seeds)
+        self._has_warned = False
+
+    def __len__(self) -> int:
+        """Return the number of seeds."""
+        return len(self._positions)
+
+    def __getitem__(self, index: int) -> int:
+        """Return a position."""
+        return self._positions[index]
+
+    def __getitems__(self, index: list[int]) -> list[int]:
+        """Return positions; called by a torch `DataLoader` that was built from a loader's parts."""
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(_BYPASSED, UserWarning, stacklevel=2)
+        return index
+
+
+def drawn_seed(generator: torch.Generator | None) -> int:
+    """Return a seed from torch's generator, or another one."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator))

@@ -115,12 +115,12 @@ class RankSampler(DistributedSampler[int]):
         self.total_size = num_seeds
 
     def __iter__(self) -> Iterator[int]:
-        """Yield the positions of one epoch, as Python integers."""
+        """Yield the positions of an epoch, as Python integers; the next call, of the next one."""
         order: Any = range(self._num_seeds)
         if self.shuffle:
             order = epoch_order(self._num_seeds, self.seed, self.epoch)
-        for batch in self._batches(order):
-            yield from map(int, batch)
+        self.epoch += 1
+        return chain.from_iterable(map(int, batch) for batch in self._batches(order))
 
     def _batches(self, order: Any) -> Iterator[Any]:
         size = self._batch_size

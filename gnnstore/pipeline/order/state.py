@@ -103,7 +103,7 @@ class LoaderState:
         return [
             f"{name}: expected {_shown(expected, name)}, found {_shown(found, name)}"
             for name in names
-            if expected.get(name, _ABSENT) != found.get(name, _ABSENT)
+            if not _is_equal(expected.get(name, _ABSENT), found.get(name, _ABSENT))
         ]
 
 
@@ -173,6 +173,13 @@ def _count(state: Mapping[str, Any], name: str, num_bits: int) -> int:
 def _keys(state: Mapping[str, Any]) -> str:
     shown = [repr(key) for key in list(state)[:10]]
     return ", ".join(shown) + (", ..." if len(state) > len(shown) else "") or "no keys at all"
+
+
+def _is_equal(expected: Any, found: Any) -> bool:
+    try:
+        return bool(expected == found)
+    except (ValueError, RuntimeError):  # arrays and tensors are compared element by element
+        return False
 
 
 def _shown(values: Mapping[str, Any], name: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gnnstore import _core
 from gnnstore.formats import StoreReader, load_csc
 from gnnstore.partitions.orders import Schedule
 
@@ -61,15 +62,33 @@ def partition_reference(
     counts = np.bincount(bucket, minlength=num_partitions**2)
     ids = np.int32 if num_nodes < 2**31 else np.int64
     positions = np.int32 if csc.num_edges < 2**31 else np.int64
-    return {
-        "order": order.astype(ids),
-        "place": place.astype(ids),
-        "edges/bucket_ptr": np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+    bucket_ptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    edges = {
         "edges/source": (sources[position] % rows_per_partition).astype(np.int32),
         "edges/target": (targets[position] % rows_per_partition).astype(np.int32),
         "edges/position": position.astype(positions),
-        **{
-            f"nodes/{name}": reader.read(spec)[order]
-            for name, spec in reader.schema.node.attributes.items()
-        },
     }
+    nodes = {name: reader.read(spec)[order] for name, spec in reader.schema.node.attributes.items()}
+    rows = [order.astype(ids), *(nodes[name] for name in sorted(nodes))]
+    return {
+        "order": order.astype(ids),
+        "place": place.astype(ids),
+        "partition_crc32c": _crcs(
+            rows, np.arange(num_partitions) * rows_per_partition, rows_per_partition
+        ),
+        "edges/bucket_ptr": bucket_ptr,
+        "edges/bucket_crc32c": _crcs([*edges.values()], bucket_ptr[:-1], counts),
+        **edges,
+        **{f"nodes/{name}": values for name, values in nodes.items()},
+    }
+
+
+def _crcs(
+    arrays: list[NDArray[Any]], begins: NDArray[np.int64], sizes: NDArray[np.int64] | int
+) -> NDArray[np.uint32]:
+    """Return the crc32c of each range of each array, [ranges, arrays]."""
+    found = [
+        [_core.crc32c_portable(np.frombuffer(a[i : i + n].tobytes(), np.uint8)) for a in arrays]
+        for i, n in zip(begins, np.broadcast_to(sizes, begins.shape), strict=True)
+    ]
+    return np.array(found, np.uint32)

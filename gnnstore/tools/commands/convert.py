@@ -13,7 +13,6 @@ from gnnstore.converters.inputs.files import RawLayout
 from gnnstore.converters.registry import CONVERTERS
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
-from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES
 from gnnstore.progress import Style
 from gnnstore.tools.convert import convert
 from gnnstore.tools.ui.options import (
@@ -85,8 +84,8 @@ output_options = together(
     click.option(
         "--page-bytes",
         type=SIZE,
-        default=DEFAULT_PAGE_BYTES,
-        help="Page size of features; a power of two.",
+        help="Page size of all arrays, a power of two. By default that of each array which leaves "
+        "least of its pages empty, from 4 to 64 KiB.",
     ),
     click.option(
         "--memory",

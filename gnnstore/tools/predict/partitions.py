@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from gnnstore.budget.limits import MemoryBudget
+from gnnstore.budget.limits import MemoryBudget, affordable_staging
 from gnnstore.disk.profile.device_profile import DeviceProfile
 from gnnstore.disk.profile.first_use import disk_profile
 from gnnstore.errors import UsageError
@@ -50,7 +50,7 @@ def predict_partitions(
 ) -> int:
     """Find the sizes that fit, draw, print, and return the exit status."""
     store = open_store(path)
-    contents = _contents(store, embedding_dim)
+    contents = _contents(store, embedding_dim, memory_bytes)
     budget = MemoryBudget.of(memory_bytes)
     memory_bytes = budget.num_bytes
     with session.progress() as progress:
@@ -79,7 +79,7 @@ def predict_partitions(
     return exits.STORAGE if document["problems"] else exits.OK
 
 
-def _contents(store: GraphStore, embedding_dim: int | None) -> Contents:
+def _contents(store: GraphStore, embedding_dim: int | None, memory_bytes: int | None) -> Contents:
     specs = [own for own in store.schema.node.attributes.values() if own.layout == "paged"]
     row_bytes = sum(spec.row_bytes for spec in specs)
     row_bytes += 0 if embedding_dim is None else 4 * embedding_dim + _STATE_BYTES
@@ -97,15 +97,15 @@ def _contents(store: GraphStore, embedding_dim: int | None) -> Contents:
         id_dtype(store.num_edges).itemsize,
         writes=embedding_dim is not None,
         num_building=building_threads(),
-        fixed_bytes=_fixed_bytes(store),
+        fixed_bytes=_fixed_bytes(store, memory_bytes),
     )
 
 
-def _fixed_bytes(store: GraphStore) -> int:
+def _fixed_bytes(store: GraphStore, memory_bytes: int | None) -> int:
     """Return the memory of a loader that does not depend on partitions, without batches."""
     path = store.reader.paged(store.schema.edge.indices).file_paths[0]
-    staging = shared_tables(store).engine(path, None).staging_bytes
-    return staging + StoreSizes.of(store.schema).compressed_bytes
+    engine = shared_tables(store).engine(path, None).within(affordable_staging(memory_bytes))
+    return engine.staging_bytes + StoreSizes.of(store.schema).compressed_bytes
 
 
 def full_rate_bytes(profile: DeviceProfile) -> int:

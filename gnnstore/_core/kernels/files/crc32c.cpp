@@ -261,6 +261,12 @@ void crc32c_rows(const uint8_t *data, const int32_t *rows, int64_t num_rows, int
         crcs[i] = crc32c(data + rows[i] * row_bytes, static_cast<size_t>(row_bytes));
 }
 
+void crc32c_ranges(const uint8_t *data, const int64_t *begins, const int64_t *ends,
+                   int64_t num_ranges, uint32_t *crcs) {
+    for (int64_t i = 0; i < num_ranges; ++i)
+        crcs[i] = crc32c(data + begins[i], static_cast<size_t>(ends[i] - begins[i]), crcs[i]);
+}
+
 std::vector<uint32_t> crc32c_blocks(const uint8_t *data, int64_t num_bytes, int64_t block_bytes) {
     std::vector<uint32_t> checksums(static_cast<size_t>(count_blocks(num_bytes, block_bytes)));
     int64_t offset = 0;

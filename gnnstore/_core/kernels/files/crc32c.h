@@ -24,6 +24,10 @@ const char *crc32c_implementation();
 void crc32c_rows(const uint8_t *data, const int32_t *rows, int64_t num_rows, int64_t row_bytes,
                  uint32_t *crcs);
 
+// Continues crcs[i] by the bytes from begins[i] to ends[i] of data, which must be there.
+void crc32c_ranges(const uint8_t *data, const int64_t *begins, const int64_t *ends,
+                   int64_t num_ranges, uint32_t *crcs);
+
 // One checksum per block of block_bytes; the last block may be shorter.
 std::vector<uint32_t> crc32c_blocks(const uint8_t *data, int64_t num_bytes, int64_t block_bytes);
 std::vector<uint32_t> crc32c_file(const std::string &path, int64_t block_bytes, int num_threads);

@@ -34,7 +34,7 @@ from gnnstore.converters.synthetic.kronecker.patterns import FactorGraph
 from gnnstore.converters.writer.casting import SCALES
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
-from gnnstore.converters.writer.workload import Workload
+from gnnstore.converters.writer.workload import NodeTable, Workload
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.progress import Progress
@@ -150,6 +150,9 @@ def _workload(graph: StoreInput, factor: int, edge_factor: float, features: bool
         num_edges=round(graph.reader.schema.edge.num_edges * edge_factor),
         node_bytes=0 if x is None else x.num_bytes * factor,
         node_items=0 if x is None else math.prod(x.shape) * factor,
+        node_tables=()
+        if x is None
+        else (NodeTable.of_attribute(x)._replace(num_rows=x.num_rows * factor),),
         is_exact=False,
     )
 
