@@ -127,6 +127,7 @@ def compare(arguments: argparse.Namespace, directory: Path, *, is_limited: bool)
     )
     given = {
         "hidden": arguments.hidden,
+        "edge_format": arguments.edge_format,
         "tests": seeds_of(store, "test", TEST_BATCHES, batch_size),
         "num_epochs": NUM_EPOCHS,
     }
@@ -160,7 +161,8 @@ def compare(arguments: argparse.Namespace, directory: Path, *, is_limited: bool)
         times = median(f["epochs"][-1]["seconds"] / m["epochs"][-1]["seconds"] for f, m in pairs)
         rows.append((f"the bar of {BAR} x", "reached" if times <= BAR else "MISSED"))
     document = report(
-        f"training, epochs of {num_batches} batches of {batch_size}, 2^{arguments.scale} nodes",
+        f"training, epochs of {num_batches} batches of {batch_size}, 2^{arguments.scale} nodes, "
+        f"edges in {arguments.edge_format.upper()}",
         rows,
         as_json=arguments.json,
         device=device_numbers(devices),
@@ -187,6 +189,7 @@ def main() -> None:
     options.add_argument("--scale", type=int, default=20, help="2^scale nodes (20)")
     options.add_argument("--batches", type=int, default=64, help="of an epoch (64)")
     options.add_argument("--batch-size", type=int, default=BATCH_SIZE, help=f"({BATCH_SIZE})")
+    options.add_argument("--edge-format", choices=["coo", "csr"], default="coo", help="(coo)")
     options.add_argument("--hidden", type=int, default=64, help="width of the layers (64)")
     options.add_argument("--strategies", nargs="+", choices=ALL, default=[*DEFAULT])
     options.add_argument("--shares", nargs="+", type=float, default=[*SHARES], help="(1.0 0.1)")

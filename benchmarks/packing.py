@@ -36,10 +36,10 @@ from gnnstore._core import ReadCounts, empty
 from gnnstore.caching.plan import Trace
 from gnnstore.disk.engines import open_engine
 from gnnstore.disk.profile.page_cache import drop_from_cache
-from gnnstore.features.direct import DirectRows
 from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.features.packed.pack import pack
 from gnnstore.features.source import files_of, of_one_type
+from gnnstore.features.tables import DirectRows
 from gnnstore.formats import PagedArray
 from gnnstore.tools.bench.harness import spread
 from gnnstore.units import format_size

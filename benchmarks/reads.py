@@ -33,7 +33,7 @@ from benchmarks.parts import fio
 from gnnstore import _core
 from gnnstore.disk.engines import Engine, open_engine, probe_engines
 from gnnstore.disk.profile.page_cache import drop_from_cache
-from gnnstore.features.direct import DirectRows
+from gnnstore.features.tables import DirectRows
 from gnnstore.formats import AttributeSpec, PagedArray, PagedArrayWriter
 from gnnstore.tools.bench.harness import spread
 from gnnstore.units import format_size

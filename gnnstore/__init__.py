@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from gnnstore._version import __version__
 
 if TYPE_CHECKING:
-    from gnnstore import converters, evaluation
+    from gnnstore import converters, evaluation, nn
     from gnnstore.converters.tables.arrays import from_arrays
     from gnnstore.converters.tables.convert import from_tables
     from gnnstore.embeddings.optimizers import SGD, Adagrad, RowwiseAdagrad, SparseAdam
@@ -75,6 +75,7 @@ _HOMES: dict[str, str | None] = {
     "from_tables": "gnnstore.converters.tables.convert",
     "inference": "gnnstore.layerwise.api",
     "link_ranks": "gnnstore.evaluation.ranks",
+    "nn": None,
     "open": "gnnstore.graph.store",
     "open_embeddings": "gnnstore.layerwise.result",
     "open_packed": "gnnstore.loaders.saved",
@@ -110,6 +111,7 @@ __all__ = [
     "from_tables",
     "inference",
     "link_ranks",
+    "nn",
     "open",
     "open_embeddings",
     "open_packed",

@@ -124,73 +124,6 @@ class Flag:
         self._changed = Condition()
 
 
-class SharedLock:
-    """A lock that many threads share, or one has alone, which comes before others that would share.
-
-    The one who waits for it looks now and then whether it is still worth it.
-    """
-
-    def __init__(self) -> None:
-        self._changed = Condition()
-        self._sharing: set[object] = set()
-        self._alone: object = None
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether somebody has it alone, or is about to."""
-        return self._alone is not None
-
-    @contextmanager
-    def shared(self, check: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Hold it together with others."""
-        with self._releasing() as holder:
-            self._changed.wait_until(lambda: self._enter(holder), check)
-            yield
-
-    @contextmanager
-    def alone(self, check: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Hold it alone, once those that share it are done; see `shared`."""
-        with self._releasing() as holder:
-            self._changed.wait_until(lambda: self._enter(holder, alone=True), check)
-            self._wait_for_others(check)
-            yield
-
-    @contextmanager
-    def alone_unless_taken(self) -> Iterator[bool]:
-        """Hold it alone, unless somebody has it so; gives whether it is held."""
-        with self._releasing() as holder:
-            with self._changed.lock:
-                is_mine = self._enter(holder, alone=True) is not None
-            if is_mine:
-                self._wait_for_others(lambda: None)
-            yield is_mine
-
-    @contextmanager
-    def _releasing(self) -> Iterator[object]:
-        """Give somebody who may hold it, and no longer does in the end, wherever that comes."""
-        holder = object()
-        try:
-            yield holder
-        finally:
-            with self._changed.lock:
-                self._sharing.discard(holder)
-                if self._alone is holder:
-                    self._alone = None
-                self._changed.notify_all()
-
-    def _enter(self, holder: object, *, alone: bool = False) -> bool | None:
-        if self._alone is not None:
-            return None
-        if alone:
-            self._alone = holder
-        else:
-            self._sharing.add(holder)
-        return True
-
-    def _wait_for_others(self, check: Callable[[], None]) -> None:
-        self._changed.wait_until(lambda: None if self._sharing else True, check)
-
-
 class Pending(Flag, Generic[R]):
     """The result of a call that a thread makes, once; set once the call has ended."""
 
@@ -416,14 +349,14 @@ def _is_within_ours() -> bool:
     return False
 
 
-def run_beside(owner: object, work: Callable[[Flag], None], name: str) -> Finalizer:
+def run_in_background(owner: object, work: Callable[[Flag], None], name: str) -> Finalizer:
     """Work in a thread of its own for as long as an object lives."""
     stop = Flag()
     call = Background(partial(work, stop), name, daemon=True)
-    return Finalizer(owner, _end_beside, stop, call)
+    return Finalizer(owner, _end_background, stop, call)
 
 
-def _end_beside(stop: Flag, call: Background[None]) -> None:
+def _end_background(stop: Flag, call: Background[None]) -> None:
     stop.set()
     call.finish()
 
@@ -675,7 +608,6 @@ def ordered_map(
     describe: Callable[[int], str] = "while preparing item {}".format,
     stop: Callable[[], None] = lambda: None,
     waiting: Callable[[int], AbstractContextManager[object]] = nullcontext,
-    is_held_up: Callable[[], bool] = lambda: False,
 ) -> Generator[R, None, None]:
     """Apply a function to items in threads, ahead of the consumer, and yield in order.
 
@@ -708,8 +640,8 @@ def ordered_map(
                         queue.append(workers.submit(function, item))
                         del item  # what it holds is free once the function is done with it
                 if queue:
-                    late = timeout_seconds, is_held_up
-                    found.append(_result_of(queue.popleft(), *late, partial(describe, index)))
+                    said = partial(describe, index)
+                    found.append(_result_of(queue.popleft(), timeout_seconds, said))
             if not found:
                 if failure is not None:
                     raise failure
@@ -720,20 +652,13 @@ def ordered_map(
 
 
 def _result_of(
-    pending: Pending[R],
-    timeout_seconds: float | None,
-    is_held_up: Callable[[], bool],
-    describe: Callable[[], str],
+    pending: Pending[R], timeout_seconds: float | None, describe: Callable[[], str]
 ) -> R:
-    while timeout_seconds is not None:
-        held_up = is_held_up()  # now, or at the end of that time
-        if pending.wait(timeout_seconds):
-            break
-        if not (held_up or is_held_up()):
-            raise TimeoutError(
-                f"nothing came for {timeout_seconds:g} seconds {describe()}; "
-                "raise timeout=, or look for what blocks the disk"
-            )
+    if timeout_seconds is not None and not pending.wait(timeout_seconds):
+        raise TimeoutError(
+            f"nothing came for {timeout_seconds:g} seconds {describe()}; "
+            "raise timeout=, or look for what blocks the disk"
+        )
     try:
         return pending.result()
     except Exception as error:

@@ -22,6 +22,7 @@ import gnnstore
 from benchmarks.parts.strategies import WAYS
 from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.errors import GnnstoreError
+from gnnstore.nn import trim
 from gnnstore.progress import peak_rss_bytes
 from gnnstore.tools.bench.harness import Task
 from gnnstore.tools.bench.worker import Run
@@ -63,6 +64,8 @@ class Training:
 
     def scores(self, batch: Any) -> torch.Tensor:
         """Return the classes' scores of the seeds; layers take the nodes that they need only."""
+        if "adj_t" in batch:
+            return self._scores_by_csr(batch)[: batch.batch_size]
         found: torch.Tensor = self.model(
             batch.x,
             batch.edge_index,
@@ -70,6 +73,17 @@ class Training:
             num_sampled_edges_per_hop=batch.num_sampled_edges,
         )
         return found[: batch.batch_size]
+
+    def _scores_by_csr(self, batch: Any) -> torch.Tensor:
+        x, adj_t, layers = batch.x, batch.adj_t, self.model.convs
+        hops = (batch.num_sampled_nodes, batch.num_sampled_edges)
+        for i, layer in enumerate(layers):
+            x, adj_t, _ = trim(i, *hops, x, adj_t, pairs=True)
+            x = layer(x, adj_t)
+            if i + 1 < len(layers):
+                x = x.relu()
+        found: torch.Tensor = x
+        return found
 
     def step(self, batch: Any) -> None:
         """Take a step of the optimizer."""
@@ -98,7 +112,9 @@ class Training:
         return float(torch.cat(right).float().mean())
 
 
-def train(task: Task, hidden: int, tests: str, num_epochs: int) -> dict[str, Any]:
+def train(
+    task: Task, hidden: int, tests: str, num_epochs: int, edge_format: str = "coo"
+) -> dict[str, Any]:
     """Train for some epochs, load for one more, and test.
 
     Raises
@@ -111,9 +127,9 @@ def train(task: Task, hidden: int, tests: str, num_epochs: int) -> dict[str, Any
     num_classes = int(store.labels.max()) + 1
     training = Training(store.features.shape[1], num_classes, hidden, depth)
     before = peak_rss_bytes()
-    training.step(next(iter(run.loader(strategy="mmap"))))
+    training.step(next(iter(run.loader(strategy="mmap", edge_format=edge_format))))
     step_bytes = int(_STEP_MARGIN * (peak_rss_bytes() - before))
-    options = dict(way.options)
+    options: dict[str, Any] = {**way.options, "edge_format": edge_format}
     if way.is_limited:
         options["memory"] = run.memory_bytes
         drop_from_cache([Path(task.store)])

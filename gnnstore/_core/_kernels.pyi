@@ -1632,34 +1632,145 @@ def sample_neighbors(
         The batch may have too many nodes: 2^32 - 1 or more, or 2^31 or more for "int32".
     """
 
+# Ids, the numbers of their trees, and their times.
+_Seeds: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64] | None, NDArray[np.int64] | None]
+# n_id, batch, num_sampled_nodes of each node type; edge_index, edge_pos, num_sampled_edges of each
+# edge type.
+_SampledTypes: TypeAlias = tuple[
+    list[tuple[_Ids, NDArray[np.int64] | None, list[int]]],
+    list[tuple[_Ids, NDArray[np.int64], list[int]]],
+]
+_Cache: TypeAlias = tuple[NDArray[np.uint64], NDArray[np.int64], _Ids]
+
+class EdgeColumns:
+    """The edges of one type, by target, and how they are sampled.
+
+    Parameters
+    ----------
+    name : str
+        For messages; empty for the only type.
+    source, target : int
+        Numbers of its node types.
+    number : int
+        Part of the key of its draws, below 2^24 - 1: its place among the edge types of the store.
+    indptr : ndarray of int64, shape [N + 1]
+    indices : ndarray of int32 or int64, shape [E], or None
+        As in `sample_neighbors`; None if they are on disk.
+    fanouts : sequence of int, length L
+    num_src_nodes : int, optional
+        `indices` lie in [0, num_src_nodes); by default N.
+    num_edges, indices_dtype
+        E and the dtype of the `indices` that are not here.
+    timing : "edges" or "sources", optional
+        What has times: of a seed's tree only edges up to its time are chosen.
+    order : ndarray of uint16 or uint32, shape [E], or None
+        Entry `indptr[v] + j` is the place, in the list of v, of its j-th edge by time; None: on
+        disk.
+    order_dtype : str
+        dtype of an order on disk.
+    times : ndarray of int64, or None
+        Of the edges [E], None if they are on disk; or of the sources [num_src_nodes].
+    weighted : bool
+        Whether edges are chosen in proportion to weights, by successive sampling.
+    weight_sums : ndarray of uint64, shape [E], or None
+        Inclusive sums of integer weights along each list; None: on disk.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        source: int,
+        target: int,
+        number: int,
+        indptr: NDArray[np.int64],
+        indices: _Ids | None,
+        fanouts: Sequence[int],
+        *,
+        num_src_nodes: int | None = None,
+        num_edges: int = 0,
+        indices_dtype: str = "int64",
+        timing: str | None = None,
+        order: NDArray[np.uint16] | NDArray[np.uint32] | None = None,
+        order_dtype: str = "uint32",
+        times: NDArray[np.int64] | None = None,
+        weighted: bool = False,
+        weight_sums: NDArray[np.uint64] | None = None,
+    ) -> None: ...
+
+class SampledGraph:
+    """A graph of any number of types to sample from.
+
+    Parameters
+    ----------
+    node_types : sequence of (str, int)
+        Names, for messages, and numbers of nodes.
+    edge_types : sequence of EdgeColumns
+        A hop goes along them in this order.
+    """
+
+    def __init__(
+        self, node_types: Sequence[tuple[str, int]], edge_types: Sequence[EdgeColumns]
+    ) -> None: ...
+    def sample(
+        self,
+        seeds: Sequence[_Seeds],
+        *,
+        seed: int,
+        epoch: int,
+        batch: int,
+        replace: bool = False,
+        disjoint: bool = False,
+        induced: bool = False,
+        latest: bool = False,
+        window: int = 0,
+        index_dtype: Literal["int64", "int32"] = "int64",
+        excluded: Sequence[_Excluded | None] | None = None,
+    ) -> _SampledTypes:
+        """Sample the in-neighbourhood of seed nodes, hop by hop.
+
+        `gnnstore.testing.twins.hetero.sample_types` defines the result; that of one node type and
+        one edge type is `sample_neighbors`'.
+
+        Parameters
+        ----------
+        seeds : sequence of (ndarray, ndarray or None, ndarray or None), by node type
+            Ids, int64 [B]; the numbers of their trees, int64 [B], distinct and below the number
+            of seeds, None counts over the types; times, int64 [B], needed if an edge type has some.
+        seed, epoch, batch, replace, disjoint, induced, index_dtype
+            As in `sample_neighbors`.
+        latest : bool
+            Choose the latest edges up to a seed's time; else any. All come in the order of times.
+        window : int
+            w: of a seed of time t, choose edges of (t - w, t]; 0: of any time up to t.
+        excluded : sequence of tuple or None, by edge type, optional
+            As in `sample_neighbors`.
+
+        Raises
+        ------
+        IndexError, ValueError, OverflowError
+            As `sample_neighbors`.
+        """
+
 class StagedBatch:
-    """A batch of `sample_neighbors` that is told the in-neighbours it asks for.
+    """A batch of `SampledGraph.sample` that is told the elements it asks for.
 
     `draw` and `take` in turns until `draw` returns None, then `result`. For one thread at a
-    time; a batch that raised is of no further use. The result is that of `sample_neighbors`,
+    time; a batch that raised is of no further use. The result is that of `SampledGraph.sample`,
     bit for bit; "induced" takes the in-neighbour lists of all nodes besides.
 
     Parameters
     ----------
-    indptr : ndarray of int64, shape [N + 1]
-    seeds : ndarray of int64, shape [B]
-    fanouts : sequence of int, length L
-    num_edges : int
-        E: length of the `indices` that are not here.
-    indices_dtype : "int64" or "int32"
-        Their dtype.
-    seed, epoch, batch, num_src_nodes, replace, disjoint, induced, index_dtype
-        As in `sample_neighbors`.
-    cache : tuple of ndarray, optional
+    graph : SampledGraph
+    seeds, seed, epoch, batch, replace, disjoint, induced, latest, window, index_dtype, excluded
+        As in `SampledGraph.sample`.
+    caches : sequence of tuple or None, by edge type, optional
         In-neighbour lists of some nodes, which are not asked for: `bits`, uint64
-        [ceil(N / 64)], one for each cached node; `neighbors`, indices_dtype, their lists one
-        behind the other; `starts`, int64 [ceil(N / 64)], how many neighbours stand before
-        those of the nodes of each word of `bits`. Mistakes in them are noticed before they have an
+        [ceil(N / 64)], one for each cached node; `starts`, int64 [ceil(N / 64)], how many
+        neighbours stand before those of the nodes of each word of `bits`; `neighbors`, in the dtype
+        of indices, the lists one behind the other. Mistakes in them are noticed before they have an
         effect.
     max_column_positions : int
         The most positions of whole lists that are asked for at once.
-    excluded : tuple of ndarray, optional
-        As in `sample_neighbors`.
 
     Raises
     ------
@@ -1669,33 +1780,35 @@ class StagedBatch:
 
     def __init__(
         self,
-        indptr: NDArray[np.int64],
-        seeds: NDArray[np.int64],
-        fanouts: Sequence[int],
+        graph: SampledGraph,
+        seeds: Sequence[_Seeds],
         *,
-        num_edges: int,
-        indices_dtype: str,
         seed: int,
         epoch: int,
         batch: int,
-        num_src_nodes: int | None = None,
         replace: bool = False,
         disjoint: bool = False,
         induced: bool = False,
+        latest: bool = False,
+        window: int = 0,
         index_dtype: Literal["int64", "int32"] = "int64",
-        cache: tuple[NDArray[np.uint64], NDArray[np.int64], _Ids] | None = None,
+        caches: Sequence[_Cache | None] | None = None,
         max_column_positions: int = 1048576,
-        excluded: _Excluded | None = None,
+        excluded: Sequence[_Excluded | None] | None = None,
     ) -> None: ...
-    def draw(self) -> NDArray[np.int64] | None:
-        """Return the positions in `indices` that are needed next, maybe none; None at the end."""
-    def take(self, neighbors: _Ids) -> None:
-        """Take the ids at these positions (of indices_dtype), in their order."""
-    def result(self) -> _Sampled:
-        """Return what `sample_neighbors` returns, once."""
+    def draw(self) -> list[tuple[int, int, NDArray[np.int64]]] | None:
+        """Return what is needed next, maybe nothing; None at the end.
+
+        Each is the number of an edge type among those of the graph, that of a column (0: indices,
+        1: order, 2: times, 3: weight_sums) and positions in it.
+        """
+    def take(self, fetched: Sequence[NDArray[Any]]) -> None:
+        """Take the elements that were asked for, in their order and the columns' dtypes."""
+    def result(self) -> _SampledTypes:
+        """Return what `SampledGraph.sample` returns, once."""
     @property
     def num_cached(self) -> int:
-        """In-neighbours that the cache has served so far."""
+        """In-neighbours that the caches have served so far."""
 
 def choose_positions(
     degree: int,
@@ -1750,6 +1863,45 @@ def add_reverse_edges(
     ------
     IndexError
         A local id is outside [0, num_nodes).
+    """
+
+def edges_by_node(
+    edge_index: _Ids,
+    num_targets: int,
+    num_sources: int,
+    layers: Sequence[tuple[int, int]],
+    values: NDArray[np.float32] | None = None,
+) -> tuple[NDArray[np.int32], NDArray[np.int32], list[tuple[Any, ...]]]:
+    """Return a batch's edges by target, and those of each layer by source.
+
+    Parameters
+    ----------
+    edge_index : ndarray of int32 or int64, shape [2, m]
+        Sources, and targets, which ascend.
+    num_targets, num_sources : int
+    layers : sequence of (int, int)
+        Number of edges that a layer takes, the first of the batch, and of its sources. The first
+        layer has all; others have no more than the one before.
+    values : ndarray of float32, shape [m], optional
+        Weights of the edges.
+
+    Returns
+    -------
+    crow : ndarray of int32, shape [num_targets + 1]
+        The edges of target i are at ``crow[i]`` to ``crow[i + 1]``.
+    col : ndarray of int32, shape [m]
+        Their sources, in the order of the edges.
+    transposes : list of (ptr, index, values)
+        For each layer of n sources and m edges int32 [n + 1], int32 [m] with the targets of each
+        source's edges, in the order of the edges, and their weights, float32 [m], if there are any.
+
+    Raises
+    ------
+    ValueError
+        Targets do not ascend or are not below `num_targets`, or a layer is no part of the one
+        before.
+    IndexError
+        A source is not among those of the batch or of a layer.
     """
 
 def equal_ranges(

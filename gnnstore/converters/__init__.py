@@ -1,6 +1,7 @@
 """Converters into the format: one for each kind of input, all writing through `GraphWriter`.
 
-`partition` writes into a store instead. Every other converter takes, with its own parameters,
+`partition` and `add_order` write into a store instead. Every other converter takes, with its own
+parameters,
 
 - `output` : path-like, the store to write;
 - `options` : ConvertOptions, optional;
@@ -25,12 +26,15 @@ from gnnstore.converters.datasets.pyg import from_pyg
 from gnnstore.converters.datasets.snap import from_snap
 from gnnstore.converters.datasets.triples import from_triples
 from gnnstore.converters.partitions.partition import partition
+from gnnstore.converters.stores.add_order import add_order
 from gnnstore.converters.stores.reorder import reorder
 from gnnstore.converters.stores.split import split_edges
 from gnnstore.converters.synthetic.kronecker.expand import from_kronecker
+from gnnstore.converters.synthetic.planted_types import from_planted_types
 from gnnstore.converters.synthetic.rmat import from_rmat
 from gnnstore.converters.tables.arrays import from_arrays
 from gnnstore.converters.tables.convert import from_tables
+from gnnstore.converters.typed.graph_writer import HeteroGraphWriter
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.node_arrays import RowSink
 from gnnstore.converters.writer.options import ConvertOptions
@@ -43,13 +47,16 @@ _PLANTED_KG = (
 __all__ = [
     "ConvertOptions",
     "GraphWriter",
+    "HeteroGraphWriter",
     "RowSink",
+    "add_order",
     "from_arrays",
     "from_graphbolt",
     "from_igb",
     "from_kronecker",
     "from_numpy",
     "from_ogb",
+    "from_planted_types",
     "from_pyg",
     "from_rmat",
     "from_snap",

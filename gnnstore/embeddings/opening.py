@@ -162,7 +162,9 @@ def _partitions_of(directory: TableDirectory, graph: GraphStore) -> PartitionsRe
 
 
 def _opened(store: StorePath) -> GraphStore:
-    return store if isinstance(store, GraphStore) else GraphStore(store)
+    graph = store if isinstance(store, GraphStore) else GraphStore(store)
+    graph.schema.refuse_types(graph.path, "EmbeddingTable")
+    return graph
 
 
 def _positive(name: str, value: object, note: str = "") -> int:

@@ -338,6 +338,7 @@ def _known(given: Any, relation: str | None, num_nodes: int) -> GraphStore | Que
     """Return the known edges to filter by: a store, which is read in place, or a list."""
     if not isinstance(given, GraphStore):
         return _edges(given, relation, num_nodes, "filter")
+    given.schema.refuse_types(given.path, "link_ranks")
     if given.num_nodes != num_nodes:
         raise UsageError(
             f"filter: {given.path} has {given.num_nodes} nodes, and the table {num_nodes} rows; "

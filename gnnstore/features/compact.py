@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from gnnstore import _core
 from gnnstore._core import empty
-from gnnstore.features.memory import MemoryRows
 from gnnstore.features.source import RowSource, RowSpec
+from gnnstore.features.tables import MemoryRows
 
 if TYPE_CHECKING:
     import numpy as np

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from gnnstore.features.compact import CompactRows, held_row_bytes
-from gnnstore.features.direct import DirectRows
-from gnnstore.features.memory import MappedRows, MemoryRows
+from gnnstore.features.tables import DirectRows, MappedRows, MemoryRows
 
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine

@@ -22,7 +22,7 @@ from gnnstore._core import ReadCounts, empty, pool_trim
 from gnnstore.caching.scores import SCORE_DTYPES, CacheCost, Score, select_nodes
 from gnnstore.features.source import RowRequest, RowSource, Tier, TypedRows
 from gnnstore.sampling.row_space import RowRange
-from gnnstore.threads import LONG_READ_BYTES, Flag, run_beside
+from gnnstore.threads import LONG_READ_BYTES, Flag, run_in_background
 
 FILLING_THREAD = "gnnstore-fill"
 # A cache is warmed up in pieces of this size: enough for many reads in flight, and little memory
@@ -165,7 +165,9 @@ class StaticCache:
         for rows, (_, held) in zip(tables, filling.tables, strict=True):
             rows.held = held
         if is_long:
-            self._end_warm_up = run_beside(self, filling.warm_up_in_background, FILLING_THREAD)
+            self._end_warm_up = run_in_background(
+                self, filling.warm_up_in_background, FILLING_THREAD
+            )
 
     @property
     def num_rows(self) -> int:

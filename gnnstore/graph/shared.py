@@ -29,6 +29,7 @@ from gnnstore.graph.neighbor_cache.cache import bytes_for_all, bytes_to_choose
 if TYPE_CHECKING:
     from gnnstore.formats.store.csc import TopologyMode
     from gnnstore.formats.store.reader import StoreReader
+    from gnnstore.formats.store.schema import EdgeType
     from gnnstore.graph.store import GraphStore
     from gnnstore.graph.topology import Topology
     from gnnstore.progress import Progress
@@ -94,7 +95,7 @@ class SharedTables:
         self._slots: SlotCache | None = None
         self._slots_of: weakref.ref[SlotOwner] | None = None
         self._held_row_bytes: dict[str, int] = {}
-        self._neighbors: NeighborCache | None = None
+        self._neighbors: dict[EdgeType, NeighborCache] = {}
         self._topology_bytes = 0
 
     def add_tier(self, tier: Callable[[RowSource], RowSource], path: str | None = None) -> None:
@@ -258,20 +259,33 @@ class SharedTables:
 
     def neighbors(
         self, store: GraphStore, topology: Topology, num_bytes: int, spare_bytes: int
-    ) -> NeighborCache | None:
-        """Return the neighbour cache of loaders that read in-neighbours from disk."""
-        csc, (rows,) = topology.columns(), topology.rows.values()
+    ) -> dict[EdgeType, NeighborCache]:
+        """Return the neighbour caches of loaders that read in-neighbours from disk.
+
+        Edge types share the memory in proportion to their in-neighbours.
+        """
+        total = max(1, sum(map(bytes_for_all, topology.csc.values())))
         with self._lock:
-            known = self._neighbors
-            if known is not None and known.num_bytes <= num_bytes:
-                return known
-            if known is not None:
+            if self._neighbors and self._neighbor_bytes <= num_bytes:
+                return dict(self._neighbors)
+            for known in self._neighbors.values():
                 known.stop()
-            self._neighbors = None
-            if num_bytes >= bytes_for_all(csc) or bytes_to_choose(csc) <= spare_bytes:
-                uuid = store.reader.manifest.uuid
-                self._neighbors = NeighborCache(csc, rows, num_bytes, uuid)
-            return self._neighbors
+            self._neighbors = {}
+            for of, csc in topology.csc.items():
+                share = (
+                    num_bytes
+                    if len(topology.csc) == 1
+                    else (num_bytes * bytes_for_all(csc) // total)
+                )
+                if share >= bytes_for_all(csc) or bytes_to_choose(csc) <= spare_bytes:
+                    uuid = store.reader.manifest.uuid
+                    rows = topology.rows[of]
+                    self._neighbors[of] = NeighborCache(csc, rows, share, uuid)
+            return dict(self._neighbors)
+
+    @property
+    def _neighbor_bytes(self) -> int:
+        return sum(cache.num_bytes for cache in self._neighbors.values())
 
     @property
     def tables_in_memory(self) -> frozenset[str]:
@@ -283,8 +297,7 @@ class SharedTables:
     def resident_bytes(self) -> int:
         """Bytes of memory that everything opened so far occupies."""
         tables = sum(rows.resident_bytes for rows in self._rows.values())
-        neighbors = 0 if self._neighbors is None else self._neighbors.num_bytes
-        return self._topology_bytes + neighbors + tables + self.cached_bytes
+        return self._topology_bytes + self._neighbor_bytes + tables + self.cached_bytes
 
     @property
     def cached_bytes(self) -> int:

@@ -18,14 +18,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, FeatureStore, TensorAttr
+from torch_geometric.data import Data, FeatureStore, HeteroData, TensorAttr
 from torch_geometric.data import GraphStore as PygGraphStore
 from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
 
-from gnnstore.budget.ledger import OF_FREE_MEMORY, Ledger, Reservation
-from gnnstore.budget.limits import available_bytes
 from gnnstore.errors import (
-    CorruptStoreError,
     NotFoundError,
     UsageError,
     limits_named,
@@ -33,14 +30,22 @@ from gnnstore.errors import (
 from gnnstore.formats import AttributeSpec, Schema, StoreReader
 from gnnstore.formats.container.reader import reopened
 from gnnstore.formats.store.csc import TopologyMode
+from gnnstore.formats.store.schema import EdgeType
 from gnnstore.graph.arrays import Attribute, Splits, Texts, as_tensor
 from gnnstore.graph.edge_splits import EdgeSplits
 from gnnstore.graph.lazy import LazyTensor
 from gnnstore.graph.original_ids import NodeIds
+from gnnstore.graph.pyg_data import (
+    lazy_edges,
+    lazy_rows,
+    read_data,
+    read_edge_index,
+    read_hetero,
+    read_mask,
+    split_masks,
+)
 from gnnstore.graph.topology import Topology
-
-# Names in PyG's data sets.
-_MASKS = {"valid": "val_mask"}
+from gnnstore.graph.typed import EdgeView, NodeView
 
 
 class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
@@ -73,6 +78,10 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         return (reopened, (GraphStore, str(self.path), self.reader.uuid))
 
     def __repr__(self) -> str:
+        if not self.schema.is_homogeneous:
+            nodes = {node.name: node.num_nodes for node in self.schema.node_types}
+            edges = {"__".join(edge.type): edge.num_edges for edge in self.schema.edge_types}
+            return f"GraphStore({str(self.path)!r}, num_nodes={nodes}, num_edges={edges})"
         return (
             f"GraphStore({str(self.path)!r}, num_nodes={self.num_nodes}, "
             f"num_edges={self.num_edges}, node_attributes={list(self.schema.node.attributes)})"
@@ -91,8 +100,34 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         return self.reader.schema
 
     @property
+    def node_types(self) -> tuple[str, ...]:
+        """The node types, in the store's order; ("node",) in a graph without types."""
+        return tuple(node.name for node in self.schema.node_types)
+
+    @property
+    def edge_types(self) -> tuple[EdgeType, ...]:
+        """The edge types, in the store's order; (("node", "to", "node"),) without types."""
+        return tuple(edge.type for edge in self.schema.edge_types)
+
+    def metadata(self) -> tuple[list[str], list[EdgeType]]:
+        """Return node types and edge types, as `HeteroData.metadata()` does for `to_hetero`."""
+        return list(self.node_types), list(self.edge_types)
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return the data of a node type or edge type; else what PyG's `FeatureStore` returns.
+
+        `store["paper"]` is a `NodeView`, `store["author", "writes", "paper"]` an `EdgeView`, and
+        `store["paper", "x"][ids]` a tensor.
+        """
+        if isinstance(key, str) and key in self.node_types:
+            return NodeView(self, self.schema.node_of(key))
+        if isinstance(key, tuple) and key in self.edge_types:
+            return EdgeView(self, self.schema.edge_of(key))
+        return super().__getitem__(key)
+
+    @property
     def num_nodes(self) -> int:
-        """Number of nodes."""
+        """Number of nodes of a graph without types; see `store["paper"].num_nodes`."""
         return self.schema.node.num_nodes
 
     @property
@@ -192,6 +227,10 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
                 f"{', '.join(specs) or 'none'}",
                 path=self.path,
             )
+        return self.attribute_of(spec)
+
+    def attribute_of(self, spec: AttributeSpec) -> Attribute:
+        """Return an attribute by its description; made once and shared."""
         with self._lock:
             return self._attributes.setdefault(spec.path, Attribute(self.reader, spec))
 
@@ -244,21 +283,36 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
             """Return an attribute of nodes, edges or the graph under its name, as PyG's `Data`."""
             if not name.startswith("_") and name != "reader":
                 schema = self.schema
-                if name in schema.node.attributes:
-                    return self._lazy_rows(self.node_attribute(name))
-                if name in schema.edge.attributes:
-                    return self._lazy_edges(name)
+                if schema.is_homogeneous:
+                    if name in schema.node.attributes:
+                        return lazy_rows(self, self.node_attribute(name))
+                    if name in schema.edge.attributes:
+                        spec = schema.edge.attributes[name]
+                        return lazy_edges(self, self.reader, schema.edge, spec)
                 if name in schema.graph_attributes:
                     return copy.deepcopy(schema.graph_attributes[name])
                 if name in schema.graph_arrays:
                     return self._graph_array(name)
                 if name in self._split_masks:
-                    read = partial(self._read_mask, self._split_masks[name])
+                    read = partial(read_mask, self.reader, schema.node, self._split_masks[name])
                     return LazyTensor(self, name, (self.num_nodes,), torch.bool, read)
+                owners = [node.name for node in schema.node_types if name in node.attributes]
+                if owners:
+                    raise AttributeError(
+                        f"the nodes of several types have attributes of their own: write "
+                        f"store[{owners[0]!r}].{name}"
+                    )
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __contains__(self, name: object) -> bool:
-        """Whether there is such an attribute of nodes, edges or the graph, as in PyG's `Data`."""
+        """Whether there is such an attribute of nodes, edges or the graph, as in PyG's `Data`.
+
+        In a graph with types: whether there is such a type, or an attribute of the graph.
+        """
+        if not self.schema.is_homogeneous:
+            schema = self.schema
+            graph = (*schema.graph_attributes, *schema.graph_arrays)
+            return name in (*self.node_types, *self.edge_types, *graph)
         if not isinstance(name, str) or name.startswith("_"):
             return False
         schema = self.schema
@@ -294,19 +348,20 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
     @property
     def _split_masks(self) -> dict[str, str]:
         """The splits by the names that PyG's data sets give to their masks."""
-        splits = self.schema.node.splits if len(self.schema.node_types) == 1 else ()
-        return {_MASKS.get(split, f"{split}_mask"): split for split in splits}
-
-    def _read_mask(self, split: str) -> Tensor:
-        mask = torch.zeros(self.num_nodes, dtype=torch.bool)
-        mask[torch.from_numpy(self.splits[split])] = True
-        return mask
+        return split_masks(self.schema.node) if self.schema.is_homogeneous else {}
 
     @property
     def edge_index(self) -> LazyTensor:
         """Source and target of each edge, [2, E], in the order of the edges' ids."""
         dtype: torch.dtype = getattr(torch, self.schema.index_dtype)
-        return LazyTensor(self, "edge_index", (2, self.num_edges), dtype, self._read_edge_index)
+        edge = self.schema.edge
+        return LazyTensor(
+            self,
+            "edge_index",
+            (2, edge.num_edges),
+            dtype,
+            lambda: read_edge_index(self.reader, edge, self.topology("mmap").columns()),
+        )
 
     @property
     def num_node_features(self) -> int:
@@ -333,10 +388,10 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
             return len(np.unique(labels[~np.isnan(labels)]))  # NaN: a node without a class
         return int(labels.max()) + 1
 
-    def to_pyg(self) -> Data:
-        """Read the whole graph into a `torch_geometric.data.Data`.
+    def to_pyg(self) -> Data | HeteroData:
+        """Read the whole graph into a `Data`, or a `HeteroData` if it has types.
 
-        Attributes, edges and values of the graph are those of the `Data` it was made from, the
+        Attributes, edges and values of the graph are those of the object it was made from, the
         edges in the order of their ids. Splits without a mask become masks, as in
         `train_mask` and `val_mask`.
 
@@ -345,93 +400,22 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         BudgetError
             If it does not fit available memory.
         """
-        specs = [*self.schema.node.attributes.values(), *self.schema.edge.attributes.values()]
-        needed = sum(spec.num_bytes for spec in specs) + 3 * 8 * self.num_edges
-        memory = Ledger(available_bytes(), (), f"{self.path}: a Data", OF_FREE_MEMORY, "")
-        memory.add(Reservation("attributes and edges", needed)).check(
-            None,
-            "train from the store, with gnnstore.NeighborLoader",
-            "give this process more memory",
-        )
-        data = Data()
-        for name in self.schema.node.attributes:
-            data[name] = self._lazy_rows(self.node_attribute(name)).tensor()
-        data.edge_index = self._read_edge_index()
-        for name in self.schema.edge.attributes:
-            data[name] = self._lazy_edges(name).tensor()
-        for name, split in self._split_masks.items():
-            if name not in data:
-                data[name] = self._read_mask(split)
+        topology = self.topology("mmap")
+        if self.schema.is_homogeneous:
+            data = read_data(self.reader, topology.columns())
+        else:
+            columns = {edge_type: topology.columns(edge_type) for edge_type in self.edge_types}
+            data = read_hetero(self.reader, columns)
         for name, value in self.graph_attributes().items():
             data[name] = value
-        if self.schema.explicit_num_nodes or not self.schema.node.attributes:
-            data.num_nodes = self.num_nodes
         return data
 
-    def _lazy_rows(self, attribute: Attribute) -> LazyTensor:
-        spec = attribute.spec
-        return LazyTensor(
-            self,
-            spec.name,
-            _moved(spec),
-            getattr(torch, spec.dtype),
-            lambda: attribute.tensor().movedim(0, spec.cat_dim),
-            select=None if spec.cat_dim else lambda key: as_tensor(attribute[key], spec.dtype),
-        )
-
-    def _lazy_edges(self, name: str) -> LazyTensor:
-        attribute = self.edge_attribute(name)
-        spec = attribute.spec
-
-        def read() -> Tensor:
-            rows, order = attribute.tensor(), self._order_of_ids()
-            rows = rows if order is None else rows[order]
-            return rows.movedim(0, spec.cat_dim)
-
-        return LazyTensor(self, name, _moved(spec), getattr(torch, spec.dtype), read)
-
-    def _read_edge_index(self) -> Tensor:
-        csc = self.topology("mmap").columns()
-        memory = Ledger(available_bytes(), (), f"{self.path}: edge_index", OF_FREE_MEMORY, "")
-        memory.add(Reservation("edges and their order", 3 * 8 * self.num_edges)).check(
-            None, "sample from the store instead"
-        )
-        degrees = np.diff(csc.indptr)
-        if degrees.min(initial=0) < 0:
-            path = self.path / self.schema.edge.indptr.path
-            raise CorruptStoreError(
-                f"{path}: the pointer of column {int(np.argmin(degrees)) + 1} descends; run "
-                "'gnnstore verify' on the store, and convert again",
-                path=path,
-            )
-        found = np.empty((2, self.num_edges), self.schema.index_dtype)
-        found[0] = csc.indices
-        found[1] = np.repeat(np.arange(self.num_nodes), degrees)
-        edge_index, order = torch.from_numpy(found), self._order_of_ids()
-        return edge_index if order is None else edge_index[:, order]
-
-    def _order_of_ids(self) -> Tensor | None:
-        """Return the position of each edge by its id; None where positions are ids."""
-        spec = self.schema.edge.edge_id
-        if spec is None:
-            return None
-        ids = self.reader.read(spec).astype(np.int64, copy=False)
-        order = np.full(len(ids), -1, np.int64)
-        if not len(ids) or not 0 <= ids.min() <= ids.max() < len(ids):
-            return None
-        order[ids] = np.arange(len(ids))
-        return None if order.min() < 0 else torch.from_numpy(order)
-
     # PyG's FeatureStore. A homogeneous store has no group and edge type names there (None).
-
-    @property
-    def _is_homogeneous(self) -> bool:
-        return len(self.schema.node_types) == 1 and len(self.schema.edge_types) == 1
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
         """Return PyG's description of each node attribute."""
         return [
-            TensorAttr(group_name=None if self._is_homogeneous else node.name, attr_name=name)
+            TensorAttr(group_name=None if self.schema.is_homogeneous else node.name, attr_name=name)
             for node in self.schema.node_types
             for name in node.attributes
         ]
@@ -463,7 +447,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         counts = {node.name: node.num_nodes for node in self.schema.node_types}
         return [
             EdgeAttr(
-                edge_type=None if self._is_homogeneous else edge.type,
+                edge_type=None if self.schema.is_homogeneous else edge.type,
                 layout=EdgeLayout.CSC,
                 is_sorted=True,
                 size=(counts[edge.source], counts[edge.target]),
@@ -492,13 +476,6 @@ def _width(spec: AttributeSpec | None) -> int:
     if spec is None:
         return 0
     return spec.shape[-1] if len(spec.shape) > 1 else 1
-
-
-def _moved(spec: AttributeSpec) -> list[int]:
-    """Return the shape that an attribute has in PyG's `Data`, whose rows may not be first."""
-    shape = list(spec.shape[1:])
-    place = spec.cat_dim % len(spec.shape)
-    return [*shape[:place], spec.shape[0], *shape[place:]]
 
 
 def _immutable(path: Path, problem: str = "a store is immutable") -> UsageError:

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from gnnstore._core import ReadCounts
 from gnnstore.formats.store.csc import Csc, load_csc
 from gnnstore.graph.indices import IndexRows
-from gnnstore.sampling.disk import DiskNeighborSampler
+from gnnstore.sampling.disk import TypedDiskSampler
+from gnnstore.sampling.hetero import SampledTypes, TypedNeighborSampler
 from gnnstore.sampling.neighbor import NeighborSampler
+from gnnstore.sampling.stored import StoredColumns
+from gnnstore.sampling.temporal import NodeTimes
 
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
+    from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.formats.store.csc import TopologyMode
     from gnnstore.formats.store.reader import StoreReader
     from gnnstore.formats.store.schema import EdgeType, Schema
     from gnnstore.graph.neighbor_cache.background import NeighborCache
+    from gnnstore.sampling.hetero import Column
     from gnnstore.sampling.neighbor import IndexDtype, SamplingConfig
+    from gnnstore.sampling.staged import CachedNeighbors, Fetch
+    from gnnstore.sampling.stored import ColumnSpecs
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,19 +36,28 @@ class Topology:
     schema: Schema
     csc: Mapping[EdgeType, Csc]  # if there are `rows`, only length and dtype of `indices` are used
     rows: Mapping[EdgeType, IndexRows] = field(default_factory=dict)
-    # In-neighbour lists of the only edge type, which need not be read once they are in memory.
-    neighbors: NeighborCache | None = None
+    # In-neighbour lists, which need not be read once they are in memory.
+    neighbors: Mapping[EdgeType, NeighborCache] = field(default_factory=dict)
+    stored: StoredColumns | None = None  # what sampling by time or weight needs
+    # Opens arrays that an engine reads, and those that were opened, by path.
+    open_rows: Callable[[AttributeSpec], IndexRows] | None = None
+    columns_read: dict[str, IndexRows] = field(default_factory=dict)
 
     @classmethod
     def load(cls, reader: StoreReader, mode: TopologyMode, num_threads: int) -> Self:
         """Read a store's topology into memory, or map it."""
         edges = reader.schema.edge_types
-        return cls(reader.schema, {e.type: load_csc(reader, e, mode, num_threads) for e in edges})
+        csc = {e.type: load_csc(reader, e, mode, num_threads) for e in edges}
+        return cls(reader.schema, csc, stored=StoredColumns(reader, mode, num_threads))
 
     def on_disk(self, reader: StoreReader, engine: Engine) -> Self:
         """Return the topology with in-neighbours that an engine reads."""
-        indices = {of: reader.paged(self.schema.edge_of(of).indices) for of in self.csc}
-        return replace(self, rows={of: IndexRows.open(ids, engine) for of, ids in indices.items()})
+
+        def open_rows(spec: AttributeSpec) -> IndexRows:
+            return IndexRows.open(reader.paged(spec), engine)
+
+        rows = {of: open_rows(self.schema.edge_of(of).indices) for of in self.csc}
+        return replace(self, rows=rows, open_rows=open_rows, columns_read={})
 
     @property
     def edge_types(self) -> tuple[EdgeType, ...]:
@@ -71,20 +88,57 @@ class Topology:
         return bool(self.rows)
 
     @property
+    def label(self) -> str:
+        """The origin of the graph, for messages."""
+        return next((csc.label for csc in self.csc.values()), "the graph")
+
+    @property
     def is_slow(self) -> bool:
         """Whether sampling may have to wait for a disk."""
         return any(csc.mapped for csc in self.csc.values())
 
     @property
     def counts(self) -> ReadCounts:
-        """Reads of in-neighbours so far."""
-        return sum((rows.counts for rows in self.rows.values()), ReadCounts())
+        """Reads of in-neighbours, their order, times and weights so far."""
+        read = (*self.rows.values(), *self.columns_read.values())
+        return sum((rows.counts for rows in read), ReadCounts())
 
     def sampler(self, config: SamplingConfig, index_dtype: IndexDtype) -> NeighborSampler:
         """Return a sampler; its batches are the same wherever the topology lies."""
-        csc = self.columns()
+        schema = self.schema
+        is_plain = config.time_attr is None and config.weight_attr is None
+        if len(schema.node_types) == len(schema.edge_types) == 1 and not self.rows and is_plain:
+            return NeighborSampler(self.columns(), config, index_dtype=index_dtype)
+        types, specs = self._types(config)
         if not self.rows:
-            return NeighborSampler(csc, config, index_dtype=index_dtype)
-        (rows,), neighbors = self.rows.values(), self.neighbors
-        now = None if neighbors is None else lambda: neighbors.current
-        return DiskNeighborSampler(csc, config, index_dtype, rows.fetch, now)
+            return TypedNeighborSampler(types, config, index_dtype)
+        fetch: dict[tuple[EdgeType, Column], Fetch] = {
+            (of, "indices"): rows.fetch for of, rows in self.rows.items()
+        }
+        for of, spec in specs.items():
+            fetch[of] = self._rows_of(spec).fetch
+        caches = {of: partial(_current, cache) for of, cache in self.neighbors.items()}
+        return TypedDiskSampler(types, config, index_dtype, fetch, caches)
+
+    def node_times(self, time_attr: str) -> dict[str, NodeTimes]:
+        """Return the times of nodes by type, for draws of negatives; empty if edges have them."""
+        assert self.stored is not None  # noqa: S101 - a topology of a store
+        types, _ = self.stored.types(self.csc, time_attr=time_attr, weight_attr=None)
+        return {name: NodeTimes(times) for name, times in types.node_times.items()}
+
+    def _types(self, config: SamplingConfig) -> tuple[SampledTypes, ColumnSpecs]:
+        time_attr, weight_attr = config.time_attr, config.weight_attr
+        if self.stored is not None:
+            return self.stored.types(self.csc, time_attr=time_attr, weight_attr=weight_attr)
+        counts = {node.name: node.num_nodes for node in self.schema.node_types}
+        return SampledTypes(counts, self.csc, self.label), {}
+
+    def _rows_of(self, spec: AttributeSpec) -> IndexRows:
+        if spec.path not in self.columns_read:
+            assert self.open_rows is not None  # noqa: S101 - given with the rows
+            self.columns_read.setdefault(spec.path, self.open_rows(spec))
+        return self.columns_read[spec.path]
+
+
+def _current(cache: NeighborCache) -> CachedNeighbors | None:
+    return cache.current

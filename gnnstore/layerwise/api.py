@@ -78,9 +78,9 @@ def inference(
     """Run a model over all nodes of a store, layer by layer, with all in-neighbours.
 
     The result is that of the model on the whole graph in memory, up to the order of sums. Memory
-    has two blocks of nodes with the rows of their in-neighbours, the results of a third, which are
-    being written, and a few bytes for each node; the disk has the rows of all nodes before and
-    after a layer.
+    has the rows that most edges come from, two blocks of nodes with the other rows of their
+    in-neighbours, the results of a third, which are being written, and a few bytes for each node;
+    the disk has the rows of all nodes before and after a layer.
 
     Parameters
     ----------
@@ -147,10 +147,12 @@ def inference(
 
     Notes
     -----
-    The bytes of a directory do not depend on threads and engine. With another `memory`, or after
-    `resume`, blocks begin elsewhere, and sums may differ in their last bits.
+    With another `memory`, other threads, another engine or measurement of the disk, or after
+    `resume`, blocks begin elsewhere and other rows are kept, and sums may differ in their last
+    bits.
     """
     source = as_store(os.fspath(store) if isinstance(store, os.PathLike) else store)
+    source.schema.refuse_types(source.path, "layer-wise inference")
     found = read_layers(layers)
     request = InferenceRequest(
         store=source,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,12 +10,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore import _core
 from gnnstore._core import ReadCounts
 from gnnstore.errors import CorruptStoreError
 from gnnstore.features.source import RowSource
 from gnnstore.graph.indices import IndexRows
 from gnnstore.threads import Workers
 
+# Of so many nodes with the most in-neighbours it is known how many of these have few edges.
+_NUM_HUBS = 64
+_MOST_COUNTED = 1 << 12
 # The set of a block's nodes is listed in parts of this many bytes: 131,072 nodes.
 LISTED_BYTES = 1 << 14
 
@@ -37,7 +41,7 @@ class Pieces:
             return min(max(memory_bytes // share, least), most)
 
         edges = size(2048, 1 << 10, 1 << 18)
-        return cls(size(1024, 1 << 12, 1 << 20), edges, edges // 4, size(64, 1 << 16, 16 << 20))
+        return cls(size(1024, 1 << 12, 1 << 20), edges, edges // 4, size(128, 1 << 16, 16 << 20))
 
     @property
     def num_bytes(self) -> int:
@@ -45,8 +49,21 @@ class Pieces:
         return 3 * 8 * self.read_ids + 64 * (self.edges + self.targets) + 8 * 8 * LISTED_BYTES * 2
 
 
+@dataclass(frozen=True, eq=False)
+class Hubs:
+    """The nodes with the most in-neighbours, in descending order of their number."""
+
+    nodes: npt.NDArray[np.int64]
+    degrees: npt.NDArray[np.int64]
+
+    @property
+    def first(self) -> tuple[int, int]:
+        """The first node and its number of in-neighbours; (0, 0) without nodes."""
+        return (int(self.nodes[0]), int(self.degrees[0])) if len(self.nodes) else (0, 0)
+
+
 class OrderedReader:
-    """Reads a stored vector in order, in chunks, from which small pieces are taken."""
+    """Reads a stored vector in order, in chunks, from which pieces are taken that may overlap."""
 
     def __init__(self, rows: IndexRows, read_ids: int, workers: Workers) -> None:
         self._rows = rows
@@ -60,21 +77,21 @@ class OrderedReader:
         """Reads so far."""
         return self._rows.counts
 
+    def read(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Return values that lie elsewhere, and nothing around them."""
+        return self._workers.run([partial(self._rows.read, start, stop)])[0]
+
     def take(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Return values start ... stop - 1, a new array; earlier ones are read again."""
-        parts = []
-        at = start
-        while at < stop:
-            end = self._start + len(self._chunk)
-            if not self._start <= at < end:
-                self._start = at
-                until = min(at + self._read_ids, self._rows.num_edges)
-                self._chunk = self._workers.run([partial(self._rows.read, at, until)])[0]
-                end = at + len(self._chunk)
-            part = self._chunk[at - self._start : min(stop, end) - self._start]
-            parts.append(part)
-            at += len(part)
-        return np.concatenate(parts) if parts else np.empty(0, self._rows.dtype)
+        end = self._start + len(self._chunk)
+        if not self._start <= start <= end:
+            self._start, self._chunk, end = start, self._chunk[:0], start
+        if stop > end:
+            until = min(max(stop, end + self._read_ids), self._rows.num_edges)
+            more = self.read(end, until)
+            self._chunk = np.concatenate([self._chunk[start - self._start :], more])
+            self._start = start
+        return self._chunk[start - self._start : stop - self._start].copy()
 
 
 class GraphReader:
@@ -141,14 +158,42 @@ class GraphReader:
             yield first, begins[: last + 1]
             first += last
 
-    def find_hub(self) -> tuple[int, int]:
-        """Return the node with the most in-neighbours, and their number; (0, 0) without nodes."""
-        node = degree = 0
+    def count_sources(self, advance: Callable[[int], None]) -> npt.NDArray[np.uint32]:
+        """Count the edges out of each node, in one pass: uint32 [N]."""
+        counts = np.zeros(self.num_nodes, np.uint32)
+        for _, begins in self.pieces():
+            sources = self.sources(int(begins[0]), int(begins[-1]))
+            try:
+                _core.count_ids(np.ascontiguousarray(sources), counts)
+            except IndexError as error:
+                raise self.out_of_range(error) from error
+            advance(len(begins) - 1)
+        return counts
+
+    def find_hubs(self) -> Hubs:
+        """Return the nodes with the most in-neighbours."""
+        nodes, degrees = np.empty(0, np.int64), np.empty(0, np.int64)
         for first in range(0, self.num_nodes, self.piece.read_ids):
-            degrees = np.diff(self.begins(first, min(first + self.piece.read_ids, self.num_nodes)))
-            if degrees.max(initial=0) > degree:
-                node, degree = first + int(degrees.argmax()), int(degrees.max())
-        return node, degree
+            more = np.diff(self.begins(first, min(first + self.piece.read_ids, self.num_nodes)))
+            degrees = np.concatenate([degrees, more])
+            nodes = np.concatenate([nodes, np.arange(first, first + len(more))])
+            most = np.argsort(-degrees, kind="stable")[: _NUM_HUBS + 1]
+            nodes, degrees = nodes[most], degrees[most]
+        return Hubs(nodes, degrees)
+
+    def most_others(self, hubs: Hubs, counts: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
+        """Bound the in-neighbours of a node that have few edges, by their number of edges.
+
+        Element k of the result [n] is for those with at most k edges, and the last one for all.
+        """
+        most = np.full(_MOST_COUNTED + 1, hubs.degrees[_NUM_HUBS:].sum())
+        for node in hubs.nodes[:_NUM_HUBS]:
+            begin, end = self._indptr.read(int(node), int(node) + 2)
+            if self._indices is not None and end > begin:
+                sources = np.unique(self._indices.read(int(begin), int(end)))
+                edges = np.minimum(counts[sources], _MOST_COUNTED)
+                most = np.maximum(most, np.cumsum(np.bincount(edges, minlength=len(most))))
+        return most
 
     def out_of_range(self, error: Exception) -> CorruptStoreError:
         """Return the error of an edge whose source does not exist."""

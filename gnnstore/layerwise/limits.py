@@ -12,7 +12,6 @@ from typing import Any
 
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.errors import BudgetError
-from gnnstore.layerwise.packing import INDEX_SHARE
 
 # The sizes of a block; targets are nodes as well.
 EDGES, NODES, TARGETS = "edges", "nodes", "targets"
@@ -46,15 +45,18 @@ class BlockLimits:
 
     @classmethod
     def of(
-        cls, costs: BlockCosts, memory_bytes: int, mean_degree: float, largest: dict[str, int]
+        cls, costs: BlockCosts, memory_bytes: int, mean: dict[str, float], largest: dict[str, int]
     ) -> BlockLimits:
-        """Divide memory between three blocks, or give it to one if a hub needs all of it."""
+        """Divide memory between three blocks, or give it to one if a hub needs all of it.
+
+        `mean` has the sizes of a block for each target.
+        """
         stages = (costs.making, costs.running, costs.writing)
-        mean = block_sizes(mean_degree, mean_degree + 1, 1)
-        needed = [max(Ledger(0, stage).peak(mean), 1) for stage in stages]
+        needed = [
+            max(1.0, sum(r.fixed + sum(n * mean[name] for name, n in r.per.items()) for r in stage))
+            for stage in stages
+        ]
         making, running, writing = (int(part / sum(needed) * memory_bytes) for part in needed)
-        # The rest is for the places of rows, if a group of blocks is packed.
-        making -= making // INDEX_SHARE
         shares = cls(
             Ledger(making, costs.making),
             Ledger(running, costs.running),
@@ -72,24 +74,34 @@ class BlockLimits:
             is_ahead=False,
         )
 
+    @property
+    def stages(self) -> tuple[Ledger, Ledger, Ledger]:
+        """The three ledgers."""
+        return self.making, self.running, self.writing
+
     def admits(self, sizes: dict[str, Any]) -> Any:
         """Return whether a block may have these sizes; for several sizes (arrays), for each."""
         fits: Any = True
-        for stage in (self.making, self.running, self.writing):
+        for stage in self.stages:
             fits = fits & (stage.left(sizes) >= 0)
         return fits
 
     @property
     def most_rows(self) -> int:
         """Targets of the largest block without edges."""
-        stages, row = (self.making, self.running, self.writing), block_sizes(0, 1, 1)
-        return min(stage.limit // max(stage.peak(row), 1) for stage in stages)
+        row = block_sizes(0, 1, 1)
+        return min(stage.limit // max(stage.peak(row), 1) for stage in self.stages)
+
+    @property
+    def most_nodes(self) -> int:
+        """Nodes of the largest block."""
+        return min(self.making.largest(NODES), self.running.largest(NODES))
 
     def refusal(self, who: str, sizes: dict[str, int]) -> BudgetError:
         """Return the error for a block that may not have these sizes."""
-        worst = min((self.making, self.running, self.writing), key=lambda one: one.left(sizes))
+        worst = min(self.stages, key=lambda one: one.left(sizes))
         return replace(worst, who=who, source="of memory= for blocks").refusal(sizes)
 
     def least_bytes(self, sizes: dict[str, int]) -> int:
         """Return the memory with which a block is admitted."""
-        return max(stage.peak(sizes) for stage in (self.making, self.running, self.writing))
+        return max(stage.peak(sizes) for stage in self.stages)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
+from dataclasses import replace
 from math import ceil
 from typing import Any
 
@@ -77,7 +78,10 @@ def measure_call(
     peaks = []
     for shape in shapes:
         block = _block_of_zeros(*shape, call, kind)
-        known = [block.x, block.begins, block.sources, *block.edges.values()]
+        if call.projection is not None:
+            mapped = torch.zeros(len(block.x), call.projection.width, dtype=kind.dtype)
+            block = replace(block, x=mapped, own=block.x_dst)
+        known = [block.x, block.x_dst, block.begins, block.sources, *block.edges.values()]
         known += [] if block.scale is None else [block.scale]
         for part in call.layer.parts:
             if isinstance(part, torch.nn.Module):

@@ -68,9 +68,14 @@ def run_pass(
     device: torch.device,
     out_dtype: torch.dtype,
     is_ahead: bool,
+    graph_bytes: Callable[[], int],
+    offer: Callable[[int, Tensor], None] | None,
     phase: Phase,
 ) -> PassStats:
-    """Run a layer on the rows that are not written yet, and write its results."""
+    """Run a layer on the rows that are not written yet, and write its results.
+
+    `offer` takes results that the next layer keeps; `graph_bytes` counts bytes of the graph.
+    """
     start = perf_counter()
     waited = ran = 0.0
     num_blocks = 0
@@ -91,7 +96,9 @@ def run_pass(
         made = next(blocks)
         waited += perf_counter() - began
         began = perf_counter()
-        rows = _run(call, made, device, out_dtype)
+        rows = _run(call, maker.complete(made), made, device, out_dtype)
+        if offer is not None:
+            offer(made.first, rows)
         ran += perf_counter() - began
         done = made.last
         num_blocks += 1
@@ -125,7 +132,7 @@ def run_pass(
         call.form,
         num_blocks,
         maker.counts.rows_read,
-        maker.bytes_read,
+        maker.bytes_read + graph_bytes(),
         bytes_before - writer.remaining_bytes + maker.bytes_packed,
         maker.bytes_packed,
         perf_counter() - start,
@@ -135,9 +142,11 @@ def run_pass(
     )
 
 
-def _run(call: LayerCall, made: MadeBlock, device: torch.device, out_dtype: torch.dtype) -> Tensor:
+def _run(
+    call: LayerCall, block: Block, made: MadeBlock, device: torch.device, out_dtype: torch.dtype
+) -> Tensor:
     try:
-        return call(made.block.to(device)).to(out_dtype).cpu().contiguous()
+        return call(block.to(device)).to(out_dtype).cpu().contiguous()
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise UsageError(
             f"{call.layer.name} fails on nodes {made.first} to {made.last - 1}: {described(error)}"

@@ -47,6 +47,27 @@ class LayerPlan:
         """Bytes of a row of its result."""
         return self.width * DTYPES[self.dtype].itemsize
 
+    @property
+    def source_width(self) -> int:
+        """Width of a row as the layer sums it."""
+        projection = self.call.projection
+        return self.kind.width if projection is None else projection.width
+
+    @property
+    def source_bytes(self) -> int:
+        """Bytes of a row that is kept in memory."""
+        return self.source_width * self.kind.dtype.itemsize
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of a row that is packed."""
+        return self.kind.stored_bytes if self.call.projection is None else self.source_bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of memory for each row that is kept: the row, its id and its factor."""
+        return self.source_bytes + 8 + (0 if self.call.norm is None else self.kind.dtype.itemsize)
+
     def disk_bytes(self, num_nodes: int) -> int:
         """Return the bytes of its result on disk."""
         return PageGeometry(self.row_bytes, DEFAULT_PAGE_BYTES).body_bytes(num_nodes)
@@ -111,9 +132,16 @@ def _costs(
         return BlockCosts((held, making), (held, running), (written,))
     edge_bytes = sum(max(1, kind.edge_widths[name]) for name in call.takes) * kind.dtype.itemsize
     scale_bytes = 0 if call.norm is None else max(4, kind.dtype.itemsize)
+    source_bytes, own_bytes = row_bytes, 0
+    if call.projection is not None:
+        source_bytes = ceil(_POOL_ROUNDING * call.projection.width * kind.dtype.itemsize)
+        own_bytes = row_bytes
     held = Reservation(
-        "blocks", per={EDGES: 8 + edge_bytes, NODES: row_bytes + scale_bytes, TARGETS: 8}
+        "blocks",
+        per={EDGES: 8 + edge_bytes, NODES: source_bytes + scale_bytes, TARGETS: 8 + own_bytes},
     )
+    # Copied in front of the rows that are kept.
+    front = Reservation("rows in front of kept ones", per={NODES: source_bytes if call.sums else 0})
     # Sources as stored, by piece; edge data as stored, its order, and positions.
     data_bytes = 24 + edge_bytes if call.takes else 0
     converted_bytes = 0 if kind.is_as_stored else kind.stored_bytes
@@ -121,7 +149,7 @@ def _costs(
         "making blocks",
         per={EDGES: id_bytes + data_bytes, NODES: 8 + converted_bytes, TARGETS: 8},
     )
-    return BlockCosts((held, making), (held, running), (written,))
+    return BlockCosts((held, making), (held, front, running), (written,))
 
 
 @dataclass(frozen=True)
@@ -132,39 +160,60 @@ class Hub:
     degree: int
 
 
+@dataclass(frozen=True)
+class GraphSize:
+    """The numbers of a graph that limit blocks."""
+
+    num_nodes: int
+    num_edges: int
+    hub: Hub
+
+
 def limit_blocks(
     plans: Sequence[LayerPlan],
     memory_bytes: int,
     memory: Callable[[int], Ledger],
-    *,
-    num_nodes: int,
-    num_edges: int,
-    hub: Hub,
-) -> list[BlockLimits]:
-    """Limit the blocks of each layer."""
-    found, refused = [], []
+    graph: GraphSize,
+) -> list[int]:
+    """Return the memory of each layer for its blocks and the rows that it keeps."""
+    rooms, refused = [], []
     for plan in plans:
         room = max(0, memory(memory_bytes).left())
         if plan.kind.device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(plan.kind.device)
             room = min(room, int(_DEVICE_SHARE * free))
-        degree = num_edges / max(1, num_nodes) if plan.call.needs_edges else 0.0
-        largest = _largest(plan, hub, num_nodes)
-        limits = BlockLimits.of(plan.costs, room, degree, largest)
-        found.append(limits)
-        if num_nodes and not limits.admits(largest):
+        rooms.append(room)
+        limits, largest = block_limits(plan, room, graph), largest_block(plan, graph)
+        if graph.num_nodes and not limits.admits(largest):
             refused.append((limits.least_bytes(largest), plan, room))
     if refused:
         worst = max(refused, key=lambda one: one[0])
-        raise _refusal(*worst, memory_bytes=memory_bytes, memory=memory, hub=hub)
-    return found
+        raise _refusal(*worst, memory_bytes=memory_bytes, memory=memory, hub=graph.hub)
+    return rooms
 
 
-def _largest(plan: LayerPlan, hub: Hub, num_nodes: int) -> dict[str, int]:
+def block_limits(
+    plan: LayerPlan,
+    room: int,
+    graph: GraphSize,
+    others: float | None = None,
+    most_others: int | None = None,
+) -> BlockLimits:
+    """Divide memory between the blocks of a layer, with some number of other rows a target."""
+    degree = graph.num_edges / max(1, graph.num_nodes) if plan.call.needs_edges else 0.0
+    mean = block_sizes(degree, (degree if others is None else others) + 1, 1)
+    return BlockLimits.of(plan.costs, room, mean, largest_block(plan, graph, most_others))
+
+
+def largest_block(
+    plan: LayerPlan, graph: GraphSize, most_others: int | None = None
+) -> dict[str, int]:
     """Return the sizes of the smallest possible block of the hub."""
     if not plan.call.needs_edges:
         return block_sizes(0, 1, 1)
-    return block_sizes(hub.degree, min(hub.degree + 1, num_nodes), 1)
+    degree = graph.hub.degree
+    others = degree if most_others is None else min(degree, most_others)
+    return block_sizes(degree, min(others + 1, graph.num_nodes), 1)
 
 
 def _refusal(

@@ -1,4 +1,4 @@
-"""The rows of a block, read into the memory of an earlier block.
+"""The rows of a block: those kept in memory, and those that are read.
 
 Rows that lie one behind the other on disk are read straight to their places in the block: copying
 them from staging memory is a fifth of the processor time of a cheap layer. Fresh memory for each
@@ -17,116 +17,161 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gnnstore import _core
 from gnnstore._core import ReadCounts, empty, pool_trim
 from gnnstore.features.source import RowSource
 from gnnstore.graph.arrays import as_tensor
-from gnnstore.layerwise.models.calls import RowKind
-from gnnstore.layerwise.packing import PART_BYTES, BlockPacker
+from gnnstore.layerwise.models.block import Block
+from gnnstore.layerwise.plan import LayerPlan
 from gnnstore.threads import Workers
 
 # A part of a block's rows is sorted by place before it is read, with 16 bytes a row.
 _MAX_PART_ROWS = 1 << 18
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-# Direct reads are aligned to pages, on disk and in memory; arithmetic prefers whole cache lines.
-_PAGE_BYTES, _LINE_BYTES = 4096, 64
+# Direct reads are aligned to pages, on disk and in memory.
+_PAGE_BYTES = 4096
 
 
-def part_rows(kind: RowKind, part_bytes: int) -> int:
-    """Return the number of rows in a part, the unit of reading."""
-    return min(max(1, part_bytes // kind.stored_bytes), _MAX_PART_ROWS)
+class KeptRows:
+    """Rows that stay in memory for a layer, as it sums them, in the order of their ids."""
 
+    def __init__(
+        self, nodes: npt.NDArray[np.int64], num_nodes: int, plan: LayerPlan, num_front: int
+    ) -> None:
+        self._plan = plan
+        self._num_front = num_front  # rows of the largest block that come before the kept ones
+        # Which nodes, and where each one's row is: see `_core.find_slots`.
+        self.index = _core.index_nodes(nodes, num_nodes)
+        self.nodes = nodes
+        # Pages in front take memory once a block has filled them.
+        rows = torch.empty(num_front + len(nodes), plan.source_width, dtype=plan.kind.dtype)
+        self._rows = rows
+        self.rows = rows[num_front:]
 
-def part_memory_bytes(kind: RowKind, part_bytes: int) -> int:
-    """Return the bytes for reading a part: its order, and its rows if they are converted."""
-    converted_bytes = 0 if kind.is_as_stored else kind.stored_bytes
-    return part_rows(kind, part_bytes) * (16 + 8 + converted_bytes)
+    def fill(self, first: int, sources: Tensor) -> None:
+        """Keep those of some rows in order, as the layer sums them, that belong here."""
+        begin, end = np.searchsorted(self.nodes, [first, first + len(sources)])
+        chosen = torch.from_numpy(self.nodes[begin:end] - first)
+        torch.index_select(sources, 0, chosen, out=self.rows[begin:end])
+
+    def offer(self, first: int, rows: Tensor) -> None:
+        """Keep those of the results of the layer before that belong here."""
+        begin, end = np.searchsorted(self.nodes, [first, first + len(rows)])
+        chosen = rows[torch.from_numpy(self.nodes[begin:end] - first)]
+        self.rows[begin:end] = self._plan.call.as_sources(chosen.to(self._plan.kind.dtype))
+
+    def copy(self, ids: npt.NDArray[np.int64], out: Tensor) -> None:
+        """Copy rows that are kept."""
+        slots = torch.from_numpy(_core.find_slots(*self.index, ids))
+        torch.index_select(self.rows, 0, slots, out=out)
+
+    def in_front(self, block: Block, others: Tensor) -> Block:
+        """Return a block whose rows are those of its targets, others, and all that are kept."""
+        own, num_rows = block.x, block.num_targets + len(others)
+        x = self._rows[self._num_front - num_rows :]
+        x[: block.num_targets] = self._plan.call.as_sources(own)
+        x[block.num_targets : num_rows] = others
+        return block.on_rows(x, own if self._plan.call.projection else None)
 
 
 class RowReader:
-    """Reads the rows of blocks, converted for a layer. Not thread-safe."""
+    """Reads rows of a layer's input, converted for the layer. Not thread-safe."""
 
     def __init__(
         self,
         source: RowSource,
-        kind: RowKind,
+        plan: LayerPlan,
         part_bytes: int,
         workers: Workers,
-        packer: BlockPacker | None,
         *,
         factors: Tensor | None = None,
     ) -> None:
-        self._source = source
-        self._kind = kind
-        self._part_bytes = part_bytes
-        self._part_rows = part_rows(kind, part_bytes)
-        self._workers = workers
-        self._packer = packer
+        self.source = source
+        self.plan = plan
+        self.workers = workers
+        self.part_rows = part_rows(plan, part_bytes)
+        self._kind = plan.kind
         self._factors = factors
         self.counts = ReadCounts()
 
-    def memory_bytes(self, num_rows: int) -> int:
-        """Return the size of the buffer for `num_rows` rows."""
-        return num_rows * self._kind.row_bytes + _PAGE_BYTES
+    def buffer(self, num_rows: int, width: int) -> Tensor:
+        """Return room for rows, from the pool."""
+        item_bytes = self._kind.dtype.itemsize
+        raw = empty((buffer_bytes(num_rows, width * item_bytes),), np.uint8)
+        raw = raw[: num_rows * width * item_bytes]
+        x = torch.from_numpy(raw.view(f"i{item_bytes}").reshape(num_rows, width))
+        return x.view(self._kind.dtype)
 
-    def read(self, nodes: npt.NDArray[np.int64], num_targets: int, place: int | None) -> Tensor:
-        """Read rows in parts, several at a time: [n, F]."""
-        x, bits = self._buffer(len(nodes), 0 if place is None else num_targets)
-        num_scattered = len(nodes) if place is None else num_targets
-        # One range, if there are enough targets.
-        target_bytes = num_targets * self._kind.stored_bytes
-        in_order = num_targets if self._kind.is_as_stored and target_bytes >= _PAGE_BYTES else 0
+    def read_range(self, first: int, x: Tensor) -> None:
+        """Read the rows of consecutive nodes, in parts, several at a time."""
         tasks: list[Callable[[], ReadCounts]] = []
-        for begin in range(0, in_order, self._part_rows):
-            end = min(begin + self._part_rows, in_order)
-            tasks.append(partial(self._source.read_range, int(nodes[begin]), bits[begin:end]))
-        for begin in range(in_order, num_scattered, self._part_rows):
-            part = slice(begin, min(begin + self._part_rows, num_scattered))
-            tasks.append(partial(self._read_part, nodes[part], x[part], bits[part]))
-        chunk = None
-        if place is not None and num_targets < len(nodes):
-            assert self._packer is not None  # noqa: S101 - else nothing is packed
-            chunk = bits[num_targets:]
-            if not self._kind.is_as_stored:
-                chunk = empty((len(chunk), self._kind.width), self._kind.stored_dtype)
-            tasks += self._chunk_tasks(self._packer, place, chunk.reshape(-1).view(np.uint8))
-            self.counts += ReadCounts(rows_read=len(chunk))
-        self.counts = sum(self._workers.run(tasks), self.counts)
-        if chunk is not None and not self._kind.is_as_stored:
-            self._convert(chunk, x[num_targets:])
-        return x
+        for begin in range(0, len(x), self.part_rows):
+            part = x[begin : begin + self.part_rows]
+            tasks.append(partial(self._read_range, first + begin, part))
+        self.counts = sum(self.workers.run(tasks), self.counts)
 
-    def _read_part(
-        self, ids: npt.NDArray[np.int64], x: Tensor, bits: npt.NDArray[Any]
-    ) -> ReadCounts:
+    def read_ids(self, ids: npt.NDArray[Any], sources: Tensor) -> None:
+        """Read rows as the layer sums them, in parts, several at a time."""
+        tasks: list[Callable[[], ReadCounts]] = []
+        for begin in range(0, len(ids), self.part_rows):
+            part = slice(begin, begin + self.part_rows)
+            tasks.append(partial(self._read_ids, ids[part], sources[part]))
+        self.counts = sum(self.workers.run(tasks), self.counts)
+
+    def stored_range(self, first: int, last: int) -> tuple[npt.NDArray[Any], ReadCounts]:
+        """Read the rows of consecutive nodes as they are stored. Thread-safe."""
+        rows = self.source.spec.empty(last - first)
+        return rows, self.source.read_range(first, rows)
+
+    def converted(self, rows: npt.NDArray[Any]) -> Tensor:
+        """Return stored rows in the layer's type."""
+        tensor = as_tensor(np.require(rows, requirements="W"), self._kind.stored)
+        tensor = tensor.view(-1, self._kind.width).to(self._kind.dtype)
+        return tensor if self._factors is None else tensor * self._factors
+
+    def _read_range(self, first: int, x: Tensor) -> ReadCounts:
+        # A read of less than a page is of single rows.
+        if self._kind.is_as_stored and len(x) * self._kind.stored_bytes >= _PAGE_BYTES:
+            return self.source.read_range(first, as_bits(x))
+        return self._read_into(np.arange(first, first + len(x)), x)
+
+    def _read_into(self, ids: npt.NDArray[Any], x: Tensor) -> ReadCounts:
         if self._kind.is_as_stored:
-            return self._source.read_rows(ids, bits)
-        rows, counts = self._source.gather(ids)
-        self._convert(np.require(rows, requirements="W"), x)
+            return self.source.read_rows(ids, as_bits(x))
+        rows, counts = self.source.gather(ids)
+        x.copy_(self.converted(rows))
         return counts
 
-    def _convert(self, rows: npt.NDArray[Any], x: Tensor) -> None:
-        x.copy_(as_tensor(rows, self._kind.stored).view(x.shape))
-        if self._factors is not None:
-            x.mul_(self._factors)
+    def _read_ids(self, ids: npt.NDArray[Any], sources: Tensor) -> ReadCounts:
+        if self.plan.call.projection is None:
+            return self._read_into(ids, sources)
+        rows, counts = self.source.gather(ids)
+        sources.copy_(self.plan.call.as_sources(self.converted(rows)))
+        return counts
 
-    def _chunk_tasks(
-        self, packer: BlockPacker, place: int, chunk: npt.NDArray[np.uint8]
-    ) -> list[Callable[[], ReadCounts]]:
-        step = max(1, self._part_bytes // PART_BYTES) * PART_BYTES
-        begins = range(0, len(chunk), step)
-        return [partial(packer.read, place, at, chunk[at : at + step]) for at in begins]
 
-    def _buffer(self, num_rows: int, num_targets: int) -> tuple[Tensor, npt.NDArray[Any]]:
-        """Return room for rows, and the same memory as integers; packed rows begin at a page."""
-        row_bytes, item_bytes = self._kind.row_bytes, self._kind.dtype.itemsize
-        skipped = -num_targets * row_bytes % _PAGE_BYTES
-        if skipped % _LINE_BYTES:
-            skipped = 0
-        raw = empty((self.memory_bytes(num_rows),), np.uint8)
-        raw = raw[skipped : skipped + num_rows * row_bytes]
-        x = torch.from_numpy(raw.view(f"i{item_bytes}").reshape(num_rows, self._kind.width))
-        x = x.view(self._kind.dtype)
-        return x, x.view(_BITS[item_bytes]).numpy()
+def as_bits(x: Tensor) -> npt.NDArray[Any]:
+    """Return rows as integers of the same memory."""
+    return x.view(_BITS[x.itemsize]).numpy()
+
+
+def buffer_bytes(num_rows: int, row_bytes: int) -> int:
+    """Return the size of the buffer for `num_rows` rows."""
+    return num_rows * row_bytes + _PAGE_BYTES
+
+
+def part_rows(plan: LayerPlan, part_bytes: int) -> int:
+    """Return the number of rows in a part, the unit of reading."""
+    return min(max(1, part_bytes // plan.kind.stored_bytes), _MAX_PART_ROWS)
+
+
+def part_memory_bytes(plan: LayerPlan, part_bytes: int) -> int:
+    """Return the bytes for reading a part: its order, and its rows if they are converted."""
+    kind = plan.kind
+    converted_bytes = 0 if kind.is_as_stored else kind.stored_bytes
+    if plan.call.projection is not None:
+        converted_bytes += kind.row_bytes + plan.source_bytes
+    return part_rows(plan, part_bytes) * (16 + 8 + converted_bytes)
 
 
 class RecycledBlocks:

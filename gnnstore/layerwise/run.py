@@ -7,6 +7,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -14,9 +16,9 @@ from gnnstore import _core
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.budget.limits import affordable_threads
 from gnnstore.disk.engines import open_engine
+from gnnstore.disk.profile.device_profile import load_profile
 from gnnstore.errors import UsageError
 from gnnstore.features.opening import open_attribute, open_rows
-from gnnstore.features.packed.chunks import CHUNK_STAGING_BYTES
 from gnnstore.features.source import RowSource
 from gnnstore.formats import NODE_TYPE, AttributeSpec, PagedArray, PagedArrayWriter, StoreWriter
 from gnnstore.formats.arrays.zarr_metadata import shard_name
@@ -28,14 +30,22 @@ from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.store import GraphStore
 from gnnstore.layerwise.blocks import BlockMaker
 from gnnstore.layerwise.graph import GraphReader, Pieces
-from gnnstore.layerwise.limits import BlockLimits
+from gnnstore.layerwise.limits import block_sizes
 from gnnstore.layerwise.models.gcn import DegreeNorm
 from gnnstore.layerwise.models.layers import Layer
-from gnnstore.layerwise.packing import BlockPacker, has_room
+from gnnstore.layerwise.packing import BlockPacker, pass_memory_bytes
 from gnnstore.layerwise.passes import PassStats, degree_scale, run_pass
-from gnnstore.layerwise.plan import Hub, limit_blocks, plan_layers
+from gnnstore.layerwise.placement import OutDegrees, Placement, Placer
+from gnnstore.layerwise.plan import (
+    GraphSize,
+    Hub,
+    LayerPlan,
+    block_limits,
+    limit_blocks,
+    plan_layers,
+)
 from gnnstore.layerwise.result import ARRAY_NAME
-from gnnstore.layerwise.rows import RowReader, part_memory_bytes
+from gnnstore.layerwise.rows import KeptRows, RowReader, part_memory_bytes
 from gnnstore.progress import Progress
 from gnnstore.threads import Workers
 
@@ -43,8 +53,12 @@ from gnnstore.threads import Workers
 _LEAST_SHARD_BYTES = 64 << 20
 _MAX_SHARDS = 64
 # Share of a budget for the buffers of reads.
-_STAGING_SHARE = 8
+_STAGING_SHARE = 16
 _WRITER_BYTES = 8 << 20
+# Memory for each node while out-degrees are counted and compared.
+_COUNT_BYTES = 4 + 8 + 1
+# Bytes in a second, where no disk was measured: only their sum matters.
+_ASSUMED_RATE = 1e9
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +78,19 @@ class InferenceRequest:
     # Size of the files that are written; by default 64 MiB, and more if there would be many.
     shard_bytes: int | None
     progress: Progress
+
+
+@dataclass(frozen=True, eq=False)
+class LayerJob:
+    """A layer over all nodes."""
+
+    number: int
+    graph: GraphReader
+    workers: Workers
+    source: RowSource
+    rows: PagedArrayWriter
+    scale: Tensor | None
+    graph_bytes_before: int  # bytes of the graph that earlier layers have read
 
 
 class InferenceRun:
@@ -87,7 +114,8 @@ class InferenceRun:
         self._num_readers = self._readers_in(request.memory_bytes)
         self._pieces = Pieces.of(request.memory_bytes)
         self._num_nodes, self._num_edges = store.num_nodes, store.num_edges
-        self.limits: list[BlockLimits] = []
+        self.places: list[Placement] = []
+        self._chosen: dict[int, npt.NDArray[np.uint8]] = {}  # bits of the nodes that layers keep
 
     @property
     def result_bytes(self) -> int:
@@ -117,51 +145,32 @@ class InferenceRun:
 
     def execute(self, writer: StoreWriter) -> tuple[AttributeSpec, list[PassStats]]:
         """Run all layers that are not finished."""
-        request = self._request
         stats: list[PassStats] = []
         with Workers(self._num_readers) as workers:
             graph = self._open_graph(workers)
-            self.limits = self._limit(graph)
             first, source, factors = self._find_start(writer)
+            self._place(graph, first)
             scale: Tensor | None = None
             norm: DegreeNorm | None = None
+            carried: KeptRows | None = None
+            graph_bytes = 0
             for number, plan in enumerate(self.plans[first:], first):
                 if plan.call.norm != norm:
                     norm, scale = plan.call.norm, None
                 if norm is not None and scale is None:
-                    name = f"degrees for {plan.call.layer.name}"
-                    with request.progress.phase(name, self._num_nodes, "nodes") as phase:
-                        scale = degree_scale(graph, norm, self._scale_dtype, phase.advance)
-                with (
-                    self._packer(writer, number, source) as packer,
-                    request.progress.phase(
-                        f"{plan.call.layer.name} of {len(self.plans)}", self._num_nodes, "nodes"
-                    ) as phase,
-                    self._begin(writer, number) as rows,
-                ):
-                    reader = RowReader(
-                        source,
-                        plan.kind,
-                        self._pieces.part_bytes,
-                        workers,
-                        packer,
-                        factors=factors if number == 0 else None,
-                    )
-                    done = run_pass(
-                        plan.call,
-                        BlockMaker(
-                            graph, reader, plan, self.limits[number], scale=scale, packer=packer
-                        ),
-                        rows,
-                        device=request.device,
-                        out_dtype=getattr(torch, plan.dtype),
-                        is_ahead=self.limits[number].is_ahead,
-                        phase=phase,
-                    )
-                    del reader
+                    scale = self._degree_scale(graph, plan)
+                kept, carried = carried, None
+                with self._begin(writer, number) as rows:
+                    if self._is_carried(number + 1) and not rows.num_committed_rows:
+                        carried = self._kept_rows(number + 1)
+                    job = LayerJob(number, graph, workers, source, rows, scale, graph_bytes)
+                    done = self._run_layer(job, writer, kept, carried, factors)
+                del kept, job
+                factors = None
+                graph_bytes = graph.counts.bytes_read
                 stats.append(done)
-                request.progress.note(str(done), vars(done))
-                source = _opened(rows, self._directory(writer, number), request.io_engine)
+                self._request.progress.note(str(done), vars(done))
+                source = _opened(rows, self._directory(writer, number), self._request.io_engine)
                 if number:
                     _core.remove_tree(self._directory(writer, number - 1))
         del source
@@ -172,6 +181,42 @@ class InferenceRun:
         for number in range(last):
             _core.remove_tree(self._directory(writer, number))
         return self._spec(last), stats
+
+    def _run_layer(
+        self,
+        job: LayerJob,
+        writer: StoreWriter,
+        kept: KeptRows | None,
+        carried: KeptRows | None,
+        factors: Tensor | None,
+    ) -> PassStats:
+        """Run a layer; `kept` is filled already, `carried` takes rows of the next layer."""
+        request, number, plan = self._request, job.number, self.plans[job.number]
+        place = self.places[number]
+        is_filled = kept is not None
+        if kept is None and (place.num_kept or plan.call.projection):
+            kept = self._kept_rows(number)
+        part_bytes = self._pieces.part_bytes
+        reader = RowReader(job.source, plan, part_bytes, job.workers, factors=factors)
+        with (
+            self._packer(writer, number, reader, kept, is_filled=is_filled) as packer,
+            request.progress.phase(
+                f"{plan.call.layer.name} of {len(self.plans)}", self._num_nodes, "nodes"
+            ) as phase,
+        ):
+            return run_pass(
+                plan.call,
+                BlockMaker(
+                    job.graph, reader, place.limits, kept=kept, scale=job.scale, packer=packer
+                ),
+                job.rows,
+                device=request.device,
+                out_dtype=getattr(torch, plan.dtype),
+                is_ahead=place.limits.is_ahead,
+                graph_bytes=lambda: job.graph.counts.bytes_read - job.graph_bytes_before,
+                offer=None if carried is None else carried.offer,
+                phase=phase,
+            )
 
     # ---- sizes
 
@@ -186,15 +231,61 @@ class InferenceRun:
             indptr, indices, edge_data, str(store.path), pieces=self._pieces, workers=workers
         )
 
-    def _limit(self, graph: GraphReader) -> list[BlockLimits]:
-        return limit_blocks(
-            self.plans,
-            self._request.memory_bytes,
-            lambda limit: Ledger(limit, self._reservations(limit)),
-            num_nodes=self._num_nodes,
-            num_edges=self._num_edges,
-            hub=Hub(*graph.find_hub()),
+    def _place(self, graph: GraphReader, first: int) -> None:
+        """Divide the memory of each layer that is to run, and choose the rows that it keeps."""
+        hubs = graph.find_hubs()
+        size = GraphSize(self._num_nodes, self._num_edges, Hub(*hubs.first))
+        memory = self._request.memory_bytes
+        rooms = limit_blocks(
+            self.plans, memory, lambda limit: Ledger(limit, self._reservations(limit)), size
         )
+        degrees = None
+        if self._may_keep(rooms, size, first):
+            with self._request.progress.phase("out-degrees", self._num_nodes, "nodes") as phase:
+                counts = graph.count_sources(phase.advance)
+            degrees = OutDegrees.of(counts, graph.most_others(hubs, counts))
+        profile = load_profile(self._request.store.path)
+        placer = Placer(
+            size,
+            degrees,
+            _seconds_of_bytes if profile is None else profile.sequential_seconds,
+            self._engine.tuning.gap_bytes,
+        )
+        done = [Placement(block_limits(self.plans[k], rooms[k], size)) for k in range(first)]
+        self.places = done + placer.place(self.plans[first:], rooms[first:])
+        for number, place in enumerate(self.places):
+            if place.num_kept:
+                assert degrees is not None  # noqa: S101 - else nothing is kept
+                self._chosen[number] = np.packbits(degrees.largest(place.num_kept))
+                self._request.progress.note(place.describe(self.plans[number], self._num_nodes))
+
+    def _may_keep(self, rooms: list[int], size: GraphSize, first: int) -> bool:
+        """Whether there is room to count out-degrees, and a layer of more than one block."""
+        whole = block_sizes(self._num_edges, self._num_nodes, self._num_nodes)
+        return self._num_edges > 0 and any(
+            plan.call.needs_edges
+            and room > _COUNT_BYTES * self._num_nodes
+            and not block_limits(plan, room, size).admits(whole)
+            for plan, room in zip(self.plans[first:], rooms[first:], strict=True)
+        )
+
+    def _is_carried(self, number: int) -> bool:
+        return number < len(self.places) and self.places[number].is_carried
+
+    def _kept_rows(self, number: int) -> KeptRows:
+        """Return room for the rows that a layer keeps."""
+        chosen = self._chosen.get(number, np.empty(0, np.uint8))
+        nodes = np.flatnonzero(np.unpackbits(chosen, count=self._num_nodes if len(chosen) else 0))
+        plan = self.plans[number]
+        most = min(self.places[number].limits.most_nodes, self._num_nodes) if plan.call.sums else 0
+        return KeptRows(nodes, self._num_nodes, plan, most)
+
+    def _degree_scale(self, graph: GraphReader, plan: LayerPlan) -> Tensor:
+        norm = plan.call.norm
+        assert norm is not None  # noqa: S101 - callers check this
+        name = f"degrees for {plan.call.layer.name}"
+        with self._request.progress.phase(name, self._num_nodes, "nodes") as phase:
+            return degree_scale(graph, norm, self._scale_dtype, phase.advance)
 
     @property
     def _scale_dtype(self) -> torch.dtype:
@@ -203,19 +294,22 @@ class InferenceRun:
         return torch.float64 if is_wide else torch.float32
 
     def _reservations(self, memory_bytes: int) -> tuple[Reservation, ...]:
-        """Return the memory of a budget that is not for blocks."""
+        """Return the memory of a budget that is not for blocks and kept rows."""
         pieces = Pieces.of(memory_bytes)
         num_readers = self._readers_in(memory_bytes)
-        order = max(part_memory_bytes(plan.kind, pieces.part_bytes) for plan in self.plans)
+        order = max(part_memory_bytes(plan, pieces.part_bytes) for plan in self.plans)
+        parts = max(pass_memory_bytes(plan, pieces.part_bytes) for plan in self.plans)
         has_norm = any(plan.call.norm is not None for plan in self.plans)
         scale_bytes = self._scale_dtype.itemsize * self._num_nodes * has_norm
-        per_node = self._num_nodes // 8 + self._num_nodes // 64 + scale_bytes
+        # The set of a block's nodes; those of two layers' kept rows, with ranks.
+        num_sets = 1 + 2 * 1.5 + 2 + len(self.plans)
+        per_node = int(num_sets * self._num_nodes // 8) + scale_bytes
         return (
             Reservation("sets and degrees of nodes", per_node),
             Reservation("buffers for reading", num_readers * (self._engine.staging_bytes + order)),
+            Reservation("parts of the table", parts),
             Reservation("pieces of the graph", pieces.num_bytes),
             Reservation("rows that are written", _WRITER_BYTES),
-            Reservation("packed rows", CHUNK_STAGING_BYTES if has_room(memory_bytes) else 0),
         )
 
     def _readers_in(self, memory_bytes: int) -> int:
@@ -227,27 +321,32 @@ class InferenceRun:
 
     @contextmanager
     def _packer(
-        self, writer: StoreWriter, number: int, source: RowSource
+        self,
+        writer: StoreWriter,
+        number: int,
+        reader: RowReader,
+        kept: KeptRows | None,
+        *,
+        is_filled: bool,
     ) -> Iterator[BlockPacker | None]:
-        """Yield the packer of a layer's input; None if there is no room or no use for it."""
-        limits, files = self.limits[number], source.file_rows
-        if (
-            not has_room(self._request.memory_bytes)
-            or not self.plans[number].call.needs_edges
-            or files is None
-            or not limits.is_ahead
-        ):
+        """Yield what reads a layer's input in order; None if that is of no use."""
+        place = self.places[number]
+        needs_rows = not place.keeps_all
+        fills = place.num_kept > 0 and not is_filled
+        is_in_files = reader.source.file_rows is not None
+        if not self.plans[number].call.needs_edges or not is_in_files or not (fills or needs_rows):
             yield None
             return
         directory = writer.journal.spill_directory
         directory.mkdir(exist_ok=True)
         needed = self.plans[number].disk_bytes(self._num_nodes)
         packer = BlockPacker(
-            files,
+            reader,
             directory,
-            memory_bytes=limits.making.limit,
+            kept=kept if fills else None,
+            needs_rows=needs_rows,
+            limits=place.limits,
             disk_bytes=lambda: max(0, free_bytes(directory) - 2 * needed),
-            num_threads=self._num_readers,
         )
         with closing(packer):
             yield packer
@@ -304,6 +403,10 @@ class InferenceRun:
         scales = store.schema.scales_of(spec)
         factors = None if scales is None else as_tensor(store.reader.read(scales), scales.dtype)
         return 0, self._rows_of(spec), factors
+
+
+def _seconds_of_bytes(read: float, written: float) -> float:
+    return (read + written) / _ASSUMED_RATE
 
 
 def _opened(rows: PagedArrayWriter, directory: Path, io_engine: str | None) -> RowSource:

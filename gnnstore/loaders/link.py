@@ -123,7 +123,7 @@ class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[
         neighbours and negatives are drawn from the nodes in memory. Kind "two-level".
     strategy, memory, seed, num_threads, prefetch_batches, topology, io_engine, cache, \
 cache_bytes, superbatch, tmpdir, disk, packed, rank, world_size, \
-tables, progress
+edge_format, adj_value, tables, progress
         As for `NeighborLoader`.
     **kwargs
         Of `torch.utils.data.DataLoader`: `batch_size`, `shuffle` and others. More than 2^22 edges
@@ -198,6 +198,8 @@ tables, progress
         world_size: int | None = None,
         input_id: Any = None,
         custom_cls: type[Data] | None = None,
+        edge_format: str = "coo",
+        adj_value: str | None = None,
         partitions: PartitionPolicy | None = None,
         tables: Sequence[ResidentTable] = (),
         progress: bool | None = None,

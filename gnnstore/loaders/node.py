@@ -121,6 +121,12 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         The value of `batch.input_id` for each input node.
     custom_cls : type, optional
         Class of the batches, derived from `Data`.
+    edge_format : "coo" or "csr"
+        Edges of the batches: `edge_index`, or `adj_t`, a `gnnstore.nn.AdjT`, which layers of PyG
+        take in its place, and some in one fused product.
+    adj_value : str, optional
+        Name of the edge attribute, one number an edge, that the values of `adj_t` are; batches do
+        not have it under its name then.
     partitions : PartitionPolicy, optional
         Hold some partitions of the store in memory at a time (`gnnstore partition`), and sample
         from these alone, which changes batches; kind "dispersed" or "sequential", though
@@ -201,6 +207,8 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         world_size: int | None = None,
         input_id: Any = None,
         custom_cls: type[Data] | None = None,
+        edge_format: str = "coo",
+        adj_value: str | None = None,
         partitions: PartitionPolicy | None = None,
         tables: Sequence[ResidentTable] = (),
         progress: bool | None = None,

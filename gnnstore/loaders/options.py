@@ -20,6 +20,7 @@ from gnnstore.disk.engines import ENGINES
 from gnnstore.errors import UsageError, as_whole_number, check_choice
 from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store
+from gnnstore.loaders.assemble.adjacency import CsrEdges
 from gnnstore.partitions.followers import ResidentTable
 from gnnstore.partitions.policy import PartitionPolicy
 from gnnstore.sampling.neighbor import SamplingConfig
@@ -42,6 +43,7 @@ class LoaderOptions:
     store: GraphStore
     config: SamplingConfig  # sampling options
     read: ReadOptions  # options of reading the store, or packed epochs in its place
+    csr: CsrEdges | None  # None: batches have `edge_index`
     torch: dict[str, Any]  # keyword arguments of torch's `DataLoader`
 
     @classmethod
@@ -58,7 +60,10 @@ class LoaderOptions:
         _call(_refuse_no_tables, given)
         config = _call(sampling_config, given)
         read = _call(read_options, given)
-        return cls(given, as_store(given["data"]), config, read, parameters["kwargs"])
+        store = as_store(given["data"])
+        edges = (given.get("edge_format", "coo"), given.get("adj_value"))
+        csr = CsrEdges.of(store.schema, *edges)
+        return cls(given, store, config, read, csr, parameters["kwargs"])
 
 
 def _call(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:

@@ -103,7 +103,9 @@ class SampledLoader(BatchLoader):
             setattr(self, name, attributes[name])
         self._read_once = attributes.keys() - _OF_THE_BASE - _READ_EACH_TIME
 
-        assembler = partial(BatchAssembler, store, data_class=given.get("custom_cls") or Data)
+        assembler = partial(
+            BatchAssembler, store, data_class=given.get("custom_cls") or Data, csr=options.csr
+        )
         if parts is not None:
             _log.info("%s: %s", store.path, parts.placement.reason)
             self._read_from(parts, parts.batches(config), assembler(parts))

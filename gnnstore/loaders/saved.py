@@ -16,6 +16,7 @@ from gnnstore.formats.packed.manifest import NUM_POSITIONS
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.formats.store.schema import Schema
 from gnnstore.graph.arrays import as_tensor
+from gnnstore.loaders.assemble.adjacency import CsrEdges
 from gnnstore.loaders.assemble.homogeneous import BatchAssembler
 from gnnstore.loaders.base import BatchLoader
 from gnnstore.pipeline.order.epoch import order_bytes
@@ -87,13 +88,16 @@ class PackedEpochs:
         io_engine: str | None = None,
         transform: Callable[[Data], Any] | None = None,
         custom_cls: type[Data] | None = None,
+        edge_format: str = "coo",
+        adj_value: str | None = None,
         **kwargs: Any,
     ) -> PackedLoader:
         """Return a loader of the packed batches.
 
         Parameters
         ----------
-        num_threads, prefetch_batches, memory, io_engine, transform, custom_cls
+        num_threads, prefetch_batches, memory, io_engine, transform, custom_cls, edge_format, \
+adj_value
             As in `NeighborLoader`.
         **kwargs
             As in `torch.utils.data.DataLoader`, such as `pin_memory`; packing has fixed the options
@@ -112,6 +116,7 @@ class PackedEpochs:
             io_engine=io_engine,
             transform=transform,
             custom_cls=custom_cls,
+            csr=CsrEdges.of(self.schema, edge_format, adj_value),
             options=kwargs,
         )
 
@@ -137,6 +142,7 @@ class PackedLoader(BatchLoader):
         io_engine: str | None,
         transform: Callable[[Data], Any] | None,
         custom_cls: type[Data] | None,
+        csr: CsrEdges | None,
         options: dict[str, Any],
     ) -> None:
         self.packed = packed
@@ -167,7 +173,7 @@ class PackedLoader(BatchLoader):
             num_threads=max(1, self._most_threads()),
             may_use_fewer=self._num_threads_given is None,
         )
-        assembler = BatchAssembler(packed, opened, custom_cls or Data)
+        assembler = BatchAssembler(packed, opened, custom_cls or Data, csr)
         self._read_from(opened, opened.batches(), assembler)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.errors import UsageError
-from gnnstore.features.memory import MemoryRows
+from gnnstore.features.tables import MemoryRows
 from gnnstore.partitions.buffer import StateToRead
 from gnnstore.pipeline.batch import Batch, BatchSource, EpochRun, sampled_from
 from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig, only, seeds_alone

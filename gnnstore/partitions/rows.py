@@ -16,9 +16,8 @@ from gnnstore import _core
 from gnnstore._core import ReadCounts
 from gnnstore.disk.engines import Engine
 from gnnstore.errors import CorruptStoreError
-from gnnstore.features.direct import DirectRows
-from gnnstore.features.memory import MemoryRows
 from gnnstore.features.source import Rows, RowSpec
+from gnnstore.features.tables import DirectRows, MemoryRows
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.files import BLOCK_BYTES

@@ -13,8 +13,8 @@ import numpy as np
 from gnnstore.budget.ledger import STAGING, Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget
 from gnnstore.errors import BudgetError, UsageError
-from gnnstore.features.memory import MemoryRows
 from gnnstore.features.source import AbsentRows, RowSource
+from gnnstore.features.tables import MemoryRows
 from gnnstore.formats.partitions.reader import PartitionsReader, open_partitions
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.sizes import StoreSizes

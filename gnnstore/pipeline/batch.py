@@ -74,7 +74,7 @@ def request_of(seeds: Seeds[SeedLabels], key: BatchKey) -> BatchRequest:
 
 def sampled_from(sampler: NeighborSampler, seeds: Seeds[SeedLabels], key: BatchKey) -> Sample:
     """Return the subgraph of a batch's seeds."""
-    nodes, epoch, batch, excluded = request_of(seeds, key)
+    nodes, epoch, batch, excluded, *_ = request_of(seeds, key)
     return sampler.sample(nodes, epoch=epoch, batch=batch, excluded=excluded)
 
 

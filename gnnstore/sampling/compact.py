@@ -19,7 +19,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE, Schema
-from gnnstore.sampling.neighbor import EdgeSample, EdgeType, IndexDtype, NodeType, Sample, only
+from gnnstore.sampling.neighbor import EdgeSample, EdgeType, IndexDtype, NodeType, Sample, Subgraph
 
 if TYPE_CHECKING:
     from gnnstore.sampling.row_space import RowSpace
@@ -64,11 +64,9 @@ ONE_TYPE = Types()
 
 
 @dataclass(frozen=True, eq=False)
-class CompactSample:
-    """The compact form of a batch's subgraph; n nodes and m edges of each type, L hops."""
+class CompactSample(Subgraph[CompactEdges]):
+    """The compact form of a batch's subgraph; L hops."""
 
-    nodes: Mapping[NodeType, npt.NDArray[Any]]  # int32 or int64 [n]
-    edges: Mapping[EdgeType, CompactEdges]
     trees: Mapping[NodeType, npt.NDArray[Any]] | None  # int32 or int64 [n]
     hop_nodes: Mapping[NodeType, tuple[int, ...]] | None  # of length L + 1 and L
     hop_edges: Mapping[EdgeType, tuple[int, ...]] | None
@@ -94,26 +92,6 @@ class CompactSample:
             else {name: tuple(hops) for name, hops in hop_edges.items()},
             num_seeds=subgraph.num_seeds,
         )
-
-    @property
-    def n_id(self) -> npt.NDArray[Any]:
-        """Ids of the nodes of the only type."""
-        return only(self.nodes)
-
-    @property
-    def edge_pos(self) -> npt.NDArray[Any]:
-        """Positions of the edges of the only type."""
-        return only(self.edges).positions
-
-    @property
-    def num_nodes(self) -> int:
-        """Nodes of all types."""
-        return sum(map(len, self.nodes.values()))
-
-    @property
-    def num_edges(self) -> int:
-        """Edges of all types."""
-        return sum(len(edges.positions) for edges in self.edges.values())
 
     @property
     def num_bytes(self) -> int:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,11 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.errors import UsageError
 from gnnstore.formats.store.csc import Csc
+from gnnstore.sampling.hetero import COLUMNS, Column, SampledTypes, TypedNeighborSampler
 from gnnstore.sampling.neighbor import (
     BatchRequest,
-    Excluded,
+    EdgeType,
     IndexDtype,
-    NeighborSampler,
     Sample,
     SamplingConfig,
 )
@@ -36,51 +37,53 @@ from gnnstore.sampling.staged import (
     Fetch,
     NeighborCounts,
     StagedBatch,
+    Stream,
 )
 from gnnstore.threads import Workers
 
 # Positions, drawn and joined, the keys that they are sorted by, twice, and the ids.
 _BYTES_PER_COLUMN_POSITION = 48
 
+# A cache, or what returns the one that is there by now.
+Cache = CachedNeighbors | Callable[[], CachedNeighbors | None]
+
 _Run = Callable[[Iterable[Callable[[], Any]]], list[Any]]
 
 
-class DiskNeighborSampler(NeighborSampler):
+class TypedDiskSampler(TypedNeighborSampler):
     """Samples subgraphs of one graph with one configuration, fetching its in-neighbours.
 
     Any number of threads may call its methods at once.
     """
 
     samples_together = True
+    on_disk = True
 
     def __init__(
         self,
-        csc: Csc,
+        types: SampledTypes,
         config: SamplingConfig,
         index_dtype: IndexDtype,
-        fetch: Fetch,
-        cache: CachedNeighbors | Callable[[], CachedNeighbors | None] | None = None,
+        fetch: Mapping[tuple[EdgeType, Column], Fetch],
+        caches: Mapping[EdgeType, Cache] = MappingProxyType({}),
     ) -> None:
-        super().__init__(csc, config, index_dtype)
-        num_words = -(-csc.num_nodes // 64)
-        if isinstance(cache, CachedNeighbors) and (
-            cache.neighbors.dtype != csc.indices.dtype
-            or not len(cache.bits) == len(cache.starts) == num_words
-        ):
-            raise UsageError(
-                f"the neighbour cache does not fit {csc.label}: expected {num_words} words of "
-                f"bits and neighbours of {csc.indices.dtype}, found {len(cache.bits)} and "
-                f"{cache.neighbors.dtype}; build it from this graph"
-            )
-        self._cache = cache
-        self._fetch = fetch
+        super().__init__(types, config, index_dtype)
+        for of, cache in caches.items():
+            if isinstance(cache, CachedNeighbors):
+                _check_cache(types.edges[of], cache)
+        self._caches = caches
+        numbers = {of: number for number, of in enumerate(types.edges)}
+        self._fetch = {
+            (numbers[of], COLUMNS.index(column)): read for (of, column), read in fetch.items()
+        }
         self._counts = NeighborCounts()
         self._lock = threading.Lock()
 
     @property
-    def cache(self) -> CachedNeighbors | None:
-        """In-neighbours that need not be fetched now."""
-        return self._cache() if callable(self._cache) else self._cache
+    def caches(self) -> list[CachedNeighbors | None]:
+        """In-neighbours that need not be fetched now, by edge type."""
+        found = (self._caches.get(of) for of in self.types.edges)
+        return [cache() if callable(cache) else cache for cache in found]
 
     @property
     def counts(self) -> NeighborCounts:
@@ -88,13 +91,21 @@ class DiskNeighborSampler(NeighborSampler):
         return self._counts
 
     def sample(
-        self, seeds: npt.ArrayLike, *, epoch: int, batch: int, excluded: Excluded | None = None
+        self,
+        seeds: Any,
+        *,
+        epoch: int,
+        batch: int,
+        excluded: Any = None,
+        times: Any = None,
+        places: Any = None,
     ) -> Sample:
         """Sample the subgraph of some seed nodes; see `NeighborSampler.sample`."""
-        self.csc.check_mapped_files()
-        staged = self._begin(BatchRequest(seeds, epoch, batch, excluded), MAX_COLUMN_POSITIONS)
-        while (positions := staged.draw()) is not None:
-            staged.take(self._fetched(positions))
+        self.types.check_mapped_files()
+        request = BatchRequest(seeds, epoch, batch, excluded, times, places)
+        staged = self._begin(request, MAX_COLUMN_POSITIONS)
+        while (drawn := staged.draw()) is not None:
+            staged.take([self._fetched(stream, positions) for stream, positions in drawn])
         self._count(staged.counts)
         return staged.result()
 
@@ -105,7 +116,7 @@ class DiskNeighborSampler(NeighborSampler):
         size, each_bytes, table_bytes = 1, 1, 0
         waiting = iter(requests)
         while group := list(islice(waiting, size)):
-            self.csc.check_mapped_files()
+            self.types.check_mapped_files()
             pieces = memory_bytes // (len(group) * _BYTES_PER_COLUMN_POSITION)
             pieces = max(1, min(pieces, MAX_COLUMN_POSITIONS))
             batches = [self._begin(request, pieces) for request in group]
@@ -128,50 +139,80 @@ class DiskNeighborSampler(NeighborSampler):
             size = max(1, min(2 * size, left_bytes // each_bytes))
 
     def _begin(self, request: BatchRequest, max_column_positions: int) -> StagedBatch:
-        return StagedBatch(
-            self.csc,
-            self.config,
-            self.index_dtype,
-            request.seeds,
-            epoch=request.epoch,
-            batch=request.batch,
-            excluded=request.excluded,
-            cache=self.cache,
-            max_column_positions=max_column_positions,
-        )
+        return StagedBatch(self, request, self.caches, max_column_positions)
 
-    def _fetched(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        if len(positions) == 0:
-            return np.empty(0, self.csc.indices.dtype)
-        return self._fetch(positions)
+    def _fetched(self, stream: Stream, positions: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        return self._fetch[stream](positions)
 
     def _count(self, counts: NeighborCounts) -> None:
         with self._lock:
             self._counts += counts
 
 
+class DiskNeighborSampler(TypedDiskSampler):
+    """The same for a graph of one node type and one edge type."""
+
+    takes_types = False
+
+    def __init__(
+        self,
+        csc: Csc,
+        config: SamplingConfig,
+        index_dtype: IndexDtype,
+        fetch: Fetch,
+        cache: Cache | None = None,
+    ) -> None:
+        of = csc.edge_type
+        types = SampledTypes({of[2]: csc.num_nodes}, {of: csc}, csc.label)
+        caches = {} if cache is None else {of: cache}
+        super().__init__(types, config, index_dtype, {(of, "indices"): fetch}, caches)
+        self.csc = csc
+
+
+def _check_cache(csc: Csc, cache: CachedNeighbors) -> None:
+    num_words = -(-csc.num_nodes // 64)
+    if cache.neighbors.dtype != csc.indices.dtype or not (
+        len(cache.bits) == len(cache.starts) == num_words
+    ):
+        raise UsageError(
+            f"the neighbour cache does not fit {csc.label}: expected {num_words} words of "
+            f"bits and neighbours of {csc.indices.dtype}, found {len(cache.bits)} and "
+            f"{cache.neighbors.dtype}; build it from this graph"
+        )
+
+
 def _run_here(tasks: Iterable[Callable[[], Any]]) -> list[Any]:
     return [task() for task in tasks]
 
 
-def _advance(batches: Sequence[StagedBatch], fetch: Fetch, run: _Run) -> None:
-    """Sample batches to their ends, with one fetch in this thread for each hop of all batches."""
+def _advance(
+    batches: Sequence[StagedBatch],
+    fetch: Callable[[Stream, npt.NDArray[np.int64]], npt.NDArray[Any]],
+    run: _Run,
+) -> None:
+    """Sample batches to their ends, with one fetch in this thread for each step and stream."""
     active = list(batches)
     while active:
         drawn = run([staged.draw for staged in active])
-        asking = [
-            (staged, wanted)
-            for staged, wanted in zip(active, drawn, strict=True)
-            if wanted is not None
-        ]
+        active = [staged for staged, asked in zip(active, drawn, strict=True) if asked is not None]
+        asking = [asked for asked in drawn if asked is not None]
         del drawn
-        active = [staged for staged, _ in asking]
-        if not active:
-            return
-        ends = np.cumsum([len(wanted) for _, wanted in asking], dtype=np.int64)
-        positions = _joined([wanted for _, wanted in asking])
+        # By stream, the places of its requests among those of each batch, and their positions.
+        wanted: dict[Stream, list[tuple[int, int, npt.NDArray[np.int64]]]] = {}
+        for batch, asked in enumerate(asking):
+            for place, (stream, positions) in enumerate(asked):
+                wanted.setdefault(stream, []).append((batch, place, positions))
+        parts: list[list[Any]] = [[None] * len(asked) for asked in asking]
         asking.clear()
-        parts = np.split(fetch(positions), ends[:-1])
+        for stream in sorted(wanted):
+            requests = wanted.pop(stream)
+            ends = np.cumsum([len(positions) for *_, positions in requests], dtype=np.int64)
+            joined = _joined([positions for *_, positions in requests])
+            places = [request[:2] for request in requests]
+            requests.clear()
+            split = np.split(fetch(stream, joined), ends[:-1])
+            for (batch, place), part in zip(places, split, strict=True):
+                parts[batch][place] = part
         run([partial(staged.take, part) for staged, part in zip(active, parts, strict=True)])
 
 

@@ -15,8 +15,10 @@ from dataclasses import dataclass, replace
 from typing import (
     Any,
     ClassVar,
+    Generic,
     Literal,
     NamedTuple,
+    Protocol,
     Self,
     TypeAlias,
     TypeVar,
@@ -40,6 +42,7 @@ from gnnstore.formats.store.schema import EDGE_TYPE
 
 SubgraphType = Literal["directional", "bidirectional", "induced"]
 IndexDtype = Literal["int64", "int32"]
+TemporalStrategy = Literal["uniform", "last"]
 
 NodeType: TypeAlias = str
 EdgeType: TypeAlias = tuple[str, str, str]
@@ -61,6 +64,11 @@ SampledArrays = tuple[
 # after the last, int64 [n] each, ascending; `EdgeFinder.excluding` gives them.
 Excluded = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
+# Of a graph of several edge types, by type.
+ExcludedEdges: TypeAlias = Excluded | Mapping[EdgeType, Excluded | None]
+# Of one node type, or by type.
+SeedIds: TypeAlias = npt.ArrayLike | Mapping[NodeType, npt.ArrayLike]
+
 _WORD = 2**64  # the key of a draw consists of unsigned 64-bit words
 
 
@@ -68,17 +76,24 @@ _WORD = 2**64  # the key of a draw consists of unsigned 64-bit words
 class SamplingConfig:
     """The options of neighbour sampling."""
 
-    # In-neighbours to choose for each node, one number a hop: -1 takes all, 0 none.
-    fanouts: tuple[int, ...]
+    # In-neighbours to choose for each node, one number a hop: -1 takes all, 0 none. For every edge
+    # type, or by edge type.
+    fanouts: tuple[int, ...] | Mapping[EdgeType, tuple[int, ...]]
     replace: bool = False  # choose with replacement
     # The edges of the subgraph: those that were chosen; these and their reverses, each once; or all
     # edges of the graph between the chosen nodes.
     subgraph_type: SubgraphType = "directional"
     disjoint: bool = False  # give each seed a tree of its own, which shares no node with the others
     seed: int = 0  # first word of the key of all draws, in [0, 2^64)
+    # The time attribute, of nodes or of edges: edges later than their seed are not chosen.
+    time_attr: str | None = None
+    temporal_strategy: TemporalStrategy = "uniform"  # which of these: any, or the latest
+    time_window: int | None = None  # w: edges of (t - w, t] only, t being the time of their seed
+    weight_attr: str | None = None  # the edge attribute that choices are in proportion to
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fanouts", _checked_fanouts(self.fanouts))
+        self._check_time()
         check_choice("subgraph_type", self.subgraph_type, get_args(SubgraphType))
         if self.disjoint and self.subgraph_type == "induced":
             raise UsageError(
@@ -88,6 +103,46 @@ class SamplingConfig:
         for name in ("replace", "disjoint"):
             object.__setattr__(self, name, truth(name, getattr(self, name)))
         object.__setattr__(self, "seed", check_word("seed", self.seed))
+
+    def _check_time(self) -> None:
+        check_choice("temporal_strategy", self.temporal_strategy, get_args(TemporalStrategy))
+        if self.time_attr is None:
+            if self.time_window is not None or self.temporal_strategy != "uniform":
+                raise UsageError(
+                    "time_window and temporal_strategy need time_attr, the attribute with the times"
+                )
+            return
+        if self.weight_attr is not None:
+            raise UsageError(
+                "time_attr and weight_attr exclude each other, as in PyTorch Geometric: choose one"
+            )
+        object.__setattr__(self, "disjoint", True)
+        if self.time_window is not None:
+            window = whole_number("time_window", self.time_window)
+            if not 1 <= window < 2**63:
+                raise UsageError(
+                    f"time_window must be 1 or more, in the unit of {self.time_attr!r}, and below "
+                    f"2^63; got {window}"
+                )
+            object.__setattr__(self, "time_window", window)
+
+    @property
+    def num_hops(self) -> int:
+        """The number of hops."""
+        fanouts = self.fanouts
+        return len(next(iter(fanouts.values()), ()) if isinstance(fanouts, Mapping) else fanouts)
+
+    def fanouts_of(self, edge_type: EdgeType) -> tuple[int, ...]:
+        """Return the fan-outs of an edge type."""
+        fanouts = self.fanouts
+        if not isinstance(fanouts, Mapping):
+            return fanouts
+        if edge_type not in fanouts:
+            raise UsageError(
+                f"fanouts by edge type have none for {edge_type}; they have: "
+                f"{', '.join(map(str, fanouts))}"
+            )
+        return fanouts[edge_type]
 
     def with_seed(self, seed: int) -> Self:
         """Return the same options under another seed."""
@@ -104,12 +159,49 @@ class EdgeSample:
     positions: Int64Array  # int64 [m]: positions in the columns of the type
 
 
+class HasPositions(Protocol):
+    """The edges of one type."""
+
+    @property
+    def positions(self) -> npt.NDArray[Any]:
+        """Positions in the columns of the type: int32 or int64 [m]."""
+
+
+E = TypeVar("E", bound=HasPositions)
+
+
 @dataclass(frozen=True, eq=False)
-class Sample:
-    """One batch's subgraph: n nodes and m edges of each type, L hops."""
+class Subgraph(Generic[E]):
+    """The n nodes and m edges of each type of a batch."""
 
     nodes: Mapping[NodeType, npt.NDArray[Any]]  # int32 or int64 [n]: ids
-    edges: Mapping[EdgeType, EdgeSample]
+    edges: Mapping[EdgeType, E]
+
+    @property
+    def n_id(self) -> npt.NDArray[Any]:
+        """Ids of the nodes of the only type."""
+        return only(self.nodes)
+
+    @property
+    def edge_pos(self) -> npt.NDArray[Any]:
+        """Positions of the edges of the only type."""
+        return only(self.edges).positions
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of all types."""
+        return sum(map(len, self.nodes.values()))
+
+    @property
+    def num_edges(self) -> int:
+        """Edges of all types."""
+        return sum(len(edges.positions) for edges in self.edges.values())
+
+
+@dataclass(frozen=True, eq=False)
+class Sample(Subgraph[EdgeSample]):
+    """One batch's subgraph, as it was sampled; L hops."""
+
     # int64 [n] by node type: the seed in whose tree a node is; None: the trees share nodes.
     trees: Mapping[NodeType, Int64Array] | None
     # Seeds and then the nodes found in each hop, L + 1; edges chosen in each hop, L; or None.
@@ -142,19 +234,9 @@ class Sample:
         )
 
     @property
-    def n_id(self) -> npt.NDArray[Any]:
-        """Ids of the nodes of the only type."""
-        return only(self.nodes)
-
-    @property
     def edge_index(self) -> npt.NDArray[Any]:
         """Local ids of the edges of the only type."""
         return only(self.edges).index
-
-    @property
-    def edge_pos(self) -> Int64Array:
-        """Positions of the edges of the only type."""
-        return only(self.edges).positions
 
     @property
     def batch(self) -> Int64Array | None:
@@ -170,16 +252,6 @@ class Sample:
     def num_sampled_edges(self) -> list[int] | None:
         """Edges of the only type by hop."""
         return None if self.hop_edges is None else only(self.hop_edges)
-
-    @property
-    def num_nodes(self) -> int:
-        """Nodes of all types."""
-        return sum(map(len, self.nodes.values()))
-
-    @property
-    def num_edges(self) -> int:
-        """Edges of all types."""
-        return sum(len(edges.positions) for edges in self.edges.values())
 
     @property
     def num_bytes(self) -> int:
@@ -212,10 +284,12 @@ def only(by_type: Mapping[Any, T]) -> T:
 class BatchRequest(NamedTuple):
     """The arguments of `NeighborSampler.sample`."""
 
-    seeds: npt.ArrayLike
+    seeds: SeedIds
     epoch: int
     batch: int
-    excluded: Excluded | None = None
+    excluded: ExcludedEdges | None = None
+    times: SeedIds | None = None
+    places: Mapping[NodeType, npt.ArrayLike] | None = None
 
 
 class NeighborSampler:
@@ -228,6 +302,8 @@ class NeighborSampler:
     # Whether batches that are known ahead are best sampled together, in one thread; else one by
     # one, in many.
     samples_together: ClassVar[bool] = False
+    # Whether seeds and what belongs to them may be given by type.
+    takes_types: ClassVar[bool] = False
 
     def __init__(self, csc: Csc, config: SamplingConfig, index_dtype: IndexDtype = "int64") -> None:
         check_choice("index_dtype", index_dtype, get_args(IndexDtype))
@@ -242,7 +318,14 @@ class NeighborSampler:
         self.index_dtype: IndexDtype = index_dtype
 
     def sample(
-        self, seeds: npt.ArrayLike, *, epoch: int, batch: int, excluded: Excluded | None = None
+        self,
+        seeds: Any,
+        *,
+        epoch: int,
+        batch: int,
+        excluded: Any = None,
+        times: Any = None,  # noqa: ARG002 - for those that know times and types
+        places: Any = None,  # noqa: ARG002
     ) -> Sample:
         """Sample the subgraph of some seed nodes."""
         check_word("epoch", epoch)
@@ -256,7 +339,7 @@ class NeighborSampler:
                 csc.indptr,
                 csc.indices,
                 seed_ids,
-                config.fanouts,
+                config.fanouts_of(csc.edge_type),
                 seed=config.seed,
                 epoch=epoch,
                 batch=batch,
@@ -277,8 +360,10 @@ class NeighborSampler:
         num_threads: int = 1,  # noqa: ARG002
     ) -> Iterator[Sample]:
         """Sample batches that are known ahead; yield the result of `sample` for each, in order."""
-        for seeds, epoch, batch, excluded in requests:
-            yield self.sample(seeds, epoch=epoch, batch=batch, excluded=excluded)
+        for seeds, epoch, batch, excluded, times, places in requests:
+            yield self.sample(
+                seeds, epoch=epoch, batch=batch, excluded=excluded, times=times, places=places
+            )
 
 
 @contextmanager
@@ -341,7 +426,21 @@ def seeds_alone(
     )
 
 
-def _checked_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:
+def _checked_fanouts(
+    fanouts: Sequence[int] | Mapping[EdgeType, Sequence[int]],
+) -> tuple[int, ...] | dict[EdgeType, tuple[int, ...]]:
+    if not isinstance(fanouts, Mapping):
+        return _checked_hops(fanouts)
+    checked = {edge_type: _checked_hops(hops) for edge_type, hops in fanouts.items()}
+    if len({len(hops) for hops in checked.values()}) > 1:
+        raise UsageError(
+            "Number of hops must be the same across all edge types; got "
+            + ", ".join(f"{len(hops)} for {edge_type}" for edge_type, hops in checked.items())
+        )
+    return checked
+
+
+def _checked_hops(fanouts: Sequence[int]) -> tuple[int, ...]:
     try:
         checked = tuple(operator.index(fanout) for fanout in fanouts)
     except TypeError:
@@ -364,7 +463,7 @@ def check_word(name: str, value: int) -> int:
     return number
 
 
-def as_seeds(seeds: npt.ArrayLike) -> npt.NDArray[np.int64]:
+def as_seeds(seeds: Any) -> npt.NDArray[np.int64]:
     """Return seeds in the form of the kernels: int64 [B], contiguous."""
     array = np.asarray(seeds)
     if array.size == 0:

@@ -6,7 +6,7 @@ the rest. Where they come from, and with which other batches they are fetched, i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -15,17 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.formats.store.csc import Csc
-from gnnstore.sampling.neighbor import (
-    Excluded,
-    IndexDtype,
-    Sample,
-    SamplingConfig,
-    as_seeds,
-    as_subgraph,
-    check_word,
-    sampling_errors,
-)
+from gnnstore.sampling.hetero import TypedNeighborSampler
+from gnnstore.sampling.neighbor import BatchRequest, Sample, check_word, sampling_errors
 
 # Positions of whole in-neighbour lists that are requested at once: 8 MB, and as many bytes for
 # fetching them, which is little for such a batch and enough to keep a disk busy.
@@ -71,6 +62,10 @@ class NeighborCounts:
         return NeighborCounts(self.cached + other.cached, self.fetched + other.fetched)
 
 
+# A column of an edge type, by their numbers: those in the store, and in `COLUMNS`.
+Stream = tuple[int, int]
+
+
 class StagedBatch:
     """A batch that is being sampled. For one thread at a time.
 
@@ -79,63 +74,68 @@ class StagedBatch:
 
     def __init__(
         self,
-        csc: Csc,
-        config: SamplingConfig,
-        index_dtype: IndexDtype,
-        seeds: npt.ArrayLike,
-        *,
-        epoch: int,
-        batch: int,
-        excluded: Excluded | None = None,
-        cache: CachedNeighbors | None = None,
+        sampler: TypedNeighborSampler,
+        request: BatchRequest,
+        caches: Sequence[CachedNeighbors | None] = (),
         max_column_positions: int = MAX_COLUMN_POSITIONS,
     ) -> None:
-        check_word("epoch", epoch)
-        check_word("batch", batch)
-        seed_ids = as_seeds(seeds)
-        self._csc = csc
-        self._config = config
-        self._num_seeds = len(seed_ids)
+        check_word("epoch", request.epoch)
+        check_word("batch", request.batch)
+        config = sampler.config
+        seeds = sampler.seed_arrays(request.seeds, request.times, request.places)
+        excluded = sampler.excluded_arrays(request.excluded)
+        self._sampler = sampler
+        self._num_seeds = sum(len(ids) for ids, *_ in seeds)
         self._num_fetched = 0
-        self._largest_draw = 0
+        self._largest_draw = self._largest_bytes = 0
         with self._errors():
             self._kernel = _core.StagedBatch(
-                csc.indptr,
-                seed_ids,
-                config.fanouts,
-                num_edges=csc.num_edges,
-                indices_dtype=csc.indices.dtype.name,
+                sampler.graph,
+                seeds,
                 seed=config.seed,
-                epoch=epoch,
-                batch=batch,
-                num_src_nodes=csc.num_src,
+                epoch=request.epoch,
+                batch=request.batch,
                 replace=config.replace,
                 disjoint=config.disjoint,
                 induced=config.subgraph_type == "induced",
-                index_dtype=index_dtype,
-                cache=None if cache is None else (cache.bits, cache.starts, cache.neighbors),
+                latest=config.temporal_strategy == "last",
+                window=config.time_window or 0,
+                index_dtype=sampler.index_dtype,
+                caches=[
+                    None if cache is None else (cache.bits, cache.starts, cache.neighbors)
+                    for cache in caches
+                ]
+                if caches
+                else None,
                 max_column_positions=max_column_positions,
                 excluded=excluded,
             )
 
-    def draw(self) -> npt.NDArray[np.int64] | None:
-        """Return the positions in `indices` that are needed next (may be none); None at the end."""
+    def draw(self) -> list[tuple[Stream, npt.NDArray[np.int64]]] | None:
+        """Return the positions that are needed next by stream, maybe none; None at the end."""
         with self._errors():
-            positions = self._kernel.draw()
-        if positions is not None:
-            self._num_fetched += len(positions)
-            self._largest_draw = max(self._largest_draw, len(positions))
-        return positions
+            drawn = self._kernel.draw()
+        if drawn is None:
+            return None
+        asked = [((edges, column), positions) for edges, column, positions in drawn]
+        num, num_bytes = 0, 0
+        for stream, positions in asked:
+            # Positions, the keys that they are sorted by, twice, and what is there.
+            num_bytes += len(positions) * (3 * 8 + self._sampler.stream_dtype(stream).itemsize)
+            num += len(positions)
+            self._num_fetched += len(positions) * (stream[1] == 0)
+        self._largest_draw = max(self._largest_draw, num)
+        self._largest_bytes = max(self._largest_bytes, num_bytes)
+        return asked
 
-    def take(self, neighbors: npt.NDArray[Any]) -> None:
-        """Take the ids at these positions, in their order: [n], in the dtype of `indices`."""
+    def take(self, fetched: list[npt.NDArray[Any]]) -> None:
+        """Take the elements that were asked for, in that order."""
         with self._errors():
-            self._kernel.take(neighbors)
+            self._kernel.take(fetched)
 
     def result(self) -> Sample:
         """Return the subgraph."""
-        arrays = self._kernel.result()
-        return as_subgraph(arrays, self._config, self._num_seeds, self._csc.edge_type)
+        return self._sampler.as_sample(self._kernel.result(), self._num_seeds)
 
     @property
     def counts(self) -> NeighborCounts:
@@ -144,14 +144,13 @@ class StagedBatch:
 
     def waiting_bytes(self, subgraph: Sample) -> int:
         """Return the approximate bytes of the batch while its largest hop was fetched."""
-        # Positions, the keys that they are sorted by, twice, and ids; then room for new nodes.
-        drawn_bytes = 3 * 8 + self._csc.indices.itemsize + subgraph.n_id.itemsize
-        return subgraph.num_bytes + drawn_bytes * self._largest_draw
+        local_bytes = np.dtype(self._sampler.index_dtype).itemsize  # room for new nodes
+        return subgraph.num_bytes + self._largest_bytes + local_bytes * self._largest_draw
 
     def table_bytes(self, subgraph: Sample) -> int:
         """Return a bound of the bytes that relabelling the batch's largest hop takes."""
-        slot_bytes = 16 if self._config.disjoint else 8
-        return 4 * slot_bytes * (len(subgraph.n_id) + self._largest_draw)
+        slot_bytes = 16 if self._sampler.config.disjoint else 8
+        return 4 * slot_bytes * (subgraph.num_nodes + self._largest_draw)
 
     def _errors(self) -> AbstractContextManager[None]:
-        return sampling_errors(self._csc.label, self._csc.num_nodes)
+        return sampling_errors(self._sampler.types.label, self._sampler.num_nodes)

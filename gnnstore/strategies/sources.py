@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from gnnstore.features.memory import MemoryRows
 from gnnstore.features.source import RowSource
+from gnnstore.features.tables import MemoryRows
 from gnnstore.graph.shared import shared_tables
 from gnnstore.pipeline.batch import SamplingSource
 

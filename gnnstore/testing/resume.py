@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
+from gnnstore.nn.adjacency import AdjT
+
 
 class ResumableLoader(Protocol):
     """A loader with the state convention of torchdata's `StatefulDataLoader`."""
@@ -106,6 +108,13 @@ def assert_same_batches(
 
 
 def _same(value: Any, expected: Any) -> bool:
+    if isinstance(expected, AdjT):
+        return (
+            isinstance(value, AdjT)
+            and value.size() == expected.size()
+            and len(value.transposes) == len(expected.transposes)
+            and all(map(_same, value.arrays(), expected.arrays()))
+        )
     if not isinstance(expected, torch.Tensor):
         return bool(value == expected)
     if value.dtype != expected.dtype or value.shape != expected.shape:

@@ -25,6 +25,10 @@ _COMMANDS = {
         "gnnstore.tools.commands.stores.split_edges",
         "Split a store's edges for link prediction.",
     ),
+    "add-order": (
+        "gnnstore.tools.commands.stores.add_order",
+        "Prepare a store for temporal or weighted sampling.",
+    ),
     "reorder": (
         "gnnstore.tools.commands.stores.reorder",
         "Renumber a store's nodes so that rows needed often lie together.",

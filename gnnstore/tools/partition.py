@@ -46,7 +46,7 @@ def partition_store(
     resume: bool,
 ) -> None:
     """Choose, estimate, write, and print a summary."""
-    graph = StoreInput(path)
+    graph = StoreInput(path, "gnnstore partition")
     document: dict[str, Any] = {"store": str(graph.reader.path)}
     with session.progress(show_usage=True) as progress:
         if num_partitions is None or estimate:

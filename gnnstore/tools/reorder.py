@@ -39,6 +39,7 @@ def count_batches(
 ) -> npt.NDArray[np.uint8]:
     """Sample batches and count for each node those that need it: 1 for seeds, 255 at most."""
     store = open_store(path)
+    store.schema.refuse_types(store.path, "gnnstore reorder")
     config = SamplingConfig(fanouts)
     _, seeds = choose_seeds(store, config, seeds_asked)
     counts = np.zeros(store.num_nodes, np.uint8)
@@ -65,7 +66,7 @@ def estimate_order(
     needed: npt.NDArray[Any] | None = scores
     if needed is None:
         with session.progress() as progress:
-            needed = out_degrees(StoreInput(path), progress)
+            needed = out_degrees(StoreInput(path, "gnnstore reorder"), progress)
     saving = OrderSaving.of(reader, needed > 0)
     schema = reader.schema
     added = schema.edge.indices.num_bytes if edge_ids and schema.edge.edge_id is None else 0

@@ -53,7 +53,6 @@ from gnnstore.errors import (
 )
 from gnnstore.formats import Schema, StoreWriter
 from gnnstore.formats.container.leftovers import find_leftovers
-from gnnstore.layerwise import packing as inference_packing
 from gnnstore.layerwise import run as inference_run
 from gnnstore.layerwise.models.layers import describe, read_layers
 from gnnstore.layerwise.passes import PassStats
@@ -235,47 +234,6 @@ def test_ids_are_listed_a_part_of_the_bitmap_at_a_time(
     torch.testing.assert_close(found, on_whole_graph(layers, x, edges), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("width", "stored"), [(256, "float32"), (512, "float16")])
-def test_packed_rows_are_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int, stored: str
-) -> None:
-    """Rows of 1 kB here and there in a table of 20 MB."""
-    monkeypatch.setattr(inference_packing, "CHUNK_STAGING_BYTES", 1 << 10)
-    monkeypatch.setattr(inference_packing, "_WORTHWHILE", 100.0)
-    graph = random_graph(20_000, 60_000, feature_dim=width, seed=3)
-    graph.attributes["x"] = graph.attributes["x"].astype(stored)
-    store = graph.write(tmp_path / "p.gnn")
-    layers = [SAGEConv(width, 300), torch.relu, GCNConv(300, 4)]
-    notes = Notes()
-    found = gnnstore.inference(layers, store, tmp_path / "out", memory="12MB", progress=notes)
-    assert isinstance(found, Embeddings)
-    x, edges = torch.from_numpy(graph.attributes["x"]), torch.from_numpy(graph.edge_index)
-    expected = on_whole_graph(layers, x.float(), edges)
-    torch.testing.assert_close(found.tensor(), expected, atol=1e-5, rtol=1e-5)
-    assert all(stats["bytes_packed"] > 10**6 for stats in notes.stats)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "p.gnn"]
-
-
-@pytest.mark.parametrize("packs", [False, True])
-def test_features_stored_with_a_scale_per_column(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packs: bool
-) -> None:
-    """Layers get the features, and not the integers that were stored."""
-    graph = random_graph(20_000, 60_000, feature_dim=512, seed=3)
-    graph.attributes["x"] *= np.linspace(1, 50, 512, dtype=np.float32)
-    options = ConvertOptions(feature_dtype="int8", feature_scale="column")
-    store = gnnstore.open(graph.write(tmp_path / "i.gnn", options=options))
-    if packs:
-        monkeypatch.setattr(inference_packing, "CHUNK_STAGING_BYTES", 1 << 10)
-        monkeypatch.setattr(inference_packing, "_WORTHWHILE", 100.0)
-    layers, notes = [SAGEConv(512, 8), torch.relu, GCNConv(8, 4)], Notes()
-    found = gnnstore.inference(layers, store, memory="12MB", progress=notes)
-    assert (notes.stats[0]["bytes_packed"] > 0) == packs
-    x = torch.from_numpy(store.features[:]) * store.graph_attributes()["x_scale"]
-    expected = on_whole_graph(layers, x, torch.from_numpy(graph.edge_index))
-    torch.testing.assert_close(torch.as_tensor(found), expected, atol=1e-3, rtol=1e-4)
-
-
 def test_an_attempt_that_did_not_multiply_by_scales_is_not_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,7 +270,7 @@ def test_types(tmp_path: Path, dtype: Any, stored: str) -> None:
     torch.testing.assert_close(found.tensor().float(), expected, atol=atol, rtol=atol)
 
 
-@pytest.mark.parametrize("kind", ["sage", "gcn", "gat"])
+@pytest.mark.parametrize("kind", ["sage", "sage max", "gcn", "gin", "gat"])
 @pytest.mark.parametrize("data", ["cora", "facebook"])
 def test_real_graphs(data: str, kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     if data == "cora":
@@ -324,7 +282,9 @@ def test_real_graphs(data: str, kind: str, request: pytest.FixtureRequest, tmp_p
     f, h, c = x.shape[1], HIDDEN, 7
     layers: Sequence[Any] = {
         "sage": lambda: [SAGEConv(f, h), torch.relu, SAGEConv(h, c)],
+        "sage max": lambda: [SAGEConv(f, h, aggr="max"), torch.relu, SAGEConv(h, c, aggr="max")],
         "gcn": lambda: [GCNConv(f, h), torch.relu, GCNConv(h, c)],
+        "gin": lambda: [GINConv(torch.nn.Linear(f, h)), torch.relu, GINConv(torch.nn.Linear(h, c))],
         "gat": lambda: [GATConv(f, 8, heads=2), torch.relu, GATConv(h, c)],
     }[kind]()
     found = gnnstore.inference(layers, store, memory="20MB")

@@ -19,7 +19,7 @@ import gnnstore
 from gnnstore.converters import ConvertOptions, from_pyg
 from gnnstore.errors import BudgetError, NotFoundError, UsageError
 from gnnstore.graph import arrays as store_arrays
-from gnnstore.graph import store as store_module
+from gnnstore.graph import pyg_data
 
 NUM_NODES, NUM_EDGES = 60, 300
 
@@ -84,7 +84,7 @@ def test_splits_without_masks_come_as_masks(tmp_path: Path) -> None:
 def test_a_graph_that_does_not_fit_is_refused(
     store: gnnstore.GraphStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(pyg_data, "available_bytes", lambda: 1000)
     with pytest.raises(BudgetError, match=r"train from the store, with gnnstore\.Nei"):
         store.to_pyg()
     with pytest.raises(BudgetError, match="edge_index needs"):

@@ -24,9 +24,10 @@ from gnnstore.testing.graphs import random_graph
 from tests.support.forks import ForkServer
 
 OPTIONS: dict[str, Any] = {"memory": "60MB", "shard_bytes": 1 << 16, "num_threads": 1}
-# After so many nodes of a run, of 4000 a layer: twice in the first layer, twice in the second,
-# while degrees are counted for the third, and in it.
-KILLS = (700, 3000, 4500, 3500, 4500, 6500)
+# After so many nodes of a run, of 4000 a layer, and as many whose out-degrees are counted first:
+# then, twice in the first layer, twice in the second, while degrees are counted for the third, and
+# in it.
+KILLS = (2000, 4700, 7000, 8500, 7500, 8500, 10500)
 
 _SCRIPT = """
 import os, signal, sys
@@ -157,7 +158,7 @@ def test_other_runs_are_not_continued(store: Path, tmp_path: Path, forks: ForkSe
 
 
 def killed_at(forks: ForkServer, store: Path, output: Path) -> None:
-    assert run_and_kill(forks, store, output, 5300) == -signal.SIGKILL
+    assert run_and_kill(forks, store, output, 9300) == -signal.SIGKILL
     assert [found.state for found in find_leftovers(output.parent)] == ["resumable"]
 
 
@@ -185,7 +186,7 @@ def test_a_run_that_is_not_resumed_starts_anew(
 
 
 def test_a_npy_file_is_resumed(store: Path, tmp_path: Path, forks: ForkServer) -> None:
-    assert run_and_kill(forks, store, tmp_path / "e.npy", 9000) == -signal.SIGKILL
+    assert run_and_kill(forks, store, tmp_path / "e.npy", 13000) == -signal.SIGKILL
     assert not (tmp_path / "e.npy").exists()
     events: list[str] = []
     found = resumed(store, tmp_path / "e.npy", events)

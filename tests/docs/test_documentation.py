@@ -314,12 +314,15 @@ def test_every_example_is_run_by_a_test() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["memory", "belady"])
-def test_the_example_script_trains(work_dir: Path, forks: ForkServer, strategy: str) -> None:
+@pytest.mark.parametrize("edges", [[], ["--csr"]])
+def test_the_example_script_trains(
+    work_dir: Path, forks: ForkServer, strategy: str, edges: list[str]
+) -> None:
     """Training and evaluation, in memory and under one budget for both."""
     _make_graph_store()
     script = ROOT / "examples" / "train_sage.py"
     options = ["--epochs", "1", "--fanouts", "5", "5", "--hidden", "16", "--batch-size", "100"]
-    options += ["--strategy", strategy, "--memory", "100MB"]
+    options += ["--strategy", strategy, "--memory", "100MB", *edges]
     done = forks.run(RUN_SCRIPT, script, work_dir / "graph.gnn", *options)
     assert done.returncode == 0, done.stderr
     assert "test" in done.stdout

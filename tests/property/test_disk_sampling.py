@@ -153,18 +153,10 @@ def test_equal_to_sampling_in_memory(
         assert_same(got, expected)
 
     # Whole columns in pieces of any size.
-    staged = StagedBatch(
-        hidden,
-        config,
-        index_dtype,
-        requests[0][0],
-        epoch=0,
-        batch=0,
-        cache=cache,
-        max_column_positions=column_positions,
-    )
-    while (positions := staged.draw()) is not None:
-        staged.take(csc.indices[positions])
+    staged = StagedBatch(disk, BatchRequest(*requests[0]), disk.caches, column_positions)
+    while (drawn := staged.draw()) is not None:
+        assert all(len(positions) > 0 for _, positions in drawn)
+        staged.take([csc.indices[positions] for _, positions in drawn])
     assert_same(staged.result(), want[0])
 
 
@@ -488,17 +480,17 @@ def test_the_kernel_checks_its_arguments() -> None:
     csc = random_csc(100, 15, np.int32, 0)
 
     def staged(**options: Any) -> _core.StagedBatch:
-        arguments: dict[str, Any] = {
+        columns: dict[str, Any] = {
             "indptr": csc.indptr,
-            "seeds": np.arange(10),
             "fanouts": [3],
             "num_edges": csc.num_edges,
             "indices_dtype": "int32",
-            "seed": 0,
-            "epoch": 0,
-            "batch": 0,
         }
-        return _core.StagedBatch(**(arguments | options))
+        columns |= {name: options.pop(name) for name in columns if name in options}
+        edges = _core.EdgeColumns("", 0, 0, 0, indices=None, **columns)
+        seeds = [(options.pop("seeds", np.arange(10)), None, None)]
+        graph = _core.SampledGraph([("", csc.num_nodes)], [edges])
+        return _core.StagedBatch(graph, seeds, **({"seed": 0, "epoch": 0, "batch": 0} | options))
 
     bits, starts = np.zeros(2, np.uint64), np.zeros(2, np.int64)
     for options, error, message in (
@@ -508,24 +500,30 @@ def test_the_kernel_checks_its_arguments() -> None:
         ({"max_column_positions": 0}, ValueError, "max_column_positions must be at least 1"),
         ({"fanouts": [-2]}, ValueError, "a fan-out must be -1"),
         ({"seeds": np.array([100])}, IndexError, "seed 100 at position 0"),
-        ({"cache": (bits[:1], starts, csc.indices)}, ValueError, "must have 2 elements for 100"),
-        ({"cache": (bits, starts, starts)}, TypeError, "neighbors must be int32, as indices are"),
+        ({"caches": [(bits[:1], starts, csc.indices)]}, ValueError, "must have 2 elements for 100"),
+        ({"caches": [(bits, starts, starts)]}, TypeError, "neighbors must be int32, as indices"),
+        ({"caches": []}, ValueError, "caches must be given for each edge type"),
+        ({"excluded": []}, ValueError, "excluded edges must be given for each edge type"),
     ):
         with pytest.raises(error, match=message):
             staged(**options)
     batch = staged()
     with pytest.raises(RuntimeError, match="take was called out of turn"):
-        batch.take(np.empty(0, np.int32))
+        batch.take([])
     with pytest.raises(RuntimeError, match="draw was called out of turn, or after a call that"):
         batch.draw()
     batch = staged()
-    positions = batch.draw()
-    assert positions is not None
-    with pytest.raises(ValueError, match=f"one id for each of the {len(positions)} positions"):
-        batch.take(np.zeros(len(positions) + 1, np.int32))
+    drawn = batch.draw()
+    assert drawn is not None
+    [(edge_type, column, positions)] = drawn
+    assert (edge_type, column) == (0, 0)
+    with pytest.raises(ValueError, match="an array for each of the 1 requests, got 0"):
+        batch.take([])
+    with pytest.raises(ValueError, match=f"one element for each of the {len(positions)} positions"):
+        batch.take([np.zeros(len(positions) + 1, np.int32)])
     with pytest.raises(TypeError, match="neighbors must be int32, as indices are, got int64"):
-        batch.take(np.zeros(len(positions), np.int64))
-    batch.take(csc.indices[positions])
+        batch.take([np.zeros(len(positions), np.int64)])
+    batch.take([csc.indices[positions]])
     assert batch.draw() is None
     batch.result()
     with pytest.raises(RuntimeError, match="release was called out of turn"):

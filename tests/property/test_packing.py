@@ -22,13 +22,13 @@ from gnnstore import _core
 from gnnstore.caching.plan import CachePlan, Trace
 from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.disk.engines import open_engine
-from gnnstore.features.direct import DirectRows
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.chunks import BLOCK_BYTES, PackedSuperbatch
 from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.pack import pack, packed_bytes
 from gnnstore.features.planned import PlanStep, SlotCache
 from gnnstore.features.source import RowRequest, of_one_type
+from gnnstore.features.tables import DirectRows
 from gnnstore.formats import PageGeometry, plan_shards
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.testing.twins.packing import needed_pages, packed_file, piece_crcs, sort_misses

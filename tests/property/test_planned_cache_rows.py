@@ -21,10 +21,9 @@ from gnnstore.budget.ledger import SLOTS
 from gnnstore.caching.plan import Trace
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.disk.engines import open_engine
-from gnnstore.features.direct import DirectRows
-from gnnstore.features.memory import MemoryRows
 from gnnstore.features.planned import PlanStep, SlotCache, TurnLock
 from gnnstore.features.source import Rows, RowSource, of_one_type
+from gnnstore.features.tables import DirectRows, MemoryRows
 from gnnstore.testing.twins.reads import write_array
 from tests.support.effort import examples
 

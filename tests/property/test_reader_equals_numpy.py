@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from gnnstore import _core
 from gnnstore.disk.engines import open_engine
-from gnnstore.features.direct import DirectRows
+from gnnstore.features.tables import DirectRows
 from gnnstore.formats import PageGeometry, plan_shards
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.testing.twins.reads import (

@@ -180,3 +180,64 @@ def _labels(graph: GraphArrays) -> npt.NDArray[np.float32]:
     for ids in graph.splits.values():
         labels[ids] = graph.attributes["y"][ids]
     return labels
+
+
+def write_ogb_types(root: Path, data: Any, *, binary: bool = False) -> Path:
+    """Write a `HeteroData` as ogbn-mag is published: `x`, `y` and `time` of nodes, `w` of edges."""
+    raw = root / "raw"
+    raw.mkdir(parents=True)
+    counts = {name: data[name].num_nodes for name in reversed(data.node_types)}
+    arrays: dict[str, dict[str, npt.NDArray[Any]]] = {}
+    for name in counts:
+        for key, file in (("x", "node_feat"), ("y", "node_label"), ("time", "node_year")):
+            if key in data[name]:
+                values = data[name][key].numpy()
+                arrays.setdefault(file, {})[name] = values if key == "x" else values[:, None]
+    edges = {"___".join(edge_type): data[edge_type] for edge_type in reversed(data.edge_types)}
+    splits = {"train": data["paper"].train_mask, "valid": data["paper"].val_mask}
+    splits["test"] = ~(splits["train"] | splits["valid"])
+    ids = {name: mask.nonzero().flatten().numpy() for name, mask in splits.items()}
+    split = root / "split" / "time"
+    if binary:
+        import torch  # noqa: PLC0415
+
+        np.savez(raw / "num_nodes_dict.npz", **{n: np.array([c]) for n, c in counts.items()})
+        np.savez(
+            raw / "num_edges_dict.npz", **{n: np.array([e.num_edges]) for n, e in edges.items()}
+        )
+        np.savez(raw / "edge_index_dict.npz", **{n: e.edge_index.numpy() for n, e in edges.items()})
+        np.savez(raw / "edge_w.npz", **{n: e.w.numpy()[:, None] for n, e in edges.items()})
+        for file, by_type in arrays.items():
+            stem = "node-label" if file == "node_label" else file
+            np.savez_compressed(raw / f"{stem}.npz", **by_type)
+        split.mkdir(parents=True)
+        torch.save({name: {"paper": own} for name, own in ids.items()}, split / "split_dict.pt")
+        return root
+
+    def write_text(path: Path, text: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(gzip.compress(text.encode()))
+
+    header = ",".join(counts)
+    write_text(raw / "num-node-dict.csv.gz", f"{header}\n{','.join(map(str, counts.values()))}\n")
+    has = {key: [name in own for name in counts] for key, own in arrays.items()}
+    for file, key in (("feat", "node_feat"), ("label", "node_label")):
+        flags = ",".join(map(str, has[key]))
+        write_text(raw / f"nodetype-has-{file}.csv.gz", f"{header}\n{flags}\n")
+    for file, by_type in arrays.items():
+        folder = "node-label" if file == "node_label" else "node-feat"
+        stem = file if file == "node_year" else file.replace("_", "-")
+        for name, values in by_type.items():
+            write_csv_gz(raw / folder / name / f"{stem}.csv.gz", values)
+    text = "".join(name.replace("___", ",") + "\n" for name in edges)
+    write_text(raw / "triplet-type-list.csv.gz", text)
+    for name, own in edges.items():
+        folder = raw / "relations" / name
+        write_csv_gz(folder / "edge.csv.gz", own.edge_index.numpy().T)
+        write_csv_gz(folder / "num-edge-list.csv.gz", np.array([own.num_edges]))
+        write_csv_gz(folder / "edge_w.csv.gz", own.w.numpy()[:, None])
+    flags = ",".join(str(name == "paper") for name in counts)
+    write_text(split / "nodetype-has-split.csv.gz", f"{header}\n{flags}\n")
+    for name, own in ids.items():
+        write_csv_gz(split / "paper" / f"{name}.csv.gz", own)
+    return root

@@ -311,10 +311,11 @@ def test_what_cannot_be_stored_is_named(
 
 
 def test_other_kinds_of_data_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="HeteroData has several types of nodes or edges"):
+    with pytest.raises(UsageError, match="a graph without a node type cannot be stored"):
         from_pyg(HeteroData(), tmp_path / "g.gnn")
     with pytest.raises(
-        UsageError, match=r"expected a torch_geometric\.data\.Data, or a pair .*, got dict"
+        UsageError,
+        match=r"expected a torch_geometric\.data\.Data or HeteroData, or a pair .*, got dict",
     ):
         from_pyg({}, tmp_path / "g.gnn")
     with pytest.raises(InputError, match="data does not say how many nodes it has"):
@@ -395,13 +396,26 @@ def test_a_store_of_ours_is_a_pair_too(tmp_path: Path) -> None:
     assert {tuple(edge) for edge in again.edge_index.T.tolist()} == {(0, 1), (1, 2), (4, 0)}
 
 
-def test_stores_with_several_types_are_refused(tmp_path: Path) -> None:
+def test_a_pair_with_several_types(tmp_path: Path) -> None:
     from torch_geometric.testing import MyFeatureStore, MyGraphStore  # noqa: PLC0415
 
     features, graph = MyFeatureStore(), MyGraphStore()
     for group in ("paper", "author"):
         features.put_tensor(torch.rand(3, 2), group_name=group, attr_name="x", index=None)
-    with pytest.raises(UsageError, match=r"several types of nodes \(author, paper\)"):
-        from_pyg((features, graph), tmp_path / "a.gnn")
+    writes = torch.tensor([[0, 2], [1, 1]])
+    graph.put_edge_index(
+        (writes[0], writes[1]), ("author", "writes", "paper"), layout="coo", size=(3, 3)
+    )
+    store = gnnstore.open(from_pyg((features, graph), tmp_path / "a.gnn"))
+    assert [(node.name, node.num_nodes) for node in store.schema.node_types] == [
+        *(("paper", 3), ("author", 3))
+    ]
+    for group in ("paper", "author"):
+        assert torch.equal(
+            store.get_tensor(group_name=group, attr_name="x", index=None),
+            features.get_tensor(group_name=group, attr_name="x", index=None),
+        )
+    columns = store.topology().columns(("author", "writes", "paper"))
+    assert (columns.indices.tolist(), columns.indptr.tolist()) == ([0, 2], [0, 0, 2, 2])
     with pytest.raises(UsageError, match=r"or a pair .*, got tuple"):
         from_pyg((features, features), tmp_path / "a.gnn")

@@ -13,10 +13,10 @@ from gnnstore.caching.plan import PlanPlace, Trace
 from gnnstore.caching.policies.fixed import FixedPlanner
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import CorruptStoreError, NoSpaceError, UsageError
-from gnnstore.features.direct import DirectRows
 from gnnstore.features.packed.pack import pack
 from gnnstore.features.planned import PlanStep, SlotCache
 from gnnstore.features.source import files_of, of_one_type
+from gnnstore.features.tables import DirectRows
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.reads import write_array
 from tests.support.traces import spill_trace

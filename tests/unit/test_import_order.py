@@ -34,7 +34,7 @@ LAYERS = (
     ("pipeline",),
     ("strategies",),
     ("partitions",),
-    ("embeddings",),
+    ("embeddings", "nn"),
     ("loaders",),
     ("packing", "layerwise", "evaluation"),
     ("plugins",),

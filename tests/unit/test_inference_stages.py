@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,8 +23,7 @@ import gnnstore
 from gnnstore.budget.ledger import Reservation
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import CorruptStoreError, NoSpaceError, UsageError, storage_error
-from gnnstore.features.direct import DirectRows
-from gnnstore.features.packed.pack import pack
+from gnnstore.features.tables import DirectRows
 from gnnstore.formats.container.files import ChecksummedFile
 from gnnstore.layerwise import packing as inference_packing
 from gnnstore.layerwise.limits import (
@@ -37,6 +35,7 @@ from gnnstore.layerwise.limits import (
     block_sizes,
 )
 from gnnstore.layerwise.models.calls import is_alone
+from gnnstore.layerwise.packing import BlockPacker, PackedRows
 from gnnstore.layerwise.result import Embeddings
 from gnnstore.layerwise.rows import RecycledBlocks
 from gnnstore.layerwise.run import InferenceRun
@@ -119,7 +118,8 @@ def costs() -> BlockCosts:
 
 
 def test_limits_are_for_three_blocks() -> None:
-    limits = BlockLimits.of(costs(), 10**6, 5.0, block_sizes(100, 101, 1))
+    mean = block_sizes(5, 6, 1)
+    limits = BlockLimits.of(costs(), 10**6, mean, block_sizes(100, 101, 1))
     assert limits.is_ahead
     assert limits.making.limit + limits.running.limit + limits.writing.limit <= 10**6
     sizes = np.arange(1, 2000)
@@ -131,7 +131,7 @@ def test_limits_are_for_three_blocks() -> None:
         assert stage.peak(size) <= stage.limit
     assert not limits.admits(block_sizes(0, 0, limits.writing.limit // 40 + 1))
     # A hub gets all, and nothing takes place beside it.
-    alone = BlockLimits.of(costs(), 10**6, 5.0, block_sizes(0, 9000, 1))
+    alone = BlockLimits.of(costs(), 10**6, mean, block_sizes(0, 9000, 1))
     assert not alone.is_ahead
     assert alone.making.limit == alone.running.limit == alone.writing.limit == 10**6
 
@@ -143,7 +143,7 @@ def test_limits_are_for_three_blocks() -> None:
 )
 def test_more_memory_admits_no_less(memory: int, degree: float, hub: tuple[int, int]) -> None:
     largest = block_sizes(*hub, 1)
-    limits = BlockLimits.of(costs(), memory, degree, largest)
+    limits = BlockLimits.of(costs(), memory, block_sizes(degree, degree + 1, 1), largest)
     assert bool(limits.admits(largest)) == (memory >= limits.least_bytes(largest))
 
 
@@ -202,27 +202,28 @@ def summed(x: tuple[Tensor, Tensor], edge_index: Tensor) -> Tensor:
 
 @pytest.fixture
 def packing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pack whenever it is possible."""
-    monkeypatch.setattr(inference_packing, "CHUNK_STAGING_BYTES", 1 << 10)
+    """Pack whenever it is possible, and keep no rows."""
     monkeypatch.setattr(inference_packing, "_WORTHWHILE", 100.0)
+    monkeypatch.setattr("gnnstore.layerwise.placement._SHARES", (0,))
     monkeypatch.setattr(InferenceRun, "_reservations", lambda *_: ())
 
 
 @pytest.mark.usefixtures("packing")
 def test_packed_rows_that_were_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def damaging(*args: Any, **options: Any) -> Any:
-        packed = pack(*args, **options)
-        table = packed.tables["rows"]
-        with table.file_path.open("r+b") as file:
-            file.seek(int(table.chunks.offsets[1]) + 300_000)
+    flush = PackedRows.flush
+
+    def damaging(self: PackedRows) -> None:
+        flush(self)
+        path = self._spool.path
+        with path.open("r+b") as file:
+            file.seek(300_000)
             byte = file.read(1)
             file.seek(-1, 1)
             file.write(bytes([byte[0] ^ 1]))
-        return packed
 
-    monkeypatch.setattr(inference_packing, "pack", damaging)
+    monkeypatch.setattr(PackedRows, "flush", damaging)
     store = random_graph(20_000, 60_000, feature_dim=256, seed=3).write(tmp_path / "p.gnn")
-    with pytest.raises(CorruptStoreError, match=r"packed rows are damaged.*batch 1"):
+    with pytest.raises(CorruptStoreError, match=r"packed.*rows.*The disk or another program"):
         gnnstore.inference([summed], store, tmp_path / "out", memory="12MB")
 
 
@@ -236,7 +237,7 @@ def test_rows_that_nothing_has_room_for_are_read_block_by_block(
         tries.append(1)
         raise NoSpaceError("no space left")
 
-    monkeypatch.setattr(inference_packing, "pack", full)
+    monkeypatch.setattr(PackedRows, "flush", full)
     store = random_graph(20_000, 60_000, feature_dim=256, seed=3).write(tmp_path / "p.gnn")
     found = gnnstore.inference([summed], store, tmp_path / "out", memory="12MB")
     assert tries == [1]
@@ -253,8 +254,8 @@ class Interrupting(NullProgress):
         self.done: list[int] = []
 
     @contextmanager
-    def phase(self, *_: Any, **__: Any) -> Iterator[Any]:
-        yield self
+    def phase(self, name: str, *_: Any, **__: Any) -> Iterator[Any]:
+        yield Interrupting() if name == "out-degrees" else self
 
     def advance(self, n: int = 1) -> None:
         self.done.append(n)
@@ -288,16 +289,16 @@ def test_interrupted_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.timeout(60)
 def test_a_failure_ends_packing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What packs for blocks to come is told to stop when the layer fails meanwhile."""
-    told: list[threading.Event] = []
+    told: list[BlockPacker] = []
+    form = BlockPacker._form
 
-    def waiting(*args: Any, **options: Any) -> Any:
-        stop = options["stop"]
+    def waiting(self: BlockPacker, *args: Any) -> None:
         if told:  # a later group: packed while the layer runs
-            assert stop.wait(30)
-        told.append(stop)
-        return pack(*args, **options)
+            assert self.stop.wait(30)
+        told.append(self)
+        form(self, *args)
 
-    monkeypatch.setattr(inference_packing, "pack", waiting)
+    monkeypatch.setattr(BlockPacker, "_form", waiting)
     monkeypatch.setattr(inference_packing, "_MAX_BLOCKS", 2)
     calls: list[int] = []
 
@@ -311,5 +312,5 @@ def test_a_failure_ends_packing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     store = random_graph(20_000, 60_000, feature_dim=256, seed=3).write(tmp_path / "p.gnn")
     with pytest.raises(UsageError, match="enough"):
         gnnstore.inference([failing], store, tmp_path / "out", memory="12MB")
-    assert len(told) > 0
-    assert told[0].is_set()
+    assert len(told) == 2
+    assert told[0].stop.is_set()

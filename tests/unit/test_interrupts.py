@@ -33,7 +33,6 @@ from gnnstore.threads import (
     Condition,
     Flag,
     Pending,
-    SharedLock,
     Thread,
     Workers,
     in_one_step,
@@ -399,24 +398,3 @@ def test_a_result_is_there_once() -> None:
     cancelled.make(int, "3")
     with pytest.raises(CancelledError):
         cancelled.result()
-
-
-def test_a_shared_lock_that_is_not_got_is_not_given_back() -> None:
-    lock = SharedLock()
-
-    def over() -> None:
-        raise CancelledError("over")
-
-    with lock.shared():
-        with pytest.raises(CancelledError), lock.alone(over):
-            raise AssertionError
-        assert not lock.is_alone
-        with lock.shared():
-            pass
-    with lock.alone():
-        with pytest.raises(CancelledError), lock.shared(over):
-            raise AssertionError
-        assert lock.is_alone
-    with lock.alone_unless_taken() as is_mine, lock.alone_unless_taken() as is_taken:
-        assert (is_mine, is_taken) == (True, False)
-    assert not lock.is_alone

@@ -90,7 +90,7 @@ def test_batches_do_not_wait_for_it(path: Path, gate: Gate, share: int) -> None:
     topology, csc, rows, uuid = opened(path)
     num_bytes = bytes_for_all(csc) // share
     cache = NeighborCache(csc, rows, num_bytes, uuid)
-    sampler = replace(topology, neighbors=cache).sampler(CONFIG, "int64")
+    sampler = replace(topology, neighbors={csc.edge_type: cache}).sampler(CONFIG, "int64")
 
     def sample() -> tuple[Any, int]:
         before = rows.counts.rows_read
@@ -139,7 +139,7 @@ def test_a_list_that_cannot_be_read_is_told_by_the_batch_that_needs_it(
     cache = NeighborCache(csc, rows, bytes_for_all(csc), uuid)
     join()
     assert cache.current is None
-    sampler = replace(topology, neighbors=cache).sampler(CONFIG, "int64")
+    sampler = replace(topology, neighbors={csc.edge_type: cache}).sampler(CONFIG, "int64")
     sampler.sample(np.arange(9), epoch=0, batch=0)
 
 

@@ -356,15 +356,6 @@ def test_a_result_that_does_not_come_times_out() -> None:
     timer.join()
 
 
-def test_a_result_is_not_late_as_long_as_something_holds_it_up() -> None:
-    release = threading.Event()
-    results = late_results(release, is_held_up=lambda: not release.is_set())
-    timer = threading.Timer(0.5, release.set)
-    timer.start()
-    assert list(results) == [True, True]
-    timer.join()
-
-
 def test_a_timeout_of_the_function_itself_keeps_its_own_words() -> None:
     def fail(_: int) -> int:
         raise TimeoutError("the disk's own")

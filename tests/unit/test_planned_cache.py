@@ -35,9 +35,9 @@ from gnnstore.disk.engines import open_engine
 from gnnstore.errors import GnnstoreError, StorageError, UsageError
 from gnnstore.features import planned as planned_cache
 from gnnstore.features import planned as turns_module
-from gnnstore.features.direct import DirectRows
 from gnnstore.features.planned import PlanStep, SlotCache, TurnLock
 from gnnstore.features.source import RowRequest, RowSource, RowSpec, of_one_type
+from gnnstore.features.tables import DirectRows
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.reads import write_array
 

@@ -15,7 +15,6 @@ from gnnstore.caching.plan import Trace
 from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import UsageError
-from gnnstore.features.direct import DirectRows
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed import memory as packing_memory
 from gnnstore.features.packed.memory import least_memory
@@ -25,6 +24,7 @@ from gnnstore.features.planned import PlanStep, SlotCache
 from gnnstore.features.segments.packing import divide_misses
 from gnnstore.features.source import RowSource, TypedRows, files_of, of_one_type, ranges_of
 from gnnstore.features.static import StaticCache
+from gnnstore.features.tables import DirectRows
 from gnnstore.sampling.row_space import RowRange, RowSpace
 from gnnstore.testing.twins.reads import write_array
 

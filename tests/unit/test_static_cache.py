@@ -21,9 +21,9 @@ from gnnstore.caching.scores import Score, count_out_degrees, select_nodes
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import CorruptStoreError, StorageError, UsageError
 from gnnstore.features import static as tier
-from gnnstore.features.direct import DirectRows
 from gnnstore.features.source import Tier, of_one_type
 from gnnstore.features.static import StaticCache, cache_cost
+from gnnstore.features.tables import DirectRows
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.store.csc import TopologyMode
 from gnnstore.graph.shared import SharedTables, shared_tables

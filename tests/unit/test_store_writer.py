@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import os
 import stat
 from dataclasses import replace
@@ -23,7 +24,11 @@ from gnnstore.errors import (
 )
 from gnnstore.formats import Schema, StoreReader, StoreWriter
 from gnnstore.formats.container.leftovers import locked
-from gnnstore.formats.container.names import edge_split_directory, node_array
+from gnnstore.formats.container.names import (
+    edge_directory,
+    edge_split_directory,
+    node_array,
+)
 from gnnstore.formats.store.writer import RESERVED_NAMES
 from tests.support.stores import write_example_store
 
@@ -392,10 +397,35 @@ def test_names_that_no_path_can_hold(name: str, message: str) -> None:
         node_array("node", name)
 
 
-def test_types_of_edges_that_no_path_can_hold() -> None:
-    names = ("a" * 100, "b" * 100, "c" * 100)
-    with pytest.raises(InputError, match=r"edge type \('a+', 'b+', 'c+'\) cannot be .* together m"):
-        edge_split_directory(names, "train")
+@pytest.mark.parametrize(
+    ("edge_type", "component"),
+    [
+        (("node", "to", "node"), "node__to__node"),
+        (("author", "rev_writes", "paper"), "author__rev_writes__paper"),
+        (("a_", "_b", "c__d"), "a%5F__%5Fb__c%5F%5Fd"),
+        (("_", "___", "a_b"), "%5F__%5F%5F%5F__a_b"),
+        (("a/b", "100%", "é"), "a%2Fb__100%25__%C3%A9"),
+        (("a" * 100, "b" * 100, "c" * 100), "edge-cb340cb70c1e9c23088a491fc6147123"),
+    ],
+)
+def test_directories_of_edge_types(edge_type: tuple[str, str, str], component: str) -> None:
+    directory = edge_directory(*edge_type)
+    assert directory.startswith(f"edges/{component}")
+    assert edge_split_directory(edge_type, "train") == f"edge_splits/{directory[6:]}/train"
+    assert len(directory) <= len("edges/") + 200
+
+
+def test_no_two_edge_types_share_a_directory() -> None:
+    names = ["a", "b", "_", "__", "___", "a_", "_a", "a__b", "b__", "a_b", "%5F", "/", "x" * 201]
+    types = list(itertools.product(names, repeat=3))
+    assert len({edge_directory(*edge_type) for edge_type in types}) == len(types)
+
+
+def test_an_edge_type_with_an_empty_name() -> None:
+    with pytest.raises(
+        InputError, match=r"the names \('a', '', 'b'\) cannot be stored: one is emp"
+    ):
+        edge_directory("a", "", "b")
 
 
 def test_a_schema_with_arrays_that_were_not_written(tmp_path: Path) -> None:

@@ -114,8 +114,6 @@ def test_a_topology_of_several_types_needs_one_named(store: gnnstore.GraphStore)
         topology.columns()
     with pytest.raises(UsageError, match=NODES):
         topology.num_nodes()
-    with pytest.raises(UsageError, match=EDGES):
-        topology.sampler(SamplingConfig((2,)), "int64")
     with pytest.raises(UsageError, match=r"no edge type \('a', 'b', 'c'\); there are: "):
         topology.columns(("a", "b", "c"))
 

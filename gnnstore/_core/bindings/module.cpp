@@ -8,6 +8,7 @@ NB_MODULE(_kernels, m) {
     m.doc() = "Compiled kernels of gnnstore. Import them from gnnstore._core.";
     bind_storage(m);
     bind_sampling(m);
+    bind_edges_by_node(m);
     bind_resident_csc(m);
     bind_planning(m);
     bind_fixed_cache(m);

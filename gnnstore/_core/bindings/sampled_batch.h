@@ -16,6 +16,7 @@
 #include "bindings/arrays.h"
 #include "kernels/sampling/sampling.h"
 
+void bind_sampled_graph(nanobind::module_ &m);
 void bind_staged_sampling(nanobind::module_ &m);
 
 namespace gnnstore {
@@ -23,6 +24,7 @@ namespace gnnstore {
 // A batch's buffer as an array; it goes back to the pool with the array's last view.
 template <class T>
 nb::object take_array(PooledBuffer buffer, std::vector<size_t> shape) {
+    if (buffer.raw() == nullptr) buffer = PooledBuffer(0);
     auto owner = std::make_unique<PooledBuffer>(std::move(buffer));
     void *data = owner->raw();
     const nb::capsule capsule(owner.get(),
@@ -31,16 +33,23 @@ nb::object take_array(PooledBuffer buffer, std::vector<size_t> shape) {
     return nb::cast(nb::ndarray<nb::numpy, T>(data, shape.size(), shape.data(), capsule));
 }
 
+// One node type: ids, trees or None, nodes by hop.
 template <class Local>
-nb::tuple to_tuple(SampledBatch batch, bool is_disjoint) {
-    const auto num_nodes = static_cast<size_t>(batch.num_nodes);
-    const auto num_edges = static_cast<size_t>(batch.num_edges);
+nb::tuple nodes_tuple(SampledNodes nodes, bool is_disjoint) {
+    const auto num_nodes = static_cast<size_t>(nodes.num_nodes);
     return nb::make_tuple(
-        take_array<Local>(std::move(batch.n_id), {num_nodes}),
-        take_array<Local>(std::move(batch.edge_index), {2, num_edges}),
-        take_array<int64_t>(std::move(batch.edge_pos), {num_edges}),
-        is_disjoint ? take_array<int64_t>(std::move(batch.tree), {num_nodes}) : nb::none(),
-        batch.num_sampled_nodes, batch.num_sampled_edges);
+        take_array<Local>(std::move(nodes.n_id), {num_nodes}),
+        is_disjoint ? take_array<int64_t>(std::move(nodes.tree), {num_nodes}) : nb::none(),
+        nodes.by_hop);
+}
+
+// One edge type: local ids, positions, edges by hop.
+template <class Local>
+nb::tuple edges_tuple(SampledEdges edges) {
+    const auto num_edges = static_cast<size_t>(edges.num_edges);
+    return nb::make_tuple(take_array<Local>(std::move(edges.edge_index), {2, num_edges}),
+                          take_array<int64_t>(std::move(edges.edge_pos), {num_edges}),
+                          edges.by_hop);
 }
 
 // Nodes, begins, ends; see ExcludedEdges.

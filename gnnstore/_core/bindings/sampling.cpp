@@ -19,29 +19,37 @@ using namespace nb::literals;
 
 namespace {
 
-template <class Index, class Local>
-nb::tuple sample_into(const CscView<Index> &graph, const InputArray &seeds,
-                      const SamplingOptions &options) {
-    const int64_t *seed_ids = input_data<int64_t>(seeds, "seeds", "int64");
-    SampledBatch batch;
-    {
-        const GilRelease release;
-        batch = sample_neighbors<Index, Local>(graph, seed_ids, length(seeds), options);
-    }
-    return to_tuple<Local>(std::move(batch), options.disjoint);
-}
-
 nb::tuple sample(const InputArray &indptr, const InputArray &indices, const InputArray &seeds,
                  std::vector<int64_t> fanouts, uint64_t seed, uint64_t epoch, uint64_t batch,
                  std::optional<int64_t> num_src_nodes, bool replace, bool disjoint, bool induced,
                  const std::string &index_dtype, const std::optional<ExcludedArrays> &excluded) {
-    const SamplingOptions options{std::move(fanouts), replace, disjoint, induced,
-                                  DrawKey{seed, epoch, batch}, excluded_in(excluded)};
-    return with_integers(indices, "indices", [&]<class Index>(const Index *neighbors) {
-        const CscView<Index> graph{columns_of(indptr, length(indices), num_src_nodes), neighbors};
-        return with_integer_dtype("index_dtype", index_dtype, [&]<class Local>(Local) {
-            return sample_into<Index, Local>(graph, seeds, options);
-        });
+    EdgeType edges;
+    with_integers(indices, "indices", [&]<class Index>(const Index *neighbors) {
+        edges.indices = neighbors;
+        edges.is_wide = sizeof(Index) == 8;
+    });
+    static_cast<ColumnStarts &>(edges) = columns_of(indptr, length(indices), num_src_nodes);
+    edges.fanouts = std::move(fanouts);
+    edges.excluded = excluded_in(excluded);
+    const int64_t num_nodes = edges.num_nodes;
+    const TypedGraph graph{{{"", num_nodes}}, {std::move(edges)}};
+    SamplingOptions options{};
+    options.replace = replace;
+    options.disjoint = disjoint;
+    options.induced = induced;
+    options.key = {seed, epoch, batch};
+    Seeds seed_nodes;
+    seed_nodes.ids = input_data<int64_t>(seeds, "seeds", "int64");
+    seed_nodes.count = length(seeds);
+    return with_integer_dtype("index_dtype", index_dtype, [&]<class Local>(Local) {
+        SampledBatch sampled;
+        {
+            const GilRelease release;
+            sampled = sample_neighbors<Local>(graph, {seed_nodes}, options);
+        }
+        const nb::tuple nodes = nodes_tuple<Local>(std::move(sampled.nodes[0]), disjoint);
+        const nb::tuple found = edges_tuple<Local>(std::move(sampled.edges[0]));
+        return nb::make_tuple(nodes[0], found[0], found[1], nodes[1], nodes[2], found[2]);
     });
 }
 
@@ -64,14 +72,14 @@ nb::tuple add_reverse(const InputArray &edge_index, const InputArray &edge_pos, 
     const auto *ends = static_cast<const Local *>(edge_index.data());
     const int64_t *positions = input_data<int64_t>(edge_pos, "edge_pos", "int64");
     const int64_t num_edges = length(edge_pos);
-    SampledBatch batch;
+    SampledEdges edges;
     {
         const GilRelease release;
-        batch = add_reverse_edges(ends, positions, num_edges, num_nodes);
+        edges = add_reverse_edges(ends, positions, num_edges, num_nodes);
     }
-    const auto num_kept = static_cast<size_t>(batch.num_edges);
-    return nb::make_tuple(take_array<Local>(std::move(batch.edge_index), {2, num_kept}),
-                          take_array<int64_t>(std::move(batch.edge_pos), {num_kept}));
+    const auto num_kept = static_cast<size_t>(edges.num_edges);
+    return nb::make_tuple(take_array<Local>(std::move(edges.edge_index), {2, num_kept}),
+                          take_array<int64_t>(std::move(edges.edge_pos), {num_kept}));
 }
 
 nb::tuple add_reverse_edges_of(const InputArray &edge_index, const InputArray &edge_pos,
@@ -127,5 +135,6 @@ void bind_sampling(nb::module_ &m) {
     m.def("equal_ranges", find_equal_ranges, "values"_a.noconvert(), "begins"_a.noconvert(),
           "ends"_a.noconvert(), "wanted"_a.noconvert());
     m.def("random_reads", read_randomly, "table"_a.noconvert(), "positions"_a.noconvert());
+    bind_sampled_graph(m);
     bind_staged_sampling(m);
 }

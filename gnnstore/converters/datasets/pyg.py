@@ -7,12 +7,10 @@ batch of the store holds exactly what a batch of the `Data` would.
 from __future__ import annotations
 
 import copy
-import json
 import logging
-import math
 import os
 import warnings
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.converter import converter
+from gnnstore.converters.datasets.pyg_values import (
+    belongs_to,
+    edge_index_of,
+    is_array,
+    json_value,
+    to_numpy,
+)
 from gnnstore.converters.datasets.saved_data import open_saved_data
+from gnnstore.converters.datasets.typed.pyg import from_hetero, has_types
 from gnnstore.converters.edges.node_ids import edge_pairs
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import MemoryArray
@@ -31,22 +37,21 @@ from gnnstore.errors import InputError, UsageError
 from gnnstore.progress import Progress
 
 if TYPE_CHECKING:
-    import torch
-    from torch_geometric.data import Data, FeatureStore, GraphStore
-    from torch_geometric.data.graph_store import EdgeAttr
+    from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 
 _LOG = logging.getLogger(__name__)
 
 
 @converter
 def from_pyg(
-    data: Data | tuple[FeatureStore, GraphStore] | PathLike,
+    data: Data | HeteroData | tuple[FeatureStore, GraphStore] | PathLike,
     output: PathLike,
     *,
     options: ConvertOptions | None = None,
     progress: Progress | None = None,
+    **more: Any,
 ) -> Path:
-    """Convert a homogeneous `Data` with any node, edge and graph attributes.
+    """Convert a `Data` or `HeteroData` with any node, edge and graph attributes.
 
     Tensors and arrays whose length along `Data.__cat_dim__` is N or E become node and edge
     attributes, as `Data.is_node_attr` and `is_edge_attr` say. Other tensors, numbers,
@@ -56,23 +61,29 @@ def from_pyg(
 
     Parameters
     ----------
-    data : torch_geometric.data.Data, a pair (FeatureStore, GraphStore), or path-like
-        On any device; or a file of `torch.save` with a `Data`, or the processed file of a data set
-        of one graph. Such a file is unpickled with a list of allowed names, and read whole: four
-        times the file counts in `options.memory_bytes`. Of a pair, which has one type of nodes and
-        one of edges, all tensors are read into memory.
+    data : torch_geometric.data.Data, HeteroData, a pair (FeatureStore, GraphStore), or path-like
+        On any device. Of a pair, one type of nodes or edges after the other is read into memory.
+        Or a file of `torch.save` with a `Data`, or the processed file of a data set of one graph.
+        Such a file is unpickled with a list of allowed names, and read whole: four times the file
+        counts in `options.memory_bytes`.
     output, options, progress
         See `gnnstore.converters`.
+    **more
+        Single options, as in `time_attr=("time",)`; see `ConvertOptions`.
 
     Raises
     ------
     InputError
         If an attribute cannot be stored (the message has its name), or ids are out of range.
     UsageError
-        If `data` is something else, `HeteroData` for one.
+        If `data` is something else.
     """
+    if more:
+        options = replace(options or ConvertOptions(), **more)
     if isinstance(data, str | os.PathLike):
         data = open_saved_data(data, None if options is None else options.memory_bytes)
+    if has_types(data):
+        return from_hetero(data, output, options, progress)
     data = _as_data(data)
     edge_index = _edge_index(data)
     num_nodes = _num_nodes(data)
@@ -89,7 +100,7 @@ def from_pyg(
         writer.explicit_num_nodes = "num_nodes" in data
         edge_attributes = {}
         for name in sorted(set(data.keys()) - {"edge_index", "num_nodes"}):
-            if _is_array(data[name]) and _belongs_to(data.is_edge_attr, name):
+            if is_array(data[name]) and belongs_to(data.is_edge_attr, name):
                 rows, dtype, cat_dim = _rows(data, name)
                 writer.describe_edge_attribute(name, dtype=dtype, cat_dim=cat_dim)
                 edge_attributes[name] = MemoryArray(name, rows)
@@ -110,16 +121,10 @@ def _as_data(data: Any) -> Data:
         Data,
         FeatureStore,
         GraphStore,
-        HeteroData,
     )
 
     if isinstance(data, Data):
         return data
-    if isinstance(data, HeteroData):
-        raise UsageError(
-            "HeteroData has several types of nodes or edges; only a homogeneous Data can be "
-            "converted (data.to_homogeneous() makes one, if features have one width)"
-        )
     if not (
         isinstance(data, tuple | list)
         and len(data) == 2
@@ -127,19 +132,12 @@ def _as_data(data: Any) -> Data:
         and isinstance(data[1], GraphStore)
     ):
         raise UsageError(
-            "expected a torch_geometric.data.Data, or a pair (FeatureStore, GraphStore), got "
+            "expected a torch_geometric.data.Data or HeteroData, or a pair (FeatureStore, "
+            "GraphStore), got "
             f"{type(data).__name__}"
         )
     features, graph = data
     tensors, edges = features.get_all_tensor_attrs(), graph.get_all_edge_attrs()
-    # A store may have the same edges in several layouts.
-    for what, types in (
-        ("nodes", {attr.group_name for attr in tensors}),
-        ("edges", {attr.edge_type for attr in edges}),
-    ):
-        if len(types) > 1:
-            names = ", ".join(sorted(map(str, types)))
-            raise UsageError(f"the stores hold several types of {what} ({names}); expected one")
     found = Data()
     for attr in tensors:
         all_rows = copy.copy(attr)
@@ -148,23 +146,11 @@ def _as_data(data: Any) -> Data:
             all_rows.group_name = None
         found[attr.attr_name] = features.get_tensor(all_rows)
     if edges:
-        found.edge_index = _edge_index_of(graph, edges[0])
+        found.edge_index = edge_index_of(graph, edges[0])
         lengths = [length for length in edges[0].size or () if length is not None]
         if lengths:
             found.num_nodes = max(lengths)
     return found
-
-
-def _edge_index_of(graph: GraphStore, edges: EdgeAttr) -> torch.Tensor:
-    """Return sources and targets of the edges, in the order of the store."""
-    import torch  # noqa: PLC0415
-
-    rows, columns = graph.get_edge_index(edges)
-    if edges.layout.value == "csr":  # pointers to the edges of each source
-        rows = torch.repeat_interleave(torch.arange(len(rows) - 1), rows.diff())
-    elif edges.layout.value == "csc":
-        columns = torch.repeat_interleave(torch.arange(len(columns) - 1), columns.diff())
-    return torch.stack([rows, columns.to(rows.dtype)])
 
 
 def _num_nodes(data: Data) -> int:
@@ -185,78 +171,30 @@ def _edge_index(data: Data) -> npt.NDArray[Any]:
     value = data.edge_index
     if value is None:
         return np.empty((2, 0), np.int64)
-    if not _is_array(value):
+    if not is_array(value):
         raise InputError(
             f"data.edge_index: expected a tensor of shape [2, E], got a {type(value).__name__}"
         )
-    array, _ = _to_numpy(value, "edge_index")
+    array, _ = to_numpy(value, "edge_index")
     if array.ndim != 2 or array.shape[0] != 2:
         raise InputError(f"data.edge_index: has shape {list(array.shape)}, expected [2, E]")
     return array
 
 
-def _is_array(value: object) -> bool:
-    import torch  # noqa: PLC0415
-
-    return isinstance(value, (torch.Tensor, np.ndarray))
-
-
-def _belongs_to(is_of: Callable[[str], bool], name: str) -> bool:
-    """Return PyG's answer for an attribute, which depends on shapes and the number of edges."""
-    try:
-        return is_of(name)
-    except (NotImplementedError, RuntimeError, TypeError) as error:
-        raise InputError(
-            f"data.{name}: PyG cannot tell whether it belongs to nodes or edges ({error}); rename "
-            "or remove the attribute num_edges, if there is one, or this one"
-        ) from error
-
-
-def _to_numpy(value: Any, name: str) -> tuple[npt.NDArray[Any], str]:
-    """Return a tensor or array, without a copy if on the CPU, and its type's name."""
-    import torch  # noqa: PLC0415
-
-    if isinstance(value, np.ndarray):
-        if value.dtype.hasobject or value.dtype.kind not in "biuf":
-            raise InputError(
-                f"data.{name}: an array of {value.dtype} cannot be stored; use numbers"
-            )
-        return value, value.dtype.newbyteorder("=").name
-    if value.layout != torch.strided or value.is_nested:
-        kind = "nested" if value.is_nested else "sparse"
-        raise InputError(
-            f"data.{name}: a {kind} tensor cannot be stored; make it dense, or remove it"
-        )
-    if value.is_meta:
-        raise InputError(
-            f"data.{name}: a tensor of the meta device has no values to store; load or remove it"
-        )
-    tensor = value.detach().cpu().resolve_conj().resolve_neg().as_subclass(torch.Tensor)
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    if dtype == "bfloat16":  # NumPy has no such type: a store takes the bits
-        return tensor.view(torch.int16).numpy().view(np.uint16), dtype
-    try:
-        return tensor.numpy(), dtype
-    except TypeError:
-        raise InputError(
-            f"data.{name}: elements of type {dtype} cannot be stored; convert them"
-        ) from None
-
-
 def _rows(data: Data, name: str) -> tuple[npt.NDArray[Any], str, int]:
     """Return an attribute with its rows first, its type, and the original axis of rows."""
-    array, dtype = _to_numpy(data[name], name)
+    array, dtype = to_numpy(data[name], name)
     cat_dim = data.__cat_dim__(name, data[name])
     return np.moveaxis(array, cat_dim, 0), dtype, cat_dim
 
 
 def _copy_attribute(writer: GraphWriter, data: Data, name: str) -> None:
     value = data[name]
-    if not _is_array(value):
-        writer.set_graph_attribute(name, _json_value(value, name))
+    if not is_array(value):
+        writer.set_graph_attribute(name, json_value(value, name))
         return
-    if not _belongs_to(data.is_node_attr, name):
-        array, dtype = _to_numpy(value, name)
+    if not belongs_to(data.is_node_attr, name):
+        array, dtype = to_numpy(value, name)
         writer.set_graph_array(name, array, dtype=dtype)
         return
     rows, dtype, cat_dim = _rows(data, name)
@@ -272,21 +210,3 @@ def _copy_attribute(writer: GraphWriter, data: Data, name: str) -> None:
             dtype,
             list(rows.shape),
         )
-
-
-def _json_value(value: Any, name: str) -> Any:
-    """Return a graph-level value; refuse one that JSON would change."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    try:
-        if json.loads(json.dumps(value, allow_nan=False)) == value:
-            return value
-    except (TypeError, ValueError, RecursionError):
-        pass
-    if isinstance(value, float) and not math.isfinite(value):
-        problem = "JSON has no NaN or infinity; use a tensor"
-    else:
-        problem = "use a tensor, a number, a string, or a list or dict (with text keys) of them"
-    raise InputError(
-        f"data.{name}: a {type(value).__name__} like this cannot be stored: {problem}, or remove it"
-    )

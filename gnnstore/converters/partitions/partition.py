@@ -230,7 +230,8 @@ def partition(
     NoSpaceError, NotFoundError, CorruptStoreError, StorageError
         If the store cannot be read, or the partitions not written.
     """
-    plan = Partitioning(StoreInput(store), num_partitions, train_first, seed, memory_bytes, order)
+    graph = StoreInput(store, "gnnstore partition")
+    plan = Partitioning(graph, num_partitions, train_first, seed, memory_bytes, order)
     final = partitions_path(plan, name, output)
     if not resume:
         plan.check_space(final)

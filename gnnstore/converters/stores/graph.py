@@ -50,10 +50,11 @@ class ColumnBlock:
 
 
 class StoreInput:
-    """A homogeneous store, read in order."""
+    """A homogeneous store, read in order; `what` reads it, for a message about other stores."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], what: str = "this") -> None:
         self.reader = StoreReader.open(path)
+        self.reader.schema.refuse_types(self.reader.path, what)
         self.nodes: NodeTypeSpec = self.reader.schema.node
         self.edges: EdgeTypeSpec = self.reader.schema.edge
         self.num_nodes = self.nodes.num_nodes

@@ -37,7 +37,7 @@ from gnnstore.converters.stores.places import checked_ids, out_degrees, places_b
 from gnnstore.converters.writer.carried_ids import CARRIED_IDS
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.node_arrays import MAX_COMPRESSED_BYTES
-from gnnstore.converters.writer.options import ConvertOptions, refuse_rules
+from gnnstore.converters.writer.options import ConvertOptions, refuse_rules, with_orders
 from gnnstore.converters.writer.workload import Workload
 from gnnstore.errors import UsageError, check_choice, limits_named
 from gnnstore.formats.arrays.dtypes import id_dtype
@@ -104,7 +104,7 @@ def reorder(
     parameters: dict[str, Any] = {"by": by}
     if by == "community":
         parameters["seed"] = seed
-    graph = StoreInput(store)
+    graph = StoreInput(store, "gnnstore reorder")
     check_choice("by", by, ORDERS)
     if (by == "frequency") != (scores is not None):
         raise UsageError("scores: go with by='frequency', which needs them; see the how-to")
@@ -139,6 +139,7 @@ def write_reordered(
     **described: Mapping[str, Any],
 ) -> Path:
     """Write a store with its nodes numbered anew; see `reorder`."""
+    options = with_orders(options, graph.edges)
     with _writer(graph, output, options, progress, **described) as writer:
         _check_space(writer, graph)
         places = find_places(graph, writer, scoring)

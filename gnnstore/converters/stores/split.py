@@ -22,7 +22,7 @@ from gnnstore.converters.stores.copy import (
 from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.opening import is_converted, provenance
-from gnnstore.converters.writer.options import ConvertOptions, refuse_rules
+from gnnstore.converters.writer.options import ConvertOptions, refuse_rules, with_orders
 from gnnstore.converters.writer.workload import Workload
 from gnnstore.errors import UsageError, limits_named
 from gnnstore.progress import Progress
@@ -83,7 +83,8 @@ def split_edges(
     options = options or ConvertOptions()
     rule = SplitRule(tuple(fractions), seed, num_negatives=num_negatives, strict_negatives=strict)
     refuse_rules(options, "splitting the edges of a store")
-    graph = StoreInput(store)
+    graph = StoreInput(store, "gnnstore split-edges")
+    options = with_orders(options, graph.edges)
     rules = [(output, rule)]
     _check(graph, [output] if test_messages is None else [output, test_messages])
     if test_messages is not None:

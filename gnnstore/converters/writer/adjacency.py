@@ -29,11 +29,9 @@ from gnnstore.formats.container.journal_file import JOURNAL_FILE
 from gnnstore.formats.container.regular_files import open_binary
 from gnnstore.formats.container.strict_json import Fields
 from gnnstore.formats.store.edge_splits import EdgeSplitSpec
-from gnnstore.formats.store.schema import EDGE_TYPE, EdgeTypeSpec
+from gnnstore.formats.store.schema import EDGE_TYPE, EdgeType, EdgeTypeSpec
 from gnnstore.formats.store.writer import StoreWriter
 from gnnstore.progress import Progress
-
-_DIRECTORY = names.edge_directory(*EDGE_TYPE)
 
 
 def write_adjacency(
@@ -44,14 +42,21 @@ def write_adjacency(
     *,
     on_degrees: Callable[[npt.NDArray[np.int64]], None] | None = None,
     split_sizes: Mapping[str, int] | None = None,
+    edge_type: EdgeType = EDGE_TYPE,
+    num_targets: int | None = None,
 ) -> EdgeTypeSpec:
-    """Write `indptr`, `indices`, `edge_id`, the edge attributes and edge splits."""
-    indptr = _array(store, _DIRECTORY, "indptr", "int64", built.num_nodes + 1)
+    """Write `indptr`, `indices`, `edge_id`, the edge attributes and edge splits.
+
+    Edges between nodes of two types come numbered as of one; only the first columns are targets.
+    """
+    directory = names.edge_directory(*edge_type)
+    num_pointers = (built.num_nodes if num_targets is None else num_targets) + 1
+    indptr = _array(store, directory, "indptr", "int64", num_pointers)
     edges = _EdgeArrays(
         store,
         built,
         attribute_types,
-        directory=_DIRECTORY,
+        directory=directory,
         ends=("indices",),
         num_edges=built.num_edges,
     )
@@ -60,7 +65,7 @@ def write_adjacency(
             store,
             built,
             attribute_types,
-            directory=names.edge_split_directory(EDGE_TYPE, name),
+            directory=names.edge_split_directory(edge_type, name),
             ends=("source", "target"),
             num_edges=num_edges,
         )
@@ -69,7 +74,8 @@ def write_adjacency(
     latest = np.empty(0, np.int64)
     with progress.phase("write edges", built.num_edges, "edges") as phase:
         for chunk in built.chunks():
-            indptr.append(chunk.indptr)
+            indptr.append(chunk.indptr[:num_pointers])
+            num_pointers -= len(chunk.indptr[:num_pointers])
             if on_degrees is not None:
                 latest = np.concatenate([latest[-1:], chunk.indptr])
                 on_degrees(np.diff(latest))
@@ -80,7 +86,7 @@ def write_adjacency(
     # Complete now rather than at the commit: later work may be interrupted.
     indptr.close()
     return EdgeTypeSpec(
-        *EDGE_TYPE,
+        *edge_type,
         num_edges=built.num_edges,
         indptr=indptr.spec,
         splits={name: EdgeSplitSpec(**arrays.close()) for name, arrays in splits.items()},
@@ -196,17 +202,18 @@ def record_edges(store: StoreWriter, spec: EdgeTypeSpec, num_nodes: int) -> None
     store.journal.record_edges({"num_nodes": num_nodes, "spec": asdict(spec)})
 
 
-def take_up_edges(store: StoreWriter) -> FinishedEdges | None:
+def take_up_edges(store: StoreWriter, edge_type: EdgeType = EDGE_TYPE) -> FinishedEdges | None:
     """Take the adjacency that an earlier attempt finished into the store; None if there is none."""
-    record = store.journal.edges()
-    if record is None:
-        return None
-    fields = Fields(record, str(store.journal.directory / JOURNAL_FILE), "edges")
-    spec, num_nodes = EdgeTypeSpec.from_json(fields.fields("spec")), fields.integer("num_nodes")
-    arrays = spec.arrays()
-    if not all(_is_whole(store, array) for array in arrays):
-        return None
-    for array in arrays:
+    for record in store.journal.edges():
+        fields = Fields(record, str(store.journal.directory / JOURNAL_FILE), "edges")
+        spec, num_nodes = EdgeTypeSpec.from_json(fields.fields("spec")), fields.integer("num_nodes")
+        if spec.type == edge_type and all(_is_whole(store, array) for array in spec.arrays()):
+            return _take_up(store, spec, num_nodes)
+    return None
+
+
+def _take_up(store: StoreWriter, spec: EdgeTypeSpec, num_nodes: int) -> FinishedEdges:
+    for array in spec.arrays():
         writer = store.paged(
             array.path,
             name=array.name,
@@ -217,7 +224,6 @@ def take_up_edges(store: StoreWriter) -> FinishedEdges | None:
         )
         writer.skip(array.num_rows)
         writer.close()
-    _remove_runs(store)
     directory = store.temporary_path / spec.indptr.path
     return FinishedEdges(spec, num_nodes, directory, _layout(store, spec.indptr))
 
@@ -239,12 +245,3 @@ def _layout(store: StoreWriter, spec: AttributeSpec) -> ShardLayout:
 def _is_whole(store: StoreWriter, spec: AttributeSpec) -> bool:
     layout = _layout(store, spec)
     return len(store.journal.committed_shards(spec, layout)) == layout.num_shards
-
-
-def _remove_runs(store: StoreWriter) -> None:
-    """Delete the runs of the adjacency, if a crash came before their deletion."""
-    runs = store.journal.runs()
-    store.journal.forget_runs()
-    for run in runs:
-        for file in run["files"]:
-            Path(file).unlink(missing_ok=True)

@@ -29,6 +29,8 @@ from gnnstore.converters.inputs.source import (
     check_count,
     check_rows,
 )
+from gnnstore.converters.typed.orders import add_orders
+from gnnstore.converters.typed.times import checked_edges
 from gnnstore.converters.writer.adjacency import record_edges, take_up_edges, write_adjacency
 from gnnstore.converters.writer.carried_ids import CarriedIds
 from gnnstore.converters.writer.casting import SCALES
@@ -203,7 +205,8 @@ class GraphWriter:
 
     def describe_edge_attribute(self, name: str, *, dtype: str, cat_dim: int = 0) -> None:
         """Give an edge attribute's element type, where NumPy has none, and its row axis."""
-        self._edge_types[name] = (dtype, cat_dim)
+        is_time = name in self.options.time_attr
+        self._edge_types[name] = ("int64" if is_time else dtype, cat_dim)
 
     def carry_edge_ids(self, dtype: np.dtype[Any]) -> None:
         """Take the ids of edges from the attribute `CARRIED_IDS`, in place of their positions."""
@@ -237,7 +240,11 @@ class GraphWriter:
         """
         if not self.has_edges:
             ends = (as_array(sources, f"{where}: sources"), as_array(targets, f"{where}: targets"))
-            rows = {name: as_array(v, f"{where}: {name}") for name, v in (attributes or {}).items()}
+            given = {
+                name: as_array(v, f"{where}: {name}") for name, v in (attributes or {}).items()
+            }
+            first = self._builder.buffer.num_seen
+            rows = checked_edges(given, self._edge_types, self.options, first, where)
             self._builder.add(*ends, rows, where)
 
     def read_edges(
@@ -659,6 +666,7 @@ class GraphWriter:
             index_dtype=self._index_dtype,
             explicit_num_nodes=self.explicit_num_nodes,
         )
+        schema = add_orders(self._store, schema, self._nodes.times, self.options, self.progress)
         with self.progress.phase("commit"):
             return self._store.commit(schema, self._provenance)
 

@@ -23,9 +23,10 @@ from gnnstore.converters.inputs.source import (
     row_bytes,
 )
 from gnnstore.converters.read_ahead import read_ahead
+from gnnstore.converters.typed.times import IntegerTimes
 from gnnstore.converters.writer.casting import Caster, ScalingCaster, column_scales
 from gnnstore.converters.writer.options import ConvertOptions
-from gnnstore.errors import UsageError
+from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, dtype_name, from_bfloat16_bits
 from gnnstore.formats.arrays.paged_writer import PagedArrayWriter
 from gnnstore.formats.arrays.spec import AttributeSpec
@@ -120,15 +121,24 @@ _COPY_BYTES = 2**23  # pieces in which attributes are copied
 class NodeArrays:
     """Writes the node attributes of one node type. Not thread-safe."""
 
-    def __init__(self, store: StoreWriter, options: ConvertOptions, progress: Progress) -> None:
+    def __init__(
+        self,
+        store: StoreWriter,
+        options: ConvertOptions,
+        progress: Progress,
+        node_type: str = NODE_TYPE,
+    ) -> None:
         # N if known: attributes must have N rows.
         self.num_nodes: int | None = None
         self.attributes: dict[str, AttributeSpec] = {}  # the attributes written so far
         # The scales of each attribute that is stored as multiples of scales.
         self.scales: dict[str, npt.NDArray[np.float32]] = {}
+        # Times that lie compressed, by path: edges are ordered by them.
+        self.times: dict[str, npt.NDArray[np.int64]] = {}
         self._store = store
         self._options = options
         self._progress = progress
+        self._type = node_type
 
     @contextmanager
     def rows(
@@ -151,12 +161,17 @@ class NodeArrays:
                 "convert without it first"
             )
         stored = self._options.feature_dtype if is_features else None
+        if name in self._options.time_attr and (dtype, row_shape) != ("int64", ()):
+            raise InputError(
+                f"{where or repr(name)}: times are int64, one for each node, and these are {dtype} "
+                f"with rows of shape {list(row_shape)}"
+            )
         caster: Caster | ScalingCaster = Caster(name, dtype, stored or dtype)
         if scales is not None:
             caster = ScalingCaster(dtype, scales)
             self.scales[name] = scales
         array = self._store.paged(
-            names.node_array(NODE_TYPE, name),
+            names.node_array(self._type, name),
             name=name,
             row_shape=row_shape,
             dtype=caster.target,
@@ -189,8 +204,14 @@ class NodeArrays:
     ) -> None:
         """Write an attribute: compressed if its rows are single values, else in pages."""
         source = MemoryArray(repr(name), values) if isinstance(values, np.ndarray) else values
-        dtype = dtype or dtype_name(source.dtype)
         check_rows(source, self.num_nodes)
+        is_time = name in self._options.time_attr
+        if is_time:
+            what = f"the times {name!r} of nodes"
+            if self._type != NODE_TYPE:
+                what += f" of type {self._type!r}"
+            source, dtype = IntegerTimes(source, what), "int64"
+        dtype = dtype or dtype_name(source.dtype)
         width = row_bytes(source)
         num_bytes = source.shape[0] * width
         is_large = (
@@ -199,9 +220,12 @@ class NodeArrays:
         if width and is_large:
             self._copy(name, source, max(1, _COPY_BYTES // width), dtype, cat_dim)
             return
-        path = names.node_array(NODE_TYPE, name)
+        path = names.node_array(self._type, name)
+        rows = source.read()
+        if is_time:
+            self.times[path] = rows
         self.attributes[name] = self._store.compressed(
-            path, source.read(), name=name, dtype=dtype, cat_dim=cat_dim
+            path, rows, name=name, dtype=dtype, cat_dim=cat_dim
         )
 
     def _copy(self, name: str, source: ArraySource, step: int, dtype: str, cat_dim: int) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 from gnnstore.budget.limits import parse_memory
 from gnnstore.errors import UsageError, check_choice
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, MAX_PAGE_BYTES, MIN_PAGE_BYTES
+from gnnstore.formats.store.schema import EdgeTypeSpec
 
 SelfLoops = Literal["keep", "drop", "add"]
 IndexDtype = Literal["int64", "int32"]
@@ -64,6 +65,15 @@ class ConvertOptions:
         With feature_dtype "int8": divide every column of `x` by a scale of its own, so that its
         largest magnitude is 127, and round. The scales are the graph-level array `x_scale`, and
         `batch.x * batch.x_scale` is the features. Takes one more pass over them.
+    time_attr : sequence of str
+        Attributes of nodes or edges with int64 times. For each, edges get an order by time, which
+        loaders with this `time_attr` need; other integers become int64.
+    weight_attr : sequence of str
+        Attributes of edges with weights, [E] or [E, 1]: finite and not negative. For each, edges
+        get the sums that loaders with this `weight_attr` need.
+    reverse : sequence of str
+        Of graphs of several types: edge types that also get a reverse type `rev_RELATION`, with the
+        same ids and attributes: "all", relations, or types as in "author__writes__paper".
     spill_directory : str, optional
         An existing directory for temporary files while edges are sorted on disk. None:
         next to the output.
@@ -80,6 +90,9 @@ class ConvertOptions:
     resume: bool = False
     spill_directory: str | None = None
     feature_scale: FeatureScale | None = None
+    time_attr: tuple[str, ...] = ()
+    weight_attr: tuple[str, ...] = ()
+    reverse: tuple[str, ...] = ()
 
     def __new__(cls, *_args: Any, **options: Any) -> ConvertOptions:
         """Name the function to use in place of options that are gone."""
@@ -91,6 +104,10 @@ class ConvertOptions:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
+        for name in ("time_attr", "weight_attr", "reverse"):
+            given = getattr(self, name)
+            names = (given,) if isinstance(given, str) else tuple(given)
+            object.__setattr__(self, name, tuple(dict.fromkeys(names)))
         check_choice("self_loops", self.self_loops, get_args(SelfLoops))
         size = self.page_bytes
         if not MIN_PAGE_BYTES <= size <= MAX_PAGE_BYTES or size & (size - 1):
@@ -118,6 +135,9 @@ class ConvertOptions:
         # None of these changes a byte of the result.
         for name in ("overwrite", "memory_bytes", "resume", "spill_directory"):
             del document[name]
+        for name in ("time_attr", "weight_attr", "reverse"):
+            if not document[name]:
+                del document[name]
         return document
 
 
@@ -129,9 +149,17 @@ def check_features(options: ConvertOptions | None, *, has_features: bool, remedy
         )
 
 
+def with_orders(options: ConvertOptions, edges: EdgeTypeSpec) -> ConvertOptions:
+    """Return options by which a store that is made from a store keeps orders and sums."""
+    return replace(options, time_attr=tuple(edges.orders), weight_attr=tuple(edges.weight_sums))
+
+
 def refuse_rules(options: ConvertOptions, doing: str) -> None:
     """Refuse the rules for edges and features where a store is made from a store."""
     defaults = ConvertOptions()
-    for name in ("undirected", "self_loops", "feature_dtype"):
+    for name in (
+        *("undirected", "self_loops", "feature_dtype"),
+        *("time_attr", "weight_attr", "reverse"),
+    ):
         if getattr(options, name) != getattr(defaults, name):
             raise UsageError(f"{name} is not for {doing}; convert with it")

@@ -54,7 +54,7 @@ class Journal:
         self._shards: dict[tuple[str, int], Record] = {}
         self._compressed: dict[str, Record] = {}
         self._runs: list[Record] = []
-        self._edges: Record | None = None
+        self._edges: list[Record] = []
         # Shards that were compared already: an array may be opened more than once.
         self._compared: dict[tuple[str, int], BlockCrcs] = {}
         self.spill_directories = [self.spill_directory]
@@ -113,7 +113,8 @@ class Journal:
         elif kind == "step" and record["number"] == len(self.steps):
             self.steps.append(record)
         elif kind == "edges":
-            self._edges = record["edges"]
+            self._edges.append(record["edges"])
+            self._runs.clear()  # those of other edges follow
         elif kind == "spill_directory":
             self._take_spill_directory(Path(record["path"]))
 
@@ -224,8 +225,8 @@ class Journal:
 
     # ---- the adjacency
 
-    def edges(self) -> Record | None:
-        """Return the description of the adjacency that an earlier attempt completed, if any."""
+    def edges(self) -> list[Record]:
+        """Return the descriptions of the adjacencies that an earlier attempt completed."""
         return self._edges
 
     def record_edges(self, edges: Mapping[str, Any]) -> None:

@@ -6,6 +6,8 @@ become directories. Percent-encoding keeps every name distinct and every compone
 
 from __future__ import annotations
 
+import hashlib
+import re
 from urllib.parse import quote, unquote
 
 from gnnstore.errors import CorruptStoreError, InputError
@@ -17,6 +19,16 @@ MAX_PATH_BYTES = 2048  # the directory's own path comes on top; Linux allows 409
 
 def encode(name: str) -> str:
     """Return `name` as one path component: letters, digits, '_', '-' and '.' stay."""
+    component = _quoted(name)
+    if not component or len(component) > MAX_COMPONENT_BYTES:
+        raise InputError(
+            f"the name {name[:40]!r} cannot be stored: names have 1 to {MAX_COMPONENT_BYTES} "
+            "bytes after percent-encoding; rename it"
+        )
+    return component
+
+
+def _quoted(name: str) -> str:
     try:
         component = quote(name, safe="")
     except UnicodeEncodeError:
@@ -31,12 +43,37 @@ def encode(name: str) -> str:
         component = "%2E" + component[1:]
     if component == "zarr.json":  # Zarr's own file in the directory that would hold the name
         component = "zarr%2Ejson"
-    if not component or len(component) > MAX_COMPONENT_BYTES:
-        raise InputError(
-            f"the name {name[:40]!r} cannot be stored: names have 1 to {MAX_COMPONENT_BYTES} "
-            "bytes after percent-encoding; rename it"
-        )
     return component
+
+
+# In joined names '__' only separates, so others are encoded: at the ends, and in a row.
+_AMBIGUOUS = re.compile("^_|_$|__+")
+
+
+def joined(*parts: str, long: str) -> str:
+    """Return several names as one path component, which no other names have.
+
+    Parameters
+    ----------
+    parts : str
+        The names.
+    long : str
+        Beginning of the component where the joined names have more than 200 bytes: a digest of
+        them follows.
+
+    Raises
+    ------
+    InputError
+        If a name is empty, or no Unicode.
+    """
+    if not all(parts):
+        raise InputError(f"the names {parts} cannot be stored: one is empty; rename it")
+    component = "__".join(
+        _AMBIGUOUS.sub(lambda found: "%5F" * len(found[0]), _quoted(part)) for part in parts
+    )
+    if len(component) <= MAX_COMPONENT_BYTES:
+        return component
+    return f"{long}-{hashlib.sha256(component.encode()).hexdigest()[:32]}"
 
 
 def decode(component: str) -> str:
@@ -79,14 +116,18 @@ def edge_split_directory(edge_type: tuple[str, str, str], name: str) -> str:
     return f"edge_splits/{_edge_component(*edge_type)}/{encode(name)}"
 
 
-def _edge_component(source: str, relation: str, target: str) -> str:
-    component = f"{encode(source)}__{encode(relation)}__{encode(target)}"
-    if len(component) > MAX_COMPONENT_BYTES:
-        raise InputError(
-            f"the edge type {(source, relation, target)} cannot be stored: its names have together "
-            f"more than {MAX_COMPONENT_BYTES} bytes after percent-encoding; rename some"
-        )
-    return component
+def order_array(edge_type: tuple[str, str, str], name: str) -> str:
+    """Path of the places of edges within their columns in the order of a time attribute."""
+    return f"{edge_directory(*edge_type)}/order/{encode(name)}"
+
+
+def weight_sums_array(edge_type: tuple[str, str, str], name: str) -> str:
+    """Path of the sums of the integer weights within each column."""
+    return f"{edge_directory(*edge_type)}/weight_sums/{encode(name)}"
+
+
+def _edge_component(*edge_type: str) -> str:
+    return joined(*edge_type, long="edge")
 
 
 def graph_array(name: str) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Self
 
@@ -55,6 +58,8 @@ from gnnstore.formats.container.transaction import DirectoryTransaction
 from gnnstore.units import format_size
 
 _MAX_DIFFERENCES = 3  # named in a message
+# Errors of a file system without links, or of a file with as many as it may have.
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
 
 class SealedWriter:
@@ -212,6 +217,31 @@ class SealedWriter:
         for file_name, size, crcs in files:
             self._files[f"{array_path}/{file_name}"] = (size, crcs)
         return spec
+
+    def link_files(self, reader: SealedReader[Any]) -> None:
+        """Take over the arrays of another directory of this kind by links to their files.
+
+        Where the file system has no links, files are copied.
+        """
+        arrays = {spec.path for spec in reader.manifest.arrays()}
+        crcs, files = reader.block_checksums(), reader.manifest.files
+        for entry, (first, last) in zip(
+            files, pairwise(reader.manifest.first_blocks()), strict=True
+        ):
+            directory = str(PurePosixPath(entry.path).parent)
+            if directory not in arrays:  # the metadata of a group
+                continue
+            source, target = reader.path / entry.path, self.temporary_path / entry.path
+            with storage_errors("link", source):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    os.link(source, target)
+                except OSError as error:
+                    if error.errno not in _NO_LINKS:
+                        raise
+                    shutil.copyfile(source, target)
+            self._paths.add(directory)
+            self._files[entry.path] = (entry.size_bytes, crcs[first:last])
 
     def row_dimension(self, array_path: str) -> str | None:  # noqa: ARG002 - a kind knows its own
         """Return the name of an array's first axis, where other arrays have the same rows."""

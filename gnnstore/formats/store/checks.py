@@ -14,6 +14,18 @@ from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.files import Problem
 from gnnstore.formats.container.reader import SealedReader
+from gnnstore.formats.store.by_column import (
+    BLOCK_EDGE_BYTES,
+    column_blocks,
+    integer_weights,
+    is_time,
+    is_weight,
+    largest_column,
+    node_times,
+    places_by_time,
+    sums_by_column,
+    weights_of,
+)
 from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec, StoreManifest, TextSpec
 
 # Scans hold this much of an array at a time, and a few temporaries of the same size.
@@ -34,7 +46,8 @@ def check_meaning(reader: Reader) -> Iterator[Problem]:
         if node.original_name is not None:
             yield from _check_text(reader, node.original_name)
     for edge in schema.edge_types:
-        yield from _check_columns(reader, edge, num_src[edge.source])
+        unsound = list(_check_columns(reader, edge, num_src[edge.source]))
+        yield from unsound
         for name, split in edge.splits.items():
             ends = (split.sources, num_src[edge.source]), (split.targets, num_src[edge.target])
             for arrays, num_nodes in ends:
@@ -42,6 +55,9 @@ def check_meaning(reader: Reader) -> Iterator[Problem]:
                     yield from _check_range(reader, spec, num_nodes, f"{part} of {name!r}")
             if split.edge_id is not None:
                 yield from _check_edge_ids(reader, split.edge_id, is_whole=False)
+        if not unsound:
+            yield from _check_orders(reader, edge)
+            yield from _check_sums(reader, edge)
         for name, text in edge.value_names.items():
             yield from _check_text(reader, text)
             for spec in edge.named_values(name):
@@ -169,6 +185,83 @@ def _check_columns(reader: Reader, edge: EdgeTypeSpec, num_src: int) -> Iterator
         # Edges of another store have the ids that its rules have left.
         is_whole = is_whole and "store_uuid" not in provenance
         yield from _check_edge_ids(reader, edge.edge_id, is_whole=is_whole and not edge.splits)
+
+
+def _check_orders(reader: Reader, edge: EdgeTypeSpec) -> Iterator[Problem]:
+    """Check that each order has every place of a column once, and that times ascend along it."""
+    for name, spec in edge.orders.items():
+        where = str(reader.path / spec.path)
+        of_nodes = node_times(reader.manifest.schema, edge, name)
+        own = edge.attributes.get(name)
+        of_what = own or of_nodes
+        if of_what is None or not is_time(of_what):
+            yield Problem(where, f"there are no times {name!r} of nodes or edges")
+            continue
+        times = None if of_nodes is None else reader.read(of_nodes)
+        order, indices = reader.paged(spec), reader.paged(edge.indices)
+        for first, counts in _column_blocks(reader, edge):
+            last = first + int(counts.sum())
+            if times is not None:
+                of_edges = times[indices.read_slice(first, last)]
+            else:
+                of_edges = reader.paged(of_what).read_slice(first, last)
+            ids = (
+                np.arange(first, last)
+                if edge.edge_id is None
+                else reader.paged(edge.edge_id).read_slice(first, last)
+            )
+            found = order.read_slice(first, last)
+            expected = places_by_time(of_edges, ids, counts)
+            bad = np.flatnonzero(found != expected)
+            if len(bad):
+                ends = np.cumsum(counts)
+                column = int(np.searchsorted(ends, bad[0], side="right"))
+                begin, end = int(ends[column] - counts[column]), int(ends[column])
+                places = np.sort(found[begin:end])
+                is_permutation = np.array_equal(places, np.arange(end - begin))
+                problem = (
+                    f"does not follow the times {name!r}"
+                    if is_permutation
+                    else "does not have each of its places once"
+                )
+                yield Problem(
+                    where, f"the order of the column with edge {first + int(bad[0])} {problem}"
+                )
+                break
+
+
+def _check_sums(reader: Reader, edge: EdgeTypeSpec) -> Iterator[Problem]:
+    """Check that the sums of weights are those of the weights."""
+    for name, spec in edge.weight_sums.items():
+        where = str(reader.path / spec.path)
+        weights = edge.attributes.get(name)
+        if weights is None or not is_weight(weights):
+            yield Problem(where, f"there are no weights {name!r} of edges")
+            continue
+        rows, sums = reader.paged(weights), reader.paged(spec)
+        for first, counts in _column_blocks(reader, edge):
+            last = first + int(counts.sum())
+            values = weights_of(rows.read_slice(first, last), weights.dtype)
+            wrong = np.flatnonzero(~((values >= 0) & (values < np.inf)))
+            if len(wrong):
+                path = str(reader.path / weights.path)
+                found = f"the weight of edge {first + int(wrong[0])} is {values[wrong[0]]}"
+                yield Problem(path, f"{found}, expected a finite number that is not negative")
+                break
+            expected = sums_by_column(integer_weights(values, counts), counts)
+            bad = np.flatnonzero(sums.read_slice(first, last) != expected)
+            if len(bad):
+                edge_number = first + int(bad[0])
+                yield Problem(where, f"the sum at edge {edge_number} is not that of the weights")
+                break
+
+
+def _column_blocks(
+    reader: Reader, edge: EdgeTypeSpec
+) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+    indptr = reader.paged(edge.indptr)
+    largest = largest_column(indptr)
+    return column_blocks(indptr, max(largest, _SCAN_BYTES // BLOCK_EDGE_BYTES))
 
 
 def _check_edge_ids(reader: Reader, spec: AttributeSpec, *, is_whole: bool) -> Iterator[Problem]:

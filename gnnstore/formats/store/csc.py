@@ -78,11 +78,8 @@ def load_csc(
     mapped: list[PagedArray] = []
 
     def get(spec: AttributeSpec) -> npt.NDArray[Any]:
-        array = reader.paged(spec)
-        if mode == "memory" or (mode == "disk" and spec is edge.indptr):
-            return array.load(num_threads)
-        mapped.append(array)
-        return array.view("random")
+        in_memory = mode == "memory" or (mode == "disk" and spec is edge.indptr)
+        return load_column(reader, spec, mapped, None if not in_memory else num_threads)
 
     indptr, indices = get(edge.indptr), get(edge.indices)
     edge_id = None if edge.edge_id is None else get(edge.edge_id)
@@ -92,5 +89,17 @@ def load_csc(
         edge_id=edge_id,
         num_src=reader.schema.node_of(edge.source).num_nodes,
         label=str(reader.path),
+        edge_type=edge.type,
         mapped=tuple(mapped),
     )
+
+
+def load_column(
+    reader: StoreReader, spec: AttributeSpec, mapped: list[PagedArray], num_threads: int | None
+) -> npt.NDArray[Any]:
+    """Read an array of the topology, by some threads; None maps it, and adds it to `mapped`."""
+    array = reader.paged(spec)
+    if num_threads is not None:
+        return array.load(num_threads)
+    mapped.append(array)
+    return array.view("random")

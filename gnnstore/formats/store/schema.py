@@ -54,6 +54,8 @@ class NodeTypeSpec:
     splits: Mapping[str, AttributeSpec] = field(default_factory=dict)
     original_id: AttributeSpec | None = None
     original_name: TextSpec | None = None
+    # In stores of several types: whether batches carry `num_nodes` of this type.
+    explicit_num_nodes: bool = False
 
     @classmethod
     def from_json(cls, fields: Fields) -> NodeTypeSpec:
@@ -69,6 +71,7 @@ class NodeTypeSpec:
                 if fields.has("original_name")
                 else None
             ),
+            explicit_num_nodes=bool(fields.document.get("explicit_num_nodes", False)),
         )
 
 
@@ -90,6 +93,10 @@ class EdgeTypeSpec:
     attributes: Mapping[str, AttributeSpec] = field(default_factory=dict)
     splits: Mapping[str, EdgeSplitSpec] = field(default_factory=dict)
     value_names: Mapping[str, TextSpec] = field(default_factory=dict)
+    # By time attribute: uint16 or uint32 [E]; in each column, the places of its edges by time.
+    orders: Mapping[str, AttributeSpec] = field(default_factory=dict)
+    # By weight attribute: uint64 [E]; in each column, the inclusive sums of the integer weights.
+    weight_sums: Mapping[str, AttributeSpec] = field(default_factory=dict)
 
     @property
     def type(self) -> EdgeType:
@@ -101,7 +108,9 @@ class EdgeTypeSpec:
         ids = (self.edge_id,) if self.edge_id else ()
         splits = (spec for split in self.splits.values() for spec in split.arrays())
         texts = (part for text in self.value_names.values() for part in (text.bytes, text.offsets))
-        return (self.indptr, self.indices, *ids, *self.attributes.values(), *splits, *texts)
+        by_column = (*self.orders.values(), *self.weight_sums.values())
+        attributes = self.attributes.values()
+        return (self.indptr, self.indices, *ids, *attributes, *splits, *texts, *by_column)
 
     def check_splits(self, file: str) -> None:
         """Raise if splits, or the names of an attribute's values, contradict the rest."""
@@ -139,6 +148,8 @@ class EdgeTypeSpec:
             attributes=_attributes(fields, "attributes"),
             splits={n: EdgeSplitSpec.from_json(splits.fields(n)) for n in splits.document},
             value_names={n: TextSpec.from_json(texts.fields(n)) for n in texts.document},
+            orders=_attributes(fields, "orders") if fields.has("orders") else {},
+            weight_sums=_attributes(fields, "weight_sums") if fields.has("weight_sums") else {},
         )
 
 
@@ -170,6 +181,34 @@ class Schema:
         if len(self.edge_types) != 1:
             raise UsageError(self._heterogeneous("edge", [str(t.type) for t in self.edge_types]))
         return self.edge_types[0]
+
+    @property
+    def is_homogeneous(self) -> bool:
+        """Whether nodes and edges have no types, so that batches are `Data`, not `HeteroData`."""
+        nodes, edges = (
+            {node.name for node in self.node_types},
+            {edge.type for edge in self.edge_types},
+        )
+        return nodes <= {NODE_TYPE} and edges <= {EDGE_TYPE}
+
+    def refuse_types(self, label: object, what: str = "this") -> None:
+        """Raise a `UsageError` that names the types, where they cannot be used.
+
+        Parameters
+        ----------
+        label : object
+            The store's path, for the message.
+        what : str
+            The function or command, as the subject of a sentence.
+        """
+        if not self.is_homogeneous:
+            nodes = ", ".join(node.name for node in self.node_types)
+            edges = ", ".join("__".join(edge.type) for edge in self.edge_types)
+            raise UsageError(
+                f"{label}: the store has node types ({nodes}) and edge types ({edges}), and {what} "
+                "works on graphs without types only: give it a store of one node type 'node' and "
+                "one edge type"
+            )
 
     def node_of(self, node_type: str) -> NodeTypeSpec:
         """Return the node type of a name; raise a `UsageError` with all names if there is none."""
@@ -224,12 +263,13 @@ class Schema:
         document = asdict(self)
         document["node_types"] = list(document["node_types"])
         for node in document["node_types"]:
-            if node["original_name"] is None:  # few stores have this field; others omit it
-                del node["original_name"]
+            for name in ("original_name", "explicit_num_nodes"):
+                if not node[name]:  # few stores have these fields; others omit them
+                    del node[name]
         document["edge_types"] = list(document["edge_types"])
         for edge in document["edge_types"]:
             edge["splits"] = edge_splits_json(edge["splits"])
-            for name in ("splits", "value_names"):
+            for name in ("splits", "value_names", "orders", "weight_sums"):
                 if not edge[name]:
                     del edge[name]
         return document
@@ -280,8 +320,16 @@ class Schema:
             rows = [edge.indices, *([edge.edge_id] if edge.edge_id else [])]
             for spec in [*rows, *edge.attributes.values()]:
                 require(spec, edge.num_edges, f"there are {edge.num_edges} edges")
-            for spec in [edge.indptr, *rows]:
-                dtypes = ("int64",) if spec is edge.indptr else ("int32", "int64")
+            orders, sums = edge.orders.values(), edge.weight_sums.values()
+            for spec in [*orders, *sums]:
+                require(spec, edge.num_edges, f"there are {edge.num_edges} edges")
+            expected = [
+                (edge.indptr, ("int64",)),
+                *((spec, ("int32", "int64")) for spec in rows),
+                *((spec, ("uint16", "uint32")) for spec in orders),
+                *((spec, ("uint64",)) for spec in sums),
+            ]
+            for spec, dtypes in expected:
                 if spec.dtype not in dtypes or spec.layout != "paged" or len(spec.shape) != 1:
                     raise CorruptStoreError(
                         f"{file}: the array {spec.path!r} is {spec.layout} {spec.dtype} "

@@ -17,7 +17,7 @@ from gnnstore.formats.store.csc import Csc
 from gnnstore.graph.indices import SCAN_IDS, IndexRows
 from gnnstore.graph.neighbor_cache.cache import bytes_for_all, bytes_to_choose, open_neighbor_cache
 from gnnstore.sampling.staged import CachedNeighbors
-from gnnstore.threads import LONG_READ_BYTES, Flag, run_beside
+from gnnstore.threads import LONG_READ_BYTES, Flag, run_in_background
 
 FILLING_THREAD = "gnnstore-neighbors"
 _POLL_SECONDS = 0.005
@@ -40,7 +40,7 @@ class NeighborCache:
             return
         open_from = partial(_open, csc, own_bytes, uuid)
         fill = partial(_fill, open_from, rows, self._filled)
-        self.stop = run_beside(self, fill, FILLING_THREAD)
+        self.stop = run_in_background(self, fill, FILLING_THREAD)
 
     @property
     def current(self) -> CachedNeighbors | None:

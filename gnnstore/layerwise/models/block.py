@@ -13,17 +13,25 @@ from torch import Tensor
 class Block:
     """D consecutive nodes (the targets), and m edges into them from n distinct nodes."""
 
-    x: Tensor  # rows of the targets in order, then of the other in-neighbours
+    # Rows of the targets in order, then of the other in-neighbours; then, for a layer that sums
+    # rows, all rows that are kept in memory.
+    x: Tensor
     begins: Tensor  # the edges into target i are begins[i] ... begins[i + 1] - 1.
     sources: Tensor  # rows of `x`
     # Data of the edges, by the name of the argument that takes it.
     edges: Mapping[str, Tensor] = field(default_factory=dict)
     scale: Tensor | None = None  # the factor of each row in a normalisation by degrees
+    own: Tensor | None = None  # rows of the targets, where `x` has mapped rows
 
     @property
     def num_targets(self) -> int:
         """Number of targets, D."""
         return len(self.begins) - 1
+
+    @property
+    def x_dst(self) -> Tensor:
+        """Rows of the targets."""
+        return self.x[: self.num_targets] if self.own is None else self.own
 
     @property
     def targets(self) -> Tensor:
@@ -37,6 +45,10 @@ class Block:
         """Sources above targets: int64 [2, m], a new tensor."""
         return torch.stack([self.sources, self.targets])
 
+    def on_rows(self, x: Tensor, own: Tensor | None) -> Block:
+        """Return the block with other rows."""
+        return replace(self, x=x, own=own)
+
     def to(self, device: torch.device) -> Block:
         """Return the block on a device."""
         if self.x.device == device:
@@ -48,4 +60,5 @@ class Block:
             sources=self.sources.to(device),
             edges={name: values.to(device) for name, values in self.edges.items()},
             scale=None if self.scale is None else self.scale.to(device),
+            own=None if self.own is None else self.own.to(device),
         )

@@ -12,7 +12,8 @@ import inspect
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.layerwise.models.block import Block
 from gnnstore.layerwise.models.gcn import DegreeNorm, not_normalizing
 from gnnstore.layerwise.models.layers import Layer
+from gnnstore.layerwise.models.sums import Projection, projection_of, sums_rows
 
 EDGE_DATA = ("edge_weight", "edge_attr")
 
@@ -46,11 +48,18 @@ class LayerCall:
     form: str
     norm: DegreeNorm | None = None  # computes the edge weights for the layer
     takes: tuple[str, ...] = ()  # names of the edge data that it takes
+    # Whether `x` may have rows that the block does not need: they cost nothing.
+    sums: bool = False
+    projection: Projection | None = None  # `x` has rows that it has mapped
 
     @property
     def needs_edges(self) -> bool:
         """Whether it uses neighbours."""
         return self.layer.conv is not None
+
+    def as_sources(self, rows: Tensor) -> Tensor:
+        """Return rows as the layer sums them."""
+        return rows if self.projection is None else self.projection(rows)
 
     def __call__(self, block: Block) -> Tensor:
         """Return the rows of the block's targets, in memory of their own: [D, width]."""
@@ -61,17 +70,18 @@ class LayerCall:
         return rows if is_alone(rows) else rows.clone()
 
     def _convolve(self, block: Block) -> Tensor:
-        conv, num_targets = self.layer.conv, block.num_targets
+        conv = self.layer.conv
         if conv is None:
-            return block.x[:num_targets]
+            return block.x_dst
         data: dict[str, Any] = {name: block.edges[name] for name in self.takes}
         if self.norm is not None:
             block, weights = self.norm.apply(block)
             data = {"edge_weight": weights}
         x: Any = block.x
         if "pair" in self.form:
-            x = (block.x, block.x[:num_targets])
-        with not_normalizing(conv, self.norm):
+            x = (block.x, block.x_dst)
+        mapped = nullcontext() if self.projection is None else self.projection.left_out(conv)
+        with not_normalizing(conv, self.norm), mapped:
             if "sparse" in self.form:
                 out = conv(x, _matrix(block, data.get("edge_weight")))
             else:
@@ -171,6 +181,8 @@ def _choose_call(layer: Layer, kind: RowKind) -> LayerCall:
         ) from error
     failures: list[str] = []
     for call in _candidates(layer, takes):
+        if call.sums and kind.device.type != "cpu":
+            continue  # kept rows are in the memory of the host
         try:
             found = graph.in_blocks(call)
         except Exception as error:  # any error: this form does not suit the layer
@@ -207,12 +219,19 @@ def _candidates(layer: Layer, takes: tuple[str, ...]) -> Iterator[LayerCall]:
         yield LayerCall(layer, "pair", takes=takes)
         return
     norm = DegreeNorm.of(conv, "edge_weight" if "edge_weight" in takes else None)
+    projection = projection_of(conv)
     if norm is not None:
+        if conv.fuse and (projection or sums_rows(conv)):
+            yield LayerCall(layer, "sparse", norm, takes, True, projection)
         if conv.fuse:
             yield LayerCall(layer, "sparse", norm, takes)
         yield LayerCall(layer, "single", norm, takes)
         return
     if conv.fuse and not takes:
+        if projection and sums_rows(conv):
+            yield LayerCall(layer, "sparse pair", sums=True, projection=projection)
+        if sums_rows(conv):
+            yield LayerCall(layer, "sparse pair", sums=True)
         yield LayerCall(layer, "sparse pair")
         yield LayerCall(layer, "sparse")
     yield LayerCall(layer, "pair", takes=takes)
@@ -292,4 +311,7 @@ class _SmallGraph:
         scale = None if norm is None else norm.scale(self.block(0, self.num_nodes))
         make = partial(self.block, scale=scale)
         bounds = itertools.pairwise(_CHECK_BLOCKS)
-        return torch.cat([call(make(first, last)) for first, last in bounds])
+        blocks = [make(first, last) for first, last in bounds]
+        if call.projection is not None:
+            blocks = [replace(one, x=call.as_sources(one.x), own=one.x_dst) for one in blocks]
+        return torch.cat([call(block) for block in blocks])

@@ -20,9 +20,12 @@ from gnnstore._core import ReadCounts, empty
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.schema import Schema
+from gnnstore.loaders.assemble.adjacency import adjacency
 
 if TYPE_CHECKING:
     from gnnstore.features.source import Rows, RowSource, RowSpec
+    from gnnstore.loaders.assemble.adjacency import CsrEdges
+    from gnnstore.nn.adjacency import AdjT
     from gnnstore.pipeline.batch import Batch, BatchCost
     from gnnstore.seeds.base import SeedLabels
     from gnnstore.strategies.sources import Sources
@@ -41,6 +44,12 @@ class Parts(NamedTuple):
     batch: Tensor | None  # [n]
     num_sampled_nodes: list[int] | None
     num_sampled_edges: list[int] | None
+
+    def matrix(self, values: Tensor | None = None) -> AdjT:
+        """Return the edges in CSR."""
+        size = (len(self.node), len(self.node))
+        hops = (self.num_sampled_nodes, self.num_sampled_edges)
+        return adjacency(self.edge_index.numpy(), size, *hops, values)
 
 
 class BatchSchema(Protocol):
@@ -85,9 +94,16 @@ class _Attribute:
 class BatchAssembler:
     """Assembles the batches of one loader. Safe to use from many threads at once."""
 
-    def __init__(self, store: BatchSchema, sources: Sources, data_class: type[Data] = Data) -> None:
-        self._arguments = (store, sources, data_class)
+    def __init__(
+        self,
+        store: BatchSchema,
+        sources: Sources,
+        data_class: type[Data] = Data,
+        csr: CsrEdges | None = None,
+    ) -> None:
+        self._arguments = (store, sources, data_class, csr)
         self._data_class = _checked(data_class)
+        self._csr = csr
         schema = store.schema
         self._node_attributes = _Attribute.all_of(schema.node.attributes, sources.nodes)
         self._edge_attributes = _Attribute.all_of(schema.edge.attributes, sources.edges)
@@ -143,14 +159,20 @@ class BatchAssembler:
                 bytes_gathered += tensor.nbytes
                 counts += read
 
+        csr = self._csr
+        # Before rows are gathered, while edges are in the processor's cache.
+        adj_t = None if csr is None or csr.value else parts.matrix()
         nodes = parts.node.numpy()
         gather(self._node_attributes, nodes)
-        values["edge_index"] = parts.edge_index
+        if csr is None:
+            values["edge_index"] = parts.edge_index
         e_id = None
         if parts.edge is not None:
             gather(self._edge_attributes, parts.edge.numpy())
             e_id = self._original_edge_ids(parts.edge, rows)
             bytes_gathered += e_id.nbytes
+        if csr is not None:
+            values["adj_t"] = parts.matrix(csr.take_values(values)) if adj_t is None else adj_t
         values.update(self._graph_level)
         if self._explicit_num_nodes:
             values["num_nodes"] = len(nodes)

@@ -276,7 +276,6 @@ class LookaheadEpochs:
             producer.sampler,
             coming,
             session=producer.session,
-            turn=producer.turn,
         )
         yield NextSuperbatch(own, batches, shares, plans=self._plans_next)
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from gnnstore._core import release_memory
 from gnnstore.features.packed.pack import pack, packed_bytes
 from gnnstore.features.source import ranges_of
 from gnnstore.pipeline.batch import Recorder
@@ -51,7 +51,6 @@ class SuperbatchPacker:
         num_threads: int,
         may_wait: bool,
         stop: Flag,
-        turn: Callable[[], AbstractContextManager[object]] = nullcontext,
         waits_for_others: Callable[[], bool] = lambda: False,
         recorder: Recorder | None = None,
     ) -> None:
@@ -61,7 +60,6 @@ class SuperbatchPacker:
         self._chunk_memory_bytes = chunk_memory_bytes
         self._num_threads = num_threads
         self._may_wait = may_wait
-        self._turn = turn
         self._quota = quota
         self._stop = stop
         self._waits_for_others = waits_for_others
@@ -75,8 +73,8 @@ class SuperbatchPacker:
         pieces = [_Pieces.of(table) for table in self._tables.values()]
         if reads > _WORTH * sum(each.num_pieces for each in pieces):
             return True
-        with self._turn():
-            needed = sum(each.num_needed(trace, plan, num_batches) for each in pieces)
+        needed = sum(each.num_needed(trace, plan, num_batches) for each in pieces)
+        release_memory()
         return reads > _WORTH * needed
 
     def pack(self, trace: Trace, plan: CachePlan) -> PackedBatches | None:
@@ -89,8 +87,9 @@ class SuperbatchPacker:
                 return None
             if self._stop.wait(_POLL_SECONDS):
                 raise CancelledError("packing was stopped before it began")
+        release_memory()  # what batches have left free while room was waited for
         try:
-            with self._turn(), self._recorder.phase("pack rows", unit="bytes") as advance:
+            with self._recorder.phase("pack rows", unit="bytes") as advance:
                 packed = pack(
                     self._tables,
                     trace.first(num_batches),
@@ -106,6 +105,8 @@ class SuperbatchPacker:
         except BaseException:
             self._quota.give_back(self, wanted)
             raise
+        finally:
+            release_memory()
         return PackedBatches(packed, plan.num_batches, lambda: self._quota.give_back(self, wanted))
 
     def _fitting(self, trace: Trace, plan: CachePlan) -> tuple[int, int]:

@@ -9,9 +9,9 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -25,7 +25,7 @@ from gnnstore.pipeline.batch import Batch, EpochRun, Recorder, request_of, sampl
 from gnnstore.pipeline.lookahead.packer import DiskQuota, PackedBatches, SuperbatchPacker
 from gnnstore.pipeline.lookahead.superbatch import Superbatch, SuperbatchFiles
 from gnnstore.sampling.compact import CompactSample, Types
-from gnnstore.threads import CancelledError, Flag, SharedLock, ordered_map
+from gnnstore.threads import CancelledError, Flag, ordered_map
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -62,9 +62,7 @@ def sample_batches(
     initializer: Callable[[], None] | None = None,
     timeout_seconds: float | None = None,
     recorder: Recorder | None = None,
-    turn: Callable[[], AbstractContextManager[object]] = nullcontext,
     check: Callable[[], None] = lambda: None,
-    is_held_up: Callable[[], bool] = lambda: False,
 ) -> Generator[T, None, None]:
     """Sample batches in threads; or together, where each hop is then one pass over a file.
 
@@ -88,7 +86,7 @@ def sample_batches(
         )
         done, start = 0, time.perf_counter()
         try:
-            with turn(), recorder.stage("sampling", together=True) as stage:
+            with recorder.stage("sampling", together=True) as stage:
                 for sample in together:
                     batch = waiting.popleft()
                     batch.sample = sample
@@ -106,17 +104,16 @@ def sample_batches(
 
     def sample_one(numbered: tuple[int, Batch]) -> T:
         place, batch = numbered
-        with turn():
-            check()
-            key = batch.key
-            with recorder.stage("sampling", epoch=key.epoch, batch=key.batch) as stage:
-                selected = seeds.select(batch.index, key)
-                batch.labels = selected.labels
-                batch.sample = sample = sampled_from(sampler, selected, key)
-                stage.args |= {"nodes": sample.num_nodes, "edges": sample.num_edges}
-                del sample
-            batch.cost.seconds_sampling = stage.seconds
-            return then(place, batch)
+        check()
+        key = batch.key
+        with recorder.stage("sampling", epoch=key.epoch, batch=key.batch) as stage:
+            selected = seeds.select(batch.index, key)
+            batch.labels = selected.labels
+            batch.sample = sample = sampled_from(sampler, selected, key)
+            stage.args |= {"nodes": sample.num_nodes, "edges": sample.num_edges}
+            del sample
+        batch.cost.seconds_sampling = stage.seconds
+        return then(place, batch)
 
     yield from ordered_map(
         sample_one,
@@ -126,7 +123,6 @@ def sample_batches(
         timeout_seconds=timeout_seconds,
         initializer=initializer,
         describe=describe,
-        is_held_up=is_held_up,
     )
 
 
@@ -242,14 +238,11 @@ class Producer:
         run: EpochRun,
         *,
         session: Session | None = None,
-        turn: SharedLock | None = None,
         purpose: str = "what a loader has sampled ahead",
     ) -> None:
         self.job, self.seeds, self.sampler = job, seeds, sampler
         self.run = run  # without threads in it, the consumer samples
         self.session = session
-        # Threads that sample share it; others have it alone.
-        self.turn = turn or SharedLock()
         self._closing = ExitStack()
         self._files = SuperbatchFiles(
             job.tmpdir,
@@ -300,7 +293,7 @@ class Producer:
         self, first: int, batches: list[Batch], pinned: PinnedRows | None = None
     ) -> Superbatch:
         """Sample and keep batches up to the first that fails; the trace is without pinned rows."""
-        job, run, session, turn = self.job, self.run, self.session, self.turn
+        job, run, session = self.job, self.run, self.session
         if session is not None:
             pinned = session.pinned(packs=job.packs, fills=job.warms_up)
         num_threads = run.num_threads
@@ -338,11 +331,7 @@ class Producer:
             initializer=run.initializer,
             timeout_seconds=run.timeout_seconds,
             recorder=run.recorder,
-            turn=partial(
-                turn.alone if self.sampler.samples_together else turn.shared, self._check_wanted
-            ),
             check=self._check_wanted,
-            is_held_up=lambda: turn.is_alone,
             describe=describe,
         )
         done = unreleased = 0
@@ -376,10 +365,11 @@ class Producer:
         """Plan batches that have been sampled, after all that have been planned, and pack them."""
         session = self.session
         if session is not None and len(superbatch):
-            with self._alone():
-                if self.job.warms_up:
-                    self._fill(session, superbatch)
-                self.plan(superbatch, session.planner)
+            release_memory()
+            if self.job.warms_up:
+                self._fill(session, superbatch)
+            self.plan(superbatch, session.planner)
+            release_memory()
             superbatch.slots, superbatch.turns = session.slots, session.turns
             superbatch.first_turn = session.num_planned
             self._end = session.num_planned = session.num_planned + len(superbatch)
@@ -425,7 +415,6 @@ class Producer:
                 chunk_memory_bytes=job.size.chunk_memory_bytes,
                 num_threads=run.num_threads,
                 may_wait=run.joins_in_threads,
-                turn=self._alone,
                 stop=self._is_stopped,
                 waits_for_others=lambda: self.waits_for_others,
                 recorder=run.recorder,
@@ -447,16 +436,6 @@ class Producer:
         if packed is not None:
             self._closing.callback(packed.close)
         return packed
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Take the turn that sampling shares, and leave no free memory to the next."""
-        with self.turn.alone(self._check_wanted):
-            release_memory()
-            try:
-                yield
-            finally:
-                release_memory()
 
     def _leave_disk(self) -> None:
         """Wait until a batch without a plan has been read, if there is one."""

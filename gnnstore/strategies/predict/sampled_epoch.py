@@ -13,7 +13,7 @@ import numpy.typing as npt
 from gnnstore._core import release_memory
 from gnnstore.caching.scores import MAX_COUNTED_BATCHES, count_out_degrees
 from gnnstore.disk.profile.first_use import disk_profile
-from gnnstore.features.memory import MAX_FAULT_THREADS, MIN_ROWS_PER_FAULT_THREAD
+from gnnstore.features.tables import MAX_FAULT_THREADS, MIN_ROWS_PER_FAULT_THREAD
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.topology import Topology
 from gnnstore.pipeline.lookahead.presample import ENOUGH_VISITS, Presampled, Presampler

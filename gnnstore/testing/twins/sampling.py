@@ -153,3 +153,22 @@ def add_reverse_edges(
     both = np.concatenate([edge_index, edge_index[::-1]], axis=1)
     _, kept = np.unique(both[::-1], axis=1, return_index=True)
     return both[:, kept], np.concatenate([edge_pos, edge_pos])[kept]
+
+
+def edges_by_node(
+    edge_index: npt.NDArray[Any],
+    num_targets: int,
+    num_sources: int,  # noqa: ARG001 - the kernel's signature
+    layers: Sequence[tuple[int, int]],
+    values: npt.NDArray[np.float32] | None = None,
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], list[tuple[Any, ...]]]:
+    """Return pointers and sources by target, and pointers, targets, values by source of layers."""
+    sources, targets = edge_index
+    transposes = []
+    for num_edges, layer_sources in layers:
+        order = np.argsort(sources[:num_edges], kind="stable")
+        ptr = np.searchsorted(sources[order], np.arange(layer_sources + 1)).astype(np.int32)
+        weights = None if values is None else values[order]
+        transposes.append((ptr, targets[order].astype(np.int32), weights))
+    crow = np.searchsorted(targets, np.arange(num_targets + 1)).astype(np.int32)
+    return crow, sources.astype(np.int32), transposes

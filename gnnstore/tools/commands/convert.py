@@ -21,6 +21,7 @@ from gnnstore.tools.ui.options import (
     SIZE,
     Decorator,
     Parsed,
+    order_options,
     plot_option,
     session_options,
     together,
@@ -158,6 +159,14 @@ _common_options = together(
         type=click.Choice(("int64", "int32")),
         help="Type of node ids in batches. Default: that of the input, else int64.",
     ),
+    click.option(
+        "--reverse",
+        multiple=True,
+        metavar="RELATION",
+        help="Of graphs with types: add a type rev_RELATION with the edges reversed. Repeat it for "
+        "more; all: of every type.",
+    ),
+    order_options,
     click.option(
         "--spill-dir",
         "spill_directory",
@@ -622,6 +631,41 @@ Examples:
         nargs=4,
         default=(0.57, 0.19, 0.19, 0.05),
         help="a, b, c and d of R-MAT, by default those of Graph500.",
+    ),
+    click.option("--seed", type=int, default=0, help="Seed of the graph."),
+    source=None,
+)
+
+_add_kind(
+    "planted-types",
+    """Generate a graph with types: papers, authors and institutions, with planted classes.
+
+Papers have features, labels, times and splits, authors have features, institutions are counted.
+Edges have edge_time and weight. The same options give the same graph on every machine.
+
+\b
+Examples:
+  gnnstore convert planted-types mag.gnn --reverse all
+  gnnstore convert planted-types mag.gnn --time-attr time --weight-attr weight
+  gnnstore convert planted-types large.gnn --papers 6500000 --feature-dim 768
+""",
+    click.option("--papers", "num_papers", type=int, default=10_000, help="Number of papers."),
+    click.option("--authors", "num_authors", type=int, help="Default: half as many as papers."),
+    click.option(
+        "--institutions", "num_institutions", type=int, help="Default: a hundredth of the papers."
+    ),
+    click.option("--feature-dim", type=int, default=64, help="Width of the papers' x."),
+    click.option("--author-dim", type=int, default=32, help="Width of the authors' x."),
+    click.option("--classes", "num_classes", type=int, default=8, help="Number of classes."),
+    click.option("--degree", type=int, default=8, help="Mean number of citations of a paper."),
+    click.option(
+        "--homophily", type=float, default=0.8, help="Share of edges drawn within a class."
+    ),
+    click.option(
+        "--feature-noise",
+        type=float,
+        default=0.7,
+        help="Standard deviation around means of length 1.",
     ),
     click.option("--seed", type=int, default=0, help="Seed of the graph."),
     source=None,

@@ -101,6 +101,23 @@ def seed_option(help_text: str) -> Decorator:
     return click.option("--seed", type=click.IntRange(min=0), default=0, help=help_text)
 
 
+order_options = together(
+    click.option(
+        "--time-attr",
+        multiple=True,
+        metavar="NAME",
+        help="Order edges by this attribute of nodes or edges, for loaders with time_attr=; repeat "
+        "it for more.",
+    ),
+    click.option(
+        "--weight-attr",
+        multiple=True,
+        metavar="NAME",
+        help="Sum this attribute of edges, for loaders with weight_attr=; repeat it for more.",
+    ),
+)
+
+
 def threads_option(help_text: str, name: str = "threads") -> Decorator:
     """Return the option `--threads`."""
     return click.option("--threads", name, type=click.IntRange(min=1), help=help_text)

@@ -67,6 +67,13 @@ public:
         }
     }
 
+    // Calls use(first position, that after the last) for the ranges of a node, in order.
+    template <class Use>
+    void for_each_range(int64_t node, const Use &use) const {
+        const auto [first, last] = ranges_of(node);
+        for (int64_t i = first; i < last; ++i) use(begins_[i], ends_[i]);
+    }
+
     bool has(int64_t position) const {
         const auto after = std::upper_bound(begins_.begin(), begins_.end(), position);
         return after != begins_.begin() && position < ends_[after - begins_.begin() - 1];

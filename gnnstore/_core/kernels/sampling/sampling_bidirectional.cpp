@@ -30,7 +30,7 @@ void counting_sort(const PooledArray<Edge<Local>> &edges, PooledArray<Edge<Local
 }  // namespace
 
 template <class Local>
-SampledBatch add_reverse_edges(const Local *edge_index, const int64_t *edge_pos, int64_t num_edges,
+SampledEdges add_reverse_edges(const Local *edge_index, const int64_t *edge_pos, int64_t num_edges,
                                int64_t num_nodes) {
     const int64_t num_both = checked_multiply(2, num_edges, "the number of edges");
     PooledArray<Edge<Local>> edges(num_both), sorted(num_both);
@@ -65,15 +65,10 @@ SampledBatch add_reverse_edges(const Local *edge_index, const int64_t *edge_pos,
         kept_index[num_kept + i] = edges[i].target;
         kept_pos[i] = edges[i].position;
     }
-    SampledBatch batch;
-    batch.num_nodes = num_nodes;
-    batch.num_edges = num_kept;
-    batch.edge_index = std::move(kept_index);
-    batch.edge_pos = std::move(kept_pos);
-    return batch;
+    return {std::move(kept_index), std::move(kept_pos), num_kept, {}};
 }
 
-template SampledBatch add_reverse_edges(const int32_t *, const int64_t *, int64_t, int64_t);
-template SampledBatch add_reverse_edges(const int64_t *, const int64_t *, int64_t, int64_t);
+template SampledEdges add_reverse_edges(const int32_t *, const int64_t *, int64_t, int64_t);
+template SampledEdges add_reverse_edges(const int64_t *, const int64_t *, int64_t, int64_t);
 
 }  // namespace gnnstore

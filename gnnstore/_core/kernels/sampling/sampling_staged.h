@@ -1,10 +1,11 @@
-// Sampling when in-neighbours do not lie in memory: a batch says which positions of indices it
-// needs next, whoever drives it fetches them, and it goes on. The result is the one of
+// Sampling when in-neighbours do not lie in memory: a batch says which positions of which arrays
+// it needs next, whoever drives it fetches them, and it goes on. The result is the one of
 // sample_neighbors, bit for bit.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "kernels/base/pooled_array.h"
 #include "kernels/sampling/sampling.h"
@@ -15,12 +16,20 @@ namespace gnnstore {
 // nodes. A list is found by counting: starts has the first one's place for each 64 nodes, and
 // the lengths of those between are in indptr. That takes 2 bits a node of the graph; a place
 // for each list would take as much memory as the lists of two in-neighbours themselves.
-template <class Index>
 struct CachedLists {
     const uint64_t *bits = nullptr;   // ceil(num_nodes / 64); null: there is no cache
     const int64_t *starts = nullptr;  // as many
-    const Index *neighbors = nullptr;
+    const void *neighbors = nullptr;  // as wide as those of the edge type
     int64_t num_neighbors = 0;
+};
+
+// An array of an edge type, and the positions of its elements that a batch needs.
+enum class Column { indices, order, times, sums };
+struct ReadRequest {
+    int64_t edge_type = 0;
+    Column column = Column::indices;
+    PooledArray<int64_t> positions;
+    int64_t count = 0;
 };
 
 // One batch. For one thread at a time. Calls out of order throw std::logic_error, and so do
@@ -31,31 +40,29 @@ public:
 
     // Whether something is left to fetch or to compute.
     virtual bool is_done() const = 0;
-    // Goes on to the next positions, whose number is returned; may be none at all.
-    virtual int64_t draw() = 0;
-    // Hands the positions that draw has found out, once.
-    virtual PooledArray<int64_t> take_positions() = 0;
-    // Takes the ids at these positions, of the batch's Index type, and checks them.
-    virtual void take(const void *neighbors) = 0;
+    // Goes on to what is needed next; may be nothing at all.
+    virtual std::vector<ReadRequest> draw() = 0;
+    // Takes the elements for each request, and checks them.
+    virtual void take(const std::vector<const void *> &fetched) = 0;
     // In the end: the batch.
     virtual SampledBatch release() = 0;
 
-    // In-neighbours that the cache has served so far.
+    // In-neighbours that caches have served so far.
     int64_t num_cached() const { return num_cached_; }
 
 protected:
     int64_t num_cached_ = 0;
 };
 
-// Index, the type of the ids in indices, and Local are int32_t or int64_t; exceptions are
-// those of sample_neighbors. Whole in-neighbour lists, which induced subgraphs need, are
-// asked for in pieces of max_column_positions. The arrays that columns and cache point to must
-// outlive the batch.
-template <class Index, class Local>
-std::unique_ptr<StagedBatch> make_staged_batch(const ColumnStarts &columns,
-                                               const CachedLists<Index> &cache,
-                                               const int64_t *seeds, int64_t num_seeds,
-                                               SamplingOptions options,
+// Local is int32_t or int64_t; exceptions are those of sample_neighbors. There is a cache for each
+// edge type. What lies along whole in-neighbour lists is asked for in pieces of
+// max_column_positions: induced subgraphs need it, which take parts of lists too, and choices by time
+// or weight, whose pieces have one list at least. The arrays that the graph and the caches point to
+// must outlive the batch.
+template <class Local>
+std::unique_ptr<StagedBatch> make_staged_batch(TypedGraph graph, std::vector<CachedLists> caches,
+                                               const std::vector<Seeds> &seeds,
+                                               const SamplingOptions &options,
                                                int64_t max_column_positions);
 
 }  // namespace gnnstore

@@ -21,6 +21,7 @@ from gnnstore.converters.datasets.ogb.links import (
 )
 from gnnstore.converters.datasets.ogb.mag240m import convert_mag240m, find_mag240m, input_files
 from gnnstore.converters.datasets.ogb.splits import SPLITS, set_splits, split_file
+from gnnstore.converters.datasets.typed.ogb import from_ogb_types, is_heterogeneous
 from gnnstore.converters.inputs.opening import (
     PathLike,
     choose_name,
@@ -33,16 +34,6 @@ from gnnstore.errors import InputError, NotFoundError, UsageError
 from gnnstore.progress import Progress
 
 _LOG = logging.getLogger(__name__)
-
-# Files that only data sets of several node or edge types have, in either layout.
-_HETEROGENEOUS = (
-    "triplet-type-list.csv.gz",
-    "num-node-dict.csv.gz",
-    "nodetype-has-feat.csv.gz",
-    "edge_index_dict.npz",
-    "num_nodes_dict.npz",
-    "relations",
-)
 
 
 @dataclass(frozen=True)
@@ -64,13 +55,15 @@ def from_ogb(
     options: ConvertOptions | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """Convert an OGB node- or link-property data set with one node type and one edge type.
+    """Convert an OGB node- or link-property data set.
 
     `node-feat` (`node_feat`) becomes `x`, `node-label` becomes `y`, `edge-feat` (`edge_feat`)
     becomes `edge_attr`; other `node_NAME` and `edge_NAME` files (members) keep
     their names. Labels are int64 with OGB's shape [N, columns]; float32, if some are
     fractions, or, in the binary layouts, NaN. Features in CSV become float32. Of MAG240M the
     papers and their citations are taken; its directory, or the one above, is told by its files.
+    (`from_mag240m` takes all of it.) Data sets of several types, as ogbn-mag, are told by theirs;
+    node types and edge types are in the order of their names.
 
     Splits of edges (`train.pt`, `valid.pt` and `test.pt`) become edge splits with their fixed
     negatives and with the attributes `edge_weight`, `edge_year` and `edge_reltype`, as the edges of
@@ -96,7 +89,7 @@ def from_ogb(
     NotFoundError
         If the directory or a file that must be there is not.
     InputError
-        If the data are damaged, disagree, or have several types or graphs; the message
+        If the data are damaged, disagree, or have several graphs; the message
         names the file and, in text, the line.
     """
     options = options or ConvertOptions()
@@ -119,6 +112,15 @@ def from_ogb(
             convert_mag240m(writer, papers)
             _warn_of_splits(writer, papers)
             return writer.commit()
+    raw = directory / "raw" if (directory / "raw").is_dir() else directory
+    if is_heterogeneous(raw):
+        if add_inverse_edge:
+            raise UsageError(
+                f"{raw}: add_inverse_edge is for data sets of one type; use reverse= (--reverse "
+                "all), which makes the reverse edges types of their own"
+            )
+        place = _find_split(raw.absolute().parent / "split", split)
+        return from_ogb_types(raw, place, output, options, progress)
     files = _find(directory, split)
     links = None if files.split is None else open_link_splits(files.split, options.memory_bytes)
     split_files = [] if files.split is None else files.split.iterdir()
@@ -151,13 +153,6 @@ def _find(directory: Path, split: str | None) -> OgbFiles:
     if not raw.is_dir():
         raw = directory
     root = raw.absolute().parent
-    for name in _HETEROGENEOUS:
-        if (raw / name).exists() or (raw / name.removesuffix(".gz")).exists():
-            raise InputError(
-                f"{raw / name}: the data set has several types of nodes or edges; only "
-                "homogeneous ones can be converted",
-                path=raw / name,
-            )
     binary = (raw / "data.npz").exists()
     if binary and part_file(raw, "edge") is not None:
         raise InputError(

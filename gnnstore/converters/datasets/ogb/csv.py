@@ -43,7 +43,7 @@ def part_file(directory: Path, stem: str) -> Path | None:
     return found[0] if found else None
 
 
-def _parts(directory: Path, prefix: str) -> dict[str, Path]:
+def parts(directory: Path, prefix: str) -> dict[str, Path]:
     """Return the files of all parts whose names begin with a word, by their stems."""
     stems = sorted(
         {path.name.partition(".csv")[0] for path in directory.glob(f"{prefix}[-_]*.csv*")}
@@ -61,11 +61,11 @@ def convert_csv(writer: GraphWriter, raw: Path, *, add_inverse_edge: bool) -> Ra
     num_edges = _read_count(raw, "num-edge-list", "edges")
     writer.set_num_nodes(num_nodes)
     writer.expect_edges(num_edges * (2 if add_inverse_edge else 1))
-    parts = _parts(raw, "node")
+    found = parts(raw, "node")
     for stem, name in (("node-feat", "x"), ("node-label", "y")):
-        if stem not in parts:
+        if stem not in found:
             writer.progress.note(f"{raw}: there is no {stem}.csv.gz: the store has no {name}")
-    for stem, path in parts.items():
+    for stem, path in found.items():
         _read_node_attribute(writer, stem, path, num_nodes)
     return _read_edges(writer, raw, num_nodes, num_edges, add_inverse_edge)
 
@@ -124,7 +124,7 @@ def _read_edges(
     attributes = {
         name: TextArray(
             file,
-            "float32" if name == "edge_attr" else _number_type(file),
+            "float32" if name == "edge_attr" else number_type(file),
             what="edge feature",
             num_rows=num_edges,
             unit="edges",
@@ -145,7 +145,7 @@ def _read_edges(
     return RawEdges(num_edges, edges.pairs, attributes)
 
 
-def _number_type(path: Path) -> str:
+def number_type(path: Path) -> str:
     """Return "int64" if a table has integers only (relations, years), else "float32"."""
     try:
         for _ in TextTable(path, TableFormat("int64", delimiter=None)).blocks():
@@ -156,5 +156,5 @@ def _number_type(path: Path) -> str:
 
 
 def _edge_attribute_files(raw: Path) -> Iterator[tuple[str, Path]]:
-    for stem, path in _parts(raw, "edge").items():
+    for stem, path in parts(raw, "edge").items():
         yield ("edge_attr" if stem == "edge-feat" else stem.replace("-", "_")), path

@@ -101,7 +101,7 @@ def from_kronecker(
     Belletti et al.: "Scalable realistic recommendation datasets through fractal expansions",
     arXiv:1901.08910, 2019.
     """
-    graph = StoreInput(seed_store)
+    graph = StoreInput(seed_store, "gnnstore convert kronecker")
     wanted = float(factor) if edge_factor is None else float(edge_factor)
     num_nodes = _check(graph, output, factor, wanted, seed)
     check_noise(feature_noise)

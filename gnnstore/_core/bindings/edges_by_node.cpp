@@ -1,0 +1,95 @@
+// A batch's edges in CSR, and the transposes of its layers.
+#include "kernels/building/edges_by_node.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
+
+#include <limits>
+#include <optional>
+#include <utility>
+
+#include "bindings/arrays.h"
+#include "bindings/bindings.h"
+
+using namespace gnnstore;
+using namespace nb::literals;
+
+namespace {
+
+// Edges and sources of each layer.
+using Layers = std::vector<std::pair<int64_t, int64_t>>;
+
+void check_sizes(const Layers &layers, int64_t num_edges, int64_t num_targets,
+                 int64_t num_sources) {
+    constexpr int64_t most = std::numeric_limits<int32_t>::max();
+    if (num_targets < 0 || num_sources < 0 || num_targets >= most || num_sources >= most ||
+        num_edges > most)
+        throw std::invalid_argument("a batch of " + std::to_string(num_targets) + " targets, " +
+                                    std::to_string(num_sources) + " sources and " +
+                                    std::to_string(num_edges) + " edges does not fit in int32");
+    if (layers.empty() || layers[0] != std::pair{num_edges, num_sources})
+        throw std::invalid_argument("the first layer must have all edges and sources");
+    for (size_t k = 1; k < layers.size(); ++k)
+        if (layers[k].first < 0 || layers[k].first > layers[k - 1].first ||
+            layers[k].second < 0 || layers[k].second > layers[k - 1].second)
+            throw std::invalid_argument("a layer of " + std::to_string(layers[k].first) +
+                                        " edges and " + std::to_string(layers[k].second) +
+                                        " sources is no part of the one before");
+}
+
+template <class Local>
+nb::tuple by_node(const InputArray &edge_index, int64_t num_targets, int64_t num_sources,
+                  const Layers &layers, const float *values) {
+    const auto num_edges = static_cast<int64_t>(edge_index.shape(1));
+    const auto *ends = static_cast<const Local *>(edge_index.data());
+    const BatchEdges<Local> edges{ends, ends + num_edges, values, num_edges, num_targets,
+                                  num_sources};
+    const auto crow = pooled_vector<int32_t>(num_targets + 1), col = pooled_vector<int32_t>(num_edges);
+    nb::list transposes;
+    std::vector<LayerEdges> outputs;
+    for (const auto &[layer_edges, layer_sources] : layers) {
+        const auto ptr = pooled_vector<int32_t>(layer_sources + 1),
+                   index = pooled_vector<int32_t>(layer_edges);
+        LayerEdges layer{layer_edges, layer_sources, ptr.data(), index.data(), nullptr};
+        nb::object weights = nb::none();
+        if (values != nullptr) {
+            const auto of_layer = pooled_vector<float>(layer_edges);
+            layer.values = of_layer.data();
+            weights = nb::cast(of_layer);
+        }
+        transposes.append(nb::make_tuple(ptr, index, weights));
+        outputs.push_back(layer);
+    }
+    {
+        int32_t *const pointers = crow.data(), *const columns = col.data();
+        const GilRelease release;
+        gnnstore::edges_by_node<Local>(edges, pointers, columns, outputs);
+    }
+    return nb::make_tuple(crow, col, transposes);
+}
+
+nb::tuple edges_by_node_of(const InputArray &edge_index, int64_t num_targets, int64_t num_sources,
+                        const Layers &layers, const std::optional<InputArray> &values) {
+    if (edge_index.ndim() != 2 || edge_index.shape(0) != 2)
+        throw std::invalid_argument("edge_index must have the shape [2, m]");
+    const auto num_edges = static_cast<int64_t>(edge_index.shape(1));
+    if (num_edges > 0 && (edge_index.stride(0) != num_edges || edge_index.stride(1) != 1))
+        throw std::invalid_argument("edge_index must be contiguous");
+    check_sizes(layers, num_edges, num_targets, num_sources);
+    const float *weights = values ? input_data<float>(*values, "values", "float32") : nullptr;
+    if (values && length(*values) != num_edges)
+        throw std::invalid_argument("values must have one for each edge");
+    if (edge_index.dtype() == nb::dtype<int32_t>())
+        return by_node<int32_t>(edge_index, num_targets, num_sources, layers, weights);
+    if (edge_index.dtype() == nb::dtype<int64_t>())
+        return by_node<int64_t>(edge_index, num_targets, num_sources, layers, weights);
+    refuse_dtype("edge_index", "int32 or int64", edge_index.dtype());
+}
+
+}  // namespace
+
+void bind_edges_by_node(nb::module_ &m) {
+    m.def("edges_by_node", edges_by_node_of, "edge_index"_a.noconvert(), "num_targets"_a,
+          "num_sources"_a, "layers"_a, "values"_a.noconvert() = nb::none());
+}

@@ -1,0 +1,97 @@
+"""The values of PyG's data objects as a store can hold them: arrays, or JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+    from torch_geometric.data import GraphStore
+    from torch_geometric.data.graph_store import EdgeAttr
+
+
+def is_array(value: object) -> bool:
+    """Whether a value is a tensor or a NumPy array."""
+    import torch  # noqa: PLC0415
+
+    return isinstance(value, (torch.Tensor, np.ndarray))
+
+
+def belongs_to(is_of: Callable[[str], bool], name: str, where: str = "data") -> bool:
+    """Return PyG's answer for an attribute, which depends on shapes and the number of edges."""
+    try:
+        return is_of(name)
+    except (NotImplementedError, RuntimeError, TypeError) as error:
+        raise InputError(
+            f"{where}.{name}: PyG cannot tell whether it belongs to nodes or edges ({error}); "
+            "rename or remove the attribute num_edges, if there is one, or this one"
+        ) from error
+
+
+def to_numpy(value: Any, name: str, where: str = "data") -> tuple[npt.NDArray[Any], str]:
+    """Return a tensor or array, without a copy if on the CPU, and its type's name."""
+    import torch  # noqa: PLC0415
+
+    if isinstance(value, np.ndarray):
+        if value.dtype.hasobject or value.dtype.kind not in "biuf":
+            raise InputError(
+                f"{where}.{name}: an array of {value.dtype} cannot be stored; use numbers"
+            )
+        return value, value.dtype.newbyteorder("=").name
+    if value.layout != torch.strided or value.is_nested:
+        kind = "nested" if value.is_nested else "sparse"
+        raise InputError(
+            f"{where}.{name}: a {kind} tensor cannot be stored; make it dense, or remove it"
+        )
+    if value.is_meta:
+        raise InputError(
+            f"{where}.{name}: a tensor of the meta device has no values to store; load or remove it"
+        )
+    tensor = value.detach().cpu().resolve_conj().resolve_neg().as_subclass(torch.Tensor)
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype == "bfloat16":  # NumPy has no such type: a store takes the bits
+        return tensor.view(torch.int16).numpy().view(np.uint16), dtype
+    try:
+        return tensor.numpy(), dtype
+    except TypeError:
+        raise InputError(
+            f"{where}.{name}: elements of type {dtype} cannot be stored; convert them"
+        ) from None
+
+
+def json_value(value: Any, name: str) -> Any:
+    """Return a graph-level value; refuse one that JSON would change."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    try:
+        if json.loads(json.dumps(value, allow_nan=False)) == value:
+            return value
+    except (TypeError, ValueError, RecursionError):
+        pass
+    if isinstance(value, float) and not math.isfinite(value):
+        problem = "JSON has no NaN or infinity; use a tensor"
+    else:
+        problem = "use a tensor, a number, a string, or a list or dict (with text keys) of them"
+    raise InputError(
+        f"data.{name}: a {type(value).__name__} like this cannot be stored: {problem}, or remove it"
+    )
+
+
+def edge_index_of(graph: GraphStore, edges: EdgeAttr) -> torch.Tensor:
+    """Return sources and targets of the edges, in the order of the store."""
+    import torch  # noqa: PLC0415
+
+    rows, columns = graph.get_edge_index(edges)
+    if edges.layout.value == "csr":  # pointers to the edges of each source
+        rows = torch.repeat_interleave(torch.arange(len(rows) - 1), rows.diff())
+    elif edges.layout.value == "csc":
+        columns = torch.repeat_interleave(torch.arange(len(columns) - 1), columns.diff())
+    return torch.stack([rows, columns.to(rows.dtype)])

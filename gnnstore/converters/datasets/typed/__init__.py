@@ -1,0 +1,1 @@
+"""Inputs of several node and edge types, one module for each layout."""

@@ -1,0 +1,226 @@
+"""A `HeteroData` in memory, or a pair of PyG's stores with several types."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.converters.datasets.pyg_values import (
+    belongs_to,
+    edge_index_of,
+    is_array,
+    json_value,
+    to_numpy,
+)
+from gnnstore.converters.edges.node_ids import edge_pairs
+from gnnstore.converters.inputs.opening import PathLike
+from gnnstore.converters.inputs.source import ArraySource, MemoryArray
+from gnnstore.converters.typed.graph_writer import HeteroGraphWriter
+from gnnstore.converters.writer.options import ConvertOptions
+from gnnstore.converters.writer.splits import SPLIT_KEYS
+from gnnstore.errors import InputError
+from gnnstore.formats.store.schema import EdgeType
+from gnnstore.progress import Progress
+
+if TYPE_CHECKING:
+    from torch_geometric.data import FeatureStore, GraphStore, HeteroData
+
+
+def has_types(data: object) -> bool:
+    """Whether nodes and edges of a data object, or of a pair of PyG's stores, have types."""
+    from torch_geometric.data import FeatureStore, GraphStore, HeteroData  # noqa: PLC0415
+
+    if isinstance(data, HeteroData):
+        return True
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        return False
+    features, graph = data
+    if not isinstance(features, FeatureStore) or not isinstance(graph, GraphStore):
+        return False
+    groups = [attr.group_name for attr in features.get_all_tensor_attrs() if _is_named(attr)]
+    types = [attr.edge_type for attr in graph.get_all_edge_attrs()]
+    return any(name is not None for name in (*groups, *types))
+
+
+def _is_named(attr: Any) -> bool:
+    return bool(attr.is_set("group_name"))
+
+
+def from_hetero(
+    data: HeteroData | tuple[FeatureStore, GraphStore],
+    output: PathLike,
+    options: ConvertOptions | None,
+    progress: Progress | None,
+) -> Path:
+    """Convert a `HeteroData`, or a pair of PyG's stores with types; see `from_pyg`."""
+    from torch_geometric.data import HeteroData  # noqa: PLC0415  (seconds to import)
+
+    if isinstance(data, HeteroData):
+        return _from_hetero_data(data, output, options, progress)
+    features, graph = data
+    return _from_stores(features, graph, output, options, progress)
+
+
+def _from_hetero_data(
+    data: HeteroData, output: PathLike, options: ConvertOptions | None, progress: Progress | None
+) -> Path:
+    counts = {name: _num_nodes(data, name) for name in data.node_types}
+    edges = {edge_type: _edge_index(data, edge_type) for edge_type in data.edge_types}
+    narrow = next((ids.dtype == np.int32 for ids in edges.values()), False)
+    with HeteroGraphWriter(
+        output,
+        counts,
+        kind="pyg",
+        source={"node_types": list(counts), "edge_types": list(map(list, edges))},
+        options=options,
+        index_dtype="int32" if narrow else "int64",
+        progress=progress,
+        edge_types=edges,
+    ) as writer:
+        for name in data.node_types:
+            _write_nodes(writer, data, name)
+        for name, value in data._global_store.items():
+            if is_array(value):
+                array, dtype = to_numpy(value, name)
+                writer.set_graph_array(name, array, dtype=dtype)
+            else:
+                writer.set_graph_attribute(name, json_value(value, name))
+        for edge_type, edge_index in edges.items():
+            where = f"data[{edge_type}]"
+            attributes: dict[str, ArraySource] = {}
+            for name, rows, dtype, cat_dim in _rows(data, edge_type, where):
+                writer.describe_edge_attribute(edge_type, name, dtype=dtype, cat_dim=cat_dim)
+                attributes[name] = MemoryArray(f"{where}.{name}", rows)
+            source = MemoryArray(f"{where}.edge_index", edge_index)
+            writer.read_edges(
+                edge_type,
+                edge_pairs(source),
+                edge_index.shape[1],
+                attributes,
+                where=source.label,
+            )
+        return writer.commit()
+
+
+def _num_nodes(data: HeteroData, name: str) -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        count = data[name].num_nodes
+    if count is None:
+        raise InputError(
+            f"data[{name!r}]: does not say how many nodes it has; set data[{name!r}].num_nodes"
+        )
+    return int(count)
+
+
+def _edge_index(data: HeteroData, edge_type: EdgeType) -> npt.NDArray[Any]:
+    store, where = data[edge_type], f"data[{edge_type}]"
+    if "adj_t" in store:
+        raise InputError(
+            f"{where}.adj_t: adjacency matrices cannot be converted; keep the edges in edge_index "
+            "(leave out the ToSparseTensor transform)"
+        )
+    value = store.get("edge_index")
+    if value is None:
+        return np.empty((2, 0), np.int64)
+    if not is_array(value):
+        raise InputError(
+            f"{where}.edge_index: expected a tensor of shape [2, E], got a {type(value).__name__}"
+        )
+    array, _ = to_numpy(value, "edge_index", where)
+    if array.ndim != 2 or array.shape[0] != 2:
+        raise InputError(f"{where}.edge_index: has shape {list(array.shape)}, expected [2, E]")
+    return array
+
+
+def _write_nodes(writer: HeteroGraphWriter, data: HeteroData, node_type: str) -> None:
+    where = f"data[{node_type!r}]"
+    if "num_nodes" in data[node_type]:
+        writer.show_num_nodes(node_type)
+    for name, rows, dtype, cat_dim in _rows(data, node_type, where):
+        writer.set_node_attribute(node_type, name, rows, dtype=dtype, cat_dim=cat_dim)
+        is_mask = dtype == "bool" and (rows.ndim == 1 or rows.shape[1:] == (1,))
+        if is_mask and name.endswith("_mask") and name in SPLIT_KEYS:
+            writer.set_split(node_type, SPLIT_KEYS[name], rows, where=f"{where}.{name}")
+
+
+def _rows(
+    data: HeteroData, of: str | EdgeType, where: str
+) -> Iterator[tuple[str, npt.NDArray[Any], str, int]]:
+    """Yield name, rows, type and original axis of the attributes of a node or edge type."""
+    store = data[of]
+    is_own = store.is_node_attr if isinstance(of, str) else store.is_edge_attr
+    for name, value in store.items():
+        if name in ("edge_index", "num_nodes"):
+            continue
+        if not is_array(value) or not belongs_to(is_own, name, where):
+            of_what = "node" if isinstance(of, str) else "edge"
+            raise InputError(
+                f"{where}.{name}: a {type(value).__name__}, which has no row for each {of_what}, "
+                f"cannot be stored: make it a tensor with a row for each {of_what} (numeric "
+                "columns or embeddings of tables and texts), set it on the graph as a whole "
+                f"(data.{name}), or remove it"
+            )
+        array, dtype = to_numpy(value, name, where)
+        cat_dim = data.__cat_dim__(name, value, store)
+        yield name, np.moveaxis(array, cat_dim, 0), dtype, cat_dim
+
+
+def _from_stores(
+    features: FeatureStore,
+    graph: GraphStore,
+    output: PathLike,
+    options: ConvertOptions | None,
+    progress: Progress | None,
+) -> Path:
+    tensors = features.get_all_tensor_attrs()
+    # A store may have the same edges in several layouts.
+    edges = {attr.edge_type: attr for attr in reversed(graph.get_all_edge_attrs())}
+    edges = dict(reversed(edges.items()))
+    counts = _counts(features, tensors, edges)
+    with HeteroGraphWriter(
+        output,
+        counts,
+        kind="pyg",
+        source={"node_types": list(counts), "edge_types": list(map(list, edges))},
+        options=options,
+        progress=progress,
+        edge_types=edges,
+    ) as writer:
+        for attr in tensors:
+            whole = copy.copy(attr)
+            whole.index = None
+            array, dtype = to_numpy(
+                features.get_tensor(whole), attr.attr_name, repr(attr.group_name)
+            )
+            writer.set_node_attribute(attr.group_name, attr.attr_name, array, dtype=dtype)
+        for edge_type, attr in edges.items():
+            edge_index, _ = to_numpy(edge_index_of(graph, attr), "edge_index", str(edge_type))
+            source = MemoryArray(f"the edges {edge_type}", edge_index)
+            writer.read_edges(
+                edge_type, edge_pairs(source), edge_index.shape[1], where=source.label
+            )
+        return writer.commit()
+
+
+def _counts(
+    features: FeatureStore, tensors: list[Any], edges: dict[EdgeType, Any]
+) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for attr in tensors:
+        if attr.group_name not in counts:
+            whole = copy.copy(attr)
+            whole.index = None
+            counts[attr.group_name] = int(features.get_tensor_size(whole)[0])
+    for edge_type, attr in edges.items():
+        for name, size in zip(edge_type[::2], attr.size or (None, None), strict=True):
+            with suppress(TypeError):
+                counts.setdefault(name, int(size))
+    return counts

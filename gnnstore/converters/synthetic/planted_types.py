@@ -1,0 +1,287 @@
+"""A synthetic graph of several types: papers, authors and institutions with planted classes.
+
+Features of papers and authors hint at their classes, under noise that neighbours resolve, and edges
+favour nodes of one class: a model that uses all types beats one that does not. Papers have times,
+edges have times and weights, so that temporal and weighted loaders have something to obey.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.converters.converter import converter
+from gnnstore.converters.inputs.opening import PathLike
+from gnnstore.converters.inputs.source import ArraySource, SequentialArray
+from gnnstore.converters.keyed_random import draw_noise, draw_words
+from gnnstore.converters.synthetic.synthetic_nodes import SyntheticNodes
+from gnnstore.converters.typed.graph_writer import HeteroGraphWriter
+from gnnstore.converters.writer.options import ConvertOptions
+from gnnstore.converters.writer.workload import Workload
+from gnnstore.errors import UsageError
+from gnnstore.formats.store.schema import EdgeType
+from gnnstore.progress import Progress
+from gnnstore.random_words import uniform
+
+CITES = ("paper", "cites", "paper")
+WRITES = ("author", "writes", "paper")
+AFFILIATED = ("author", "affiliated_with", "institution")
+
+_FIRST_TIME, _TIME_RANGE = 1_000_000_000, 300_000_000  # seconds since 1970: 2001 to 2011
+_SHARES = {"train": 0.5, "valid": 0.25, "test": 0.25}
+_CHUNK_EDGES = 2**18
+_CHUNK_FEATURE_BYTES = 2**20
+# Second words of generators' keys, so that streams never meet; those of types are added.
+_NODES, _FEATURES, _EDGES = 0x7074_0000, 0x7074_1000, 0x7074_2000
+
+
+@converter
+def from_planted_types(
+    output: PathLike,
+    *,
+    num_papers: int = 10_000,
+    num_authors: int | None = None,
+    num_institutions: int | None = None,
+    feature_dim: int = 64,
+    author_dim: int = 32,
+    num_classes: int = 8,
+    degree: int = 8,
+    homophily: float = 0.8,
+    feature_noise: float = 0.7,
+    seed: int = 0,
+    options: ConvertOptions | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Generate papers that cite one another, their authors, and the authors' institutions.
+
+    Papers have `x`, `y` (their class), `time` (int64, seconds since 1970) and splits, authors have
+    `x`, institutions are only counted. All edges have `edge_time` (int64) and `weight` (float32:
+    most in [1, 2) between nodes of one class, in [0, 0.2) between others, one in a hundred 0).
+    Everything is a function of the parameters alone.
+
+    Parameters
+    ----------
+    num_papers, num_authors, num_institutions : int
+        Nodes of each type. None: half as many authors as papers, a hundredth as many institutions.
+    feature_dim, author_dim : int
+        Width of the features of papers and of authors; 0 for none.
+    num_classes : int
+        C; there are at least C nodes of each type.
+    degree : int
+        Citations of a paper, on average; it has half as many authors, and an institution has
+        `degree` times its share of the authors.
+    homophily : float
+        Share of edges that are drawn between nodes of one class; the others are drawn anyhow.
+    feature_noise : float
+        Standard deviation of the noise in each feature, around class means of length 1.
+    seed : int
+        In [0, 2**64).
+    output, options, progress
+        See `gnnstore.converters`.
+
+    Raises
+    ------
+    UsageError
+        If a parameter is out of range.
+    """
+    counts = {
+        "paper": num_papers,
+        "author": num_papers // 2 if num_authors is None else num_authors,
+        "institution": num_papers // 100 if num_institutions is None else num_institutions,
+    }
+    if num_institutions is None:
+        counts["institution"] = max(num_classes, counts["institution"])
+    _check_counts(counts, num_classes, degree, feature_dim, author_dim)
+    _check_numbers(homophily, feature_noise, seed)
+    numbers = {
+        CITES: degree * counts["paper"],
+        WRITES: degree // 2 * counts["paper"],
+        AFFILIATED: degree // 4 * counts["author"],
+    }
+    parameters = {
+        "num_nodes": counts,
+        "feature_dim": feature_dim,
+        "author_dim": author_dim,
+        "num_classes": num_classes,
+        "degree": degree,
+        "homophily": homophily,
+        "feature_noise": feature_noise,
+        "seed": seed,
+    }
+    widths = {"paper": feature_dim, "author": author_dim}
+    items = sum(counts[name] * width for name, width in widths.items())
+    with HeteroGraphWriter(
+        output,
+        counts,
+        kind="planted-types",
+        source={"parameters": parameters},
+        options=options,
+        edge_types=numbers,
+        progress=progress,
+        workload=Workload(
+            num_nodes=sum(counts.values()),
+            num_edges=sum(numbers.values()),
+            node_bytes=4 * items,
+            node_items=items,
+            edge_row_bytes=12,
+        ),
+    ) as writer:
+        for place, (name, width) in enumerate(widths.items()):
+            nodes = SyntheticNodes(0, num_classes, width, feature_noise, seed)
+            if width:
+                _write_features(writer, name, nodes, _FEATURES + place)
+        _write_papers(writer, num_classes, seed)
+        for place, (edge_type, num_edges) in enumerate(numbers.items()):
+            edges = _Edges(
+                edge_type, num_edges, counts, num_classes, homophily, seed, _EDGES + place
+            )
+            writer.read_edges(
+                edge_type, edges.pairs(), num_edges, edges.attributes(), where=str(edge_type)
+            )
+        return writer.commit()
+
+
+def _check_counts(
+    counts: dict[str, int], num_classes: int, degree: int, feature_dim: int, author_dim: int
+) -> None:
+    if num_classes < 1:
+        raise UsageError(f"num_classes={num_classes} is not positive")
+    for name, count in counts.items():
+        if not num_classes <= count < 2**32:
+            raise UsageError(
+                f"num_{name}s={count}: expected from num_classes={num_classes} to 2^32 - 1"
+            )
+    numbers = {"degree": degree, "feature_dim": feature_dim, "author_dim": author_dim}
+    for name, number in numbers.items():
+        if number < 0:
+            raise UsageError(f"{name}={number} is negative")
+
+
+def _check_numbers(homophily: float, feature_noise: float, seed: int) -> None:
+    if not 0 <= homophily <= 1:
+        raise UsageError(f"homophily={homophily} is not in [0, 1]")
+    if not feature_noise >= 0:  # also refuses NaN
+        raise UsageError(f"feature_noise={feature_noise} is not a standard deviation")
+    if not 0 <= seed < 2**64:
+        raise UsageError(f"seed={seed} is not in [0, 2**64)")
+
+
+def _write_features(
+    writer: HeteroGraphWriter, node_type: str, nodes: SyntheticNodes, purpose: int
+) -> None:
+    count, width = writer.num_nodes[node_type], nodes.feature_dim
+    means = nodes.class_means()
+    step = max(1, _CHUNK_FEATURE_BYTES // (4 * width))
+    with writer.node_rows(
+        node_type, "x", num_rows=count, row_shape=(width,), dtype="float32"
+    ) as sink:
+        start = sink.skip(sink.num_committed_rows)
+        for first in range(start, count, step):
+            last = min(first + step, count)
+            shape = (last - first, width)
+            rows = draw_noise(nodes.seed, purpose, first, shape, nodes.feature_noise)
+            rows += means[np.arange(first, last) % nodes.num_communities]
+            sink.append(rows)
+
+
+def _write_papers(writer: HeteroGraphWriter, num_classes: int, seed: int) -> None:
+    count = writer.num_nodes["paper"]
+    words = draw_words(seed, _NODES, 0, count)
+    writer.set_node_attribute("paper", "y", np.arange(count) % num_classes)
+    times = _FIRST_TIME + (uniform(words) * _TIME_RANGE).astype(np.int64)
+    writer.set_node_attribute("paper", "time", times)
+    draws = uniform(draw_words(seed, _NODES + 1, 0, count))
+    bound = 0.0
+    for name, share in _SHARES.items():
+        writer.set_split("paper", name, np.flatnonzero((draws >= bound) & (draws < bound + share)))
+        bound += share
+
+
+@dataclass(frozen=True)
+class _Edges:
+    """The edges of a type; each is a function of its number."""
+
+    edge_type: EdgeType
+    num_edges: int
+    counts: dict[str, int]
+    num_classes: int
+    homophily: float
+    seed: int
+    purpose: int
+
+    def _draws(self, first: int, last: int) -> npt.NDArray[np.float64]:
+        words = draw_words(self.seed, self.purpose, first, 4 * (last - first))
+        return uniform(words).reshape(-1, 4).T
+
+    def _ends(
+        self, draws: npt.NDArray[np.float64]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        num_sources = self.counts[self.edge_type[0]]
+        targets = (draws[0] * self.counts[self.edge_type[2]]).astype(np.int64)
+        # Of the draws for the class, those of homophily choose the target's.
+        share = (draws[2] - self.homophily) / max(1 - self.homophily, 2.0**-53)
+        other = (np.clip(share, 0, 1 - 2.0**-53) * self.num_classes).astype(np.int64)
+        classes = np.where(draws[2] < self.homophily, targets % self.num_classes, other)
+        members = (num_sources - classes + self.num_classes - 1) // self.num_classes
+        ranks = (draws[1] * draws[1] * draws[1] * members).astype(np.int64)  # few have many edges
+        least = num_sources // self.num_classes
+        steps = np.where(members == least, _step(least), _step(least + 1))
+        return ranks * steps % members * self.num_classes + classes, targets
+
+    def pairs(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """Yield sources and targets."""
+        for first in range(0, self.num_edges, _CHUNK_EDGES):
+            yield self._ends(self._draws(first, min(first + _CHUNK_EDGES, self.num_edges)))
+
+    def attributes(self) -> dict[str, ArraySource]:
+        """Return times and weights."""
+        return {
+            "edge_time": _Generated("edge_time", self.num_edges, "int64", self._times),
+            "weight": _Generated("weight", self.num_edges, "float32", self._weights),
+        }
+
+    def _times(self, first: int, last: int) -> npt.NDArray[Any]:
+        draws = self._draws(first, last)[3] * 2.0**20 % 1.0
+        return _FIRST_TIME + (draws * _TIME_RANGE).astype(np.int64)
+
+    def _weights(self, first: int, last: int) -> npt.NDArray[Any]:
+        draws = self._draws(first, last)
+        sources, targets = self._ends(draws)
+        is_same = sources % self.num_classes == targets % self.num_classes
+        weights = np.where(is_same, 1 + draws[3], 0.2 * draws[3])
+        return np.where(draws[3] < 0.01, 0, weights).astype(np.float32)
+
+
+def _step(count: int) -> int:
+    """Return a factor that spreads 0, 1, 2, ... over all numbers below `count`."""
+    step = int(count * 0.618) | 1
+    while math.gcd(step, count) > 1:
+        step += 2
+    return step
+
+
+class _Generated(SequentialArray):
+    """Rows that are a function of their numbers."""
+
+    def __init__(
+        self,
+        label: str,
+        count: int,
+        dtype: str,
+        generate: Callable[[int, int], npt.NDArray[Any]],
+    ) -> None:
+        self.label = label
+        self.shape = (count,)
+        self.dtype = np.dtype(dtype)
+        self._generate = generate
+
+    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
+        """Yield the rows from `start` on, `step` at a time."""
+        for first in range(start, self.shape[0], step):
+            yield self._generate(first, min(first + step, self.shape[0]))

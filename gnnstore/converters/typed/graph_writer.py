@@ -1,0 +1,474 @@
+"""Writes the nodes and edges of several types, which come in pieces, as a store.
+
+Edges of one type after the other are sorted within the memory budget, as those of a graph of one
+type are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.converters.edges.builder import EdgeBuilder
+from gnnstore.converters.edges.node_ids import check_ids
+from gnnstore.converters.edges.rules import EdgeRules
+from gnnstore.converters.inputs.derived import RowTaker
+from gnnstore.converters.inputs.opening import PathLike
+from gnnstore.converters.inputs.source import ArraySource, check_count, check_rows
+from gnnstore.converters.typed.orders import add_orders
+from gnnstore.converters.typed.reverse import ReversedEdges, reverse_of, reverse_types
+from gnnstore.converters.typed.times import checked_edges
+from gnnstore.converters.writer.adjacency import (
+    finished_array,
+    record_edges,
+    take_up_edges,
+    write_adjacency,
+)
+from gnnstore.converters.writer.carried_ids import CarriedIds
+from gnnstore.converters.writer.node_arrays import NodeArrays, RowSink
+from gnnstore.converters.writer.opening import (
+    announce,
+    check_pointers,
+    open_store,
+    place_spill,
+    provenance,
+)
+from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
+from gnnstore.converters.writer.splits import read_split, split_ids, split_name
+from gnnstore.converters.writer.workload import Workload
+from gnnstore.errors import InputError, UsageError
+from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.container import names as store_names
+from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, NodeTypeSpec, Schema, TextSpec
+from gnnstore.progress import NullProgress, Progress
+
+_KEEP = EdgeRules()
+
+
+class HeteroGraphWriter:
+    """Writes a graph of several node and edge types as a store.
+
+    A context manager: without a `commit` there is no store. A conversion that a full disk, an I/O
+    error or Ctrl-C interrupts can be resumed, and edge types that are finished are not read again;
+    after any other error nothing is left. Not thread-safe.
+
+    Parameters
+    ----------
+    output : path-like
+        The store to be.
+    num_nodes : Mapping of str to int
+        Number of nodes of each type, in the order that the store's node types get.
+    kind : str
+        The converter's name, for provenance.
+    source : Mapping, optional
+        Inputs and parameters, as JSON values, for provenance.
+    options : ConvertOptions, optional
+        The common options. `feature_dtype` applies to `x` of each node type. Those that are for
+        graphs of one type are refused: `undirected`, `self_loops`,
+        `feature_scale`.
+    index_dtype : "int64" or "int32"
+        Type of node ids in batches, unless the options say.
+    edge_ids : bool
+        Whether edges keep their positions in the input, unless the options say.
+    progress : Progress, optional
+        Reports how far the work is.
+    edge_types : iterable of (str, str, str), optional
+        The edge types that will come, so that `options.reverse` is checked before any work.
+
+    Raises
+    ------
+    StoreExistsError, UsageError, NotFoundError, StorageError
+        If the output cannot be written; before any work.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gnnstore.converters import HeteroGraphWriter
+    >>> counts = {"paper": 3, "author": 2}
+    >>> writes = ("author", "writes", "paper")
+    >>> with HeteroGraphWriter("mag.gnn", counts, kind="mine") as writer:  # doctest: +SKIP
+    ...     writer.set_node_attribute("paper", "x", np.ones((3, 8), np.float32))
+    ...     writer.read_edges(writes, [(np.array([0, 1]), np.array([2, 0]))], where="my edges")
+    ...     writer.commit()
+    """
+
+    def __init__(
+        self,
+        output: PathLike,
+        num_nodes: Mapping[str, int],
+        *,
+        kind: str,
+        source: Mapping[str, Any] | None = None,
+        options: ConvertOptions | None = None,
+        index_dtype: IndexDtype = "int64",
+        edge_ids: bool = True,
+        progress: Progress | None = None,
+        edge_types: Iterable[EdgeType] = (),
+        workload: Workload | None = None,
+    ) -> None:
+        self.options = options or ConvertOptions()
+        _refuse_rules_of_one_type(self.options)
+        self.progress = progress or NullProgress()
+        self.num_nodes = dict(num_nodes)
+        known = tuple(edge_types)
+        if known:
+            reverse_types(self.options.reverse, known)  # refuses unknown ones
+        if not self.num_nodes:
+            raise UsageError("a graph without a node type cannot be stored")
+        self._provenance = provenance(kind, source or {}, self.options)
+        self._index_dtype: IndexDtype = self.options.index_dtype or index_dtype
+        keep_ids = edge_ids if self.options.edge_ids is None else self.options.edge_ids
+        self._rules = EdgeRules(keep_ids=keep_ids)
+        graph = {
+            "num_nodes": list(self.num_nodes.items()),
+            "index_dtype": self._index_dtype,
+            "edge_ids": keep_ids,
+        }
+        self._store = open_store(output, self.options, self._provenance, graph)
+        try:
+            self._spill_directory = place_spill(self._store, self.options)
+            announce(
+                self._store,
+                self.options,
+                self._rules,
+                source=source or {},
+                progress=self.progress,
+                workload=workload,
+            )
+            for count in self.num_nodes.values():
+                check_pointers(self._store, count)
+        except BaseException:
+            self._store.abort(keep=self.options.resume)
+            raise
+        self._reserved = 0
+        self._nodes = {
+            name: NodeArrays(self._store, self.options, self.progress, name) for name in num_nodes
+        }
+        for name, count in self.num_nodes.items():
+            self._nodes[name].num_nodes = count
+        self._shows_num_nodes: set[str] = set()
+        self._splits: dict[str, dict[str, AttributeSpec]] = {name: {} for name in num_nodes}
+        self._original_ids: dict[str, AttributeSpec] = {}
+        self._original_names: dict[str, TextSpec] = {}
+        self._edges: dict[EdgeType, EdgeTypeSpec] = {}
+        self._edge_attribute_types: dict[EdgeType, dict[str, tuple[str, int]]] = {}
+        self._graph_values: dict[str, Any] = {}
+        self._graph_arrays: dict[str, AttributeSpec] = {}
+
+    # ---- edges
+
+    @property
+    def edge_types(self) -> tuple[EdgeType, ...]:
+        """The edge types that have been read so far, in the order that they get in the store."""
+        return tuple(self._edges)
+
+    def reserve_memory(self, num_bytes: int) -> None:
+        """Leave memory to the caller: that much less of the budget goes to the edges."""
+        self._reserved += num_bytes
+
+    def describe_edge_attribute(
+        self, edge_type: EdgeType, name: str, *, dtype: str, cat_dim: int = 0
+    ) -> None:
+        """Give an edge attribute's element type, where NumPy has none, and its row axis."""
+        is_time = name in self.options.time_attr
+        types = self._edge_attribute_types.setdefault(edge_type, {})
+        types[name] = ("int64" if is_time else dtype, cat_dim)
+
+    def read_edges(
+        self,
+        edge_type: EdgeType,
+        pairs: Iterable[tuple[npt.NDArray[Any], npt.NDArray[Any]]],
+        num_edges: int | None = None,
+        attributes: Mapping[str, ArraySource] | None = None,
+        *,
+        where: str,
+    ) -> None:
+        """Read, sort and write all edges of a type; nothing is read if that was done before.
+
+        Parameters
+        ----------
+        edge_type : (str, str, str)
+            Source type, relation, target type.
+        pairs : iterable of (ndarray of integers [k], ndarray of integers [k])
+            Sources and targets, chunk by chunk.
+        num_edges : int, optional
+            Number of edges, if known.
+        attributes : Mapping of str to ArraySource [E, ...], optional
+            A row for each edge.
+        where : str
+            The input's name, for messages.
+
+        Raises
+        ------
+        InputError
+            If an end is no node of its type, naming type and edge; if the attributes have not as
+            many rows as there are edges; if the type was read already, or names unknown node types.
+        NoSpaceError, StorageError, BudgetError
+            If the disk or the budget has no room.
+        """
+        self._check_edge_type(edge_type, where)
+        finished = take_up_edges(self._store, edge_type)
+        if finished is not None:
+            self._edges[edge_type] = finished.spec
+            return
+        counts = (self.num_nodes[edge_type[0]], self.num_nodes[edge_type[2]])
+        builder = self._builder(self._rules, counts)
+        takers = {name: RowTaker(source) for name, source in (attributes or {}).items()}
+        if num_edges is not None:
+            builder.expect(num_edges)
+            for taker in takers.values():
+                check_rows(taker.source, num_edges, f"edges of type {edge_type}")
+        edges_read = 0
+        phase_name = f"read edges {'__'.join(edge_type)}"
+        with self.progress.phase(phase_name, num_edges, "edges") as phase:
+            for ends in pairs:
+                ends = self._checked(edge_type, ends, edges_read, where)  # noqa: PLW2901
+                rows = {name: taker.take(len(ends[0])) for name, taker in takers.items()}
+                rows = self._checked_rows(edge_type, rows, edges_read)
+                builder.add(*ends, rows, where)
+                edges_read += len(ends[0])
+                phase.advance(len(ends[0]))
+        if not edges_read:  # the attributes' types still have to be known
+            none = np.empty(0, np.int64)
+            rows = {name: taker.take(0) for name, taker in takers.items()}
+            rows = self._checked_rows(edge_type, rows, 0)
+            builder.add(none, none, rows, where)
+        for taker in takers.values():
+            taker.finish(edges_read)
+        self._write_edges(edge_type, builder, max(counts))
+
+    def _builder(self, rules: EdgeRules, counts: tuple[int, int]) -> EdgeBuilder:
+        builder = EdgeBuilder(
+            rules,
+            self._spill_directory,
+            num_nodes=max(counts),  # of both ends; columns behind the last target stay empty
+            memory_bytes=self.options.memory_bytes,
+            journal=self._store.journal,
+        )
+        builder.reserve(self._reserved)
+        return builder
+
+    def _check_edge_type(self, edge_type: EdgeType, where: str) -> None:
+        if edge_type in self._edges:
+            raise InputError(f"{where}: the edges of type {edge_type} were given already")
+        unknown = {edge_type[0], edge_type[2]} - self.num_nodes.keys()
+        if unknown:
+            raise InputError(
+                f"{where}: edges of type {edge_type}: there is no node type "
+                f"{' and no '.join(map(repr, sorted(unknown)))}; there are: "
+                f"{', '.join(map(repr, self.num_nodes)) or 'none'}"
+            )
+
+    def _checked(
+        self,
+        edge_type: EdgeType,
+        ends: tuple[npt.NDArray[Any], npt.NDArray[Any]],
+        first: int,
+        where: str,
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        for ids, node_type, end in zip(ends, edge_type[::2], ("source", "target"), strict=True):
+            what = f"{where}: edges of type {edge_type}: id of the {end} ({node_type!r})"
+            check_ids(ids, self.num_nodes[node_type], what, first)
+        return ends
+
+    def _checked_rows(
+        self, edge_type: EdgeType, rows: Mapping[str, npt.NDArray[Any]], first: int
+    ) -> dict[str, npt.NDArray[Any]]:
+        types = self._edge_attribute_types.get(edge_type, {})
+        return checked_edges(rows, types, self.options, first, f"edges of type {edge_type}")
+
+    def _add_reverse(self, forward: EdgeTypeSpec) -> None:
+        """Write the reverse of the edges of a type, which are in the store already."""
+        reverse = reverse_of(forward.type)
+        self._check_edge_type(reverse, "reverse=")
+        finished = take_up_edges(self._store, reverse)
+        if finished is not None:
+            self._edges[reverse] = finished.spec
+            return
+        counts = (self.num_nodes[forward.source], self.num_nodes[forward.target])
+        # The ids come as an attribute.
+        builder = self._builder(EdgeRules(keep_ids=False), counts)
+        builder.expect(forward.num_edges)
+        for name, spec in forward.attributes.items():
+            self.describe_edge_attribute(reverse, name, dtype=spec.dtype, cat_dim=spec.cat_dim)
+        edges = ReversedEdges(partial(finished_array, self._store), forward)
+        with self.progress.phase(f"reverse {'__'.join(forward.type)}", unit="edges") as phase:
+            for sources, targets, rows in edges.chunks():
+                builder.add(sources, targets, rows, f"the reverse of {forward.type}")
+                phase.advance(len(sources))
+        self._write_edges(reverse, builder, max(counts), edges.id_dtype)
+
+    def _write_edges(
+        self,
+        edge_type: EdgeType,
+        builder: EdgeBuilder,
+        num_nodes: int,
+        carried: np.dtype[Any] | None = None,
+    ) -> None:
+        with self.progress.phase("sort edges", unit="edges"):
+            built = builder.finish(num_nodes)
+        num_targets = self.num_nodes[edge_type[2]]
+        spec = write_adjacency(
+            self._store,
+            built if carried is None else CarriedIds(built, carried),
+            self._edge_attribute_types.get(edge_type, {}),
+            self.progress,
+            edge_type=edge_type,
+            num_targets=num_targets,
+        )
+        record_edges(self._store, spec, num_targets)
+        built.close()
+        self._edges[edge_type] = spec
+        _core.pool_trim()
+
+    # ---- nodes
+
+    def _arrays(self, node_type: str) -> NodeArrays:
+        if node_type not in self._nodes:
+            raise InputError(
+                f"there is no node type {node_type!r}; there are: "
+                f"{', '.join(map(repr, self._nodes)) or 'none'}"
+            )
+        return self._nodes[node_type]
+
+    def node_rows(
+        self, node_type: str, name: str, *, num_rows: int, row_shape: tuple[int, ...], dtype: str
+    ) -> AbstractContextManager[RowSink]:
+        """Write a node attribute row by row; see `GraphWriter.node_rows`."""
+        return self._arrays(node_type).rows(
+            name, num_rows=num_rows, row_shape=row_shape, dtype=dtype
+        )
+
+    def set_node_attribute(
+        self,
+        node_type: str,
+        name: str,
+        values: npt.NDArray[Any] | ArraySource,
+        *,
+        dtype: str | None = None,
+        cat_dim: int = 0,
+    ) -> None:
+        """Write a node attribute; see `GraphWriter.set_node_attribute`."""
+        self._arrays(node_type).write(name, values, dtype=dtype, cat_dim=cat_dim)
+
+    def show_num_nodes(self, node_type: str) -> None:
+        """Let batches have `num_nodes` of a type; those of types without attributes do anyway."""
+        self._arrays(node_type)
+        self._shows_num_nodes.add(node_type)
+
+    def set_split(
+        self,
+        node_type: str,
+        name: str,
+        values: npt.NDArray[Any] | ArraySource,
+        *,
+        where: str | None = None,
+    ) -> None:
+        """Name a set of nodes of a type; see `GraphWriter.set_split`."""
+        self._arrays(node_type)
+        name = split_name(name)
+        where = where or f"the split {name!r} of {node_type!r}"
+        if name in self._splits[node_type]:
+            raise InputError(f"{where}: the split {name!r} of {node_type!r} was given already")
+        count = self.num_nodes[node_type]
+        if not isinstance(values, np.ndarray):
+            values = read_split(values, count, self.options.memory_bytes)
+        self._splits[node_type][name] = self._store.compressed(
+            store_names.split_array(node_type, name), split_ids(values, count, where), name=name
+        )
+
+    def set_original_ids(self, node_type: str, ids: npt.NDArray[np.int64]) -> None:
+        """Record the input's own id [N] of every node of a type."""
+        self._arrays(node_type)
+        check_count(f"the original ids of {node_type!r}", len(ids), self.num_nodes[node_type])
+        self._original_ids[node_type] = self._store.compressed(
+            store_names.original_id_array(node_type), ids, name="original_id"
+        )
+
+    def set_original_names(
+        self, node_type: str, names: Iterable[list[bytes]], num_names: int, num_bytes: int
+    ) -> None:
+        """Record the input's own name of every node of a type."""
+        self._arrays(node_type)
+        check_count(f"the names of {node_type!r}", num_names, self.num_nodes[node_type])
+        directory = store_names.original_name_directory(node_type)
+        self._original_names[node_type] = self._store.texts(directory, names, num_names, num_bytes)
+
+    # ---- the graph as a whole
+
+    def set_graph_attribute(self, name: str, value: Any) -> None:
+        """Record a value of the whole graph: anything that JSON can hold."""
+        self._graph_values[name] = value
+
+    def set_graph_array(
+        self, name: str, array: npt.NDArray[Any], *, dtype: str | None = None
+    ) -> None:
+        """Record an array of the whole graph."""
+        path = store_names.graph_array(name)
+        self._graph_arrays[name] = self._store.compressed(path, array, name=name, dtype=dtype)
+
+    def commit(self) -> Path:
+        """Finish the store and return its path.
+
+        Raises
+        ------
+        InputError, UsageError
+            If counts disagree, or an option names what is not there.
+        StorageError
+            If the operating system refuses.
+        """
+        most = max(self.num_nodes.values(), default=0)
+        if self._index_dtype == "int32" and most > np.iinfo(np.int32).max:
+            raise UsageError(
+                f"index_dtype='int32' cannot number {most} nodes; use index_dtype='int64'"
+            )
+        for forward in reverse_types(self.options.reverse, tuple(self._edges)):
+            self._add_reverse(self._edges[forward])
+        schema = Schema(
+            node_types=tuple(map(self._node_type, self.num_nodes)),
+            edge_types=tuple(self._edges.values()),
+            graph_attributes=self._graph_values,
+            graph_arrays=self._graph_arrays,
+            index_dtype=self._index_dtype,
+        )
+        times = {path: own for nodes in self._nodes.values() for path, own in nodes.times.items()}
+        schema = add_orders(self._store, schema, times, self.options, self.progress)
+        with self.progress.phase("commit"):
+            return self._store.commit(schema, self._provenance)
+
+    def _node_type(self, name: str) -> NodeTypeSpec:
+        attributes = self._nodes[name].attributes
+        return NodeTypeSpec(
+            name,
+            self.num_nodes[name],
+            attributes,
+            self._splits[name],
+            self._original_ids.get(name),
+            self._original_names.get(name),
+            explicit_num_nodes=name in self._shows_num_nodes or not attributes,
+        )
+
+    def __enter__(self) -> HeteroGraphWriter:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._store.__exit__(kind, error, traceback)
+        _core.pool_trim()
+
+
+def _refuse_rules_of_one_type(options: ConvertOptions) -> None:
+    defaults = ConvertOptions()
+    for name in ("undirected", "self_loops", "feature_scale"):
+        if getattr(options, name) != getattr(defaults, name):
+            raise UsageError(
+                f"{name} is for graphs of one node type and one edge type, and this one has "
+                "several; leave it out"
+                + ("; reverse= adds reverse edges as types of their own" * (name == "undirected"))
+            )

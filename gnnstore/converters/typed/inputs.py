@@ -1,0 +1,155 @@
+"""The nodes and edges of an input by type, and what writes them all as a store."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.converters.edges.node_ids import check_edge_index, check_integers, edge_pairs
+from gnnstore.converters.inputs.opening import PathLike
+from gnnstore.converters.inputs.source import ArraySource, check_count, row_bytes
+from gnnstore.converters.typed.graph_writer import HeteroGraphWriter
+from gnnstore.converters.writer.options import ConvertOptions
+from gnnstore.converters.writer.workload import Workload, node_workload
+from gnnstore.errors import InputError
+from gnnstore.formats.store.schema import EdgeType
+from gnnstore.progress import Progress
+
+Pair = tuple[npt.NDArray[Any], npt.NDArray[Any]]
+
+
+@dataclass
+class NodeInput:
+    """The nodes of a type."""
+
+    count: int
+    attributes: dict[str, ArraySource] = field(default_factory=dict)  # [count, ...]
+    splits: dict[str, ArraySource | npt.NDArray[Any]] = field(default_factory=dict)
+    original_ids: npt.NDArray[np.int64] | None = None
+    memory_bytes: int = 0  # what stays in memory while edges are sorted
+
+
+@dataclass
+class EdgeInput:
+    """The edges of a type."""
+
+    pairs: Callable[[], Iterable[Pair]]  # yields sources and targets from the first edge on
+    label: str  # the input's name, for messages
+    num_edges: int | None = None  # None: unknown
+    attributes: dict[str, ArraySource] = field(default_factory=dict)  # [num_edges, ...]
+    memory_bytes: int = 0  # what reading takes
+
+    @classmethod
+    def of_array(
+        cls, source: ArraySource, attributes: dict[str, ArraySource] | None = None
+    ) -> EdgeInput:
+        """Return the edges of an array [2, E], or [E, 2] if that is its shape."""
+        by_row = len(source.shape) == 2 and source.shape[1] == 2 and source.shape[0] != 2
+        check_edge_index(source) if not by_row else None
+        check_integers(source)
+        return cls(
+            lambda: edge_pairs(source, by_row=by_row),
+            source.label,
+            source.shape[0 if by_row else 1],
+            attributes or {},
+        )
+
+
+def largest_ids(edges: Mapping[EdgeType, EdgeInput], node_type: str) -> int:
+    """Return the largest id of a node type at the ends of all edges; -1 if there is none."""
+    largest = -1
+    for (source, _, target), own in edges.items():
+        if node_type not in (source, target):
+            continue
+        for sources, targets in own.pairs():
+            for name, ids in ((source, sources), (target, targets)):
+                if name == node_type and len(ids):
+                    largest = max(largest, int(ids.max()))
+    return largest
+
+
+def write_typed(
+    output: PathLike,
+    nodes: Mapping[str, NodeInput],
+    edges: Mapping[EdgeType, EdgeInput],
+    *,
+    kind: str,
+    source: Mapping[str, Any],
+    options: ConvertOptions | None,
+    progress: Progress | None,
+) -> Path:
+    """Write nodes and edges as a store, types in their order."""
+    counts = {name: own.count for name, own in nodes.items()}
+    for name, node in nodes.items():
+        for attribute in node.attributes.values():
+            rows = attribute.shape[0] if attribute.shape else 0
+            check_count(attribute.label, rows, node.count, f"nodes of type {name!r}")
+    _check_ends(counts, edges)
+    with HeteroGraphWriter(
+        output,
+        counts,
+        kind=kind,
+        source=source,
+        options=options,
+        progress=progress,
+        edge_types=edges,
+        workload=_workload(nodes, edges),
+    ) as writer:
+        for name, node in nodes.items():
+            writer.reserve_memory(node.memory_bytes)
+            for split, ids in node.splits.items():
+                where = None if isinstance(ids, np.ndarray) else ids.label
+                writer.set_split(name, split, ids, where=where)
+            for attribute, rows in node.attributes.items():
+                writer.set_node_attribute(name, attribute, rows)
+            if node.original_ids is not None:
+                writer.set_original_ids(name, node.original_ids)
+        for edge_type, own in edges.items():
+            writer.reserve_memory(own.memory_bytes)
+            writer.read_edges(
+                edge_type, own.pairs(), own.num_edges, own.attributes, where=own.label
+            )
+            writer.reserve_memory(-own.memory_bytes)
+        return writer.commit()
+
+
+def _check_ends(counts: Mapping[str, int], edges: Mapping[EdgeType, EdgeInput]) -> None:
+    for edge_type, own in edges.items():
+        for name in (edge_type[0], edge_type[2]):
+            if name not in counts:
+                raise InputError(
+                    f"{own.label}: edges of type {edge_type}: there is no node type {name!r}; "
+                    f"there are: {', '.join(map(repr, counts)) or 'none'}"
+                )
+
+
+def _workload(nodes: Mapping[str, NodeInput], edges: Mapping[EdgeType, EdgeInput]) -> Workload:
+    sources = [own for node in nodes.values() for own in node.attributes.values() if own.shape]
+    total = Workload(
+        num_nodes=sum(node.count for node in nodes.values()),
+        num_edges=sum(own.num_edges or 0 for own in edges.values()),
+        binary_bytes=sum(16 * (own.num_edges or 0) for own in edges.values()),
+        edge_row_bytes=min(
+            (sum(map(row_bytes, own.attributes.values())) for own in edges.values()), default=0
+        ),
+        is_exact=all(own.num_edges is not None for own in edges.values()),
+    )
+    for source in sources:
+        own = node_workload(source)
+        if math.prod(source.shape):
+            total = Workload(
+                total.num_nodes,
+                total.num_edges,
+                total.node_bytes + own.node_bytes,
+                total.node_items + own.node_items,
+                total.edge_row_bytes,
+                total.binary_bytes + own.binary_bytes,
+                is_exact=total.is_exact,
+            )
+    return total

@@ -1,0 +1,96 @@
+"""Reverse edge types: of (s, r, d) the type (d, rev_r, s), with the same ids and attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.converters.edges.node_ids import columns_of_edges
+from gnnstore.converters.writer.carried_ids import CARRIED_IDS
+from gnnstore.errors import UsageError
+from gnnstore.formats.arrays.dtypes import id_dtype
+from gnnstore.formats.arrays.paged_array import PagedArray
+from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec
+
+PREFIX = "rev_"
+_POINTER_BYTES = 2**20
+_CHUNK_EDGES = 2**18
+
+
+def reverse_of(edge_type: EdgeType) -> EdgeType:
+    """Return the reverse of an edge type."""
+    source, relation, target = edge_type
+    return (target, PREFIX + relation, source)
+
+
+def reverse_types(wanted: Sequence[str], edge_types: Sequence[EdgeType]) -> list[EdgeType]:
+    """Return the edge types that `ConvertOptions.reverse` names; refuse names of none.
+
+    "all" leaves out types whose reverse is there, and types that are the reverse of another.
+    """
+    there = set(edge_types)
+    backward = {reverse_of(edge_type) for edge_type in edge_types}
+    found: dict[EdgeType, None] = {}
+    for name in wanted:
+        if name == "all":
+            own = [e for e in edge_types if e not in backward and reverse_of(e) not in there]
+        else:
+            own = [e for e in edge_types if name in (e[1], "__".join(e))]
+            if not own:
+                raise UsageError(
+                    f"reverse={name!r}: there is no such relation; there are: "
+                    f"{', '.join('__'.join(e) for e in edge_types) or 'none'}"
+                )
+            for edge_type in own:
+                if reverse_of(edge_type) in there:
+                    raise UsageError(
+                        f"reverse={name!r}: the input has edges of type {reverse_of(edge_type)} "
+                        "already; leave it out"
+                    )
+        found.update(dict.fromkeys(own))
+    return list(found)
+
+
+class ReversedEdges:
+    """The edges of a type that lies in a store, from targets to sources."""
+
+    def __init__(self, paged: Callable[[AttributeSpec], PagedArray], forward: EdgeTypeSpec) -> None:
+        self._paged = paged
+        self._forward = forward
+        ids = forward.edge_id
+        self.id_dtype = id_dtype(forward.num_edges) if ids is None else np.dtype(ids.dtype)
+
+    def chunks(
+        self,
+    ) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any], dict[str, npt.NDArray[Any]]]]:
+        """Yield sources, targets and attributes, with the ids as `CARRIED_IDS`."""
+        edge = self._forward
+        indices = self._paged(edge.indices)
+        attributes = {name: self._paged(spec) for name, spec in edge.attributes.items()}
+        ids = None if edge.edge_id is None else self._paged(edge.edge_id)
+        if not edge.num_edges:
+            yield self._rows(indices, attributes, ids, 0, np.empty(0, np.int64))
+        column, latest = 0, np.empty(0, np.int64)
+        for _, piece in self._paged(edge.indptr).pieces(_POINTER_BYTES):
+            pointers = np.concatenate([latest, piece])
+            for first, columns in columns_of_edges(column, pointers, _CHUNK_EDGES):
+                yield self._rows(indices, attributes, ids, first, columns)
+            column, latest = column + len(pointers) - 1, pointers[-1:]
+
+    def _rows(
+        self,
+        indices: PagedArray,
+        attributes: dict[str, PagedArray],
+        ids: PagedArray | None,
+        first: int,
+        columns: npt.NDArray[np.int64],
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], dict[str, npt.NDArray[Any]]]:
+        last = first + len(columns)
+        rows = {name: array.read_slice(first, last) for name, array in attributes.items()}
+        own = np.arange(first, last) if ids is None else ids.read_slice(first, last)
+        rows[CARRIED_IDS] = own.astype(self.id_dtype, copy=False)
+        return columns, indices.read_slice(first, last), rows

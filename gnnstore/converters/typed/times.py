@@ -1,0 +1,111 @@
+"""Times and weights as a store can use them: checked, and times as int64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.converters.inputs.source import ArraySource, MemoryArray, SequentialArray
+from gnnstore.converters.writer.options import ConvertOptions
+from gnnstore.errors import InputError
+from gnnstore.formats.arrays.dtypes import dtype_name
+from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.store.by_column import NO_TIME, is_weight, weights_of
+
+_STEP_ROWS = 2**20
+
+
+class IntegerTimes(SequentialArray):
+    """Times [N] or [N, 1] as int64 [N]."""
+
+    def __init__(self, source: ArraySource, what: str) -> None:
+        check_time_type(source, what)
+        self.label = source.label
+        self.shape = source.shape[:1]
+        self.dtype = np.dtype(np.int64)
+        self._source = source
+        self._what = what
+
+    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
+        """Yield the times from row `start` on, `step` at a time."""
+        for rows in self._source.rows(step, start):
+            yield checked_times(rows, start, self._what)
+            start += len(rows)
+
+    def read(self) -> npt.NDArray[Any]:
+        """Return all times."""
+        return checked_times(self._source.read(), 0, self._what)
+
+
+def check_time_type(source: ArraySource, what: str) -> None:
+    """Refuse times that are no integers, or that are not one for each row."""
+    if source.dtype.kind in "fM":
+        is_missing = np.isnan if source.dtype.kind == "f" else np.isnat
+        num_missing = sum(int(is_missing(rows).sum()) for rows in source.rows(_STEP_ROWS))
+        name = "NaN" if source.dtype.kind == "f" else "NaT"
+        raise InputError(
+            f"{source.label}: {what} are {source.dtype}, and {num_missing} of them are {name}; "
+            "times are integers of one unit, as in seconds since 1970: convert them, and decide "
+            "on a time for rows without one"
+        )
+    if source.dtype.kind not in "iu" or source.shape[1:] not in ((), (1,)):
+        raise InputError(
+            f"{source.label}: {what} are {source.dtype} {list(source.shape)}; expected one integer "
+            "for each row"
+        )
+
+
+def checked_times(rows: npt.NDArray[Any], first: int, what: str) -> npt.NDArray[np.int64]:
+    """Return times as int64 [k]; `first` is the number of the first row, for messages."""
+    rows = rows.reshape(-1)
+    bad = rows > np.iinfo(np.int64).max if rows.dtype == np.uint64 else rows == NO_TIME
+    if bad.any():
+        row = int(np.argmax(bad))
+        value = int(rows[row])
+        problem = "is NaT (the smallest int64)" if value == NO_TIME else f"is {value}, above int64"
+        raise InputError(
+            f"{what}: row {first + row} {problem}; decide on a time for rows without one"
+        )
+    return rows.astype(np.int64, copy=False)
+
+
+def checked_edges(
+    rows: Mapping[str, npt.NDArray[Any]],
+    types: Mapping[str, tuple[str, int]],
+    options: ConvertOptions,
+    first: int,
+    of: str,
+) -> dict[str, npt.NDArray[Any]]:
+    """Return attribute rows of edges; times are checked and int64, weights are checked."""
+    found = dict(rows)
+    for name in options.time_attr:
+        if name in rows:
+            what = f"the times {name!r} of {of}"
+            check_time_type(MemoryArray(what, rows[name]), what)
+            found[name] = checked_times(rows[name], first, what)
+    for name in options.weight_attr:
+        if name in rows:
+            dtype = types.get(name, (dtype_name(rows[name].dtype), 0))[0]
+            check_weights(rows[name], dtype, first, f"the weights {name!r} of {of}")
+    return found
+
+
+def check_weights(rows: npt.NDArray[Any], dtype: str, first: int, what: str) -> None:
+    """Refuse weights that are negative, NaN or infinite, or not one for each edge."""
+    spec = AttributeSpec("", "", "paged", dtype, rows.shape)
+    if not is_weight(spec) or rows.dtype.kind not in "biuf":
+        raise InputError(
+            f"{what} are {dtype} [E, {', '.join(map(str, rows.shape[1:]))}]; expected one number "
+            "for each edge"
+        )
+    weights = weights_of(rows, dtype)
+    bad = ~((weights >= 0) & (weights < np.inf))
+    if bad.any():
+        edge = int(np.argmax(bad))
+        raise InputError(
+            f"{what}: the weight of edge {first + edge} is {weights[edge]}; weights are finite and "
+            "not negative"
+        )

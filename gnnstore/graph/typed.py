@@ -1,0 +1,161 @@
+"""What `store["paper"]` and `store["author", "writes", "paper"]` give: the data of one type."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch_geometric.data.feature_store import AttrView, TensorAttr
+
+from gnnstore.errors import NotFoundError
+from gnnstore.formats import EdgeTypeSpec, NodeTypeSpec
+from gnnstore.graph.arrays import Attribute, Splits, Texts
+from gnnstore.graph.lazy import LazyTensor
+from gnnstore.graph.original_ids import NodeIds
+from gnnstore.graph.pyg_data import lazy_edges, read_edge_index
+
+if TYPE_CHECKING:
+    from gnnstore.formats.store.schema import EdgeType
+
+
+class NodeView(AttrView):  # type: ignore[misc]
+    """The nodes of one type, and PyG's view of their attributes: `store["paper"].x[ids]`."""
+
+    def __init__(self, store: Any, node: NodeTypeSpec) -> None:
+        super().__init__(store, TensorAttr(node.name))
+        self.__dict__["_node"] = node
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes of the type."""
+        return self._spec.num_nodes
+
+    @property
+    def _spec(self) -> NodeTypeSpec:
+        node: NodeTypeSpec = self.__dict__["_node"]
+        return node
+
+    def attribute(self, name: str) -> Attribute:
+        """Return an attribute, to be indexed by node: `store["paper"].attribute("year")[ids]`.
+
+        Raises
+        ------
+        NotFoundError
+            If the type has none of this name; the message lists those there are.
+        """
+        spec = self._spec.attributes.get(name)
+        if spec is None:
+            raise NotFoundError(
+                f"{self._store.path}: {self._spec.name!r} has no attribute {name!r}; there are: "
+                f"{', '.join(self._spec.attributes) or 'none'}",
+                path=self._store.path,
+            )
+        found: Attribute = self._store.attribute_of(spec)
+        return found
+
+    @property
+    def features(self) -> Attribute:
+        """The features, PyG's `x`: `store["paper"].features[ids]`."""
+        return self.attribute("x")
+
+    @property
+    def labels(self) -> npt.NDArray[Any]:
+        """The labels, PyG's `y`, whole. Do not write to it."""
+        labels = self.attribute("y")
+        return labels.values() if labels.spec.layout == "cold" else labels.read()
+
+    @property
+    def splits(self) -> Splits:
+        """Node ids of each split of the type, int64."""
+        return Splits(self._store.reader, self._spec)
+
+    @property
+    def original_ids(self) -> npt.NDArray[np.int64] | None:
+        """Ids of the nodes in the original data, int64 [N]; None where they are the same."""
+        spec = self._spec.original_id
+        return None if spec is None else self._store.reader.read(spec)
+
+    @property
+    def original_names(self) -> Texts | None:
+        """Names of the nodes in the original data, by id; None where they had none."""
+        spec = self._spec.original_name
+        return None if spec is None else Texts(self._store.reader, spec)
+
+    def ids_of(self, original: Any) -> Any:
+        """Return the nodes with these ids in the original data; see `GraphStore.ids_of`."""
+        return NodeIds(self._store.reader, self._spec.original_id, self.num_nodes).find(original)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NodeView, (self._store, self._spec)
+
+
+class EdgeView:
+    """The edges of one type; attributes in the order of edge ids, as PyG's `HeteroData` has them.
+
+    Attributes are read when they are used: `store["author", "writes", "paper"].edge_attr[ids]`.
+    """
+
+    def __init__(self, store: Any, edge: EdgeTypeSpec) -> None:
+        self._store = store
+        self._edge = edge
+
+    @property
+    def type(self) -> EdgeType:
+        """Source type, relation, target type."""
+        return self._edge.type
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges of the type."""
+        return self._edge.num_edges
+
+    @property
+    def attributes(self) -> tuple[str, ...]:
+        """Names of the attributes."""
+        return tuple(self._edge.attributes)
+
+    @property
+    def times(self) -> tuple[str, ...]:
+        """Time attributes by which the edges are ordered: what `time_attr=` of a loader can be."""
+        return tuple(self._edge.orders)
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """Weight attributes with sums: what `weight_attr=` of a loader can be."""
+        return tuple(self._edge.weight_sums)
+
+    @cached_property
+    def edge_index(self) -> LazyTensor:
+        """Source and target of each edge, [2, E], in the order of the edges' ids."""
+        store, edge = self._store, self._edge
+        dtype: torch.dtype = getattr(torch, store.schema.index_dtype)
+        return LazyTensor(
+            self,
+            "edge_index",
+            (2, edge.num_edges),
+            dtype,
+            lambda: read_edge_index(store.reader, edge, store.topology("mmap").columns(edge.type)),
+        )
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Return an attribute of the edges."""
+            if not name.startswith("_") and name in self._edge.attributes:
+                spec = self._edge.attributes[name]
+                return lazy_edges(self, self._store.reader, self._edge, spec)
+            raise AttributeError(
+                f"edges of type {None if name.startswith('_') else self.type} have no {name!r}"
+            )
+
+    def __contains__(self, name: object) -> bool:
+        return name == "edge_index" or name in self._edge.attributes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return EdgeView, (self._store, self._edge)
+
+    def __repr__(self) -> str:
+        return f"EdgeView({self.type}, num_edges={self.num_edges}, attributes={self.attributes})"

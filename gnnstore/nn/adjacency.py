@@ -1,0 +1,427 @@
+"""The adjacency of a batch as a sparse matrix, whose products have prepared backward passes.
+
+PyG's layers that have `message_and_aggregate` call `torch.sparse.mm` on a matrix in CSR, instead of
+gathering and scattering a row for each edge. For the backward pass torch transposes the matrix each
+time; here the transposes come with the batch, so it is one more product of the same kind.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from gnnstore.errors import UsageError
+
+_MAXIMA = ("max", "amax", "min", "amin")
+
+_Function: TypeAlias = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Transpose:
+    """The edges that a layer keeps, by source: m edges of n source nodes."""
+
+    ptr: Tensor  # int32 [n + 1]
+    index: Tensor  # int32 [m]: targets, for each source in the order of the edges
+    values: Tensor | None = None  # [m], in the order of `index`; None: ones
+
+    @property
+    def arrays(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Pointers, targets, and values if any."""
+        return self.ptr, self.index, self.values
+
+
+class AdjT(Tensor):
+    """The transposed adjacency of a batch, as PyG's `adj_t`: rows are targets, columns are sources.
+
+    A `torch.sparse_csr` tensor of n targets, n sources and m edges, which layers of PyG take in
+    place of `edge_index`. `torch.sparse.mm` of it uses the prepared transposes for gradients; any
+    other function works as on a plain tensor in CSR. Columns are in the order of the edges, not
+    sorted. Methods that move or copy tensors keep the class, and so does pickling.
+
+    Parameters
+    ----------
+    crow : tensor of int32 [n + 1]
+        The edges of target i are at ``crow[i]`` to ``crow[i + 1]``.
+    col : tensor of int32 [m]
+        Their sources, in the order of the batch's edges.
+    values : tensor [m], optional
+        Weights of the edges, which take no gradient. None: ones, made where they are needed.
+    size : pair of int
+        Targets and sources.
+    transposes : sequence of Transpose
+        The same edges by source: those that layer 0 keeps when the batch is trimmed, which are all;
+        those that layer 1 keeps; and so on. Without any, gradients sort the edges each time.
+    dtype : torch.dtype, optional
+        Element type, by default that of `values`, or float32.
+
+    Attributes
+    ----------
+    transposes : tuple of Transpose
+
+    Raises
+    ------
+    UsageError
+        If `values` require a gradient.
+
+    Examples
+    --------
+    >>> loader = gnnstore.NeighborLoader(store, [10, 10], "train", edge_format="csr")
+    ...                                                            # doctest: +SKIP
+    >>> for batch in loader:                                       # doctest: +SKIP
+    ...     out = model(batch.x, batch.adj_t)[:batch.batch_size]
+    """
+
+    transposes: tuple[Transpose, ...]
+    _crow: Tensor
+    _col: Tensor
+    _edge_values: Tensor | None
+    _weights: dict[torch.dtype, Tensor]  # values by element type; trimmed matrices share them
+
+    @staticmethod
+    def __new__(
+        cls,
+        crow: Tensor,
+        col: Tensor,
+        values: Tensor | None = None,
+        *,
+        size: Sequence[int],
+        dtype: torch.dtype | None = None,
+        **_: Any,
+    ) -> Self:
+        """Make a wrapper, which has no memory of its own."""
+        if values is not None and values.requires_grad:
+            raise UsageError(
+                "the values of an AdjT require a gradient, which its products do not compute; "
+                'detach them, or train edge weights with edge_format="coo"'
+            )
+        if dtype is None:
+            dtype = torch.float32 if values is None else values.dtype
+        adj: Self = Tensor._make_wrapper_subclass(
+            cls, tuple(size), dtype=dtype, layout=torch.sparse_csr, device=col.device
+        )
+        return adj
+
+    def __init__(
+        self,
+        crow: Tensor,
+        col: Tensor,
+        values: Tensor | None = None,
+        *,
+        size: Sequence[int],  # noqa: ARG002 - for __new__
+        transposes: Sequence[Transpose] = (),
+        dtype: torch.dtype | None = None,  # noqa: ARG002
+    ) -> None:
+        self._crow, self._col, self._edge_values = crow, col, values
+        self.transposes = tuple(transposes)
+        self._weights = {}
+
+    @property
+    def layout(self) -> torch.layout:  # type: ignore[override]  # a wrapper does not know its own
+        """`torch.sparse_csr`."""
+        return torch.sparse_csr
+
+    def crow_indices(self) -> Tensor:
+        """Return the bounds of the targets' edges, int32 [n + 1]."""
+        return self._crow
+
+    def col_indices(self) -> Tensor:
+        """Return the sources of the edges, int32 [m]."""
+        return self._col
+
+    def values(self) -> Tensor:
+        """Return the weights of the edges [m]; ones if there are none."""
+        return self._weights_as(self.dtype)
+
+    @property
+    def has_values(self) -> bool:
+        """Whether edges have weights."""
+        return self._edge_values is not None
+
+    def arrays(self) -> list[Tensor | None]:
+        """Return all arrays: pointers, columns, values if any, and those of the transposes."""
+        return [
+            self._crow,
+            self._col,
+            self._edge_values,
+            *(a for each in self.transposes for a in each.arrays),
+        ]
+
+    def narrowed(self, num_rows: int, num_columns: int, num_edges: int, layers_left: int) -> Self:
+        """Return the matrix of the first edges; rows that have none of these are empty."""
+        transposes = self.transposes
+        narrow = type(self)(
+            self._crow[: num_rows + 1].clamp(max=num_edges),
+            self._col[:num_edges],
+            None if self._edge_values is None else self._edge_values[:num_edges],
+            size=(num_rows, num_columns),
+            transposes=transposes[max(0, len(transposes) - layers_left) :],
+            dtype=self.dtype,
+        )
+        narrow._weights = self._weights
+        return narrow
+
+    def narrow(self, *_: Any, **__: Any) -> Tensor:
+        """Refuse what PyG's `trim_to_layer` calls: torch cannot narrow a matrix in CSR."""
+        raise UsageError(
+            "an AdjT cannot be narrowed, as by PyG's trim_to_layer or by its models with "
+            "num_sampled_nodes_per_hop; use gnnstore.nn.trim in a model of your own"
+        )
+
+    # --- products ------------------------------------------------------------------------------
+
+    def _weights_as(self, dtype: torch.dtype) -> Tensor:
+        """Return the weights, made once for each element type."""
+        num_edges, known = len(self._col), self._weights.get(dtype)
+        if known is None or len(known) < num_edges:
+            if self._edge_values is None:
+                known = torch.ones(num_edges, dtype=dtype, device=self._col.device)
+            else:
+                known = self._edge_values.to(dtype)
+            self._weights[dtype] = known
+        return known[:num_edges]
+
+    def _forward_matrix(self, dtype: torch.dtype) -> _Matrix:
+        return _Matrix(self._crow, self._col, self._weights_as(dtype), self.size(1))
+
+    def _backward_matrix(self, dtype: torch.dtype, *, mean: bool) -> _Matrix:
+        """Return the transpose; of means, each weight over the number of edges of its target."""
+        transpose = self.transposes[0] if self.transposes else self._transposed()
+        ptr, index, values = transpose.arrays
+        weights = self._weights_as(dtype) if values is None else values.to(dtype)
+        if mean:
+            share = self._crow.diff().clamp(min=1).to(dtype).reciprocal().index_select(0, index)
+            weights = share if values is None else weights * share
+        return _Matrix(ptr, index, weights, self.size(0))
+
+    def _transposed(self) -> Transpose:
+        """Sort the edges by source."""
+        order = torch.argsort(self._col, stable=True)
+        ptr = self._crow.new_zeros(self.size(1) + 1)
+        ptr[1:] = torch.bincount(self._col, minlength=self.size(1)).cumsum(0)
+        targets = torch.arange(self.size(0), dtype=torch.int32, device=self._col.device)
+        index = targets.repeat_interleave(self._crow.diff(), output_size=len(self._col))
+        values = None if self._edge_values is None else self._edge_values[order]
+        return Transpose(ptr, index[order], values)
+
+    def _product(self, x: Tensor, reduce: str = "sum") -> Tensor:
+        if reduce in _MAXIMA:
+            if self.is_cuda:
+                raise UsageError(
+                    f"torch has no sparse product on a GPU that takes the {reduce}; make the "
+                    'loader with edge_format="coo" for this aggregation'
+                )
+            found: Tensor = torch.sparse.mm(self._plain(x.dtype), x, reduce)
+            return found
+        matrix, mean = self._forward_matrix(x.dtype), reduce == "mean"
+
+        def apply(rows: Tensor) -> Tensor:
+            return matrix.times(rows, reduce)
+
+        def adjoint(rows: Tensor) -> Tensor:
+            return self._backward_matrix(rows.dtype, mean=mean).times(rows, "sum")
+
+        product: Tensor = _Linear.apply(x, apply, adjoint)  # type: ignore[no-untyped-call]
+        return product
+
+    def _plain(self, dtype: torch.dtype | None = None) -> Tensor:
+        """Return the matrix as a plain tensor in CSR, of the same memory."""
+        dtype = self.dtype if dtype is None else dtype
+        return self._forward_matrix(dtype).in_csr()
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call a function of torch's: on this matrix a product, on a plain one all others."""
+        kwargs = kwargs or {}
+        if func in _OF_THE_TENSOR:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        if func is torch.sparse.mm and _is_product(*args):
+            return args[0]._product(*args[1:], **kwargs)
+        return cls.__torch_dispatch__(func, types, args, kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch's is untyped
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call a function on plain tensors in CSR."""
+        args, kwargs = tree_map_only(AdjT, AdjT._plain, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    # --- where it is ---------------------------------------------------------------------------
+
+    def _map(self, function: Callable[[Tensor], Tensor], dtype: torch.dtype | None = None) -> Self:
+        """Return the matrix with a function applied to each array."""
+
+        def mapped(array: Tensor | None) -> Tensor | None:
+            return None if array is None else function(array)
+
+        transposes = [
+            Transpose(function(each.ptr), function(each.index), mapped(each.values))
+            for each in self.transposes
+        ]
+        return type(self)(
+            function(self._crow),
+            function(self._col),
+            mapped(self._edge_values),
+            size=self.size(),
+            transposes=transposes,
+            dtype=dtype or self.dtype,
+        )
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """See `torch.Tensor.to`; an element type is that of the values."""
+        copy = kwargs.pop("copy", False)
+        like = next((other for other in args if isinstance(other, Tensor)), None)
+        if like is not None:
+            args = (like.device, like.dtype, *args[1:])
+        device, dtype, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
+        if not copy and dtype in (None, self.dtype) and device in (None, self.device):
+            return self
+
+        def moved(array: Tensor) -> Tensor:
+            to = dtype if array.is_floating_point() else None
+            return array.to(device, to, non_blocking=non_blocking, copy=copy)
+
+        return self._map(moved, dtype)
+
+    def cpu(self, *_: Any, **__: Any) -> Self:
+        """See `torch.Tensor.cpu`."""
+        return self.to("cpu")
+
+    def cuda(  # type: ignore[override]  # memory has one format here
+        self, device: Any = None, non_blocking: bool = False
+    ) -> Self:
+        """See `torch.Tensor.cuda`."""
+        return self.to("cuda" if device is None else device, non_blocking=non_blocking)
+
+    def pin_memory(self, *args: Any) -> Self:
+        """See `torch.Tensor.pin_memory`."""
+        return self._map(lambda array: array.pin_memory(*args))
+
+    def is_pinned(self, *args: Any) -> bool:
+        """See `torch.Tensor.is_pinned`."""
+        return self._col.is_pinned(*args)
+
+    def record_stream(self, stream: Any) -> None:
+        """See `torch.Tensor.record_stream`."""
+
+        def record(array: Tensor) -> Tensor:
+            array.record_stream(stream)
+            return array
+
+        self._map(record)
+
+    def clone(self, **_: Any) -> Self:
+        """See `torch.Tensor.clone`."""
+        return self._map(torch.clone)
+
+    def detach(self) -> Self:
+        """Return the matrix itself: it takes no gradient."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        memo[id(self)] = copied = self.clone()
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        options: dict[str, Any] = {
+            "size": tuple(self.size()),
+            "transposes": self.transposes,
+            "dtype": self.dtype,
+        }
+        return (partial(type(self), **options), (self._crow, self._col, self._edge_values))
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        rows, columns = self.size()
+        return (
+            f"AdjT(size=({rows}, {columns}), edges={len(self._col)}, "
+            f"layers={len(self.transposes)}, device='{self.device}')"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Matrix:
+    """A matrix in CSR of a product."""
+
+    ptr: Tensor
+    index: Tensor
+    weights: Tensor
+    num_columns: int
+
+    def in_csr(self) -> Tensor:
+        size = (len(self.ptr) - 1, self.num_columns)
+        return torch.sparse_csr_tensor(
+            self.ptr, self.index, self.weights, size, check_invariants=False
+        )
+
+    def times(self, x: Tensor, reduce: str) -> Tensor:
+        """Return the product, without gradients."""
+        # As gathering and scattering, and unlike matrix products, not in a lower precision.
+        with torch.autocast(x.device.type, enabled=False):
+            if not x.is_cuda:  # this kernel is five times as fast as that of plain products
+                product: Tensor = torch.sparse.mm(self.in_csr(), x.contiguous(), reduce)
+                return product
+            product = torch.sparse.mm(self.in_csr(), x.contiguous())
+            if reduce == "mean":
+                product /= self.ptr.diff().clamp(min=1).view(-1, 1)
+            return product
+
+
+class _Linear(torch.autograd.Function):
+    """A linear function, whose gradient is its adjoint."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, apply: _Function, adjoint: _Function) -> Tensor:
+        ctx.functions = adjoint, apply
+        return apply(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return _Linear.apply(*grads, *ctx.functions), None, None  # type: ignore[no-untyped-call]
+
+
+# What the wrapper knows itself.
+_OF_THE_TENSOR = {
+    Tensor.size,
+    Tensor.dim,
+    Tensor.is_floating_point,
+    *(
+        getattr(Tensor, name).__get__
+        for name in ("shape", "ndim", "dtype", "device", "is_cuda", "requires_grad")
+    ),
+}
+
+
+def _is_product(adj: Any, x: Any = None, *_: Any) -> bool:
+    """Whether a sparse product is one of this class's: by a dense matrix on the right."""
+    return (
+        isinstance(adj, AdjT)
+        and isinstance(x, Tensor)
+        and x.layout == torch.strided
+        and x.is_floating_point()
+        and x.dim() == 2
+    )
+
+
+# Torch says once in a process that its CSR is in beta state: here, and to nobody.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    _Matrix(torch.tensor([0]), torch.tensor([], dtype=torch.int64), torch.tensor([]), 0).in_csr()

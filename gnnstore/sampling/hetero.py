@@ -1,0 +1,335 @@
+"""Samples from graphs of several node types and edge types.
+
+A hop expands what the hop before found over all edge types, along each edge type in the order of
+the store. Draws are keyed by the edge type's number in the store as well, so that those of a type
+do not depend on the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.errors import UsageError, check_choice
+from gnnstore.formats.store.csc import Csc
+from gnnstore.sampling.neighbor import (
+    EdgeSample,
+    EdgeType,
+    IndexDtype,
+    Int64Array,
+    NeighborSampler,
+    NodeType,
+    Sample,
+    SamplingConfig,
+    as_seeds,
+    as_subgraph,
+    check_word,
+    sampling_errors,
+)
+from gnnstore.sampling.temporal import TimeColumns, times_of_seeds
+
+if TYPE_CHECKING:
+    from gnnstore.formats.arrays.paged_array import PagedArray
+
+# The kernels' results: ids, trees and nodes by hop of each node type; local ids, positions and
+# edges by hop of each edge type.
+TypedArrays = tuple[
+    list[tuple[npt.NDArray[Any], Int64Array | None, list[int]]],
+    list[tuple[npt.NDArray[Any], Int64Array, list[int]]],
+]
+
+# What lies along in-neighbour lists, in the kernels' order; of the times only those of edges.
+Column = Literal["indices", "order", "times", "weight_sums"]
+COLUMNS: tuple[Column, ...] = get_args(Column)
+
+MAX_HOPS = 256  # with several edge types, since the hop has 8 bits in the key of draws
+
+
+@dataclass(frozen=True, eq=False)
+class SampledTypes:
+    """The types of a graph that batches are sampled from, in the order of the store."""
+
+    num_nodes: Mapping[NodeType, int]
+    edges: Mapping[EdgeType, Csc]
+    label: str = "the graph"
+    # What a configuration's attribute restricts or weighs: edge types without are as ever.
+    times: Mapping[EdgeType, TimeColumns] = field(default_factory=dict)
+    node_times: Mapping[NodeType, Int64Array] = field(default_factory=dict)  # int64 [N], for seeds
+    # uint64 [E]: inclusive sums of integer weights in each column
+    weight_sums: Mapping[EdgeType, npt.NDArray[np.uint64]] = field(default_factory=dict)
+    mapped: tuple[PagedArray, ...] = ()  # stored arrays that these are views of
+
+    def check_mapped_files(self) -> None:
+        """Raise a `StorageError` if a mapped file has been truncated since."""
+        for csc in self.edges.values():
+            csc.check_mapped_files()
+        for array in self.mapped:
+            array.check_mapped_files()
+
+    def column(self, edge_type: EdgeType, column: Column) -> npt.NDArray[Any]:
+        """Return what a column of an edge type consists of."""
+        if column == "indices":
+            return self.edges[edge_type].indices
+        if column == "weight_sums":
+            return self.weight_sums[edge_type]
+        times = self.times[edge_type]
+        return times.order if column == "order" else times.times
+
+    def kernel(self, config: SamplingConfig, *, on_disk: bool = False) -> _core.SampledGraph:
+        """Return the graph with a configuration's fan-outs, as the kernels take it."""
+        numbers = {name: number for number, name in enumerate(self.num_nodes)}
+        names = numbers if len(numbers) > 1 else [""]
+        return _core.SampledGraph(
+            list(zip(names, self.num_nodes.values(), strict=True)),
+            [self._columns(of, config, numbers, on_disk) for of in self.edges],
+        )
+
+    def _columns(
+        self,
+        of: EdgeType,
+        config: SamplingConfig,
+        numbers: Mapping[NodeType, int],
+        on_disk: bool,
+    ) -> _core.EdgeColumns:
+        csc, times, sums = self.edges[of], self.times.get(of), self.weight_sums.get(of)
+        options: dict[str, Any] = {}
+        if times is not None:
+            options |= {
+                "timing": "edges" if times.of_edges else "sources",
+                "order": None if on_disk else times.order,
+                "order_dtype": times.order.dtype.name,
+                "times": None if on_disk and times.of_edges else times.times,
+            }
+        if sums is not None:
+            options |= {"weighted": True, "weight_sums": None if on_disk else sums}
+        return _core.EdgeColumns(
+            "" if len(self.edges) == 1 else str(of),
+            numbers[of[0]],
+            numbers[of[2]],
+            list(self.edges).index(of),
+            csc.indptr,
+            None if on_disk else csc.indices,
+            config.fanouts_of(of),
+            num_src_nodes=csc.num_src,
+            num_edges=csc.num_edges,
+            indices_dtype=csc.indices.dtype.name,
+            **options,
+        )
+
+
+class TypedNeighborSampler(NeighborSampler):
+    """Samples subgraphs of a graph of any number of types with one configuration.
+
+    Seeds are an array [B] if there is one node type, else arrays by node type.
+    """
+
+    takes_types = True
+    on_disk = False
+
+    def __init__(
+        self, types: SampledTypes, config: SamplingConfig, index_dtype: IndexDtype = "int64"
+    ) -> None:
+        check_choice("index_dtype", index_dtype, get_args(IndexDtype))
+        for name, count in types.num_nodes.items():
+            if index_dtype == "int32" and count > 2**31:
+                raise UsageError(
+                    f"the ids of the {count} nodes of type {name!r} in {types.label} do not fit in "
+                    "int32; use index_dtype='int64'"
+                )
+        check_fanouts(types.edges, config)
+        self.types = types
+        self.config = config
+        self.num_nodes = sum(types.num_nodes.values())
+        self.index_dtype = index_dtype
+        self.graph = types.kernel(config, on_disk=self.on_disk)
+
+    def sample(
+        self,
+        seeds: Any,
+        *,
+        epoch: int,
+        batch: int,
+        excluded: Any = None,
+        times: Any = None,
+        places: Any = None,
+    ) -> Sample:
+        """Sample the subgraph of some seed nodes; see `NeighborSampler.sample`."""
+        check_word("epoch", epoch)
+        check_word("batch", batch)
+        config = self.config
+        self.types.check_mapped_files()
+        seed_arrays = self.seed_arrays(seeds, times, places)
+        without = self.excluded_arrays(excluded)
+        with sampling_errors(self.types.label, self.num_nodes):
+            arrays = self.graph.sample(
+                seed_arrays,
+                seed=config.seed,
+                epoch=epoch,
+                batch=batch,
+                replace=config.replace,
+                disjoint=config.disjoint,
+                induced=config.subgraph_type == "induced",
+                latest=config.temporal_strategy == "last",
+                window=config.time_window or 0,
+                index_dtype=self.index_dtype,
+                excluded=without,
+            )
+        return self.as_sample(arrays, sum(len(ids) for ids, *_ in seed_arrays))
+
+    def seed_arrays(
+        self, seeds: Any, times: Any, places: Any
+    ) -> list[tuple[Int64Array, Int64Array, Int64Array | None]]:
+        """Return ids, places and times for each node type; the order of mappings numbers trees."""
+        names = self.types.num_nodes
+        ids = {name: as_seeds(of) for name, of in self._by_node_type("seeds", seeds).items()}
+        if places is None:
+            first, trees = 0, {}
+            for name, own in ids.items():
+                trees[name] = np.arange(first, first + len(own))
+                first += len(own)
+        else:
+            by_type = self._by_node_type("places", places)
+            trees = {name: np.ascontiguousarray(own, np.int64) for name, own in by_type.items()}
+        none = np.empty(0, np.int64)
+        if (time_attr := self.config.time_attr) is None:
+            return [(ids.get(name, none), trees.get(name, none), None) for name in names]
+        given = None if times is None else self._by_node_type("times", times)
+        own_times = times_of_seeds(ids, given, self.types.node_times, time_attr)
+        return [tuple(of.get(name, none) for of in (ids, trees, own_times)) for name in names]  # type: ignore[misc]
+
+    def _by_node_type(self, what: str, values: Any) -> dict[NodeType, Any]:
+        names = self.types.num_nodes
+        if not isinstance(values, Mapping):
+            if len(names) > 1:
+                raise UsageError(
+                    f"{what} of a graph of several node types are given by type: "
+                    f"{{{next(iter(names))!r}: …}}"
+                )
+            return dict.fromkeys(names, values)
+        for name in values:
+            if name not in names:
+                raise UsageError(
+                    f"{what} are of node type {name!r}, which {self.types.label} lacks; it has: "
+                    f"{', '.join(map(repr, names))}"
+                )
+        return dict(values)
+
+    def excluded_arrays(self, excluded: Any) -> list[Any] | None:
+        """Return excluded edges for each edge type."""
+        edges = self.types.edges
+        if excluded is None:
+            return None
+        if not isinstance(excluded, Mapping):
+            if len(edges) > 1:
+                raise UsageError(
+                    "excluded edges of a graph of several edge types are given by type"
+                )
+            return [excluded]
+        return [excluded.get(edge_type) for edge_type in edges]
+
+    def stream_dtype(self, stream: tuple[int, int]) -> np.dtype[Any]:
+        """Return the type of the elements of a stream of `StagedBatch`."""
+        edge_type, column = list(self.types.edges)[stream[0]], COLUMNS[stream[1]]
+        return self.types.column(edge_type, column).dtype
+
+    def as_sample(self, arrays: TypedArrays, num_seeds: int) -> Sample:
+        """Return the subgraph that a kernel has sampled."""
+        nodes, edges = arrays
+        config, types = self.config, self.types
+        if len(nodes) == len(edges) == 1:
+            (n_id, tree, num_nodes), (edge_index, edge_pos, num_edges) = nodes[0], edges[0]
+            single = (n_id, edge_index, edge_pos, tree, num_nodes, num_edges)
+            return as_subgraph(single, config, num_seeds, *types.edges)
+        hops = config.subgraph_type == "directional"
+        by_type = dict(zip(types.num_nodes, nodes, strict=True))
+        edges_by_type = dict(zip(types.edges, edges, strict=True))
+        return Sample(
+            {name: n_id for name, (n_id, _, _) in by_type.items()},
+            {
+                of: EdgeSample(index, positions)
+                for of, (index, positions, _) in edges_by_type.items()
+            },
+            {name: tree for name, (_, tree, _) in by_type.items() if tree is not None}
+            if config.disjoint
+            else None,
+            {name: num for name, (_, _, num) in by_type.items()} if hops else None,
+            {of: num for of, (_, _, num) in edges_by_type.items()} if hops else None,
+            num_seeds,
+        )
+
+
+def check_fanouts(edge_types: Mapping[EdgeType, Any], config: SamplingConfig) -> None:
+    """Raise unless there are fan-outs for each edge type, and for no other."""
+    fanouts = config.fanouts
+    if isinstance(fanouts, Mapping):
+        for edge_type in edge_types:
+            config.fanouts_of(edge_type)
+        if unknown := [edge_type for edge_type in fanouts if edge_type not in edge_types]:
+            raise UsageError(
+                f"fanouts name the edge type {unknown[0]}, which the graph lacks; it has: "
+                f"{', '.join(map(str, edge_types))}"
+            )
+    if len(edge_types) > 1 and config.num_hops > MAX_HOPS:
+        raise UsageError(
+            f"graphs of several edge types are sampled in {MAX_HOPS} hops at most; got "
+            f"{config.num_hops} fan-outs"
+        )
+
+
+Reverse = Literal["named", "own", "unique"]
+
+
+def reverse_of(
+    edge_type: EdgeType, edge_types: Mapping[EdgeType, Any]
+) -> tuple[Reverse, EdgeType] | None:
+    """Return the type of the reverses of a type's edges, as PyTorch Geometric finds it."""
+    source, relation, target = edge_type
+    named = (target, f"rev_{relation}", source)
+    if named in edge_types:
+        return "named", named
+    if source == target:
+        return "own", edge_type
+    candidates = [other for other in edge_types if (other[0], other[2]) == (target, source)]
+    return ("unique", candidates[0]) if len(candidates) == 1 else None
+
+
+def with_reverse_edges(sample: Sample) -> tuple[Sample, list[EdgeType]]:
+    """Return the bidirectional subgraph of a sample of several edge types.
+
+    Each type is joined with the reverses of its reverse type's edges, each edge once, sorted by
+    target. A reverse type that is named after it, "rev_…", becomes the flipped edges, in their
+    order. Edges have no positions afterwards but where nothing was joined: those types, which have
+    no reverse, are returned as well.
+    """
+    sampled = sample.edges
+    joined: dict[EdgeType, EdgeSample] = dict(sampled)
+    alone: list[EdgeType] = []
+    none = np.empty(0, np.int64)
+    for edge_type in sampled:
+        if edge_type[1].startswith("rev_"):
+            continue
+        reverse = reverse_of(edge_type, sampled)
+        if reverse is None:
+            alone.append(edge_type)
+            continue
+        kind, reverse_type = reverse
+        index = _joined(sampled[edge_type].index, sampled[reverse_type].index)
+        joined[edge_type] = EdgeSample(index, none)
+        if kind == "named":
+            joined[reverse_type] = EdgeSample(np.ascontiguousarray(index[::-1]), none)
+    return replace(sample, edges=joined, hop_nodes=None, hop_edges=None), alone
+
+
+def _joined(index: npt.NDArray[Any], reverse: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the union of edges and flipped reverses, sorted by target, then source."""
+    both = np.concatenate([index, reverse[::-1]], axis=1)
+    order = np.lexsort(both)
+    both = both[:, order]
+    is_new = np.ones(both.shape[1], np.bool_)
+    is_new[1:] = (both[:, 1:] != both[:, :-1]).any(axis=0)
+    return np.ascontiguousarray(both[:, is_new])

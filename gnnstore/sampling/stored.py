@@ -1,0 +1,139 @@
+"""Opens what a store has for sampling by time or weight: orders, times and sums of weights."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.errors import UsageError
+from gnnstore.formats.store.csc import Csc, load_column
+from gnnstore.sampling.hetero import Column, SampledTypes
+from gnnstore.sampling.temporal import TimeColumns
+
+if TYPE_CHECKING:
+    from gnnstore.formats.arrays.paged_array import PagedArray
+    from gnnstore.formats.arrays.spec import AttributeSpec
+    from gnnstore.formats.store.csc import TopologyMode
+    from gnnstore.formats.store.reader import StoreReader
+    from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, Schema
+
+ColumnSpecs = dict[tuple["EdgeType", Column], "AttributeSpec"]
+
+
+class StoredColumns:
+    """Arrays of a store, each opened when a sampler first needs it. Thread-safe.
+
+    Those of nodes are in memory, like `indptr`.
+    """
+
+    def __init__(self, reader: StoreReader, mode: TopologyMode, num_threads: int) -> None:
+        self._reader = reader
+        self._threads = num_threads if mode == "memory" else None
+        self._arrays: dict[str, npt.NDArray[Any]] = {}
+        self._mapped: list[PagedArray] = []
+        self._lock = threading.Lock()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the arrays in memory."""
+        mapped = {array.spec.path for array in self._mapped}
+        return sum(array.nbytes for path, array in self._arrays.items() if path not in mapped)
+
+    def types(
+        self, csc: Mapping[EdgeType, Csc], *, time_attr: str | None, weight_attr: str | None
+    ) -> tuple[SampledTypes, ColumnSpecs]:
+        """Return the graph with what sampling by an attribute needs, and where that is stored.
+
+        Raises
+        ------
+        UsageError
+            No node or edge has the attribute, or what belongs to it is not in the store.
+        """
+        schema = self._reader.schema
+        specs: ColumnSpecs = {}
+        times: dict[EdgeType, TimeColumns] = {}
+        sums: dict[EdgeType, npt.NDArray[np.uint64]] = {}
+        node_times: dict[str, npt.NDArray[np.int64]] = {}
+        if weight_attr is not None:
+            for edge in _weighted(schema, weight_attr):
+                spec = self._made(edge, edge.weight_sums, "weight", weight_attr)
+                specs[edge.type, "weight_sums"] = spec
+                sums[edge.type] = self._get(spec)
+        if time_attr is not None:
+            of_nodes, timed = _timed(schema, time_attr)
+            node_times = {name: self._get(spec, of_nodes=True) for name, spec in of_nodes.items()}
+            for edge in timed:
+                order = self._made(edge, edge.orders, "time", time_attr)
+                specs[edge.type, "order"] = order
+                if not of_nodes:
+                    specs[edge.type, "times"] = edge.attributes[time_attr]
+                own = node_times[edge.source] if of_nodes else self._get(edge.attributes[time_attr])
+                times[edge.type] = TimeColumns(self._get(order), own, of_edges=not of_nodes)
+        with self._lock:
+            mapped = tuple(self._mapped)
+        counts = {node.name: node.num_nodes for node in schema.node_types}
+        label = str(self._reader.path)
+        return SampledTypes(counts, csc, label, times, node_times, sums, mapped), specs
+
+    def _get(self, spec: AttributeSpec, *, of_nodes: bool = False) -> npt.NDArray[Any]:
+        with self._lock:
+            if spec.path not in self._arrays:
+                self._arrays[spec.path] = (
+                    self._reader.read(spec)
+                    if of_nodes
+                    else load_column(self._reader, spec, self._mapped, self._threads)
+                )
+            return self._arrays[spec.path]
+
+    def _made(
+        self, edge: EdgeTypeSpec, made: Mapping[str, AttributeSpec], kind: str, name: str
+    ) -> AttributeSpec:
+        if name not in made:
+            what = "order of its edges by" if kind == "time" else "sums of"
+            raise UsageError(
+                f"{kind}_attr={name!r}: {self._reader.path} has no {what} {name!r} for the edge "
+                f"type {edge.type}; make it: gnnstore add-order {self._reader.path} "
+                f"--{kind}-attr {name}"
+            )
+        return made[name]
+
+
+def _weighted(schema: Schema, name: str) -> list[EdgeTypeSpec]:
+    """Return the edge types that have a weight."""
+    found = [edge for edge in schema.edge_types if name in edge.attributes]
+    if not found:
+        there = sorted({own for edge in schema.edge_types for own in edge.attributes})
+        raise UsageError(
+            f"weight_attr={name!r}: there is no such edge attribute; there are: "
+            f"{', '.join(there) or 'none'}"
+        )
+    return found
+
+
+def _timed(schema: Schema, name: str) -> tuple[dict[str, AttributeSpec], list[EdgeTypeSpec]]:
+    """Return the times of the node types that have some, and the edge types that they restrict."""
+    of_nodes = {
+        node.name: node.attributes[name] for node in schema.node_types if name in node.attributes
+    }
+    of_edges = [edge for edge in schema.edge_types if name in edge.attributes]
+    if of_nodes and of_edges:
+        raise UsageError(
+            f"time_attr={name!r}: nodes ({', '.join(of_nodes)}) and edges "
+            f"({', '.join(str(edge.type) for edge in of_edges)}) have it; sampling obeys the times "
+            "of either: rename one"
+        )
+    if not of_nodes and not of_edges:
+        there = sorted(
+            {own for node in schema.node_types for own in node.attributes}
+            | {own for edge in schema.edge_types for own in edge.attributes}
+        )
+        raise UsageError(
+            f"time_attr={name!r}: there is no such attribute of nodes or edges; there are: "
+            f"{', '.join(there) or 'none'}"
+        )
+    timed = of_edges or [edge for edge in schema.edge_types if edge.source in of_nodes]
+    return of_nodes, timed

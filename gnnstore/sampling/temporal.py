@@ -1,0 +1,100 @@
+"""Times that sampling obeys: those of an edge type's in-neighbours, of seeds and of negatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.errors import UsageError
+from gnnstore.sampling.neighbor import Int64Array, NodeType
+
+
+@dataclass(frozen=True, eq=False)
+class TimeColumns:
+    """The times of an edge type's in-neighbours, and the order of each list by time."""
+
+    # uint16 or uint32 [E]: entry start + j is the place in its list of the j-th edge by time.
+    order: npt.NDArray[Any]
+    times: Int64Array  # int64: of the edges [E], or of all source nodes [N]
+    of_edges: bool
+
+
+@dataclass(frozen=True, eq=False)
+class NodeTimes:
+    """The times of the nodes of one type, for draws of nodes that exist at a time."""
+
+    times: Int64Array  # int64 [N]
+
+    @cached_property
+    def oldest(self) -> int:
+        """The node of the least time; of several the one of the lowest id."""
+        return int(np.argmin(self.times))
+
+    def are_later(self, nodes: Int64Array, times: Int64Array) -> npt.NDArray[np.bool_]:
+        """Return whether nodes are later than times [n]."""
+        found: npt.NDArray[np.bool_] = self.times[nodes] > times
+        return found
+
+    def existing(
+        self, draw: Callable[[int], Int64Array], times: Int64Array, max_redraws: int
+    ) -> Int64Array:
+        """Return nodes that are not later than times [n].
+
+        Parameters
+        ----------
+        draw : callable
+            Returns nodes [n] for the number of an attempt, from 0 on: keyed draws.
+        times : ndarray of int64, shape [n]
+        max_redraws : int
+            Times that a later node is drawn again before the oldest one takes its place, which may
+            be later too.
+        """
+        nodes = draw(0)
+        for attempt in range(1, max_redraws + 1):
+            later = self.are_later(nodes, times)
+            if not later.any():
+                return nodes
+            nodes = np.where(later, draw(attempt), nodes)
+        return np.where(self.are_later(nodes, times), self.oldest, nodes)
+
+
+def times_of_seeds(
+    ids: Mapping[NodeType, Int64Array],
+    given: Mapping[NodeType, Any] | None,
+    node_times: Mapping[NodeType, Int64Array],
+    time_attr: str,
+) -> dict[NodeType, Int64Array]:
+    """Return the times of seeds by type: those given, else those of the nodes."""
+    found = {}
+    for name, own in ids.items():
+        times: npt.NDArray[Any]
+        if given is not None and name in given:
+            times = np.asarray(given[name])
+            if times.size == 0:
+                times = times.astype(np.int64)
+            if times.shape != own.shape or times.dtype.kind not in "iu":
+                raise UsageError(
+                    f"the times of {len(own)} seeds of type {name!r} are {times.dtype} "
+                    f"{list(times.shape)}; expected one integer for each"
+                )
+        elif name in node_times:
+            # An id that is no node's is refused when it is sampled.
+            times = (
+                np.take(node_times[name], own, mode="clip")
+                if len(node_times[name])
+                else np.zeros(len(own), np.int64)
+            )
+        elif len(own):
+            raise UsageError(
+                f"seeds of type {name!r} have no times, since these nodes have no {time_attr!r}; "
+                "give them (input_time, or edge_label_time of links)"
+            )
+        else:
+            times = np.empty(0, np.int64)
+        found[name] = np.ascontiguousarray(times, np.int64)
+    return found

@@ -1,0 +1,201 @@
+"""`gnnstore add-order`, and `--time-attr`, `--weight-attr` and `--reverse` of `convert`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data
+
+import gnnstore
+from gnnstore.converters import add_order, from_pyg
+from gnnstore.errors import InputError, UsageError
+from gnnstore.formats import StoreReader
+from gnnstore.formats.container import writer as writer_module
+from tests.cli.conftest import Run
+from tests.support.hetero import CITES, hetero_store, make_hetero
+from tests.support.stores import arrays_of
+
+NAMES: dict[str, Any] = {"time_attr": ("time", "edge_time"), "weight_attr": ("w",)}
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_it_adds_what_conversion_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    if not links:
+
+        def refuse(*_: Any) -> None:
+            raise OSError(95, "no links here")
+
+        monkeypatch.setattr(writer_module.os, "link", refuse)
+    path = hetero_store(tmp_path / "a.gnn").path
+    expected = arrays_of(hetero_store(tmp_path / "b.gnn", **NAMES).path)
+    before = {p: p.stat().st_ino for p in path.rglob("c.*")}
+    add_order(path, **NAMES)
+    found = arrays_of(path)
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values)
+    same = [p for p, inode in before.items() if "checksums" not in p.parts]
+    assert all((p.stat().st_ino == before[p]) == links for p in same)
+    assert not list(StoreReader.open(path).problems())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.gnn", "b.gnn"]
+
+
+def test_from_the_shell(run: Run, tmp_path: Path) -> None:
+    path = hetero_store(tmp_path / "a.gnn").path
+    uuid = StoreReader.open(path).uuid
+    done = run("add-order", path, "--time-attr", "time", "--weight-attr", "w", "--json")
+    assert done.status == 0
+    found = json.loads(done.stdout)["edge_types"]
+    assert found[0] == {"type": list(CITES), "orders": ["time"], "weight_sums": ["w"]}
+    reader = StoreReader.open(path)
+    assert reader.uuid != uuid
+    assert run("verify", path, "--level", "full").status == 0
+    # What is there already is passed over.
+    done = run("add-order", path, "--time-attr", "time", "-q")
+    assert "author__writes__paper: ordered by time; sums of w" in done.stdout
+    assert StoreReader.open(path).uuid == reader.uuid
+
+
+def test_a_store_of_one_type(tmp_path: Path) -> None:
+    data = Data(edge_index=torch.tensor([[0, 1, 2, 0], [0, 0, 0, 1]]), num_nodes=3)
+    data.time = torch.tensor([7, 5, 6])
+    path = from_pyg(data, tmp_path / "a.gnn")
+    reader = StoreReader.open(add_order(path, "time"))
+    assert reader.read(reader.schema.edge.orders["time"]).tolist() == [1, 2, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (("--time-attr", "year"), 2, "--time-attr 'year': there is no such node or edge attribute"),
+        (("--weight-attr", "x"), 2, "--weight-attr 'x': there is no such edge attribute"),
+        ((), 2, "name what to add: time_attr (--time-attr) or weight_attr (--weight-attr)"),
+        (
+            ("--time-attr", "x"),
+            1,
+            "--time-attr 'x': that of 'paper' is float32 [60, 8]; times are",
+        ),
+        (("--weight-attr", "edge_time"), 1, "of ('paper', 'cites', 'paper'): the weight of edge"),
+    ],
+)
+def test_what_cannot_be_added(
+    run: Run, tmp_path: Path, words: tuple[str, ...], status: int, message: str
+) -> None:
+    path = hetero_store(tmp_path / "a.gnn").path
+    before = (path / "zarr.json").read_bytes()
+    done = run("add-order", path, *words, "-q")
+    assert done.status == status
+    assert message in done.stderr
+    assert (path / "zarr.json").read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["a.gnn"]
+
+
+def test_nat_in_a_store_that_exists(tmp_path: Path) -> None:
+    data = make_hetero()
+    data["paper"].time[3] = -(2**63)
+    store = hetero_store(tmp_path / "a.gnn", data)
+    with pytest.raises(InputError, match=r"the times in nodes/paper/time: row 3 is NaT"):
+        add_order(store.path, "time")
+
+
+def test_packed_epochs_would_not_belong(run: Run, tmp_path: Path) -> None:
+    data = Data(x=torch.rand(9, 2), edge_index=torch.randint(0, 9, (2, 30)))
+    data.t = torch.arange(30)
+    path = from_pyg(data, tmp_path / "a.gnn")
+    assert (
+        run("pack", path, "--name", "base", "--epochs", "1", "-q", "--input-nodes", "all").status
+        == 0
+    )
+    with pytest.raises(UsageError, match=r"the .* base would not belong to the store with an orde"):
+        add_order(path, "t")
+    assert run("rm", path, "--packed", "base").status == 0
+    add_order(path, "t")
+
+
+def test_options_of_convert(run: Run, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    np.savez(
+        tmp_path / "g.npz",
+        edge_index=rng.integers(0, 9, (2, 40)),
+        edge_time=rng.integers(0, 99, 40),
+        edge_w=rng.random(40),
+        x=rng.random((9, 3)),
+    )
+    words = ("--time-attr", "edge_time", "--weight-attr", "edge_w")
+    done = run("convert", "numpy", tmp_path / "g.npz", tmp_path / "a.gnn", *words, "-q")
+    assert done.status == 0, done.stderr
+    edge = StoreReader.open(tmp_path / "a.gnn").schema.edge
+    assert (list(edge.orders), list(edge.weight_sums)) == (["edge_time"], ["edge_w"])
+    for command in (("reorder",), ("split-edges", "--fractions", "0.8,0.1,0.1")):
+        out = tmp_path / f"{command[0]}.gnn"
+        done = run(command[0], tmp_path / "a.gnn", out, *command[1:], "-q")
+        assert done.status == 0, done.stderr
+        reader = StoreReader.open(out)
+        assert (list(reader.schema.edge.orders), list(reader.schema.edge.weight_sums)) == (
+            ["edge_time"],
+            ["edge_w"],
+        )
+        assert not list(reader.meaningless())
+
+
+TYPES = (
+    "the store has node types (paper, author, institution) and edge types (paper__cites__paper, "
+    "author__writes__paper, "
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("partition", "STORE", "--num-partitions", "4"), "gnnstore partition"),
+        (("reorder", "STORE", "OUT"), "gnnstore reorder"),
+        (("reorder", "STORE", "--estimate"), "gnnstore reorder"),
+        (("reorder", "STORE", "OUT", "--by", "frequency"), "gnnstore reorder"),
+        (("split-edges", "STORE", "OUT"), "gnnstore split-edges"),
+        (("convert", "kronecker", "STORE", "OUT", "--factor", "2"), "gnnstore convert kronecker"),
+    ],
+)
+def test_commands_that_need_a_graph_without_types(
+    run: Run, tmp_path: Path, words: tuple[str, ...], what: str
+) -> None:
+    path = hetero_store(tmp_path / "a.gnn").path
+    places = {"STORE": path, "OUT": tmp_path / "b.gnn"}
+    done = run(*(places.get(word, word) for word in words), "-q")
+    assert done.status == 2
+    assert TYPES in done.stderr
+    assert f"and {what} works on graphs without types only" in done.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["a.gnn"]
+
+
+def test_functions_that_need_a_graph_without_types(tmp_path: Path) -> None:
+    store = hetero_store(tmp_path / "a.gnn")
+    table = torch.rand(60, 4)
+
+    def score(known: torch.Tensor, rows: torch.Tensor, _: Any) -> torch.Tensor:
+        return known @ rows.T
+
+    for call, what in (
+        (
+            lambda: gnnstore.link_ranks(score, torch.zeros(2, 1).long(), table, filter=store),
+            "link_ranks",
+        ),
+        (
+            lambda: gnnstore.inference(torch.nn.Linear(8, 2), store, tmp_path / "out"),
+            "layer-wise inference",
+        ),
+        (
+            lambda: gnnstore.EmbeddingTable.create(tmp_path / "t.emb", store, dim=4),
+            "EmbeddingTable",
+        ),
+    ):
+        with pytest.raises(UsageError) as caught:
+            call()
+        assert TYPES in str(caught.value)
+        assert f"and {what} works on graphs without types only" in str(caught.value)

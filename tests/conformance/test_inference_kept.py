@@ -1,0 +1,275 @@
+"""Rows that stay in memory for a layer change what is read, and not the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("torch_geometric")
+
+from torch_geometric.nn import GATConv, GCNConv, GINConv, GraphConv, LGConv, SAGEConv
+
+import gnnstore
+from gnnstore.converters import ConvertOptions
+from gnnstore.layerwise import packing
+from gnnstore.layerwise.placement import OutDegrees, Placement, Placer
+from gnnstore.layerwise.result import Embeddings
+from gnnstore.layerwise.run import InferenceRun
+from gnnstore.testing.graphs import GraphArrays, random_graph
+from tests.conformance.test_inference import Notes, on_whole_graph
+from tests.unit.test_inference_stages import Interrupting, slowed
+
+NUM_NODES, WIDTH = 6000, 64
+MEMORY = "3MB"
+
+
+@pytest.fixture(scope="module")
+def graph() -> GraphArrays:
+    """Draw a graph with hubs, self-loops, parallel edges and nodes without edges."""
+    graph = random_graph(NUM_NODES, 40_000, seed=7, feature_dim=WIDTH, skew=2.0)
+    edges = graph.edge_index % (NUM_NODES - 500)
+    loops = np.tile(np.arange(0, 1000, 2), (2, 1))
+    edges = np.concatenate([edges, loops, edges[:, :500]], axis=1)
+    weights = np.random.default_rng(0).random((edges.shape[1],), dtype=np.float32)
+    # Of parallel self-loops with different weights PyTorch Geometric keeps any one.
+    weights[edges[0] == edges[1]] = 0.5
+    return GraphArrays(NUM_NODES, edges, {"x": graph.attributes["x"], "edge_weight": weights})
+
+
+@pytest.fixture(scope="module")
+def path(graph: GraphArrays, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return graph.write(tmp_path_factory.mktemp("kept") / "a.gnn")
+
+
+@pytest.fixture(autouse=True)
+def _memory_for_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(InferenceRun, "_reservations", lambda *_: ())
+    torch.manual_seed(0)
+
+
+def keeping(monkeypatch: pytest.MonkeyPatch, share: float, *, carries: bool = False) -> None:
+    """Let each layer keep a share of the rows with edges; those after the first as computed."""
+
+    def place(self: Placer, plans: Any, rooms: Any) -> list[Placement]:
+        assert self.degrees is not None
+        number = int(share * self.degrees.num_sources)
+        placed = [
+            self._placed(plan, self.degrees, room, number, is_carried=carries and k > 0)
+            for k, (plan, room) in enumerate(zip(plans, rooms, strict=True))
+        ]
+        assert None not in placed
+        return placed  # type: ignore[return-value]
+
+    monkeypatch.setattr(Placer, "place", place)
+
+
+def mean_of_own(x: tuple[Tensor, Tensor], edge_index: Tensor) -> Tensor:
+    assert torch.equal(x[0][: len(x[1])], x[1])
+    sums = torch.zeros_like(x[1]).index_add_(0, edge_index[1], x[0][edge_index[0]])
+    return sums / torch.bincount(edge_index[1], minlength=len(x[1])).clamp(1).unsqueeze(1)
+
+
+def layers() -> dict[str, Callable[[], list[Any]]]:
+    mlp, w = torch.nn.Linear, WIDTH
+    return {
+        "SAGE": lambda: [SAGEConv(w, 16), torch.relu, SAGEConv(16, 24)],
+        "SAGE sum": lambda: [SAGEConv(w, 16, aggr="sum", root_weight=False, bias=False)],
+        "SAGE normalized": lambda: [SAGEConv(w, 16, normalize=True)],
+        "SAGE max": lambda: [SAGEConv(w, 16, aggr="max"), SAGEConv(16, 4, project=True)],
+        "GCN": lambda: [GCNConv(w, 16), torch.relu, GCNConv(16, 24, improved=True)],
+        "GCN without loops": lambda: [GCNConv(w, 80, add_self_loops=False)],
+        "LGConv": lambda: [LGConv(), LGConv()],
+        "GIN": lambda: [GINConv(mlp(w, 16)), torch.relu, GINConv(mlp(16, 4), train_eps=True)],
+        "GraphConv": lambda: [GraphConv(w, 8), GraphConv(8, 16, aggr="mean")],
+        "GAT": lambda: [GATConv(w, 8, heads=2), torch.relu, GATConv(16, 4)],
+        "own": lambda: [mean_of_own, torch.nn.Linear(w, 8)],
+    }
+
+
+def expected_of(model: list[Any], graph: GraphArrays, **data: Tensor) -> Tensor:
+    x, edges = torch.from_numpy(graph.attributes["x"]), torch.from_numpy(graph.edge_index)
+    if model[0] is mean_of_own:
+        with torch.no_grad():
+            return model[1](mean_of_own((x, x), edges))  # type: ignore[no-any-return]
+    return on_whole_graph(model, x, edges, **data)
+
+
+@pytest.mark.parametrize("name", layers())
+@pytest.mark.parametrize(("share", "packs"), [(0.0, True), (0.3, True), (0.3, False), (1.0, True)])
+def test_equals_the_whole_graph(
+    graph: GraphArrays,
+    path: Path,
+    name: str,
+    share: float,
+    *,
+    packs: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keeping(monkeypatch, share)
+    monkeypatch.setattr(packing, "_WORTHWHILE", 100.0 if packs else 0.0)
+    model, notes = layers()[name](), Notes()
+    found = gnnstore.inference(model, path, tmp_path / "out", memory=MEMORY, progress=notes)
+    assert isinstance(found, Embeddings)
+    torch.testing.assert_close(found.tensor(), expected_of(model, graph), atol=1e-5, rtol=1e-5)
+    first = notes.stats[0]
+    assert first["num_blocks"] > 2
+    assert (first["bytes_packed"] > 0) == (packs and share < 1)
+    assert [item.name for item in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("name", ["SAGE", "GCN", "GAT"])
+def test_rows_that_the_layer_before_has_kept(
+    graph: GraphArrays, path: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is read but the targets, once, and the graph."""
+    keeping(monkeypatch, 1.0, carries=True)
+    model, notes = layers()[name](), Notes()
+    found = gnnstore.inference(model, path, tmp_path / "out", memory=MEMORY, progress=notes)
+    assert isinstance(found, Embeddings)
+    torch.testing.assert_close(found.tensor(), expected_of(model, graph), atol=1e-5, rtol=1e-5)
+    first, second = notes.stats
+    assert first["rows_read"] == 2 * NUM_NODES
+    assert second["rows_read"] == NUM_NODES
+    assert second["bytes_packed"] == 0
+
+
+def test_kept_rows_that_an_interrupted_run_has_lost(
+    graph: GraphArrays, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layer that was begun by an earlier run gives the next one only some rows."""
+    keeping(monkeypatch, 1.0, carries=True)
+    model = layers()["SAGE"]()
+    options: dict[str, Any] = {"memory": MEMORY, "shard_bytes": 1 << 16, "resume": True}
+    with monkeypatch.context() as patch:
+        slowed(patch, 0.01)
+        patch.setattr("gnnstore.formats.arrays.paged_writer._BUFFER_BYTES", 1)
+        progress = Interrupting(4000)
+        with pytest.raises(KeyboardInterrupt):
+            gnnstore.inference(model, path, tmp_path / "out", progress=progress, **options)
+    notes = Notes()
+    found = gnnstore.inference(model, path, tmp_path / "out", progress=notes, **options)
+    assert isinstance(found, Embeddings)
+    assert notes.stats[0]["rows_read"] < 2 * NUM_NODES
+    assert notes.stats[1]["rows_read"] == 2 * NUM_NODES
+    torch.testing.assert_close(found.tensor(), expected_of(model, graph), atol=1e-5, rtol=1e-5)
+
+
+def test_weighted_edges(graph: GraphArrays, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keeping(monkeypatch, 0.3)
+    weights = torch.from_numpy(graph.attributes["edge_weight"])
+    for model in ([GCNConv(WIDTH, 16)], [GraphConv(WIDTH, 16), LGConv()]):
+        found = gnnstore.inference(model, path, edge_weight="edge_weight", memory=MEMORY)
+        expected = expected_of(model, graph, edge_weight=weights)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("stored", ["float16", "float64", "uint8", "int8 with scales"])
+@pytest.mark.parametrize("width", [WIDTH, 37])
+@pytest.mark.parametrize("kind", [SAGEConv, GATConv])
+def test_types(
+    graph: GraphArrays,
+    tmp_path: Path,
+    *,
+    stored: str,
+    width: int,
+    kind: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keeping(monkeypatch, 0.3)
+    monkeypatch.setattr(packing, "_WORTHWHILE", 100.0)
+    x = 2 * graph.attributes["x"][:, :width]
+    options = ConvertOptions()
+    if stored.endswith("scales"):
+        x *= np.linspace(0.2, 1, width, dtype=np.float32)
+        options = ConvertOptions(feature_dtype="int8", feature_scale="column")
+    else:
+        x = np.abs(x).astype(stored)
+    changed = GraphArrays(NUM_NODES, graph.edge_index, {"x": np.ascontiguousarray(x)})
+    store = gnnstore.open(changed.write(tmp_path / "t.gnn", options=options))
+    dense = torch.from_numpy(store.features[:]).float()
+    if stored.endswith("scales"):
+        dense *= store.graph_attributes()["x_scale"]
+    model, notes = [kind(width, 8), torch.relu, kind(8, 4)], Notes()
+    found = gnnstore.inference(
+        model, store, tmp_path / "out", dtype="float16", memory=MEMORY, progress=notes
+    )
+    assert isinstance(found, Embeddings)
+    expected = on_whole_graph(model, dense, torch.from_numpy(graph.edge_index))
+    limit = 2e-3 * float(expected.abs().max())
+    torch.testing.assert_close(found.tensor().float(), expected, atol=limit, rtol=1e-2)
+    assert notes.stats[0]["bytes_packed"] > 0
+
+
+def test_a_hub_whose_in_neighbours_are_kept(
+    graph: GraphArrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Takes little memory, so that blocks are made while the layer runs."""
+    star = np.stack([np.arange(5000), np.zeros(5000, np.int64)])
+    edges = np.concatenate([graph.edge_index, star], axis=1)
+    arrays = GraphArrays(NUM_NODES, edges, {"x": graph.attributes["x"]})
+    store = arrays.write(tmp_path / "h.gnn")
+    expected = expected_of(model := layers()["SAGE"](), arrays)
+    is_ahead = []
+    for share in (0.0, 1.0):
+        keeping(monkeypatch, share)
+        place = Placer.place
+
+        def noted(self: Placer, *args: Any, place: Any = place) -> list[Placement]:
+            placed: list[Placement] = place(self, *args)
+            is_ahead.append(placed[0].limits.is_ahead)
+            return placed
+
+        monkeypatch.setattr(Placer, "place", noted)
+        found = gnnstore.inference(model, store, memory="1.2MB")
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert is_ahead == [False, True]
+
+
+def test_more_memory_moves_no_more_bytes(path: Path) -> None:
+    moved = []
+    for memory in ("1MB", "2MB", "4MB", "100MB"):
+        notes = Notes()
+        gnnstore.inference([SAGEConv(WIDTH, 16)], path, memory=memory, progress=notes)
+        moved.append(notes.stats[0]["bytes_read"] + notes.stats[0]["bytes_written"])
+    assert sorted(moved, reverse=True) == moved
+    # All rows in one block: each is read once.
+    assert notes.stats[0]["rows_read"] == NUM_NODES
+
+
+def test_what_layers_keep_is_said_before_they_begin(path: Path) -> None:
+    notes = Notes()
+    gnnstore.inference([SAGEConv(WIDTH, 16)], path, memory="2MB", progress=notes)
+    assert "keeps " in notes.texts[0]
+    assert f"rows of {NUM_NODES}" in notes.texts[0]
+    assert len(notes.stats) == 1
+
+
+def test_nodes_with_the_most_edges() -> None:
+    counts = np.array([3, 0, 1, 5, 3, 1, 3, 0], np.uint32)
+    degrees = OutDegrees.of(counts, np.zeros(1, np.int64))
+    assert degrees.num_sources == 6
+    chosen = [np.flatnonzero(degrees.largest(k)).tolist() for k in (0, 1, 2, 4, 5, 6)]
+    assert chosen == [[], [3], [0, 3], [0, 3, 4, 6], [0, 2, 3, 4, 6], [0, 2, 3, 4, 5, 6]]
+
+
+def test_estimated_accesses() -> None:
+    """As many as there are, for blocks of edges that come from anywhere."""
+    rng = np.random.default_rng(0)
+    sources = (NUM_NODES * rng.random(40_000) ** 2).astype(np.int64)
+    targets = rng.integers(0, NUM_NODES, len(sources))
+    counts = np.bincount(sources, minlength=NUM_NODES).astype(np.uint32)
+    degrees = OutDegrees.of(counts, np.zeros(1, np.int64))
+    for kept in (0, 100, 3000):
+        for blocks in (1, 4, 30):
+            size = -(-NUM_NODES // blocks)
+            other = sources // size != targets // size
+            other &= ~degrees.largest(kept)[sources]
+            exact = len(np.unique(NUM_NODES * (targets // size)[other] + sources[other]))
+            assert degrees.accesses(kept, blocks) == pytest.approx(exact, rel=0.05, abs=5)

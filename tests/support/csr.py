@@ -1,0 +1,67 @@
+"""Batches as CSR next to the same ones as COO."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import gnnstore
+from gnnstore.nn import AdjT
+from gnnstore.testing.graphs import GraphArrays, random_graph
+
+WIDTH = 6
+
+
+def looped_graph() -> GraphArrays:
+    """Return a graph with self-loops, parallel edges, nodes without edges, and edge weights."""
+    graph = random_graph(300, 2400, seed=2, feature_dim=WIDTH, num_classes=3, skew=2.0)
+    rng = np.random.default_rng(3)
+    graph.edge_index[1, :200] = graph.edge_index[0, :200]
+    graph.attributes["edge_weight"] = rng.random(2400, dtype=np.float32) + 0.5
+    graph.attributes["edge_attr"] = rng.random((2400, 1))
+    graph.attributes["edge_wide"] = rng.random((2400, 2))
+    return graph
+
+
+def batch_pair(path: Path, fanouts: list[int], **options: Any) -> tuple[Any, Any]:
+    """Return the first batch of a loader with `edge_index`, and the same one with `adj_t`."""
+    given: dict[str, Any] = {"batch_size": 40, "seed": 1, "strategy": "memory", "num_threads": 0}
+    given |= options
+    adj_value = given.pop("adj_value", None)
+    coo = gnnstore.NeighborLoader(path, fanouts, **given)
+    csr = gnnstore.NeighborLoader(path, fanouts, edge_format="csr", adj_value=adj_value, **given)
+    return next(iter(coo)), next(iter(csr))
+
+
+def edges_of(adj_t: AdjT) -> Tensor:
+    """Return the edges of a matrix as `edge_index`."""
+    crow = adj_t.crow_indices().long()
+    targets = torch.arange(adj_t.size(0)).repeat_interleave(crow.diff())
+    return torch.stack([adj_t.col_indices().long(), targets])
+
+
+def assert_sound(adj_t: AdjT, edge_index: Tensor, hops: Any = None) -> None:
+    """Check a matrix and its transposes against `edge_index`, and hops (of nodes, of edges)."""
+    assert torch.equal(edges_of(adj_t), edge_index)
+    nodes, edges = hops or ([adj_t.size(1)], [])
+    ends = (
+        [edge_index.size(1), *np.cumsum(edges)[-2::-1].tolist()] if edges else [edge_index.size(1)]
+    )
+    assert len(adj_t.transposes) == len(ends)
+    for layer, (end, each) in enumerate(zip(ends, adj_t.transposes, strict=True)):
+        order = torch.argsort(edge_index[0, :end], stable=True)
+        assert torch.equal(each.index, edge_index[1, :end][order].int())
+        assert len(each.ptr) == sum(nodes[: len(nodes) - layer]) + 1
+        found = [each.index[a:b].tolist() for a, b in pairwise(each.ptr.tolist())]
+        assert sum(map(len, found)) == end
+        if adj_t.has_values:
+            assert each.values is not None
+            assert torch.equal(each.values, adj_t.values()[:end][order])
+        else:
+            assert each.values is None
+    assert {adj_t.crow_indices().dtype, adj_t.col_indices().dtype} == {torch.int32}

@@ -1,0 +1,101 @@
+"""The synthetic graph of papers, authors and institutions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import gnnstore
+from gnnstore.converters import ConvertOptions, from_planted_types
+from gnnstore.converters.synthetic import planted_types
+from gnnstore.converters.synthetic.planted_types import AFFILIATED, CITES, WRITES
+from gnnstore.errors import UsageError
+from tests.support.stores import assert_same_files
+
+
+def test_what_it_has(tmp_path: Path) -> None:
+    options = ConvertOptions(
+        time_attr=("time", "edge_time"), weight_attr=("weight",), reverse=("all",)
+    )
+    path = from_planted_types(
+        tmp_path / "a.gnn", num_papers=2000, feature_dim=16, seed=3, options=options
+    )
+    store = gnnstore.open(path)
+    assert store.node_types == ("paper", "author", "institution")
+    assert [store[name].num_nodes for name in store.node_types] == [2000, 1000, 20]
+    assert store.edge_types[:3] == (CITES, WRITES, AFFILIATED)
+    assert [store[e].num_edges for e in store.edge_types[:3]] == [16_000, 8000, 2000]
+    assert not list(store.reader.meaningless())
+    data = store.to_pyg()
+    assert data["paper"].x.shape == (2000, 16)
+    assert data["author"].x.shape == (1000, 32)
+    shares = [len(store["paper"].splits[name]) / 2000 for name in ("train", "valid", "test")]
+    assert np.allclose(shares, [0.5, 0.25, 0.25], atol=0.05)
+    for edge_type in (CITES, WRITES, AFFILIATED):
+        edges = data[edge_type]
+        same = edges.edge_index[0] % 8 == edges.edge_index[1] % 8
+        assert abs(float(same.float().mean()) - (0.8 + 0.2 / 8)) < 0.03
+        assert 0.001 < float((edges.weight == 0).float().mean()) < 0.03
+        positive = edges.weight > 0
+        assert float(edges.weight[same & positive].min()) >= 1
+        assert float(edges.weight[~same].max()) < 0.2
+        assert len(edges.edge_time.unique()) > edges.num_edges * 0.9
+    # Few papers are cited often, and their ids are spread.
+    degrees = torch.bincount(data[CITES].edge_index[0], minlength=2000)
+    top = degrees.topk(100).indices
+    assert degrees[top].sum() > 0.2 * 16_000
+    assert 700 < float(top.float().mean()) < 1300
+    # Features tell more than chance, and less than all.
+    means = torch.stack([data["paper"].x[data["paper"].y == c].mean(0) for c in range(8)])
+    guess = (data["paper"].x @ means.T).argmax(1)
+    assert 0.3 < float((guess == data["paper"].y).float().mean()) < 0.95
+
+
+def test_chunks_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"num_papers": 500, "num_authors": 90, "num_institutions": 8}
+    from_planted_types(tmp_path / "a.gnn", **sizes)
+    monkeypatch.setattr(planted_types, "_CHUNK_EDGES", 37)
+    monkeypatch.setattr(planted_types, "_CHUNK_FEATURE_BYTES", 1000)
+    from_planted_types(tmp_path / "b.gnn", **sizes)
+    assert_same_files(tmp_path / "a.gnn", tmp_path / "b.gnn")
+
+
+def test_another_seed(tmp_path: Path) -> None:
+    stores = [
+        gnnstore.open(from_planted_types(tmp_path / f"{seed}.gnn", num_papers=300, seed=seed))
+        for seed in (0, 1)
+    ]
+    assert stores[0].reader.uuid != stores[1].reader.uuid
+    assert not torch.equal(*(s[CITES].edge_index.tensor() for s in stores))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("num_classes", 0, "num_classes=0 is not positive"),
+        ("num_papers", 5, "num_papers=5: expected from num_classes=8"),
+        ("num_institutions", 3, "num_institutions=3: expected from num_classes=8"),
+        ("degree", -1, "degree=-1 is negative"),
+        ("author_dim", -1, "author_dim=-1 is negative"),
+        ("homophily", 1.5, r"homophily=1\.5 is not in"),
+        ("feature_noise", float("nan"), "feature_noise=nan is not a standard deviation"),
+        ("seed", -1, "seed=-1 is not in"),
+    ],
+)
+def test_parameters_out_of_range(tmp_path: Path, name: str, value: float, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        from_planted_types(tmp_path / "a.gnn", **{name: value})  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
+def test_everything_of_homophily(tmp_path: Path) -> None:
+    for homophily in (0.0, 1.0):
+        path = from_planted_types(
+            tmp_path / f"{homophily}.gnn", num_papers=400, homophily=homophily
+        )
+        edge_index = gnnstore.open(path)[CITES].edge_index.tensor()
+        same = float((edge_index[0] % 8 == edge_index[1] % 8).float().mean())
+        assert same == 1 if homophily else abs(same - 1 / 8) < 0.03
