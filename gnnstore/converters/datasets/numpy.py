@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from gnnstore.converters.converter import converter
 from gnnstore.converters.datasets.external import ExternalFeatures, Paths, open_external
-from gnnstore.converters.datasets.sparse import open_sparse, sparse_format
 from gnnstore.converters.edges.node_ids import (
     check_edge_index,
     check_integers,
@@ -25,6 +24,7 @@ from gnnstore.converters.inputs.npy import open_npy_directory
 from gnnstore.converters.inputs.npz import open_npz
 from gnnstore.converters.inputs.opening import PathLike, describe_files, existing_path
 from gnnstore.converters.inputs.source import ArraySource, check_rows, read_one_number
+from gnnstore.converters.tables.sparse import open_sparse, sparse_format
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.splits import SPLIT_KEYS

@@ -91,6 +91,8 @@ class SequentialArray(ABC):
 
 def as_array(values: Any, what: str) -> npt.NDArray[Any]:
     """Return an array, a tensor or a list of numbers as an array that a store can hold."""
+    if isinstance(values, np.ndarray) and values.dtype.kind in "biufc":
+        return values  # whose type is checked where it is written
     if isinstance(values, str | os.PathLike):
         raise UsageError(
             f"{what}: {os.fspath(values)!r} is a path; open it first, as with "

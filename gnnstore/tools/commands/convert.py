@@ -158,7 +158,6 @@ _common_options = together(
         type=click.Choice(("int64", "int32")),
         help="Type of node ids in batches. Default: that of the input, else int64.",
     ),
-    order_options,
     click.option(
         "--reverse",
         multiple=True,
@@ -166,6 +165,7 @@ _common_options = together(
         help="Of graphs with types: add a type rev_RELATION with the edges reversed. Repeat it for "
         "more; all: of every type.",
     ),
+    order_options,
     click.option(
         "--spill-dir",
         "spill_directory",

@@ -1,0 +1,116 @@
+"""GraphBolt's metadata and labels, and names of nodes, that are made to take time or memory."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gnnstore
+from gnnstore.converters import ConvertOptions, from_graphbolt, from_triples
+from gnnstore.converters.datasets.graphbolt_metadata import read_metadata
+from gnnstore.converters.edges import name_ids
+from gnnstore.errors import BudgetError, GnnstoreError, InputError
+
+METADATA = """
+graph:
+  nodes: [{num: 5}]
+  edges: [{format: csv, path: edges.csv}]
+tasks:
+  - name: cls
+    train_set: [{data: [{name: seeds, format: numpy, path: seeds.npy},
+                        {name: labels, format: numpy, path: labels.npy}]}]
+"""
+
+
+@pytest.fixture
+def data_set(tmp_path: Path) -> Path:
+    pytest.importorskip("yaml")
+    directory = tmp_path / "graphbolt"
+    directory.mkdir()
+    (directory / "metadata.yaml").write_text(METADATA)
+    (directory / "edges.csv").write_text("0,1\n1,2\n")
+    np.save(directory / "seeds.npy", np.array([0, 2]))
+    np.save(directory / "labels.npy", np.array([7, 8]))
+    return directory
+
+
+def test_labels_count_in_the_budget(tmp_path: Path, data_set: Path) -> None:
+    out = from_graphbolt(data_set, tmp_path / "a.gnn")
+    assert gnnstore.open(out).labels.tolist() == [7, -1, 8, -1, -1]
+    (data_set / "metadata.yaml").write_text(METADATA.replace("num: 5", "num: 100000000"))
+    options = ConvertOptions(memory_bytes=2**26)
+    with pytest.raises(BudgetError, match="labels of 100000000 nodes"):
+        from_graphbolt(data_set, tmp_path / "b.gnn", options=options)
+    np.save(data_set / "labels.npy", np.zeros((2, 50_000)))
+    (data_set / "metadata.yaml").write_text(METADATA.replace("num: 5", "num: 100000"))
+    with pytest.raises(BudgetError, match="labels of 100000 nodes"):
+        from_graphbolt(data_set, tmp_path / "b.gnn", options=options)
+    assert not (tmp_path / "b.gnn").exists()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("num: 5", "num: [5]"),
+        ("num: 5", "num: 1.5"),
+        ("num: 5", "num: 2020-99-99"),
+        ("num: 5", "num: 9" + 30 * "9"),
+        ("path: edges.csv", 'path: "a\\0b"'),
+        ("path: edges.csv", 'path: "\\ud800"'),
+        ("path: edges.csv", f"path: {300 * 'a'}"),
+        ("path: edges.csv", "path: {a: b}"),
+        ("format: csv", "format: [csv]"),
+        ("name: cls", "name: {a: 1}"),
+        ("name: labels", "name: [labels]"),
+        ("graph:", "? [a, b]\n: c\ngraph:"),
+    ],
+)
+def test_odd_values_are_named(tmp_path: Path, data_set: Path, before: str, after: str) -> None:
+    (data_set / "metadata.yaml").write_text(METADATA.replace(before, after))
+    with pytest.raises(GnnstoreError, match=r"metadata\.yaml"):
+        from_graphbolt(data_set, tmp_path / "a.gnn")
+    assert not (tmp_path / "a.gnn").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("[" * 60_000, "{" * 60_000, "- " * 30_000, "? " * 30_000, "[" * 31 + "x," * 30_000),
+        *("a: " + "1:" * 30_000 + "1", "a: [" + "[]," * 20_000 + "]", "&a " * 20_000),
+        "\n".join(" " * i + "k:" for i in range(300)),
+    ],
+)
+def test_metadata_take_bounded_time(data_set: Path, text: str) -> None:
+    (data_set / "metadata.yaml").write_text(text)
+    start = time.process_time()
+    with pytest.raises(InputError):
+        read_metadata(data_set)
+    assert time.process_time() - start < 5
+
+
+def test_long_names_are_read_in_small_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However few of them there are, no more than some bytes are in memory at a time."""
+    monkeypatch.setattr(name_ids, "_ENTRY_BYTES", 2**20)
+    largest: list[int] = []
+    read = name_ids.SpillDirectory.read
+
+    def watched(self: Any, name: str, dtype: Any, first: int, count: int) -> Any:
+        if name.endswith("names"):
+            largest.append(count)
+        return read(self, name, dtype, first, count)
+
+    monkeypatch.setattr(name_ids.SpillDirectory, "read", watched)
+    names = [f"{i:05d}" + 20_000 * "x" for i in range(300)]
+    lines = [f"{a}\tr\t{b}\n" for a, b in pairwise(names)]
+    (tmp_path / "kg.tsv").write_text("".join(lines))
+    options = ConvertOptions(memory_bytes=2**26)
+    out = from_triples(tmp_path / "kg.tsv", tmp_path / "kg.gnn", options=options)
+    assert list(gnnstore.open(out).original_names or ()) == names
+    assert 0 < max(largest) < 2**21
