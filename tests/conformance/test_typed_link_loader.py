@@ -272,7 +272,8 @@ CASES: dict[str, dict[str, Any]] = {
         "edge_label_attrs": ["w"],
     },
     "types": {
-        "edge_label_index": (WRITES, PAIRS), "edge_label": torch.arange(40),
+        "edge_label_index": (WRITES, PAIRS),
+        "edge_label": torch.arange(40),
         "disjoint": True,
     },
 }
