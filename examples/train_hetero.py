@@ -80,7 +80,7 @@ def train(
 ) -> float:
     """Train for one epoch and return the mean loss of a seed."""
     model.train()
-    total = 0.0
+    total, count = 0.0, 0
     for batch in loader:
         optimizer.zero_grad()
         seeds = batch[model.target].batch_size
@@ -88,20 +88,21 @@ def train(
         loss = cross_entropy(model(batch)[:seeds], labels)
         loss.backward()
         optimizer.step()
-        total += loss.item() * seeds
-    return total / len(loader.dataset)
+        total, count = total + loss.item() * seeds, count + seeds
+    return total / max(1, count)
 
 
 @torch.no_grad()
 def accuracy(model: RelationalSage, loader: gnnstore.NeighborLoader) -> float:
     """Return the share of seeds that get their label."""
     model.eval()
-    right = 0
+    right = count = 0
     for batch in loader:
         seeds = batch[model.target].batch_size
         labels = batch[model.target].y[:seeds].reshape(-1)
         right += int((model(batch)[:seeds].argmax(dim=-1) == labels).sum())
-    return right / len(loader.dataset)
+        count += seeds
+    return right / max(1, count)
 
 
 def main() -> None:

@@ -110,7 +110,7 @@ def assert_same_batches(
 
 def _flat(batch: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return a batch's values by name; of a `HeteroData` by type and name."""
-    found = {}
+    found: dict[Any, Any] = {}
     for key, value in batch.items():
         parts = value if isinstance(value, Mapping) else None
         found |= {key: value} if parts is None else {(key, name): parts[name] for name in parts}

@@ -288,7 +288,7 @@ def test_negatives_of_edges_with_times_are_unconstrained(path: Path) -> None:
 
 def test_seed_edges_are_left_out_under_times(path: Path) -> None:
     everything = {"num_neighbors": [-1], "batch_size": 4}
-    with_seeds = batches_of(link_loader(path, **everything))
+    with_seeds: list[Any] = batches_of(link_loader(path, **everything))
     without = list(link_loader(path, exclude_edges="self", **everything))
     for whole, batch in zip(with_seeds, without, strict=True):
         index = batch[WRITES].edge_label_index
@@ -510,13 +510,14 @@ def test_partitions_have_neither_times_nor_weights(plain: Path) -> None:
 def test_memory_for_times_and_weights(path: Path) -> None:
     """Orders, times and sums count with the topology, and only if they are used."""
     store = gnnstore.open(path)
+    cases: dict[str, dict[str, Any]] = {
+        "none": {},
+        "nodes": {"time_attr": "time"},
+        "weights": {"weight_attr": "w"},
+    }
     loaders = {
         name: NeighborLoader(store, [2], TRAIN, strategy="memory", **options)
-        for name, options in {
-            "none": {},
-            "nodes": {"time_attr": "time"},
-            "weights": {"weight_attr": "w"},
-        }.items()
+        for name, options in cases.items()
     }
     fixed = {
         name: {r.what: r.fixed for r in loader._sources.placement.ledger.reservations}

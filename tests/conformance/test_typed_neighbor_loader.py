@@ -84,7 +84,8 @@ def check_batch(batch: HeteroData, data: HeteroData = DATA, *, has_edges: bool =
     ],
 )
 def test_batches_are_parts_of_the_graph(path: Path, options: dict[str, Any]) -> None:
-    arguments = {"num_neighbors": [3, 2], "input_nodes": TRAIN, "batch_size": 8} | options
+    arguments: dict[str, Any] = {"num_neighbors": [3, 2], "input_nodes": TRAIN, "batch_size": 8}
+    arguments |= options
     loader = NeighborLoader(path, **arguments, seed=1)
     assert str(loader) == "NeighborLoader()"
     count = 0
@@ -270,9 +271,12 @@ def test_types_without_nodes_or_edges(tmp_path: Path) -> None:
 def test_one_named_type_is_heterogeneous_too(tmp_path: Path) -> None:
     data = make_hetero(counts={"paper": 40}, degrees={CITES: 4})
     store = hetero_store(tmp_path / "s.gnn", data)
-    for options in ({}, {"strategy": "belady", "cache_bytes": "1kB"}, {"topology": "disk"}):
-        if "topology" in options:
-            options["strategy"] = "direct"
+    ways: list[dict[str, Any]] = [
+        {},
+        {"strategy": "belady", "cache_bytes": "1kB"},
+        {"strategy": "direct", "topology": "disk"},
+    ]
+    for options in ways:
         for batch in NeighborLoader(store, [2, 2], TRAIN, batch_size=7, seed=0, **options):
             check_batch(batch, data)
 
@@ -520,7 +524,7 @@ def test_a_batch_on_demand(path: Path) -> None:
 
 
 def test_custom_class(path: Path) -> None:
-    class Mine(HeteroData):
+    class Mine(HeteroData):  # type: ignore[misc]
         pass
 
     assert type(next(iter(NeighborLoader(path, [1], TRAIN, custom_cls=Mine)))) is Mine

@@ -255,7 +255,7 @@ class PackedFiles:
 
 def _num_within(part: RowRange, positions: npt.NDArray[np.int32]) -> int:
     places = part.within(positions)
-    return places.stop - places.start
+    return int(places.stop - places.start)
 
 
 def _packed_rows(spec: AttributeSpec, packed: PagedArray, engine: Engine) -> FileRows:

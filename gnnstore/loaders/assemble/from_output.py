@@ -40,7 +40,8 @@ class OutputAssembler:
         sample, labels = batch.sample, batch.labels
         if sample is None or labels is None:
             raise TypeError("a batch without a sample cannot be assembled")
-        parts, rows = self.assembler.parts_from(output), {}
+        parts = self.assembler.parts_from(output)
+        rows: dict[str, Rows] = {}
         for selection in self.assembler.selections(sample, parts):
             rows |= self._reselected(batch.rows, selection)
         labels = labels.from_metadata(output.metadata)

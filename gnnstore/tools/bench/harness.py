@@ -61,8 +61,7 @@ class Task:
     group: str = ""  # the process's memory group; "" for none, and no limit
     group_version: int = 0
     round: int = 0  # number of the epoch, so that rounds draw different batches
-    # Of each hop, or of each hop by edge type.
-    fanouts: tuple[int, ...] | dict[str, tuple[int, ...]] = (10, 10, 10)
+    fanouts: Any = (10, 10, 10)  # of each hop, or of each hop by edge type
     sampling: dict[str, Any] = field(default_factory=dict)  # other options of a loader's sampling
     batch_size: int = 1024
     seed: int = 0

@@ -135,7 +135,8 @@ def _write_seeds(
     if isinstance(seeds, Links):
         np.save(file, np.stack(seeds.ends(positions)))
     elif isinstance(seeds, TypedInputNodes):
-        np.savez(file, **seeds.select(positions).nodes)
+        by_type: dict[str, Any] = {**seeds.select(positions).nodes}
+        np.savez(file, **by_type)
     else:
         np.save(file, only(seeds.select(positions).nodes))
     return count
