@@ -154,7 +154,7 @@ def require_group() -> int:
 
 def split_tables(schema: Schema) -> tuple[list[AttributeSpec], list[AttributeSpec]]:
     """Return the attributes whose rows are read from disk, and those held in memory."""
-    attributes = [*schema.node.attributes.values(), *schema.edge.attributes.values()]
+    attributes = [*schema.node_attributes(), *schema.edge_attributes()]
     wide = read_tables(attributes)
     if not wide:
         raise UsageError(
