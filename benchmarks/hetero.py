@@ -1,0 +1,211 @@
+"""Batches of a graph of three node types: from disk with a tenth of the features, and in memory.
+
+M is like MAG240M, at a size that `--papers` sets: papers with 768 float16 features, half as many
+authors and a hundredth as many institutions without any; papers cite papers, authors write papers
+and have institutions, and each edge type has its reverse. Batches begin at 1,024 papers, with
+fan-outs of 10 and 5 for each edge type. Every strategy runs once a round, all on the same batches:
+its second epoch is timed, with memory for the topology, a tenth of the features and some slack.
+
+- `packed`: at most 1.25 times what the disk takes for its bytes in order
+- `belady`: at least 0.8 of the disk's random reads of 4 KiB a second
+- a mapping of the features that 32 threads read, and all in memory, next to them
+
+`--peer` instead compares the loader in memory with PyG's `NeighborLoader` on the same graph as
+`HeteroData`, if torch-sparse or pyg-lib can be imported here; the bar is 8 times its speed.
+
+Run `python -m benchmarks.hetero --cache DIR`, with DIR on the disk in question: the store, of 12 GB,
+is kept there; `python -m benchmarks.hetero --peer --papers 200000` takes two minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from torch_geometric.loader import NeighborLoader as PygNeighborLoader
+
+import gnnstore
+from benchmarks.harness import device_row, directory_of, parser, report
+from gnnstore.converters import ConvertOptions, from_planted_types
+from gnnstore.disk.profile.page_cache import drop_from_cache
+from gnnstore.graph.sizes import StoreSizes
+from gnnstore.tools.bench.harness import DeviceLimits, measure_disk_of, spread
+
+NUM_PAPERS, FEATURE_DIM, DEGREE = 6_500_000, 768, 8
+FANOUTS, BATCH_SIZE, SEED, NUM_BATCHES = (10, 5), 1024, 0, 100
+SHARE, SLACK_BYTES = 0.1, 200_000_000
+BAR_PACKED, BAR_BELADY, BAR_PYG = 1.25, 0.8, 8.0
+STRATEGIES = ("packed", "belady", "mmap", "memory")
+
+Found = dict[str, Any]
+
+
+def make_store(directory: Path, num_papers: int) -> Path:
+    """Return the store of M, converted unless the directory has it."""
+    path = directory / f"planted-types-{num_papers}-{FEATURE_DIM}.gnn"
+    if not path.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        from_planted_types(
+            path,
+            num_papers=num_papers,
+            feature_dim=FEATURE_DIM,
+            author_dim=0,
+            degree=DEGREE,
+            options=ConvertOptions(feature_dtype="float16", reverse=("all",)),
+        )
+    return path
+
+
+def seeds_of(store: gnnstore.GraphStore, num_batches: int) -> Any:
+    """Draw papers for whole batches."""
+    num_papers = store.schema.node_of("paper").num_nodes
+    return np.random.default_rng(1).integers(0, num_papers, num_batches * BATCH_SIZE)
+
+
+def seconds_of(loader: Any) -> float:
+    """Return the seconds of an epoch, whose batches are dropped at once."""
+    start = perf_counter()
+    for batch in loader:
+        del batch
+    return perf_counter() - start
+
+
+def second_epoch(path: Path, strategy: str, num_batches: int) -> Found:
+    """Return seconds, bytes and reads of the second epoch of a strategy."""
+    store = gnnstore.open(path)
+    sizes = StoreSizes.of(store.schema)
+    options: Found = {}
+    if strategy not in ("mmap", "memory"):
+        options["memory"] = sizes.topology_bytes + int(SHARE * sizes.rows_bytes) + SLACK_BYTES
+    drop_from_cache([path])
+    loader = gnnstore.NeighborLoader(
+        store,
+        FANOUTS,
+        ("paper", seeds_of(store, num_batches)),
+        batch_size=BATCH_SIZE,
+        shuffle=True,
+        strategy=strategy,
+        seed=SEED,
+        **options,
+    )
+    seconds_of(loader)
+    before = loader.stats()
+    seconds = seconds_of(loader)
+    stats = loader.stats().since(before)
+    return {
+        "seconds": seconds,
+        "bytes": stats.bytes_read + stats.bytes_packing + 2 * stats.bytes_spilled,
+        "reads": stats.reads,
+    }
+
+
+def from_disk(path: Path, arguments: argparse.Namespace) -> tuple[list[tuple[str, str]], Found]:
+    """Run all strategies in turns, and return rows of the table and numbers."""
+    rounds: dict[str, list[Found]] = {name: [] for name in arguments.strategies}
+    devices: list[DeviceLimits] = []
+    for _ in range(arguments.repeats):
+        devices.append(measure_disk_of(gnnstore.open(path)))
+        for name in rounds:
+            rounds[name].append(second_epoch(path, name, arguments.batches))
+            gc.collect()
+    rows = [device_row(devices)]
+    for name, found in rounds.items():
+        text = f"{spread(1e3 * f['seconds'] / arguments.batches for f in found)} ms a batch"
+        if name == "packed":
+            times = [
+                f["seconds"] * d.bytes_per_second / f["bytes"]
+                for f, d in zip(found, devices, strict=True)
+            ]
+            text += f", {found[0]['bytes'] / 1e9:.1f} GB an epoch; {spread(times)} times what the "
+            text += f"disk takes in order, {_bar(median(times) <= BAR_PACKED, BAR_PACKED)}"
+        elif name == "belady":
+            shares = [
+                f["reads"] / f["seconds"] / d.random_reads_per_second
+                for f, d in zip(found, devices, strict=True)
+            ]
+            text += f"; {spread(shares)} of the disk's random reads, "
+            text += _bar(median(shares) >= BAR_BELADY, BAR_BELADY)
+        rows.append((name, text))
+    return rows, {"rounds": rounds, "device": [d._asdict() for d in devices]}
+
+
+def next_to_pyg(path: Path, arguments: argparse.Namespace) -> tuple[list[tuple[str, str]], Found]:
+    """Time the loader in memory and PyG's on the same graph, in turns."""
+    if not any(map(importlib.util.find_spec, ("torch_sparse", "pyg_lib"))):
+        raise SystemExit("PyG's loader samples with torch-sparse or pyg-lib; neither is installed")
+    store = gnnstore.open(path)
+    seeds = ("paper", seeds_of(store, arguments.batches))
+    ours = gnnstore.NeighborLoader(
+        store, FANOUTS, seeds, batch_size=BATCH_SIZE, strategy="memory", seed=SEED
+    )
+    found: dict[str, list[float]] = {"gnnstore": []}
+    theirs = {}
+    data = store.to_pyg()
+    for workers in (0, 2):
+        name = f"PyG, {workers} workers"
+        theirs[name] = PygNeighborLoader(
+            data, list(FANOUTS), _tensor(seeds), batch_size=BATCH_SIZE, num_workers=workers
+        )
+        found[name] = []
+    seconds_of(ours)
+    for _ in range(arguments.repeats):
+        found["gnnstore"].append(seconds_of(ours))
+        for name, loader in theirs.items():
+            found[name].append(seconds_of(loader))
+    rows = [(name, f"{spread(1e3 * s / arguments.batches for s in t)} ms a batch")
+            for name, t in found.items()]  # fmt: skip
+    best = min((found[name] for name in theirs), key=median)
+    times = [b / a for a, b in zip(found["gnnstore"], best, strict=True)]
+    rows.append(
+        ("speed", f"{spread(times)} times PyG's, {_bar(median(times) >= BAR_PYG, BAR_PYG)}")
+    )
+    return rows, {"seconds": found}
+
+
+def _tensor(seeds: tuple[str, Any]) -> tuple[str, Any]:
+    import torch  # noqa: PLC0415
+
+    return seeds[0], torch.from_numpy(seeds[1])
+
+
+def _bar(reached: bool, bar: float) -> str:
+    return f"the bar of {bar}: {'reached' if reached else 'MISSED'}"
+
+
+def sizes_of(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield rows of the table that say how large the graph is."""
+    schema = gnnstore.open(path).schema
+    nodes = ", ".join(f"{node.num_nodes:,} {node.name}s" for node in schema.node_types)
+    edges = sum(edge.num_edges for edge in schema.edge_types)
+    yield "M", f"{nodes}; {edges:,} edges of {len(schema.edge_types)} types"
+
+
+def main() -> None:
+    """Read the options and run."""
+    options = parser(__doc__)
+    options.set_defaults(repeats=3)
+    options.add_argument("--papers", type=int, default=NUM_PAPERS, help=f"({NUM_PAPERS})")
+    options.add_argument("--batches", type=int, default=NUM_BATCHES, help=f"({NUM_BATCHES})")
+    options.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=STRATEGIES)
+    options.add_argument("--peer", action="store_true", help="compare with PyG's loader in memory")
+    options.add_argument("--cache", type=Path, help="directory that keeps the store")
+    arguments = options.parse_args()
+    if arguments.quick:
+        arguments.papers, arguments.batches, arguments.repeats = 20_000, 10, 1
+    with directory_of(arguments) as directory:
+        path = make_store(directory, arguments.papers)
+        run = next_to_pyg if arguments.peer else from_disk
+        rows, numbers = run(path, arguments)
+        rows = [*sizes_of(path), *rows]
+    report("a graph of several types", rows, as_json=arguments.json, **numbers)
+
+
+if __name__ == "__main__":
+    main()
