@@ -131,6 +131,11 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(
             "gnnstore.open_plan is called gnnstore.open_packed; write that instead"
         )
+    elif name == "HGTLoader":
+        raise AttributeError(
+            "gnnstore has no HGTLoader: its budget for each hop and node type is no draw for each "
+            "node; train an HGTConv with NeighborLoader with fan-outs by edge type"
+        )
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

@@ -75,10 +75,11 @@ class CacheCost:
 
 
 def count_out_degrees(
-    columns: Iterable[npt.NDArray[Any]], num_nodes: int, source: str
+    columns: Iterable[npt.NDArray[Any]], counts: int | npt.NDArray[np.uint32], source: str
 ) -> npt.NDArray[np.uint32]:
-    """Count the out-degree of each node: uint32 [num_nodes]."""
-    counts = np.zeros(num_nodes, np.uint32)
+    """Count the out-degree of each node: uint32 [N], new ones of N nodes, or added to some."""
+    if isinstance(counts, int):
+        counts = np.zeros(counts, np.uint32)
     try:
         for part in columns:
             _core.count_ids(part, counts)

@@ -18,13 +18,16 @@ Examples
 
 from typing import TYPE_CHECKING
 
-from gnnstore.converters.datasets.graphbolt import from_graphbolt
+from gnnstore.converters.datasets.graphbolt.convert import from_graphbolt
 from gnnstore.converters.datasets.igb import from_igb
 from gnnstore.converters.datasets.numpy import from_numpy
 from gnnstore.converters.datasets.ogb.convert import from_ogb
 from gnnstore.converters.datasets.pyg import from_pyg
 from gnnstore.converters.datasets.snap import from_snap
 from gnnstore.converters.datasets.triples import from_triples
+from gnnstore.converters.datasets.typed.files import from_typed
+from gnnstore.converters.datasets.typed.igbh import from_igbh
+from gnnstore.converters.datasets.typed.mag240m import from_mag240m
 from gnnstore.converters.partitions.partition import partition
 from gnnstore.converters.stores.add_order import add_order
 from gnnstore.converters.stores.reorder import reorder
@@ -53,7 +56,9 @@ __all__ = [
     "from_arrays",
     "from_graphbolt",
     "from_igb",
+    "from_igbh",
     "from_kronecker",
+    "from_mag240m",
     "from_numpy",
     "from_ogb",
     "from_planted_types",
@@ -62,6 +67,7 @@ __all__ = [
     "from_snap",
     "from_tables",
     "from_triples",
+    "from_typed",
     "partition",
     "reorder",
     "split_edges",

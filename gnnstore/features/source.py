@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
@@ -22,11 +23,12 @@ from gnnstore import _core
 from gnnstore._core import ReadCounts, empty
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
-from gnnstore.sampling.row_space import RowRange
+from gnnstore.sampling.row_space import RowRange, RowSpace
 
 if TYPE_CHECKING:
     from gnnstore.features.files import FileRows
     from gnnstore.formats.arrays.spec import AttributeSpec
+    from gnnstore.formats.store.schema import Schema
 
 # Two threads copy twice as fast as one; a few more are as fast as memory.
 _MAX_COPYING = 4
@@ -222,6 +224,51 @@ def of_one_type(tables: Mapping[str, _Table_co]) -> dict[str, TypedRows[_Table_c
 def ranges_of(tables: Mapping[str, TypedRows[_Table_co]]) -> tuple[RowRange, ...]:
     """Return the rows of each type that has tables, ascending."""
     return tuple(sorted({rows.range for rows in tables.values()}))
+
+
+@dataclass(frozen=True, eq=False)
+class CachedTables:
+    """The node attributes whose rows are read from disk and cached together."""
+
+    specs: tuple[AttributeSpec, ...]
+    space: RowSpace  # of the node types that have them
+    owners: Mapping[str, str]  # node type of each attribute, by path
+
+    @classmethod
+    def of(cls, schema: Schema, paths: Container[str]) -> Self:
+        """Return the node attributes of a store that are at some paths."""
+        owners = {
+            spec.path: node.name
+            for node in schema.node_types
+            for spec in node.attributes.values()
+            if spec.path in paths
+        }
+        specs = tuple(spec for spec in schema.node_attributes() if spec.path in owners)
+        return cls(specs, RowSpace.of_schema(schema, owners), owners)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a node's rows; with several types, of the widest."""
+        widths = Counter[str]()
+        for spec in self.specs:
+            widths[self.owners[spec.path]] += spec.row_bytes
+        return max(widths.values(), default=0)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a node's rows, on average over the types."""
+        total = sum(spec.num_rows * spec.row_bytes for spec in self.specs)
+        return -(-total // max(1, self.space.num_rows))
+
+    @property
+    def ranges(self) -> tuple[RowRange, ...]:
+        """The numbers of the rows of each attribute."""
+        return tuple(self.space.range_of(self.owners[spec.path]) for spec in self.specs)
+
+    def open(self, table: Callable[[AttributeSpec], RowSource]) -> dict[str, TypedRows[RowSource]]:
+        """Return the tables by path, opened by a function."""
+        opened = zip(self.specs, self.ranges, strict=True)
+        return {spec.path: TypedRows(table(spec), own) for spec, own in opened}
 
 
 def files_of(tables: Mapping[str, TypedRows[RowSource]]) -> dict[str, TypedRows[FileRows]]:

@@ -19,13 +19,13 @@ from gnnstore.graph.arrays import SPLIT_ALIASES, Attribute
 class EdgeSplit:
     """The L edges of a split; its arrays are read when they are used."""
 
-    def __init__(self, reader: StoreReader, spec: EdgeSplitSpec, num_nodes: int) -> None:
+    def __init__(self, reader: StoreReader, spec: EdgeSplitSpec, counts: tuple[int, int]) -> None:
         def attribute(part: AttributeSpec | None) -> Attribute | None:
             return None if part is None else Attribute(reader, part)
 
         self._reader = reader
         self._spec = spec
-        self._num_nodes = num_nodes
+        self._counts = counts  # nodes that are sources, and targets
         self.source = Attribute(reader, spec.source)  # source nodes, [L]
         self.target = Attribute(reader, spec.target)  # target nodes, [L]
         self.edge_ids = attribute(spec.edge_id)  # positions of the edges in the original input, [L]
@@ -60,13 +60,13 @@ class EdgeSplit:
         self, source: AttributeSpec, target: AttributeSpec, dtype: np.dtype[Any]
     ) -> npt.NDArray[Any]:
         found = np.empty((2, source.num_rows), dtype)
-        for row, spec in zip(found, (source, target), strict=True):
+        for row, spec, count in zip(found, (source, target), self._counts, strict=True):
             row[:] = Attribute(self._reader, spec).read()
-            if row.min() < 0 or row.max() >= self._num_nodes:
+            if row.min() < 0 or row.max() >= count:
                 path = self._reader.path / spec.path
                 raise CorruptStoreError(
                     f"{path}: holds the nodes {row.min()} to {row.max()}, expected 0 to "
-                    f"{self._num_nodes - 1}; run 'gnnstore verify' on the store, and convert again",
+                    f"{count - 1}; run 'gnnstore verify' on the store, and convert again",
                     path=path,
                 )
         return found
@@ -81,10 +81,12 @@ class EdgeSplits(Mapping[str, EdgeSplit]):
     The training split is not among them where it is the edges of the graph.
     """
 
-    def __init__(self, reader: StoreReader, edge: EdgeTypeSpec, num_nodes: int) -> None:
+    def __init__(self, reader: StoreReader, edge: EdgeTypeSpec) -> None:
         self._reader = reader
         self._specs = edge.splits
-        self._num_nodes = num_nodes
+        schema = reader.schema
+        ends = (schema.node_of(edge.source), schema.node_of(edge.target))
+        self._counts = (ends[0].num_nodes, ends[1].num_nodes)
         # Whether the edges of the graph are the training split: there are splits, and none is
         # called "train".
         self.has_message_train = bool(self._specs) and "train" not in self._specs
@@ -93,7 +95,7 @@ class EdgeSplits(Mapping[str, EdgeSplit]):
         """Return a split."""
         spec = self._specs.get(name) or self._specs.get(SPLIT_ALIASES.get(name, name))
         if spec is not None:
-            return EdgeSplit(self._reader, spec, self._num_nodes)
+            return EdgeSplit(self._reader, spec, self._counts)
         if not self._specs:
             help_ = "it has no edge splits; make a store that has, with 'gnnstore split-edges'"
         else:

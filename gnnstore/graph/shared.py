@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from gnnstore._core import pool_trim
 from gnnstore.disk.engines import ENVIRONMENT_VARIABLE, Engine, open_engine
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gnnstore.graph.store import GraphStore
     from gnnstore.graph.topology import Topology
     from gnnstore.progress import Progress
+    from gnnstore.sampling.stored import StoredColumns
 
 
 class SharedCache(Protocol):
@@ -97,6 +98,7 @@ class SharedTables:
         self._held_row_bytes: dict[str, int] = {}
         self._neighbors: dict[EdgeType, NeighborCache] = {}
         self._topology_bytes = 0
+        self._stored: WeakSet[StoredColumns] = WeakSet()  # of times and weights
 
     def add_tier(self, tier: Callable[[RowSource], RowSource], path: str | None = None) -> None:
         """Put a tier in front of tables that are opened from now on, above earlier ones.
@@ -247,6 +249,8 @@ class SharedTables:
         """Return the topology, in memory or mapped."""
         with self._lock:
             topology = store.topology(mode, num_threads)
+            if topology.stored is not None:
+                self._stored.add(topology.stored)
             if mode != "mmap":
                 self._topology_bytes = max(
                     self._topology_bytes,
@@ -297,7 +301,8 @@ class SharedTables:
     def resident_bytes(self) -> int:
         """Bytes of memory that everything opened so far occupies."""
         tables = sum(rows.resident_bytes for rows in self._rows.values())
-        return self._topology_bytes + self._neighbor_bytes + tables + self.cached_bytes
+        stored = sum(columns.num_bytes for columns in self._stored)
+        return self._topology_bytes + stored + self._neighbor_bytes + tables + self.cached_bytes
 
     @property
     def cached_bytes(self) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.schema import Schema
+from gnnstore.sampling.neighbor import SamplingConfig
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,15 @@ class TableSize:
 class StoreSizes:
     """Bytes that the parts of a store take when they lie in memory."""
 
-    topology_bytes: int  # `indptr`, `indices` and `edge_id`
+    # `indptr`, `indices` and `edge_id`; and what sampling by time or weight needs along edges.
+    topology_bytes: int
     tables: tuple[TableSize, ...]  # paged attributes of nodes and edges
     # Attributes that are stored compressed and are therefore always read whole.
     compressed_bytes: int
     indptr_bytes: int  # bytes of `indptr`, part of `topology_bytes`
     indices_bytes: int  # bytes of `indices`, part of `topology_bytes`
+    times_bytes: int = 0  # times of nodes, which sampling has in memory
+    has_types: bool = False  # whether nodes have several types
 
     @property
     def rows_bytes(self) -> int:
@@ -43,24 +47,45 @@ class StoreSizes:
     @property
     def total_bytes(self) -> int:
         """Bytes of everything."""
-        return self.topology_bytes + self.rows_bytes + self.compressed_bytes
+        return self.topology_bytes + self.times_bytes + self.rows_bytes + self.compressed_bytes
 
     @classmethod
-    def of(cls, schema: Schema) -> StoreSizes:
-        """Return the sizes of a store, all of its types together."""
+    def of(cls, schema: Schema, config: SamplingConfig | None = None) -> StoreSizes:
+        """Return the sizes of a store, all of its types together, as a loader needs it."""
         of_nodes, of_edges = schema.node_attributes(), schema.edge_attributes()
         attributes = [*of_nodes, *of_edges, *schema.graph_arrays.values()]
         edges = schema.edge_types
         indptr_bytes = sum(edge.indptr.num_bytes for edge in edges)
         indices_bytes = sum(edge.indices.num_bytes for edge in edges)
         edge_id_bytes = sum(edge.edge_id.num_bytes for edge in edges if edge.edge_id)
+        along, of_nodes_bytes = (0, 0) if config is None else _for_sampling(schema, config)
         return cls(
-            topology_bytes=indptr_bytes + indices_bytes + edge_id_bytes,
+            topology_bytes=indptr_bytes + indices_bytes + edge_id_bytes + along,
             tables=(*_tables(of_nodes, of_nodes=True), *_tables(of_edges, of_nodes=False)),
             compressed_bytes=sum(spec.num_bytes for spec in attributes if spec.layout == "cold"),
             indptr_bytes=indptr_bytes,
             indices_bytes=indices_bytes,
+            times_bytes=of_nodes_bytes,
+            has_types=len(schema.node_types) > 1,
         )
+
+
+def _for_sampling(schema: Schema, config: SamplingConfig) -> tuple[int, int]:
+    """Return the bytes that times and weights take along edges, and of nodes."""
+    time, weight = config.time_attr, config.weight_attr
+    along = [
+        owners.get(name)
+        for edge in schema.edge_types
+        for owners, name in (
+            (edge.orders, time),
+            (edge.attributes, time),
+            (edge.weight_sums, weight),
+        )
+        if name is not None
+    ]
+    of_nodes = [node.attributes.get(time) for node in schema.node_types if time is not None]
+    sizes = [sum(s.num_bytes for s in specs if s is not None) for specs in (along, of_nodes)]
+    return sizes[0], sizes[1]
 
 
 def _tables(specs: Iterable[AttributeSpec], *, of_nodes: bool) -> list[TableSize]:

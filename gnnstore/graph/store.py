@@ -154,7 +154,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
     @property
     def edge_splits(self) -> EdgeSplits:
         """Edges to predict of each split."""
-        return EdgeSplits(self.reader, self.schema.edge, self.num_nodes)
+        return EdgeSplits(self.reader, self.schema.edge)
 
     @property
     def original_ids(self) -> npt.NDArray[np.int64] | None:

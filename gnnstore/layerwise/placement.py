@@ -186,6 +186,8 @@ class Placer:
             (table + once + alone, 0.0),
         )
         overhead = num_blocks * (_BYTES_PER_BLOCK + graph.num_nodes // _NODES_PER_BYTE)
+        # Blocks are outlined before their rows are packed: another pass over the edges.
+        overhead += graph.num_edges * id_dtype(graph.num_nodes).itemsize if accesses else 0
         slower = 1.0 if limits.is_ahead else _ONE_AFTER_THE_OTHER
         costs = [slower * self.seconds(read + overhead, written) for read, written in choices]
         best = min((0, 1), key=costs.__getitem__)

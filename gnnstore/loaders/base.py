@@ -25,7 +25,6 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from gnnstore.errors import UsageError, whole_number
 from gnnstore.loaders.assemble.from_output import OutputAssembler
-from gnnstore.loaders.assemble.homogeneous import BatchAssembler
 from gnnstore.pipeline.batch import (
     Batch,
     BatchSource,
@@ -49,6 +48,7 @@ from gnnstore.timeline import MAX_EVENTS, OFF, Timeline, recorded
 if TYPE_CHECKING:
     from torch_geometric.sampler import SamplerOutput
 
+    from gnnstore.loaders.assemble.base import Assembler
     from gnnstore.pipeline.order.epoch import EpochOrder
     from gnnstore.strategies.sources import Sources
 
@@ -154,7 +154,7 @@ class BatchLoader(DataLoader[Any]):
         self,
         opened: Sources,
         source: BatchSource,
-        assembler: BatchAssembler,
+        assembler: Assembler,
         *,
         epoch_batches: int = 0,
     ) -> None:

@@ -27,32 +27,31 @@ from gnnstore.errors import (
     limits_named,
     truth,
 )
+from gnnstore.graph.edge_splits import EdgeSplits
 from gnnstore.loaders.options import LoaderOptions
 from gnnstore.loaders.pyg_sampler import StoreSampler
 from gnnstore.loaders.sampled import SampledLoader
-from gnnstore.seeds.edges import (
-    check_ids_are_dense,
-    named_split,
-    resolve_edges,
-    resolve_labels,
-)
-from gnnstore.seeds.links import Links
+from gnnstore.sampling.temporal import NodeTimes
+from gnnstore.seeds.edges import check_ids_are_dense, resolve_edges, resolve_labels
+from gnnstore.seeds.links import Links, reverse_type
 from gnnstore.seeds.negatives import MODES, SIDES, Negatives, cumulative_weights
-from gnnstore.seeds.nodes import resolve_input_ids
+from gnnstore.seeds.nodes import resolve_input_ids, resolve_times
 
 if TYPE_CHECKING:
     from torch_geometric.sampler import SamplerOutput
 
+    from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec
     from gnnstore.graph.store import GraphStore
     from gnnstore.partitions.followers import ResidentTable
     from gnnstore.partitions.policy import PartitionPolicy
     from gnnstore.sampling.neighbor import SamplingConfig
+    from gnnstore.seeds.edges import GivenEdges
 
 
 class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[misc]
-    """Mini-batches around seed edges, for link prediction, as `torch_geometric.data.Data`.
+    """Mini-batches around seed edges, for link prediction, as PyG's `Data` or `HeteroData`.
 
-    A drop-in for `torch_geometric.loader.LinkNeighborLoader` on a homogeneous graph: the same
+    A drop-in for `torch_geometric.loader.LinkNeighborLoader`: the same
     parameters in the same order, the same batches. A batch is the sampled neighbourhood of the
     endpoints of some seed edges and of the negatives drawn for them. Negatives, like everything
     else in a batch, depend only on the store, the options, the seed, the epoch and the number of
@@ -63,17 +62,25 @@ class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[
     data : GraphStore, str or Path
         An open store, or the path of one. PyG's pair (feature store, graph store) is
         accepted where both are the same `GraphStore`.
-    num_neighbors : list of int or NumNeighbors
-        Fan-out per hop; -1 takes all neighbours; with [], a batch has only endpoints.
+    num_neighbors : list of int, dict by edge type, or NumNeighbors
+        Fan-out per hop, for each edge type that leads to a node; -1 takes all neighbours; with [],
+        a batch has only endpoints.
     edge_label_index : None, str, tensor, array or pair of vectors, optional
         Seed edges, sources and targets [2, L], which need not be edges of the graph. None: all
         edges of the graph, in the order of the store (by target, then source); they are not
         copied, and `input_id` has their ids. A name: an edge split of the store, in its order;
-        if the store was made by splitting, "train" is all edges of its graph.
+        if the store was made by splitting, "train" is all edges of its graph. If nodes have types,
+        an edge type (or its source and target), or a pair of it and any of these.
     edge_label : tensor or array [L, ...], optional
         Labels by position in `edge_label_index`; without it, by edge id.
-    edge_label_time, time_attr, temporal_strategy, weight_attr, neighbor_sampler
-        PyG's; temporal and weighted sampling and other samplers are refused for now.
+    edge_label_time : tensor or array of int64 [L], optional
+        Time of each seed edge, as `edge_label`; set if and only if `time_attr` is. If nodes have
+        the times, a negative exists at the time of its positive; if edges have them, negatives are
+        drawn from all nodes.
+    time_attr, temporal_strategy, time_window, weight_attr
+        As for `NeighborLoader`.
+    neighbor_sampler
+        PyG's; refused, since batches are prepared ahead with the store's own sampler.
     replace : bool
         Sample neighbours with replacement.
     subgraph_type : str or SubgraphType
@@ -96,8 +103,8 @@ class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[
         PyG's deprecated name of `subgraph_type="induced"` (when False).
     exclude_edges : "self" or "reverse", optional
         Exclude the seed edges of a batch from its `edge_index` ("self"), and their reverses as
-        well ("reverse", for undirected graphs), since they give the answer away. They are excluded
-        before neighbours are drawn, so that fan-outs stay full.
+        well ("reverse", for undirected graphs; those of the reverse edge type), since they give the
+        answer away. They are excluded before neighbours are drawn, so that fan-outs stay full.
     strict_negatives : bool
         Redraw negatives that are edges of the graph, self-loops or the positive itself, up to 16
         times; `stats().negatives_kept` counts those that still are.
@@ -116,7 +123,7 @@ class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[
     input_id : tensor of int64 [L], optional
         The value of `batch.input_id` for each seed edge, by position; for all edges, by edge id.
     custom_cls : type, optional
-        Class of the batches, derived from `Data`.
+        Class of the batches, derived from `Data`, or from `HeteroData` if nodes have types.
     partitions : PartitionPolicy, optional
         Hold some partitions of the store in memory at a time (`gnnstore partition`), which changes
         batches: each edge is trained once an epoch while both endpoints are in memory, and
@@ -175,6 +182,7 @@ edge_format, adj_value, tables, progress
         neighbor_sampler: Any = None,
         directed: bool = True,
         *,
+        time_window: int | None = None,
         exclude_edges: str | None = None,
         strict_negatives: bool = False,
         neg_side: str = "dst",
@@ -214,12 +222,20 @@ edge_format, adj_value, tables, progress
             neg_sampling = ("binary", neg_sampling_ratio)
         if not isinstance(edge_label_attrs, str):
             edge_label_attrs = tuple(edge_label_attrs)
+        if (edge_label_time is None) != (time_attr is None):
+            names = ("edge_label_time", "time_attr")
+            missing, there = names if edge_label_time is None else names[::-1]
+            raise UsageError(
+                f"'{missing}' is not set while '{there}' is set: temporal sampling needs the "
+                "attribute with the times, and the time of each seed edge; give both, or none"
+            )
         options = LoaderOptions.of(locals())
         seeds = resolve_links(
             options.store,
             options.config,
             edge_label_index,
             edge_label=edge_label,
+            edge_label_time=edge_label_time,
             input_id=input_id,
             neg_sampling=neg_sampling,
             exclude_edges=exclude_edges,
@@ -235,8 +251,14 @@ edge_format, adj_value, tables, progress
             "edge_label": seeds.edge_label,
             "input_id": None if seeds.ids is None else torch.from_numpy(seeds.ids),
         }
+        if seeds.times is not None:
+            kept["edge_label_time"] = torch.from_numpy(seeds.times)
         if seeds.edges is not None and seeds.split is None:
-            kept["edge_label_index"] = torch.from_numpy(seeds.edges)
+            ends = torch.from_numpy(seeds.edges)
+            is_typed = not options.store.schema.is_homogeneous
+            kept["edge_label_index"] = (seeds.edge_type, ends) if is_typed else ends
+        if not options.store.schema.is_homogeneous:
+            options.warn_of_types()
         super().__init__(options, seeds, **kept)
 
     @property
@@ -253,6 +275,8 @@ edge_format, adj_value, tables, progress
             row=torch.from_numpy(sources),
             col=torch.from_numpy(targets),
             label=None if seeds.edge_label is None else seeds.edge_label[ids],
+            time=None if seeds.times is None else torch.from_numpy(seeds.times[ids]),
+            input_type=None if self.data.schema.is_homogeneous else seeds.edge_type,
         )
 
     @property
@@ -270,7 +294,7 @@ edge_format, adj_value, tables, progress
                 "without exclude_edges, or take its own batches"
             )
         self._draw_seed()
-        return StoreSampler(self._source.sampler, self._sources.edge_ids)
+        return StoreSampler(self._source.sampler, self.data.schema, self._sources.edge_ids)
 
 
 def resolve_links(
@@ -279,6 +303,7 @@ def resolve_links(
     edge_label_index: Any = None,
     *,
     edge_label: Any = None,
+    edge_label_time: Any = None,
     input_id: Any = None,
     neg_sampling: Any = None,
     exclude_edges: str | None = None,
@@ -294,41 +319,48 @@ def resolve_links(
             f"edge_label_attrs={edge_label_attrs!r}: expected a list of names, such as "
             f"[{edge_label_attrs!r}]"
         )
+    given = resolve_edges(store, edge_label_index)
+    num_edges = given.edge.num_edges if given.ends is None else given.ends.shape[1]
     negatives = _negatives(
         store,
+        given.edge,
         neg_sampling,
         strict=strict_negatives,
         side=neg_side,
         num_chunks=shared_negatives,
         degree_fraction=degree_fraction,
+        time_attr=config.time_attr,
     )
-    edges = resolve_edges(store, edge_label_index)
-    num_edges = store.num_edges if edges is None else edges.shape[1]
-    split = named_split(store, edge_label_index)
-    _check_attributes(store, edge_label_attrs, split)
-    if edges is None and not (edge_label is None and input_id is None):
-        check_ids_are_dense(store)
+    _check_attributes(store, given, edge_label_attrs)
+    by_id = (edge_label, input_id, edge_label_time)
+    if given.ends is None and any(each is not None for each in by_id):
+        check_ids_are_dense(store, given.edge)
+    times = None
+    if edge_label_time is not None:
+        times = resolve_times(edge_label_time, num_edges, "edge_label_time", "edges")
     return Links(
         store,
-        edges,
+        given,
+        times=times,
         ids=None if input_id is None else resolve_input_ids(input_id, num_edges, "edges"),
         edge_label=_labels(edge_label, num_edges, negatives),
         negatives=negatives,
         disjoint=config.disjoint,
         attributes=edge_label_attrs,
-        split=split,
-        exclude_edges=_exclusion(exclude_edges, config.subgraph_type),
+        exclude_edges=_exclusion(store, given, exclude_edges, config.subgraph_type),
     )
 
 
 def _negatives(
     store: GraphStore,
+    edge: EdgeTypeSpec,
     neg_sampling: Any,
     *,
     strict: bool,
     side: str,
     num_chunks: int | None,
     degree_fraction: float,
+    time_attr: str | None,
 ) -> Negatives | None:
     """Check the options of negatives."""
     strict = truth("strict_negatives", strict)
@@ -382,33 +414,51 @@ def _negatives(
             f"{' and '.join(unused)}: only of use to neg_sampling='triplet'; binary negatives are "
             "pairs whose ends are both drawn"
         )
+    source, target = (store.schema.node_of(name) for name in (edge.source, edge.target))
     return Negatives(
         "binary" if is_binary else "triplet",
         float(cast.amount) if is_binary else int(cast.amount),
-        store.num_nodes,
-        cumulative_weights(cast.src_weight, store.num_nodes, "src_weight"),
-        cumulative_weights(cast.dst_weight, store.num_nodes, "dst_weight"),
+        source.num_nodes,
+        target.num_nodes,
+        cumulative_weights(cast.src_weight, source.num_nodes, "src_weight"),
+        cumulative_weights(cast.dst_weight, target.num_nodes, "dst_weight"),
         side,
         num_chunks,
         degree_fraction,
         strict,
+        has_loops=source is target,
+        src_times=_times_of(store, source, time_attr),
+        dst_times=_times_of(store, target, time_attr),
     )
 
 
-def _check_attributes(store: GraphStore, names: Sequence[str], split: str | None) -> None:
+def _times_of(store: GraphStore, node: NodeTypeSpec, time_attr: str | None) -> NodeTimes | None:
+    """Return the times of the nodes that negatives are drawn from; None: they have none."""
+    spec = None if time_attr is None else node.attributes.get(time_attr)
+    return None if spec is None else NodeTimes(store.reader.read(spec))
+
+
+def _check_attributes(store: GraphStore, given: GivenEdges, names: Sequence[str]) -> None:
     """Raise a `NotFoundError` if edges, or those of a split, have no attribute of a name."""
+    edge, split = given.edge, given.split
     for name in names:
-        if split is None:
+        if split is None and store.schema.is_homogeneous:
             store.edge_attribute(name)
-        elif name not in (known := store.edge_splits[split].attributes):
+            continue
+        splits = EdgeSplits(store.reader, edge)
+        known = edge.attributes if split is None else splits[split].attributes
+        if name not in known:
+            what = f"edge type {edge.type}" if split is None else f"edge split {split!r}"
             raise NotFoundError(
-                f"edge_label_attrs: the edge split {split!r} of {store.path} has no attribute "
+                f"edge_label_attrs: the {what} of {store.path} has no attribute "
                 f"{name!r}; there are: {', '.join(known) or 'none'}",
                 path=store.path,
             )
 
 
-def _exclusion(exclude_edges: str | None, subgraph_type: str) -> str | None:
+def _exclusion(
+    store: GraphStore, given: GivenEdges, exclude_edges: str | None, subgraph_type: str
+) -> str | None:
     if exclude_edges not in (None, "self", "reverse"):
         raise UsageError(
             f"exclude_edges={exclude_edges!r} is unknown; choose 'self' or 'reverse', or leave it "
@@ -418,6 +468,12 @@ def _exclusion(exclude_edges: str | None, subgraph_type: str) -> str | None:
         raise UsageError(
             "exclude_edges='self': the reverse of a sampled edge may be a seed edge, and "
             "subgraph_type='bidirectional' adds it; choose exclude_edges='reverse'"
+        )
+    is_typed = exclude_edges == "reverse" and not store.schema.is_homogeneous
+    if is_typed and reverse_type(store.schema, given.edge.type) is None:
+        raise UsageError(
+            f"exclude_edges='reverse': no edge type is the reverse of {given.edge.type}; choose "
+            "exclude_edges='self'"
         )
     return exclude_edges
 

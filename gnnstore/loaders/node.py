@@ -16,12 +16,13 @@ from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 from torch_geometric.sampler import NodeSamplerInput
 
-from gnnstore.errors import limits_named
+from gnnstore.errors import UsageError, limits_named
 from gnnstore.loaders.options import LoaderOptions
 from gnnstore.loaders.pyg_sampler import StoreSampler
 from gnnstore.loaders.sampled import SampledLoader
 from gnnstore.sampling.neighbor import only
-from gnnstore.seeds.nodes import resolve_input_nodes
+from gnnstore.seeds.nodes import InputNodes, resolve_input_nodes
+from gnnstore.seeds.typed import TypedInputNodes, resolve_typed_nodes
 
 if TYPE_CHECKING:
     from torch_geometric.sampler import SamplerOutput
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
 
 
 class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
-    """Mini-batches of sampled neighbourhoods, as `torch_geometric.data.Data`.
+    """Mini-batches of sampled neighbourhoods, as PyG's `Data` or `HeteroData`.
 
-    A drop-in for `torch_geometric.loader.NeighborLoader` on a homogeneous graph: the same
+    A drop-in for `torch_geometric.loader.NeighborLoader`: the same
     parameters in the same order, the same batches. Batches are prepared ahead by threads;
     no process is started. Batch k of epoch e depends on the store, the input nodes, the
     sampling options, the seed, e and k, and on nothing else: not on threads, strategy or
@@ -44,19 +45,30 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
     data : GraphStore, str or Path
         An open store, or the path of one. PyG's pair (feature store, graph store) is
         accepted where both are the same `GraphStore`.
-    num_neighbors : list of int or NumNeighbors
-        Fan-out per hop; -1 takes all neighbours.
+    num_neighbors : list of int, dict by edge type, or NumNeighbors
+        Fan-out per hop, for each edge type that leads to a node; -1 takes all neighbours.
     input_nodes : None, str, tensor, array or sequence, optional
         Seed nodes: all, the name of a split ("train", "valid", "test") or of a mask among the
-        node attributes ("train_mask"), a mask [N], or node ids.
-    input_time, time_attr, temporal_strategy, weight_attr, neighbor_sampler
-        PyG's; temporal and weighted sampling and other samplers are refused for now.
+        node attributes ("train_mask"), a mask [N], or node ids. If nodes have types:
+        ("paper", any of these), "paper" for all papers, or a dict of several types, whose seeds
+        are mixed.
+    input_time : tensor or array of int64, optional
+        Time of each input node, in place of its own.
     replace : bool
         Sample neighbours with replacement.
     subgraph_type : str or SubgraphType
         "directional", "bidirectional" or "induced".
     disjoint : bool
         One subgraph per seed; batches get the vector `batch`.
+    temporal_strategy : "uniform" or "last"
+        With `time_attr`: choose any of the edges that a seed may see, or the latest.
+    time_attr : str, optional
+        The attribute, of nodes or of edges, with their times: a subgraph has nothing that is later
+        than its seed, at any hop. Needs an order by time in the store (`gnnstore convert
+        --time-attr`, `gnnstore add-order`). Implies `disjoint`.
+    weight_attr : str, optional
+        The attribute of edges in proportion to which neighbours are chosen. Needs sums of weights
+        in the store (`gnnstore convert --weight-attr`, `gnnstore add-order`).
     transform, transform_sampler_output : callable, optional
         Called in the consumer's thread, in the order of the batches, so that random numbers
         they draw are reproducible.
@@ -65,8 +77,12 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
     filter_per_worker : bool, optional
         Whether `collate_fn` returns finished batches (default) or sampler output; for
         PyG's `ZipLoader`.
+    neighbor_sampler
+        PyG's; refused, since batches are prepared ahead with the store's own sampler.
     directed : bool
         PyG's deprecated name of `subgraph_type="induced"` (when False).
+    time_window : int, optional
+        With `time_attr`: edges of (t - time_window, t] only, t being the time of their seed.
     strategy : "auto", "memory", "mmap", "direct", "static", "belady" or "packed"
         How attributes are read. "memory" loads everything into memory; "mmap" maps the files.
         "static" reads rows from disk, except for a fixed set of cached rows; "direct" is the
@@ -118,9 +134,9 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         ones of the epoch are repeated, or the last ones left out if `drop_last` is set. Needs
         `seed`, the same in all processes.
     input_id : tensor of int64, optional
-        The value of `batch.input_id` for each input node.
+        The value of `batch.input_id` for each input node; a dict if `input_nodes` is one.
     custom_cls : type, optional
-        Class of the batches, derived from `Data`.
+        Class of the batches, derived from `Data`, or from `HeteroData` if nodes have types.
     edge_format : "coo" or "csr"
         Edges of the batches: `edge_index`, or `adj_t`, a `gnnstore.nn.AdjT`, which layers of PyG
         take in its place, and some in one fused product.
@@ -190,6 +206,7 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         neighbor_sampler: Any = None,
         directed: bool = True,
         *,
+        time_window: int | None = None,
         strategy: str = "auto",
         memory: int | str | None = None,
         seed: int | None = None,
@@ -214,26 +231,86 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         progress: bool | None = None,
         **kwargs: Any,
     ) -> None:
+        if links := [name for name in kwargs if name.startswith(("edge_label", "neg_sampling"))]:
+            raise UsageError(
+                f"{links[0]} is an option of LinkNeighborLoader, whose batches start from edges; "
+                "NeighborLoader's start from nodes"
+            )
         options = LoaderOptions.of(locals())
-        seeds = resolve_input_nodes(options.store, input_nodes, input_id)
+        given = (options.store, input_nodes, input_id, input_time)
         # Seeds are kept once: these tensors share the memory of the source of seeds.
-        kept: dict[str, Any] = {}
-        if not isinstance(input_nodes, str) and seeds.nodes is not None:
-            kept["input_nodes"] = torch.from_numpy(seeds.nodes)
-            kept["input_id"] = None if seeds.ids is None else torch.from_numpy(seeds.ids)
-        super().__init__(options, seeds, **kept)
+        if not options.store.schema.is_homogeneous:
+            typed = resolve_typed_nodes(*given)
+            options.check_times(typed.parts, input_time)
+            options.warn_of_types(typed.parts)
+            super().__init__(options, typed, **_kept_by_type(typed))
+            return
+        seeds = resolve_input_nodes(*given)
+        options.check_times([seeds.node_type], input_time)
+        super().__init__(options, seeds, **_kept(seeds, input_nodes))
+
+    @property
+    def input_offsets(self) -> dict[str, tuple[int, int]]:
+        """The first position and the end of the seeds of each node type."""
+        seeds = self._seeds
+        if isinstance(seeds, TypedInputNodes):
+            return dict(seeds.offsets)
+        return {seeds.node_type: (0, len(seeds))}
 
     @property
     def input_data(self) -> NodeSamplerInput:
-        """The seed nodes as PyG's samplers take them; node ids are copied."""
-        seeds = self._seeds.select(range(len(self._seeds)))
+        """The seed nodes as PyG's samplers take them; node ids are copied.
+
+        Raises
+        ------
+        UsageError
+            If they are of several node types, which PyG's samplers do not take.
+        """
+        own, node_type = self._seeds, None
+        if isinstance(own, TypedInputNodes):
+            if len(own.parts) > 1:
+                raise UsageError(
+                    f"input_data: the seeds are of the node types {list(own.parts)}, and PyG's "
+                    "samplers take one; make a loader for each type"
+                )
+            ((node_type, own),) = own.parts.items()
+        seeds = own.select(range(len(own)))
         return NodeSamplerInput(
-            input_id=None if self._seeds.ids is None else seeds.labels.input_id,
+            input_id=None if own.ids is None else seeds.labels.input_id,
             node=torch.from_numpy(only(seeds.nodes)),
+            time=seeds.labels.seed_time,
+            input_type=node_type,
         )
 
     @property
     def node_sampler(self) -> StoreSampler:
         """The sampler behind the loader, for loaders of PyG's."""
         self._draw_seed()
-        return StoreSampler(self._source.sampler, self._sources.edge_ids)
+        return StoreSampler(self._source.sampler, self.data.schema, self._sources.edge_ids)
+
+
+def _kept(seeds: InputNodes, input_nodes: Any) -> dict[str, Any]:
+    """Return the options in place of the user's arrays, which a loader does not keep."""
+    kept: dict[str, Any] = {}
+    if not isinstance(input_nodes, str) and seeds.nodes is not None:
+        kept["input_nodes"] = torch.from_numpy(seeds.nodes)
+        kept["input_id"] = None if seeds.ids is None else torch.from_numpy(seeds.ids)
+    if seeds.times is not None:
+        kept["input_time"] = torch.from_numpy(seeds.times)
+    return kept
+
+
+def _kept_by_type(seeds: TypedInputNodes) -> dict[str, Any]:
+    """Return the same of seeds by node type."""
+    nodes: dict[str, Any] = {}
+    ids, times = {}, {}
+    for node_type, part in seeds.parts.items():
+        is_named = part.name is not None
+        nodes[node_type] = None if part.nodes is None else part.name
+        if part.nodes is not None and not is_named:
+            nodes[node_type] = torch.from_numpy(part.nodes)
+        if part.ids is not None and not is_named:
+            ids[node_type] = torch.from_numpy(part.ids)
+        if part.times is not None:
+            times[node_type] = torch.from_numpy(part.times)
+    return {"input_nodes": nodes, "input_id": ids or None, "input_time": times or None}

@@ -9,21 +9,27 @@ from __future__ import annotations
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from torch_geometric.sampler.base import NumNeighbors
+from torch_geometric.typing import EdgeTypeStr
+
 from gnnstore.caching.scores import SCORES
 from gnnstore.disk.engines import ENGINES
 from gnnstore.errors import UsageError, as_whole_number, check_choice
+from gnnstore.formats.store.schema import EdgeType, Schema
 from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store
 from gnnstore.loaders.assemble.adjacency import CsrEdges
 from gnnstore.partitions.followers import ResidentTable
 from gnnstore.partitions.policy import PartitionPolicy
+from gnnstore.sampling.hetero import reverse_of
 from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.sampling.stored import times_needed
 from gnnstore.strategies.base import Auto
 from gnnstore.strategies.builtin import STRATEGIES, find_strategy
 from gnnstore.strategies.loader_spec import ReadOptions
@@ -31,7 +37,6 @@ from gnnstore.strategies.sizes.settings import CacheSettings, PlannedSettings
 from gnnstore.units import parse_size
 
 _TEMPORAL_STRATEGIES = ("uniform", "last")
-_USE_PYG = "use torch_geometric.loader.NeighborLoader on the graph in memory for it"
 _NOT_PARAMETERS = {"self", "kwargs", "__class__"}
 
 
@@ -45,6 +50,8 @@ class LoaderOptions:
     read: ReadOptions  # options of reading the store, or packed epochs in its place
     csr: CsrEdges | None  # None: batches have `edge_index`
     torch: dict[str, Any]  # keyword arguments of torch's `DataLoader`
+    # Node types whose nodes have times of their own; None: sampling obeys no times.
+    timed_nodes: frozenset[str] | None = None
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> LoaderOptions:
@@ -58,12 +65,51 @@ class LoaderOptions:
         if given.get("partitions") is not None:
             _call(_refuse_with_partitions, given)
         _call(_refuse_no_tables, given)
-        config = _call(sampling_config, given)
         read = _call(read_options, given)
         store = as_store(given["data"])
-        edges = (given.get("edge_format", "coo"), given.get("adj_value"))
-        csr = CsrEdges.of(store.schema, *edges)
-        return cls(given, store, config, read, csr, parameters["kwargs"])
+        config = _call(sampling_config, {**given, "schema": store.schema})
+        if not store.schema.is_homogeneous:
+            _call(_refuse_with_types, given)
+        times = times_needed(store.schema, store.path, config)
+        csr = CsrEdges.of(store.schema, given.get("edge_format", "coo"), given.get("adj_value"))
+        return cls(given, store, config, read, csr, parameters["kwargs"], times)
+
+    def check_times(self, seed_types: Iterable[str], input_time: Any) -> None:
+        """Refuse seed nodes without times."""
+        if self.timed_nodes is None or input_time is not None:
+            return
+        attribute = self.config.time_attr
+        if missing := [node_type for node_type in seed_types if node_type not in self.timed_nodes]:
+            whose = "edges have" if not self.timed_nodes else f"{[*self.timed_nodes]} have"
+            raise UsageError(
+                f"time_attr={attribute!r}: seed nodes of {', '.join(map(repr, missing))} have no "
+                f"{attribute!r} of their own ({whose}); give times of the seeds: input_time="
+            )
+
+    def warn_of_types(self, seed_types: Iterable[str] = ()) -> None:
+        """Warn of seed types that no edge leads to, and of edges without a reverse type."""
+        edges = [edge.type for edge in self.store.schema.edge_types]
+        targets = {target for _, _, target in edges}
+        if alone := [node_type for node_type in seed_types if node_type not in targets]:
+            _warn(
+                f"no edge type leads to {', '.join(map(repr, alone))}, so batches have nothing but "
+                "these seeds; add edges in reverse ('gnnstore convert --reverse'), or choose seeds "
+                "of another type"
+            )
+        if self.config.subgraph_type != "bidirectional":
+            return
+        own = [edge_type for edge_type in edges if not edge_type[1].startswith("rev_")]
+        known = dict.fromkeys(edges)
+        if lonely := [edge_type for edge_type in own if reverse_of(edge_type, known) is None]:
+            _warn(
+                "subgraph_type='bidirectional': no edge type is the reverse of "
+                f"{', '.join(map(str, lonely))}, so their edges stay as they are sampled"
+            )
+
+
+def _warn(text: str) -> None:
+    # Behind the loader's constructor.
+    warnings.warn(text, UserWarning, stacklevel=5)
 
 
 def _call(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
@@ -75,11 +121,16 @@ def _call(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
 def sampling_config(
     num_neighbors: Any,
     *,
+    schema: Schema,
     replace: bool = False,
     subgraph_type: Any = "directional",
     disjoint: bool = False,
     directed: bool = True,
     seed: int | None = None,
+    time_attr: str | None = None,
+    temporal_strategy: Any = "uniform",
+    time_window: int | None = None,
+    weight_attr: str | None = None,
 ) -> SamplingConfig:
     """Check the options of sampling."""
     if not directed:
@@ -91,27 +142,75 @@ def sampling_config(
         subgraph_type = "induced"
     kind = subgraph_type.value if isinstance(subgraph_type, Enum) else subgraph_type
     return SamplingConfig(
-        fanouts=_fanouts(num_neighbors),
+        fanouts=fanouts_of(num_neighbors, schema),
         replace=replace,
         subgraph_type=kind,
         disjoint=disjoint,
         seed=0 if seed is None else seed,
+        time_attr=time_attr,
+        # As in PyG, which ignores the strategy without times.
+        temporal_strategy=temporal_strategy if time_attr is not None else "uniform",
+        time_window=time_window,
+        weight_attr=weight_attr,
     )
 
 
-def _fanouts(num_neighbors: Any) -> tuple[int, ...]:
-    values = getattr(num_neighbors, "values", num_neighbors)  # NumNeighbors
-    if isinstance(num_neighbors, Mapping) or isinstance(values, Mapping):
+def fanouts_of(
+    num_neighbors: Any, schema: Schema
+) -> tuple[int, ...] | dict[EdgeType, tuple[int, ...]]:
+    """Return the fan-outs of each hop; of each edge type of the store if they differ by type."""
+    is_pyg = isinstance(num_neighbors, NumNeighbors)
+    values = num_neighbors.values if is_pyg else num_neighbors
+    if not isinstance(values, Mapping):
+        return _hops(values, num_neighbors)
+    if schema.is_homogeneous:
         raise UsageError(
-            "num_neighbors gives fan-outs by edge type, but heterogeneous graphs are not "
-            "supported yet; give one list of fan-outs, such as [10, 10]"
+            "num_neighbors gives fan-outs by edge type, and the store's edges have no named types; "
+            "give one list of fan-outs, such as [10, 10]"
         )
+    try:
+        by_type = {EdgeTypeStr(key).to_tuple(): hops for key, hops in values.items()}
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"num_neighbors: {error}; {_edge_types(schema)}") from None
+    types = [edge.type for edge in schema.edge_types]
+    if unknown := [edge_type for edge_type in by_type if edge_type not in types]:
+        raise UsageError(
+            "Not all edge types specified in 'num_neighbors' exist in the graph: "
+            f"{', '.join(map(str, unknown))} not; {_edge_types(schema)}"
+        )
+    default = num_neighbors.default if is_pyg else None
+    missing = [edge_type for edge_type in types if edge_type not in by_type]
+    if missing and default is None:
+        names = ", ".join(f"'{edge_type}'" for edge_type in missing)
+        raise UsageError(
+            f"Missing number of neighbors for edge type {names}; give fan-outs of all edge types, "
+            "or torch_geometric.sampler.NumNeighbors(..., default=[...])"
+        )
+    fanouts = {
+        edge_type: _hops(by_type.get(edge_type, default), num_neighbors) for edge_type in types
+    }
+    lengths = {len(hops) for hops in fanouts.values()}
+    if len(lengths) > 1:
+        raise UsageError(
+            "Number of hops must be the same across all edge types (got "
+            f"{len(lengths)} different number of hops): "
+            + ", ".join(f"{edge_type} has {len(hops)}" for edge_type, hops in fanouts.items())
+        )
+    return fanouts
+
+
+def _hops(values: Any, given: Any) -> tuple[int, ...]:
     if not isinstance(values, Sequence) or isinstance(values, str):
         raise UsageError(
-            f"num_neighbors={num_neighbors!r} is not a list of fan-outs; give one integer per "
+            f"num_neighbors={given!r} is not a list of fan-outs; give one integer per "
             "hop, such as [10, 10], -1 for all neighbours"
         )
     return tuple(values)
+
+
+def _edge_types(schema: Schema) -> str:
+    types = ", ".join(str(edge.type) for edge in schema.edge_types)
+    return f"there are the edge types {types}"
 
 
 def read_options(
@@ -263,8 +362,16 @@ def _refuse_with_partitions(
     disk: int | str | None = None,
     packed: Any = None,
     rank: int | None = None,
+    time_attr: str | None = None,
+    weight_attr: str | None = None,
 ) -> None:
-    """Refuse options of where rows lie, which partitions decide."""
+    """Refuse options of where rows lie, which partitions decide; and of times and weights."""
+    for name, attribute in (("time_attr", time_attr), ("weight_attr", weight_attr)):
+        if attribute is not None:
+            raise UsageError(
+                f"partitions= and {name}={attribute!r}: what partitions hold of the graph has "
+                "neither times nor weights; leave out one of them"
+            )
     options = {
         "strategy": None if strategy == "auto" else strategy,
         "topology": None if topology == "auto" else topology,
@@ -293,28 +400,32 @@ def _refuse_with_partitions(
         )
 
 
+def _refuse_with_types(partitions: Any = None, tables: Any = ()) -> None:
+    """Refuse what works on one numbering of nodes, for a store whose types have names."""
+    for name, value in (("partitions", partitions), ("tables", tables or None)):
+        if value is not None:
+            raise UsageError(
+                f"{name}= works on stores whose nodes have one type without a name, and the types "
+                "of this store have names; leave it out"
+            )
+
+
 def _refuse_unsupported(
     *,
     input_time: Any = None,
     edge_label_time: Any = None,
     time_attr: str | None = None,
     temporal_strategy: str = "uniform",
-    weight_attr: str | None = None,
     neighbor_sampler: Any = None,
 ) -> None:
-    """Refuse options of PyG that would change batches in ways that are not built yet."""
+    """Refuse options of PyG that contradict one another, or do not work here."""
     for name, times in (("input_time", input_time), ("edge_label_time", edge_label_time)):
         if times is not None and time_attr is None:
-            raise UsageError(f"{name} is set while time_attr is not; leave {name} out")
-    if time_attr is not None:
-        raise UsageError(
-            f"time_attr={time_attr!r}: temporal sampling is not supported yet; {_USE_PYG}"
-        )
+            raise UsageError(
+                f"{name} is set while time_attr is not; leave {name} out, or name the attribute "
+                "that has the times of nodes or edges"
+            )
     check_choice("temporal_strategy", temporal_strategy, _TEMPORAL_STRATEGIES)
-    if weight_attr is not None:
-        raise UsageError(
-            f"weight_attr={weight_attr!r}: weighted sampling is not supported yet; {_USE_PYG}"
-        )
     if neighbor_sampler is not None:
         raise UsageError(
             "neighbor_sampler: gnnstore samples with its own kernel, so that batches can be "

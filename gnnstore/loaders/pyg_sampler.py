@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,18 +12,22 @@ from torch.utils.data import get_worker_info
 from torch_geometric.sampler import (
     BaseSampler,
     EdgeSamplerInput,
+    HeteroSamplerOutput,
     NegativeSampling,
     NodeSamplerInput,
     SamplerOutput,
 )
 from torch_geometric.sampler.neighbor_sampler import edge_sample
 
-from gnnstore.loaders.assemble.from_output import sampler_output
+from gnnstore.loaders.assemble.hetero import hetero_output
+from gnnstore.loaders.assemble.homogeneous import sampler_output
+from gnnstore.sampling.neighbor import EdgeSample
 from gnnstore.seeds.base import ON_DEMAND_EPOCH
 
 if TYPE_CHECKING:
     from gnnstore.features.source import RowSource
-    from gnnstore.sampling.neighbor import NeighborSampler
+    from gnnstore.formats.store.schema import EdgeType, Schema
+    from gnnstore.sampling.neighbor import NeighborSampler, Sample
 
 
 class StoreSampler(BaseSampler):  # type: ignore[misc]
@@ -31,39 +37,70 @@ class StoreSampler(BaseSampler):  # type: ignore[misc]
     epoch.
     """
 
-    def __init__(self, sampler: NeighborSampler, edge_ids: RowSource | None = None) -> None:
+    def __init__(
+        self, sampler: NeighborSampler, schema: Schema, edge_ids: Mapping[EdgeType, RowSource]
+    ) -> None:
         super().__init__()
         self.sampler = sampler
+        self._schema = schema
         self._edge_ids = edge_ids
         self._numbers = itertools.count()
 
     @property
-    def num_neighbors(self) -> list[int]:
-        """Fan-out of each hop."""
-        return list(self.sampler.config.fanouts)
+    def num_neighbors(self) -> Any:
+        """Fan-out of each hop; by edge type if they differ."""
+        fanouts = self.sampler.config.fanouts
+        if isinstance(fanouts, Mapping):
+            return {edge_type: list(own) for edge_type, own in fanouts.items()}
+        return list(fanouts)
 
-    def sample_from_nodes(self, index: NodeSamplerInput, **_: Any) -> SamplerOutput:
+    def sample_from_nodes(
+        self, index: NodeSamplerInput, **_: Any
+    ) -> SamplerOutput | HeteroSamplerOutput:
         """Return the sampled neighbourhood of some nodes."""
-        worker = get_worker_info()
-        subgraph = self.sampler.sample(
-            index.node.numpy(),
-            epoch=ON_DEMAND_EPOCH if worker is None else worker.seed,
-            batch=next(self._numbers),
-        )
-        if self._edge_ids is not None:
-            positions = self._edge_ids.gather(subgraph.edge_pos).values
-            subgraph = subgraph.with_only(edge_pos=positions)
-        return sampler_output(subgraph, (index.input_id, index.time))
+        seeds, times = index.node, index.time
+        if not self._schema.is_homogeneous:
+            seeds = {index.input_type: seeds}
+            times = None if times is None else {index.input_type: times}
+        return self._sample(seeds, times, (index.input_id, index.time))
 
     def sample_from_edges(
         self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None
-    ) -> SamplerOutput:
+    ) -> SamplerOutput | HeteroSamplerOutput:
         """Return the sampled neighbourhood of the ends of some edges and of PyG's own negatives."""
+        counts: Any = {node.name: node.num_nodes for node in self._schema.node_types}
+        if self._schema.is_homogeneous:
+            (counts,) = counts.values()
+        disjoint = self.sampler.config.disjoint
+        return edge_sample(index, self._sample, counts, disjoint, neg_sampling=neg_sampling)
 
-        def sample(seeds: torch.Tensor, _: Any) -> SamplerOutput:
-            return self.sample_from_nodes(NodeSamplerInput(None, seeds))
-
-        num_nodes = self.sampler.num_nodes
-        return edge_sample(
-            index, sample, num_nodes, self.sampler.config.disjoint, neg_sampling=neg_sampling
+    def _sample(
+        self, seeds: Any, times: Any, metadata: Any = None
+    ) -> SamplerOutput | HeteroSamplerOutput:
+        """Sample from seeds, by node type if types have names."""
+        worker = get_worker_info()
+        sample = self.sampler.sample(
+            _arrays(seeds),
+            epoch=ON_DEMAND_EPOCH if worker is None else worker.seed,
+            batch=next(self._numbers),
+            times=_arrays(times),
         )
+        sample = self._with_ids(sample)
+        if not self._schema.is_homogeneous:
+            is_bidirectional = self.sampler.config.subgraph_type == "bidirectional"
+            return hetero_output(sample, metadata, is_bidirectional)
+        return sampler_output(sample, metadata)
+
+    def _with_ids(self, sample: Sample) -> Sample:
+        """Return a sample with ids of edges in place of positions."""
+        edges = dict(sample.edges)
+        for edge_type, ids in self._edge_ids.items():
+            index, positions = edges[edge_type].index, edges[edge_type].positions
+            edges[edge_type] = EdgeSample(index, ids.gather(positions).values)
+        return replace(sample, edges=edges)
+
+
+def _arrays(values: Any) -> Any:
+    if isinstance(values, Mapping):
+        return {name: _arrays(each) for name, each in values.items()}
+    return values.numpy() if isinstance(values, torch.Tensor) else values

@@ -11,11 +11,9 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torch_geometric.data import Data
-
 from gnnstore.errors import UsageError
 from gnnstore.graph.store import GraphStore
-from gnnstore.loaders.assemble.homogeneous import BatchAssembler
+from gnnstore.loaders.assemble.hetero import assembler_for
 from gnnstore.loaders.base import BatchLoader
 from gnnstore.loaders.options import LoaderOptions
 from gnnstore.partitions.followers import Slots
@@ -104,7 +102,11 @@ class SampledLoader(BatchLoader):
         self._read_once = attributes.keys() - _OF_THE_BASE - _READ_EACH_TIME
 
         assembler = partial(
-            BatchAssembler, store, data_class=given.get("custom_cls") or Data, csr=options.csr
+            assembler_for,
+            store,
+            data_class=given.get("custom_cls"),
+            subgraph_type=config.subgraph_type,
+            csr=options.csr,
         )
         if parts is not None:
             _log.info("%s: %s", store.path, parts.placement.reason)

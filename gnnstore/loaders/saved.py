@@ -17,7 +17,7 @@ from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.formats.store.schema import Schema
 from gnnstore.graph.arrays import as_tensor
 from gnnstore.loaders.assemble.adjacency import CsrEdges
-from gnnstore.loaders.assemble.homogeneous import BatchAssembler
+from gnnstore.loaders.assemble.hetero import assembler_for
 from gnnstore.loaders.base import BatchLoader
 from gnnstore.pipeline.order.epoch import order_bytes
 from gnnstore.pipeline.order.state import OrderFields, checked
@@ -173,7 +173,13 @@ class PackedLoader(BatchLoader):
             num_threads=max(1, self._most_threads()),
             may_use_fewer=self._num_threads_given is None,
         )
-        assembler = BatchAssembler(packed, opened, custom_cls or Data, csr)
+        assembler = assembler_for(
+            packed,
+            opened,
+            custom_cls,
+            subgraph_type=checked(found, "subgraph_type", str),
+            csr=csr,
+        )
         self._read_from(opened, opened.batches(), assembler)
 
 

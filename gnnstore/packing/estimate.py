@@ -27,6 +27,8 @@ from gnnstore.strategies.predict.reads import ReadTotals, count_extents
 from gnnstore.units import format_duration, format_size
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gnnstore.disk.profile.device_profile import DeviceProfile
     from gnnstore.packing.job import EpochPacker
 
@@ -135,7 +137,7 @@ def estimate_packing(packer: EpochPacker, profile: DeviceProfile | None) -> Pack
     """Sample and plan some batches; let batches share rows if a disk budget asks for it."""
     budget = packer.settings.disk_bytes
     found = _estimate(packer, profile, _BATCHES)
-    may_share = packer.settings.segment is None and bool(packer.tables)
+    may_share = packer.settings.segment is None and packer.may_share
     if budget is not None and may_share and found.total_bytes > _NEARLY * budget:
         found = _estimate(packer, profile, packer.superbatch, budget)
     elif packer.segment > 1:
@@ -157,7 +159,8 @@ def _estimate(
             )
             for i in range(count)
         )
-        costs = _Costs(packer, profile, records // count * packer.batches_per_epoch)
+        shares = packer.shares_of_types(sample)
+        costs = _Costs(packer, profile, records // count * packer.batches_per_epoch, shares)
         layouts = [costs.packed(plan.misses)]
         if packer.tables and (budget is not None or packer.segment > 1):
             table = packer.collect_misses(sample, packer.packing_memory(sample))
@@ -184,7 +187,7 @@ def _estimate(
         blow_up=chosen.blow_up,
         superbatch=packer.superbatch,
         num_slots=packer.num_slots,
-        cache_bytes=packer.num_slots * sum(costs.row_bytes),
+        cache_bytes=packer.num_slots * packer.slot_bytes,
         segment=chosen.segment,
         # Packed rows are read back once, for their checksums.
         seconds=costs.seconds(read_bytes + chosen.disk_bytes, chosen.disk_bytes),
@@ -196,7 +199,11 @@ class _Costs:
     """Estimates layouts from the rows that some batches miss."""
 
     def __init__(
-        self, packer: EpochPacker, profile: DeviceProfile | None, records_bytes: int
+        self,
+        packer: EpochPacker,
+        profile: DeviceProfile | None,
+        records_bytes: int,
+        shares: Sequence[float],
     ) -> None:
         self._profile = profile
         self._records_bytes = records_bytes  # of an epoch
@@ -204,6 +211,7 @@ class _Costs:
         self._superbatch, self._budget = packer.superbatch, packer.settings.disk_bytes
         self._tables = list(packer.tables.values())
         self.row_bytes = [table.row_bytes for table in self._tables]
+        self._shares = shares  # of missed rows that each table has
         self.table_bytes = sum(table.num_rows * table.row_bytes for table in self._tables)
 
     def packed(self, misses: npt.NDArray[np.int64]) -> Layout:
@@ -314,4 +322,8 @@ class _Costs:
 
     def _chunks(self, misses: npt.NDArray[np.int64]) -> int:
         """Return the bytes of chunks with some numbers of rows."""
-        return sum(int(chunk_bytes(misses, width).sum()) for width in self.row_bytes)
+        widths = zip(self.row_bytes, self._shares, strict=True)
+        return sum(
+            int(chunk_bytes(misses if share == 1 else (misses * share).astype(np.int64), w).sum())
+            for w, share in widths
+        )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gnnstore._version import __version__
-from gnnstore.errors import NoSpaceError
+from gnnstore.errors import NoSpaceError, UsageError
 from gnnstore.features.packed.chunks import BLOCK_BYTES
 from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.misses import MissTable, collect_misses
@@ -26,7 +26,7 @@ from gnnstore.features.segments.packing import (
     divide_misses,
     segment_memory,
 )
-from gnnstore.features.source import files_of, of_one_type, ranges_of
+from gnnstore.features.source import CachedTables, TypedRows, files_of, ranges_of
 from gnnstore.formats.packed.manifest import PackedManifest, name_of_batch, rows_array
 from gnnstore.formats.packed.writer import PackedWriter
 from gnnstore.graph.shared import shared_tables
@@ -53,8 +53,7 @@ class EpochPacker:
         self.settings = settings
         self._sampler = EpochSampler(store, settings)
         self.batches_per_epoch = self._sampler.batches_per_epoch
-        attributes = store.schema.node_attributes()
-        cached = [spec.path for spec in attributes if self._sampler.is_read(spec)]
+        cached = [spec.path for spec in self._sampler.tables.specs]
         size = self._sampler.size
         self._decide(cached, size.num_slots, size.superbatch, settings.segment or 1)
 
@@ -63,20 +62,45 @@ class EpochPacker:
         store, engine = self.store, self._sampler.sources.engine
         nodes, edges = store.schema.node_attributes(), store.schema.edge_attributes()
         self.num_slots, self.superbatch = num_slots, superbatch
-        self.sources: dict[str, RowSource] = {}
+        opened: dict[str, TypedRows[RowSource]] = {}
         if engine is not None:
-            specs = [spec for spec in nodes if spec.path in cached]
-            self.sources = {
-                spec.path: shared_tables(store).rows_on_disk(store, spec, engine) for spec in specs
-            }
-        self._typed = files_of(of_one_type(self.sources))
+            shared, found = shared_tables(store), CachedTables.of(store.schema, cached)
+            opened = found.open(lambda spec: shared.rows_on_disk(store, spec, engine))
+        self.sources = {path: rows.table for path, rows in opened.items()}
+        self._typed = files_of(opened)
         self.tables = {path: rows.table for path, rows in self._typed.items()}
         # Without rows on disk there is nothing to share.
         self.segment = min(segment, superbatch) if self.tables else 1
+        if self.segment > 1 and not self.may_share:
+            raise UsageError(
+                f"segment={segment} is for rows of one node type, and several types have rows to "
+                "pack; leave it out"
+            )
         plain_nodes = [spec for spec in nodes if spec.path not in self.tables]
         self._records = RecordMaker(
             self._sampler.sources, tuple(plain_nodes), tuple(edges), store.schema
         )
+
+    @property
+    def may_share(self) -> bool:
+        """Whether batches may share rows on disk: those of one node type."""
+        return len(ranges_of(self._typed)) == 1
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a node's packed rows; with several types, of the widest."""
+        return CachedTables.of(self.store.schema, self.tables.keys()).slot_bytes
+
+    def shares_of_types(self, of: Superbatch) -> list[float]:
+        """Return the share of the missed rows of a superbatch that each table has."""
+        if len(ranges_of(self._typed)) <= 1:
+            return [1.0] * len(self._typed)
+        with closing(self.collect_misses(of, self.packing_memory(of))) as missed:
+            total = max(1, int(missed.counts.sum()))
+            return [
+                int(missed.of_type(rows.range).num_rows.sum()) / total
+                for rows in self._typed.values()
+            ]
 
     @property
     def plain(self) -> tuple[AttributeSpec, ...]:
@@ -120,7 +144,7 @@ class EpochPacker:
             },
             decided={
                 "cached": list(self.tables),
-                "rows": [rows_array(rows.array.spec) for rows in self.tables.values()],
+                "rows": [rows_array(self.store.schema, path) for path in self.tables],
                 "num_slots": self.num_slots,
                 "superbatch": self.superbatch,
                 "segment": self.segment,
@@ -164,7 +188,7 @@ class EpochPacker:
             schema=self.store.schema,
             cached=tuple(self.tables),
             plain=tuple(spec.path for spec in self.plain),
-            has_edge_ids=self._sampler.sources.edge_ids is not None,
+            has_edge_ids=bool(self._sampler.sources.edge_ids),
             segment=self.segment,
             cached_by=settings.cached_by,
             piece_bytes=BLOCK_BYTES,
@@ -204,6 +228,12 @@ class EpochPacker:
     ) -> None:
         misses, chunks = self._pack_rows(writer, of)
         offsets = [found.offsets.tolist() for found in chunks]
+        # With several types the missed rows of each table.
+        counts_of = [
+            misses.missed.of_type(rows.range).num_rows
+            for rows in self._typed.values()
+            if misses is not None and len(misses.missed.ranges) > 1
+        ]
 
         def make(i: int) -> tuple[SavedRecord, int]:
             compact = of.samples.read(i)
@@ -229,7 +259,8 @@ class EpochPacker:
                 self._check_disk(writer, num_bytes)
                 begin = writer.batches.append(parts)
                 num_missed = 0 if misses is None else int(misses.own[i])
-                index.append([begin, num_bytes, crc, num_missed, *(o[i] for o in offsets)])
+                rows = [int(counts[i]) for counts in counts_of]
+                index.append([begin, num_bytes, crc, num_missed, *(o[i] for o in offsets), *rows])
                 largest = max(largest, batch_bytes)
                 advance(1)
         segments = [
@@ -250,12 +281,13 @@ class EpochPacker:
         """Append the rows that the batches miss; return their places in batches and in the file."""
         if not self.tables:
             return None, []
-        files = {path: writer.rows(rows.array.spec) for path, rows in self.tables.items()}
+        schema = self.store.schema
+        files = {path: writer.rows(rows_array(schema, path)) for path in self.tables}
         memory_bytes = self.packing_memory(of)
         misses = divide_misses(
             self.collect_misses(of, memory_bytes),
             self.segment,
-            num_table_rows=self.store.num_nodes,
+            num_table_rows=self._sampler.tables.space.num_rows,
             row_bytes=max(table.row_bytes for table in self.tables.values()),
         )
         self._check_disk(writer, packed_bytes(self._typed, misses.missed.counts))

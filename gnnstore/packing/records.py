@@ -57,11 +57,15 @@ class RecordMaker:
             )
         changes = plan.batch_changes(i)
         sources = self.sources
-        rows = [sources.nodes[spec.name].gather(subgraph.n_id).values for spec in self.plain_nodes]
-        rows += [sources.edges[spec.name].gather(subgraph.edge_pos).values for spec in self.edges]
-        edge_ids: npt.NDArray[Any] | None = None
-        if sources.edge_ids is not None:
-            edge_ids = sources.edge_ids.gather(subgraph.edge_pos).values
+        ids_of = self._ids_of(subgraph)
+        rows = [
+            sources.tables[spec.path].gather(ids_of[spec.path]).values
+            for spec in (*self.plain_nodes, *self.edges)
+        ]
+        edge_ids = tuple(
+            ids.gather(subgraph.edges[edge_type].positions).values
+            for edge_type, ids in sources.edge_ids.items()
+        )
         return SavedRecord(
             seeds=tuple(labels.arrays()),
             slots=plan.batch_slots(i),
@@ -78,28 +82,45 @@ class RecordMaker:
             shared_crcs=shared_crcs,
         )
 
+    def _ids_of(self, subgraph: CompactSample) -> dict[str, npt.NDArray[Any]]:
+        """Return the node ids, or positions of edges, whose rows a batch has of each attribute."""
+        found = {
+            spec.path: subgraph.nodes[node.name]
+            for node in self.schema.node_types
+            for spec in node.attributes.values()
+        }
+        for edge in self.schema.edge_types:
+            positions = subgraph.edges[edge.type].positions
+            found |= {spec.path: positions for spec in edge.attributes.values()}
+        return found
+
     def batch_bytes(self, subgraph: CompactSample) -> int:
         """Return the bytes of a batch with its attributes, as a loader hands it out."""
-        num_nodes, num_edges = subgraph.num_nodes, subgraph.num_edges
         id_bytes = np.dtype(self.schema.index_dtype).itemsize
-        node_bytes = id_bytes + _row_bytes(self.schema.node.attributes.values())
-        node_bytes += 0 if subgraph.trees is None else _WIDE_BYTES
-        edge_bytes = 2 * id_bytes + 2 * _WIDE_BYTES + _row_bytes(self.edges)
-        return num_nodes * node_bytes + num_edges * edge_bytes + _WIDE_BYTES * subgraph.num_seeds
+        node_bytes = id_bytes + (0 if subgraph.trees is None else _WIDE_BYTES)
+        edge_bytes = 2 * id_bytes + 2 * _WIDE_BYTES
+        attributes = (*self.schema.node_attributes(), *self.edges)
+        return (
+            subgraph.num_nodes * node_bytes
+            + subgraph.num_edges * edge_bytes
+            + self._rows_bytes(subgraph, attributes)
+            + _WIDE_BYTES * subgraph.num_seeds
+        )
 
     def record_bytes(self, subgraph: CompactSample, num_changes: int, num_missed: int) -> int:
         """Return the approximate bytes of a batch's record on disk."""
-        num_nodes, num_edges = subgraph.num_nodes, subgraph.num_edges
-        edge_ids = self.sources.edge_ids
-        edge_bytes = _row_bytes(self.edges) + (0 if edge_ids is None else edge_ids.row_bytes)
         return (
             subgraph.num_bytes
             + _WIDE_BYTES * subgraph.num_seeds
-            + 4 * (num_nodes + 2 * num_changes + num_missed)
-            + num_nodes * _row_bytes(self.plain_nodes)
-            + num_edges * edge_bytes
+            + 4 * (subgraph.num_nodes + 2 * num_changes + num_missed)
+            + self._rows_bytes(subgraph, (*self.plain_nodes, *self.edges))
+            + sum(
+                len(subgraph.edges[edge_type].positions) * ids.row_bytes
+                for edge_type, ids in self.sources.edge_ids.items()
+            )
         )
 
-
-def _row_bytes(specs: Iterable[AttributeSpec]) -> int:
-    return sum(spec.row_bytes for spec in specs)
+    def _rows_bytes(self, subgraph: CompactSample, specs: Iterable[AttributeSpec]) -> int:
+        """Return the bytes of a batch's rows of some attributes."""
+        ids_of = self._ids_of(subgraph)
+        return sum(len(ids_of[spec.path]) * spec.row_bytes for spec in specs)

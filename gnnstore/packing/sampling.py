@@ -14,6 +14,7 @@ from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.scores import SCORES
 from gnnstore.disk.scratch import default_parent
 from gnnstore.errors import UsageError, check_choice
+from gnnstore.features.source import CachedTables
 from gnnstore.loaders.options import read_options
 from gnnstore.packing.size import size_packing
 from gnnstore.pipeline.batch import EpochRun, Recorder
@@ -27,9 +28,8 @@ from gnnstore.pipeline.order.state import OrderFields, Position, sampling_finger
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.sampling.compact import Types
 from gnnstore.sampling.neighbor import SamplingConfig
-from gnnstore.sampling.row_space import RowSpace
 from gnnstore.seeds.base import SeedSource
-from gnnstore.seeds.nodes import resolve_input_nodes
+from gnnstore.seeds.typed import seed_nodes
 from gnnstore.strategies.builtin import PACKED
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.open import open_sources
@@ -38,7 +38,6 @@ from gnnstore.strategies.static import CacheMaker
 
 if TYPE_CHECKING:
     from gnnstore.caching.policies.base import CachePolicy, Planner
-    from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.store import GraphStore
 
 # Rolling packing must fit a disk budget with every superbatch; here all are kept, and their sum is
@@ -98,9 +97,7 @@ class EpochSampler:
         self.store = store
         self.settings = settings
         self.seeds: SeedSource = (
-            resolve_input_nodes(store, settings.input_nodes)
-            if settings.seeds is None
-            else settings.seeds
+            seed_nodes(store, settings.input_nodes) if settings.seeds is None else settings.seeds
         )
         self._order = KeyedOrder(
             len(self.seeds), settings.batch_size, settings.shuffle, settings.drop_last
@@ -139,19 +136,20 @@ class EpochSampler:
             )
         )
         rolling = self.sources.placement.superbatch
-        specs = [s for s in store.schema.node_attributes() if self.is_read(s)]
+        self.tables = CachedTables.of(store.schema, self.sources.placement.read_paths)
         # Memory that is left for superbatches, and for the cache of training.
         self.size = size_packing(
             self.sources.placement,
-            row_bytes=sum(spec.row_bytes for spec in specs),
-            num_rows=store.num_nodes,
+            row_bytes=self.tables.slot_bytes,
+            num_rows=self.tables.space.num_rows,
             seeds_bytes=seeds_bytes,
             num_batches=self.batches_per_epoch,
             cache_is_given=settings.cache_bytes is not None,
             superbatch_is_given=settings.superbatch is not None,
         )
         self._sampler = self.sources.topology.sampler(settings.config, store.schema.index_dtype)
-        self.policy = self._policy_of(presampler, tuple(specs))  # chooses the cached rows
+        # Chooses the cached rows.
+        self.policy = self._policy_of(presampler.over(self.tables.space))
         # Keeps as many subgraphs in memory as a loader would.
         kept = rolling is not None and rolling.in_memory
         self._job = LookaheadJob(
@@ -166,14 +164,14 @@ class EpochSampler:
             packs=False,
             tmpdir=settings.tmpdir or default_parent(store.path),
             quota=DiskQuota(0),
-            space=RowSpace.of_schema(store.schema),
+            space=self.tables.space,
             types=Types.of(store.schema),
             index_dtype=store.schema.index_dtype,
             most_ids=most_ids(store.schema),
         )
         self._closing = ExitStack()
 
-    def _policy_of(self, presampler: Presampler, specs: tuple[AttributeSpec, ...]) -> CachePolicy:
+    def _policy_of(self, presampler: Presampler) -> CachePolicy:
         """Return the policy that `cached_by` names."""
         score, engine = self.settings.cached_by, self.sources.engine
         if score not in SCORES or engine is None:
@@ -183,15 +181,11 @@ class EpochSampler:
             self.sources.topology,
             engine,
             CacheSettings(score),
-            specs,
+            self.tables,
             presampler,
             self.settings.num_threads,
         )
-        return Fixed(maker.choose, self.store.num_nodes)
-
-    def is_read(self, spec: AttributeSpec) -> bool:
-        """Whether rows of an attribute are read from disk, so that they are cached and packed."""
-        return self.sources.placement.modes.get(spec.path) == "disk"
+        return Fixed(maker.choose, maker.num_rows)
 
     @property
     def fingerprint(self) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from gnnstore.partitions.sizes import EdgesRead
 from gnnstore.pipeline.order.epoch import MAX_SORTED
 from gnnstore.sampling.edges import EdgeFinder
 from gnnstore.seeds.base import BatchKey, SeedLabels, Seeds
-from gnnstore.seeds.links import LinkGraph, LinkLabels, Links
+from gnnstore.seeds.link_labels import LinkLabels
+from gnnstore.seeds.links import LinkGraph, Links
 from gnnstore.seeds.nodes import InputNodes, NodeLabels
 
 if TYPE_CHECKING:
@@ -229,7 +230,7 @@ class LinksByState(SeedsByState):
         index = index.astype(np.int64, copy=False)
         finder = None if graph is None else EdgeFinder(graph.columns)
         known = None if graph is None else graph.positions
-        within = LinkGraph(finder, members.num_nodes, known)
+        within = LinkGraph(finder, (members.num_nodes, members.num_nodes), known)
         if self._new_ends is not None:
             source, target = (members.local(of) for of in self._new_ends[:, index])
         elif graph is not None and finder is not None:

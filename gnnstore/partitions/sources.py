@@ -151,28 +151,29 @@ class PartitionSources(Sources):
         store, shared = self.store, shared_tables(self.store)
         schema = store.schema
         left = self.placement.left_bytes // _HELD_SHARE
-        edge_id = schema.edge.edge_id
+        edge_id, edge_type = schema.edge.edge_id, schema.edge.type
         is_held = edge_id is not None and edge_id.num_bytes <= left
         if edge_id is None:
-            self.edge_ids = None
+            self.edge_ids = {}
         elif is_held:
             left -= edge_id.num_bytes
-            self.edge_ids = MemoryRows.from_array(store.reader.paged(edge_id).load())
+            loaded = MemoryRows.from_array(store.reader.paged(edge_id).load())
+            self.edge_ids = {edge_type: loaded}
             self._hold("ids of edges", edge_id.num_bytes)
         else:
             ids = store.topology("mmap").columns().edge_id
             assert ids is not None  # noqa: S101 - it is in the schema
-            self.edge_ids = MemoryRows.from_array(ids)
-        self.nodes = {
-            name: AbsentRows(spec, only_epochs) for name, spec in schema.node.attributes.items()
+            self.edge_ids = {edge_type: MemoryRows.from_array(ids)}
+        tables: dict[str, RowSource] = {
+            spec.path: AbsentRows(spec, only_epochs) for spec in schema.node.attributes.values()
         }
-        self.edges: dict[str, RowSource] = {}
-        for name, spec in schema.edge.attributes.items():
+        for spec in schema.edge.attributes.values():
             is_held = spec.layout == "cold" or spec.num_bytes <= left
             if is_held and spec.layout != "cold":
                 left -= spec.num_bytes
                 self._hold("edge attributes", spec.num_bytes)
-            self.edges[name] = shared.rows(store, spec, "memory" if is_held else "mmap", 1)
+            tables[spec.path] = shared.rows(store, spec, "memory" if is_held else "mmap", 1)
+        self.tables = tables
 
     def _hold(self, what: str, num_bytes: int) -> None:
         ledger = self.placement.ledger.add(Reservation(what, num_bytes))

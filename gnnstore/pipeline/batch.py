@@ -67,15 +67,21 @@ class Batch:
     output: Any = None  # the sample alone, or joined with its attributes
 
 
-def request_of(seeds: Seeds[SeedLabels], key: BatchKey) -> BatchRequest:
+def request_of(sampler: NeighborSampler, seeds: Seeds[SeedLabels], key: BatchKey) -> BatchRequest:
     """Return the request that samples from a batch's seeds."""
-    return BatchRequest(only(seeds.nodes), key.epoch, key.batch, seeds.excluded)
+    nodes: Any = seeds.nodes
+    times: Any = seeds.times
+    if not sampler.takes_types:
+        nodes, times = only(nodes), None if times is None else only(times)
+    return BatchRequest(nodes, key.epoch, key.batch, seeds.excluded, times, seeds.places)
 
 
 def sampled_from(sampler: NeighborSampler, seeds: Seeds[SeedLabels], key: BatchKey) -> Sample:
     """Return the subgraph of a batch's seeds."""
-    nodes, epoch, batch, excluded, *_ = request_of(seeds, key)
-    return sampler.sample(nodes, epoch=epoch, batch=batch, excluded=excluded)
+    nodes, epoch, batch, excluded, times, places = request_of(sampler, seeds, key)
+    return sampler.sample(
+        nodes, epoch=epoch, batch=batch, excluded=excluded, times=times, places=places
+    )
 
 
 class Recorder:

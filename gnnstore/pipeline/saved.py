@@ -18,7 +18,7 @@ from gnnstore._core import ReadCounts, empty
 from gnnstore.errors import UsageError
 from gnnstore.features.packed.saved import PackedFiles
 from gnnstore.features.planned import SlotCache
-from gnnstore.features.source import AbsentRows, Rows, RowSource, of_one_type
+from gnnstore.features.source import AbsentRows, Rows, RowSource, TypedRows
 from gnnstore.formats.packed.manifest import pack_command
 from gnnstore.pipeline.batch import Batch, BatchSource, EpochRun
 from gnnstore.pipeline.order.state import LoaderState, Position
@@ -41,11 +41,6 @@ class SavedSource(BatchSource):
         self.labels = labels_of(manifest.fingerprint)
         self.index_dtype = manifest.schema.index_dtype
         self.batches_per_epoch = manifest.batches_per_epoch
-        nodes = {spec.path for spec in manifest.schema.node_attributes()}
-        # By path, whether rows in a record are those of nodes.
-        self.plain = [(spec.path, spec.path in nodes) for spec in manifest.plain_specs]
-        edge_id = manifest.schema.edge.edge_id
-        self.edge_id_path = "" if edge_id is None else edge_id.path
         # An iteration has slots of its own: what another needs cannot be read from a table.
         self._free: list[SlotCache] = []
         self._lock = threading.Lock()
@@ -116,10 +111,12 @@ class SavedSource(BatchSource):
             if self._free:
                 return self._free.pop()
         manifest = self.packed.reader.manifest
-        tables: dict[str, RowSource] = {
-            spec.path: AbsentRows(spec, not_packed) for spec in manifest.cached_specs
+        ranges = self.packed.ranges
+        tables: dict[str, TypedRows[RowSource]] = {
+            spec.path: TypedRows(AbsentRows(spec, not_packed), ranges[spec.path])
+            for spec in manifest.cached_specs
         }
-        return SlotCache(of_one_type(tables), manifest.num_slots)
+        return SlotCache(tables, manifest.num_slots)
 
     def _hand_out(
         self, batches: Iterator[Batch], run: EpochRun, slots: SlotCache, turns: TurnLock
@@ -163,10 +160,10 @@ class SavedSource(BatchSource):
         place, record = batch.place, batch.place.record
         rows = self._rows(place, record)
         batch.place = place._replace(record=None, has_rows=True)
-        for (path, _), plain in zip(self.plain, record.plain, strict=True):
-            rows[path] = Rows(_owned(plain), ReadCounts())
-        if record.edge_ids is not None and self.edge_id_path:
-            rows[self.edge_id_path] = Rows(_owned(record.edge_ids), ReadCounts())
+        manifest = self.packed.reader.manifest
+        paths = (*manifest.plain, *manifest.edge_id_paths.values())
+        for path, kept in zip(paths, (*record.plain, *record.edge_ids), strict=True):
+            rows[path] = Rows(_owned(kept), ReadCounts())
         batch.rows = rows
 
     def release(self, batch: Batch, error: BaseException | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gnnstore.formats.store.csc import TopologyMode
     from gnnstore.formats.store.reader import StoreReader
     from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, Schema
+    from gnnstore.sampling.neighbor import SamplingConfig
 
 ColumnSpecs = dict[tuple["EdgeType", Column], "AttributeSpec"]
 
@@ -60,14 +61,14 @@ class StoredColumns:
         node_times: dict[str, npt.NDArray[np.int64]] = {}
         if weight_attr is not None:
             for edge in _weighted(schema, weight_attr):
-                spec = self._made(edge, edge.weight_sums, "weight", weight_attr)
+                spec = _made(self._reader.path, edge, "weight", weight_attr)
                 specs[edge.type, "weight_sums"] = spec
                 sums[edge.type] = self._get(spec)
         if time_attr is not None:
             of_nodes, timed = _timed(schema, time_attr)
             node_times = {name: self._get(spec, of_nodes=True) for name, spec in of_nodes.items()}
             for edge in timed:
-                order = self._made(edge, edge.orders, "time", time_attr)
+                order = _made(self._reader.path, edge, "time", time_attr)
                 specs[edge.type, "order"] = order
                 if not of_nodes:
                     specs[edge.type, "times"] = edge.attributes[time_attr]
@@ -89,17 +90,39 @@ class StoredColumns:
                 )
             return self._arrays[spec.path]
 
-    def _made(
-        self, edge: EdgeTypeSpec, made: Mapping[str, AttributeSpec], kind: str, name: str
-    ) -> AttributeSpec:
-        if name not in made:
-            what = "order of its edges by" if kind == "time" else "sums of"
-            raise UsageError(
-                f"{kind}_attr={name!r}: {self._reader.path} has no {what} {name!r} for the edge "
-                f"type {edge.type}; make it: gnnstore add-order {self._reader.path} "
-                f"--{kind}-attr {name}"
-            )
-        return made[name]
+
+def times_needed(schema: Schema, path: object, config: SamplingConfig) -> frozenset[str] | None:
+    """Check that a store has what a configuration needs, from its schema alone.
+
+    Returns the node types whose nodes have times of their own; None without times.
+
+    Raises
+    ------
+    UsageError
+        No node or edge has the attribute, or what belongs to it is not in the store.
+    """
+    if config.weight_attr is not None:
+        for edge in _weighted(schema, config.weight_attr):
+            _made(path, edge, "weight", config.weight_attr)
+    if config.time_attr is None:
+        return None
+    of_nodes, timed = _timed(schema, config.time_attr)
+    for edge in timed:
+        _made(path, edge, "time", config.time_attr)
+    return frozenset(of_nodes)
+
+
+def _made(
+    path: object, edge: EdgeTypeSpec, kind: Literal["time", "weight"], name: str
+) -> AttributeSpec:
+    made = edge.orders if kind == "time" else edge.weight_sums
+    if name not in made:
+        what = "order of its edges by" if kind == "time" else "sums of"
+        raise UsageError(
+            f"{kind}_attr={name!r}: {path} has no {what} {name!r} for the edge "
+            f"type {edge.type}; make it: gnnstore add-order {path} --{kind}-attr {name}"
+        )
+    return made[name]
 
 
 def _weighted(schema: Schema, name: str) -> list[EdgeTypeSpec]:

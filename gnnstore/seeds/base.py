@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.formats.packed.manifest import KIND, SEED_ARRAYS
-from gnnstore.sampling.neighbor import Excluded
+from gnnstore.sampling.neighbor import EdgeType, Excluded
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -85,7 +85,11 @@ class Seeds(NamedTuple, Generic[L_co]):
 
     nodes: Mapping[str, Int64Array]  # nodes to sample from, by node type
     labels: L_co  # attributes that describe the seeds; kept until the batch is assembled
-    excluded: Excluded | None = None  # edges that are not sampled
+    # Edges that are not sampled; with several types by edge type.
+    excluded: Excluded | Mapping[EdgeType, Excluded] | None = None
+    times: Mapping[str, Int64Array] | None = None  # of the nodes, by node type
+    # Places of the nodes in the batch, by node type, where seeds of several types are mixed.
+    places: Mapping[str, Int64Array] | None = None
 
 
 class SeedSource(Protocol):

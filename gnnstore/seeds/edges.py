@@ -5,35 +5,46 @@ As for nodes, whatever a user gives as `edge_label_index` is checked when the lo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from gnnstore.errors import InputError
+from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.arrays.dtypes import id_dtype
+from gnnstore.graph.edge_splits import EdgeSplits
 from gnnstore.seeds.nodes import to_numpy
 
 if TYPE_CHECKING:
+    from gnnstore.formats.store.schema import EdgeTypeSpec, Schema
     from gnnstore.graph.store import GraphStore
 
 
-def resolve_edges(store: GraphStore, edge_label_index: Any) -> npt.NDArray[Any] | None:
+class GivenEdges(NamedTuple):
+    """The seed edges of a loader, of one edge type."""
+
+    edge: EdgeTypeSpec
+    ends: npt.NDArray[Any] | None  # int32 or int64 [2, L]; None: all of the graph
+    split: str | None = None  # the edge split that they are
+
+
+def resolve_edges(store: GraphStore, edge_label_index: Any) -> GivenEdges:
     """Turn whatever names edges into sources and targets."""
-    edge_label_index = _without_type(store, edge_label_index)
-    if split := named_split(store, edge_label_index):
-        return store.edge_splits[split].ends(id_dtype(store.num_nodes - 1))
-    if isinstance(edge_label_index, str):
-        edge_label_index = None
-    if edge_label_index is None:
-        if store.num_edges == 0:
-            raise InputError(f"edge_label_index=None: {store.path} has no edges to start from")
-        return None
-    if isinstance(edge_label_index, (tuple, list)):  # of two tensors, which NumPy would walk
-        edge_label_index = [to_numpy(ends) for ends in edge_label_index]
+    edge, given = _typed(store, edge_label_index)
+    splits = EdgeSplits(store.reader, edge)
+    counts = [store.schema.node_of(name).num_nodes for name in (edge.source, edge.target)]
+    dtype = id_dtype(max(counts) - 1)
+    if isinstance(given, str):
+        if splits.has_message_train and given in ("train", "training"):
+            return _all_edges(store, edge)
+        return GivenEdges(edge, splits[given].ends(dtype), given)
+    if given is None:
+        return _all_edges(store, edge)
+    if isinstance(given, (tuple, list)):  # of two tensors, which NumPy would walk
+        given = [to_numpy(ends) for ends in given]
     try:
-        values = to_numpy(edge_label_index)
+        values = to_numpy(given)
     except ValueError as error:
         raise InputError(
             f"edge_label_index: {error}; expected sources and targets, [2, L]"
@@ -49,53 +60,79 @@ def resolve_edges(store: GraphStore, edge_label_index: Any) -> npt.NDArray[Any] 
         raise InputError(
             f"edge_label_index has the element type {values.dtype}; expected node ids (integers)"
         )
-    if values.min() < 0 or values.max() >= store.num_nodes:
-        row, place = np.argwhere((values < 0) | (values >= store.num_nodes))[0]
-        raise InputError(
-            f"{('source', 'target')[row]} {values[row, place]} at position {place} of "
-            f"edge_label_index is outside the graph, which has {store.num_nodes} nodes (0 to "
-            f"{store.num_nodes - 1})"
-        )
-    return values.astype(id_dtype(store.num_nodes - 1), order="C")
+    for row, (what, count) in enumerate(zip(("source", "target"), counts, strict=True)):
+        own = values[row]
+        if own.min() < 0 or own.max() >= count:
+            place = np.flatnonzero((own < 0) | (own >= count))[0]
+            where = (
+                "the graph"
+                if store.schema.is_homogeneous
+                else f"{(edge.source, edge.target)[row]!r}"
+            )
+            raise InputError(
+                f"{what} {own[place]} at position {place} of edge_label_index is outside {where}, "
+                f"which has {count} nodes (0 to {count - 1})"
+            )
+    return GivenEdges(edge, values.astype(dtype, order="C"))
 
 
-def named_split(store: GraphStore, edge_label_index: Any) -> str | None:
-    """Return the name of the edge split that was given; None for edges, or all of the graph."""
-    name = _without_type(store, edge_label_index)
-    splits = store.edge_splits
-    is_all = splits.has_message_train and name in ("train", "training")
-    if not isinstance(name, str) or is_all:
-        return None
-    splits[name]  # raises if it is not there
-    return name
+def _all_edges(store: GraphStore, edge: EdgeTypeSpec) -> GivenEdges:
+    if edge.num_edges == 0:
+        of = "" if store.schema.is_homogeneous else f" of type {edge.type}"
+        raise InputError(f"edge_label_index=None: {store.path} has no edges{of} to start from")
+    return GivenEdges(edge, None)
 
 
-def check_ids_are_dense(store: GraphStore) -> None:
+def check_ids_are_dense(store: GraphStore, edge: EdgeTypeSpec) -> None:
     """Raise unless a label for each edge of the graph can be found by the edge's id."""
-    ids = store.topology("mmap").columns().edge_id
-    if ids is not None and len(ids) and ids.max() >= store.num_edges:
+    ids = store.topology("mmap").columns(edge.type).edge_id
+    if ids is not None and len(ids) and ids.max() >= edge.num_edges:
         raise InputError(
             f"edge_label and input_id are by edge id, but ids of {store.path} run to {ids.max()} "
-            f"and it has {store.num_edges} edges: others were left out of it, such as those of "
+            f"and it has {edge.num_edges} edges: others were left out of it, such as those of "
             "edge splits. Give the edges by their ends [2, L], and labels in their order"
         )
 
 
-def _without_type(store: GraphStore, edge_label_index: Any) -> Any:
-    """Check the edge type that edges may be given with, and return them without it."""
-    if _is_edge_type(edge_label_index):
-        edge_label_index = (edge_label_index, None)
-    is_pair = isinstance(edge_label_index, tuple) and len(edge_label_index) == 2
-    if is_pair and edge_label_index[0] is None:  # PyG's name of a homogeneous graph's edges
-        edge_label_index = edge_label_index[1]
-    elif is_pair and _is_edge_type(edge_label_index[0]):
-        edge_type, edge_label_index = edge_label_index
-        store.schema.edge_of(edge_type)  # raises if it is not there
-    return edge_label_index
+def _typed(store: GraphStore, edge_label_index: Any) -> tuple[EdgeTypeSpec, Any]:
+    """Return the edge type that edges are given with, and the edges without it."""
+    schema, given = store.schema, edge_label_index
+    if _is_edge_type(given):
+        return _edge_of(schema, given), None
+    is_pair = isinstance(given, (tuple, list)) and len(given) == 2
+    if is_pair and _is_edge_type(given[0]):
+        return _edge_of(schema, given[0]), given[1]
+    if not schema.is_homogeneous:
+        example = schema.edge_types[0].type
+        raise UsageError(
+            "edge_label_index does not name an edge type, and the store's types have names; give "
+            f"for example edge_label_index=({example}, None). {_edge_types(schema)}"
+        )
+    if is_pair and given[0] is None:  # PyG's name of a homogeneous graph's edges
+        given = given[1]
+    return schema.edge, given
+
+
+def _edge_of(schema: Schema, given: Any) -> EdgeTypeSpec:
+    """Return an edge type, also by its source and target if no other has them, as in PyG."""
+    if len(given) == 3:
+        return schema.edge_of(tuple(given))
+    found = [edge for edge in schema.edge_types if (edge.source, edge.target) == tuple(given)]
+    if len(found) != 1:
+        raise UsageError(
+            f"edge_label_index: {len(found)} edge types lead from {given[0]!r} to {given[1]!r}; "
+            f"name one by source, relation and target. {_edge_types(schema)}"
+        )
+    return found[0]
+
+
+def _edge_types(schema: Schema) -> str:
+    return f"There are the edge types {', '.join(str(edge.type) for edge in schema.edge_types)}"
 
 
 def _is_edge_type(value: Any) -> bool:
-    return isinstance(value, tuple) and len(value) == 3 and all(isinstance(v, str) for v in value)
+    is_tuple = isinstance(value, (tuple, list)) and len(value) in {2, 3}
+    return is_tuple and all(isinstance(each, str) for each in value)
 
 
 def resolve_labels(edge_label: Any, num_edges: int) -> torch.Tensor | None:

@@ -9,10 +9,13 @@ from gnnstore.errors import UnsupportedVersionError
 from gnnstore.formats.packed.manifest import KIND
 from gnnstore.registry import Registry
 from gnnstore.seeds.base import SeedLabels
-from gnnstore.seeds.links import LinkLabels
-from gnnstore.seeds.nodes import NodeLabels
+from gnnstore.seeds.link_labels import LinkLabels, TypedLinkLabels
+from gnnstore.seeds.nodes import NodeLabels, TimedNodeLabels
+from gnnstore.seeds.typed import TypedNodeLabels
 
-SEED_KINDS: Registry[type[SeedLabels]] = Registry((NodeLabels, LinkLabels))
+SEED_KINDS: Registry[type[SeedLabels]] = Registry(
+    (NodeLabels, TimedNodeLabels, TypedNodeLabels, LinkLabels, TypedLinkLabels)
+)
 
 
 def labels_of(fingerprint: Mapping[str, Any]) -> type[SeedLabels]:

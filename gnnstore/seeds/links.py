@@ -6,11 +6,10 @@ store, and are never copied.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,111 +18,26 @@ import torch
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, InputError
 from gnnstore.formats.packed.manifest import ALL_EDGES
-from gnnstore.formats.store.schema import NODE_TYPE
+from gnnstore.graph.edge_splits import EdgeSplits
 from gnnstore.sampling.edges import EdgeFinder
-from gnnstore.seeds.base import BatchKey, Int64Array, SeedLabels, Seeds
+from gnnstore.sampling.hetero import reverse_of
+from gnnstore.seeds.base import BatchKey, Int64Array, Seeds
+from gnnstore.seeds.link_labels import LinkLabels, TypedLinkLabels, bytes_of
 from gnnstore.seeds.negatives import Negatives
 from gnnstore.seeds.nodes import checked_positions
 
 if TYPE_CHECKING:
+    from gnnstore.formats.store.csc import Csc
+    from gnnstore.formats.store.schema import EdgeType, Schema
     from gnnstore.graph.store import GraphStore
-
-
-@dataclass(frozen=True, eq=False)
-class LinkLabels(SeedLabels):
-    """Attributes of a batch that describe its seed edges, as PyG's `LinkLoader` writes them."""
-
-    name: ClassVar[str] = "links"
-    num_arrays: ClassVar[int] = 2
-
-    values: dict[str, torch.Tensor]  # by the batch's attribute
-    # The strict negatives among them that are edges after all (`negatives_kept`); unknown where
-    # they come from `arrays` or `metadata`.
-    counts: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def _is_triplet(self) -> bool:
-        return "src_index" in self.values
-
-    def label(self, batch: Any) -> None:
-        """Write the values, and the number of the positive as the `batch` of disjoint subgraphs."""
-        for name in _HIDDEN[self._is_triplet]:
-            if name in batch:
-                del batch[name]  # an attribute of the user's, as PyG does
-        for name, value in self.values.items():
-            batch[name] = value
-        if "batch" in batch:
-            batch.batch = self._positive_of(batch.batch)
-
-    def _positive_of(self, tree: torch.Tensor) -> torch.Tensor:
-        """Return the number of the positive that each tree belongs to: negative j to j mod P."""
-        num_positives = len(self.values["input_id"])
-        if not self._is_triplet:
-            tree = tree % self.values["edge_label_index"].shape[1]
-            negative = tree >= num_positives
-            tree = torch.where(negative, tree - num_positives, tree)
-        return tree % max(1, num_positives)
-
-    def arrays(self) -> list[npt.NDArray[Any]]:
-        """Return a table of contents in JSON, and the values behind one another."""
-        contents = [
-            [name, str(value.dtype).removeprefix("torch."), list(value.shape)]
-            for name, value in self.values.items()
-        ]
-        parts = [_bytes_of(value) for value in self.values.values()]
-        return [np.frombuffer(json.dumps(contents).encode(), np.uint8), np.concatenate(parts)]
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the values."""
-        return sum(value.nbytes for value in self.values.values())
-
-    def metadata(self) -> tuple[Any, ...]:
-        """Return PyG's tuple; what PyG does not have follows in a dict."""
-        values = dict(self.values)
-        names = _TRIPLET if self._is_triplet else _BINARY
-        shown = [values.pop(name, None) for name in names]
-        return (*shown, None, values) if values else (*shown, None)
-
-    @classmethod
-    def from_arrays(cls, arrays: Sequence[npt.NDArray[Any]]) -> LinkLabels:
-        """Return the labels of a table of contents and values."""
-        contents, data = arrays
-        values, begin = {}, 0
-        for name, dtype, shape in json.loads(contents.tobytes()):
-            value = torch.empty(shape, dtype=getattr(torch, dtype))
-            # Copied: they may lie anywhere, and tensors must be aligned.
-            end = begin + value.nbytes
-            _bytes_of(value)[:] = data[begin:end]
-            values[name], begin = value, end
-        return cls(values)
-
-    @classmethod
-    def from_metadata(cls, metadata: Any) -> LinkLabels:
-        """Return the labels of the tuple that `metadata` gave."""
-        shown, more = list(metadata), {}
-        if isinstance(shown[-1], Mapping):
-            more = dict(shown.pop())
-        names = _TRIPLET if len(shown) > len(_BINARY) + 1 else _BINARY
-        values = {n: v for n, v in zip(names, shown[:-1], strict=True) if v is not None}
-        return cls({**values, **more})
-
-
-_BINARY = ("input_id", "edge_label_index", "edge_label")
-_TRIPLET = ("input_id", "src_index", "dst_pos_index", "dst_neg_index")
-# Attributes that PyG deletes from a batch of triplets, and sets to None on others where they have
-# no value.
-_HIDDEN = {
-    True: ("edge_label_index", "edge_label_time", "seed_time"),
-    False: ("edge_label", "edge_label_time"),
-}
+    from gnnstore.seeds.edges import GivenEdges
 
 
 class LinkGraph(NamedTuple):
     """The graph that edges, their negatives and their neighbourhoods lie in."""
 
     finder: Any  # of its edges; None where none is looked up
-    num_nodes: int  # negatives are 0 to num_nodes - 1
+    counts: tuple[int, int]  # nodes that negatives are drawn from: as sources, and as targets
     # int32 or int64 [E] or None: in the store, of each of its edges; None: it is the store's graph.
     positions: npt.NDArray[Any] | None = None
 
@@ -131,63 +45,75 @@ class LinkGraph(NamedTuple):
 class Links:
     """The seed edges of a loader, by position."""
 
-    labels = LinkLabels
-
     def __init__(
         self,
         store: GraphStore,
-        edges: npt.NDArray[Any] | None,
+        given: GivenEdges,
         *,
         ids: Int64Array | None = None,
         edge_label: torch.Tensor | None = None,
+        times: Int64Array | None = None,
         negatives: Negatives | None = None,
         disjoint: bool = False,
         attributes: Sequence[str] = (),
-        split: str | None = None,
         exclude_edges: str | None = None,
     ) -> None:
         self.store = store
-        self.edges = edges
+        self.given = given
+        self.edge_type = given.edge.type
+        self.edges, self.split = given.ends, given.split
         self.ids = ids
         self.edge_label = edge_label
+        self.times = times  # of the edges; by position, or by id if these are all of the graph
         self.negatives = negatives
         self.disjoint = disjoint
         self.attributes = tuple(attributes)
-        self.split = split
         self.exclude_edges = exclude_edges
+        nodes = [store.schema.node_of(name) for name in (given.edge.source, given.edge.target)]
+        self._counts = nodes[0].num_nodes, nodes[1].num_nodes
 
     def __reduce__(self) -> tuple[Any, ...]:
         arguments = {
             "ids": self.ids,
             "edge_label": self.edge_label,
+            "times": self.times,
             "negatives": self.negatives,
             "disjoint": self.disjoint,
             "attributes": self.attributes,
-            "split": self.split,
             "exclude_edges": self.exclude_edges,
         }
-        return (_restored, (self.store, self.edges, arguments))
+        return (_restored, (self.store, self.given, arguments))
 
     def __len__(self) -> int:
         """Return the number of seed edges."""
-        return self.store.num_edges if self.edges is None else self.edges.shape[1]
+        return self.given.edge.num_edges if self.edges is None else self.edges.shape[1]
+
+    @property
+    def labels(self) -> type[LinkLabels]:
+        """Kind of the labels of its seeds."""
+        return LinkLabels if self.store.schema.is_homogeneous else TypedLinkLabels
 
     @property
     def name(self) -> str | None:
-        """The edge split, or "all" edges."""
-        return "all" if self.edges is None else self.split
+        """The edge split, or "all" edges; of a graph whose types have names, after the type."""
+        name = "all" if self.edges is None else self.split
+        if name is None or self.store.schema.is_homogeneous:
+            return name
+        return f"{'__'.join(self.edge_type)}:{name}"
 
     @property
     def num_bytes(self) -> int:
         """Bytes of memory that all of it takes."""
-        arrays = (self.edges, self.ids, self.edge_label)
+        arrays = (self.edges, self.ids, self.edge_label, self.times)
         held = sum(0 if array is None else array.nbytes for array in arrays)
         return held + (0 if self.negatives is None else self.negatives.num_bytes)
 
     def fingerprint(self) -> dict[str, Any]:
         """Return checksums of edges, labels and ids, and how negatives are drawn."""
         negatives = None if self.negatives is None else self.negatives.fingerprint()
+        typed = {} if self.store.schema.is_homogeneous else {"edge type": list(self.edge_type)}
         return {
+            **typed,
             **self._checksums,
             "edge_label_attrs": list(self.attributes),
             "exclude_edges": self.exclude_edges,
@@ -196,20 +122,26 @@ class Links:
 
     @cached_property
     def _checksums(self) -> dict[str, str | None]:
+        times = {} if self.times is None else {"crc32c of edge_label_time": _crc(self.times)}
         return {
             "crc32c of edge_label_index": ALL_EDGES if self.edges is None else _crc(self.edges),
             "crc32c of edge_label": None if self.edge_label is None else _crc(self.edge_label),
             "crc32c of input_id": None if self.ids is None else _crc(self.ids),
+            **times,
         }
 
     @property
+    def _columns(self) -> Csc:
+        return self.store.topology_at_hand().columns(self.edge_type)
+
+    @property
     def _finder(self) -> EdgeFinder:
-        return EdgeFinder(self.store.topology_at_hand().columns())
+        return EdgeFinder(self._columns)
 
     def select(self, index: Any, key: BatchKey) -> Seeds[LinkLabels]:
         """Return the seed edges at some positions [P], and the negatives of the batch."""
         positions = checked_positions(index, len(self), "edge_label_index")
-        graph = LinkGraph(self._finder, self.store.num_nodes)
+        graph = LinkGraph(self._finder, self._counts)
         return self.seeds_in(graph, positions, self.ends(positions), key)
 
     def seeds_in(
@@ -221,74 +153,92 @@ class Links:
     ) -> Seeds[LinkLabels]:
         """Return seed edges and the negatives of the batch, in the ids of a graph.
 
-        Nodes are their ends: each once and ascending, or for disjoint subgraphs as they come.
+        Nodes are their ends: of each type each once and ascending, or for disjoint subgraphs as
+        they come.
         """
-        sources, targets = ends
         places = positions if self.edges is None else None
         ids = positions if self.edges is not None else self.edge_ids(positions)
         values: dict[str, torch.Tensor] = {
             "input_id": torch.from_numpy(ids if self.ids is None else self.ids[ids])
         }
         attributes = self._attributes_of(graph, positions, ends, places)
+        times = None if self.times is None else self.times[ids]
         if self.negatives is not None and self.negatives.mode == "triplet":
-            nodes, kept = self._triplets(graph, key, ends, values)
+            found, kept = self._triplets(graph, key, ends, times, values)
         else:
-            nodes, kept = self._pairs(graph, key, ends, ids, values)
-        without = None
-        if self.exclude_edges is not None:
-            both = [(sources, targets), (targets, sources)]
-            pairs = both if self.exclude_edges == "reverse" else both[:1]
-            without = graph.finder.excluding(*np.concatenate(pairs, axis=1))
+            found, kept = self._pairs(graph, key, ends, times, values, ids=ids)
+        without = None if self.exclude_edges is None else self._excluded(graph, ends)
         labels = LinkLabels({**values, **attributes}, {"negatives_kept": kept})
-        return Seeds({NODE_TYPE: nodes}, labels, without)
+        if not self.store.schema.is_homogeneous:
+            labels = TypedLinkLabels(labels.values, labels.counts, self.edge_type)
+        return Seeds(found.nodes, labels, without, found.times, found.places)
 
     def ends(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return the sources and targets of the edges at some positions [P]."""
         if self.edges is not None:
             sources, targets = self.edges[:, positions].astype(np.int64)
             return sources, targets
-        csc = self.store.topology_at_hand().columns()
+        csc, count = self._columns, self._counts[0]
         csc.check_mapped_files()
         sources = csc.indices[positions].astype(np.int64)
-        if sources.size and (sources.min() < 0 or sources.max() >= self.store.num_nodes):
+        if sources.size and (sources.min() < 0 or sources.max() >= count):
             raise CorruptStoreError(
                 f"{self.store.path}: an edge among positions {positions.min()} to "
                 f"{positions.max()} of its topology leads from no node (found {sources.min()} to "
                 f"{sources.max()}, "
-                f"expected 0 to {self.store.num_nodes - 1}); run 'gnnstore verify' on it",
+                f"expected 0 to {count - 1}); run 'gnnstore verify' on it",
                 path=self.store.path,
             )
         return sources, self._finder.targets_of(positions)
 
     def edge_ids(self, positions: Int64Array) -> Int64Array:
         """Return the ids of the graph's edges at some positions."""
-        ids = self.store.topology_at_hand().columns().edge_id
+        ids = self._columns.edge_id
         return positions if ids is None else ids[positions].astype(np.int64)
+
+    def _excluded(self, graph: LinkGraph, ends: tuple[Int64Array, Int64Array]) -> Any:
+        """Return the seed edges, and their reverses if asked for, as samplers leave them out."""
+        backward, finder = ends[::-1], graph.finder
+        if self.store.schema.is_homogeneous:
+            pairs = [ends, backward] if self.exclude_edges == "reverse" else [ends]
+            return finder.excluding(*np.concatenate(pairs, axis=1))
+        reverse = None
+        if self.exclude_edges == "reverse":
+            reverse = reverse_type(self.store.schema, self.edge_type)
+        if reverse == self.edge_type:
+            return {reverse: finder.excluding(*np.concatenate([ends, backward], axis=1))}
+        found = {self.edge_type: finder.excluding(*ends)}
+        if reverse is not None:
+            columns = self.store.topology_at_hand().columns(reverse)
+            found[reverse] = EdgeFinder(columns).excluding(*backward)
+        return found
 
     def _negatives_in(self, graph: LinkGraph) -> Negatives | None:
         negatives = self.negatives
-        if negatives is None or negatives.num_nodes == graph.num_nodes:
+        if negatives is None or (negatives.num_sources, negatives.num_targets) == graph.counts:
             return negatives
-        return replace(negatives, num_nodes=graph.num_nodes)
+        return replace(negatives, num_sources=graph.counts[0], num_targets=graph.counts[1])
 
     def _pairs(
         self,
         graph: LinkGraph,
         key: BatchKey,
         ends: tuple[Int64Array, Int64Array],
-        ids: Int64Array,
+        times: Int64Array | None,
         values: dict[str, torch.Tensor],
-    ) -> tuple[Int64Array, int]:
-        """Write the local indices and labels of positives and negatives."""
+        *,
+        ids: Int64Array,
+    ) -> tuple[_Numbered, int]:
+        """Write the local indices, labels and times of positives and negatives."""
         sources, targets = ends
         num_positives, negatives, kept = len(sources), self._negatives_in(graph), 0
         if negatives is not None:
-            *drawn, kept = negatives.pairs(key, num_positives, graph.finder)
+            *drawn, kept = negatives.pairs(key, num_positives, graph.finder, times)
             sources = np.concatenate([sources, drawn[0]])
             targets = np.concatenate([targets, drawn[1]])
         num_negatives = len(sources) - num_positives
-        seeds, local = self._numbered(np.concatenate([sources, targets]))
-        values["edge_label_index"] = torch.from_numpy(local.reshape(2, -1))
+        found = self._numbered([("src", sources), ("dst", targets)], times)
+        values["edge_label_index"] = torch.from_numpy(np.stack(found.local))
         label = None if self.edge_label is None else self.edge_label[ids]
         if self.negatives is not None:
             if label is None:
@@ -296,46 +246,82 @@ class Links:
             label = torch.cat([label, label.new_zeros(num_negatives, *label.shape[1:])])
         if label is not None:
             values["edge_label"] = label
-        return seeds, kept
+        if times is not None:
+            values["edge_label_time"] = torch.from_numpy(np.resize(times, len(sources)))
+        return found, kept
 
     def _triplets(
         self,
         graph: LinkGraph,
         key: BatchKey,
         positives: tuple[Int64Array, Int64Array],
+        times: Int64Array | None,
         values: dict[str, torch.Tensor],
-    ) -> tuple[Int64Array, int]:
+    ) -> tuple[_Numbered, int]:
         """Write the local indices of positives and of the negatives of each; see `_pairs`."""
         negatives, kept = self._negatives_in(graph), 0
         assert negatives is not None  # noqa: S101 - for the type checker
         num_positives, amount = len(positives[0]), int(negatives.amount)
-        parts, chunks = [*positives], {}
+        parts = [("src", positives[0]), ("dst", positives[1])]
+        chunks = {}
         for side in ("src", "dst"):
             if negatives.side in (side, "both"):
-                nodes, chunks[side], num_edges = negatives.ends(key, positives, side, graph.finder)
+                nodes, chunks[side], num_edges = negatives.ends(
+                    key, positives, side, graph.finder, times
+                )
                 kept += num_edges
                 # Of disjoint subgraphs tree t belongs to positive t mod P: negative j of all first.
-                parts.append(nodes[chunks[side]].T.ravel() if self.disjoint else nodes.ravel())
-        seeds, local = self._numbered(np.concatenate(parts))
-        indices = np.split(local, np.cumsum([len(part) for part in parts])[:-1])
-        values["src_index"] = torch.from_numpy(indices[0])
-        values["dst_pos_index"] = torch.from_numpy(indices[1])
+                of_all = nodes[chunks[side]].T.ravel() if self.disjoint else nodes.ravel()
+                parts.append((side, of_all))
+        found = self._numbered(parts, times)
+        values["src_index"] = torch.from_numpy(found.local[0])
+        values["dst_pos_index"] = torch.from_numpy(found.local[1])
         # In the order in which a sampler's output of PyG has them, whoever hands them on.
-        for (side, chunk), found in reversed([*zip(chunks.items(), indices[2:], strict=True)]):
-            each = found.reshape(amount, -1).T if self.disjoint else found.reshape(-1, amount)
+        for (side, chunk), local in reversed([*zip(chunks.items(), found.local[2:], strict=True)]):
+            each = local.reshape(amount, -1).T if self.disjoint else local.reshape(-1, amount)
             if len(each) < num_positives:
                 each = each[chunk]
             shaped = each[:, 0] if amount == 1 else each
             name = "dst_neg_index" if side == "dst" else "src_neg_index"
             values[name] = torch.from_numpy(np.ascontiguousarray(shaped))
-        return seeds, kept
+        if times is not None:
+            values["seed_time"] = torch.from_numpy(times)
+        return found, kept
 
-    def _numbered(self, nodes: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return the seeds, and the place of each node among them."""
-        if self.disjoint:
-            return nodes, np.arange(len(nodes), dtype=np.int64)
-        seeds, local = np.unique(nodes, return_inverse=True)
-        return seeds, local.astype(np.int64, copy=False)
+    def _numbered(
+        self, parts: Sequence[tuple[str, Int64Array]], times: Int64Array | None
+    ) -> _Numbered:
+        """Return the seeds of each node type, and the place of each node among them.
+
+        Node j of a part belongs to positive j mod P, and has its time.
+        """
+        source, _, target = self.edge_type
+        names = [source if side == "src" else target for side, _ in parts]
+        lengths = [len(nodes) for _, nodes in parts]
+        firsts = np.cumsum([0, *lengths])
+        numbered = _Numbered({}, [np.empty(0, np.int64)] * len(parts))
+        if times is not None:
+            numbered = numbered._replace(times={})
+        if source != target and self.disjoint:
+            numbered = numbered._replace(places={})
+        for name in dict.fromkeys(names):
+            own = [k for k, of in enumerate(names) if of == name]
+            nodes = np.concatenate([parts[k][1] for k in own])
+            if self.disjoint:
+                local = np.arange(len(nodes), dtype=np.int64)
+            else:
+                nodes, local = np.unique(nodes, return_inverse=True)
+                local = local.astype(np.int64, copy=False)
+            numbered.nodes[name] = nodes
+            cuts = np.cumsum([lengths[k] for k in own])[:-1]
+            for k, indices in zip(own, np.split(local, cuts), strict=True):
+                numbered.local[k] = indices
+            if numbered.times is not None and times is not None:
+                numbered.times[name] = np.concatenate([np.resize(times, lengths[k]) for k in own])
+            if numbered.places is not None:  # of trees, which are numbered part after part
+                places = [np.arange(firsts[k], firsts[k + 1]) for k in own]
+                numbered.places[name] = np.concatenate(places)
+        return numbered
 
     def _attributes_of(
         self,
@@ -348,7 +334,7 @@ class Links:
         if not self.attributes:
             return {}
         if self.split is not None:
-            found = self.store.edge_splits[self.split].attributes
+            found = EdgeSplits(self.store.reader, self.given.edge)[self.split].attributes
             return {f"label_{name}": found[name].tensor(positions) for name in self.attributes}
         if places is None:
             places, lasts = graph.finder.ranges(*ends)
@@ -363,23 +349,32 @@ class Links:
                 )
             if graph.positions is not None:
                 places = graph.positions[places].astype(np.int64)
+        specs = self.given.edge.attributes
         return {
-            f"label_{name}": self.store.edge_attribute(name).tensor(places)
+            f"label_{name}": self.store.attribute_of(specs[name]).tensor(places)
             for name in self.attributes
         }
 
 
-def _restored(store: GraphStore, edges: Any, arguments: dict[str, Any]) -> Links:
-    return Links(store, edges, **arguments)
+class _Numbered(NamedTuple):
+    """The seeds of a batch of edges."""
+
+    nodes: dict[str, Int64Array]  # by node type
+    local: list[Int64Array]  # of each part: places of its nodes among those of their type
+    times: dict[str, Int64Array] | None = None
+    places: dict[str, Int64Array] | None = None
 
 
-def _bytes_of(values: torch.Tensor) -> npt.NDArray[np.uint8]:
-    """Return the memory of a tensor of any element type, or of a copy."""
-    if not values.numel():  # its strides may be 0, for which torch views no bytes
-        return np.empty(0, np.uint8)
-    return values.contiguous().view(-1).view(torch.uint8).numpy()
+def reverse_type(schema: Schema, edge_type: EdgeType) -> EdgeType | None:
+    """Return the type of the reverses of a type's edges; None if there is none."""
+    found = reverse_of(edge_type, dict.fromkeys(edge.type for edge in schema.edge_types))
+    return None if found is None else found[1]
+
+
+def _restored(store: GraphStore, given: GivenEdges, arguments: dict[str, Any]) -> Links:
+    return Links(store, given, **arguments)
 
 
 def _crc(values: Any) -> str:
-    data = _bytes_of(values if isinstance(values, torch.Tensor) else torch.from_numpy(values))
+    data = bytes_of(values if isinstance(values, torch.Tensor) else torch.from_numpy(values))
     return f"{_core.crc32c(data):08x}"

@@ -19,6 +19,7 @@ from gnnstore import _core
 from gnnstore.errors import InputError
 from gnnstore.random_words import keyed, uniform
 from gnnstore.sampling.edges import EdgeFinder
+from gnnstore.sampling.temporal import NodeTimes
 from gnnstore.seeds.base import BatchKey, Int64Array
 
 MODES = ("binary", "triplet")
@@ -37,12 +38,12 @@ class Negatives:
 
     mode: str  # pairs of nodes, both ends drawn; or nodes in the place of a positive's end
     amount: float  # A, negatives per positive; a whole number for triplets
-    num_nodes: int  # N; nodes 0 to N - 1 are drawn
+    # N nodes, from 0 on, are drawn as sources, and as targets.
+    num_sources: int
+    num_targets: int
     # float64 [N] or None: cumulative sums of the nodes' weights as sources and as targets; None:
     # uniform.
     src_weights: npt.NDArray[np.float64] | None = None
-    # float64 [N] or None: cumulative sums of the nodes' weights as sources and as targets; None:
-    # uniform.
     dst_weights: npt.NDArray[np.float64] | None = None
     side: str = "dst"  # which end of a positive the negatives of triplets replace
     # Chunks of a batch whose positives share A negatives; None: each positive has its own.
@@ -52,6 +53,11 @@ class Negatives:
     # Whether negatives that are edges, loops or the positive itself are drawn again, up to
     # `MAX_REDRAWS` times.
     is_strict: bool = False
+    # Whether sources and targets are of one type, so that equal ids are a loop.
+    has_loops: bool = True
+    # Times of the nodes that are drawn as sources, and as targets; None: they exist at any time.
+    src_times: NodeTimes | None = None
+    dst_times: NodeTimes | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -72,19 +78,28 @@ class Negatives:
         }
 
     def pairs(
-        self, key: BatchKey, num_positives: int, finder: EdgeFinder
+        self,
+        key: BatchKey,
+        num_positives: int,
+        finder: EdgeFinder,
+        times: Int64Array | None = None,
     ) -> tuple[Int64Array, Int64Array, int]:
-        """Return the sources and targets [⌈P·A⌉] of negative pairs, and how many are edges."""
+        """Return the sources and targets [⌈P·A⌉] of negative pairs, and how many are edges.
+
+        Pair j exists at the time of positive j mod P, if positives have times [P].
+        """
         count = math.ceil(num_positives * self.amount)
+        limits = None if times is None else np.resize(times, count)
 
         def draw(attempt: int) -> Int64Array:
-            ends = [self._nodes(key, side, attempt, (count,)) for side in ("src", "dst")]
+            ends = [self._nodes(key, side, attempt, (count,), limits) for side in ("src", "dst")]
             return np.stack(ends, axis=1)
 
         def collide(pairs: Int64Array) -> npt.NDArray[np.bool_]:
             sources, targets = pairs.T
             found = finder.are_edges(sources, targets)
-            found |= sources == targets
+            if self.has_loops:
+                found |= sources == targets
             return found
 
         drawn, num_edges = self._drawn(draw, collide)
@@ -96,8 +111,9 @@ class Negatives:
         positives: tuple[Int64Array, Int64Array],
         side: str,
         finder: EdgeFinder,
+        times: Int64Array | None = None,
     ) -> tuple[Int64Array, Int64Array, int]:
-        """Draw nodes in the place of one end of each positive."""
+        """Draw nodes in the place of one end of each positive, which may have times [P]."""
         own = positives[0 if side == "src" else 1]
         num_positives, amount = len(own), int(self.amount)
         num_chunks = min(self.num_chunks or num_positives, num_positives)
@@ -106,17 +122,29 @@ class Negatives:
             chunks = chunks * num_chunks // num_positives
         shape = (num_chunks, amount)
         from_ends = round(self.degree_fraction * amount) if num_chunks > 1 else 0
+        limits = None
+        if times is not None:  # of a chunk the earliest
+            firsts = np.flatnonzero(np.diff(chunks, prepend=-1))
+            limits = (
+                np.minimum.reduceat(times, firsts)[:, None] if num_positives else times[:, None]
+            )
+            limits = np.broadcast_to(limits, shape)
 
         def draw(attempt: int) -> Int64Array:
-            nodes = self._nodes(key, side, attempt, shape)
+            nodes = self._nodes(key, side, attempt, shape, limits)
             if from_ends:
                 ends = _other_ends(_uniform(key, f"{side} ends", attempt, shape), own, chunks)
-                nodes[:, :from_ends] = ends[:, :from_ends]
+                some, taken = ends[:, :from_ends], nodes[:, :from_ends]
+                if limits is not None and (known := self._times(side)) is not None:
+                    later = known.are_later(some, limits[:, :from_ends])
+                    some = np.where(later, taken, some)
+                nodes[:, :from_ends] = some
             return nodes
 
-        nodes, num_edges = self._drawn(
-            draw, lambda drawn: _collide(finder, drawn, chunks, positives, side)
-        )
+        def collide(drawn: Int64Array) -> npt.NDArray[np.bool_]:
+            return _collide(finder, drawn, chunks, positives, side, has_loops=self.has_loops)
+
+        nodes, num_edges = self._drawn(draw, collide)
         return nodes, chunks, num_edges
 
     def _drawn(
@@ -135,11 +163,35 @@ class Negatives:
             drawn[edges] = draw(attempt)[edges]
         return drawn, int(collide(drawn).sum())
 
-    def _nodes(self, key: BatchKey, side: str, attempt: int, shape: tuple[int, ...]) -> Int64Array:
+    def _times(self, side: str) -> NodeTimes | None:
+        return self.src_times if side == "src" else self.dst_times
+
+    def _nodes(
+        self,
+        key: BatchKey,
+        side: str,
+        attempt: int,
+        shape: tuple[int, ...],
+        limits: Int64Array | None = None,
+    ) -> Int64Array:
+        """Draw nodes; with times, such that exist at the limits, or the oldest."""
+        if limits is None or (times := self._times(side)) is None:
+            return self._any_nodes(key, side, attempt, shape)
+        # Attempts of strict negatives and these have numbers of their own.
+        return times.existing(
+            lambda again: self._any_nodes(key, side, attempt + again * (MAX_REDRAWS + 1), shape),
+            limits,
+            MAX_REDRAWS,
+        )
+
+    def _any_nodes(
+        self, key: BatchKey, side: str, attempt: int, shape: tuple[int, ...]
+    ) -> Int64Array:
         drawn = _uniform(key, side, attempt, shape)
-        weights = self.src_weights if side == "src" else self.dst_weights
+        is_source = side == "src"
+        weights = self.src_weights if is_source else self.dst_weights
         if weights is None:
-            return (drawn * self.num_nodes).astype(np.int64)
+            return (drawn * (self.num_sources if is_source else self.num_targets)).astype(np.int64)
         # A draw is below 1, and its product below the sum: nodes of weight 0 are never found.
         nodes: Int64Array = np.searchsorted(weights, drawn * weights[-1], side="right")
         return nodes
@@ -159,6 +211,8 @@ def _collide(
     chunks: Int64Array,
     positives: tuple[Int64Array, Int64Array],
     side: str,
+    *,
+    has_loops: bool,
 ) -> npt.NDArray[np.bool_]:
     """Tell for each negative [C, A] whether it makes an edge, a loop or a positive."""
     own, kept = positives if side == "src" else positives[::-1]
@@ -166,7 +220,9 @@ def _collide(
     others = np.broadcast_to(kept[:, None], drawn.shape)
     ends = (drawn, others) if side == "src" else (others, drawn)
     found = finder.are_edges(ends[0].ravel(), ends[1].ravel()).reshape(drawn.shape)
-    found |= (drawn == others) | (drawn == own[:, None])
+    found |= drawn == own[:, None]
+    if has_loops:
+        found |= drawn == others
     if len(nodes) == len(chunks):
         return found
     firsts = np.flatnonzero(np.diff(chunks, prepend=-1))

@@ -18,6 +18,7 @@ import torch
 
 from gnnstore import _core
 from gnnstore.errors import InputError
+from gnnstore.formats.packed.manifest import KIND, SEED_ARRAYS
 from gnnstore.formats.store.schema import NODE_TYPE
 from gnnstore.graph.arrays import Attribute, Splits
 from gnnstore.seeds.base import BatchKey, SeedLabels, Seeds
@@ -39,7 +40,7 @@ class NodeLabels(SeedLabels):
     num_arrays: ClassVar[int] = 1
 
     input_id: torch.Tensor
-    seed_time: Any = None
+    seed_time: torch.Tensor | None = None
 
     @classmethod
     def fingerprint(cls) -> dict[str, Any]:
@@ -48,16 +49,7 @@ class NodeLabels(SeedLabels):
 
     def label(self, batch: Any) -> None:
         """Write `input_id` and `batch_size`, and `seed_time` if there is one."""
-        written = (
-            ("input_id", self.input_id),
-            ("seed_time", self.seed_time),
-            ("batch_size", len(self.input_id)),
-        )
-        for name, value in written:
-            if value is not None:
-                batch[name] = value
-            elif name in batch:  # an attribute of the user's, which PyG overwrites as well
-                del batch[name]
+        write_labels(batch, self.input_id, self.seed_time)
 
     def arrays(self) -> list[npt.NDArray[Any]]:
         """Return `input_id`."""
@@ -80,6 +72,39 @@ class NodeLabels(SeedLabels):
 
 
 @dataclass(frozen=True, eq=False)
+class TimedNodeLabels(NodeLabels):
+    """The same with times of the seed nodes, `seed_time`."""
+
+    name: ClassVar[str] = "timed nodes"
+    num_arrays: ClassVar[int] = 2
+
+    @classmethod
+    def fingerprint(cls) -> dict[str, Any]:
+        """Return the kind, for the fingerprint of a loader."""
+        return {KIND: cls.name, SEED_ARRAYS: cls.num_arrays}
+
+    def arrays(self) -> list[npt.NDArray[Any]]:
+        """Return `input_id` and `seed_time`."""
+        assert self.seed_time is not None  # noqa: S101 - of this kind all have times
+        return [self.input_id.numpy(), self.seed_time.numpy()]
+
+    @classmethod
+    def from_arrays(cls, arrays: Sequence[npt.NDArray[Any]]) -> TimedNodeLabels:
+        """Return the labels of arrays of input ids and times."""
+        return cls(torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1]))
+
+
+def write_labels(store: Any, input_id: torch.Tensor, seed_time: torch.Tensor | None = None) -> None:
+    """Write the labels of seed nodes on a batch, or on the part of their type."""
+    written = (("input_id", input_id), ("seed_time", seed_time), ("batch_size", len(input_id)))
+    for name, value in written:
+        if value is not None:
+            store[name] = value
+        elif name in store:  # an attribute of the user's, which PyG overwrites as well
+            del store[name]
+
+
+@dataclass(frozen=True, eq=False)
 class InputNodes:
     """The seed nodes of a loader, by position."""
 
@@ -89,6 +114,8 @@ class InputNodes:
     # int64 [num_seeds] or None: values of `input_id` in batches; None: the positions.
     ids: Int64Array | None
     name: str | None = None  # the split, or "all" nodes
+    node_type: str = NODE_TYPE
+    times: Int64Array | None = None  # int64 [num_seeds]; None: none, or those of the nodes
 
     @cached_property
     def nodes_crc(self) -> int:
@@ -105,12 +132,12 @@ class InputNodes:
     @property
     def labels(self) -> type[NodeLabels]:
         """Kind of the labels of its seeds."""
-        return NodeLabels
+        return NodeLabels if self.times is None else TimedNodeLabels
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the node ids and of what `input_id` shows."""
-        return 16 * self.num_seeds
+        """Bytes of the node ids, of what `input_id` shows, and of times."""
+        return (16 if self.times is None else 24) * self.num_seeds
 
     def __len__(self) -> int:
         """Return the number of seed nodes."""
@@ -118,32 +145,89 @@ class InputNodes:
 
     def fingerprint(self) -> dict[str, Any]:
         """Return checksums of the node ids and of what `input_id` shows."""
+        times = {} if self.times is None else {"crc32c of input_time": _crc(self.times)}
         return {
             "crc32c of input_nodes": f"{self.nodes_crc:08x}",
             "crc32c of input_id": f"{self.ids_crc:08x}",
+            **times,
         }
 
     def select(self, index: Any, key: BatchKey | None = None) -> Seeds[NodeLabels]:  # noqa: ARG002
         """Return the seed nodes at some positions, whatever the key."""
-        positions = checked_positions(index, self.num_seeds, "input_nodes")
+        nodes, labels, times = self.at(checked_positions(index, self.num_seeds, "input_nodes"))
+        return Seeds(
+            {self.node_type: nodes},
+            labels,
+            times=None if times is None else {self.node_type: times},
+        )
+
+    def at(self, positions: Int64Array) -> tuple[Int64Array, NodeLabels, Int64Array | None]:
+        """Return the nodes at some positions, with their labels and times."""
         nodes = positions if self.nodes is None else self.nodes[positions]
-        ids = positions if self.ids is None else self.ids[positions]
-        return Seeds({NODE_TYPE: nodes}, NodeLabels(torch.from_numpy(ids)))
+        ids = torch.from_numpy(positions if self.ids is None else self.ids[positions])
+        if self.times is None:
+            return nodes, NodeLabels(ids), None
+        times = self.times[positions]
+        return nodes, TimedNodeLabels(ids, torch.from_numpy(times)), times
 
 
-def resolve_input_nodes(store: GraphStore, input_nodes: Any, input_id: Any = None) -> InputNodes:
-    """Turn whatever names nodes into seed nodes."""
-    if isinstance(input_nodes, tuple) and len(input_nodes) == 2 and isinstance(input_nodes[0], str):
+def resolve_input_nodes(
+    store: GraphStore, input_nodes: Any, input_id: Any = None, input_time: Any = None
+) -> InputNodes:
+    """Turn whatever names nodes of a graph of one type into seed nodes."""
+    if is_of_type(input_nodes):
         node_type, input_nodes = input_nodes
         node = store.schema.node_of(node_type)
     else:
         node = store.schema.node
+    return nodes_of_type(store, node, input_nodes, input_id, input_time)
+
+
+def is_of_type(input_nodes: Any) -> bool:
+    """Whether input nodes are given with their type."""
+    is_pair = isinstance(input_nodes, tuple | list) and len(input_nodes) == 2
+    return is_pair and isinstance(input_nodes[0], str)
+
+
+def nodes_of_type(
+    store: GraphStore,
+    node: NodeTypeSpec,
+    input_nodes: Any,
+    input_id: Any = None,
+    input_time: Any = None,
+) -> InputNodes:
+    """Turn whatever names nodes of a type into seed nodes."""
     nodes, ids = _nodes_and_ids(store, node, input_nodes)
     num_seeds = node.num_nodes if nodes is None else len(nodes)
     if input_id is not None:
         ids = resolve_input_ids(input_id, num_seeds, "input nodes")
     name = input_nodes if isinstance(input_nodes, str) else None
-    return InputNodes(num_seeds, nodes, ids, "all" if input_nodes is None else name)
+    times = None
+    if input_time is not None:
+        times = resolve_times(input_time, num_seeds, "input_time", "input nodes")
+    return InputNodes(
+        num_seeds, nodes, ids, "all" if input_nodes is None else name, node.name, times
+    )
+
+
+def resolve_times(times: Any, num_seeds: int, name: str, what: str) -> Int64Array:
+    """Return the times of seeds: int64 [num_seeds], a copy."""
+    given = to_numpy(times)
+    is_whole = given.dtype.kind in "iu" and (
+        given.dtype != np.uint64 or not given.size or given.max() <= np.iinfo(np.int64).max
+    )
+    if not is_whole and given.size:
+        nat = int(np.isnat(given).sum()) if given.dtype.kind in "mM" else 0
+        more = f", {nat} of them NaT" if nat else ""
+        raise InputError(
+            f"{name} has times of {given.dtype}{more}; give whole numbers in the unit of the "
+            "store's times, int64"
+        )
+    if given.size != num_seeds:
+        raise InputError(
+            f"{name} has {given.size} entries for {num_seeds} {what}; give a time for each"
+        )
+    return np.array(given, dtype=np.int64).reshape(-1)
 
 
 def resolve_input_ids(input_id: Any, num_seeds: int, what: str) -> Int64Array:
@@ -185,7 +269,8 @@ def _nodes_and_ids(
             f"input_nodes has the element type {values.dtype}; give node ids (integers) or a "
             "mask (booleans)"
         )
-    check_range(values, node.num_nodes, "node id", "the graph", "nodes")
+    where = "the graph" if node.name == NODE_TYPE else f"{node.name!r}"
+    check_range(values, node.num_nodes, "node id", where, "nodes")
     # A copy: what the user does to the array later must not reach running batches.
     return values.astype(np.int64), None
 
@@ -196,6 +281,10 @@ def _named(store: GraphStore, node: NodeTypeSpec, name: str) -> npt.NDArray[Any]
     if name not in splits and spec is not None and spec.dtype == "bool":
         return Attribute(store.reader, spec).read()
     return splits[name]
+
+
+def _crc(values: Int64Array) -> str:
+    return f"{crc_of_ids(values):08x}"
 
 
 def _crc_of_all(ids: Int64Array | None, num_seeds: int) -> int:

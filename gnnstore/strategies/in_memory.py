@@ -32,7 +32,9 @@ class InMemoryStrategy(Strategy):
         if self.mode == "mmap":  # although pages are not counted
             left_bytes = placement.left_bytes - 2 * epoch.seen.largest_bytes
             if placement.topology == "mmap":
-                left_bytes -= StoreSizes.of(loader.store.schema).topology_bytes
+                left_bytes -= StoreSizes.of(
+                    loader.store.schema, loader.presampler.config
+                ).topology_bytes
             pages_bytes = max(0, left_bytes)
         resources = Resources(placement.resident_bytes, cached_bytes=pages_bytes)
         return self.predict_with(epoch.workload, epoch.machine, resources)

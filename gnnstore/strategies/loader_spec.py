@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 from gnnstore._core import release_memory
 from gnnstore.budget.limits import affordable_threads
 from gnnstore.disk.scratch import default_parent
+from gnnstore.features.source import CachedTables
 from gnnstore.formats.container.files import free_bytes
 from gnnstore.graph.shared import shared_tables
 from gnnstore.progress import NullProgress, Progress
@@ -19,7 +20,6 @@ from gnnstore.strategies.sizes.settings import CacheSettings, PlannedSettings
 
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
-    from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.store import GraphStore
     from gnnstore.graph.topology import Topology
     from gnnstore.pipeline.lookahead.presample import Presampler
@@ -142,7 +142,6 @@ class LoaderSpec:
             return replace(self, options=replace(options, cache=replace(cache, num_bytes=0)))
         return self
 
-    def node_specs(self, placement: Placement) -> tuple[AttributeSpec, ...]:
+    def cached_tables(self, placement: Placement) -> CachedTables:
         """Return the node attributes that are read from disk."""
-        attributes = self.store.schema.node_attributes()
-        return tuple(spec for spec in attributes if placement.modes.get(spec.path) == "disk")
+        return CachedTables.of(self.store.schema, placement.read_paths)

@@ -15,14 +15,13 @@ from gnnstore.caching.policies.base import CachePolicy
 from gnnstore.caching.policies.fixed import Fixed
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.features.planned import SlotCache
-from gnnstore.features.source import TypedRows
+from gnnstore.features.source import CachedTables
 from gnnstore.graph.shared import shared_tables
 from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs, LookaheadSource
 from gnnstore.pipeline.lookahead.packer import DiskQuota
 from gnnstore.pipeline.lookahead.producer import LookaheadJob, most_ids
 from gnnstore.pipeline.margins import MANY_BATCHES
 from gnnstore.sampling.compact import Types
-from gnnstore.sampling.row_space import RowSpace
 from gnnstore.strategies.base import Strategy
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.predict.cost import EPOCHS, EpochCosts, Machine, Prediction, Resources
@@ -39,10 +38,7 @@ from gnnstore.strategies.sources import OpenStore
 from gnnstore.strategies.static import CacheMaker
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from gnnstore.disk.engines import Engine
-    from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.store import GraphStore
     from gnnstore.graph.topology import Topology
     from gnnstore.pipeline.lookahead.presample import Presampled
@@ -66,11 +62,12 @@ class LookaheadStrategy(Strategy):
 
     def reserve(self, loader: LoaderSpec, place: Placer) -> Placement:
         """Choose the number of batches that are planned at a time, and of rows that are cached."""
-        engine, presampler = loader.open_engine(place(0).topology), loader.presampler
+        engine = loader.open_engine(place(0).topology)
         placed, num_threads = with_engine(place, engine), loader.num_threads
         placement = placed(0)
         topology = loader.open_topology(placement, engine)
-        specs = loader.node_specs(placement)
+        tables = loader.cached_tables(placement)
+        presampler = loader.presampler.over(tables.space)
         policy = _policy(loader, placement, topology, engine)
         staging_bytes = 0 if engine is None else engine.staging_bytes
         spare_bytes = placement.spare_bytes
@@ -98,7 +95,7 @@ class LookaheadStrategy(Strategy):
             loader,
             placement,
             topology,
-            specs,
+            tables,
             placed=placed,
             seen=sample(sampling),
             see_many=lambda: sample(1, num_batches=MANY_BATCHES),
@@ -117,7 +114,7 @@ class LookaheadStrategy(Strategy):
             loader,
             place(0),
             epoch.topology,
-            epoch.specs,
+            epoch.tables,
             placed=place,
             seen=epoch.seen,
             see_many=epoch.see_many,
@@ -130,7 +127,7 @@ class LookaheadStrategy(Strategy):
         resources = Resources(
             placement.resident_bytes + placement.staging_bytes + size.num_bytes,
             size.num_slots,
-            size.num_slots * work.row_bytes,
+            size.num_slots * epoch.tables.slot_bytes,
             size.num_batches,
             size.in_memory and size.plans_in_memory,
             found.disk_bytes,
@@ -161,45 +158,37 @@ def _sizer(
     loader: LoaderSpec,
     placement: Placement,
     topology: Topology,
-    specs: tuple[AttributeSpec, ...],
+    tables: CachedTables,
     **measured: Any,
 ) -> LookaheadSizer:
     """Return the sizer of a loader; fields that differ in a prediction are given by name."""
-    read = {path for path, mode in placement.modes.items() if mode == "disk"}
     presampler = loader.presampler
     return LookaheadSizer(
         strategy=placement.strategy,
         settings=loader.planned,
-        num_rows=topology.num_nodes(),
-        row_bytes=sum(spec.row_bytes for spec in specs),
+        num_rows=tables.space.num_rows,
+        row_bytes=tables.slot_bytes,
         epoch_batches=presampler.epoch_batches,
         horizon=Horizon(len(presampler.seeds)) if loader.knows_epochs else None,
         may_use_fewer=loader.may_use_fewer,
         reads_neighbors=topology.is_read,
         samples_slowly=topology.is_slow or topology.is_read,
         disk_bytes=loader.disk_bytes(),
-        reads_more=bool(read - {spec.path for spec in specs}),
+        reads_more=bool(placement.read_paths - {spec.path for spec in tables.specs}),
         **measured,
     )
 
 
 def _make_slots(
     store: GraphStore,
-    space: RowSpace,
-    specs: Sequence[AttributeSpec],
+    tables: CachedTables,
     engine: Engine,
     size: SuperbatchSize,
 ) -> SlotCache:
     """Return slots for the rows of some attributes."""
-    shared, types = shared_tables(store), store.schema.node_types
-    owners = {spec.path: each.name for each in types for spec in each.attributes.values()}
-    tables = {
-        spec.path: TypedRows(
-            shared.rows_on_disk(store, spec, engine), space.range_of(owners[spec.path])
-        )
-        for spec in specs
-    }
-    return SlotCache(tables, size.num_slots, size.pinned, space.num_rows)
+    shared = shared_tables(store)
+    opened = tables.open(lambda spec: shared.rows_on_disk(store, spec, engine))
+    return SlotCache(opened, size.num_slots, size.pinned, tables.space.num_rows)
 
 
 class LookaheadSources(OpenStore):
@@ -212,8 +201,8 @@ class LookaheadSources(OpenStore):
         placement, topology, engine = self.placement, self.topology, self.engine
         strategy, size = placement.strategy, placement.superbatch
         assert size is not None and engine is not None  # noqa: S101, PT018 - else nothing is read
-        schema, specs = loader.store.schema, loader.node_specs(placement)
-        space = RowSpace.of_schema(schema, {spec.path for spec in specs})
+        schema, tables = loader.store.schema, loader.cached_tables(placement)
+        space = tables.space
         job = LookaheadJob(
             _policy(loader, placement, topology, engine),
             size,
@@ -224,9 +213,9 @@ class LookaheadSources(OpenStore):
             types=Types.of(schema),
             index_dtype=schema.index_dtype,
             most_ids=most_ids(schema),
-            degrees=partial(out_degrees, topology, size.degrees_bytes(topology.num_nodes())),
+            degrees=partial(out_degrees, topology, space, size.degrees_bytes(space.num_rows)),
         )
-        make = partial(_make_slots, loader.store, space, specs, engine, size)
+        make = partial(_make_slots, loader.store, tables, engine, size)
         take_slots = partial(shared_tables(loader.store).take_slots, make=make)
         self.superbatches = LookaheadEpochs(job, take_slots)
         # Planners stay as well, and the memory of plans is not freed at once.
@@ -268,7 +257,7 @@ def _policy(
         maker = CacheMaker.of(loader, placement, topology, engine)
     if maker is None:
         return POLICIES[placement.strategy.policy]
-    return Fixed(maker.choose, loader.store.num_nodes)
+    return Fixed(maker.choose, maker.num_rows)
 
 
 @dataclass(frozen=True, eq=False)

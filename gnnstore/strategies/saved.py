@@ -9,7 +9,7 @@ from gnnstore.budget.limits import MemoryBudget, affordable_threads
 from gnnstore.disk.engines import Engine
 from gnnstore.features.packed.saved import PackedFiles
 from gnnstore.features.planned import SlotCache
-from gnnstore.features.source import AbsentRows
+from gnnstore.features.source import AbsentRows, CachedTables
 from gnnstore.formats.packed.reader import PACKED, PackedReader
 from gnnstore.formats.store.units import find_unit
 from gnnstore.pipeline.saved import SavedSource, not_packed
@@ -47,8 +47,8 @@ class PackedSources(Sources):
         budget = MemoryBudget.of(memory)
         if may_use_fewer:
             num_threads = affordable_threads(budget.num_bytes, staging_bytes, num_threads)
-        row_bytes = sum(table.row_bytes for table in self.packed.tables.values())
-        cache_bytes = SlotCache.reserve(row_bytes).bytes_of({SLOTS: manifest.num_slots})
+        slot_bytes = CachedTables.of(manifest.schema, set(manifest.cached)).slot_bytes
+        cache_bytes = SlotCache.reserve(slot_bytes).bytes_of({SLOTS: manifest.num_slots})
         self.placement = Placement(
             strategy=_PACKED,
             topology="disk",
@@ -79,12 +79,10 @@ class PackedSources(Sources):
                 "pack with a smaller --memory",
             )
         self.num_threads = num_threads
-        self.edge_ids = None  # a batch's edge ids are in its record
+        self.edge_ids = {}  # a batch's edge ids are in its record
         schema = manifest.schema
-        self.nodes, self.edges = (
-            {name: AbsentRows(spec, not_packed) for name, spec in table.attributes.items()}
-            for table in (schema.node, schema.edge)
-        )
+        attributes = (*schema.node_attributes(), *schema.edge_attributes())
+        self.tables = {spec.path: AbsentRows(spec, not_packed) for spec in attributes}
 
     @property
     def cached_by(self) -> str:

@@ -15,6 +15,7 @@ from gnnstore.pipeline.batch import SamplingSource
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
     from gnnstore.formats.arrays.spec import AttributeSpec
+    from gnnstore.formats.store.schema import EdgeType
     from gnnstore.pipeline.stats import LoaderStats
     from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
     from gnnstore.seeds.base import SeedSource
@@ -31,10 +32,9 @@ class Sources:
     placement: Placement  # the places of all parts, with the reason
     engine: Engine | None  # the engine that reads rows from disk, if any are read
     num_threads: int  # threads that may read at once, by their memory
-    nodes: Mapping[str, RowSource]  # rows of nodes by the attribute's name
-    edges: Mapping[str, RowSource]  # rows of edges by the attribute's name
-    # Ids of the edges in the input, by position; None: positions are ids.
-    edge_ids: RowSource | None
+    tables: Mapping[str, RowSource]  # rows of the attributes of nodes and edges, by path
+    # Ids of the edges in the input, by position; of types that are not here, positions are ids.
+    edge_ids: Mapping[EdgeType, RowSource]
     _again: Callable[[], Sources]
 
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
@@ -89,8 +89,11 @@ class OpenStore(Sources):
         self.topology = topology = loader.open_topology(placement, engine)
         # Before tables are loaded, which takes a while.
         self.cache = cache = self.open_cache(loader)
-        edge_id = topology.columns().edge_id
-        self.edge_ids = None if edge_id is None else MemoryRows.from_array(edge_id)
+        self.edge_ids = {
+            edge_type: MemoryRows.from_array(csc.edge_id)
+            for edge_type, csc in topology.csc.items()
+            if csc.edge_id is not None
+        }
         self.num_threads = num_threads
         if engine is not None:
             self.num_threads = placement.staging_bytes // engine.staging_bytes
@@ -105,11 +108,9 @@ class OpenStore(Sources):
             with loader.progress.phase(f"load {spec.path}"):
                 return shared.rows(store, spec, "mmap" if mode == "mmap" else "memory", num_threads)
 
-        def opened(specs: Mapping[str, AttributeSpec]) -> dict[str, RowSource]:
-            return {name: open_rows(spec) for name, spec in specs.items()}
-
-        self.nodes = opened(store.schema.node.attributes)
-        self.edges = opened(store.schema.edge.attributes)
+        schema = store.schema
+        attributes = (*schema.node_attributes(), *schema.edge_attributes())
+        self.tables = {spec.path: open_rows(spec) for spec in attributes}
 
     def open_cache(self, loader: LoaderSpec) -> RowCache | None:  # noqa: ARG002 - for subclasses
         """Return the cache that rows of some tables are taken from."""

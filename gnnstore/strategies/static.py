@@ -14,10 +14,9 @@ from gnnstore.caching.scores import (
     SCORE_DTYPES,
     CacheCost,
     StaticCacheInfo,
-    count_out_degrees,
     select_nodes,
 )
-from gnnstore.features.source import of_one_type
+from gnnstore.features.source import CachedTables
 from gnnstore.features.static import (
     StaticCache,
     bytes_to_read,
@@ -28,7 +27,7 @@ from gnnstore.pipeline.margins import with_margin
 from gnnstore.strategies.base import Strategy
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.predict.cost import EpochCosts, Machine, Prediction, Resources
-from gnnstore.strategies.predict.sampled_epoch import SampledEpoch
+from gnnstore.strategies.predict.sampled_epoch import SampledEpoch, row_degrees
 from gnnstore.strategies.predict.workload import Workload
 from gnnstore.strategies.sizes.placement import Placement, Placer
 from gnnstore.strategies.sizes.placing import with_engine
@@ -40,7 +39,6 @@ from gnnstore.units import format_size
 
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
-    from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.store import GraphStore
     from gnnstore.graph.topology import Topology
     from gnnstore.pipeline.lookahead.presample import Presampler
@@ -57,8 +55,7 @@ class CacheMaker:
     topology: Topology
     engine: Engine
     settings: CacheSettings
-    # The node attributes that are read from disk; their rows are cached together.
-    specs: tuple[AttributeSpec, ...]
+    tables: CachedTables
     presampler: Presampler
     num_threads: int
 
@@ -76,21 +73,24 @@ class CacheMaker:
             settings = CacheSettings()
         if settings is None or engine is None:
             return None
-        specs = loader.node_specs(placement)
-        return cls(
-            loader.store, topology, engine, settings, specs, loader.presampler, loader.num_threads
-        )
+        tables = loader.cached_tables(placement)
+        presampler = loader.presampler.over(tables.space)
+        return cls(loader.store, topology, engine, settings, tables, presampler, loader.num_threads)
 
     @property
     def cost(self) -> CacheCost:
         """Memory that the cache takes, by its size."""
-        row_bytes = sum(spec.row_bytes for spec in self.specs)
-        return cache_cost(self.store.num_nodes, row_bytes, self.settings.score)
+        return cache_cost(self.num_rows, self.tables.slot_bytes, self.settings.score)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows among which the cached ones are chosen."""
+        return self.tables.space.num_rows
 
     @property
     def scores_bytes(self) -> int:
         """Memory for the scores of all nodes, until the cache is filled."""
-        return self.store.num_nodes * np.dtype(SCORE_DTYPES[self.settings.score]).itemsize
+        return self.num_rows * np.dtype(SCORE_DTYPES[self.settings.score]).itemsize
 
     def find(self) -> StaticCache | None:
         """Return the cache of another loader on the store with the same settings, if any."""
@@ -101,10 +101,8 @@ class CacheMaker:
 
         def make() -> StaticCache:
             shared = shared_tables(self.store)
-            tables = {
-                spec.path: shared.rows_on_disk(self.store, spec, self.engine) for spec in self.specs
-            }
-            cache = StaticCache(of_one_type(tables), self.store.num_nodes)
+            tables = self.tables.open(lambda of: shared.rows_on_disk(self.store, of, self.engine))
+            cache = StaticCache(tables, self.num_rows)
             scores = counted.pop() if counted else self.scores()
             nodes = select_nodes(scores, num_rows)
             scores = scores[nodes]
@@ -114,11 +112,10 @@ class CacheMaker:
         return shared_tables(self.store).cache(self._key, make)
 
     def scores(self) -> npt.NDArray[Any]:
-        """Return the score of each node: uint8 or uint32 [N]."""
+        """Return the score of each row: uint8 or uint32 [N]."""
         if self.settings.score == "degree":
-            csc = self.topology.columns()
-            return count_out_degrees(csc.column_pieces(), self.store.num_nodes, csc.label)
-        counts = np.zeros(self.store.num_nodes, np.uint8)
+            return row_degrees(self.topology, self.tables.space)
+        counts = np.zeros(self.num_rows, np.uint8)
         self.presampler.run(self.topology, self.num_threads, counts)
         return counts
 
@@ -128,7 +125,7 @@ class CacheMaker:
 
     @property
     def _key(self) -> CacheKey[StaticCache]:
-        tables = self.engine.name, tuple(spec.path for spec in self.specs)
+        tables = self.engine.name, tuple(spec.path for spec in self.tables.specs)
         return CacheKey(self.settings, tables)
 
 
@@ -151,14 +148,15 @@ class StaticStrategy(Strategy):
         if maker is not None and existing is None:
             note = _why_none(maker, placement.left_bytes)
             if not note and maker.settings.score == "frequency":
-                counted = [np.zeros(maker.store.num_nodes, np.uint8)]
+                counted = [np.zeros(maker.num_rows, np.uint8)]
 
         batch_bytes = sample_bytes = 0
         if placement.budget_is_promise or counted:
             spare = placement.spare_bytes
             if spare is not None:
                 spare = max(0, spare - sum(scores.nbytes for scores in counted))
-            presampled = loader.presampler.run(
+            presampler = loader.presampler if maker is None else maker.presampler
+            presampled = presampler.run(
                 topology, num_threads, counted[0] if counted else None, spare_bytes=spare
             )
             if placement.budget_is_promise:
@@ -199,7 +197,7 @@ class StaticStrategy(Strategy):
         num_rows, taken = 0, placement.resident_bytes + placement.staging_bytes
         if self.score is not None:
             settings = loader.options.cache or CacheSettings()
-            cost = cache_cost(work.num_rows, work.row_bytes, settings.score)
+            cost = cache_cost(work.num_rows, epoch.tables.slot_bytes, settings.score)
             if work.num_rows * SCORE_DTYPES[settings.score]().itemsize <= placement.left_bytes:
                 num_rows = cache_rows(
                     *(placement, settings, cost, batch_bytes, sample_bytes),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -37,7 +37,7 @@ def assert_resumes(make_loader: Callable[[], ResumableLoader], *, num_epochs: in
     make_loader : callable
         Makes the loader anew, with the same options. Its epochs should differ, as with
         ``shuffle=True``: if they do not, a lost epoch number goes unnoticed. A batch is a PyG
-        `Data`, or another object with `to_dict`.
+        `Data` or `HeteroData`, or another object with `to_dict`.
     num_epochs : int
         Epochs in which it is stopped.
 
@@ -99,12 +99,22 @@ def assert_same_batches(
     at = f"{where}: " if where else ""
     if len(found) != len(expected):
         raise AssertionError(f"{at}{len(found)} batches, expected {len(expected)}")
-    for number, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+    for number, pair in enumerate(zip(found, expected, strict=True)):
+        ours, theirs = map(_flat, pair)
         if list(ours) != list(theirs):
             raise AssertionError(f"{at}batch {number} has {list(ours)}, expected {list(theirs)}")
         for name, value in theirs.items():
             if not _same(ours[name], value):
                 raise AssertionError(f"{at}batch {number}: {name!r} differs")
+
+
+def _flat(batch: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return a batch's values by name; of a `HeteroData` by type and name."""
+    found = {}
+    for key, value in batch.items():
+        parts = value if isinstance(value, Mapping) else None
+        found |= {key: value} if parts is None else {(key, name): parts[name] for name in parts}
+    return found
 
 
 def _same(value: Any, expected: Any) -> bool:

@@ -13,10 +13,9 @@ from gnnstore.converters.stores.places import out_degrees
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.graph.store import open as open_store
 from gnnstore.pipeline.lookahead.presample import Presampler
-from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.seeds.nodes import InputNodes
 from gnnstore.tools.inspect.node_order import OrderSaving, describe_saving
-from gnnstore.tools.predict.seeds import choose_seeds
+from gnnstore.tools.predict.seeds import choose_seeds, config_of
 from gnnstore.tools.predict.trace import load_topology
 from gnnstore.tools.ui.session import Session
 from gnnstore.tools.ui.tables import print_facts
@@ -25,13 +24,13 @@ from gnnstore.units import format_size
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gnnstore.tools.ui.options import SeedOptions
+    from gnnstore.tools.ui.options import SamplingOptions, SeedOptions
 
 
 def count_batches(
     session: Session,
     path: str,
-    fanouts: tuple[int, ...],
+    sampling: SamplingOptions,
     batch_size: int,
     seeds_asked: SeedOptions,
     *,
@@ -40,7 +39,7 @@ def count_batches(
     """Sample batches and count for each node those that need it: 1 for seeds, 255 at most."""
     store = open_store(path)
     store.schema.refuse_types(store.path, "gnnstore reorder")
-    config = SamplingConfig(fanouts)
+    config = config_of(store, sampling)
     _, seeds = choose_seeds(store, config, seeds_asked)
     counts = np.zeros(store.num_nodes, np.uint8)
     with session.progress() as progress:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ import gnnstore
 from gnnstore.converters import add_order, from_pyg
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats import StoreReader
-from gnnstore.formats.container import writer as writer_module
 from tests.cli.conftest import Run
 from tests.support.hetero import CITES, hetero_store, make_hetero
 from tests.support.stores import arrays_of
@@ -32,7 +32,7 @@ def test_it_adds_what_conversion_writes(
         def refuse(*_: Any) -> None:
             raise OSError(95, "no links here")
 
-        monkeypatch.setattr(writer_module.os, "link", refuse)
+        monkeypatch.setattr(os, "link", refuse)
     path = hetero_store(tmp_path / "a.gnn").path
     expected = arrays_of(hetero_store(tmp_path / "b.gnn", **NAMES).path)
     before = {p: p.stat().st_ino for p in path.rglob("c.*")}

@@ -12,6 +12,7 @@ import pytest
 from gnnstore.features.packed.saved import PackedFiles
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.loaders.saved import open_packed
+from tests.support.hetero import hetero_store
 from tests.support.packed import pack
 from tests.support.stores import write_example_store
 
@@ -160,3 +161,33 @@ def test_what_cannot_be_drawn_is_found_out_before(
     done = run("inspect", example, "--plot", tmp_path / "a.png")
     assert done.status == 2
     assert "pip install 'gnnstore[plot]'" in done.stderr
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_a_drawing_of_the_types(run: Any, tmp_path: Path, figures: list[Any], ending: str) -> None:
+    store = hetero_store(tmp_path / "a.gnn", time_attr=["time"], reverse="at")
+    picture = tmp_path / f"a.{ending}"
+    done = run("inspect", store.path, "--plot", picture, "--json")
+    assert (done.status, done.stderr) == (0, "")
+    assert done.document["drawn_to"] == str(picture)
+    assert picture.stat().st_size > 1000
+    (axes,) = figures[0].axes
+    arrows = [text for text in axes.texts if text.get_text() == ""]
+    words = [text.get_text() for text in axes.texts if text.get_text()]
+    assert len(arrows) == len(store.edge_types) == 6
+    assert "author\n35 nodes\ntime, x" in words
+    assert "institution\n6 nodes\nno attributes" in words
+    assert {"cites\n300 edges", "rev_at\n24 edges", "teaches\n70 edges"} <= set(words)
+
+
+def test_types_in_text(run: Any, tmp_path: Path) -> None:
+    store = hetero_store(tmp_path / "a.gnn", time_attr=["time"], weight_attr=["w"])
+    done = run("inspect", store.path)
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["institution", "6", "-", "-"] in lines
+    assert ["author", "->", "institution", "at", "24", "4", "edge_time,", "w", "time", "w"] in lines
+    assert ["ordered", "by", "time"] in lines
+    types = run("inspect", store.path, "--json").document["graph"]["edge_types"]
+    assert [(own["type"][1], own["orders"], own["weight_sums"]) for own in types][:1] == [
+        ("cites", ["time"], ["w"])
+    ]

@@ -486,7 +486,7 @@ def test_weights_of_more_nodes_than_multinomial_takes() -> None:
     weights = np.zeros(num_nodes, np.float32)
     weights[5], weights[-500:] = 500, 1
     sums = cumulative_weights(weights, num_nodes, "dst_weight")
-    negatives = Negatives("triplet", 10, num_nodes, None, sums)
+    negatives = Negatives("triplet", 10, num_nodes, num_nodes, None, sums)
     positives = (np.zeros(2000, np.int64), np.zeros(2000, np.int64))
     nodes, _, _ = negatives.ends(BatchKey(0, 0, 0), positives, "dst", None)  # type: ignore[arg-type]
     counts = np.bincount(np.where(nodes == 5, 0, nodes - (num_nodes - 500) + 1).ravel())
@@ -499,7 +499,7 @@ def test_weights_of_float32_that_sum_beyond_its_whole_numbers() -> None:
     """A sum in float32 stands still at 2^24: later nodes would not be drawn."""
     num_nodes = 2**24 + 2**22
     sums = cumulative_weights(torch.ones(num_nodes), num_nodes, "dst_weight")
-    negatives = Negatives("triplet", 100, num_nodes, None, sums)
+    negatives = Negatives("triplet", 100, num_nodes, num_nodes, None, sums)
     positives = (np.zeros(2000, np.int64), np.zeros(2000, np.int64))
     nodes, _, _ = negatives.ends(BatchKey(0, 0, 0), positives, "dst", None)  # type: ignore[arg-type]
     counts = np.bincount(nodes.ravel() >> 18, minlength=80)  # 64 parts below 2^24, 16 behind

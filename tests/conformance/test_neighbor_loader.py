@@ -528,15 +528,15 @@ class Colour(Enum):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"time_attr": "t"}, "time_attr='t': temporal sampling is not supported yet; use torch_g"),
+        ({"time_attr": "t"}, "time_attr='t': there is no such attribute of nodes or edges; "),
         ({"input_time": torch.ones(1)}, "input_time is set while time_attr is not"),
         ({"temporal_strategy": "first"}, "temporal_strategy='first' is unknown"),
-        ({"weight_attr": "w"}, "weight_attr='w': weighted sampling is not supported yet; use"),
+        ({"weight_attr": "w"}, "weight_attr='w': there is no such edge attribute; there are: "),
         ({"neighbor_sampler": object()}, "neighbor_sampler: gnnstore samples with its own kernel"),
         ({"subgraph_type": "undirected"}, "='undirected' is unknown; choose one of directional, "),
         ({"subgraph_type": Colour.red}, "subgraph_type='red' is unknown; choose one of"),
         ({"subgraph_type": "induced", "disjoint": True}, "exclude each other"),
-        ({"num_neighbors": {("a", "to", "b"): [2]}}, "fan-outs by edge type, but heterogeneous"),
+        ({"num_neighbors": {("a", "to", "b"): [2]}}, "fan-outs by edge type, and the store"),
         ({"num_neighbors": NumNeighbors({EdgeTypeStr("a__to__b"): [2]})}, "by edge type"),
         ({"num_neighbors": [-2]}, "the fan-out of hop 0 is -2"),
         ({"num_neighbors": 5}, "num_neighbors=5 is not a list of fan-outs"),

@@ -462,7 +462,7 @@ def test_a_batch_that_cannot_be_sampled(
     loader = loader_of(path, num_threads=num_threads)
     sample = loader._source.sampler.sample
 
-    def failing(seeds: Any, *, epoch: int, batch: int, excluded: Any = None) -> Any:
+    def failing(seeds: Any, *, epoch: int, batch: int, **_: Any) -> Any:
         if batch == 7:
             raise StorageError("out of order", path="here")
         return sample(seeds, epoch=epoch, batch=batch)

@@ -236,7 +236,7 @@ def test_reads_of_known_batches(
         only_x, [], seeds, batch_size=max(1, len(seeds)), strategy="direct", num_threads=1
     )
     tables = loader._sources
-    source = tables.nodes["x"]
+    source = tables.tables["nodes/node/x"]
     files = source.file_rows
     assert files is not None
     assert (files.engine.tuning.gap_bytes, files.engine.tuning.max_read_bytes) == (4096, 65536)
@@ -259,7 +259,7 @@ def test_reads_of_known_batches(
 
 def test_reads_of_sampled_batches(only_x: gnnstore.GraphStore) -> None:
     loader = NeighborLoader(only_x, [5, 5], batch_size=30, strategy="direct", seed=1)
-    source = loader._sources.nodes["x"]
+    source = loader._sources.tables["nodes/node/x"]
     files = source.file_rows
     assert files is not None
     plans = [

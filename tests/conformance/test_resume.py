@@ -263,7 +263,7 @@ def test_what_is_prepared_ahead_does_not_count(store: GraphStore) -> None:
     prepared: list[int] = []
     sample: Any = loader._source.sampler.sample
 
-    def note(seeds: Any, *, epoch: int, batch: int, excluded: Any = None) -> Any:
+    def note(seeds: Any, *, epoch: int, batch: int, **_: Any) -> Any:
         prepared.append(batch)
         return sample(seeds, epoch=epoch, batch=batch)
 
@@ -285,7 +285,7 @@ def test_batches_that_were_handed_out_are_not_sampled_again(
     loader = resumed(make(store, num_threads=2), state)
     sample, sampled = loader._source.sampler.sample, []
 
-    def note(seeds: Any, *, epoch: int, batch: int, excluded: Any = None) -> Any:
+    def note(seeds: Any, *, epoch: int, batch: int, **_: Any) -> Any:
         sampled.append((epoch, batch))
         return sample(seeds, epoch=epoch, batch=batch)
 

@@ -48,6 +48,7 @@ from gnnstore.tools.cli import main
 from gnnstore.tools.ui.exits import DEFECT
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.disks import keep_usual_profile
+from tests.support.hetero import hetero_store, make_hetero
 from tests.support.hostile import apply_edits, edits, json_edits
 from tests.support.packed import pack
 from tests.support.stores import write_example_store
@@ -119,6 +120,36 @@ def target_store(folder: Path) -> Target:
     return st.tuples(
         edits(), st.sampled_from([each.name for each in STRATEGIES if not each.alias_of])
     ), check
+
+
+def target_types(folder: Path) -> Target:
+    counts = {"paper": 12, "author": 7, "institution": 3}
+    base = hetero_store(
+        folder / "base.gnn",
+        make_hetero(counts=counts),
+        time_attr=["time", "edge_time"],
+        weight_attr=["w"],
+        reverse="cites",
+    ).path
+    copy = folder / "copy.gnn"
+
+    def use() -> None:
+        store = gnnstore.open(copy)
+        store.to_pyg()
+        for name in store.node_types:
+            view = store[name]
+            _ = dict(view.splits.items()), view.original_ids, view.num_nodes
+        for edge_type in store.edge_types:
+            store.topology().columns(edge_type)
+            _ = store[edge_type].times, store[edge_type].weights
+
+    def check(changes: Any) -> None:
+        _changed(base, copy, changes)
+        problems = verified(copy)
+        inspected(copy)
+        must_load(problems, use)
+
+    return edits(), check
 
 
 def _use_store(path: Path, strategy: str) -> None:

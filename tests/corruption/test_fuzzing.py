@@ -21,6 +21,7 @@ pytest.importorskip("torch_geometric")
 SCRIPT = Path(__file__).with_name("fuzz_targets.py")
 TARGETS = {
     "store": choose(1.5, 240),
+    "types": choose(1.5, 120),
     "packed": choose(1.0, 60),
     "shared": choose(0.5, 60),
     "partitions": choose(1.0, 60),

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import gnnstore
-from gnnstore.converters import ConvertOptions, from_numpy, reorder, split_edges
+from gnnstore.converters import ConvertOptions, from_numpy, from_typed, reorder, split_edges
 from gnnstore.errors import NoSpaceError
 from gnnstore.formats.arrays import pages
 from gnnstore.formats.container.leftovers import find_leftovers
@@ -32,6 +32,7 @@ NUM_KILLS = choose(6, 30)
 MAX_TOUCH = 400  # a conversion that nothing stops touches the disk about as often
 NUM_NODES, NUM_EDGES = 6000, 40_000
 SHARD_BYTES = 2**16
+TYPED = {"time_attr": ["time"], "weight_attr": ["w"], "reverse": ["rates"]}
 
 # Converts in a forked child for each line that is read: kills it at its k-th touch of the
 # file system, or after so many seconds; prints how it ended.
@@ -39,7 +40,9 @@ _SERVER = """
     import os, signal, sys
 
     import zarr
-    from gnnstore.converters import ConvertOptions, from_numpy, reorder, split_edges
+    from gnnstore.converters import (
+        ConvertOptions, from_numpy, from_typed, reorder, split_edges,
+    )
     from gnnstore.converters.edges import builder as spill
     from gnnstore.formats.arrays import paged_writer
     from gnnstore.formats.arrays import pages
@@ -61,6 +64,8 @@ _SERVER = """
             split_edges(source, output, num_negatives=3, strict=True, options=options)
         elif task["kind"] == "ordered":
             reorder(source, output, options=ConvertOptions(**task["options"]))
+        elif task["kind"] == "typed":
+            from_typed(source, output, options=ConvertOptions(**task["options"]))
         else:
             options = ConvertOptions(undirected=True, **task["options"])
             from_numpy(source, output, options=options)
@@ -85,6 +90,27 @@ def source(tmp_path: Path) -> Path:
         y=rng.integers(0, 5, NUM_NODES),
         train=np.arange(0, NUM_NODES, 3),
     )
+    return path
+
+
+def write_types(path: Path) -> Path:
+    """Write two node types and two edge types, with times and weights."""
+    rng = np.random.default_rng(0)
+    counts = {"user": NUM_NODES, "item": NUM_NODES // 3}
+    for name, count in counts.items():
+        (path / "nodes").mkdir(parents=True, exist_ok=True)
+        x = rng.standard_normal((count, 20), dtype=np.float32)
+        np.savez(path / "nodes" / f"{name}.npz", x=x)
+    (path / "edges").mkdir()
+    for source, relation, target in (("user", "rates", "item"), ("item", "like", "item")):
+        num_edges = NUM_EDGES // 2
+        ends = [rng.integers(0, counts[name], num_edges) for name in (source, target)]
+        np.savez(
+            path / "edges" / f"{source}__{relation}__{target}.npz",
+            edge_index=np.stack(ends),
+            time=rng.integers(0, 999, num_edges),
+            w=rng.random(num_edges, dtype=np.float32),
+        )
     return path
 
 
@@ -117,16 +143,22 @@ def convert_whole(
 ) -> Path:
     """Convert as the server does, in one go."""
     monkeypatch.setattr(pages, "MIN_DEFAULT_SHARD_BYTES", SHARD_BYTES)
+    if source.is_dir():
+        return from_typed(source, output, options=ConvertOptions(**options))
     return from_numpy(source, output, options=ConvertOptions(undirected=True, **options))
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["whole", "split", "ordered"])
+@pytest.mark.parametrize("kind", ["whole", "split", "ordered", "typed"])
 def test_killed_at_random_points(
     tmp_path: Path, source: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = convert_whole(source, tmp_path / "whole.gnn", monkeypatch)
-    if kind != "whole":
+    if kind == "typed":
+        source = write_types(tmp_path / "types")
+        whole = convert_whole(source, tmp_path / "whole.gnn", monkeypatch, **TYPED)
+    else:
+        whole = convert_whole(source, tmp_path / "whole.gnn", monkeypatch)
+    if kind in ("split", "ordered"):
         source, whole = whole, tmp_path / "made.gnn"
         if kind == "split":
             split_edges(source, whole, num_negatives=3, strict=True)
@@ -139,7 +171,7 @@ def test_killed_at_random_points(
     draw = random.Random(1)
     kills = resumed = 0
     with server(tmp_path, source, output) as convert:
-        attempt = partial(convert, kind=kind)
+        attempt = partial(convert, kind=kind, **(TYPED if kind == "typed" else {}))
         began = time.monotonic()
         assert attempt(resume=False) == 0
         seconds = time.monotonic() - began

@@ -11,6 +11,7 @@ import torch
 
 from gnnstore.testing.graphs import random_graph
 from tests.support import published
+from tests.support.hetero import AT, CITES, WRITES, make_hetero
 
 _NUM_NODES = 300
 
@@ -42,8 +43,17 @@ def work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         **splits,
     )
     _published(tmp_path)
+    _types(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def _types(root: Path) -> None:
+    """Write data sets of several types."""
+    data = make_hetero(degrees={CITES: 5, WRITES: 3, AT: 4})
+    published.write_ogb_types(root / "dataset" / "ogbn_mag", data)
+    published.write_igbh(root / "igb-heterogeneous" / "small", data)
+    published.write_graphbolt_types(root / "datasets" / "small-types", data)
 
 
 def _published(root: Path) -> None:

@@ -313,6 +313,24 @@ def test_every_example_is_run_by_a_test() -> None:
         assert f'"{script.name}"' in tests or f'"{script.stem}"' in tests, script.name
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("train_hetero", ["--strategy", "belady", "--memory", "100MB"]),
+        ("train_temporal", []),
+        ("train_temporal", ["--weighted"]),
+    ],
+)
+def test_examples_of_types_and_times_learn(
+    work_dir: Path, forks: ForkServer, name: str, options: list[str]
+) -> None:
+    script = ROOT / "examples" / f"{name}.py"
+    done = forks.run(RUN_SCRIPT, script, "--papers", "1500", "--epochs", "3", *options)
+    assert done.returncode == 0, done.stderr
+    accuracy = float(done.stdout.split()[-1])
+    assert accuracy > 0.6  # of 8 classes
+
+
 @pytest.mark.parametrize("strategy", ["memory", "belady"])
 @pytest.mark.parametrize("edges", [[], ["--csr"]])
 def test_the_example_script_trains(

@@ -20,7 +20,11 @@ def digest_of(batch: Any) -> str:
     Those in `tests/data/frozen` were made by it.
     """
     digest = hashlib.blake2b(digest_size=8)
-    for name, value in batch.to_dict().items():
+    values: dict[str, Any] = {}
+    for key, value in batch.to_dict().items():
+        is_type = isinstance(value, dict)
+        values |= {f"{key}.{n}": v for n, v in value.items()} if is_type else {key: value}
+    for name, value in values.items():
         digest.update(f"{name}\0".encode())
         if isinstance(value, Tensor):
             digest.update(f"{value.dtype}{tuple(value.shape)}\0".encode())

@@ -91,13 +91,15 @@ def write_mag240m(root: Path, graph: GraphArrays) -> Path:
     papers = folder / "processed" / "paper"
     citations = folder / "processed" / "paper___cites___paper"
     writes = folder / "processed" / "author___writes___paper"
-    for directory in (papers, citations, writes):
+    affiliated = folder / "processed" / "author___affiliated_with___institution"
+    for directory in (papers, citations, writes, affiliated):
         directory.mkdir(parents=True)
     np.save(papers / "node_feat.npy", graph.attributes["x"].astype(np.float16))
     np.save(papers / "node_label.npy", _labels(graph))
     np.save(papers / "node_year.npy", graph.attributes["year"].astype(np.int16))
     np.save(citations / "edge_index.npy", graph.edge_index)
     np.save(writes / "edge_index.npy", np.zeros((2, 3), np.int64))
+    np.save(affiliated / "edge_index.npy", np.zeros((2, 2), np.int64))
     counts = {"paper": graph.num_nodes, "author": 4, "institution": 2, "num_classes": 153}
     torch.save(counts, folder / "meta.pt")
     torch.save(dict(graph.splits), folder / "split_dict.pt")
@@ -187,7 +189,7 @@ def write_ogb_types(root: Path, data: Any, *, binary: bool = False) -> Path:
     raw = root / "raw"
     raw.mkdir(parents=True)
     counts = {name: data[name].num_nodes for name in reversed(data.node_types)}
-    arrays: dict[str, dict[str, npt.NDArray[Any]]] = {}
+    arrays: dict[str, dict[str, Any]] = {}
     for name in counts:
         for key, file in (("x", "node_feat"), ("y", "node_label"), ("time", "node_year")):
             if key in data[name]:
@@ -201,12 +203,14 @@ def write_ogb_types(root: Path, data: Any, *, binary: bool = False) -> Path:
     if binary:
         import torch  # noqa: PLC0415
 
-        np.savez(raw / "num_nodes_dict.npz", **{n: np.array([c]) for n, c in counts.items()})
-        np.savez(
-            raw / "num_edges_dict.npz", **{n: np.array([e.num_edges]) for n, e in edges.items()}
-        )
-        np.savez(raw / "edge_index_dict.npz", **{n: e.edge_index.numpy() for n, e in edges.items()})
-        np.savez(raw / "edge_w.npz", **{n: e.w.numpy()[:, None] for n, e in edges.items()})
+        archives: dict[str, dict[str, Any]] = {
+            "num_nodes_dict": {n: np.array([c]) for n, c in counts.items()},
+            "num_edges_dict": {n: np.array([e.num_edges]) for n, e in edges.items()},
+            "edge_index_dict": {n: e.edge_index.numpy() for n, e in edges.items()},
+            "edge_w": {n: e.w.numpy()[:, None] for n, e in edges.items()},
+        }
+        for name, members in archives.items():
+            np.savez(raw / f"{name}.npz", **members)
         for file, by_type in arrays.items():
             stem = "node-label" if file == "node_label" else file
             np.savez_compressed(raw / f"{stem}.npz", **by_type)
@@ -232,12 +236,109 @@ def write_ogb_types(root: Path, data: Any, *, binary: bool = False) -> Path:
     text = "".join(name.replace("___", ",") + "\n" for name in edges)
     write_text(raw / "triplet-type-list.csv.gz", text)
     for name, own in edges.items():
-        folder = raw / "relations" / name
-        write_csv_gz(folder / "edge.csv.gz", own.edge_index.numpy().T)
-        write_csv_gz(folder / "num-edge-list.csv.gz", np.array([own.num_edges]))
-        write_csv_gz(folder / "edge_w.csv.gz", own.w.numpy()[:, None])
+        place = raw / "relations" / name
+        write_csv_gz(place / "edge.csv.gz", own.edge_index.numpy().T)
+        write_csv_gz(place / "num-edge-list.csv.gz", np.array([own.num_edges]))
+        write_csv_gz(place / "edge_w.csv.gz", own.w.numpy()[:, None])
     flags = ",".join(str(name == "paper") for name in counts)
     write_text(split / "nodetype-has-split.csv.gz", f"{header}\n{flags}\n")
     for name, own in ids.items():
         write_csv_gz(split / "paper" / f"{name}.csv.gz", own)
+    return root
+
+
+def write_mag240m_types(root: Path, data: Any, *, meta: Any = None) -> Path:
+    """Write a `HeteroData` of papers, authors and institutions as `mag240m_kddcup2021`."""
+    import torch  # noqa: PLC0415
+
+    folder = root / "mag240m_kddcup2021"
+    papers = folder / "processed" / "paper"
+    papers.mkdir(parents=True)
+    own = data["paper"]
+    np.save(papers / "node_feat.npy", own.x.numpy().astype(np.float16))
+    labels = own.y.numpy().astype(np.float32)
+    labels[~(own.train_mask | own.val_mask).numpy()] = np.nan
+    np.save(papers / "node_label.npy", labels)
+    np.save(papers / "node_year.npy", own.time.numpy().astype(np.int16))
+    names = {"cites": "cites", "writes": "writes", "at": "affiliated_with"}
+    for source, relation, target in data.edge_types:
+        if relation in names:
+            place = folder / "processed" / f"{source}___{names[relation]}___{target}"
+            place.mkdir()
+            np.save(place / "edge_index.npy", data[source, relation, target].edge_index.numpy())
+    counts = {name: data[name].num_nodes for name in ("paper", "author", "institution")}
+    torch.save({**counts, "num_classes": 153} if meta is None else meta, folder / "meta.pt")
+    splits = {"train": own.train_mask, "valid": own.val_mask, "test-dev": ~own.train_mask}
+    ids = {name: mask.nonzero().flatten().numpy() for name, mask in splits.items()}
+    torch.save(ids, folder / "split_dict.pt")
+    return folder
+
+
+def write_igbh(root: Path, data: Any, *, raw: bool = False) -> Path:
+    """Write a `HeteroData` as IGBH is published; in the largest sizes without headers."""
+    for name in data.node_types:
+        if "x" not in data[name]:
+            continue
+        folder = root / "processed" / name
+        folder.mkdir(parents=True)
+        x = np.zeros((data[name].num_nodes, 1024), np.float32)
+        x[:, : data[name].x.shape[1]] = data[name].x.numpy()
+        arrays = {"node_feat": x}
+        if "y" in data[name]:
+            arrays["node_label_19"] = data[name].y.numpy().astype(np.float32)
+        for file, values in arrays.items():
+            if raw:
+                values.astype("<f4").tofile(folder / f"{file}.npy")
+            else:
+                np.save(folder / f"{file}.npy", values)
+    for edge_type in data.edge_types:
+        folder = root / "processed" / "__".join(edge_type)
+        folder.mkdir(parents=True)
+        edge_index = data[edge_type].edge_index.numpy()
+        np.save(folder / "edge_index.npy", np.ascontiguousarray(edge_index.T))
+    return root
+
+
+def write_graphbolt_types(root: Path, data: Any, *, edge_format: str = "numpy") -> Path:
+    """Write a `HeteroData` as an OnDiskDataset with types, features of both, and one task."""
+    root.mkdir(parents=True)
+    lines = ["dataset_name: small", "graph:", "  nodes:"]
+    lines += [f"    - {{type: {name}, num: {data[name].num_nodes}}}" for name in data.node_types]
+    lines.append("  edges:")
+    features = ["feature_data:"]
+    for place, edge_type in enumerate(data.edge_types):
+        own, name = data[edge_type], ":".join(edge_type)
+        if edge_format == "csv":
+            text = "".join(f"{s},{t}\n" for s, t in own.edge_index.T.tolist())
+            (root / f"edges-{place}.csv").write_text(text)
+        else:
+            np.save(root / f"edges-{place}.npy", own.edge_index.numpy())
+        ending = "csv" if edge_format == "csv" else "npy"
+        lines.append(
+            f"    - {{type: '{name}', format: {edge_format}, path: edges-{place}.{ending}}}"
+        )
+        np.save(root / f"w-{place}.npy", own.w.numpy())
+        features.append(
+            f"  - {{domain: edge, type: '{name}', name: w, format: numpy, path: w-{place}.npy}}"
+        )
+    for name in data.node_types:
+        if "x" in data[name]:
+            np.save(root / f"x-{name}.npy", data[name].x.numpy())
+            features.append(
+                f"  - {{domain: node, type: {name}, name: feat, format: numpy, path: x-{name}.npy}}"
+            )
+    lines += [*features, "tasks:", "  - name: classify"]
+    masks = {"train_set": data["paper"].train_mask, "validation_set": data["paper"].val_mask}
+    for key, mask in masks.items():
+        ids = mask.nonzero().flatten()
+        np.save(root / f"{key}.npy", ids.numpy())
+        np.save(root / f"{key}-y.npy", data["paper"].y[ids].numpy())
+        lines += [
+            f"    {key}:",
+            "      - type: paper",
+            "        data:",
+            f"          - {{name: seeds, format: numpy, path: {key}.npy}}",
+            f"          - {{name: labels, format: numpy, path: {key}-y.npy}}",
+        ]
+    (root / "metadata.yaml").write_text("\n".join(lines) + "\n")
     return root

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from gnnstore.converters import ConvertOptions, from_planted_types
 from gnnstore.converters.synthetic import planted_types
 from gnnstore.converters.synthetic.planted_types import AFFILIATED, CITES, WRITES
 from gnnstore.errors import UsageError
+from gnnstore.tools.cli import main
 from tests.support.stores import assert_same_files
 
 
@@ -55,7 +57,7 @@ def test_what_it_has(tmp_path: Path) -> None:
 
 
 def test_chunks_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {"num_papers": 500, "num_authors": 90, "num_institutions": 8}
+    sizes: dict[str, Any] = {"num_papers": 500, "num_authors": 90, "num_institutions": 8}
     from_planted_types(tmp_path / "a.gnn", **sizes)
     monkeypatch.setattr(planted_types, "_CHUNK_EDGES", 37)
     monkeypatch.setattr(planted_types, "_CHUNK_FEATURE_BYTES", 1000)
@@ -99,3 +101,15 @@ def test_everything_of_homophily(tmp_path: Path) -> None:
         edge_index = gnnstore.open(path)[CITES].edge_index.tensor()
         same = float((edge_index[0] % 8 == edge_index[1] % 8).float().mean())
         assert same == 1 if homophily else abs(same - 1 / 8) < 0.03
+
+
+def test_from_the_shell(tmp_path: Path) -> None:
+    words = ["--papers", "400", "--seed", "3", "--feature-dtype", "float16", "-q"]
+    assert main(["convert", "planted-types", str(tmp_path / "a.gnn"), *words]) == 0
+    path = from_planted_types(
+        tmp_path / "b.gnn",
+        num_papers=400,
+        seed=3,
+        options=ConvertOptions(feature_dtype="float16"),
+    )
+    assert_same_files(tmp_path / "a.gnn", path)

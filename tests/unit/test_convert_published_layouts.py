@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gnnstore.converters import ConvertOptions, from_graphbolt, from_igb, from_ogb, from_snap
-from gnnstore.converters.datasets import graphbolt_metadata
+from gnnstore.converters.datasets.graphbolt import metadata as graphbolt_metadata
 from gnnstore.errors import GnnstoreError, InputError, NotFoundError, UsageError
 from gnnstore.testing.graphs import GraphArrays, StoredGraph, random_graph, read_store
 from tests.support import published
@@ -247,7 +247,7 @@ def test_graphbolt(tmp_path: Path, graph: GraphArrays, edge_format: str) -> None
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("  nodes:\n", "  nodes:\n    - num: 3\n", "graph.nodes: lists 2 types; only homogeneous"),
+        ("  nodes:\n", "  nodes:\n    - num: 3\n", "graph.nodes[0].type: None is no node type"),
         ("num: 50", "num: many", "graph.nodes[0].num: 'many' is not a number of nodes"),
         ("num: 50", "num: 49", "node id 49 at position"),
         ("graph:", "graph_topology:", "this is what GraphBolt made of a data set; give the dir"),

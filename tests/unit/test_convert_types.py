@@ -13,8 +13,13 @@ from torch_geometric.data import HeteroData
 
 import gnnstore
 from gnnstore.tools.cli import main
-from tests.support.hetero import WRITES, make_hetero
-from tests.support.published import write_ogb_types
+from tests.support.hetero import AT, CITES, WRITES, make_hetero
+from tests.support.published import (
+    write_graphbolt_types,
+    write_igbh,
+    write_mag240m_types,
+    write_ogb_types,
+)
 from tests.support.stores import assert_same_files
 
 
@@ -118,3 +123,143 @@ def test_ogb_refuses_what_is_for_one_type(
     root = write_ogb_types(tmp_path / "ogbn_mag", data)
     words = ("ogb", root, tmp_path / "a.gnn", "--add-inverse-edge")
     assert "--reverse all" in refuse(capsys, *words, status=2)
+
+
+def _as_mag(edge_type: Any) -> Any:
+    return ("author", "affiliated_with", "institution") if edge_type == AT else edge_type
+
+
+@pytest.mark.parametrize("reverse", [(), ("writes", "affiliated_with"), ("all",)])
+def test_mag240m(tmp_path: Path, reverse: tuple[str, ...]) -> None:
+    data = make_hetero(degrees={CITES: 5, WRITES: 3, AT: 4})
+    root = write_mag240m_types(tmp_path, data)
+    words = [word for name in reverse for word in ("--reverse", name)]
+    store = convert("mag240m", root, tmp_path / "a.gnn", *words, "--time-attr", "node_year")
+    assert store.node_types == ("paper", "author", "institution")
+    assert [own[1] for own in store.edge_types[:3]] == ["cites", "writes", "affiliated_with"]
+    expected = {
+        (): [],
+        ("all",): ["rev_cites", "rev_writes", "rev_affiliated_with"],
+    }.get(reverse, ["rev_writes", "rev_affiliated_with"])
+    assert [own[1] for own in store.edge_types[3:]] == expected
+    assert_edges(store, data, _as_mag)
+    papers = store["paper"]
+    assert papers.x[torch.arange(60)].dtype == torch.float16
+    assert torch.equal(papers.x[torch.arange(60)], data["paper"].x.half())
+    labelled = (data["paper"].train_mask | data["paper"].val_mask).numpy()
+    assert np.array_equal(np.isnan(papers.labels), ~labelled)
+    assert set(papers.splits) == {"train", "valid", "test_dev"}
+    assert [store[name].num_nodes for name in ("author", "institution")] == [35, 6]
+    assert store[CITES].times == ("node_year",)
+    assert store[WRITES].times == ()
+
+
+@pytest.mark.parametrize(
+    ("meta", "message"),
+    [
+        ({"paper": 60, "author": 35}, "has no number of institutions, only paper, author"),
+        ({"paper": "60"}, "something else than a dict of counts"),
+        ({"paper": torch.ones(3)}, "something else than a dict of counts"),
+        ([1, 2], "expected a dict of counts as torch.save writes it, found the opcode"),
+        ({"paper": 61, "author": 35, "institution": 6}, "has 60 rows, but the graph has 61 nodes"),
+        (
+            {"paper": 60, "author": 34, "institution": 6},
+            "edges of type ('author', 'writes', 'paper'): id of the source ('author') 34 at",
+        ),
+    ],
+)
+def test_mag240m_with_other_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], meta: Any, message: str
+) -> None:
+    data = make_hetero(degrees={CITES: 5, WRITES: 9, AT: 4})
+    data[WRITES].edge_index[0, 0] = 34
+    root = write_mag240m_types(tmp_path, data, meta=meta)
+    assert message in refuse(capsys, "mag240m", root, tmp_path / "a.gnn")
+
+
+def test_nothing_in_meta_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Evil:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "ran",))
+
+    data = make_hetero(degrees={CITES: 5, WRITES: 3, AT: 4})
+    root = write_mag240m_types(tmp_path, data, meta={"paper": Evil()})
+    refuse(capsys, "mag240m", root, tmp_path / "a.gnn")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_igbh(tmp_path: Path, raw: bool) -> None:
+    data = make_hetero(degrees={CITES: 5, ("paper", "written_by", "author"): 3, AT: 4})
+    data[AT].edge_index[1, 0] = 5  # institutions are counted by the edges
+    root = write_igbh(tmp_path / "small", data, raw=raw)
+    store = convert("igbh", root, tmp_path / "a.gnn", "--feature-dtype", "float16")
+    assert store.node_types == ("paper", "author", "institution")
+    assert [own[1] for own in store.edge_types] == ["cites", "written_by", "at"]
+    assert_edges(store, data)
+    for name in ("paper", "author"):
+        x = store[name].x[torch.arange(data[name].num_nodes)]
+        assert (x.shape[1], x.dtype) == (1024, torch.float16)
+        width = data[name].x.shape[1]
+        assert torch.equal(x[:, :width], data[name].x.half())
+    assert np.array_equal(store["paper"].labels, data["paper"].y)
+    assert {n: len(ids) for n, ids in store["paper"].splits.items()} == {
+        "train": 36,
+        "valid": 12,
+        "test": 12,
+    }
+    assert store["institution"].num_nodes == 6
+
+
+def test_igbh_with_a_file_that_is_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = make_hetero(degrees={CITES: 5, ("paper", "written_by", "author"): 3})
+    root = write_igbh(tmp_path / "small", data, raw=True)
+    file = root / "processed" / "author" / "node_feat.npy"
+    file.write_bytes(file.read_bytes()[:-100])
+    assert "no multiple of the 4096 bytes" in refuse(capsys, "igbh", root, tmp_path / "a.gnn")
+    file.write_bytes(file.read_bytes()[: -(4096 - 100)])
+    message = refuse(capsys, "igbh", root, tmp_path / "a.gnn")
+    assert "id of the target ('author') 34" in message or "is outside [0, 34)" in message
+
+
+def test_igbh_of_one_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = write_igbh(tmp_path / "small", make_hetero(degrees={CITES: 5}))
+    message = refuse(capsys, "igbh", root, tmp_path / "a.gnn", status=3)
+    assert "gnnstore convert igb is for the homogeneous graphs" in message
+
+
+@pytest.mark.parametrize("edge_format", ["numpy", "csv"])
+def test_graphbolt(tmp_path: Path, data: HeteroData, edge_format: str) -> None:
+    root = write_graphbolt_types(tmp_path / "set", data, edge_format=edge_format)
+    store = convert("graphbolt", root, tmp_path / "a.gnn", "--weight-attr", "edge_w")
+    assert store.metadata() == data.metadata()
+    assert_edges(store, data)
+    for name in ("paper", "author"):
+        assert torch.equal(store[name].x[torch.arange(9)], data[name].x[:9])
+    for split, mask in (("train", "train_mask"), ("valid", "val_mask")):
+        ids = data["paper"][mask].nonzero().flatten()
+        assert np.array_equal(store["paper"].splits[split], ids)
+        assert np.array_equal(store["paper"].labels[ids], data["paper"].y[ids])
+    assert torch.equal(store[WRITES].edge_w[:], data[WRITES].w)
+    assert store[WRITES].weights == ("edge_w",)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("author:writes:paper", "author:writes", "'author:writes' is no source:relation:target"),
+        ("type: paper, num", "type: author, num", "graph.nodes: has a type twice"),
+        ("num: 35", "num: many", "graph.nodes[1].num: 'many' is not a number of nodes"),
+        ("- type: paper", "- type: 'author:writes:paper'", "seeds of edges cannot be a split"),
+        ("- type: paper", "- type: venue", "there is no node type 'venue'"),
+        ("domain: node, type: author", "domain: node, type: x", "there is no node type 'x'"),
+    ],
+)
+def test_damaged_graphbolt(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, message: str
+) -> None:
+    root = write_graphbolt_types(tmp_path / "set", make_hetero())
+    path = root / "metadata.yaml"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    assert message in refuse(capsys, "graphbolt", root, tmp_path / "a.gnn")

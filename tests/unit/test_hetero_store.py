@@ -324,3 +324,35 @@ def test_an_older_reader_ignores_what_it_does_not_know(tmp_path: Path) -> None:
     for path in before:
         assert (more.path / path).read_bytes() == (plain.path / path).read_bytes()
     assert isinstance(StoreReader.open(more.path), StoreReader)
+
+
+def test_a_finished_type_is_not_read_again(tmp_path: Path) -> None:
+    """An interrupt in the second type's edges: the first type's are taken as they are."""
+    data = make_hetero(degrees={CITES: 5, WRITES: 3})
+
+    def pairs(edge_type: Any, ends: str) -> Any:
+        if ends == "none":
+            raise AssertionError("read again")
+        yield tuple(data[edge_type].edge_index.numpy())
+        if ends == "interrupt":
+            raise KeyboardInterrupt
+
+    def convert(output: Path, first: str, second: str, **options: Any) -> Path:
+        counts = {name: data[name].num_nodes for name in data.node_types}
+        with HeteroGraphWriter(
+            output,
+            counts,
+            kind="test",
+            source={"parameters": {}},
+            options=ConvertOptions(reverse=("cites",), **options),
+        ) as writer:
+            writer.read_edges(CITES, pairs(CITES, first), where="first")
+            writer.read_edges(WRITES, pairs(WRITES, second), where="second")
+            return writer.commit()
+
+    whole = convert(tmp_path / "whole.gnn", "whole", "whole")
+    with pytest.raises(KeyboardInterrupt):
+        convert(tmp_path / "a.gnn", "whole", "interrupt")
+    convert(tmp_path / "a.gnn", "none", "whole", resume=True)
+    assert_same_files(tmp_path / "a.gnn", whole)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.gnn", "whole.gnn"]

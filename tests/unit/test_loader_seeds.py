@@ -28,7 +28,7 @@ from gnnstore.pipeline.order.epoch import (
 from gnnstore.pipeline.order.keyed import KeyedOrder, SeededShuffle
 from gnnstore.pipeline.order.state import Position
 from gnnstore.seeds.kinds import labels_of
-from gnnstore.seeds.links import LinkLabels
+from gnnstore.seeds.link_labels import LinkLabels
 from gnnstore.seeds.nodes import NodeLabels, resolve_input_nodes
 from tests.support.effort import choose
 from tests.support.forks import ForkServer
@@ -76,7 +76,7 @@ def test_whatever_names_nodes(
 ) -> None:
     resolved = resolve_input_nodes(store, given)
     assert resolved.num_seeds == len(nodes)
-    by_type, labels, excluded = resolved.select(range(resolved.num_seeds))
+    by_type, labels, excluded, *_ = resolved.select(range(resolved.num_seeds))
     seeds = by_type["node"]
     assert excluded is None
     (ids,) = labels.arrays()

@@ -12,6 +12,7 @@ from gnnstore.caching.plan import Trace
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.progress import NullProgress
+from gnnstore.sampling.row_space import RowSpace
 from gnnstore.strategies.sizes.misses import MeasuredMisses
 
 NUM_NODES, NUM_BATCHES = 20_000, 64
@@ -34,8 +35,9 @@ def measured(
         for i in range(num_batches):
             trace.put(i, batches[i])
 
-    topology: Any = SimpleNamespace(num_nodes=lambda: NUM_NODES)
-    presampler: Any = SimpleNamespace(run=run, progress=NullProgress())
+    topology: Any = None
+    space = RowSpace.of({"node": NUM_NODES})
+    presampler: Any = SimpleNamespace(run=run, progress=NullProgress(), space=space)
     return MeasuredMisses(
         topology,
         presampler,

@@ -44,7 +44,7 @@ def presampler(
 
 def test_it_knows_what_a_batch_brings(store: gnnstore.GraphStore) -> None:
     found = presampler(store)
-    assert (found.node_bytes, found.edge_bytes) == (100 + 8, 12)
+    assert tuple(found.value_bytes.values()) == (100 + 8, 12)
 
 
 @pytest.mark.parametrize("subgraph_type", ["directional", "bidirectional", "induced"])

@@ -445,7 +445,7 @@ def test_where_one_type_is_expected(tmp_path: Path) -> None:
         (lambda: several.node, r"2 node types \(node, more\) where exactly one was expected"),
         (
             lambda: several.edge,
-            r"2 edge types \(\('node', 'to', 'node'\), .* cannot be used her",
+            r"2 edge types \(\('node', 'to', 'node'\), .* name a type, as in",
         ),
     ):
         with pytest.raises(UsageError, match=message):

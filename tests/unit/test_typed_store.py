@@ -24,7 +24,6 @@ from gnnstore.graph.sizes import StoreSizes
 from gnnstore.sampling.compact import CompactSample, Types
 from gnnstore.sampling.neighbor import EdgeSample, NeighborSampler, Sample, SamplingConfig
 from gnnstore.sampling.row_space import RowSpace
-from gnnstore.tools.inspect.describe_store import describe_store
 from tests.support.stores import (
     CITES,
     WRITES,
@@ -151,19 +150,6 @@ def test_protocols_of_pyg_by_type(written: ExampleStore, store: gnnstore.GraphSt
     indices = torch.from_numpy(written.arrays[f"{edge_directory(*WRITES)}/indices"])
     assert torch.equal(sources, indices.long())
     assert begins[-1] == 1500
-
-
-def test_loaders_refuse_it(store: gnnstore.GraphStore) -> None:
-    for seeds in (("paper", "train"), ("author", [3]), None):
-        with pytest.raises(UsageError, match=NODES):
-            gnnstore.NeighborLoader(store, [2], seeds)
-    with pytest.raises(UsageError, match="no node type 'venue'; there are: 'paper', 'author'"):
-        gnnstore.NeighborLoader(store, [2], ("venue", [3]))
-    with pytest.raises(UsageError, match="where exactly one was expected"):
-        gnnstore.LinkNeighborLoader(store, [2], (WRITES, None))
-    reading = describe_store(store.reader)["reading"]
-    assert reading["strategy"] is None
-    assert "heterogeneous graphs cannot be used here yet" in reading["reason"]
 
 
 def test_rows_of_an_opened_store_by_type(store: gnnstore.GraphStore, tmp_path: Path) -> None:

@@ -140,8 +140,8 @@ def _read_konect(path: Path, comments: list[bytes]) -> Header:
     if kind == b"bip":
         raise InputError(
             f"{path}: a bipartite graph: its two kinds of nodes have the same numbers, and node 1 "
-            "of both would be one node. Convert it as a graph with two node types (from_pyg of a "
-            "HeteroData, or HeteroGraphWriter, of gnnstore.converters), or number them apart",
+            "of both would be one node. Convert it as a graph with two node types ('gnnstore "
+            "convert typed'), or number them apart",
             path=path,
         )
     sizes = None if len(comments) < 2 else _KONECT_SIZES.fullmatch(comments[1])
@@ -186,8 +186,8 @@ def _read_matrix(path: Path, words: list[bytes], sizes: bytes) -> Header:
     if rows != columns:
         raise InputError(
             f"{path}: a matrix of {rows} x {columns} joins two kinds of nodes, and row and column "
-            "of one number would be one node. Convert it as a graph with two node types (from_pyg "
-            "of a HeteroData, or HeteroGraphWriter, of gnnstore.converters), or number them apart",
+            "of one number would be one node; convert it as a graph with two node types "
+            "('gnnstore convert typed'), or number them apart, as an edge list",
             path=path,
         )
     return Header(

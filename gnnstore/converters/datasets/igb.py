@@ -40,7 +40,7 @@ Classes = Literal["19", "2K"]
 _NPY_MAGIC = b"\x93NUMPY"
 _FEATURES = Path("paper", "node_feat.npy")
 _EDGES = Path("paper__cites__paper", "edge_index.npy")
-_FEATURE_DIM = 1024  # in every size of the benchmark
+FEATURE_DIM = 1024  # in every size of the benchmark
 # Papers of the full graph, and the number of first papers that have a label.
 _FULL_NODES = 269_346_174
 _FULL_LABELLED = {"19": 227_130_858, "2K": 157_675_969}
@@ -80,10 +80,10 @@ def from_igb(
     check_choice("classes", classes, get_args(Classes))
     root = _find(existing_directory(input, "the IGB data set"))
     labels = root / "paper" / f"node_label_{classes}.npy"
-    _check_labels(labels, classes)
+    check_labels(labels, classes)
     files = [path for path in (root / _EDGES, root / _FEATURES, labels) if path.exists()]
     source = {"inputs": describe_files(files), "classes": classes}
-    edges, by_row = _open_edges(root / _EDGES)
+    edges, by_row = open_edges(root / _EDGES)
     arrays = _open_arrays(root, labels)
     num_edges = edges.shape[0 if by_row else 1]
     workload = Workload(num_edges=num_edges, binary_bytes=16 * num_edges)
@@ -100,7 +100,7 @@ def from_igb(
         return writer.commit()
 
 
-def _check_labels(labels: Path, classes: str) -> None:
+def check_labels(labels: Path, classes: str) -> None:
     """Raise if there are labels of the other number of classes only; warn if there are none."""
     if labels.exists():
         return
@@ -127,7 +127,12 @@ def _find(directory: Path) -> Path:
     raise NotFoundError(f"{directory}: {_EDGES} is not there{hint}", path=directory / _EDGES)
 
 
-def _open_edges(path: Path) -> tuple[ArraySource, bool]:
+def labelled_papers(num_papers: int, classes: str) -> int:
+    """Return the number of first papers that have a label."""
+    return _FULL_LABELLED[classes] if num_papers == _FULL_NODES else num_papers
+
+
+def open_edges(path: Path) -> tuple[ArraySource, bool]:
     """Return the edges, and whether each edge is a row."""
     edges = open_npy(path)
     by_row = len(edges.shape) == 2 and edges.shape[1] == 2
@@ -142,9 +147,9 @@ def _open_edges(path: Path) -> tuple[ArraySource, bool]:
 def _open_arrays(root: Path, labels: Path) -> dict[str, ArraySource]:
     arrays = {}
     if (root / _FEATURES).exists():
-        arrays["x"] = _open(root / _FEATURES, (_FEATURE_DIM,))
+        arrays["x"] = open_array(root / _FEATURES, (FEATURE_DIM,))
     if labels.exists():
-        arrays["y"] = _open(labels, ())
+        arrays["y"] = open_array(labels, ())
     if arrays and "x" not in arrays:
         _LOG.warning("%s is not there: the store has no features", root / _FEATURES)
     if not arrays:
@@ -160,14 +165,14 @@ def _set_nodes(writer: GraphWriter, arrays: Mapping[str, ArraySource], classes: 
     num_nodes = next(iter(arrays.values())).shape[0]
     writer.set_num_nodes(num_nodes)
     if "y" in arrays:
-        labelled = _FULL_LABELLED[classes] if num_nodes == _FULL_NODES else num_nodes
+        labelled = labelled_papers(num_nodes, classes)
         for name, ids in split_ranges(labelled, (0.6, 0.2)).items():
             writer.set_split(name, ids)
     for name, array in arrays.items():
         writer.set_node_attribute(name, FloatLabels(array) if name == "y" else array)
 
 
-def _open(path: Path, row_shape: tuple[int, ...]) -> ArraySource:
+def open_array(path: Path, row_shape: tuple[int, ...]) -> ArraySource:
     """Open a file called `.npy`, which may be raw float32."""
     with open_input(path) as file:
         has_header = file.read(len(_NPY_MAGIC)) == _NPY_MAGIC

@@ -182,7 +182,7 @@ class _EdgeIndex:
         return some_targets(self._source)
 
 
-class _Compressed:
+class CompressedEdges:
     """Edges by node: `indptr` [N + 1] and `indices` [E], neither of which need fit in memory."""
 
     def __init__(self, indptr: ArraySource, indices: ArraySource, layout: str) -> None:
@@ -233,7 +233,7 @@ class _Compressed:
 
 def _structure(
     arrays: Sources, path: str, layout: str
-) -> tuple[_EdgeIndex | _Compressed, int | None]:
+) -> tuple[_EdgeIndex | CompressedEdges, int | None]:
     """Return the edges, and N if the structure has it."""
     num_nodes = (
         read_one_number(arrays["num_nodes"], "one non-negative integer")
@@ -263,7 +263,7 @@ def _structure(
             f"{indptr.label}: has {indptr.shape[0]} entries, but num_nodes is {num_nodes}, "
             f"which needs {num_nodes + 1}"
         )
-    return _Compressed(indptr, indices, layout), indptr.shape[0] - 1
+    return CompressedEdges(indptr, indices, layout), indptr.shape[0] - 1
 
 
 def _count_rows(node_attributes: Sources) -> int | None:

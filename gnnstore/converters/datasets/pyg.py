@@ -62,10 +62,10 @@ def from_pyg(
     Parameters
     ----------
     data : torch_geometric.data.Data, HeteroData, a pair (FeatureStore, GraphStore), or path-like
-        On any device. Of a pair, one type of nodes or edges after the other is read into memory.
-        Or a file of `torch.save` with a `Data`, or the processed file of a data set of one graph.
-        Such a file is unpickled with a list of allowed names, and read whole: four times the file
-        counts in `options.memory_bytes`.
+        On any device; or a file of `torch.save` with a `Data`, or the processed file of a data set
+        of one graph. Such a file is unpickled with a list of allowed names, and read whole: four
+        times the file counts in `options.memory_bytes`. Of a pair, one type of nodes or edges after
+        the other is read into memory.
     output, options, progress
         See `gnnstore.converters`.
     **more

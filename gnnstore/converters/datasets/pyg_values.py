@@ -57,6 +57,11 @@ def to_numpy(value: Any, name: str, where: str = "data") -> tuple[npt.NDArray[An
         )
     tensor = value.detach().cpu().resolve_conj().resolve_neg().as_subclass(torch.Tensor)
     dtype = str(tensor.dtype).removeprefix("torch.")
+    if tensor.is_complex():
+        raise InputError(
+            f"{where}.{name}: has the element type '{dtype}', which a store cannot hold; use two "
+            "real tensors"
+        )
     if dtype == "bfloat16":  # NumPy has no such type: a store takes the bits
         return tensor.view(torch.int16).numpy().view(np.uint16), dtype
     try:

@@ -73,6 +73,11 @@ def open_pickled(path: Path, what: str, memory: Ledger) -> Arrays:
     return read_pickled(path, what, memory, read)
 
 
+def open_counts(path: Path, what: str, memory: Ledger) -> dict[str, int]:
+    """Read the numbers of a dict that `torch.save` wrote."""
+    return read_pickled(path, what, memory, _counts, expected="a dict of counts")
+
+
 def read_pickled(
     path: Path,
     what: str,
@@ -292,3 +297,13 @@ def _sources(path: Path, value: Any, *names: str) -> Any:
     if not all(isinstance(name, str) and len(name) <= _MAX_TEXT for name in value):
         raise NotArraysError("a dict whose keys are no names")
     return {name: _sources(path, own, *names, name) for name, own in value.items()}
+
+
+def _counts(value: Any) -> dict[str, int]:
+    is_counts = isinstance(value, dict) and len(value) <= _MAX_ARRAYS
+    if not is_counts or not all(
+        isinstance(name, str) and type(count) is int and 0 <= count < 2**48
+        for name, count in value.items()
+    ):
+        raise NotArraysError("something else than a dict of counts")
+    return dict(value)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.typed.orders import Orders
+from gnnstore.converters.typed.reading import ReadArray
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import UsageError, limits_named
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES
@@ -60,7 +61,11 @@ def add_order(
     reader = StoreReader.open(store)
     schema = reader.schema
     orders = Orders(
-        names.time_attr, names.weight_attr, reader.paged, reader.read, memory_bytes=memory_bytes
+        names.time_attr,
+        names.weight_attr,
+        lambda spec: ReadArray(reader.paged(spec)),
+        reader.read,
+        memory_bytes=memory_bytes,
     )
     orders.check(schema)
     if orders.are_in(schema):

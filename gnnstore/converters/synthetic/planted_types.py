@@ -35,7 +35,7 @@ AFFILIATED = ("author", "affiliated_with", "institution")
 
 _FIRST_TIME, _TIME_RANGE = 1_000_000_000, 300_000_000  # seconds since 1970: 2001 to 2011
 _SHARES = {"train": 0.5, "valid": 0.25, "test": 0.25}
-_CHUNK_EDGES = 2**18
+_CHUNK_EDGES = 2**17
 _CHUNK_FEATURE_BYTES = 2**20
 # Second words of generators' keys, so that streams never meet; those of types are added.
 _NODES, _FEATURES, _EDGES = 0x7074_0000, 0x7074_1000, 0x7074_2000
@@ -248,7 +248,8 @@ class _Edges:
 
     def _times(self, first: int, last: int) -> npt.NDArray[Any]:
         draws = self._draws(first, last)[3] * 2.0**20 % 1.0
-        return _FIRST_TIME + (draws * _TIME_RANGE).astype(np.int64)
+        times: npt.NDArray[np.int64] = _FIRST_TIME + (draws * _TIME_RANGE).astype(np.int64)
+        return times
 
     def _weights(self, first: int, last: int) -> npt.NDArray[Any]:
         draws = self._draws(first, last)
@@ -282,6 +283,7 @@ class _Generated(SequentialArray):
         self._generate = generate
 
     def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
-        """Yield the rows from `start` on, `step` at a time."""
+        """Yield the rows from `start` on, at most `step` at a time."""
+        step = min(step, _CHUNK_EDGES)
         for first in range(start, self.shape[0], step):
             yield self._generate(first, min(first + step, self.shape[0]))

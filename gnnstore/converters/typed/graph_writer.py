@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from gnnstore.converters.inputs.derived import RowTaker
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import ArraySource, check_count, check_rows
 from gnnstore.converters.typed.orders import add_orders
+from gnnstore.converters.typed.reading import ReadArray
 from gnnstore.converters.typed.reverse import ReversedEdges, reverse_of, reverse_types
 from gnnstore.converters.typed.times import checked_edges
 from gnnstore.converters.writer.adjacency import (
@@ -71,8 +71,7 @@ class HeteroGraphWriter:
         Inputs and parameters, as JSON values, for provenance.
     options : ConvertOptions, optional
         The common options. `feature_dtype` applies to `x` of each node type. Those that are for
-        graphs of one type are refused: `undirected`, `self_loops`,
-        `feature_scale`.
+        graphs of one type are refused: `undirected`, `self_loops`, `feature_scale`.
     index_dtype : "int64" or "int32"
         Type of node ids in batches, unless the options say.
     edge_ids : bool
@@ -298,12 +297,15 @@ class HeteroGraphWriter:
         builder.expect(forward.num_edges)
         for name, spec in forward.attributes.items():
             self.describe_edge_attribute(reverse, name, dtype=spec.dtype, cat_dim=spec.cat_dim)
-        edges = ReversedEdges(partial(finished_array, self._store), forward)
+        edges = ReversedEdges(self._paged, forward)
         with self.progress.phase(f"reverse {'__'.join(forward.type)}", unit="edges") as phase:
             for sources, targets, rows in edges.chunks():
                 builder.add(sources, targets, rows, f"the reverse of {forward.type}")
                 phase.advance(len(sources))
         self._write_edges(reverse, builder, max(counts), edges.id_dtype)
+
+    def _paged(self, spec: AttributeSpec) -> ReadArray:
+        return ReadArray(finished_array(self._store, spec))
 
     def _write_edges(
         self,

@@ -106,8 +106,8 @@ def write_typed(
             for split, ids in node.splits.items():
                 where = None if isinstance(ids, np.ndarray) else ids.label
                 writer.set_split(name, split, ids, where=where)
-            for attribute, rows in node.attributes.items():
-                writer.set_node_attribute(name, attribute, rows)
+            for key, values in node.attributes.items():
+                writer.set_node_attribute(name, key, values)
             if node.original_ids is not None:
                 writer.set_original_ids(name, node.original_ids)
         for edge_type, own in edges.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,11 @@ import numpy.typing as npt
 
 from gnnstore.budget.ledger import Reservation
 from gnnstore.converters.memory import memory_ledger
+from gnnstore.converters.typed.reading import ReadArray
 from gnnstore.converters.typed.times import check_weights, checked_times
 from gnnstore.converters.writer.adjacency import finished_array
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import InputError, UsageError
-from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container import names as store_names
 from gnnstore.formats.store.by_column import (
@@ -44,7 +43,7 @@ class Orders:
 
     times: Sequence[str]  # time attributes
     weights: Sequence[str]  # weight attributes
-    paged: Callable[[AttributeSpec], PagedArray]  # opens an array that is written
+    paged: Callable[[AttributeSpec], ReadArray]  # opens an array that is written
     read: Callable[[AttributeSpec], npt.NDArray[Any]]  # reads an attribute of nodes
     memory_bytes: int | None = None
     _times: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)  # of nodes, by path
@@ -202,7 +201,7 @@ def add_orders(
     return Orders(
         options.time_attr,
         options.weight_attr,
-        partial(finished_array, store),
+        lambda spec: ReadArray(finished_array(store, spec)),
         lambda spec: times[spec.path] if spec.path in times else finished_array(store, spec).load(),
         options.memory_bytes,
     ).add(store, schema, progress)

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.edges.node_ids import columns_of_edges
+from gnnstore.converters.typed.reading import ReadArray
 from gnnstore.converters.writer.carried_ids import CARRIED_IDS
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import id_dtype
-from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec
 
@@ -58,7 +58,7 @@ def reverse_types(wanted: Sequence[str], edge_types: Sequence[EdgeType]) -> list
 class ReversedEdges:
     """The edges of a type that lies in a store, from targets to sources."""
 
-    def __init__(self, paged: Callable[[AttributeSpec], PagedArray], forward: EdgeTypeSpec) -> None:
+    def __init__(self, paged: Callable[[AttributeSpec], ReadArray], forward: EdgeTypeSpec) -> None:
         self._paged = paged
         self._forward = forward
         ids = forward.edge_id
@@ -83,9 +83,9 @@ class ReversedEdges:
 
     def _rows(
         self,
-        indices: PagedArray,
-        attributes: dict[str, PagedArray],
-        ids: PagedArray | None,
+        indices: ReadArray,
+        attributes: dict[str, ReadArray],
+        ids: ReadArray | None,
         first: int,
         columns: npt.NDArray[np.int64],
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], dict[str, npt.NDArray[Any]]]:

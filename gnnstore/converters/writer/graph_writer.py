@@ -240,11 +240,9 @@ class GraphWriter:
         """
         if not self.has_edges:
             ends = (as_array(sources, f"{where}: sources"), as_array(targets, f"{where}: targets"))
-            given = {
-                name: as_array(v, f"{where}: {name}") for name, v in (attributes or {}).items()
-            }
+            rows = {name: as_array(v, f"{where}: {name}") for name, v in (attributes or {}).items()}
             first = self._builder.buffer.num_seen
-            rows = checked_edges(given, self._edge_types, self.options, first, where)
+            rows = checked_edges(rows, self._edge_types, self.options, first, where)
             self._builder.add(*ends, rows, where)
 
     def read_edges(

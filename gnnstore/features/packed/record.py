@@ -45,9 +45,10 @@ class SavedRecord:
     positions: npt.NDArray[np.int32]  # of missed rows, see `MissIndex.batch`
     repeat_targets: npt.NDArray[np.int32]  # positions that repeat a missed row
     repeat_sources: npt.NDArray[np.int32]  # positions of these rows
-    # Rows of the attributes that are not cached, [n, ...] or [m, ...].
+    # Rows of the attributes that are not cached, [n, ...] or [m, ...] of their type.
     plain: tuple[npt.NDArray[Any], ...]
-    edge_ids: npt.NDArray[Any] | None  # int32 or int64 [m]; None: positions are ids
+    # int32 or int64 [m], of each edge type that has ids; of others positions are ids.
+    edge_ids: tuple[npt.NDArray[Any], ...]
     subgraph: CompactSample
     # Positions and ranks, int32 [d] each, of rows that the batches of a segment share; None: there
     # are no segments.
@@ -102,8 +103,7 @@ class SavedRecord:
         arrays += [self.change_positions, self.change_slots]
         arrays += [self.positions, self.repeat_targets, self.repeat_sources]
         arrays += [*(self.shared or ()), *self.chunk_crcs, *self.shared_crcs, *self.plain]
-        arrays += [] if self.edge_ids is None else [self.edge_ids]
-        parts = encode_record([*arrays, *self.subgraph.arrays()])
+        parts = encode_record([*arrays, *self.edge_ids, *self.subgraph.arrays()])
         crc = crc_seed(number)
         for part in parts:
             crc = _core.crc32c(np.frombuffer(part, np.uint8), crc)
@@ -114,7 +114,7 @@ class SavedRecord:
         cls,
         arrays: Sequence[npt.NDArray[Any]],
         num_plain: int,
-        has_edge_ids: bool,
+        num_edge_ids: int,
         has_segments: bool = False,
         num_cached: int = 0,
         *,
@@ -127,7 +127,7 @@ class SavedRecord:
         of_shared = of_chunk + num_cached
         plain = of_shared + (num_cached if has_segments else 0)
         first = plain + num_plain
-        last = first + int(has_edge_ids)
+        last = first + num_edge_ids
         if len(arrays) < last:
             raise CorruptStoreError(f"{len(arrays)} arrays are no record of a batch")
         slots, change_positions, change_slots, *places = arrays[num_seeds:step]
@@ -142,7 +142,7 @@ class SavedRecord:
             chunk_crcs=tuple(arrays[of_chunk:of_shared]),
             shared_crcs=tuple(arrays[of_shared:plain]),
             plain=tuple(arrays[plain:first]),
-            edge_ids=arrays[first] if has_edge_ids else None,
+            edge_ids=tuple(arrays[first:last]),
             subgraph=CompactSample.from_arrays(arrays[last:], types),
             shared=(arrays[step], arrays[step + 1]) if has_segments else None,
         )

@@ -76,16 +76,18 @@ class PackedFiles:
         # The arrays of a record, by the manifest.
         self._num_arrays: dict[str, Any] = {
             "num_plain": len(manifest.plain),
-            "has_edge_ids": manifest.has_edge_ids,
+            "num_edge_ids": len(manifest.edge_id_paths),
             "has_segments": manifest.has_segments,
             "num_cached": len(manifest.cached),
             "num_seeds": manifest.num_seed_arrays,
             "types": Types.of(manifest.schema),
         }
-        self.space = RowSpace.of_schema(manifest.schema)
-        of_nodes = {spec.path for spec in manifest.schema.node_attributes()}
+        self.space = RowSpace.of_schema(manifest.schema, set(manifest.cached))
+        owners = manifest.schema.owners()
+        # The types of the tables' rows, by path in the store.
+        self.ranges = {path: self.space.range_of(str(owners[path])) for path in manifest.cached}
         self._plain = [
-            (spec.path in of_nodes, spec.shape[1:], STORAGE_DTYPES[spec.dtype])
+            (owners[spec.path], spec.shape[1:], STORAGE_DTYPES[spec.dtype])
             for spec in manifest.plain_specs
         ]
         self._piece_bytes = manifest.piece_bytes
@@ -137,14 +139,17 @@ class PackedFiles:
 
     def _check(self, record: SavedRecord) -> None:
         """Refuse arrays that do not fit together: a file may hold any numbers."""
-        num_nodes, num_edges = record.subgraph.num_nodes, record.subgraph.num_edges
+        graph = record.subgraph
+        counts: dict[Any, int] = {name: len(ids) for name, ids in graph.nodes.items()}
+        counts |= {edge_type: len(each.positions) for edge_type, each in graph.edges.items()}
+        num_rows = sum(counts[name] for name in self.space.ranges)
         expected: list[tuple[npt.NDArray[Any], tuple[int, ...], np.dtype[Any]]]
-        expected = [(record.slots, (num_nodes,), np.dtype(np.int32))]
-        for (is_of_nodes, shape, dtype), rows in zip(self._plain, record.plain, strict=True):
-            count = num_nodes if is_of_nodes else num_edges
-            expected.append((rows, (count, *shape), dtype))
-        if record.edge_ids is not None:
-            expected.append((record.edge_ids, (num_edges,), record.edge_ids.dtype))
+        expected = [(record.slots, (num_rows,), np.dtype(np.int32))]
+        for (owner, shape, dtype), rows in zip(self._plain, record.plain, strict=True):
+            expected.append((rows, (counts[owner], *shape), dtype))
+        edge_types = self.reader.manifest.edge_id_paths
+        for edge_type, ids in zip(edge_types, record.edge_ids, strict=True):
+            expected.append((ids, (counts[edge_type],), ids.dtype))
         expected += [(crcs, (count,), np.dtype("<u4")) for crcs, count in self._crcs_of(record)]
         for array, shape, dtype in expected:
             if array.shape != shape or array.dtype != dtype:
@@ -155,12 +160,21 @@ class PackedFiles:
 
     def _crcs_of(self, record: SavedRecord) -> Iterator[tuple[npt.NDArray[np.uint32], int]]:
         """Yield a record's checksums, each array with its expected length."""
-        size = self._piece_bytes
-        for crcs, table in zip(record.chunk_crcs, self._packed.values(), strict=False):
-            yield crcs, -(-len(record.positions) * table.row_bytes // size)
-        num_shared = 0 if record.shared is None else len(record.shared[0])
-        for crcs in record.shared_crcs:
-            yield crcs, -(-num_shared // CHECKED_ROWS)
+        size, parts = self._piece_bytes, self._parts(record)
+        for path, crcs in zip(self._packed, record.chunk_crcs, strict=False):
+            num_rows = _num_within(parts[path], record.positions)
+            yield crcs, -(-num_rows * self._packed[path].row_bytes // size)
+        shared = record.positions[:0] if record.shared is None else record.shared[0]
+        for path, crcs in zip(self._packed, record.shared_crcs, strict=False):
+            yield crcs, -(-_num_within(parts[path], shared) // CHECKED_ROWS)
+
+    def _parts(self, record: SavedRecord) -> dict[str, RowRange]:
+        """Return for each table the places that its type's nodes have among a batch's rows."""
+        parts, first = {}, 0
+        for name, own in self.space.ranges.items():
+            parts[own] = RowRange(first, len(record.subgraph.nodes[name]))
+            first += parts[own].num_rows
+        return {path: parts[own] for path, own in self.ranges.items()}
 
     def rows(self, number: int, record: SavedRecord) -> dict[str, RowSource]:
         """Return the sources of the rows that a batch misses, by the attribute's path."""
@@ -234,6 +248,11 @@ class PackedFiles:
             path=path,
             offset=begin,
         )
+
+
+def _num_within(part: RowRange, positions: npt.NDArray[np.int32]) -> int:
+    places = part.within(positions)
+    return places.stop - places.start
 
 
 def _packed_rows(spec: AttributeSpec, packed: PagedArray, engine: Engine) -> FileRows:

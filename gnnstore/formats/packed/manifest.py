@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 from gnnstore.formats.arrays.growing import ALIGNMENT_BYTES
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.manifest import Manifest
-from gnnstore.formats.container.names import encode
+from gnnstore.formats.container.names import encode, joined
 from gnnstore.formats.container.strict_json import Fields
-from gnnstore.formats.store.schema import Schema
+from gnnstore.formats.store.schema import EdgeType, Schema
 
 PACKED_DIRECTORY = "plans"
 PACKED_FORMAT_VERSION = 5
@@ -27,7 +27,8 @@ BATCHES_ARRAY = "batches"
 ROWS_GROUP = "rows"
 SEGMENTS_ARRAY = "segments"
 # Columns of the index: where a batch's record begins, its bytes and its crc32c, and the rows it
-# misses. One more for each cached attribute: where its chunk of rows begins.
+# misses. One more for each cached attribute: where its chunk of rows begins. If these are
+# of several node types, then one more for each: the rows of its chunk.
 INDEX_COLUMNS = 4
 # The most bytes of a chunk that one checksum covers: a reader reads no more at a time.
 MAX_PIECE_BYTES = 512 << 10
@@ -112,7 +113,13 @@ class PackedManifest(Manifest):
     @property
     def index_columns(self) -> int:
         """Columns of the index."""
-        return INDEX_COLUMNS + len(self.cached)
+        return INDEX_COLUMNS + (2 if self.caches_types else 1) * len(self.cached)
+
+    @property
+    def caches_types(self) -> bool:
+        """Whether cached attributes are of several node types."""
+        owners = self.schema.owners()
+        return len({owners[path] for path in self.cached}) > 1
 
     @property
     def cached_specs(self) -> tuple[AttributeSpec, ...]:
@@ -123,6 +130,14 @@ class PackedManifest(Manifest):
     def plain_specs(self) -> tuple[AttributeSpec, ...]:
         """Descriptions of the attributes in the records, in their order."""
         return self._specs(self.plain)
+
+    @property
+    def edge_id_paths(self) -> dict[EdgeType, str]:
+        """Paths in the store of the edge ids that records hold, by edge type."""
+        if not self.has_edge_ids:
+            return {}
+        edges = self.schema.edge_types
+        return {edge.type: edge.edge_id.path for edge in edges if edge.edge_id is not None}
 
     def _specs(self, paths: tuple[str, ...]) -> tuple[AttributeSpec, ...]:
         found = {spec.path: spec for spec in self.schema.arrays()}
@@ -213,12 +228,22 @@ def pack_command(
     fanouts, attributes = asked.get("num_neighbors"), asked.get("edge_label_attrs")
     mode, amount = asked.get("neg_sampling"), asked.get("amount")
     is_of_links = "crc32c of edge_label_index" in asked
+    edge_type = asked.get("edge type")
+    edge_type = f"{'__'.join(map(str, edge_type))}:" if isinstance(edge_type, list) else ""
     is_all = asked.get("crc32c of edge_label_index") == ALL_EDGES
     values: dict[str, Any] = {
-        "--num-neighbors": ",".join(map(str, fanouts)) if isinstance(fanouts, list) else None,
+        "--num-neighbors": _shown_fanouts(fanouts),
         "--batch-size": asked.get("batch_size"),
         "--input-nodes": None if is_of_links else seeds,
-        "--links": (seeds or ("all" if is_all else "EDGES.npy")) if is_of_links else None,
+        "--links": (seeds or edge_type + ("all" if is_all else "EDGES.npy"))
+        if is_of_links
+        else None,
+        "--time-attr": asked.get("time_attr"),
+        "--temporal-strategy": asked.get("temporal_strategy"),
+        "--time-window": asked.get("time_window"),
+        "--weight-attr": asked.get("weight_attr"),
+        "--input-time": "TIMES.npy" if asked.get("crc32c of input_time") else None,
+        "--edge-label-time": "TIMES.npy" if asked.get("crc32c of edge_label_time") else None,
         "--negatives": f"{mode}:{amount:g}" if mode and isinstance(amount, int | float) else None,
         "--neg-side": None if asked.get("neg_side") == "dst" else asked.get("neg_side"),
         "--shared-negatives": asked.get("shared_negatives"),
@@ -241,6 +266,13 @@ def pack_command(
     return shlex.join(command)
 
 
+def _shown_fanouts(fanouts: Any) -> str | None:
+    if isinstance(fanouts, Mapping):
+        shown = {name: _shown_fanouts(hops) for name, hops in fanouts.items()}
+        return ";".join(f"{name}={hops}" for name, hops in shown.items())
+    return ",".join(map(str, fanouts)) if isinstance(fanouts, list) else None
+
+
 def _batches_per_epoch(asked: Fields) -> int:
     """Return the batches of an epoch of a loader with a fingerprint."""
     num_seeds, batch_size = asked.integer(NUM_POSITIONS), asked.integer("batch_size", 1)
@@ -256,9 +288,17 @@ def _piece_bytes(own: Fields) -> int:
     return value
 
 
-def rows_array(spec: AttributeSpec) -> str:
-    """Return the path in packed epochs of the packed rows of an attribute."""
-    return f"{ROWS_GROUP}/{encode(spec.name)}"
+def rows_array(schema: Schema, path: str) -> str:
+    """Return the path in packed epochs of the packed rows of a node attribute."""
+    name, node_type = next(
+        (spec.name, node.name)
+        for node in schema.node_types
+        for spec in node.attributes.values()
+        if spec.path == path
+    )
+    if schema.is_homogeneous:
+        return f"{ROWS_GROUP}/{encode(name)}"
+    return f"{ROWS_GROUP}/{joined(node_type, name, long='rows')}"
 
 
 def name_of_batch(number: int, batches_per_epoch: int) -> str:

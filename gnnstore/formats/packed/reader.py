@@ -41,7 +41,7 @@ class PackedReader(SealedReader[PackedManifest]):
         """Read the index, and refuse one that names bytes outside of the files."""
         manifest = self.manifest
         listed = {spec.path for spec in manifest.paged_arrays}
-        expected = {INDEX_ARRAY, BATCHES_ARRAY, *map(rows_array, manifest.cached_specs)}
+        expected = {INDEX_ARRAY, BATCHES_ARRAY, *self._rows_arrays()}
         expected |= {SEGMENTS_ARRAY} if manifest.has_segments else set()
         if listed != expected:
             raise CorruptStoreError(
@@ -51,8 +51,8 @@ class PackedReader(SealedReader[PackedManifest]):
             )
         self.batches = self._one_file(BATCHES_ARRAY, "uint8", (None,))
         self.rows = {
-            spec.path: self._one_file(rows_array(spec), "uint8", (None,))
-            for spec in manifest.cached_specs
+            path: self._one_file(array, "uint8", (None,))
+            for array, path in self._rows_arrays().items()
         }
         self.segments: npt.NDArray[np.int64] | None = None
         if manifest.has_segments:
@@ -61,6 +61,11 @@ class PackedReader(SealedReader[PackedManifest]):
         shape = (manifest.num_batches, manifest.index_columns)
         self.index = self._one_file(INDEX_ARRAY, "int64", shape).load()
         self._check_index()
+
+    def _rows_arrays(self) -> dict[str, str]:
+        """Return the path in the store of each cached attribute, by the path of its rows here."""
+        schema = self.manifest.schema
+        return {rows_array(schema, path): path for path in self.manifest.cached}
 
     def explain(self, problem: Problem) -> Problem:
         """Return a problem of damaged bytes, with the batches that these belong to."""
@@ -81,7 +86,9 @@ class PackedReader(SealedReader[PackedManifest]):
 
     def chunk_bytes(self, column: int) -> npt.NDArray[np.int64]:
         """Return the bytes on disk of all chunks of a cached attribute, by its number."""
-        return self.index[:, 3] * self.manifest.cached_specs[column].row_bytes
+        manifest = self.manifest
+        rows = 3 if not manifest.caches_types else INDEX_COLUMNS + len(manifest.cached) + column
+        return self.index[:, rows] * manifest.cached_specs[column].row_bytes
 
     def batches_in(self, file: str, first_byte: int, end_byte: int) -> list[int]:
         """Return the numbers of the batches that have bytes in a part of a file."""
@@ -89,16 +96,18 @@ class PackedReader(SealedReader[PackedManifest]):
         hit = (begins < end_byte) & (ends > first_byte)
         numbers = {int(number) for number in np.flatnonzero(hit)}
         if self.segments is not None:
-            specs, array = self.manifest.cached_specs, file.rpartition("/")[0]
-            numbers.update(batches_sharing(self.segments, specs, array, first_byte, end_byte))
+            path = self._rows_arrays().get(file.rpartition("/")[0])
+            specs = self.manifest.cached_specs
+            numbers.update(batches_sharing(self.segments, specs, path, first_byte, end_byte))
         return sorted(numbers)
 
     def _extents(self, file: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         array = file.rpartition("/")[0]
         if array == BATCHES_ARRAY:
             return self.index[:, 0], self.index[:, 0] + self.index[:, 1]
-        for column, spec in enumerate(self.manifest.cached_specs):
-            if array == rows_array(spec):
+        path = self._rows_arrays().get(array)
+        for column, cached in enumerate(self.manifest.cached):
+            if cached == path:
                 begins = self.chunk_begins(column)
                 return begins, begins + self.chunk_bytes(column)
         none = np.empty(0, np.int64)
@@ -132,7 +141,8 @@ class PackedReader(SealedReader[PackedManifest]):
         index = self.index
         ends = [(index[:, 0], index[:, 1], self.batches)]
         for column, spec in enumerate(self.manifest.cached_specs):
-            if index.size and (index[:, 3].min() < 0 or index[:, 3].max() > 2**31):
+            counts = index[:, [3, *range(INDEX_COLUMNS + len(self.rows), index.shape[1])]]
+            if index.size and (counts.min() < 0 or counts.max() > 2**31):
                 raise self._bad_index("rows that are missed are out of range")
             ends.append((self.chunk_begins(column), self.chunk_bytes(column), self.rows[spec.path]))
         for begins, lengths, array in ends:

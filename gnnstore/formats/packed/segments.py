@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.formats.packed.manifest import PACKED_ALIGNMENT_BYTES, rows_array
+from gnnstore.formats.packed.manifest import PACKED_ALIGNMENT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -60,14 +60,14 @@ def segment_layout(
 def batches_sharing(
     segments: SegmentTable,
     specs: Sequence[AttributeSpec],
-    array: str,
+    path: str | None,
     first_byte: int,
     end_byte: int,
 ) -> set[int]:
     """Return the batches of the segments whose shared rows lie in a part of a file."""
     found: set[int] = set()
     for column, spec in enumerate(specs):
-        if array != rows_array(spec):
+        if path != spec.path:
             continue
         for number, segment in enumerate(segments):
             layout = segment_layout(segments, specs, number, column)

@@ -31,7 +31,6 @@ from gnnstore.formats.packed.manifest import (
     SEGMENT_COLUMNS,
     SEGMENTS_ARRAY,
     PackedManifest,
-    rows_array,
 )
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.units import format_size
@@ -90,9 +89,9 @@ class PackedWriter(SealedWriter):
         """The records."""
         return self._growing[BATCHES_ARRAY]
 
-    def rows(self, spec: AttributeSpec) -> GrowingFile:
-        """Return the file of an attribute's rows."""
-        return self._growing[rows_array(spec)]
+    def rows(self, name: str) -> GrowingFile:
+        """Return the file of an attribute's rows, by the name of its array."""
+        return self._growing[name]
 
     def finish_superbatch(
         self,

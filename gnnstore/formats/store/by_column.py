@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from gnnstore.errors import BudgetError, InputError
 from gnnstore.formats.arrays.dtypes import from_bfloat16_bits
-from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.schema import EdgeTypeSpec, Schema
 from gnnstore.units import format_size
@@ -22,9 +21,18 @@ BLOCK_EDGE_BYTES = 96
 _POINTERS = 2**17
 
 
-def column_blocks(
-    indptr: PagedArray, max_edges: int
-) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+class Pieces(Protocol):
+    """A paged array that is read in order."""
+
+    @property
+    def spec(self) -> AttributeSpec:
+        """Name, element type, shape."""
+
+    def pieces(self, num_bytes: int) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+        """Yield the first row and consecutive rows."""
+
+
+def column_blocks(indptr: Pieces, max_edges: int) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
     """Yield consecutive columns as (first edge, edges of each column), at most some edges each.
 
     Raises
@@ -61,7 +69,7 @@ def column_blocks(
             return
 
 
-def largest_column(indptr: PagedArray) -> int:
+def largest_column(indptr: Pieces) -> int:
     """Return the most edges that a column has."""
     most, latest = 0, np.empty(0, np.int64)
     for _, piece in indptr.pieces(8 * _POINTERS):

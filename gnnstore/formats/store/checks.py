@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.errors import InputError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
@@ -248,7 +249,11 @@ def _check_sums(reader: Reader, edge: EdgeTypeSpec) -> Iterator[Problem]:
                 found = f"the weight of edge {first + int(wrong[0])} is {values[wrong[0]]}"
                 yield Problem(path, f"{found}, expected a finite number that is not negative")
                 break
-            expected = sums_by_column(integer_weights(values, counts), counts)
+            try:
+                expected = sums_by_column(integer_weights(values, counts), counts)
+            except InputError as error:
+                yield Problem(str(reader.path / weights.path), str(error))
+                break
             bad = np.flatnonzero(sums.read_slice(first, last) != expected)
             if len(bad):
                 edge_number = first + int(bad[0])

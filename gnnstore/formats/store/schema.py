@@ -232,6 +232,15 @@ class Schema:
         """Return the attributes of the edges of all types."""
         return [spec for edge in self.edge_types for spec in edge.attributes.values()]
 
+    def owners(self) -> dict[str, str | EdgeType]:
+        """Return the node type or edge type of each attribute, by its path."""
+        found: dict[str, str | EdgeType] = {}
+        for node in self.node_types:
+            found |= {spec.path: node.name for spec in node.attributes.values()}
+        for edge in self.edge_types:
+            found |= {spec.path: edge.type for spec in edge.attributes.values()}
+        return found
+
     def scales_of(self, attribute: AttributeSpec) -> AttributeSpec | None:
         """Return the graph-level array with the scales of a node attribute, if any."""
         scales = self.graph_arrays.get(f"{attribute.name}_scale")
@@ -243,7 +252,7 @@ class Schema:
     def _heterogeneous(kind: str, types: list[str]) -> str:
         return (
             f"the store has {len(types)} {kind} types ({', '.join(types)}) where exactly one was "
-            "expected; heterogeneous graphs cannot be used here yet"
+            "expected; name a type, as in store['paper'], or give a graph without types"
         )
 
     def arrays(self) -> tuple[AttributeSpec, ...]:

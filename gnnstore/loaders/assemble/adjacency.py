@@ -31,6 +31,8 @@ class CsrEdges:
     def of(cls, schema: Schema, edge_format: str, adj_value: str | None) -> CsrEdges | None:
         """Check the options `edge_format` and `adj_value`; None for "coo"."""
         check_choice("edge_format", edge_format, EDGE_FORMATS)
+        if edge_format == "csr":
+            schema.refuse_types('edge_format="csr"', "a matrix of a batch's edges")
         if adj_value is None:
             return None if edge_format == "coo" else cls()
         if edge_format == "coo":

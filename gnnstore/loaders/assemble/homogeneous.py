@@ -6,33 +6,36 @@ element types.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.sampler import SamplerOutput
 
-from gnnstore._core import ReadCounts, empty
-from gnnstore.errors import UsageError
-from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.store.schema import Schema
 from gnnstore.loaders.assemble.adjacency import adjacency
+from gnnstore.loaders.assemble.base import (
+    Assembler,
+    AttributeRows,
+    Gathering,
+    Selection,
+    checked_class,
+    edge_index_of,
+    hold_nothing,
+)
 
 if TYPE_CHECKING:
-    from gnnstore.features.source import Rows, RowSource, RowSpec
+    import numpy.typing as npt
+
+    from gnnstore.features.source import Rows
     from gnnstore.loaders.assemble.adjacency import CsrEdges
+    from gnnstore.loaders.assemble.base import BatchSchema
     from gnnstore.nn.adjacency import AdjT
-    from gnnstore.pipeline.batch import Batch, BatchCost
+    from gnnstore.pipeline.batch import BatchCost
+    from gnnstore.sampling.neighbor import Sample
     from gnnstore.seeds.base import SeedLabels
     from gnnstore.strategies.sources import Sources
-
-
-def _hold_nothing(_: object) -> None:
-    pass
 
 
 class Parts(NamedTuple):
@@ -44,6 +47,7 @@ class Parts(NamedTuple):
     batch: Tensor | None  # [n]
     num_sampled_nodes: list[int] | None
     num_sampled_edges: list[int] | None
+    orig_edge_index: Tensor | None = None  # [2, m]
 
     def matrix(self, values: Tensor | None = None) -> AdjT:
         """Return the edges in CSR."""
@@ -52,78 +56,30 @@ class Parts(NamedTuple):
         return adjacency(self.edge_index.numpy(), size, *hops, values)
 
 
-class BatchSchema(Protocol):
-    """The parts of a graph that batches show, except rows: of a store, or of packed epochs."""
-
-    @property
-    def schema(self) -> Schema:
-        """Attributes, and the element type of ids."""
-
-    def graph_attributes(self) -> dict[str, Any]:
-        """Return the graph-level attributes."""
-
-
-@dataclass(frozen=True)
-class _Attribute:
-    """One attribute of nodes or edges: the source of its rows, and their form as a tensor."""
-
-    path: str
-    rows: RowSource
-    spec: RowSpec
-    is_bfloat16: bool  # whether the values are the bits of bfloat16, which NumPy does not know
-    cat_dim: int  # the row axis in the source data
-
-    @classmethod
-    def all_of(
-        cls, specs: Mapping[str, AttributeSpec], tables: Mapping[str, RowSource]
-    ) -> dict[str, _Attribute]:
-        """Return the attributes of nodes or edges by name."""
-        return {
-            name: cls(
-                spec.path, tables[name], tables[name].spec, spec.dtype == "bfloat16", spec.cat_dim
-            )
-            for name, spec in specs.items()
-        }
-
-    def gather(self, ids: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], ReadCounts]:
-        """Return the rows of some ids, and the reads that they cost."""
-        out = empty((ids.size, *self.spec.shape), self.spec.dtype)
-        return out, self.rows.read_rows(ids, out)
-
-
-class BatchAssembler:
+class BatchAssembler(Assembler):
     """Assembles the batches of one loader. Safe to use from many threads at once."""
 
     def __init__(
         self,
         store: BatchSchema,
         sources: Sources,
-        data_class: type[Data] = Data,
+        data_class: type[Data] | None,
         csr: CsrEdges | None = None,
     ) -> None:
-        self._arguments = (store, sources, data_class, csr)
-        self._data_class = _checked(data_class)
+        super().__init__(store, sources, data_class, csr)
+        self._data_class = checked_class(data_class or Data, Data)
         self._csr = csr
         schema = store.schema
-        self._node_attributes = _Attribute.all_of(schema.node.attributes, sources.nodes)
-        self._edge_attributes = _Attribute.all_of(schema.edge.attributes, sources.edges)
-        self._edge_ids = sources.edge_ids
+        self._node_attributes = AttributeRows.all_of(schema.node.attributes, sources.tables)
+        self._edge_attributes = AttributeRows.all_of(schema.edge.attributes, sources.tables)
+        self._edge_ids = sources.edge_ids.get(schema.edge.type)
         self._edge_id_path = "" if schema.edge.edge_id is None else schema.edge.edge_id.path
         self._graph_level = store.graph_attributes()
         self._explicit_num_nodes = schema.explicit_num_nodes
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A copy in another process opens the store itself; nothing large is pickled.
-        return (BatchAssembler, self._arguments)
-
-    def assemble(
-        self, batch: Batch, hold: Callable[[npt.NDArray[Any]], None] = _hold_nothing
-    ) -> None:
-        """Set a batch's output to its sample with the attributes."""
-        sample, labels = batch.sample, batch.labels
-        if sample is None or labels is None:
-            raise TypeError("a batch without a sample cannot be assembled")
-        parts = Parts(
+    def parts_of(self, sample: Sample) -> Parts:
+        """Return the parts of a sample; they share its memory."""
+        return Parts(
             torch.from_numpy(sample.n_id),
             torch.from_numpy(sample.edge_index),
             torch.from_numpy(sample.edge_pos),
@@ -131,7 +87,32 @@ class BatchAssembler:
             sample.num_sampled_nodes,
             sample.num_sampled_edges,
         )
-        batch.output = self.join(parts, labels, batch.rows, batch.cost, hold)
+
+    def output_of(self, sample: Sample, metadata: Any) -> SamplerOutput:
+        """Return a sample as PyG's samplers do, but that `edge` holds positions in the columns."""
+        return sampler_output(sample, metadata)
+
+    def parts_from(self, output: SamplerOutput) -> Parts:
+        """Return the parts of a sampler's output."""
+        original = None
+        if output.orig_row is not None and output.orig_col is not None:
+            original = torch.stack([output.orig_row, output.orig_col])
+        return Parts(
+            output.node,
+            edge_index_of(output.row, output.col),
+            output.edge,
+            output.batch,
+            output.num_sampled_nodes,
+            output.num_sampled_edges,
+            original,
+        )
+
+    def selections(self, sample: Sample, parts: Parts) -> Iterator[Selection]:
+        """Yield for nodes and edges the ids of a sample, and those of parts made from it."""
+        paths = {each.path for each in self._node_attributes.values()}
+        yield Selection("nodes", paths, sample.n_id, parts.node)
+        paths = {each.path for each in self._edge_attributes.values()} | {self._edge_id_path}
+        yield Selection("edges", paths, sample.edge_pos, parts.edge)
 
     def join(
         self,
@@ -139,38 +120,20 @@ class BatchAssembler:
         labels: SeedLabels,
         rows: Mapping[str, Rows],
         cost: BatchCost,
-        hold: Callable[[npt.NDArray[Any]], None] = _hold_nothing,
+        hold: Callable[[npt.NDArray[Any]], None] = hold_nothing,
     ) -> Data:
         """Return a subgraph with its attributes; those that are not in `rows` are read by ids."""
-        values: dict[str, Any] = {}
-        bytes_gathered, counts = 0, ReadCounts()
-
-        def gather(attributes: dict[str, _Attribute], ids: npt.NDArray[Any]) -> None:
-            nonlocal bytes_gathered, counts
-            for name, attribute in attributes.items():
-                found, read = rows.get(attribute.path) or attribute.gather(ids)
-                hold(found)
-                tensor = torch.from_numpy(found)
-                if attribute.is_bfloat16:
-                    tensor = tensor.view(torch.bfloat16)
-                if attribute.cat_dim not in (0, -tensor.dim()):
-                    tensor = tensor.movedim(0, attribute.cat_dim).contiguous()
-                values[name] = tensor
-                bytes_gathered += tensor.nbytes
-                counts += read
-
-        csr = self._csr
+        gathering, csr = Gathering(rows, hold), self._csr
         # Before rows are gathered, while edges are in the processor's cache.
         adj_t = None if csr is None or csr.value else parts.matrix()
         nodes = parts.node.numpy()
-        gather(self._node_attributes, nodes)
+        values: dict[str, Any] = {**gathering.tensors(self._node_attributes, nodes)}
         if csr is None:
             values["edge_index"] = parts.edge_index
         e_id = None
         if parts.edge is not None:
-            gather(self._edge_attributes, parts.edge.numpy())
-            e_id = self._original_edge_ids(parts.edge, rows)
-            bytes_gathered += e_id.nbytes
+            values |= gathering.tensors(self._edge_attributes, parts.edge.numpy())
+            e_id = gathering.edge_ids(self._edge_id_path, self._edge_ids, parts.edge)
         if csr is not None:
             values["adj_t"] = parts.matrix(csr.take_values(values)) if adj_t is None else adj_t
         values.update(self._graph_level)
@@ -189,39 +152,22 @@ class BatchAssembler:
             if value is not None:
                 data[name] = value
         labels.label(data)
-        cost.bytes_gathered, cost.counts = bytes_gathered, counts
+        if parts.orig_edge_index is not None:
+            data._orig_edge_index = parts.orig_edge_index
+        gathering.note(cost)
         return data
 
-    @property
-    def edge_paths(self) -> set[str]:
-        """The tables of edges, their ids among them."""
-        return {each.path for each in self._edge_attributes.values()} | {self._edge_id_path}
 
-    def _original_edge_ids(self, positions: Tensor, rows: Mapping[str, Rows]) -> Tensor:
-        known = rows.get(self._edge_id_path)
-        if known is None:
-            if self._edge_ids is None:
-                return positions.to(torch.int64)
-            known = self._edge_ids.gather(positions.numpy())
-        found = known.values
-        if found.dtype != np.int64:
-            wide = empty(found.shape, np.int64)
-            np.copyto(wide, found)
-            found = wide
-        return torch.from_numpy(found)
-
-
-def _checked(data_class: Any) -> type[Data]:
-    """Refuse a class that makes no `Data`, before the first batch."""
-    try:
-        if issubclass(data_class, Data):
-            data_class()
-            found: type[Data] = data_class
-            return found
-        problem = "it is no subclass"
-    except TypeError as error:  # also if it is not a class
-        problem = str(error)
-    raise UsageError(
-        f"custom_cls={data_class!r}: expected torch_geometric.data.Data or a subclass that is made "
-        f"without arguments ({problem})"
+def sampler_output(sample: Sample, metadata: Any) -> SamplerOutput:
+    """Return a sample as PyG's samplers do; its tensors are the sample's arrays."""
+    edge_index = torch.from_numpy(sample.edge_index)
+    return SamplerOutput(
+        node=torch.from_numpy(sample.n_id),
+        row=edge_index[0],
+        col=edge_index[1],
+        edge=torch.from_numpy(sample.edge_pos),
+        batch=None if sample.batch is None else torch.from_numpy(sample.batch),
+        num_sampled_nodes=sample.num_sampled_nodes,
+        num_sampled_edges=sample.num_sampled_edges,
+        metadata=metadata,
     )

@@ -7,6 +7,7 @@ taken from the input nodes, so that no sampler or generator of the user's is tou
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -20,8 +21,9 @@ from gnnstore import _core
 from gnnstore._core import pool_exchange
 from gnnstore.caching.scores import MAX_COUNTED_BATCHES
 from gnnstore.formats.arrays.dtypes import id_dtype
+from gnnstore.formats.store.schema import EdgeType
 from gnnstore.pipeline.batch import Batch
-from gnnstore.pipeline.lookahead.producer import sample_batches
+from gnnstore.pipeline.lookahead.producer import most_ids, sample_batches
 from gnnstore.pipeline.margins import MANY_BATCHES, margin_of
 from gnnstore.pipeline.order.epoch import epoch_permutation
 from gnnstore.progress import NullProgress, Progress
@@ -33,8 +35,6 @@ from gnnstore.threads import Lookahead
 
 if TYPE_CHECKING:
     from gnnstore.caching.plan import TraceBuilder
-    from gnnstore.formats.arrays.spec import AttributeSpec
-    from gnnstore.formats.store.csc import Csc
     from gnnstore.graph.store import GraphStore
     from gnnstore.graph.topology import Topology
     from gnnstore.sampling.neighbor import IndexDtype, Sample
@@ -88,8 +88,9 @@ class Presampler:
     seeds: SeedSource
     batch_size: int
     in_order: bool  # whether batches take seeds in their order; else any
-    node_bytes: int  # attribute values that a node and an edge bring into a batch
-    edge_bytes: int  # attribute values that a node and an edge bring into a batch
+    # Bytes of attribute values that a node or an edge brings into a batch, by its type.
+    value_bytes: Mapping[str | EdgeType, int]
+    most_ids: tuple[int, int]  # all node ids, and all positions of edges, are below
     space: RowSpace  # rows that are counted, and traced
     index_dtype: IndexDtype = "int64"  # of `n_id` and `edge_index`
     world_size: int = 1  # loaders that the batches of an epoch are dealt out to
@@ -110,22 +111,27 @@ class Presampler:
     ) -> Self:
         """Take the widths of rows and the type of ids from a store's schema."""
         schema = store.schema
-
-        def row_bytes(specs: Mapping[str, AttributeSpec]) -> int:
-            return sum(spec.row_bytes for spec in specs.values())
-
+        value_bytes = Counter[str | EdgeType]()
+        for node in schema.node_types:
+            value_bytes[node.name] = sum(spec.row_bytes for spec in node.attributes.values())
+        for edge in schema.edge_types:
+            value_bytes[edge.type] = sum(spec.row_bytes for spec in edge.attributes.values())
         return cls(
             config=config,
             seeds=seeds,
             batch_size=batch_size,
             in_order=in_order,
-            node_bytes=row_bytes(schema.node.attributes),
-            edge_bytes=row_bytes(schema.edge.attributes),
+            value_bytes=value_bytes,
+            most_ids=most_ids(schema),
             space=RowSpace.of_schema(schema),
             index_dtype=schema.index_dtype,
             world_size=world_size,
             progress=progress or NullProgress(),
         )
+
+    def over(self, space: RowSpace) -> Self:
+        """Return the same with other rows that are counted and traced."""
+        return replace(self, space=space)
 
     @property
     def epoch_batches(self) -> int:
@@ -163,7 +169,7 @@ class Presampler:
             return sample, max(0, label_bytes - 8 * sample.num_seeds)
 
         done, largest, visits = 0, Presampled(0, 0), 0
-        enough = ENOUGH_VISITS * topology.num_nodes()
+        enough = ENOUGH_VISITS * self.space.num_rows
         batches = (
             Batch(BatchKey(_SEED, _EPOCH, number), positions)
             for number, positions in enumerate(self._positions(num_batches))
@@ -188,7 +194,7 @@ class Presampler:
                 visits += len(rows)
                 ids_bytes, kept_bytes = subgraph.num_bytes, largest.largest_kept_bytes
                 if ids_bytes > largest.largest_ids_bytes:
-                    kept_bytes = max(kept_bytes, _kept_bytes(subgraph, topology.columns()))
+                    kept_bytes = max(kept_bytes, self._kept_bytes(subgraph))
                 batch_bytes = self._bytes_of(subgraph) + _MAKING_LABELS * more_bytes
                 largest = Presampled(
                     done,
@@ -237,16 +243,18 @@ class Presampler:
                 yield order[place * size : (place + 1) * size]
 
     def _bytes_of(self, subgraph: Sample) -> int:
-        num_nodes, num_edges = subgraph.num_nodes, subgraph.num_edges
-        more_bytes = 8 * (subgraph.num_seeds + num_edges)  # input_id and e_id
-        values_bytes = num_nodes * self.node_bytes + num_edges * self.edge_bytes
-        return subgraph.num_bytes + more_bytes + values_bytes
+        more_bytes = 8 * (subgraph.num_seeds + subgraph.num_edges)  # input_id and e_id
+        each = self.value_bytes
+        of_nodes = sum(len(ids) * each[name] for name, ids in subgraph.nodes.items())
+        of_edges = sum(len(own.positions) * each[kind] for kind, own in subgraph.edges.items())
+        return subgraph.num_bytes + more_bytes + of_nodes + of_edges
 
-
-def _kept_bytes(subgraph: Sample, csc: Csc) -> int:
-    ids, positions = id_dtype(csc.num_nodes - 1), id_dtype(csc.num_edges - 1)
-    compact = CompactSample.of(subgraph, ids, positions)
-    return sum(array.nbytes for array in compact.shortened(with_ids=False))
+    def _kept_bytes(self, subgraph: Sample) -> int:
+        ids, positions = (id_dtype(most - 1) for most in self.most_ids)
+        compact = CompactSample.of(subgraph, ids, positions)
+        # With several types the trace does not have the ids.
+        arrays = compact.shortened(with_ids=len(subgraph.nodes) > 1)
+        return sum(array.nbytes for array in arrays)
 
 
 def batch_shape(options: dict[str, Any]) -> tuple[int, bool]:

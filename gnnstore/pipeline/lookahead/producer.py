@@ -79,7 +79,7 @@ def sample_batches(
                 selected = seeds.select(batch.index, batch.key)
                 batch.labels = selected.labels
                 waiting.append(batch)
-                yield request_of(selected, batch.key)
+                yield request_of(sampler, selected, batch.key)
 
         together = sampler.sample_many(
             requests(), memory_bytes=bulk_bytes or BULK_BYTES, num_threads=max(1, num_threads)

@@ -113,14 +113,35 @@ def sampling_fingerprint(
     """Return the values that sampled batches depend on besides their seed and their order."""
     return {
         "store": store.reader.uuid,
-        "num_neighbors": list(config.fanouts),
+        "num_neighbors": _shown_fanouts(config.fanouts),
         "replace": config.replace,
         "subgraph_type": config.subgraph_type,
         "disjoint": config.disjoint,
+        **_of_times_and_weights(config),
         **seeds.labels.fingerprint(),
         NUM_POSITIONS: len(seeds),
         **seeds.fingerprint(),
     }
+
+
+def _shown_fanouts(fanouts: Any) -> Any:
+    if not isinstance(fanouts, Mapping):
+        return list(fanouts)
+    return {"__".join(edge_type): list(hops) for edge_type, hops in fanouts.items()}
+
+
+def _of_times_and_weights(config: SamplingConfig) -> dict[str, Any]:
+    """Return the options of times and weights; none where there are none, as in older states."""
+    found: dict[str, Any] = {}
+    if config.time_attr is not None:
+        found |= {
+            "time_attr": config.time_attr,
+            "temporal_strategy": config.temporal_strategy,
+            "time_window": config.time_window,
+        }
+    if config.weight_attr is not None:
+        found["weight_attr"] = config.weight_attr
+    return found
 
 
 def checked(state: Mapping[str, Any], name: str, *kinds: type) -> Any:

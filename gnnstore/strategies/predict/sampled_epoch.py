@@ -13,6 +13,7 @@ import numpy.typing as npt
 from gnnstore._core import release_memory
 from gnnstore.caching.scores import MAX_COUNTED_BATCHES, count_out_degrees
 from gnnstore.disk.profile.first_use import disk_profile
+from gnnstore.features.source import CachedTables
 from gnnstore.features.tables import MAX_FAULT_THREADS, MIN_ROWS_PER_FAULT_THREAD
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.topology import Topology
@@ -25,7 +26,7 @@ from gnnstore.strategies.predict.workload import SampledTrace, SpatialSampling, 
 
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
-    from gnnstore.formats.arrays.spec import AttributeSpec
+    from gnnstore.sampling.row_space import RowSpace
     from gnnstore.strategies.loader_spec import LoaderSpec
     from gnnstore.strategies.sizes.placement import Placement
 
@@ -46,7 +47,7 @@ class SampledEpoch:
 
     presampler: Presampler
     engine: Engine
-    specs: tuple[AttributeSpec, ...]  # node attributes that are read from disk
+    tables: CachedTables
     topology: Topology  # the topology that batches were sampled from
     seen: Presampled  # the largest of some batches
     workload: Workload
@@ -62,18 +63,23 @@ class SampledEpoch:
         cls, loader: LoaderSpec, placement: Placement, progress: Progress
     ) -> SampledEpoch | None:
         """Measure, and sample; None if there is nothing to sample or to read."""
-        engine, specs = loader.open_engine(placement.topology), loader.node_specs(placement)
-        if engine is None or not specs or not len(loader.presampler.seeds):
+        engine, tables = loader.open_engine(placement.topology), loader.cached_tables(placement)
+        if engine is None or not tables.specs or not len(loader.presampler.seeds):
             return None
+        presampler = loader.presampler.over(tables.space)
         disk = disk_profile(loader.store.path, progress)
         num_threads = max(1, placement.staging_bytes // engine.staging_bytes)
         topology = loader.open_topology(placement, engine)
         # A cache that is shared later keeps its memory during this.
         spare = max(_LEAST_SPARE_BYTES, placement.left_bytes - loader.shared_cache_bytes())
         seen, workload = sample_workload(
-            loader.presampler,
+            presampler,
             topology,
-            TableReads.of([loader.store.reader.paged(spec) for spec in specs], engine.tuning),
+            TableReads.of(
+                [loader.store.reader.paged(spec) for spec in tables.specs],
+                engine.tuning,
+                tables.ranges,
+            ),
             num_threads=num_threads,
             spare_bytes=spare if placement.budget_is_promise else None,
             progress=progress,
@@ -90,7 +96,7 @@ class SampledEpoch:
         faulting = int(workload.batch_rows) // MIN_ROWS_PER_FAULT_THREAD
         num_faulting = num_threads * max(1, min(MAX_FAULT_THREADS, faulting))
         machine = Machine(disk, rate, num_threads, num_cores, num_faulting)
-        return cls(loader.presampler, engine, specs, topology, seen, workload, machine, spare)
+        return cls(presampler, engine, tables, topology, seen, workload, machine, spare)
 
     def see_many(self) -> Presampled:
         """Return enough batches to bound the size of others, sampled once if needed."""
@@ -140,7 +146,7 @@ class SampledEpoch:
     def with_degrees(self) -> SampledEpoch:
         """Return the epoch with the out-degrees of nodes, unless counting them would take long."""
         # A cache by degree takes as much while it is made; this counting takes as much again.
-        degrees = out_degrees(self.topology, self.spare_bytes // 2)
+        degrees = out_degrees(self.topology, self.tables.space, self.spare_bytes // 2)
         if degrees is None:
             return self
         return replace(self, workload=self.workload.with_degrees(degrees))
@@ -156,7 +162,7 @@ def sample_workload(
     progress: Progress,
 ) -> tuple[Presampled, Workload]:
     """Sample some batches, and analyse them."""
-    num_nodes = topology.num_nodes()
+    num_nodes = presampler.space.num_rows
     with progress.phase("sample"):
         began = perf_counter()
         seen = presampler.run(topology, num_threads, spare_bytes=spare_bytes)
@@ -193,11 +199,23 @@ def sample_workload(
     return seen, workload
 
 
-def out_degrees(topology: Topology, memory_bytes: int) -> npt.NDArray[np.uint32] | None:
-    """Return the out-degree of each node; None if counting would take much time or memory."""
-    csc = topology.columns()
-    if topology.is_slow or topology.is_read or csc.num_edges > _MAX_COUNTED_EDGES:
+def out_degrees(
+    topology: Topology, space: RowSpace, memory_bytes: int
+) -> npt.NDArray[np.uint32] | None:
+    """Return the out-degree of each row's node; None if it would take much time or memory."""
+    num_edges = sum(csc.num_edges for csc in topology.csc.values())
+    if topology.is_slow or topology.is_read or num_edges > _MAX_COUNTED_EDGES:
         return None
-    if csc.num_nodes * np.dtype(np.uint32).itemsize > memory_bytes:
+    if space.num_rows * np.dtype(np.uint32).itemsize > memory_bytes:
         return None
-    return count_out_degrees(csc.column_pieces(), csc.num_nodes, csc.label)
+    return row_degrees(topology, space)
+
+
+def row_degrees(topology: Topology, space: RowSpace) -> npt.NDArray[np.uint32]:
+    """Return the out-degree of each row's node, over edges of all types: uint32 [N]."""
+    counts = np.zeros(space.num_rows, np.uint32)
+    for (source, _, _), csc in topology.csc.items():
+        if source in space.ranges:
+            first, num_rows = space.ranges[source]
+            count_out_degrees(csc.column_pieces(), counts[first : first + num_rows], csc.label)
+    return counts

@@ -24,6 +24,7 @@ from gnnstore.strategies.predict.reads import ReadTotals, count_reads
 
 if TYPE_CHECKING:
     from gnnstore.formats.arrays.paged_array import PagedArray
+    from gnnstore.sampling.row_space import RowRange
 
 PAGE_BYTES = 4096
 # Uses of rows that are kept: analysing them takes a second, and up to 77 bytes for each use;
@@ -110,23 +111,37 @@ class TableReads:
     layouts: tuple[ShardLayout, ...]  # the place of each table's rows
     alignments: tuple[int, ...]  # bytes that reads of each table are multiples of
     tuning: ReadTuning
+    # Numbers of the rows of each table in a row space; empty: of all tables they are node ids.
+    ranges: tuple[RowRange, ...] = ()
 
     @classmethod
-    def of(cls, arrays: Sequence[PagedArray], tuning: ReadTuning) -> Self:
+    def of(
+        cls, arrays: Sequence[PagedArray], tuning: ReadTuning, ranges: tuple[RowRange, ...] = ()
+    ) -> Self:
         """Return the layout of stored arrays, and the merging of their reads."""
         alignments = tuple(array.open_files().alignment_bytes for array in arrays)
-        return cls(tuple(array.layout for array in arrays), alignments, tuning)
+        is_one_type = len(set(ranges)) <= 1
+        layouts = tuple(array.layout for array in arrays)
+        return cls(layouts, alignments, tuning, () if is_one_type else ranges)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a node's rows."""
-        return sum(layout.geometry.row_bytes for layout in self.layouts)
+        """Bytes of a node's rows; with several types, on average over all rows."""
+        widths = [layout.geometry.row_bytes for layout in self.layouts]
+        if not self.ranges:
+            return sum(widths)
+        each = zip(widths, self.ranges, strict=True)
+        total = sum(width * own.num_rows for width, own in each)
+        return -(-total // max(1, sum(own.num_rows for own in set(self.ranges))))
 
     def count(self, rows: npt.NDArray[Any]) -> ReadTotals:
         """Count the reads that fetch the rows of distinct nodes, ascending."""
         totals = ReadTotals()
-        for layout, alignment_bytes in zip(self.layouts, self.alignments, strict=True):
-            totals += count_reads(rows, layout, alignment_bytes, self.tuning)
+        for k, (layout, alignment_bytes) in enumerate(
+            zip(self.layouts, self.alignments, strict=True)
+        ):
+            own = self.ranges[k].part(rows)[1] if self.ranges else rows
+            totals += count_reads(own, layout, alignment_bytes, self.tuning)
         return totals
 
 

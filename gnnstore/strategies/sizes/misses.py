@@ -73,7 +73,7 @@ class MeasuredMisses:
         """Return the rows missed in the middle of a run, with a cache of the rows it needs most."""
         if self._warms_up(size):
             return self._plan(size, self.num_batches).num_missed
-        if size.num_slots >= self._topology.num_nodes():
+        if size.num_slots >= self._presampler.space.num_rows:
             return 0.0
         first = self.first(size).num_missed
         if self._reuse is None:
@@ -112,7 +112,7 @@ class MeasuredMisses:
 
     def pins(self, num_rows: int) -> Pins | None:
         """Return the rows that most batches need, at most `num_rows`."""
-        trace, num_nodes = self._sampled(), self._topology.num_nodes()
+        trace, num_nodes = self._sampled(), self._presampler.space.num_rows
         if self._policy.is_fixed or trace.num_batches < _LEAST_TOLD:
             return None
         least = max(2, trace.num_batches // _RARELY)
@@ -130,7 +130,7 @@ class MeasuredMisses:
             return trace
         if self._unpinned is None or self._unpinned[0] is not pinned:
             self._unpinned = None  # there is memory for one
-            rows = PinnedRows.of(pinned, self._topology.num_nodes(), 0)
+            rows = PinnedRows.of(pinned, self._presampler.space.num_rows, 0)
             batches = [trace.batch(i) for i in range(trace.num_batches)]
             others = batches if rows is None else [rows.drop(ids) for ids in batches]
             self._unpinned = pinned, Trace.of(others)
@@ -138,7 +138,7 @@ class MeasuredMisses:
 
     def _planner(self, size: SuperbatchSize, first: Trace) -> Planner:
         """Return a planner of a cache in the state that the first batches find."""
-        num_slots, num_nodes = size.num_planned_slots, self._topology.num_nodes()
+        num_slots, num_nodes = size.num_planned_slots, self._presampler.space.num_rows
         planner = self._policy.planner(num_slots)
         if self._warms_up(size):
             nodes = self._policy.initial_nodes(first, num_nodes, num_slots)
@@ -147,13 +147,18 @@ class MeasuredMisses:
 
     def _warms_up(self, size: SuperbatchSize) -> bool:
         """Whether a cache is filled before the first batch."""
-        return warms_up(self._policy, size, self._topology.num_nodes(), packs=self._packs)
+        return warms_up(self._policy, size, self._presampler.space.num_rows, packs=self._packs)
 
     @cached_property
     def _reuse(self) -> ReuseCurve | None:
         """How soon rows are needed again; None if the sample or the memory is too small."""
-        num_nodes, spare, trace = self._topology.num_nodes(), self._spare_bytes, self._sampled()
+        num_nodes, spare, trace = (
+            self._presampler.space.num_rows,
+            self._spare_bytes,
+            self._sampled(),
+        )
         # The other half is for the trace.
+        spare = self._spare_bytes
         most = _MOST_SCRATCH_BYTES if spare is None else spare // 2
         if trace.num_batches < _LEAST_EXTRAPOLATED or ReuseCurve.scratch_bytes(num_nodes) > most:
             return None
@@ -161,7 +166,7 @@ class MeasuredMisses:
 
     def _sampled(self) -> Trace:
         if self._trace is None:
-            builder = TraceBuilder(self.num_batches, self._topology.num_nodes())
+            builder = TraceBuilder(self.num_batches, self._presampler.space.num_rows)
             # Without a limit, batches that are sampled together from disk would take 1 GB.
             spare = None if self._spare_bytes is None else self._spare_bytes // 2
             self._presampler.run(

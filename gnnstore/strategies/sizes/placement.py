@@ -33,6 +33,10 @@ _BATCH_SHARE = 8
 HELD_ROW_BYTES = MAX_ROW_BYTES
 _HELD_SHARE = 4
 
+# With several node types, a table of at most this share of the budget is held whole next to larger
+# ones: slots are as long as the longest row.
+_SMALL_SHARE = 100
+
 _WHERE = {"memory": "in memory", "mmap": "mapped", "disk": "on disk"}
 # Share of the rest for the in-neighbour lists that sampling needs most often.
 _NEIGHBORS_SHARE = 4
@@ -88,6 +92,11 @@ class Placement:
     def reads_disk(self) -> bool:
         """Whether rows are read by an engine, so that threads wait for the disk."""
         return self.strategy.reads_disk
+
+    @property
+    def read_paths(self) -> frozenset[str]:
+        """Paths of the attributes whose rows are read from disk."""
+        return frozenset(path for path, mode in self.modes.items() if mode == "disk")
 
     @property
     def left_bytes(self) -> int:
@@ -180,7 +189,12 @@ def place(
     if mode == "disk":
         limit += cached_bytes
         usable = limit - limit // _BATCH_SHARE
-    base = seeds_bytes + sizes.compressed_bytes + (sizes.rows_bytes if mode == "memory" else 0)
+    base = (
+        seeds_bytes
+        + sizes.compressed_bytes
+        + sizes.times_bytes
+        + (sizes.rows_bytes if mode == "memory" else 0)
+    )
     has_rows = any(table.num_rows for table in sizes.tables)
     reads = has_rows or _place_topology(topology, mode, sizes, usable - base) == "disk"
     staging = staging_bytes(limit) if mode == "disk" and reads else 0
@@ -197,12 +211,15 @@ def place(
     if mode != "memory":
         most = left_bytes() // _HELD_SHARE if mode == "disk" else None
         held = _narrow_tables(sizes, shared_tables, most, held_row_bytes)
-        modes |= dict.fromkeys(held, "memory")
-        memory = memory.add(Reservation("narrow attributes", sum(held.values())))
-    neighbors = 0
-    if where == "disk":
-        neighbors = max(0, min(sizes.indices_bytes, left_bytes() // _NEIGHBORS_SHARE))
-        memory = memory.add(Reservation("in-neighbours", neighbors))
+        small = _small_tables(sizes, held, limit, left_bytes()) if mode == "disk" else {}
+        modes |= dict.fromkeys((*held, *small), "memory")
+        memory = memory.add(
+            Reservation("narrow attributes", sum(held.values())),
+            *(Reservation(f"all of {path}", of) for path, of in small.items()),
+        )
+    most = sizes.indices_bytes if where == "disk" else 0
+    neighbors = max(0, min(most, left_bytes() // _NEIGHBORS_SHARE))
+    memory = memory.add(Reservation("in-neighbours", neighbors))
     held_bytes = memory.peak()
     memory = memory.add(Reservation(STAGING, staging))
     if memory.left() <= 0:
@@ -228,6 +245,7 @@ def _required(sizes: StoreSizes, mode: Mode, topology: Mode) -> list[Reservation
         Reservation("attributes", sizes.rows_bytes if mode == "memory" else 0),
         Reservation("indptr" if topology == "disk" else "topology", parts[topology]),
         Reservation("compressed attributes", sizes.compressed_bytes),
+        *([Reservation("times of nodes", sizes.times_bytes)] if sizes.times_bytes else []),
     ]
 
 
@@ -288,3 +306,18 @@ def _narrow_tables(
             held[table.path] = table.num_bytes
     # A table without rows has no file that could be read.
     return held | {table.path: 0 for table in sizes.tables if table.num_rows == 0}
+
+
+def _small_tables(
+    sizes: StoreSizes, held: Mapping[str, int], limit: int, left_bytes: int
+) -> dict[str, int]:
+    """Return other tables to hold in memory because they are small, with their bytes."""
+    small: dict[str, int] = {}
+    most, left_bytes = limit // _SMALL_SHARE, left_bytes - sum(held.values())
+    others = [table for table in sizes.tables if table.path not in held]
+    if not sizes.has_types or all(table.num_bytes <= most for table in others):
+        return {}
+    for table in sorted(others, key=lambda table: table.num_bytes):
+        if table.num_bytes <= min(most, left_bytes - sum(small.values())):
+            small[table.path] = table.num_bytes
+    return small

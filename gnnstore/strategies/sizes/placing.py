@@ -57,7 +57,7 @@ def _placers(
     options, shared = loader.options, shared_tables(loader.store)
     placed = partial(
         place,
-        StoreSizes.of(loader.store.schema),
+        StoreSizes.of(loader.store.schema, loader.presampler.config),
         # Free memory is measured once.
         MemoryBudget.of(options.memory, shared.resident_bytes - shared.cached_bytes),
         strategy=strategy.by_mode if isinstance(strategy, Auto) else strategy,

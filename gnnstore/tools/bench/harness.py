@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -51,7 +51,9 @@ class Task:
 
     strategy: str  # one of `ways`
     store: str  # path of the store
-    seeds: str  # file of nodes, or of edges [2, L], which every epoch shuffles; "" for all edges
+    # File of nodes, of nodes by type, or of edges [2, L], which every epoch shuffles; "" for all
+    # edges.
+    seeds: str
     share: float  # share of the features in the limit, on top of the memory used before
     slack_bytes: int  # in addition to the share
     warm_up: int = 0  # batches before the clock starts
@@ -59,7 +61,9 @@ class Task:
     group: str = ""  # the process's memory group; "" for none, and no limit
     group_version: int = 0
     round: int = 0  # number of the epoch, so that rounds draw different batches
-    fanouts: tuple[int, ...] = (10, 10, 10)
+    # Of each hop, or of each hop by edge type.
+    fanouts: tuple[int, ...] | dict[str, tuple[int, ...]] = (10, 10, 10)
+    sampling: dict[str, Any] = field(default_factory=dict)  # other options of a loader's sampling
     batch_size: int = 1024
     seed: int = 0
     num_threads: int = 0  # threads of a loader; 0 for its own choice
@@ -67,12 +71,14 @@ class Task:
     trace: str = ""  # file for the timeline of the batches on the clock; "" for none
     packed: str = ""  # packed epochs to load instead of a strategy; "": none
     links: dict[str, Any] | None = None  # options of `LinkNeighborLoader`; None: seeds are nodes
+    edge_type: tuple[str, ...] = ()  # of the edges, if types have names
 
     @classmethod
     def of_json(cls, text: str) -> Task:
         """Return the task that a process was given."""
         given: dict[str, Any] = json.loads(text)
-        return cls(**{**given, "fanouts": tuple(given["fanouts"])})
+        fanouts = given["fanouts"]
+        return cls(**{**given, "fanouts": fanouts if isinstance(fanouts, dict) else (*fanouts,)})
 
     @property
     def memory_group(self) -> MemoryGroup | None:
@@ -154,7 +160,7 @@ def require_group() -> int:
 
 def split_tables(schema: Schema) -> tuple[list[AttributeSpec], list[AttributeSpec]]:
     """Return the attributes whose rows are read from disk, and those held in memory."""
-    attributes = [*schema.node.attributes.values(), *schema.edge.attributes.values()]
+    attributes = [*schema.node_attributes(), *schema.edge_attributes()]
     wide = read_tables(attributes)
     if not wide:
         raise UsageError(

@@ -18,18 +18,24 @@ from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store
 from gnnstore.pipeline.order.epoch import epoch_order
 from gnnstore.progress import NullProgress, Progress
-from gnnstore.sampling.neighbor import SamplingConfig, only
+from gnnstore.sampling.neighbor import only
 from gnnstore.seeds.links import Links
 from gnnstore.seeds.nodes import InputNodes
+from gnnstore.seeds.typed import TypedInputNodes
 from gnnstore.tools.bench import harness
 from gnnstore.tools.bench.harness import Task, split_tables, spread
 from gnnstore.tools.bench.stages import STAGES, stages_of
 from gnnstore.tools.bench.ways import BASELINE, Way, ways
 from gnnstore.tools.plots.load import draw_load
 from gnnstore.tools.plots.pictures import draw_into
-from gnnstore.tools.predict.seeds import choose_seeds
+from gnnstore.tools.predict.seeds import choose_seeds, config_of
 from gnnstore.tools.ui import exits
-from gnnstore.tools.ui.options import SeedOptions, describe_seeds
+from gnnstore.tools.ui.options import (
+    SamplingOptions,
+    SeedOptions,
+    describe_fanouts,
+    describe_seeds,
+)
 from gnnstore.tools.ui.session import Session
 from gnnstore.tools.ui.tables import print_facts, print_table, print_title
 from gnnstore.units import format_duration, format_size
@@ -55,6 +61,7 @@ def bench_load(
     path: str,
     *,
     seeds_asked: SeedOptions,
+    sampling: SamplingOptions,
     strategies: Sequence[str],
     memory: float | int,
     num_batches: int | None,
@@ -66,12 +73,13 @@ def bench_load(
 ) -> int:
     """Time, draw, print, and return the exit status; other options are fields of a `Task`."""
     started, store = perf_counter(), open_store(path)
-    config = SamplingConfig(task["fanouts"], seed=task["seed"])
+    config = config_of(store, sampling, seed=task["seed"])
     names, seeds = choose_seeds(store, config, seeds_asked)
     feature_bytes = sum(spec.num_bytes for spec in split_tables(store.schema)[0])
     version = 0 if no_limit else harness.require_group()
     with tempfile.TemporaryDirectory(prefix="gnnstore-bench-") as scratch:
-        file = Path(scratch, "seeds.npy")
+        suffix = "npz" if isinstance(seeds, TypedInputNodes) else "npy"
+        file = Path(scratch, f"seeds.{suffix}")
         # Of some options 0 is a loader's own choice.
         own: dict[str, Any] = {name: value or 0 for name, value in task.items()}
         epoch = Task(
@@ -80,8 +88,11 @@ def bench_load(
             batches=_write_seeds(file, seeds, task["batch_size"], num_batches, task["seed"]),
             seeds=str(file) if file.exists() else "",
             links=None if seeds_asked.links is None else seeds_asked.of_links,
+            edge_type=_edge_type(seeds),
             share=memory if isinstance(memory, float) else memory / feature_bytes,
             trace=str(Path(scratch, "trace.json")),
+            fanouts=sampling.fanouts,
+            sampling=sampling.of_loader,
             **own,
         )
         tasks = [
@@ -108,7 +119,11 @@ def bench_load(
 
 
 def _write_seeds(
-    file: Path, seeds: InputNodes | Links, batch_size: int, num_batches: int | None, seed: int
+    file: Path,
+    seeds: InputNodes | TypedInputNodes | Links,
+    batch_size: int,
+    num_batches: int | None,
+    seed: int,
 ) -> int:
     """Write the seeds of an epoch in a loader's shuffled order; return the number of batches."""
     # Full batches, unless there is none, so that all have the same weight.
@@ -119,9 +134,17 @@ def _write_seeds(
     positions = epoch_order(len(seeds), seed, 0)[: count * batch_size]
     if isinstance(seeds, Links):
         np.save(file, np.stack(seeds.ends(positions)))
+    elif isinstance(seeds, TypedInputNodes):
+        np.savez(file, **seeds.select(positions).nodes)
     else:
         np.save(file, only(seeds.select(positions).nodes))
     return count
+
+
+def _edge_type(seeds: InputNodes | TypedInputNodes | Links) -> tuple[str, ...]:
+    if not isinstance(seeds, Links) or seeds.store.schema.is_homogeneous:
+        return ()
+    return seeds.edge_type
 
 
 def _task(epoch: Task, whole_epochs: bool) -> Task:
@@ -178,7 +201,7 @@ def compare(
     return {
         "what": "load",
         "store": str(store.path),
-        "num_neighbors": list(first.fanouts),
+        "num_neighbors": SamplingOptions(first.fanouts).shown_fanouts,
         "batch_size": first.batch_size,
         "seed": first.seed,
         **seeds,
@@ -252,7 +275,7 @@ def _times(
 def render_load(console: Console, document: Mapping[str, Any]) -> None:
     """Print the settings, a table of times, and one of stages."""
     limit, device, batch = document["limit"], document["device"], document["batch_size"]
-    fanouts = ", ".join(map(str, document["num_neighbors"]))
+    fanouts = describe_fanouts(document)
     kept = f"kept by a cgroup (version {limit['cgroup']})" if limit["cgroup"] else "not kept"
     reads = spread((rate / 1e3 for rate in device["random_reads_per_second"]), ".1f")
     rate = spread((rate / 1e9 for rate in device["bytes_per_second"]), ".2f")

@@ -14,7 +14,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -32,6 +32,7 @@ from gnnstore.errors import GnnstoreError
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.graph.shared import shared_tables
 from gnnstore.loaders.link import resolve_links
+from gnnstore.loaders.options import fanouts_of
 from gnnstore.pipeline.batch import request_of
 from gnnstore.pipeline.order.keyed import KeyedOrder
 from gnnstore.pipeline.order.state import Position
@@ -39,7 +40,7 @@ from gnnstore.pipeline.stats import LoaderStats
 from gnnstore.progress import peak_rss_bytes
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.seeds.base import BatchKey
-from gnnstore.seeds.nodes import resolve_input_nodes
+from gnnstore.seeds.typed import seed_nodes
 from gnnstore.timeline import OFF, Timeline, recorded
 from gnnstore.tools.bench.harness import BATCH_MARK, Task, split_tables
 from gnnstore.tools.bench.ways import ways
@@ -66,11 +67,12 @@ class Run:
         # Shared with the loaders, which would load both after the limit is set otherwise.
         shared = shared_tables(self.store)
         self.topology = shared.topology(self.store, "memory", self.num_threads)
-        self.config = SamplingConfig(tuple(task.fanouts), seed=task.seed)
-        self.seeds = np.load(task.seeds) if task.seeds else None
+        fanouts = fanouts_of(task.fanouts, self.store.schema)
+        self.config = SamplingConfig(fanouts, seed=task.seed, **task.sampling)
+        self.seeds: Any = _seeds_of(task)
         # The seeds, with the values drawn for them.
         self.source = (
-            resolve_input_nodes(self.store, self.seeds)
+            seed_nodes(self.store, self.seeds)
             if task.links is None
             else resolve_links(self.store, self.config, self.seeds, **task.links)
         )
@@ -82,7 +84,8 @@ class Run:
         resident = sum(rows.resident_bytes for rows in self.held.values())
         room_bytes = task.share * sum(spec.num_bytes for spec in wide) + task.slack_bytes
         self.room_bytes = round(room_bytes) + sum(spec.num_bytes for spec in narrow) - resident
-        held_bytes = resident + self.topology.columns().num_bytes + self.source.num_bytes
+        held_bytes = resident + self.source.num_bytes
+        held_bytes += sum(csc.num_bytes for csc in self.topology.csc.values())
         self.memory_bytes = held_bytes + self.room_bytes - ALLOWANCE_BYTES  # the budget of a loader
         self.limit_bytes = 0  # limit of the group; 0 without a limit
 
@@ -99,14 +102,14 @@ class Run:
         kind = gnnstore.NeighborLoader if task.links is None else gnnstore.LinkNeighborLoader
         loader = kind(
             self.store,
-            list(task.fanouts),
+            self.config.fanouts,
             self.seeds,
             batch_size=task.batch_size,
             shuffle=True,
             drop_last=not task.seeds,  # all edges, which no file divides into full batches
             seed=task.seed,
             num_threads=task.num_threads or None,
-            **{"topology": "memory"} | (task.links or {}) | options,
+            **{"topology": "memory"} | task.sampling | (task.links or {}) | options,
         )
         loader.set_epoch(task.round)
         return loader
@@ -119,9 +122,9 @@ class Run:
         task = self.task
         sampler = self.topology.sampler(self.config, self.store.schema.index_dtype)
         order = KeyedOrder(len(self.source), task.batch_size, True, drop_last=not task.seeds)
-        of_nodes = {spec.path for spec in self.store.schema.node_attributes()}
+        owners = self.store.schema.owners()
         requests = (
-            request_of(self.source.select(positions, key), key)
+            request_of(sampler, self.source.select(positions, key), key)
             for epoch in itertools.count(task.round)
             for batch, positions, _ in order.batches(Position(epoch), task.seed)
             for key in [BatchKey(task.seed, epoch, batch)]
@@ -133,13 +136,21 @@ class Run:
             tables |= {path: rows.gather for path, rows in self.held.items()}
             while True:
                 with self.timeline.span("sampling"):
-                    seeds, epoch, batch, excluded = next(requests)
-                    sample = sampler.sample(seeds, epoch=epoch, batch=batch, excluded=excluded)
+                    sample = sampler.sample(**next(requests)._asdict())
                 with self.timeline.span("gathering"):
-                    nodes, edges = sample.n_id, sample.edge_pos
-                    rows = [g(nodes if path in of_nodes else edges) for path, g in tables.items()]
-                yield len(nodes)
-                del rows, sample, nodes, edges
+                    ids: dict[Any, npt.NDArray[Any]] = {**sample.nodes}
+                    ids |= {of: edges.positions for of, edges in sample.edges.items()}
+                    rows = [gather(ids[owners[path]]) for path, gather in tables.items()]
+                yield sample.num_nodes
+                del rows, sample, ids
+
+
+def _seeds_of(task: Task) -> Any:
+    """Return the seeds of a task as a loader takes them."""
+    found: Any = np.load(task.seeds) if task.seeds else None
+    if isinstance(found, Mapping):
+        return dict(found)
+    return (task.edge_type, found) if task.edge_type else found
 
 
 def mapped(

@@ -159,6 +159,7 @@ _common_options = together(
         type=click.Choice(("int64", "int32")),
         help="Type of node ids in batches. Default: that of the input, else int64.",
     ),
+    order_options,
     click.option(
         "--reverse",
         multiple=True,
@@ -166,7 +167,6 @@ _common_options = together(
         help="Of graphs with types: add a type rev_RELATION with the edges reversed. Repeat it for "
         "more; all: of every type.",
     ),
-    order_options,
     click.option(
         "--spill-dir",
         "spill_directory",
@@ -277,8 +277,9 @@ _add_kind(
     """Convert an OGB node- or link-property data set, as its downloader leaves it on disk.
 
 INPUT is the directory of the data set, with raw/ and split/ in it: gzipped CSV files, or the
-.npz files of ogbn-papers100M; or that of MAG240M, whose papers and citations are converted. The
-ogb package is not needed. Splits that torch.save wrote are unpickled with a list of allowed names,
+.npz files of ogbn-papers100M; or that of MAG240M, whose papers and citations are converted. A
+data set of several types, such as ogbn-mag, becomes a store with types. The ogb package is not
+needed. Splits that torch.save wrote are unpickled with a list of allowed names,
 and read whole: four times such a file counts in --memory. Splits of edges become edge splits, with
 their fixed negatives.
 
@@ -289,6 +290,7 @@ Examples:
   gnnstore convert ogb dataset/ogbn_papers100M papers100M.gnn --feature-dtype float16
   gnnstore convert ogb dataset/mag240m_kddcup2021 mag240m.gnn --undirected
   gnnstore convert ogb dataset/ogbl_collab collab.gnn --add-inverse-edge
+  gnnstore convert ogb dataset/ogbn_mag mag.gnn --reverse all --time-attr node_year
 """,
     click.option(
         "--add-inverse-edge",
@@ -500,8 +502,24 @@ Examples:
 )
 
 _add_kind(
+    "typed",
+    """Convert a graph with types: a directory with files for each type.
+
+INPUT has edges/SOURCE__RELATION__TARGET and nodes/TYPE: files .parquet, .arrow, .feather, .npz,
+.npy, .csv or .tsv (also .gz), or directories of them; and KONECT's out.* as edges. Columns and
+arrays become attributes. Edges have source and target, or edge_index. Nodes may have id, by which
+edges name them, and train, valid and test.
+
+\b
+Examples:
+  gnnstore convert typed shop/ shop.gnn --reverse all
+  gnnstore convert typed reviews/ reviews.gnn --time-attr time --weight-attr weight
+""",
+)
+
+_add_kind(
     "graphbolt",
-    """Convert a homogeneous OnDiskDataset of DGL GraphBolt.
+    """Convert an OnDiskDataset of DGL GraphBolt, homogeneous or with types.
 
 INPUT is the directory with metadata.yaml and the .npy and CSV files that it names (not the
 preprocessed/ below it). Needs PyYAML: pip install 'gnnstore[graphbolt]'.
@@ -509,6 +527,7 @@ preprocessed/ below it). Needs PyYAML: pip install 'gnnstore[graphbolt]'.
 \b
 Examples:
   gnnstore convert graphbolt datasets/ogbn-products-seeds products.gnn
+  gnnstore convert graphbolt datasets/ogb-lsc-mag240m-seeds mag240m.gnn
 """,
     click.option(
         "--task",
@@ -535,6 +554,41 @@ Examples:
         default="19",
         help="Labels of 19 or of 2983 classes.",
     ),
+)
+
+_add_kind(
+    "igbh",
+    """Convert a heterogeneous graph of the Illinois Graph Benchmark (IGBH).
+
+INPUT is the directory with paper/ and paper__cites__paper/ in it, or one with processed/. Splits
+are those of IGB's loader: 60, 20 and 20 % of the labelled papers, by position.
+
+\b
+Examples:
+  gnnstore convert igbh igb-heterogeneous/small small.gnn --reverse all
+  gnnstore convert igbh igb-heterogeneous/full full.gnn --classes 2K --feature-dtype float16
+""",
+    click.option(
+        "--classes",
+        type=click.Choice(("19", "2K")),
+        default="19",
+        help="Labels of 19 or of 2983 classes.",
+    ),
+)
+
+_add_kind(
+    "mag240m",
+    """Convert MAG240M whole: papers, authors, institutions, and three types of edges.
+
+INPUT is the directory mag240m_kddcup2021. The numbers of authors and institutions are read from
+meta.pt, in which nothing but numbers is unpickled. (gnnstore convert ogb takes the papers alone.)
+
+\b
+Examples:
+  gnnstore convert mag240m dataset/mag240m_kddcup2021 mag240m.gnn --reverse all
+  gnnstore convert mag240m dataset/mag240m_kddcup2021 mag240m.gnn --time-attr node_year \
+      --reverse writes --reverse affiliated_with
+""",
 )
 
 _add_kind(
@@ -669,6 +723,7 @@ Examples:
     ),
     click.option("--seed", type=int, default=0, help="Seed of the graph."),
     source=None,
+    function="from_planted_types",
 )
 
 

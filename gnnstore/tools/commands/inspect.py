@@ -36,8 +36,8 @@ _HELP = """Show the contents of a store and how they will be read.
 Reads metadata only, so it is fast on a store of any size. --stats also reads the arrays, once and
 in bounded memory: degrees, isolated nodes, range and NaN of every attribute, and a histogram of
 the labels. Packed epochs and partitions are listed; STORE may also be the directory of one, or of
-trainable embeddings. --plot draws the degrees of the graph; or of packed epochs, the rows of their
-batches and how soon rows are reused.
+trainable embeddings. --plot draws the degrees of the graph; of a graph with types, its node and
+edge types; or of packed epochs, the rows of their batches and how soon rows are reused.
 
 \b
 Examples:
@@ -57,7 +57,7 @@ Examples:
 @click.option("--packed", metavar="NAME", help="Show some of the store's packed epochs.")
 @gone_option("--plan", "--plan is called --packed")
 @click.option("--partitions", metavar="NAME", help="Show one of the store's partitionings.")
-@plot_option("Plot degrees, or the rows of packed epochs.")
+@plot_option("Draw degrees or types of the graph, or the rows of packed epochs.")
 @session_options
 def command(
     session: Session,
@@ -132,7 +132,11 @@ def _inspect_store(
 
         with session.progress() as progress:
             document["stats"] = scan_store(reader, progress)
-    if plot_file is not None:
+    if plot_file is not None and not reader.schema.is_homogeneous:
+        from gnnstore.tools.plots.types import draw_types
+
+        document["drawn_to"] = str(draw_types(reader.path.name, document["graph"], plot_file))
+    elif plot_file is not None:
         from gnnstore.tools.inspect.scan import count_degrees
         from gnnstore.tools.plots.degrees import draw_degrees
 

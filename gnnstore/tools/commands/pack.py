@@ -22,7 +22,8 @@ from gnnstore.tools.ui.options import (
 from gnnstore.tools.ui.session import Session
 
 _CACHED_BY = (PACKED.policy, *SCORES)
-_OF_LINKS = ("src_weight", "dst_weight", "edge_label", "edge_label_attrs")
+_OF_LINKS = ("src_weight", "dst_weight", "edge_label", "edge_label_time", "edge_label_attrs")
+_OF_SEEDS = ("input_time", *_OF_LINKS)
 
 _HELP = """Sample and pack epochs of STORE, so that training reads only large chunks.
 
@@ -42,6 +43,7 @@ Examples:
   gnnstore pack papers100M.gnn --output /fast/base --num-neighbors 15,10 --disk 2TB
   gnnstore pack papers100M.gnn --name base --estimate
   gnnstore pack citation2.gnn --name links --links train --negatives binary:1
+  gnnstore pack mag.gnn --name base --input-nodes paper:train --num-neighbors 10,10
 """
 
 
@@ -119,6 +121,18 @@ Examples:
     help="Labels of the links, [L, ...]; of all edges, by edge id.",
 )
 @click.option(
+    "--input-time",
+    type=click.Path(),
+    metavar="FILE.npy",
+    help="Times of the seed nodes, in place of their own.",
+)
+@click.option(
+    "--edge-label-time",
+    type=click.Path(),
+    metavar="FILE.npy",
+    help="Times of the links, [L]; of all edges, by edge id.",
+)
+@click.option(
     "--edge-label-attrs",
     type=Parsed("names", lambda text, _: tuple(name.strip() for name in text.split(","))),
     metavar="NAME,NAME,...",
@@ -152,4 +166,4 @@ def command(session: Session, store: str, **options: Any) -> None:
     # On demand: torch and the kernels take longer to load than --help may.
     from gnnstore.tools.predict.pack import pack_epochs  # noqa: PLC0415
 
-    pack_epochs(session, store, of_links={name: options.pop(name) for name in _OF_LINKS}, **options)
+    pack_epochs(session, store, of_seeds={name: options.pop(name) for name in _OF_SEEDS}, **options)

@@ -45,6 +45,7 @@ def describe_store(reader: StoreReader) -> dict[str, Any]:
             "num_edges": num_edges,
             "mean_in_degree": num_edges / num_nodes if num_nodes else 0.0,
             "index_dtype": schema.index_dtype,
+            "has_types": not schema.is_homogeneous,
             "node_types": [
                 {
                     "name": node.name,
@@ -62,6 +63,8 @@ def describe_store(reader: StoreReader) -> dict[str, Any]:
                     "num_edges": edge.num_edges,
                     "attributes": sorted(edge.attributes),
                     "edge_ids": edge.edge_id is not None,
+                    "orders": list(edge.orders),
+                    "weight_sums": list(edge.weight_sums),
                     "splits": {
                         name: {
                             "num_edges": split.num_edges,
@@ -182,11 +185,10 @@ def _state(reader: StoreReader) -> dict[str, Any]:
 def _reading(reader: StoreReader) -> dict[str, Any]:
     """Return the way in which a loader with default arguments would read this store."""
     try:
-        _ = reader.schema.node, reader.schema.edge  # loaders refuse stores of several types
         sizes = StoreSizes.of(reader.schema)
         placement = place(sizes, MemoryBudget.of(None), strategy=auto().by_mode)
         engine = _engine(reader, sizes) if placement.reads_disk else None
-    except GnnstoreError as error:  # heterogeneous, too large, no such engine
+    except GnnstoreError as error:  # too large, no such engine
         return {"strategy": None, "reason": str(error)}
     if engine is not None:
         placement = placement.because(f"read by {engine.reason}")

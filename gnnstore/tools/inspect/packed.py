@@ -12,6 +12,7 @@ import numpy.typing as npt
 from gnnstore.formats.packed.manifest import KIND, NUM_POSITIONS
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.progress import Progress
+from gnnstore.tools.ui.options import describe_fanouts
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:
@@ -60,9 +61,9 @@ def render_packed(console: Console, packed: Mapping[str, Any]) -> None:
         console,
         {
             "batches": f"{packed['epochs']:,} epochs of {packed['batches_per_epoch']:,}, {order}",
-            "seeds": f"{packed['num_seeds']:,} {packed['seeds']}"
+            "seeds": f"{packed['num_seeds']:,} {packed['seeds'].rpartition(' ')[2]}"
             + (f", {packed['neg_sampling']} negatives" if packed["neg_sampling"] else ""),
-            "fan-outs": ", ".join(map(str, packed["num_neighbors"] or [])) or "none",
+            "fan-outs": describe_fanouts(packed) or "none",
             "batch size": f"{packed['batch_size']:,}",
             "seed": f"{packed['seed']}",
             "cached rows": (

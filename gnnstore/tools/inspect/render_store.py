@@ -48,6 +48,8 @@ def render_summary(console: Console, store: Mapping[str, Any]) -> None:
     """Print the size of the store and of its arrays."""
     console.print(store["path"], style="bold", soft_wrap=True)
     print_facts(console, _headline(store))
+    if store["graph"]["has_types"]:
+        _print_types(console, store)
     print_title(console, "Arrays")
     _print_arrays(console, store)
 
@@ -139,7 +141,13 @@ def _one_line(value: object) -> str:
 
 def _headline(store: Mapping[str, Any]) -> dict[str, object]:
     graph, state = store["graph"], store["state"]
-    splits = {name: count for node in graph["node_types"] for name, count in node["splits"].items()}
+    splits = {
+        (f"{node['name']} {name}" if graph["has_types"] else name): count
+        for node in graph["node_types"]
+        for name, count in node["splits"].items()
+    }
+    by_time = {name for edge in graph["edge_types"] for name in edge["orders"]}
+    by_weight = {name for edge in graph["edge_types"] for name in edge["weight_sums"]}
     edge_splits = {
         name: split["num_edges"]
         for edge in graph["edge_types"]
@@ -151,6 +159,8 @@ def _headline(store: Mapping[str, Any]) -> dict[str, object]:
         "edges": f"{graph['num_edges']:,} ({graph['mean_in_degree']:.4g} per node)",
         "splits": ", ".join(f"{name} {count:,}" for name, count in splits.items()) or None,
         "edge splits": ", ".join(f"{name} {n:,}" for name, n in edge_splits.items()) or None,
+        "ordered by": ", ".join(sorted(by_time)) or None,
+        "weighted by": ", ".join(sorted(by_weight)) or None,
         "attributes": ", ".join(f"{k}={v}" for k, v in graph["attributes"].items()) or None,
         "size": f"{format_size(state['disk_bytes'])} in {state['num_files']:,} files",
         "state": "complete"
@@ -159,6 +169,40 @@ def _headline(store: Mapping[str, Any]) -> dict[str, object]:
         "format": f"version {store['format_version']}, written by {store['created_by']}",
         "uuid": store["uuid"],
     }
+
+
+def _print_types(console: Console, store: Mapping[str, Any]) -> None:
+    """Print a line for each node type and each edge type."""
+    graph = store["graph"]
+    print_title(console, "Node types")
+    rows = [
+        (
+            node["name"],
+            f"{node['num_nodes']:,}",
+            ", ".join(node["attributes"]) or "-",
+            ", ".join(f"{name} {count:,}" for name, count in node["splits"].items()) or "-",
+        )
+        for node in graph["node_types"]
+    ]
+    print_table(console, ("type", "nodes", "attributes", "splits"), rows, right=("nodes",))
+    print_title(console, "Edge types")
+    counts = {node["name"]: node["num_nodes"] for node in graph["node_types"]}
+    lines = []
+    for edge in graph["edge_types"]:
+        source, relation, target = edge["type"]
+        lines.append(
+            (
+                f"{source} -> {target}",
+                relation,
+                f"{edge['num_edges']:,}",
+                f"{edge['num_edges'] / max(1, counts[target]):.4g}",
+                ", ".join(edge["attributes"]) or "-",
+                ", ".join(edge["orders"]) or "-",
+                ", ".join(edge["weight_sums"]) or "-",
+            )
+        )
+    columns = ("type", "relation", "edges", "per target", "attributes", "times", "weights")
+    print_table(console, columns, lines, right=("edges", "per target"))
 
 
 def _print_arrays(console: Console, store: Mapping[str, Any]) -> None:

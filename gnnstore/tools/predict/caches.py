@@ -12,8 +12,8 @@ from gnnstore.caching.policies.simulate import PolicyRun, distinct_rows, policie
 from gnnstore.disk.profile.device_profile import DeviceProfile, load_profile
 from gnnstore.disk.profile.tuning import tune_reads
 from gnnstore.errors import UsageError
+from gnnstore.features.source import CachedTables
 from gnnstore.graph.store import open as open_store
-from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.strategies.builtin import auto
 from gnnstore.strategies.predict.reads import ReadTotals
 from gnnstore.strategies.predict.workload import TableReads
@@ -21,7 +21,7 @@ from gnnstore.strategies.sizes.placement import read_tables
 from gnnstore.tools.plots.pictures import draw_into
 from gnnstore.tools.plots.predict import draw_predictions
 from gnnstore.tools.predict.render import render_predictions
-from gnnstore.tools.predict.seeds import choose_seeds
+from gnnstore.tools.predict.seeds import choose_seeds, config_of
 from gnnstore.tools.predict.strategies import PredictionRequest, predict_strategies
 from gnnstore.tools.predict.trace import TracedEpoch, sample_epoch
 from gnnstore.tools.ui import exits
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gnnstore.formats.arrays.paged_array import PagedArray
     from gnnstore.graph.store import GraphStore
     from gnnstore.progress import Progress
-    from gnnstore.tools.ui.options import SeedOptions
+    from gnnstore.tools.ui.options import SamplingOptions, SeedOptions
 
 _SHARES = (0.05, 0.1, 0.2)
 # A curve needs more points, most of them at small sizes.
@@ -43,6 +43,7 @@ _DRAWN_SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 class _Disk:
     """The tables whose rows are read from disk, and the rules of their reads."""
 
+    tables: CachedTables
     arrays: tuple[PagedArray, ...]
     reads: TableReads
     profile: DeviceProfile | None  # measurements, unless they were made through the page cache
@@ -59,7 +60,9 @@ class _Disk:
             )
         profile = load_profile(store.path)
         usable = profile if profile is not None and profile.is_direct else None
-        return cls(tuple(arrays), TableReads.of(arrays, tune_reads(profile)), usable)
+        tables = CachedTables.of(store.schema, {spec.path for spec in specs})
+        reads = TableReads.of(arrays, tune_reads(profile), tables.ranges)
+        return cls(tables, tuple(arrays), reads, usable)
 
 
 def predict_caches(
@@ -67,7 +70,7 @@ def predict_caches(
     path: str,
     *,
     plot_file: Path | None,
-    fanouts: tuple[int, ...],
+    sampling: SamplingOptions,
     batch_size: int,
     seeds_asked: SeedOptions,
     num_batches: int,
@@ -82,7 +85,7 @@ def predict_caches(
     store = open_store(path)
     _Disk.of(store)  # before the disk is measured, if there is nothing to read from it
     sizes = caches or (_SHARES if plot_file is None else _DRAWN_SHARES)
-    config, num_cores = SamplingConfig(fanouts, seed=seed), len(os.sched_getaffinity(0))
+    config, num_cores = config_of(store, sampling, seed=seed), len(os.sched_getaffinity(0))
     names, seeds = choose_seeds(store, config, seeds_asked)
     with session.progress() as progress:
         asked = PredictionRequest(
@@ -102,15 +105,17 @@ def predict_caches(
             store,
             config,
             seeds,
+            disk.tables.space,
             batch_size=batch_size,
             num_batches=num_batches,
             num_threads=threads or num_cores,
             progress=progress,
         )
-        compared = _compare(store.num_nodes, disk, epoch, sizes, progress)
+        compared = _compare(disk, epoch, sizes, progress)
     document: dict[str, Any] = {
         "store": str(store.path),
-        "num_neighbors": list(fanouts),
+        "num_neighbors": sampling.shown_fanouts,
+        **sampling.of_loader,
         "batch_size": batch_size,
         "seed": seed,
         **names,
@@ -138,7 +143,7 @@ def _describe_disk(disk: _Disk) -> dict[str, Any]:
     profile = disk.profile
     return {
         "arrays": [array.spec.path for array in disk.arrays],
-        "row_bytes": disk.reads.row_bytes,
+        "row_bytes": disk.tables.slot_bytes,
         "alignment_bytes": max(disk.reads.alignments),
         "gap_bytes": disk.reads.tuning.gap_bytes,
         "max_read_bytes": disk.reads.tuning.max_read_bytes,
@@ -147,7 +152,6 @@ def _describe_disk(disk: _Disk) -> dict[str, Any]:
 
 
 def _compare(
-    num_nodes: int,
     disk: _Disk,
     epoch: TracedEpoch,
     sizes: tuple[float | int, ...],
@@ -155,7 +159,7 @@ def _compare(
 ) -> list[dict[str, Any]]:
     """Return the rows that each policy reads for each size, as JSON values."""
     compared = []
-    row_bytes = disk.reads.row_bytes
+    row_bytes, num_nodes = disk.tables.slot_bytes, disk.tables.space.num_rows
     with progress.phase("compare", len(sizes) * len(policies()), "caches") as phase:
         for size in sizes:
             rows = round(size * num_nodes) if isinstance(size, float) else size // row_bytes

@@ -19,16 +19,15 @@ from gnnstore.graph.store import open as open_store
 from gnnstore.packing.estimate import PackEstimate, estimate_packing
 from gnnstore.packing.job import EpochPacker
 from gnnstore.packing.sampling import PackSettings
-from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.tools.inspect.packed import describe_packed, render_packed
-from gnnstore.tools.predict.seeds import choose_seeds
+from gnnstore.tools.predict.seeds import choose_seeds, config_of
 from gnnstore.tools.ui.session import Session
 from gnnstore.units import format_duration
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gnnstore.tools.ui.options import SeedOptions
+    from gnnstore.tools.ui.options import SamplingOptions, SeedOptions
 
 
 def pack_epochs(
@@ -37,13 +36,13 @@ def pack_epochs(
     *,
     name: str | None,
     output: str | None,
-    fanouts: tuple[int, ...],
+    sampling: SamplingOptions,
     seeds_asked: SeedOptions,
     seed: int,
     replace: bool,
     subgraph_type: Any,
     disjoint: bool,
-    of_links: Mapping[str, Any],
+    of_seeds: Mapping[str, Any],
     threads: int | None,
     tmpdir: str | None,
     estimate: bool,
@@ -58,8 +57,15 @@ def pack_epochs(
     final = Path(output) if output is not None else unit_path(PACKED, store.path, name or "")
     if not (overwrite or estimate):
         refuse_existing(final)
-    config = SamplingConfig(fanouts, replace, subgraph_type, disjoint, seed)
-    _, seeds = choose_seeds(store, config, seeds_asked, **of_links)
+    config = config_of(
+        store,
+        sampling,
+        replace=replace,
+        subgraph_type=subgraph_type,
+        disjoint=disjoint,
+        seed=seed,
+    )
+    _, seeds = choose_seeds(store, config, seeds_asked, **of_seeds)
     packer = EpochPacker(
         store,
         PackSettings(

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from gnnstore.caching.policies.registry import POLICIES
-from gnnstore.tools.ui.options import describe_seeds
+from gnnstore.tools.ui.options import describe_fanouts, describe_seeds
 from gnnstore.tools.ui.tables import print_facts, print_next, print_table, print_title
 from gnnstore.units import format_duration, format_size
 
@@ -66,7 +66,7 @@ def render_predictions(console: Console, document: Mapping[str, Any]) -> None:
 def _facts(document: Mapping[str, Any]) -> dict[str, object]:
     batches, needed = document["num_batches"], document["rows_needed"]
     rows = f"{needed / max(1, batches):,.0f} rows of {document['row_bytes']} bytes each"
-    fanouts = ", ".join(str(fanout) for fanout in document["num_neighbors"])
+    fanouts = describe_fanouts(document)
     measured = document["measured_at"]
     return {
         "batches": f"{batches:,} of the {document['epoch_batches']:,} of an epoch, {rows}",

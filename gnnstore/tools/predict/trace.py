@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from gnnstore.budget.limits import MemoryBudget
 from gnnstore.caching.plan import Trace, TraceBuilder
-from gnnstore.caching.scores import Score, count_out_degrees
+from gnnstore.caching.scores import Score
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.graph.topology import Topology
 from gnnstore.pipeline.batch import Batch
@@ -22,8 +22,10 @@ from gnnstore.pipeline.lookahead.producer import sample_batches
 from gnnstore.pipeline.order.keyed import KeyedOrder
 from gnnstore.pipeline.order.state import Position
 from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.sampling.row_space import RowSpace
 from gnnstore.seeds.base import BatchKey, SeedSource
 from gnnstore.strategies.builtin import MMAP
+from gnnstore.strategies.predict.sampled_epoch import row_degrees
 from gnnstore.strategies.sizes.placement import place
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ def sample_epoch(
     store: GraphStore,
     config: SamplingConfig,
     seeds: SeedSource,
+    space: RowSpace,
     *,
     batch_size: int,
     num_batches: int,
@@ -69,11 +72,11 @@ def sample_epoch(
     num_batches = min(num_batches, order.num_batches)
     topology = load_topology(store, progress)
     began = time.perf_counter()
-    trace = TraceBuilder(num_batches, store.num_nodes)
+    trace = TraceBuilder(num_batches, space.num_rows)
 
     def keep(place: int, batch: Batch) -> None:
         if batch.sample is not None:
-            trace.put(place, batch.sample.n_id)
+            trace.put(place, space.rows(batch.sample.nodes))
 
     with progress.phase("sample", num_batches, "batches") as phase:
         sampler = topology.sampler(config, store.schema.index_dtype)
@@ -94,9 +97,8 @@ def sample_epoch(
 
     scores: dict[Score, npt.NDArray[Any]] = {}
     with progress.phase("score nodes"):
-        csc = topology.columns()
-        scores["degree"] = count_out_degrees(csc.column_pieces(), store.num_nodes, csc.label)
-        scores["frequency"] = np.zeros(store.num_nodes, np.uint8)
-        presampler = Presampler.of(store, config, seeds, batch_size, False)
+        scores["degree"] = row_degrees(topology, space)
+        scores["frequency"] = np.zeros(space.num_rows, np.uint8)
+        presampler = Presampler.of(store, config, seeds, batch_size, False).over(space)
         presampler.run(topology, num_threads, scores["frequency"])
     return TracedEpoch(order.num_batches, trace.build(), scores, seconds)

@@ -20,6 +20,8 @@ from gnnstore.tools.ui.session import Session
 from gnnstore.units import parse_size
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+# Of each hop; or of each hop by edge type, as "author__writes__paper".
+Fanouts = tuple[int, ...] | Mapping[str, tuple[int, ...]]
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
@@ -56,7 +58,14 @@ def parse_share_or_size(text: str, name: str) -> float | int:
     return share
 
 
-def _parse_fanouts(text: str, _: str) -> tuple[int, ...]:
+def _parse_fanouts(text: str, _: str) -> Fanouts:
+    if "=" in text:
+        parts = (part.partition("=") for part in text.split(";"))
+        return {name.strip(): _parse_hops(hops) for name, _, hops in parts}
+    return _parse_hops(text)
+
+
+def _parse_hops(text: str) -> tuple[int, ...]:
     try:
         fanouts = tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -64,7 +73,8 @@ def _parse_fanouts(text: str, _: str) -> tuple[int, ...]:
     if min(fanouts) < -1:
         raise UsageError(
             f"{text!r} is not a list of fan-outs; write a number for each hop, -1 for all "
-            "neighbours, as in 10,10,10"
+            "neighbours, as in 10,10,10, or such a list for each edge type, as in "
+            "'author__writes__paper=10,5;paper__cites__paper=10,10'"
         )
     return fanouts
 
@@ -144,6 +154,38 @@ def plot_option(help_text: str) -> Decorator:
 
 
 @dataclass(frozen=True)
+class SamplingOptions:
+    """The options of sampling, as given on the command line."""
+
+    fanouts: Fanouts = (10, 10, 10)
+    time_attr: str | None = None  # this and the rest as in `NeighborLoader`
+    temporal_strategy: str | None = None
+    time_window: int | None = None
+    weight_attr: str | None = None
+
+    @property
+    def shown_fanouts(self) -> Any:
+        """The fan-outs, for JSON documents."""
+        if isinstance(self.fanouts, Mapping):
+            return {name: list(hops) for name, hops in self.fanouts.items()}
+        return list(self.fanouts)
+
+    @property
+    def of_loader(self) -> dict[str, Any]:
+        """The given options besides fan-outs, by the names of a loader's."""
+        names = [field.name for field in fields(self)][1:]
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+def describe_fanouts(document: Mapping[str, Any]) -> str:
+    """Return the fan-outs in a document."""
+    fanouts = document["num_neighbors"] or ()
+    if not isinstance(fanouts, Mapping):
+        return ", ".join(map(str, fanouts))
+    return "; ".join(f"{name} {', '.join(map(str, hops))}" for name, hops in fanouts.items())
+
+
+@dataclass(frozen=True)
 class SeedOptions:
     """The seeds of batches, as given on the command line."""
 
@@ -198,6 +240,8 @@ def _seeds_together(command: Callable[..., Any]) -> Callable[..., Any]:
     def with_seeds(*arguments: Any, **options: Any) -> Any:
         given = {field.name: options.pop(field.name) for field in fields(SeedOptions)}
         seeds = SeedOptions(**given)
+        names = [field.name for field in fields(SamplingOptions)]
+        sampling = SamplingOptions(**{name: options.pop(name) for name in names})
         if seeds.links is not None and seeds.input_nodes is not None:
             raise UsageError("--links and --input-nodes: batches start from edges, or from nodes")
         if seeds.links is None and seeds.of_links:
@@ -205,7 +249,7 @@ def _seeds_together(command: Callable[..., Any]) -> Callable[..., Any]:
                 "negatives and excluded edges are those of edges that batches start from; give "
                 "these with --links (--links all: every edge), or leave the other options out"
             )
-        return command(*arguments, seeds_asked=seeds, **options)
+        return command(*arguments, seeds_asked=seeds, sampling=sampling, **options)
 
     return with_seeds
 
@@ -235,7 +279,8 @@ _link_options = together(
     click.option(
         "--links",
         metavar="EDGES",
-        help='Start from edges: "all", an edge split, or FILE.npy of sources and targets [2, L].',
+        help='Start from edges: "all", an edge split, or FILE.npy of sources and targets [2, L]. '
+        "If nodes have types: SOURCE__RELATION__TARGET:all, or with a file.",
     ),
     click.option(
         "--negatives",
@@ -274,7 +319,7 @@ _link_options = together(
 )
 
 # Options of the commands that sample batches as a loader does. The seeds of batches are passed as
-# `seeds_asked`.
+# `seeds_asked`, and the options of sampling as `sampling`.
 batch_options = together(
     click.option(
         "--num-neighbors",
@@ -282,13 +327,36 @@ batch_options = together(
         type=Parsed("fanouts", _parse_fanouts),
         metavar="N,N,...",
         default="10,10,10",
-        help="Fan-out of each hop; -1 takes all neighbours.",
+        help="Fan-out of each hop; -1 takes all neighbours. By edge type: TYPE=N,N;TYPE=N,N, a "
+        "TYPE being SOURCE__RELATION__TARGET.",
+    ),
+    click.option(
+        "--time-attr",
+        metavar="NAME",
+        help="Sample nothing later than a seed, by this attribute of nodes, as time_attr=.",
+    ),
+    click.option(
+        "--temporal-strategy",
+        type=click.Choice(("uniform", "last")),
+        help="With --time-attr: choose any of the edges a seed may see, or the latest.",
+    ),
+    click.option(
+        "--time-window",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="With --time-attr: the last N units of time before each seed only.",
+    ),
+    click.option(
+        "--weight-attr",
+        metavar="NAME",
+        help="Choose neighbours in proportion to this attribute of edges, as weight_attr=.",
     ),
     click.option("--batch-size", type=click.IntRange(min=1), default=1024, help="Seeds per batch."),
     click.option(
         "--input-nodes",
         metavar="SPLIT",
-        help='Seed nodes; "all" for every node. Default: the split "train" if there is one.',
+        help='Seed nodes; "all" for every node. Default: the split "train" if there is one. If '
+        "nodes have types: TYPE:SPLIT, or several of these with commas.",
     ),
     _link_options,
     _seeds_together,

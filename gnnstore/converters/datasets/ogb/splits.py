@@ -16,7 +16,7 @@ from gnnstore.errors import InputError
 SPLITS = ("train", "valid", "test")
 _NAMES = ("split_dict.pt", "split_dict.npz")
 # The test papers of MAG240M: all papers, and the two parts that contests use.
-_PARTS = {"test-whole": "test", "test-dev": "test_dev", "test-challenge": "test_challenge"}
+PARTS = {"test-whole": "test", "test-dev": "test_dev", "test-challenge": "test_challenge"}
 
 
 def split_file(directory: Path) -> Path | None:
@@ -35,5 +35,5 @@ def set_splits(writer: GraphWriter, path: Path) -> None:
     for name, ids in open_split_file(path, memory).items():
         if isinstance(ids, Mapping):
             raise InputError(f"{path}: {name} is a dict; expected the ids of nodes", path=path)
-        split = SPLIT_KEYS.get(name, _PARTS.get(name, name))
+        split = SPLIT_KEYS.get(name, PARTS.get(name, name))
         writer.set_split(split, ids, where=f"{path}: {name}")

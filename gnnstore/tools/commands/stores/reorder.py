@@ -20,7 +20,7 @@ from gnnstore.tools.ui.options import (
 from gnnstore.tools.ui.session import Session
 
 if TYPE_CHECKING:
-    from gnnstore.tools.ui.options import SeedOptions
+    from gnnstore.tools.ui.options import SamplingOptions, SeedOptions
 
 _HELP = """Renumber the nodes of a store, so that rows needed often lie together.
 
@@ -67,7 +67,7 @@ Examples:
 def command(
     session: Session,
     *,
-    fanouts: tuple[int, ...],
+    sampling: SamplingOptions,
     batch_size: int,
     seeds_asked: SeedOptions,
     estimate: bool,
@@ -89,7 +89,7 @@ def command(
         scores = count_batches(
             session,
             arguments["store"],
-            fanouts,
+            sampling,
             batch_size,
             seeds_asked,
             memory_bytes=arguments["memory_bytes"],

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from gnnstore.converters.inputs.opening import existing_file, open_input
 from gnnstore.errors import InputError, UsageError, storage_errors
+from gnnstore.formats.store.schema import EdgeType
 
 FILE_NAME = "metadata.yaml"
 _MAX_BYTES = 2**16  # the largest public metadata have a few thousand
@@ -67,7 +68,34 @@ class Metadata:
         yield from dict.fromkeys([self.path, *(file.path for file in described)])
 
 
-def read_metadata(directory: Path) -> Metadata:
+@dataclass(frozen=True)
+class TypedMetadata:
+    """The parts of a data set of several types."""
+
+    path: Path
+    num_nodes: Mapping[str, int]
+    edges: Mapping[EdgeType, DataFile]
+    node_features: Mapping[str, tuple[DataFile, ...]]
+    edge_features: Mapping[EdgeType, tuple[DataFile, ...]]
+    # By task: files by split and node type.
+    tasks: tuple[tuple[str | None, Mapping[str, Mapping[str, tuple[DataFile, ...]]]], ...]
+
+    def files(self) -> Iterator[Path]:
+        """Yield every file, the metadata first, each once."""
+        described = list(self.edges.values())
+        for features in (*self.node_features.values(), *self.edge_features.values()):
+            described += features
+        described += [
+            file
+            for _, splits in self.tasks
+            for by_type in splits.values()
+            for part in by_type.values()
+            for file in part
+        ]
+        yield from dict.fromkeys([self.path, *(file.path for file in described)])
+
+
+def read_metadata(directory: Path) -> Metadata | TypedMetadata:
     """Read and check the metadata of a data set."""
     path = existing_file(directory / FILE_NAME, "the data set's metadata")
     with storage_errors("read the metadata", path), open_input(path) as file:
@@ -128,7 +156,7 @@ class _Reader:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def metadata(self, document: Any) -> Metadata:
+    def metadata(self, document: Any) -> Metadata | TypedMetadata:
         top = self._mapping(document, "the document")
         if "graph" not in top and "graph_topology" in top:
             self._fail(
@@ -137,11 +165,12 @@ class _Reader:
                 "metadata.yaml has 'graph'",
             )
         graph = self._mapping(top.get("graph"), "graph")
+        lists = [list(self._entries(graph.get(key), f"graph.{key}")) for key in ("nodes", "edges")]
+        if max(map(len, lists)) > 1:
+            return self._typed(top, graph, *lists)
         nodes = self._only(graph.get("nodes"), "graph.nodes")
         edges = self._only(graph.get("edges"), "graph.edges")
-        num_nodes = nodes.get("num")
-        if not isinstance(num_nodes, str) or not re.fullmatch(r"[0-9]{1,18}", num_nodes):
-            self._fail("graph.nodes[0].num", f"{_show(num_nodes)} is not a number of nodes")
+        num_nodes = self._count(nodes, "graph.nodes[0]")
         features: dict[str, list[DataFile]] = {"node": [], "edge": []}
         # Features may also be listed below graph, for sampling.
         for where, found in (("", top), ("graph.", graph)):
@@ -152,12 +181,84 @@ class _Reader:
                 features[str(domain)].append(self._file(entry, place))
         return Metadata(
             self.path,
-            int(num_nodes),
+            num_nodes,
             self._file({"name": "edges", **edges}, "graph.edges[0]"),
             tuple(features["node"]),
             tuple(features["edge"]),
             tuple(self._task(*found) for found in self._entries(top.get("tasks"), "tasks")),
         )
+
+    def _count(self, entry: Mapping[str, Any], place: str) -> int:
+        found = entry.get("num")
+        if not isinstance(found, str) or not re.fullmatch(r"[0-9]{1,18}", found):
+            self._fail(f"{place}.num", f"{_show(found)} is not a number of nodes")
+        return int(found)
+
+    def _typed(
+        self,
+        top: Mapping[str, Any],
+        graph: Mapping[str, Any],
+        nodes: list[tuple[str, Mapping[str, Any]]],
+        edges: list[tuple[str, Mapping[str, Any]]],
+    ) -> TypedMetadata:
+        counts = {self._node_type(own, at): self._count(own, at) for at, own in nodes}
+        if len(counts) < len(nodes):
+            self._fail("graph.nodes", "has a type twice")
+        files = {
+            self._edge_type(own, at): self._file({"name": "edges", **own}, at) for at, own in edges
+        }
+        if len(files) < len(edges):
+            self._fail("graph.edges", "has a type twice")
+        of_nodes: dict[str, tuple[DataFile, ...]] = {}
+        of_edges: dict[EdgeType, tuple[DataFile, ...]] = {}
+        for where, found in (("", top), ("graph.", graph)):
+            for place, entry in self._entries(found.get("feature_data"), f"{where}feature_data"):
+                domain = entry.get("domain")
+                file = self._file(entry, place)
+                if domain == "node":
+                    name = self._node_type(entry, place, counts)
+                    of_nodes[name] = (*of_nodes.get(name, ()), file)
+                elif domain == "edge":
+                    edge_type = self._edge_type(entry, place, files)
+                    of_edges[edge_type] = (*of_edges.get(edge_type, ()), file)
+                else:
+                    self._fail(f"{place}.domain", f"{_show(domain)} is not 'node' or 'edge'")
+        tasks = []
+        for place, entry in self._entries(top.get("tasks"), "tasks"):
+            splits: dict[str, dict[str, tuple[DataFile, ...]]] = {}
+            for key, split in _SETS.items():
+                for at, part in self._entries(entry.get(key), f"{place}.{key}"):
+                    data = self._entries(part.get("data"), f"{at}.data")
+                    name = self._node_type(part, at, counts)
+                    splits.setdefault(split, {})[name] = tuple(
+                        self._file(found, where) for where, found in data
+                    )
+            name = self._text(entry, "name")
+            tasks.append((None if name is None else str(name), splits))
+        return TypedMetadata(self.path, counts, files, of_nodes, of_edges, tuple(tasks))
+
+    def _node_type(
+        self, entry: Mapping[str, Any], place: str, known: Container[str] | None = None
+    ) -> str:
+        found = self._text(entry, "type")
+        if not isinstance(found, str):
+            self._fail(f"{place}.type", f"{_show(found)} is no node type")
+        if known is not None and found not in known:
+            hint = ": seeds of edges cannot be a split" if ":" in found else ""
+            self._fail(f"{place}.type", f"there is no node type {_show(found)}{hint}")
+        return found
+
+    def _edge_type(
+        self, entry: Mapping[str, Any], place: str, known: Container[EdgeType] | None = None
+    ) -> EdgeType:
+        found = self._text(entry, "type")
+        names = found.split(":") if isinstance(found, str) else []
+        if len(names) != 3:
+            self._fail(f"{place}.type", f"{_show(found)} is no source:relation:target")
+        edge_type = (names[0], names[1], names[2])
+        if known is not None and edge_type not in known:
+            self._fail(f"{place}.type", f"there are no edges of type {_show(found)}")
+        return edge_type
 
     def _task(self, place: str, entry: Mapping[str, Any]) -> Task:
         splits: dict[str, tuple[DataFile, ...]] = {}
@@ -206,11 +307,7 @@ class _Reader:
     def _only(self, value: Any, place: str) -> Mapping[str, Any]:
         entries = [entry for _, entry in self._entries(value, place)]
         if len(entries) != 1:
-            self._fail(
-                place,
-                f"lists {len(entries)} types; only homogeneous graphs, with one type of nodes and "
-                "one of edges, can be converted",
-            )
+            self._fail(place, f"lists {len(entries)} types of nodes or edges; expected one or more")
         return entries[0]
 
     def _entries(self, value: Any, place: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -1,0 +1,1 @@
+"""OnDiskDatasets of DGL GraphBolt: their metadata, arrays and tasks."""

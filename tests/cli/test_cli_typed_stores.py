@@ -1,0 +1,180 @@
+"""Commands that sample batches, on stores of several types."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import gnnstore
+from gnnstore import LinkNeighborLoader, NeighborLoader
+from gnnstore.tools.cli import main
+from tests.support.batches import assert_same_batches, batches_of
+from tests.support.hetero import CITES, TEACHES, WRITES, WRITTEN_BY, hetero_store, make_hetero
+
+DATA = make_hetero(widths={"paper": 60, "author": 25})
+FANOUTS = {CITES: [3, 2], WRITES: [2, 2], WRITTEN_BY: [2, 1], TEACHES: [1, 1]}
+FANOUTS[("author", "at", "institution")] = [0, 0]
+BY_TYPE = ";".join(f"{'__'.join(k)}={','.join(map(str, v))}" for k, v in FANOUTS.items())
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("typed")
+    return hetero_store(directory / "s.gnn", DATA, time_attr=["time"], weight_attr=["w"]).path
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    assert main([*words, "--json", "--quiet"]) == 0, capsys.readouterr().err
+    return json.loads(capsys.readouterr().out)
+
+
+PACKED: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "split": ([], {}),
+    "several": (
+        ["--input-nodes", "paper:train,author:all", "--num-neighbors", BY_TYPE],
+        {"input_nodes": {"paper": "train", "author": None}, "num_neighbors": FANOUTS},
+    ),
+    "timed": (
+        ["--time-attr", "time", "--temporal-strategy", "last", "--time-window", "90"],
+        {"time_attr": "time", "temporal_strategy": "last", "time_window": 90},
+    ),
+    "weighted": (["--weight-attr", "w", "--disjoint"], {"weight_attr": "w", "disjoint": True}),
+    "both ways": (["--subgraph-type", "bidirectional"], {"subgraph_type": "bidirectional"}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*is the reverse of")
+@pytest.mark.parametrize("case", PACKED)
+def test_packed_epochs(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str
+) -> None:
+    words, options = PACKED[case]
+    output = str(tmp_path / "packed")
+    shared = ["--batch-size", "7", "--epochs", "2", "--seed", "3", "--superbatch", "2"]
+    if "--num-neighbors" not in words:
+        shared += ["--num-neighbors", "3,2"]
+    run(capsys, "pack", str(path), "--output", output, "--cache", "2kB", *shared, *words)
+    arguments: dict[str, Any] = {"num_neighbors": [3, 2], "input_nodes": ("paper", "train")}
+    arguments |= {"batch_size": 7, "shuffle": True, "seed": 3, **options}
+    expected = batches_of(NeighborLoader(path, strategy="memory", **arguments), 2)
+    assert_same_batches(batches_of(NeighborLoader(path, packed=output, **arguments), 2), expected)
+    alone = gnnstore.open_packed(output)
+    assert_same_batches(batches_of(alone.loader(), 2), expected)
+    assert main(["verify", output]) == 0
+    with pytest.raises(ValueError, match="were not packed for a loader") as caught:
+        NeighborLoader(path, packed=output, **(arguments | {"num_neighbors": [4, 4]}))
+    for word in words[::2]:
+        if word.startswith("--") and word not in {"--disjoint", "--num-neighbors", "--input-nodes"}:
+            # It is the command for the loader, which has the other options of this one.
+            assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("mode", ["binary", "triplet"])
+def test_packed_links(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: str
+) -> None:
+    pairs, times = DATA[WRITES].edge_index[:, :40], DATA[WRITES].edge_time[:40]
+    np.save(tmp_path / "pairs.npy", pairs.numpy())
+    np.save(tmp_path / "times.npy", times.numpy())
+    output = str(tmp_path / "packed")
+    run(
+        *(capsys, "pack", str(path), "--output", output),
+        *("--links", f"author__writes__paper:{tmp_path / 'pairs.npy'}"),
+        *("--negatives", f"{mode}:1", "--num-neighbors", "2", "--batch-size", "9"),
+        *("--time-attr", "time", "--edge-label-time", str(tmp_path / "times.npy")),
+    )
+    options: dict[str, Any] = {
+        "neg_sampling": mode,
+        "batch_size": 9,
+        "shuffle": True,
+        "seed": 0,
+        "time_attr": "time",
+        "edge_label_time": times,
+    }
+    expected = batches_of(LinkNeighborLoader(path, [2], (WRITES, pairs), **options))
+    packed = LinkNeighborLoader(path, [2], (WRITES, pairs), packed=output, **options)
+    assert_same_batches(batches_of(packed), expected)
+    assert_same_batches(batches_of(gnnstore.open_packed(output).loader()), expected)
+
+
+def test_damaged_packed_rows_of_a_type(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows of two types called `x` lie apart; damage is found in the type that has it."""
+    output = tmp_path / "packed"
+    run(
+        *(capsys, "pack", str(path), "--output", str(output), "--cache", "0"),
+        *("--num-neighbors", "3,2", "--batch-size", "30"),
+    )
+    names = sorted(own.name for own in (output / "rows").iterdir() if own.is_dir())
+    assert names == ["author__x", "paper__x"]
+    found = [own for own in (output / "rows" / "author__x").rglob("*") if own.is_file()]
+    (file,) = (own for own in found if own.name != "zarr.json")
+    content = bytearray(file.read_bytes())
+    content[5] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(gnnstore.errors.CorruptStoreError, match="nodes/author/x"):
+        list(gnnstore.open_packed(output).loader())
+
+
+def test_segments_are_of_one_type(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--output", str(tmp_path / "packed"), "--segment", "2", "--num-neighbors", "2"]
+    words += ["--batch-size", "7"]
+    assert main(["pack", str(path), *words]) == 2
+    assert "is for rows of one node type" in capsys.readouterr().err
+
+
+def test_predictions(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--num-neighbors", BY_TYPE, "--batch-size", "7", "--batches", "3")
+    document = run(capsys, "predict", str(path), *words)
+    assert document["input_nodes"] == "paper:train"
+    assert document["num_neighbors"]["__".join(CITES)] == [3, 2]
+    assert {found["strategy"] for found in document["predictions"]["strategies"]} >= {"belady"}
+    assert document["row_bytes"] == 240  # of the widest type
+    document = run(capsys, "predict", str(path), *words[:4], "--links", "author__writes__paper")
+    assert document["num_input_nodes"] == DATA[WRITES].num_edges
+
+
+def test_strategies_are_timed(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--num-neighbors", "3,2", "--batch-size", "7", "--no-limit", "--memory", "50MB")
+    document = run(capsys, "bench", "load", str(path), *words, "--strategies", "map,belady")
+    for found in document["strategies"]:
+        assert found["problem"] is None
+        assert found["rounds"][0]["nodes"] > 7
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--input-nodes", "venue:train"], "no node type 'venue'"),
+        (["--input-nodes", "author:train"], "there is no split 'train'"),
+        (["--links", "paper"], "expected SOURCE__RELATION__TARGET, and :all"),
+        (["--num-neighbors", "paper__cites__paper=3"], "Missing number of neighbors"),
+        (["--num-neighbors", "paper__cites__paper=a"], "is not a list of fan-outs"),
+        (["--time-attr", "edge_time"], "gnnstore add-order"),
+        (
+            ["--time-attr", "time", "--input-nodes", "institution"],
+            "seeds of institution have",
+        ),
+    ],
+)
+def test_options_that_cannot_be(
+    path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert main(["predict", str(path), *words]) != 0
+    assert message in capsys.readouterr().err
+
+
+def test_no_type_has_a_training_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = make_hetero(counts={"author": 9, "institution": 3}, degrees={TEACHES: 2})
+    data["author"].big = torch.rand(9, 50)
+    path = hetero_store(tmp_path / "s.gnn", data).path
+    assert main(["predict", str(path)]) == 2
+    assert "0 node types have a split 'train'; name the seeds" in capsys.readouterr().err

@@ -1,0 +1,290 @@
+"""Directories with files for each type, through the command line: arrays, tables, text, KONECT."""
+
+from __future__ import annotations
+
+import gzip
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import feather, parquet
+from torch_geometric.data import HeteroData
+
+import gnnstore
+from gnnstore.converters import from_typed
+from gnnstore.formats.container.names import joined
+from gnnstore.tools.cli import main
+from tests.support.hetero import AT, CITES, WRITES, make_hetero
+
+Arrays = dict[str, Any]
+
+
+@pytest.fixture
+def data() -> HeteroData:
+    """Return a graph in whose last paper and author the types end, so that edges count them."""
+    data = make_hetero(degrees={CITES: 5, WRITES: 3, AT: 4})
+    data[AT].edge_index[1, 0] = 5
+    return data
+
+
+def arrays_of_nodes(data: HeteroData, name: str) -> Arrays:
+    own = data[name]
+    found = {key: own[key].numpy() for key in ("x", "y", "time") if key in own}
+    if "train_mask" in own:
+        found |= {"train": own.train_mask.numpy(), "val": own.val_mask.numpy()}
+    return found
+
+
+def write_npy(path: Path, arrays: Arrays) -> None:
+    path.mkdir(parents=True)
+    for name, values in arrays.items():
+        np.save(path / f"{name}.npy", values)
+
+
+def write_npz(path: Path, arrays: Arrays) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path.with_name(f"{path.name}.npz"), **arrays)
+
+
+def as_table(arrays: Arrays) -> pa.Table:
+    columns = {}
+    for name, values in arrays.items():
+        if values.ndim == 2:
+            flat = pa.array(values.reshape(-1))
+            columns[name] = pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+        else:
+            columns[name] = pa.array(values)
+    return pa.table(columns)
+
+
+def write_parquet(path: Path, arrays: Arrays) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = as_table(arrays)
+    parquet.write_table(table, path.with_name(f"{path.name}.parquet"), row_group_size=17)
+
+
+def write_parts(path: Path, arrays: Arrays) -> None:
+    """Write a table as two files, one Parquet, one Arrow."""
+    path.mkdir(parents=True)
+    table = as_table(arrays)
+    parquet.write_table(table.slice(0, 3), path / "part-0.parquet")
+    feather.write_feather(table.slice(3), path / "part-1.feather", compression="uncompressed")
+
+
+def write_text(path: Path, arrays: Arrays, mark: str, ending: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    columns: Arrays = {}
+    for name, values in arrays.items():
+        if values.ndim == 2:
+            columns |= {f"{name}_{i}": values[:, i] for i in range(values.shape[1])}
+        else:
+            columns[name] = values.astype(np.int64) if values.dtype == bool else values
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    lines = [mark.join(columns), *(mark.join(map(repr, row)) for row in rows)]
+    text = "\n".join(lines).encode() + b"\n"
+    file = path.with_name(f"{path.name}{ending}")
+    file.write_bytes(gzip.compress(text) if ending.endswith(".gz") else text)
+
+
+FORMS: dict[str, Any] = {
+    "npy": write_npy,
+    "npz": write_npz,
+    "parquet": write_parquet,
+    "parts": write_parts,
+    "csv": lambda path, arrays: write_text(path, arrays, ",", ".csv"),
+    "tsv.gz": lambda path, arrays: write_text(path, arrays, "\t", ".tsv.gz"),
+}
+
+
+def write_typed(root: Path, data: HeteroData, form: str) -> Path:
+    """Write papers, authors and all edges in a form; institutions are named by edges only."""
+    is_text = form in ("csv", "tsv.gz")
+    for name in ("paper", "author"):
+        arrays = arrays_of_nodes(data, name)
+        if is_text:  # masks of text are 0 and 1, which would be ids
+            arrays = {key: own for key, own in arrays.items() if key not in ("train", "val")}
+        FORMS[form](root / "nodes" / name, arrays)
+    for edge_type in data.edge_types:
+        own = data[edge_type]
+        source, target = own.edge_index.numpy()
+        arrays = {"time": own.edge_time.numpy(), "w": own.w.numpy()}
+        ends = {"source": source, "target": target}
+        if form == "npy":
+            ends = {"edge_index": own.edge_index.numpy()}
+        elif form == "npz" and edge_type == CITES:
+            ends = {"edge_index": np.ascontiguousarray(own.edge_index.numpy().T)}
+        FORMS[form](root / "edges" / joined(*edge_type, long="edge"), {**ends, **arrays})
+    return root
+
+
+def convert(root: Path, output: Path, *words: str) -> gnnstore.GraphStore:
+    assert main(["convert", "typed", str(root), str(output), "-q", *words]) == 0
+    return gnnstore.open(output)
+
+
+@pytest.mark.parametrize("form", list(FORMS))
+def test_each_form(tmp_path: Path, data: HeteroData, form: str) -> None:
+    root = write_typed(tmp_path / "in", data, form)
+    options = ("--weight-attr", "w", "--reverse", "at", "--memory", "100MB")
+    store = convert(root, tmp_path / "a.gnn", *options)
+    assert store.node_types == ("author", "institution", "paper")
+    assert store.edge_types[:-1] == tuple(sorted(data.edge_types))
+    assert store["institution"].num_nodes == 6
+    for edge_type in data.edge_types:
+        own = store[edge_type]
+        assert torch.equal(own.edge_index.tensor(), data[edge_type].edge_index)
+        assert torch.equal(own.time[:], data[edge_type].edge_time)
+        assert torch.allclose(own.w[:], data[edge_type].w)
+        assert own.weights == ("w",)
+    for name in ("paper", "author"):
+        everything = torch.arange(data[name].num_nodes)
+        assert torch.allclose(store[name].x[everything], data[name].x)
+        assert np.array_equal(store[name].attribute("time").read(), data[name].time)
+    assert np.array_equal(store["paper"].labels, data["paper"].y)
+    if form not in ("csv", "tsv.gz"):
+        ids = data["paper"].train_mask.nonzero().flatten()
+        assert np.array_equal(store["paper"].splits["train"], ids)
+    assert not list(store.reader.meaningless())
+
+
+@pytest.mark.parametrize("form", ["npz", "parquet", "csv"])
+def test_edges_name_nodes_by_their_ids(tmp_path: Path, data: HeteroData, form: str) -> None:
+    rng = np.random.default_rng(0)
+    ids = {name: rng.permutation(10**6)[: data[name].num_nodes] for name in ("paper", "author")}
+    for name, own in ids.items():
+        FORMS[form](tmp_path / "in" / "nodes" / name, {"id": own, "x": data[name].x.numpy()})
+    edges = data[WRITES].edge_index.numpy()
+    ends = {"source": ids["author"][edges[0]], "target": ids["paper"][edges[1]]}
+    FORMS[form](tmp_path / "in" / "edges" / "author__writes__paper", ends)
+    store = convert(tmp_path / "in", tmp_path / "a.gnn")
+    assert torch.equal(store[WRITES].edge_index.tensor(), data[WRITES].edge_index)
+    assert np.array_equal(store["paper"].original_ids, ids["paper"])
+    assert store["paper"].ids_of([ids["paper"][7]]).tolist() == [7]
+    ends["source"][3] = -1
+    FORMS[form](tmp_path / "in" / "edges" / "author__writes__paper", ends)
+    assert main(["convert", "typed", str(tmp_path / "in"), str(tmp_path / "b.gnn"), "-q"]) == 1
+
+
+def test_konect_bipartite(tmp_path: Path) -> None:
+    """Both sides count from 1, and are two types of nodes; the header has their numbers."""
+    folder = tmp_path / "in" / "edges" / "user__rates__movie"
+    folder.mkdir(parents=True)
+    text = "% bip weighted asym\n% 4 5 3\n1 1 5 100\n2 1 3 90\n4 2 1 80\n1 1 2.5 110\n"
+    (folder / "out.movielens").write_text(text)
+    (folder / "README.movielens").write_text("About this graph\n")
+    (folder / "meta.movielens").write_text("name: MovieLens\n")
+    words = ("--time-attr", "time", "--weight-attr", "weight", "--reverse", "all")
+    store = convert(tmp_path / "in", tmp_path / "a.gnn", *words)
+    assert [(name, store[name].num_nodes) for name in store.node_types] == [
+        *(("movie", 3), ("user", 5))
+    ]
+    rates = store["user", "rates", "movie"]
+    assert rates.edge_index.tolist() == [[0, 1, 3, 0], [0, 0, 1, 0]]
+    assert (rates.weight.tolist(), rates.time.tolist()) == ([5, 3, 1, 2.5], [100, 90, 80, 110])
+    assert rates.weight.dtype == torch.float32
+    assert (rates.times, rates.weights) == (("time",), ("weight",))
+    assert store["movie", "rev_rates", "user"].edge_index.tolist() == [[0, 0, 1, 0], [0, 1, 3, 0]]
+
+
+def test_without_names_of_columns(tmp_path: Path) -> None:
+    (tmp_path / "nodes").mkdir()
+    (tmp_path / "edges").mkdir()
+    (tmp_path / "nodes" / "a.csv").write_text("0.5,1\n2,3\n")
+    (tmp_path / "edges" / "a__to__b.tsv").write_text("0\t3\n1\t0\n")
+    store = convert(tmp_path, tmp_path / "out.gnn")
+    assert store["a"].x[torch.arange(2)].tolist() == [[0.5, 1], [2, 3]]
+    assert store["a", "to", "b"].edge_index.tolist() == [[0, 1], [3, 0]]
+    assert store["b"].num_nodes == 4
+
+
+def test_names_with_odd_characters(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    edge_type = ("a/b", "is_", "_é__")
+    name = joined(*edge_type, long="edge")
+    write_npz(tmp_path / "edges" / name, {"edge_index": np.array([[1], [2]])})
+    with caplog.at_level(logging.WARNING):
+        store = gnnstore.open(from_typed(tmp_path, tmp_path / "out.gnn"))
+    assert store.edge_types == (edge_type,)
+    assert [store[own].num_nodes for own in ("a/b", "_é__")] == [2, 3]
+    assert "a/b: only edges name its nodes, up to number 1" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "there is nothing in edges/; expected SOURCE__RELATION__TARGET.parquet, .npz"),
+        ({"edges/a__b.csv": "0,1\n"}, "'a__b' is no SOURCE__RELATION__TARGET"),
+        ({"edges/a__b__c__d.csv": "0,1\n"}, "write _ next to _ as %5F"),
+        ({"edges/a__to__b.txt": "0,1\n"}, "a__to__b.txt: is none of .npy, .npz, .parquet"),
+        ({"edges/a__to__b.csv": "from,to\n0,1\n"}, "first columns are from, to; expected source"),
+        ({"edges/a__to__b.csv": "0,1,2\n"}, "has 3 columns; say what those behind source and"),
+        ({"edges/a__to__b.csv": "source,target\n0,x\n"}, "line 2: column 2: 'x' is not an integer"),
+        ({"edges/a__to__b/out.c": "% bip\n0 1\n"}, "line 2: column 1: node id 0 is outside [1,"),
+        (
+            {"edges/a__to__b.csv": "0,5\n", "nodes/b.csv": "y\n1\n2\n"},
+            "edges of type ('a', 'to', 'b'): id of the target ('b') 5 at position 0 is outside",
+        ),
+        (
+            {"edges/a__to__b.csv": "0,1\n", "nodes/b.csv": "id\n5\n5\n"},
+            "the id 5 is in rows 0 and 1; each node has one row",
+        ),
+        (
+            {"edges/a__to__b.csv": "0,1\n", "edges/a__to__b.tsv": "0\t1\n"},
+            "edges in text are in one file, and there is a__to__b.tsv too",
+        ),
+    ],
+)
+def test_what_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], files: dict[str, str], message: str
+) -> None:
+    root = tmp_path / "in"
+    root.mkdir()
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    status = main(["convert", "typed", str(root), str(tmp_path / "out.gnn"), "-q"])
+    assert status == (1 if files else 3)
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out.gnn").exists()
+
+
+def test_arrays_that_disagree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arrays, message in (
+        ({"source": np.arange(3), "target": np.arange(2)}, "has shape [2], expected [E] as source"),
+        ({"source": np.arange(3)}, "expected edge_index, or source and target, found source"),
+        ({"source": np.ones(3), "target": np.arange(3)}, "expected integers"),
+        (
+            {"edge_index": np.zeros((2, 3), int), "w": np.ones(2)},
+            "has 2 rows, but the graph has 3 edges of type ('a', 'to', 'b')",
+        ),
+    ):
+        write_npz(tmp_path / "in" / "edges" / "a__to__b", arrays)
+        assert main(["convert", "typed", str(tmp_path / "in"), str(tmp_path / "o.gnn"), "-q"]) == 1
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["npz", "parquet"])
+def test_compressed_edges(tmp_path: Path, data: HeteroData, form: str) -> None:
+    """Arrays are by target, tables by source; attributes are in the order of `indices`."""
+    own = data[WRITES]
+    edge_index = own.edge_index.numpy()
+    by_source = form == "parquet"
+    rows = edge_index[0 if by_source else 1]
+    order = np.argsort(rows, kind="stable")
+    count = data["author" if by_source else "paper"].num_nodes
+    indptr = np.searchsorted(rows[order], np.arange(count + 1))
+    indices = edge_index[1 if by_source else 0][order]
+    folder = tmp_path / "in" / "edges" / "author__writes__paper"
+    if by_source:
+        FORMS[form](folder / "indptr_writes", {"indptr": indptr})
+        FORMS[form](folder / "indices_writes", {"target": indices, "w": own.w.numpy()[order]})
+    else:
+        FORMS[form](folder, {"indptr": indptr, "indices": indices, "w": own.w.numpy()[order]})
+    for name in ("paper", "author"):
+        FORMS["npz"](tmp_path / "in" / "nodes" / name, {"x": data[name].x.numpy()})
+    store = convert(tmp_path / "in", tmp_path / "a.gnn")
+    assert torch.equal(store[WRITES].edge_index.tensor(), own.edge_index[:, order])
+    assert torch.equal(store[WRITES].w[:], own.w[order])
