@@ -323,7 +323,7 @@ _TEXT = 2**20
 @pytest.mark.parametrize(
     ("data", "found"),
     [
-        (_ARRAY + b"J\0\0\0\x60\x85X\1\0\0\0O\x87R.", "a _Array of something else"),
+        (_ARRAY + b"J\0\0\0\x60\x85X\1\0\0\0O\x87R.", "a PickledArray of something else"),
         (b"cnumpy\nndarray\nJ\0\0\0\x60\x85R.", "'NoneType' object is not callable"),
         (b"c__builtin__\nbytes\nJ\0\0\0\x60\x85R.", "takes 0 positional arguments"),
         (b"}r\xff\xff\xff\x7f.", "the entry 2147483647 of the memo"),

@@ -12,8 +12,9 @@ import pytest
 
 import gnnstore
 from gnnstore.converters import ConvertOptions, from_graphbolt, from_triples
-from gnnstore.converters.datasets.graphbolt_metadata import read_metadata
+from gnnstore.converters.datasets.graphbolt.metadata import read_metadata
 from gnnstore.converters.edges import name_ids
+from gnnstore.converters.spill_files import SpillDirectory
 from gnnstore.errors import BudgetError, GnnstoreError, InputError
 
 METADATA = """
@@ -99,14 +100,14 @@ def test_long_names_are_read_in_small_pieces(
     """However few of them there are, no more than some bytes are in memory at a time."""
     monkeypatch.setattr(name_ids, "_ENTRY_BYTES", 2**20)
     largest: list[int] = []
-    read = name_ids.SpillDirectory.read
+    read = SpillDirectory.read
 
     def watched(self: Any, name: str, dtype: Any, first: int, count: int) -> Any:
         if name.endswith("names"):
             largest.append(count)
         return read(self, name, dtype, first, count)
 
-    monkeypatch.setattr(name_ids.SpillDirectory, "read", watched)
+    monkeypatch.setattr(SpillDirectory, "read", watched)
     names = [f"{i:05d}" + 20_000 * "x" for i in range(300)]
     lines = [f"{a}\tr\t{b}\n" for a, b in pairwise(names)]
     (tmp_path / "kg.tsv").write_text("".join(lines))

@@ -52,7 +52,7 @@ def open_sparse(path: Path, kind: str) -> dict[str, ArraySource]:
         raise InputError(
             f"{path}: a matrix of {' x '.join(map(str, shape))} joins two kinds of nodes, and row "
             "and column of one number would be one node; convert it as a graph with two node "
-            "types (from_pyg of a HeteroData, or HeteroGraphWriter, of gnnstore.converters)",
+            "types ('gnnstore convert typed')",
             path=path,
         )
     arrays: dict[str, ArraySource] = {

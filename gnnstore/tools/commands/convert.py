@@ -165,7 +165,6 @@ _common_options = together(
         help="Of graphs with types: add a type rev_RELATION with the edges reversed. Repeat it for "
         "more; all: of every type.",
     ),
-    order_options,
     click.option(
         "--spill-dir",
         "spill_directory",
