@@ -13,8 +13,8 @@ its second epoch is timed, with memory for the topology, a tenth of the features
 `--peer` instead compares the loader in memory with PyG's `NeighborLoader` on the same graph as
 `HeteroData`, if torch-sparse or pyg-lib can be imported here; the bar is 8 times its speed.
 
-Run `python -m benchmarks.hetero --cache DIR`, with DIR on the disk in question: the store, of 12 GB,
-is kept there; `python -m benchmarks.hetero --peer --papers 200000` takes two minutes.
+Run `python -m benchmarks.hetero --cache DIR`, with DIR on the disk in question, which keeps the
+store (12 GB); `python -m benchmarks.hetero --peer --papers 200000` takes two minutes.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ def from_disk(path: Path, arguments: argparse.Namespace) -> tuple[list[tuple[str
     devices: list[DeviceLimits] = []
     for _ in range(arguments.repeats):
         devices.append(measure_disk_of(gnnstore.open(path)))
-        for name in rounds:
-            rounds[name].append(second_epoch(path, name, arguments.batches))
+        for name, found in rounds.items():
+            found.append(second_epoch(path, name, arguments.batches))
             gc.collect()
     rows = [device_row(devices)]
     for name, found in rounds.items():

@@ -161,7 +161,7 @@ def perform(task: Task) -> Outcome:
             checksum += int(subgraph.edge_pos.sum()) + int(subgraph.n_id.sum())
     seconds = perf_counter() - start
     used, group = disk_use(), task.memory_group
-    cache = run.disk_sampler.cache if run.disk_sampler else None
+    (cache,) = run.disk_sampler.caches if run.disk_sampler else (None,)
     return Outcome(
         seconds=seconds / num_batches,
         edges=edges / num_batches,

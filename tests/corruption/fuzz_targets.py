@@ -424,7 +424,7 @@ def target_cache(folder: Path) -> Target:
     def batch() -> Any:
         # Room for a part of the lists, of which those are chosen that a file names.
         lists = NeighborCache(csc, rows, 2**15, store.reader.uuid)
-        cached = replace(topology, neighbors=lists)
+        cached = replace(topology, neighbors={csc.edge_type: lists})
         sampler = cached.sampler(SamplingConfig((3, 2), seed=1), "int64")
         load_measurements(folder)
         return sampler.sample(np.arange(64), epoch=0, batch=0)

@@ -222,11 +222,12 @@ def graph(rng: np.random.Generator, *, several: bool) -> Any:
         data.w = torch.from_numpy(rng.random(num_edges) * rng.integers(0, 2, num_edges))
         return data
     data["author"].x = torch.zeros(50, 1)
-    for of in (
+    types: list[tuple[str, str, str]] = [
         ("paper", "cites", "paper"),
         ("author", "writes", "paper"),
         ("paper", "by", "author"),
-    ):
+    ]
+    for of in types:
         ends = [rng.integers(0, 50 if end == "author" else count, num_edges) for end in of[::2]]
         data[of].edge_index = torch.from_numpy(np.stack(ends))
         if of[1] != "by":

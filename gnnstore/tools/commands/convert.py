@@ -158,6 +158,7 @@ _common_options = together(
         type=click.Choice(("int64", "int32")),
         help="Type of node ids in batches. Default: that of the input, else int64.",
     ),
+    order_options,
     click.option(
         "--reverse",
         multiple=True,
