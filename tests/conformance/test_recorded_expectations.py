@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,15 @@ from torch_geometric.data import Data
 
 import gnnstore
 from gnnstore.converters import from_pyg
+from tests.conformance.record_expectations import described_types, to_typed_data, typed_arguments
 
 pytestmark = pytest.mark.usefixtures("way_of_reading")
 
 DATA = Path(__file__).parent / "data"
 RECORDED = json.loads((DATA / "torch_geometric_batches.json").read_text())
 LINKS = json.loads((DATA / "torch_geometric_link_batches.json").read_text())
+TYPED = json.loads((DATA / "torch_geometric_typed_batches.json").read_text())
+TYPED_LINKS = json.loads((DATA / "torch_geometric_typed_link_batches.json").read_text())
 # torch-sparse does not count hops, and pyg-lib does not induce subgraphs.
 MAY_BE_UNRECORDED = {"num_sampled_nodes", "num_sampled_edges"}
 
@@ -79,3 +83,37 @@ def compare(loader_class: Any, store: gnnstore.GraphStore, case: dict[str, Any])
         for name, value in recorded.items():
             if name not in unspecified:
                 assert found[name] == value, name
+
+
+@pytest.fixture(scope="module")
+def typed_store(tmp_path_factory: pytest.TempPathFactory) -> gnnstore.GraphStore:
+    data = to_typed_data(TYPED["graph"])
+    return gnnstore.open(from_pyg(data, tmp_path_factory.mktemp("typed") / "s.gnn"))
+
+
+@pytest.mark.parametrize(
+    ("loader_class", "case"),
+    [
+        *((gnnstore.NeighborLoader, case) for case in TYPED["cases"]),
+        *((gnnstore.LinkNeighborLoader, case) for case in TYPED_LINKS["cases"]),
+    ],
+    ids=lambda value: name_of(value) if isinstance(value, dict) else value.__name__,
+)
+def test_batches_of_several_types_are_those_recorded(
+    typed_store: gnnstore.GraphStore, loader_class: Any, case: dict[str, Any]
+) -> None:
+    assert TYPED["graph"] == TYPED_LINKS["graph"]
+    arguments = typed_arguments(case["arguments"])
+    is_alone = arguments.get("input_nodes", "")[:1] == ("venue",)
+    match = "no edge type leads to 'venue'"
+    with pytest.warns(UserWarning, match=match) if is_alone else nullcontext():
+        loader = loader_class(typed_store, **arguments)
+    assert len(case["batches"]) == len(loader) > 0
+    for batch, recorded in zip(loader, case["batches"], strict=True):
+        found = described_types(batch)
+        assert list(found) == list(recorded)
+        for of, values in recorded.items():
+            own = found[of]
+            assert own.keys() - MAY_BE_UNRECORDED == values.keys() - MAY_BE_UNRECORDED, of
+            for name, value in values.items():
+                assert own[name] == value, (of, name)
