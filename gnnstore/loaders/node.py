@@ -139,10 +139,11 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         Class of the batches, derived from `Data`, or from `HeteroData` if nodes have types.
     edge_format : "coo" or "csr"
         Edges of the batches: `edge_index`, or `adj_t`, a `gnnstore.nn.AdjT`, which layers of PyG
-        take in its place, and some in one fused product.
+        take in its place, and some in one fused product. Edges of each type have their own.
+        Types with names have no "csr" with `subgraph_type="bidirectional"`.
     adj_value : str, optional
         Name of the edge attribute, one number an edge, that the values of `adj_t` are; batches do
-        not have it under its name then.
+        not have it under its name then. Edge types without the attribute have no values.
     partitions : PartitionPolicy, optional
         Hold some partitions of the store in memory at a time (`gnnstore partition`), and sample
         from these alone, which changes batches; kind "dispersed" or "sequential", though

@@ -71,7 +71,12 @@ class LoaderOptions:
         if not store.schema.is_homogeneous:
             _call(_refuse_with_types, given)
         times = times_needed(store.schema, store.path, config)
-        csr = CsrEdges.of(store.schema, given.get("edge_format", "coo"), given.get("adj_value"))
+        csr = CsrEdges.of(
+            store.schema,
+            given.get("edge_format", "coo"),
+            given.get("adj_value"),
+            config.subgraph_type,
+        )
         return cls(given, store, config, read, csr, parameters["kwargs"], times)
 
     def check_times(self, seed_types: Iterable[str], input_time: Any) -> None:

@@ -116,7 +116,8 @@ adj_value
             io_engine=io_engine,
             transform=transform,
             custom_cls=custom_cls,
-            csr=CsrEdges.of(self.schema, edge_format, adj_value),
+            edge_format=edge_format,
+            adj_value=adj_value,
             options=kwargs,
         )
 
@@ -142,12 +143,15 @@ class PackedLoader(BatchLoader):
         io_engine: str | None,
         transform: Callable[[Data], Any] | None,
         custom_cls: type[Data] | None,
-        csr: CsrEdges | None,
+        edge_format: str,
+        adj_value: str | None,
         options: dict[str, Any],
     ) -> None:
         self.packed = packed
         manifest = packed.reader.manifest
         found = manifest.fingerprint
+        subgraph_type = checked(found, "subgraph_type", str)
+        csr = CsrEdges.of(packed.schema, edge_format, adj_value, subgraph_type)
         num_seeds = checked(found, NUM_POSITIONS, int)
         order = {
             "batch_size": checked(found, "batch_size", int),
@@ -173,13 +177,7 @@ class PackedLoader(BatchLoader):
             num_threads=max(1, self._most_threads()),
             may_use_fewer=self._num_threads_given is None,
         )
-        assembler = assembler_for(
-            packed,
-            opened,
-            custom_cls,
-            subgraph_type=checked(found, "subgraph_type", str),
-            csr=csr,
-        )
+        assembler = assembler_for(packed, opened, custom_cls, subgraph_type=subgraph_type, csr=csr)
         self._read_from(opened, opened.batches(), assembler)
 
 

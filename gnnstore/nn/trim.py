@@ -47,7 +47,7 @@ def trim(  # noqa: PLR0917 - PyG's parameters, in PyG's order
     -------
     x : tensor, or pair of tensors
         Rows of the nodes that are left; with `pairs`, the second has those of the targets only.
-    adj_t : AdjT
+    adj_t : AdjT, or dict of these
         A row for each of these nodes; with `pairs`, for each of the targets.
     edge_attr : tensor or None
         Rows of the edges that are left.
@@ -81,7 +81,8 @@ def trim(  # noqa: PLR0917 - PyG's parameters, in PyG's order
             "pairs=True is for graphs of one type: layers of several types make their own pairs"
         )
     num_hops = {kind: _Hops(layer, num_sampled_edges[kind]) for kind in adj_t}
-    nodes_of = {name: next(iter(num_hops.values())).nodes(num_sampled_nodes[name]) for name in x}
+    any_hops = next(iter(num_hops.values()))
+    nodes_of = {name: any_hops.nodes(counts) for name, counts in num_sampled_nodes.items()}
     return (
         {name: rows.narrow(0, 0, nodes_of[name]) for name, rows in x.items()},
         {

@@ -17,7 +17,7 @@ from gnnstore.sampling.neighbor import SamplingConfig
 def pack(
     store: Path,
     fanouts: Iterable[int],
-    input_nodes: str | None = "train",
+    input_nodes: Any = "train",
     *,
     output: Path | None = None,
     resume: bool = False,

@@ -16,7 +16,7 @@ from gnnstore.nn.adjacency import AdjT, Transpose
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from gnnstore.formats.store.schema import Schema
+    from gnnstore.formats.store.schema import EdgeType, Schema
 
 EDGE_FORMATS = ("coo", "csr")
 
@@ -28,11 +28,18 @@ class CsrEdges:
     value: str | None = None  # the edge attribute that the values are
 
     @classmethod
-    def of(cls, schema: Schema, edge_format: str, adj_value: str | None) -> CsrEdges | None:
+    def of(
+        cls, schema: Schema, edge_format: str, adj_value: str | None, subgraph_type: str
+    ) -> CsrEdges | None:
         """Check the options `edge_format` and `adj_value`; None for "coo"."""
         check_choice("edge_format", edge_format, EDGE_FORMATS)
-        if edge_format == "csr":
-            schema.refuse_types('edge_format="csr"', "a matrix of a batch's edges")
+        is_typed = not schema.is_homogeneous
+        if edge_format == "csr" and is_typed and subgraph_type == "bidirectional":
+            raise UsageError(
+                'edge_format="csr" and subgraph_type="bidirectional": edges of a type that get '
+                "those of its reverse type are not sorted by target; make the loader with "
+                'edge_format="coo", or choose another subgraph_type'
+            )
         if adj_value is None:
             return None if edge_format == "coo" else cls()
         if edge_format == "coo":
@@ -40,18 +47,22 @@ class CsrEdges:
                 f'adj_value={adj_value!r}: only a matrix has values; give edge_format="csr", or '
                 "leave the option out"
             )
-        attributes = schema.edge.attributes
-        if adj_value not in attributes:
-            known = ", ".join(sorted(attributes)) or "none"
+        with_it = [edge for edge in schema.edge_types if adj_value in edge.attributes]
+        if not with_it:
+            names = {name for edge in schema.edge_types for name in edge.attributes}
+            known = ", ".join(sorted(names)) or "none"
             raise NotFoundError(
                 f"adj_value={adj_value!r}: edges have no attribute of this name; they have: {known}"
             )
-        spec = attributes[adj_value]
-        if spec.shape[1:] not in ((), (1,)) or spec.dtype.startswith("complex"):
-            raise UsageError(
-                f"adj_value={adj_value!r}: a value of the matrix is one number, and this attribute "
-                f"has {spec.dtype} of shape {list(spec.shape[1:])}; choose another, or leave it out"
-            )
+        for edge in with_it:
+            spec = edge.attributes[adj_value]
+            if spec.shape[1:] not in ((), (1,)) or spec.dtype.startswith("complex"):
+                where = f" of {edge.type}" if is_typed else ""
+                raise UsageError(
+                    f"adj_value={adj_value!r}: a value of the matrix is one number, and this "
+                    f"attribute{where} has {spec.dtype} of shape {list(spec.shape[1:])}; choose "
+                    "another, or leave it out"
+                )
         return cls(adj_value)
 
     def take_values(self, values: dict[str, Any]) -> Tensor | None:
@@ -73,6 +84,8 @@ def adjacency(
     hop_sources: Sequence[int] | None,
     hop_edges: Sequence[int] | None,
     values: Tensor | None,
+    *,
+    edge_type: EdgeType | None = None,
 ) -> AdjT:
     """Return edges of one type as a matrix of targets and sources, with its layers' transposes."""
     num_targets, num_sources = num_nodes
@@ -89,9 +102,10 @@ def adjacency(
             edge_index, num_targets, num_sources, layers, weights
         )
     except (ValueError, IndexError) as error:
+        where = "" if edge_type is None else f", edges of {edge_type}"
         raise UsageError(
-            f'edge_format="csr": {error}. Return sampler output whose edges are sorted by target '
-            'and end at its nodes, or make the loader with edge_format="coo"'
+            f'edge_format="csr"{where}: {error}. Return sampler output whose edges are sorted '
+            'by target and end at its nodes, or make the loader with edge_format="coo"'
         ) from error
     return AdjT(
         torch.from_numpy(crow),

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch_geometric.data import HeteroData
 from torch_geometric.sampler import HeteroSamplerOutput
 
+from gnnstore.loaders.assemble.adjacency import adjacency
 from gnnstore.loaders.assemble.base import (
     Assembler,
     AttributeRows,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec
     from gnnstore.loaders.assemble.adjacency import CsrEdges
     from gnnstore.loaders.assemble.base import BatchSchema
+    from gnnstore.nn.adjacency import AdjT
     from gnnstore.pipeline.batch import BatchCost
     from gnnstore.sampling.neighbor import NodeType, Sample
     from gnnstore.seeds.base import SeedLabels
@@ -48,6 +50,14 @@ class TypedParts(NamedTuple):
     num_sampled_nodes: Mapping[NodeType, list[int]] | None
     num_sampled_edges: Mapping[EdgeType, list[int]] | None
     orig_edge_index: Mapping[EdgeType, Tensor] | None = None  # [2, m]
+
+    def matrix(self, kind: EdgeType, values: Tensor | None = None) -> AdjT:
+        """Return the edges of a type in CSR."""
+        source, _, target = kind
+        size = (len(self.node[target]), len(self.node[source]))
+        nodes, edges = self.num_sampled_nodes or {}, self.num_sampled_edges or {}
+        hops = (nodes.get(source), edges.get(kind))
+        return adjacency(self.edge_index[kind].numpy(), size, *hops, values, edge_type=kind)
 
 
 class _EdgeRows(NamedTuple):
@@ -72,9 +82,11 @@ class HeteroAssembler(Assembler):
         store: BatchSchema,
         sources: Sources,
         data_class: type[HeteroData] | None,
+        csr: CsrEdges | None = None,
         is_bidirectional: bool = False,
     ) -> None:
-        super().__init__(store, sources, data_class, is_bidirectional)
+        super().__init__(store, sources, data_class, csr, is_bidirectional)
+        self._csr = csr
         self._is_bidirectional = is_bidirectional
         self._data_class = checked_class(data_class or HeteroData, HeteroData)
         schema = store.schema
@@ -139,7 +151,13 @@ class HeteroAssembler(Assembler):
         hold: Callable[[npt.NDArray[Any]], None] = hold_nothing,
     ) -> HeteroData:
         """Return a subgraph with its attributes; those that are not in `rows` are read by ids."""
-        gathering, data = Gathering(rows, hold), self._data_class()
+        gathering, data, csr = Gathering(rows, hold), self._data_class(), self._csr
+        # Before rows are gathered, while edges are in the processor's cache.
+        matrices = {
+            kind: parts.matrix(kind)
+            for kind, own in self._edges.items()
+            if csr is not None and csr.value not in own.attributes
+        }
         for name, value in self._graph_level.items():
             data._global_store[name] = value
         for name, attributes in self._nodes.items():
@@ -155,10 +173,17 @@ class HeteroAssembler(Assembler):
                 values["num_sampled_nodes"] = parts.num_sampled_nodes.get(name)
             _write(data[name], values)
         for kind, own in self._edges.items():
-            values, positions = {"edge_index": parts.edge_index[kind]}, parts.edge[kind]
+            values, positions = {}, parts.edge[kind]
+            if csr is None:
+                values["edge_index"] = parts.edge_index[kind]
             if positions is not None:
                 values |= gathering.tensors(own.attributes, positions.numpy())
                 values.setdefault("e_id", gathering.edge_ids(own.ids_path, own.ids, positions))
+            if csr is not None:
+                adj_t = matrices.get(kind)
+                values["adj_t"] = (
+                    parts.matrix(kind, csr.take_values(values)) if adj_t is None else adj_t
+                )
             if parts.num_sampled_edges is not None:
                 values["num_sampled_edges"] = parts.num_sampled_edges.get(kind)
             if parts.orig_edge_index is not None:
@@ -216,7 +241,7 @@ def assembler_for(
     """Return the assembler of a graph's batches: of `HeteroData` if its types have names."""
     if store.schema.is_homogeneous:  # whose samples have the reverse edges
         return BatchAssembler(store, sources, data_class, csr)
-    return HeteroAssembler(store, sources, data_class, subgraph_type == "bidirectional")
+    return HeteroAssembler(store, sources, data_class, csr, subgraph_type == "bidirectional")
 
 
 def _write(store: Any, values: Mapping[str, Any]) -> None:
