@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import warnings
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
@@ -16,6 +19,7 @@ import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.errors import InputError, NotFoundError, UsageError
 from tests.support.batches import assert_same_batches, batches_of
+from tests.support.effort import choose
 from tests.support.hetero import (
     AT,
     CITES,
@@ -25,6 +29,7 @@ from tests.support.hetero import (
     hetero_store,
     make_hetero,
 )
+from tests.support.loaders import threads_of_loaders
 
 DATA = make_hetero()
 TYPES = {CITES: [3, 2], WRITES: [2, 2], WRITTEN_BY: [2, 1], TEACHES: [1, 1], AT: [4, 4]}
@@ -381,6 +386,7 @@ def test_ids_by_type(path: Path) -> None:
 # --- the same batches however they come ------------------------------------------------------
 
 OPTIONS: dict[str, Any] = {"batch_size": 6, "shuffle": True, "seed": 3}
+EIGHT = {"num_threads": 8}
 WAYS: list[dict[str, Any]] = [
     {"strategy": "memory", "num_threads": 0},
     {"strategy": "memory", "num_threads": 8},
@@ -433,6 +439,26 @@ def test_every_way_gives_the_same_batches(
     wide: Path, expected: dict[str, Any], case: str, way: dict[str, Any]
 ) -> None:
     assert_same_batches(batches_of(loader_of(wide, **CASES[case], **way), 2), expected[case])
+
+
+@pytest.mark.parametrize("way", [WAYS[1], WAYS[8]], ids=str)
+def test_loops_that_are_left_early(
+    wide: Path, expected: dict[str, Any], way: dict[str, Any]
+) -> None:
+    """[I pyg#5348]: many of them, with more threads than node types."""
+    rng, loader = np.random.default_rng(0), loader_of(wide, **CASES["by type"], **way | EIGHT)
+    whole, seen = expected["by type"][: len(loader)], 0
+    while seen < choose(300, 10_000):
+        loader.set_epoch(0)
+        count = int(rng.integers(1, len(loader) + 1))
+        batches = [batch.to_dict() for batch in islice(loader, count)]
+        assert_same_batches(batches, whole[:count])
+        seen += count
+    loader.set_epoch(1)
+    assert_same_batches(batches_of(loader), expected["by type"][len(loader) :])
+    del loader
+    gc.collect()
+    assert threads_of_loaders() == []
 
 
 @pytest.mark.parametrize("case", ["joint", "disjoint"])

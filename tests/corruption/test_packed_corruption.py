@@ -17,12 +17,17 @@ from gnnstore.errors import CorruptStoreError, NoSpaceError, UnsupportedVersionE
 from gnnstore.features.packed.chunks import BLOCK_BYTES
 from gnnstore.features.packed.saved import PackedFiles
 from gnnstore.formats.container.journal_file import encode_record, read_records
-from gnnstore.formats.packed.manifest import CHECKED_ROWS, PACKED_FORMAT_VERSION
+from gnnstore.formats.packed.manifest import (
+    CHECKED_ROWS,
+    PACKED_FORMAT_VERSION,
+    PackedManifest,
+)
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.testing.graphs import random_graph
 from gnnstore.tools.cli import main
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.files import flip
+from tests.support.hetero import hetero_store
 from tests.support.hostile import rewrite
 from tests.support.packed import pack
 from tests.support.stores import write_example_store
@@ -265,6 +270,26 @@ def test_newer_packed_epochs(packed: Path) -> None:
     rewrite(packed, lambda own: own.update(format_version=newer))
     with pytest.raises(UnsupportedVersionError, match=rf"format version {newer}.*Upgrade"):
         gnnstore.open_packed(packed)
+
+
+def test_epochs_of_types_have_a_version_of_their_own(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader from before there were types refuses them in words, and reads all others."""
+    path = hetero_store(tmp_path / "typed.gnn").path
+    typed = pack(path, [2], ("paper", "train"), epochs=1)
+    untyped = PackedManifest.OLDEST
+    with monkeypatch.context() as older:
+        older.setattr(PackedManifest, "VERSION", untyped)
+        message = rf"format version {PACKED_FORMAT_VERSION}; this gnnstore reads up to {untyped}"
+        with pytest.raises(UnsupportedVersionError, match=message):
+            gnnstore.open_packed(typed)
+        gnnstore.open_packed(packed)
+    for wrong, version in ((typed, untyped), (packed, PACKED_FORMAT_VERSION)):
+        gnnstore.open_packed(wrong)
+        rewrite(wrong, lambda own, version=version: own.update(format_version=version))
+        with pytest.raises(CorruptStoreError, match="format_version: expected"):
+            gnnstore.open_packed(wrong)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 `python lightning_loops.py STORE DIRECTORY LOOP...` writes a file LOOP-RANK.json for each loop and
 rank, with the seeds of each batch. Each loop runs in a forked process of its own, where the class
-has not been used before; "ddp" in two, as torchrun starts them.
+has not been used before; "ddp" in two, as torchrun starts them. Loops over batches with types take
+the store `typed.gnn` next to STORE.
 """
 
 from __future__ import annotations
@@ -104,13 +105,33 @@ class LinkModel(Model):
     predict_step = training_step
 
 
-# What is before the loop's name, if the loader is one of edges.
-LINKS = "links-"
+class TypedModel(Model):
+    """Remembers the seeds of its batches, which are papers among other types."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(str(Path(path).with_name("typed.gnn")))
+        self.layer = torch.nn.Linear(8, 4)
+
+    def loader(self, split: str, **options: Any) -> Any:
+        """Return a loader of a split of the papers."""
+        return gnnstore.NeighborLoader(
+            self.path, [3, 2], ("paper", split), batch_size=4, num_threads=1, seed=7, **options
+        )
+
+    def training_step(self, batch: Any) -> torch.Tensor:
+        """Remember the seeds."""
+        papers = batch["paper"]
+        self.seeds.append(papers.n_id[: papers.batch_size].tolist())
+        return self.layer(papers.x[: papers.batch_size]).square().mean()  # type: ignore[no-any-return]
+
+
+# What is before a loop's name.
+MODELS = {"links": LinkModel, "typed": TypedModel}
 
 
 def run(path: str, directory: str, named: str) -> None:
     """Run a loop, and write its seeds."""
-    loop = named.removeprefix(LINKS)
+    before, _, loop = named.rpartition("-")
     assert "gnnstore.loaders.base" not in sys.modules
     trainer = lightning.Trainer(
         accelerator="cpu",
@@ -121,7 +142,7 @@ def run(path: str, directory: str, named: str) -> None:
         num_sanity_val_steps=0,
         **{"devices": 1, **OPTIONS.get(loop, {})},
     )
-    model = Model(path) if loop == named else LinkModel(path)
+    model = MODELS.get(before, Model)(path)
     getattr(trainer, loop if loop in {"validate", "test", "predict"} else "fit")(model)
     file = Path(directory, f"{named}-{trainer.global_rank}.json")
     file.write_text(json.dumps(model.seeds))
@@ -134,10 +155,11 @@ def main(path: str, directory: str, *loops: str) -> None:
         port = free.getsockname()[1]
     for loop in loops:
         children = set()
-        for rank in range(2 if loop == "ddp" else 1):
+        is_shared = loop.endswith("ddp")
+        for rank in range(2 if is_shared else 1):
             child = os.fork()
             if child == 0:
-                if loop == "ddp":
+                if is_shared:
                     os.environ.update(of_torchrun(rank, port))
                 run(path, directory, loop)
                 os._exit(0)

@@ -15,6 +15,7 @@ import torch
 import gnnstore
 from gnnstore.converters import from_rmat
 from gnnstore.converters.partitions.partition import partition
+from tests.support.hetero import hetero_store
 from tests.support.modules import import_file
 
 pytest.importorskip("lightning")
@@ -113,13 +114,15 @@ def test_steps_since_the_last_checkpoint_are_done_again(
 
 LOOPS = Path(__file__).with_name("lightning_loops.py")
 OF_LINKS = ("links-fit", "links-validate", "links-predict")
+OF_TYPES = ("typed-fit", "typed-validate", "typed-ddp")
 
 
 @pytest.fixture(scope="module")
 def found(store: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """Return the seeds of each batch, by loop and rank."""
     directory = tmp_path_factory.mktemp("loops")
-    loops = ("fit", "validate", "test", "predict", "overfit", *OF_LINKS, "ddp")
+    hetero_store(store.with_name("typed.gnn"))
+    loops = ("fit", "validate", "test", "predict", "overfit", *OF_LINKS, *OF_TYPES, "ddp")
     done = subprocess.run(
         [sys.executable, str(LOOPS), str(store), str(directory), *loops],
         capture_output=True,
@@ -157,12 +160,21 @@ def test_every_loop_gets_its_batches(store: Path, found: dict[str, list[Any]]) -
     for loop in OF_LINKS[1:]:
         (positions,) = found[loop]
         assert joined(positions) == list(range(100)), loop
+    papers = gnnstore.open(store.with_name("typed.gnn"))["paper"].splits
+    (fit,) = found["typed-fit"]
+    assert sorted(joined(fit)) == sorted(papers["train"].tolist())
+    assert joined(fit) != papers["train"].tolist()
+    (seeds,) = found["typed-validate"]
+    assert joined(seeds) == papers["valid"].tolist()
 
 
-def test_two_processes_share_an_epoch(store: Path, found: dict[str, list[Any]]) -> None:
+@pytest.mark.parametrize("loop", ["ddp", "typed-ddp"])
+def test_two_processes_share_an_epoch(store: Path, found: dict[str, list[Any]], loop: str) -> None:
     """By Lightning's own sampler, as of any loader that is not told of ranks."""
     train = gnnstore.open(store).splits["train"].tolist()
-    ranks = found["ddp"]
+    if loop == "typed-ddp":
+        train = gnnstore.open(store.with_name("typed.gnn"))["paper"].splits["train"].tolist()
+    ranks = found[loop]
     assert len(ranks) == 2
     for rank in ranks:
         assert len(rank) == len(ranks[0])

@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gnnstore.formats.arrays import pages, zarr_metadata
@@ -98,8 +99,83 @@ def test_packed_epochs_with_segments(tmp_path: Path) -> None:
     assert f"| {first - 1} |" in columns
     assert f"| {first}, {first + 1}, ... |" in columns
     section = PAGE.split("## Packed epochs", 1)[1].split("\n## ", 1)[0]
-    (version,) = re.findall(r"\| `format_version` \| (\d+) \|", section)
-    assert int(version) == own["format_version"] == plan_manifest.PACKED_FORMAT_VERSION
+    ((version, typed),) = re.findall(r"\| `format_version` \| (\d+); \[(\d+) where", section)
+    assert int(version) == own["format_version"] == plan_manifest.PackedManifest.OLDEST
+    assert int(typed) == plan_manifest.PACKED_FORMAT_VERSION
+
+
+def arrays_of(record: bytes) -> list[np.ndarray]:
+    """Read a record as the page says."""
+    words, at, arrays = np.frombuffer(record, np.int64), 1, []
+    for _ in range(words[0]):
+        dtype, num_axes = words[at].tobytes().rstrip(b"\0").decode(), int(words[at + 1])
+        arrays.append((np.dtype(dtype), words[at + 2 : at + 2 + num_axes]))
+        at += 2 + num_axes
+    begin, found = 8 * at, []
+    for dtype, shape in arrays:
+        count = int(shape.prod())
+        found.append(np.frombuffer(record, dtype, count, begin).reshape(shape))
+        begin += -(-count * dtype.itemsize // 8) * 8
+    assert begin == len(record)
+    return found
+
+
+def test_packed_epochs_of_several_types(tmp_path: Path) -> None:
+    """Each batch's missed rows and edges are where the page says, with nothing of ours to read."""
+    pytest.importorskip("torch_geometric")
+    from tests.support.hetero import hetero_store, make_hetero  # noqa: PLC0415
+    from tests.support.packed import pack  # noqa: PLC0415
+
+    data = make_hetero(widths={"paper": 60, "author": 25})
+    path = hetero_store(tmp_path / "s.gnn", data).path
+    packed = pack(
+        path, [2], ("paper", "train"), epochs=1, batch_size=7, superbatch=3, cache_bytes="2kB"
+    )
+    own = json.loads((packed / "zarr.json").read_text())["attributes"]["gnnstore_plan"]
+    assert own["format_version"] == plan_manifest.PACKED_FORMAT_VERSION
+    cached = [path.split("/")[1] for path in own["cached"]]
+    assert sorted(cached) == ["author", "paper"]
+    names = [node["name"] for node in own["schema"]["node_types"]]
+    edges = [
+        (edge["source"], edge["relation"], edge["target"]) for edge in own["schema"]["edge_types"]
+    ]
+    shapes = {spec["path"]: spec["shape"] for spec in own["arrays"]}
+    assert {f"rows/{name}__x" for name in cached} <= shapes.keys()
+
+    def file_of(name: str) -> bytes:
+        (file,) = (each for each in (packed / name).iterdir() if each.name != "zarr.json")
+        return file.read_bytes()
+
+    assert shapes["index"][1] == plan_manifest.INDEX_COLUMNS + 2 * len(cached)
+    size = 8 * shapes["index"][0] * shapes["index"][1]
+    index = np.frombuffer(file_of("index"), np.int64, size // 8).reshape(shapes["index"])
+    num_seen = 0
+    for begin, num_bytes, _, num_missed, *columns in index.tolist():
+        record = arrays_of(file_of("batches")[begin : begin + num_bytes])
+        subgraph = record[-len(names) - 3 * len(edges) - 1 :]
+        header, nodes = subgraph[0], dict(zip(names, subgraph[1:], strict=False))
+        assert header[:5].tolist() == [len(names), len(edges), header[2], 0, 2]
+        assert len(header) == 5 + 2 * len(names) + len(edges)
+        slots, _, _, positions = record[own["fingerprint"]["seed arrays"] :][:4]
+        order = [name for name in names if name in cached]
+        assert len(slots) == sum(len(nodes[name]) for name in order)
+        assert num_missed == len(positions) == sum(columns[len(cached) :])
+        for column, name in enumerate(cached):
+            first = sum(len(nodes[each]) for each in order[: order.index(name)])
+            ids = nodes[name]
+            missed = positions[(positions >= first) & (positions < first + len(ids))] - first
+            assert len(missed) == columns[len(cached) + column]
+            x = data[name].x.numpy()
+            rows = np.frombuffer(file_of(f"rows/{name}__x"), np.float32, offset=columns[column])
+            rows = rows[: len(missed) * x.shape[1]].reshape(-1, x.shape[1])
+            np.testing.assert_array_equal(rows, x[ids[missed]])
+            num_seen += len(missed)
+        for place, (source, _, target) in enumerate(edges):
+            sources, incoming, found = subgraph[1 + len(names) + 3 * place :][:3]
+            assert len(sources) == len(found) == incoming.sum()
+            assert sources.max(initial=0) < max(1, len(nodes[source]))
+            assert len(incoming) <= len(nodes[target])
+    assert num_seen > 50
 
 
 def test_versions_table_ends_with_the_current_version() -> None:

@@ -131,7 +131,7 @@ class Manifest(ABC):
         """Return the bytes of the root `zarr.json`, sealed with their own crc32c."""
         own = {
             "format": self.FORMAT,
-            "format_version": self.VERSION,
+            "format_version": self.format_version,
             "reader_features": list(self.reader_features),
             "writer_features": list(self.writer_features),
             "manifest_crc32c": ZERO_CRC,

@@ -20,7 +20,9 @@ from gnnstore.formats.container.strict_json import Fields
 from gnnstore.formats.store.schema import EdgeType, Schema
 
 PACKED_DIRECTORY = "plans"
-PACKED_FORMAT_VERSION = 5
+PACKED_FORMAT_VERSION = 6
+# What epochs of graphs without types are written as: their layout is as it was.
+_VERSION_WITHOUT_TYPES = 5
 
 INDEX_ARRAY = "index"
 BATCHES_ARRAY = "batches"
@@ -63,7 +65,7 @@ class PackedManifest(Manifest):
     FORMAT: ClassVar[str] = "gnnstore-plan"
     VERSION: ClassVar[int] = PACKED_FORMAT_VERSION
     # There has been no release with older versions.
-    OLDEST: ClassVar[int] = PACKED_FORMAT_VERSION
+    OLDEST: ClassVar[int] = _VERSION_WITHOUT_TYPES
     WORD: ClassVar[str] = "directory of packed epochs"
     NOUN: ClassVar[str] = "a directory of packed epochs"
     VERB: ClassVar[str] = "pack"
@@ -88,6 +90,11 @@ class PackedManifest(Manifest):
     plain: tuple[str, ...]
     has_edge_ids: bool  # whether records hold edge ids; else positions are ids
     paged_arrays: tuple[AttributeSpec, ...] = ()  # all arrays but graph-level ones
+
+    @property
+    def format_version(self) -> int:
+        """Version of the format: epochs without types keep one that older readers know."""
+        return _version_of(self.schema)
 
     @property
     def store_uuid(self) -> str | None:
@@ -171,6 +178,8 @@ class PackedManifest(Manifest):
     def parse(cls, own: Fields) -> Mapping[str, Any]:
         """Check the fields of packed epochs, and return them as arguments of the class."""
         schema = Schema.from_json(own.fields("schema"))
+        if own.integer("format_version") != _version_of(schema):
+            raise own.fail("format_version", f"{_version_of(schema)}, as the schema has it")
         cached, plain = own.texts("cached"), own.texts("plain")
         nodes = [spec.path for spec in schema.node_attributes()]
         edges = [spec.path for spec in schema.edge_attributes()]
@@ -271,6 +280,10 @@ def _shown_fanouts(fanouts: Any) -> str | None:
         shown = {name: _shown_fanouts(hops) for name, hops in fanouts.items()}
         return ";".join(f"{name}={hops}" for name, hops in shown.items())
     return ",".join(map(str, fanouts)) if isinstance(fanouts, list) else None
+
+
+def _version_of(schema: Schema) -> int:
+    return _VERSION_WITHOUT_TYPES if schema.is_homogeneous else PACKED_FORMAT_VERSION
 
 
 def _batches_per_epoch(asked: Fields) -> int:

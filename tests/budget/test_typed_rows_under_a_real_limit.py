@@ -1,0 +1,93 @@
+"""Rows of several types keep within one `memory=`, where the kernel would kill."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch_geometric.data import HeteroData
+
+from gnnstore.converters import from_pyg
+from tests.support.forks import ForkServer
+
+ALLOWANCE_BYTES = 32 * 10**6
+# Features of 3 KiB (184 MB), 2 bytes (6 MB) and 512 bytes (21 MB); institutions have none.
+NODES = {
+    "paper": (60_000, 768, torch.float32),
+    "author": (3_000_000, 1, torch.float16),
+    "topic": (40_000, 128, torch.float32),
+    "institution": (1000, 0, torch.float32),
+}
+
+LOAD = """
+import json, os, re, sys
+from pathlib import Path
+import torch
+import gnnstore
+torch.zeros(1)
+store, group, options = sys.argv[1:]
+def resident(field):
+    return 1024 * int(re.search(field + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+Path(group, "cgroup.procs").write_text(str(os.getpid()))
+before = resident("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
+loader = gnnstore.NeighborLoader(
+    store, [8, 4], ("paper", range(6000)), batch_size=128, shuffle=True, seed=0, num_threads=2,
+    **json.loads(options),
+)
+for epoch in range(2):
+    for batch in loader:
+        assert batch["author"].x.dtype == torch.float16
+stats = loader.stats()
+print(json.dumps({
+    "grown": resident("VmHWM") - before, "reason": stats.reason, "hit_rate": stats.hit_rate,
+    "bytes_gathered": stats.bytes_gathered, "cache_rows": stats.cache_rows,
+    "read": sorted(loader._sources.placement.read_paths),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    data, rng = HeteroData(), torch.Generator().manual_seed(0)
+    for name, (count, width, dtype) in NODES.items():
+        if width:
+            data[name].x = torch.rand(count, width, generator=rng).to(dtype)
+        else:
+            data[name].num_nodes = count
+        edges = torch.randint(0, NODES["paper"][0], (2, 300_000), generator=rng)
+        edges[0] = torch.randint(0, count, (300_000,), generator=rng)
+        data[name, "to", "paper"].edge_index = edges
+    return from_pyg(data, tmp_path_factory.mktemp("typed") / "s.gnn")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strategy": "belady", "memory": 80 * 10**6},
+        {"strategy": "static", "memory": 80 * 10**6},
+        {"strategy": "packed", "memory": 110 * 10**6},
+    ],
+    ids=lambda options: options["strategy"],
+)
+def test_one_budget_for_all_types(
+    forks: ForkServer, limited: tuple[Path, Path], store: Path, options: dict[str, Any]
+) -> None:
+    group, limit = limited
+    limit.write_text(str(options["memory"] + ALLOWANCE_BYTES))
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    given = (store, group, json.dumps(options))
+    finished = forks.run(LOAD, *given, environment=environment, own_memory=True)
+    assert finished.returncode == 0, finished.stderr or "killed by the kernel"
+    found = json.loads(finished.stdout)
+    assert found["grown"] <= options["memory"] + ALLOWANCE_BYTES, found["reason"]
+    assert found["bytes_gathered"] > 3 * options["memory"]
+    # The rows of 2 bytes are held; the others share the slots.
+    assert found["read"] == ["nodes/paper/x", "nodes/topic/x"]
+    assert found["cache_rows"] * 3072 > options["memory"] / 20
+    assert found["hit_rate"] > 0

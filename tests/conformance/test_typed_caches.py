@@ -1,0 +1,84 @@
+"""Belady over several types: the reads of a loader are those of the twin, within the budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch_geometric.data import HeteroData
+
+import gnnstore
+from gnnstore import NeighborLoader
+from gnnstore.sampling.row_space import RowSpace
+from gnnstore.testing.twins.caches import belady_plan, drop_pinned
+from tests.support.batches import assert_same_batches, batches_of
+from tests.support.hetero import hetero_store
+from tests.support.loaders import slots_of
+
+# Nodes of each type, and the width and type of their features.
+NODES: dict[str, tuple[int, int, torch.dtype]] = {
+    "institution": (20, 0, torch.float32),
+    "paper": (400, 768, torch.float32),  # 3 KiB
+    "venue": (90, 100, torch.float32),
+    "author": (1_000_000, 1, torch.float16),  # 2 bytes
+    "topic": (3000, 50, torch.float32),
+}
+OPTIONS: dict[str, Any] = {"batch_size": 16, "shuffle": True, "seed": 3, "num_threads": 1}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All edges lead to papers, from few nodes of each type, so that these are needed again."""
+    data, rng = HeteroData(), torch.Generator().manual_seed(0)
+    for name, (count, width, dtype) in NODES.items():
+        if width:
+            data[name].x = torch.rand(count, width, generator=rng).to(dtype)
+        else:
+            data[name].num_nodes = count
+        ends = torch.randint(0, NODES["paper"][0], (1500,), generator=rng)
+        sources = torch.randint(0, min(count, 300), (1500,), generator=rng) * (count // 300 or 1)
+        data[name, "to", "paper"].edge_index = torch.stack([sources, ends])
+    return hetero_store(tmp_path_factory.mktemp("typed") / "s.gnn", data).path
+
+
+@pytest.mark.parametrize(
+    ("memory", "read"),
+    [("15MB", ("paper", "author", "topic")), ("24MB", ("paper", "topic"))],
+    ids=["narrow rows read", "narrow rows held"],
+)
+def test_reads_are_those_of_the_twin(path: Path, memory: str, read: tuple[str, ...]) -> None:
+    arguments = [4, 3], "paper"
+    plain = NeighborLoader(path, *arguments, strategy="memory", **OPTIONS)
+    expected = batches_of(plain, 2)
+    num_batches, store = len(plain), gnnstore.open(path)  # what others hold would be taken
+    budget: dict[str, Any] = {"memory": memory, "cache_bytes": "500kB", "io_engine": "pread"}
+    loader = NeighborLoader(
+        store, *arguments, strategy="belady", superbatch=num_batches, **budget, **OPTIONS
+    )
+    placement = loader._sources.placement
+    assert placement.read_paths == {f"nodes/{name}/x" for name in read}
+    assert placement.superbatch is not None
+    used = placement.ledger.peak() + placement.superbatch.num_bytes
+    assert used <= placement.budget_bytes == int(memory.removesuffix("MB")) * 10**6
+
+    assert_same_batches(batches_of(loader), expected[:num_batches])
+    slots, before = slots_of(store), loader.stats()
+    # Rows of 3 KiB, which all slots have room for, and the number of the row.
+    assert slots.num_slots * 3072 <= slots.num_bytes <= 500_000
+    assert slots.num_slots > 100
+    space = RowSpace.of_schema(store.schema, placement.read_paths)
+    batches = [
+        space.rows({name: batch[name]["n_id"].numpy() for name in NODES})
+        for batch in expected[num_batches:]
+    ]
+    pinned = [] if slots.pinned is None else slots.pinned.nodes.tolist()
+    planned = [drop_pinned(pinned, rows).tolist() for rows in batches]
+    held = slots.planned_nodes.tolist()
+    plan = belady_plan(planned, held, [0] * len(held))
+    assert_same_batches(batches_of(loader), expected[num_batches:])
+    since = loader.stats().since(before)
+    assert since.rows_read == sum(plan.misses)
+    assert since.rows_cached == sum(map(len, batches)) - sum(plan.misses)
+    assert 0.1 < since.hit_rate < 0.9
