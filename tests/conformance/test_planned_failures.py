@@ -402,7 +402,7 @@ def test_a_batch_that_takes_too_long_to_sample(
     sampler = loader._source.sampler
     sample = sampler.sample
 
-    def stuck(seeds: Any, *, epoch: int, batch: int, excluded: Any = None) -> Any:
+    def stuck(seeds: Any, *, epoch: int, batch: int, **_: Any) -> Any:
         if batch == 7:
             time.sleep(1.0)
         return sample(seeds, epoch=epoch, batch=batch)

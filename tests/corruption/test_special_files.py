@@ -314,10 +314,11 @@ def write_inputs(root: Path, layout: str) -> Convert:
     return partial(from_ogb, write(root, graph))
 
 
+WAYS = ("writes___paper", "affiliated_with___institution")
 # Files of a data set that are not read, or whose absence says nothing: a directory is looked for.
 UNREAD = {
     "igb": {"node_label_2K.npy"},
-    "mag240m": {"RELEASE_v1.txt", "meta.pt", "author___writes___paper/edge_index.npy"},
+    "mag240m": {"RELEASE_v1.txt", "meta.pt", *(f"author___{way}/edge_index.npy" for way in WAYS)},
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -164,10 +165,18 @@ def test_runs_that_a_crash_left_beside_finished_edges_go(folder: Path) -> None:
     output, spill = folder / "out" / "g.gnn", folder / "spill"
     spill.mkdir()
     options = ConvertOptions(memory_bytes=300_000, resume=True, spill_directory=str(spill))
+
+    def crash(*_: Any) -> None:
+        shutil.copytree(spill, folder / "left")
+        raise KeyboardInterrupt
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SpilledEdges, "close", interrupt)
+        patch.setattr(SpilledEdges, "close", crash)
         with pytest.raises(KeyboardInterrupt):
             numpy(folder, output, options=options)
+    # An interrupt removes runs that nobody needs any more; a crash does not.
+    assert not [path for path in spill.rglob("*") if path.is_file()]
+    shutil.copytree(folder / "left", spill, dirs_exist_ok=True)
     assert [path for path in spill.rglob("*") if path.is_file()]
     with counted() as calls, pytest.MonkeyPatch.context() as patch:
         patch.setattr(StoreWriter, "commit", interrupt)

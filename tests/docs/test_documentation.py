@@ -48,6 +48,7 @@ NOT_RUN = {
     ],
     "docs/howto-distributed.md": [
         "torchrun --nproc-per-node 2 examples/train_distributed.py graph.gnn --memory 4GB",
+        "from accelerate import Accelerator",
     ],
     "docs/howto-lightning.md": ["pip install 'gnnstore[examples]'"],
     "docs/howto-train.md": ["from torch_geometric.loader import NeighborLoader"],

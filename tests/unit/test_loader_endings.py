@@ -64,7 +64,7 @@ def test_an_error_in_the_sampling_kernel(path: Path, monkeypatch: pytest.MonkeyP
     loader = NeighborLoader(path, [5], batch_size=10, num_threads=2, seed=0)
     sample: Any = loader._source.sampler.sample
 
-    def fail_at_3(seeds: object, *, epoch: int, batch: int, excluded: object = None) -> object:
+    def fail_at_3(seeds: object, *, epoch: int, batch: int, **_: object) -> object:
         if batch == 3:
             raise gnnstore.CorruptStoreError("the topology is damaged")
         return sample(seeds, epoch=epoch, batch=batch)
@@ -110,7 +110,7 @@ def test_a_thread_that_takes_too_long(path: Path, monkeypatch: pytest.MonkeyPatc
     sample: Any = loader._source.sampler.sample
     asleep = threading.Event()
 
-    def dawdle(seeds: object, *, epoch: int, batch: int, excluded: object = None) -> object:
+    def dawdle(seeds: object, *, epoch: int, batch: int, **_: object) -> object:
         asleep.wait(0.5)
         return sample(seeds, epoch=epoch, batch=batch)
 

@@ -91,7 +91,7 @@ class SequentialArray(ABC):
 
 def as_array(values: Any, what: str) -> npt.NDArray[Any]:
     """Return an array, a tensor or a list of numbers as an array that a store can hold."""
-    if isinstance(values, np.ndarray) and values.dtype.kind in "biufc":
+    if isinstance(values, np.ndarray) and not values.dtype.hasobject:
         return values  # whose type is checked where it is written
     if isinstance(values, str | os.PathLike):
         raise UsageError(
