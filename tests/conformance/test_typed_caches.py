@@ -49,13 +49,12 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=["narrow rows read", "narrow rows held"],
 )
 def test_reads_are_those_of_the_twin(path: Path, memory: str, read: tuple[str, ...]) -> None:
-    arguments = [4, 3], "paper"
-    plain = NeighborLoader(path, *arguments, strategy="memory", **OPTIONS)
+    plain = NeighborLoader(path, [4, 3], "paper", strategy="memory", **OPTIONS)
     expected = batches_of(plain, 2)
     num_batches, store = len(plain), gnnstore.open(path)  # what others hold would be taken
     budget: dict[str, Any] = {"memory": memory, "cache_bytes": "500kB", "io_engine": "pread"}
     loader = NeighborLoader(
-        store, *arguments, strategy="belady", superbatch=num_batches, **budget, **OPTIONS
+        store, [4, 3], "paper", strategy="belady", superbatch=num_batches, **budget, **OPTIONS
     )
     placement = loader._sources.placement
     assert placement.read_paths == {f"nodes/{name}/x" for name in read}

@@ -6,6 +6,7 @@ import shlex
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -287,7 +288,7 @@ def test_epochs_of_types_have_a_version_of_their_own(
         gnnstore.open_packed(packed)
     for wrong, version in ((typed, untyped), (packed, PACKED_FORMAT_VERSION)):
         gnnstore.open_packed(wrong)
-        rewrite(wrong, lambda own, version=version: own.update(format_version=version))
+        rewrite(wrong, partial(dict.update, format_version=version))
         with pytest.raises(CorruptStoreError, match="format_version: expected"):
             gnnstore.open_packed(wrong)
 
