@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import gnnstore
+from benchmarks import hetero_accuracy
 from gnnstore.converters import ConvertOptions, from_numpy, from_ogb, from_rmat
 from tests.support.effort import choose, is_long
 from tests.support.forks import RUN_SCRIPT, ForkServer
@@ -80,6 +81,16 @@ def test_demo(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
         assert f"{model} " in text
         assert f"{accuracy:.1%}" in text
     assert demo.run(arguments) == found
+
+
+@pytest.mark.timeout(600)
+def test_types(tmp_path: Path) -> None:
+    """Over five seeds, the mean is that of PyG on the whole graph, within two standard errors."""
+    path = hetero_accuracy.make_store(tmp_path / "s.gnn", choose(1000, 2000))
+    found = hetero_accuracy.compare(path, hetero_accuracy.SEEDS, hetero_accuracy.EPOCHS)
+    assert abs(found["standard_errors"]) <= hetero_accuracy.BAR, found
+    for accuracies in found["accuracies"].values():
+        assert min(accuracies) > 0.4, "among eight classes; 0.24 without neighbours"
 
 
 @pytest.mark.timeout(600)

@@ -39,6 +39,7 @@ Examples:
   gnnstore convert snap com-friendster.ungraph.txt.gz friendster.gnn --undirected
   gnnstore convert triples FB15k-237/ fb15k-237.gnn
   gnnstore convert numpy graph.npz graph.gnn --feature-dtype float16
+  gnnstore convert typed shop/ shop.gnn --reverse all
   gnnstore convert rmat random.gnn --scale 20
   gnnstore convert rmat random.gnn --scale 20 --resume
 """
