@@ -174,7 +174,7 @@ def test_it_keeps_within_the_disk_budget(path: Path, tmp_path: Path) -> None:
     save_profile(profile_of(path, reads_a_second=50, bytes_a_second=1e10))
     assert loader_of(path, memory=MEMORY, disk="4GB").stats().strategy == "packed"
     # A little more memory would hold the packed rows of a superbatch, which need no disk then.
-    short = MEMORY - 8_000_000
+    short = MEMORY - 35_000_000
     assert loader_of(path, memory=short, disk="4GB").stats().strategy == "packed"
     assert loader_of(path, memory=short, disk=0).stats().strategy != "packed"
     elsewhere = loader_of(path, memory=MEMORY, disk="4GB", tmpdir=tmp_path / "run")
