@@ -15,7 +15,7 @@ from pyarrow import feather, parquet
 from torch_geometric.data import HeteroData
 
 import gnnstore
-from gnnstore.converters import from_typed
+from gnnstore.converters import HeteroGraphWriter, from_typed
 from gnnstore.formats.container.names import joined
 from gnnstore.tools.cli import main
 from tests.support.hetero import AT, CITES, WRITES, make_hetero
@@ -102,12 +102,8 @@ FORMS: dict[str, Any] = {
 
 def write_typed(root: Path, data: HeteroData, form: str) -> Path:
     """Write papers, authors and all edges in a form; institutions are named by edges only."""
-    is_text = form in ("csv", "tsv.gz")
     for name in ("paper", "author"):
-        arrays = arrays_of_nodes(data, name)
-        if is_text:  # masks of text are 0 and 1, which would be ids
-            arrays = {key: own for key, own in arrays.items() if key not in ("train", "val")}
-        FORMS[form](root / "nodes" / name, arrays)
+        FORMS[form](root / "nodes" / name, arrays_of_nodes(data, name))
     for edge_type in data.edge_types:
         own = data[edge_type]
         source, target = own.edge_index.numpy()
@@ -199,6 +195,57 @@ def test_without_names_of_columns(tmp_path: Path) -> None:
     assert store["a"].x[torch.arange(2)].tolist() == [[0.5, 1], [2, 3]]
     assert store["a", "to", "b"].edge_index.tolist() == [[0, 1], [3, 0]]
     assert store["b"].num_nodes == 4
+
+
+def test_columns_of_text(tmp_path: Path) -> None:
+    """Masks are 0 and 1; a column with inf has no integers."""
+    (tmp_path / "nodes").mkdir()
+    (tmp_path / "edges").mkdir()
+    (tmp_path / "nodes" / "a.csv").write_text("train,size,year\n1,2,2001\n0,inf,2002\n1,4,2003\n")
+    (tmp_path / "edges" / "a__to__a.csv").write_text("0,1\n")
+    store = convert(tmp_path, tmp_path / "out.gnn")
+    assert store["a"].splits["train"].tolist() == [0, 2]
+    assert store["a"].size[torch.arange(3)].tolist() == [2, float("inf"), 4]
+    assert store["a"].year[torch.arange(3)].tolist() == [2001, 2002, 2003]
+
+
+def test_fewer_edges_than_konect_states(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "edges" / "user__rates__movie"
+    folder.mkdir(parents=True)
+    (folder / "out.m").write_text("% bip unweighted\n% 3 5 3\n1 1\n2 1\n")
+    with caplog.at_level(logging.WARNING):
+        from_typed(tmp_path, tmp_path / "out.gnn")
+    assert "its header states 3 edges, and it has 2" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--time-attr", "tiem"), "there is no such node or edge attribute"),
+        (("--weight-attr", "x"), "there is no such edge attribute"),
+        (("--feature-dtype", "float16"), "there are no features to store"),
+    ],
+)
+def test_options_of_nothing_are_refused_before_work(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    message: str,
+) -> None:
+    monkeypatch.setattr(HeteroGraphWriter, "read_edges", None)
+    write_npz(tmp_path / "edges" / "a__to__b", {"edge_index": np.array([[0], [1]])})
+    output = str(tmp_path / "out.gnn")
+    assert main(["convert", "typed", str(tmp_path), output, "-q", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_arrays_of_one_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "edges" / "a__to__b"
+    write_npz(folder / "z", {"edge_index": np.array([[0], [1]]), "w": np.ones(1)})
+    np.save(folder / "w.npy", np.zeros(1))
+    assert main(["convert", "typed", str(tmp_path), str(tmp_path / "out.gnn"), "-q"]) == 1
+    assert "'w' was given already" in capsys.readouterr().err
 
 
 def test_names_with_odd_characters(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -197,6 +197,13 @@ def test_times_above_int64() -> None:
         writer.add_edges(*edges, {"t": np.array([1, 2**63], np.uint64)}, where="my edges")
 
 
+def test_no_reverse_type_in_a_graph_of_one_type(tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match="is for graphs with several types; of one"
+    ):
+        GraphWriter(tmp_path / "a.gnn", kind="test", options=ConvertOptions(reverse=("all",)))
+
+
 def test_names_of_nothing(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"time_attr='tiem': there is no such node or edge attri"):
         hetero_store(tmp_path / "a.gnn", time_attr=["tiem"])

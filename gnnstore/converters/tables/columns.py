@@ -39,7 +39,7 @@ def to_array(column: pa.Array, where: str, first_row: int = 0) -> npt.NDArray[An
         raise InputError(f"{where}: row {row} has no value; fill it, or store the column as floats")
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return _list_to_array(column, where, first_row)
-    if types.is_temporal(kind):
+    if types.is_temporal(kind) and not types.is_interval(kind):
         width = pa.int32() if kind.bit_width == 32 else pa.int64()
         return to_array(column.cast(width), where, first_row)
     if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):

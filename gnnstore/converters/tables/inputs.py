@@ -25,7 +25,7 @@ from gnnstore.errors import InputError, NotFoundError, UsageError, storage_error
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_ENDINGS = ("*.parquet", "*.pq", "*.arrow", "*.feather", "*.ipc", "*.arrows")
+ENDINGS = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".arrows")
 _STREAM_MAGIC = b"\xff\xff\xff\xff"
 _BUFFER_BYTES = 2**16  # of a column chunk that is read
 # A batch takes this share of a budget, and at most 4 MiB.
@@ -308,7 +308,7 @@ def open_table(given: Any, what: str, memory_bytes: int | None = None) -> Table:
         if not path.is_dir():
             files.append(existing_file(path, what))
             continue
-        found = sorted({file for ending in _ENDINGS for file in path.rglob(ending)})
+        found = sorted({file for ending in ENDINGS for file in path.rglob(f"*{ending}")})
         if not found:
             raise NotFoundError(
                 f"{what}: {path} has no file *.parquet, *.arrow or *.feather", path=path

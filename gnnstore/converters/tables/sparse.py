@@ -46,7 +46,7 @@ def open_sparse(path: Path, kind: str) -> dict[str, ArraySource]:
     wanted = ("row", "col") if kind == "coo" else ("indptr", "indices")
     missing = [name for name in (*wanted, "shape", "data") if name not in members]
     if missing:
-        raise InputError(f"{path}: a matrix in the format {kind} has {missing[0]!r}", path=path)
+        raise InputError(f"{path}: a matrix in the format {kind} has no {missing[0]!r}", path=path)
     shape = members["shape"].read().reshape(-1).tolist()
     if len(shape) != 2 or shape[0] != shape[1]:
         raise InputError(

@@ -49,8 +49,6 @@ from gnnstore.formats.container import names as store_names
 from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, NodeTypeSpec, Schema, TextSpec
 from gnnstore.progress import NullProgress, Progress
 
-_KEEP = EdgeRules()
-
 
 class HeteroGraphWriter:
     """Writes a graph of several node and edge types as a store.

@@ -15,7 +15,8 @@ from gnnstore.converters.edges.node_ids import check_edge_index, check_integers,
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import ArraySource, check_count, row_bytes
 from gnnstore.converters.typed.graph_writer import HeteroGraphWriter
-from gnnstore.converters.writer.options import ConvertOptions
+from gnnstore.converters.typed.orders import check_names
+from gnnstore.converters.writer.options import ConvertOptions, check_features
 from gnnstore.converters.writer.workload import Workload, node_workload
 from gnnstore.errors import InputError
 from gnnstore.formats.store.schema import EdgeType
@@ -51,7 +52,8 @@ class EdgeInput:
     ) -> EdgeInput:
         """Return the edges of an array [2, E], or [E, 2] if that is its shape."""
         by_row = len(source.shape) == 2 and source.shape[1] == 2 and source.shape[0] != 2
-        check_edge_index(source) if not by_row else None
+        if not by_row:
+            check_edge_index(source)
         check_integers(source)
         return cls(
             lambda: edge_pairs(source, by_row=by_row),
@@ -91,6 +93,15 @@ def write_typed(
             rows = attribute.shape[0] if attribute.shape else 0
             check_count(attribute.label, rows, node.count, f"nodes of type {name!r}")
     _check_ends(counts, edges)
+    has_features = any("x" in own.attributes for own in nodes.values())
+    check_features(options, has_features=has_features, remedy="leave the option out")
+    if options is not None:
+        check_names(
+            options.time_attr,
+            options.weight_attr,
+            {name: own.attributes for name, own in nodes.items()},
+            {edge_type: own.attributes for edge_type, own in edges.items()},
+        )
     with HeteroGraphWriter(
         output,
         counts,

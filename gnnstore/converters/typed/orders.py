@@ -83,10 +83,9 @@ class Orders:
         """Refuse names that no attribute has, and attributes of other types."""
         of_nodes = {node.name: node.attributes for node in schema.node_types}
         of_edges = {edge.type: edge.attributes for edge in schema.edge_types}
+        check_names(self.times, self.weights, of_nodes, of_edges)
         for name in self.times:
             nodes, edges = _owners(of_nodes, name), _owners(of_edges, name)
-            if not nodes and not edges:
-                raise _nothing_called("time_attr", name, {**of_nodes, **of_edges})
             if nodes and edges:
                 raise InputError(
                     f"time_attr={name!r}: nodes ({_list(nodes)}) and edges ({_list(edges)}) have "
@@ -100,10 +99,7 @@ class Orders:
                         f"{list(spec.shape)}; times are int64 [N]: convert again with time_attr="
                     )
         for name in self.weights:
-            edges = _owners(of_edges, name)
-            if not edges:
-                raise _nothing_called("weight_attr", name, of_edges)
-            for owner in edges:
+            for owner in _owners(of_edges, name):
                 if not is_weight(spec := of_edges[owner][name]):
                     raise InputError(
                         f"weight_attr={name!r}: that of {owner} has the shape {list(spec.shape)}; "
@@ -207,7 +203,7 @@ def add_orders(
     ).add(store, schema, progress)
 
 
-def _owners(attributes: Mapping[Any, Mapping[str, AttributeSpec]], name: str) -> list[Any]:
+def _owners(attributes: Mapping[Any, Mapping[str, Any]], name: str) -> list[Any]:
     return [owner for owner, own in attributes.items() if name in own]
 
 
@@ -215,8 +211,23 @@ def _list(names: Iterable[object]) -> str:
     return ", ".join(map(str, names))
 
 
+def check_names(
+    times: Sequence[str],
+    weights: Sequence[str],
+    of_nodes: Mapping[Any, Mapping[str, Any]],
+    of_edges: Mapping[Any, Mapping[str, Any]],
+) -> None:
+    """Refuse times and weights that no type has, given the attributes of each."""
+    for name in times:
+        if not _owners(of_nodes, name) and not _owners(of_edges, name):
+            raise _nothing_called("time_attr", name, {**of_nodes, **of_edges})
+    for name in weights:
+        if not _owners(of_edges, name):
+            raise _nothing_called("weight_attr", name, of_edges)
+
+
 def _nothing_called(
-    option: str, name: str, attributes: Mapping[Any, Mapping[str, AttributeSpec]]
+    option: str, name: str, attributes: Mapping[Any, Mapping[str, Any]]
 ) -> UsageError:
     found = "; ".join(f"{owner}: {_list(own) or 'none'}" for owner, own in attributes.items())
     what = "node or edge attribute" if option == "time_attr" else "edge attribute"

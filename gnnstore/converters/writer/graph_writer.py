@@ -111,6 +111,11 @@ class GraphWriter:
         origin: Mapping[str, Any] | None = None,
     ) -> None:
         self.options = options or ConvertOptions()
+        if self.options.reverse:
+            raise UsageError(
+                f"reverse={list(self.options.reverse)}: is for graphs with several types; of one "
+                "type, undirected=True (--undirected) adds the reverse of each edge"
+            )
         self.progress = progress or NullProgress()
         self.explicit_num_nodes = False
         self._provenance = dict(origin or provenance(kind, source or {}, self.options))

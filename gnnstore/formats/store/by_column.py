@@ -53,7 +53,8 @@ def column_blocks(indptr: Pieces, max_edges: int) -> Iterator[tuple[int, npt.NDA
         while len(pending):
             ends = np.cumsum(pending)
             take = int(np.searchsorted(ends, max_edges, side="right"))
-            if take == len(pending) and piece is not None and ends[-1] < max_edges // 2:
+            is_short = ends[-1] + len(pending) < max_edges // 2  # also of columns without edges
+            if take == len(pending) and piece is not None and is_short:
                 break  # more columns fit
             if take == 0:
                 raise BudgetError(

@@ -20,6 +20,7 @@ from gnnstore.tools.ui.options import (
     SIZE,
     Decorator,
     Parsed,
+    gone_option,
     order_options,
     plot_option,
     session_options,
@@ -115,15 +116,11 @@ output_options = together(
 
 def _gone(option: str, command_name: str) -> Decorator:
     """Return an option of an earlier version, which names the command to use."""
-
-    def refuse(_ctx: click.Context, _param: click.Parameter, value: object) -> None:
-        if value is not None:
-            raise UsageError(
-                f"{option} is no option of gnnstore convert any more; convert first, and then run "
-                f"gnnstore {command_name} STORE OUT"
-            )
-
-    return click.option(option, hidden=True, expose_value=False, callback=refuse)
+    return gone_option(
+        option,
+        f"{option} is no option of gnnstore convert any more; convert first, and then run "
+        f"gnnstore {command_name} STORE OUT",
+    )
 
 
 # The other fields of `ConvertOptions`.
@@ -536,6 +533,13 @@ Examples:
     ),
 )
 
+_classes_option = click.option(
+    "--classes",
+    type=click.Choice(("19", "2K")),
+    default="19",
+    help="Labels of 19 or of 2983 classes.",
+)
+
 _add_kind(
     "igb",
     """Convert a homogeneous graph of the Illinois Graph Benchmark (IGB).
@@ -548,12 +552,7 @@ Examples:
   gnnstore convert igb igb/small small.gnn --self-loops add
   gnnstore convert igb igb/full igb260m.gnn --classes 2K --feature-dtype float16
 """,
-    click.option(
-        "--classes",
-        type=click.Choice(("19", "2K")),
-        default="19",
-        help="Labels of 19 or of 2983 classes.",
-    ),
+    _classes_option,
 )
 
 _add_kind(
@@ -568,12 +567,7 @@ Examples:
   gnnstore convert igbh igb-heterogeneous/small small.gnn --reverse all
   gnnstore convert igbh igb-heterogeneous/full full.gnn --classes 2K --feature-dtype float16
 """,
-    click.option(
-        "--classes",
-        type=click.Choice(("19", "2K")),
-        default="19",
-        help="Labels of 19 or of 2983 classes.",
-    ),
+    _classes_option,
 )
 
 _add_kind(

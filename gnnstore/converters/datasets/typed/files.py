@@ -26,6 +26,7 @@ from gnnstore.converters.inputs.npz import open_npz
 from gnnstore.converters.inputs.opening import PathLike, describe_files, existing_directory
 from gnnstore.converters.inputs.source import ArraySource, read_one_number
 from gnnstore.converters.tables.columns import TableColumns, edge_batches
+from gnnstore.converters.tables.inputs import ENDINGS as _TABLES
 from gnnstore.converters.tables.inputs import open_table
 from gnnstore.converters.tables.row_ids import RowIds
 from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, Pair, largest_ids, write_typed
@@ -38,7 +39,6 @@ from gnnstore.progress import Progress
 
 _LOG = logging.getLogger(__name__)
 
-_TABLES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
 _ARRAYS = (".npy", ".npz")
 _ENDS = ("source", "target")
 _PIECE_EDGES = 2**18
@@ -270,7 +270,11 @@ def _open_edges(paths: list[Path], budget: int | None) -> _Edges:
         return _Edges(_of_pointers(pointers, tables, budget))
     if tables and len(tables) == len(others):
         return _Edges(_of_table(tables, budget))
-    arrays = dict(_arrays(others, "edge_index", budget))
+    arrays: dict[str, ArraySource] = {}
+    for name, source in _arrays(others, "edge_index", budget):
+        if name in arrays:
+            raise InputError(f"{source.label}: {name!r} was given already, by {arrays[name].label}")
+        arrays[name] = source
     if {"indptr", "indices"} <= arrays.keys():
         return _Edges(_compressed(arrays, "csc"))
     if "edge_index" in arrays:

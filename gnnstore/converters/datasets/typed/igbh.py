@@ -102,7 +102,7 @@ def from_igbh(
                 "%s: nodes of type %s have no features; the edges name %d", root, name, count
             )
         nodes[name] = NodeInput(count, arrays)
-    if "y" in nodes["paper"].attributes:
+    if "paper" in nodes and "y" in nodes["paper"].attributes:
         labelled = labelled_papers(nodes["paper"].count, classes)
         nodes["paper"].splits = dict(split_ranges(labelled, (0.6, 0.2)))
     return write_typed(

@@ -109,6 +109,11 @@ def _set_splits(nodes: Mapping[str, NodeInput], split: Path, options: ConvertOpt
                 path = part_file(existing_directory(split / node_type, "a split"), name)
                 if path is not None:
                     own.splits[name] = read_ids(path)
+            if not own.splits:
+                raise NotFoundError(
+                    f"{split / node_type}: none of the splits {', '.join(SPLITS)} is there",
+                    path=split / node_type,
+                )
         return
     path = split_file(split)
     if path is None and any((split / f"{name}.pt").exists() for name in SPLITS):
@@ -233,9 +238,11 @@ def _read_table(path: Path) -> list[list[str]]:
     """Return the fields of a small table of names."""
     try:
         with open_input(path) as file:
-            data = file.read(_MAX_TABLE_BYTES)
-        if path.suffix == ".gz":
-            data = gzip.GzipFile(fileobj=io.BytesIO(data)).read(_MAX_TABLE_BYTES)
+            data = file.read(_MAX_TABLE_BYTES + 1)
+        if path.suffix == ".gz" and len(data) <= _MAX_TABLE_BYTES:
+            data = gzip.GzipFile(fileobj=io.BytesIO(data)).read(_MAX_TABLE_BYTES + 1)
+        if len(data) > _MAX_TABLE_BYTES:
+            raise InputError(f"{path}: has more than 1 MiB of names of types", path=path)
         text = data.decode()
     except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:
         raise InputError(f"{path}: is damaged ({error}); copy it again", path=path) from None

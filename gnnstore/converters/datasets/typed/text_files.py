@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,10 @@ from gnnstore.converters.inputs.text_arrays import TextArray
 from gnnstore.converters.inputs.text_blocks import read_blocks
 from gnnstore.converters.inputs.text_tables import TableFormat, TextColumn, TextTable
 from gnnstore.converters.typed.inputs import EdgeInput, Pair
+from gnnstore.converters.writer.splits import SPLIT_KEYS
 from gnnstore.errors import InputError
+
+_LOG = logging.getLogger(__name__)
 
 ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 _COMMENTS = b"#%"
@@ -65,17 +69,19 @@ def open_text_nodes(path: Path, budget: int | None) -> dict[str, ArraySource]:
     if not names:
         return {"x": TextArray(path, memory_bytes=budget)} if fields else {}
     table = TextArray(path, "float64", is_exact=True, skip_header=True, memory_bytes=budget)
-    is_whole = np.ones(len(names), bool)
+    is_whole, is_mask = np.ones(len(names), bool), np.ones(len(names), bool)
     for rows in table.rows(_STEP_ROWS):
-        is_whole &= (rows == np.rint(rows)).all(axis=0)
+        is_whole &= (np.isfinite(rows) & (rows == np.rint(rows))).all(axis=0)
+        is_mask &= ((rows == 0) | (rows == 1)).all(axis=0)
     features = [place for place, name in enumerate(names) if _FEATURE.fullmatch(name)]
     found: dict[str, ArraySource] = {}
     if features:
         found["x"] = _Columns(table, features, np.dtype(np.float32))
     for place, name in enumerate(names):
         if place not in features:
-            dtype = np.dtype(np.int64 if is_whole[place] else np.float32)
-            found[name] = _Columns(table, place, dtype)
+            kind: type = np.int64 if is_whole[place] else np.float32
+            kind = np.bool_ if name in SPLIT_KEYS and is_mask[place] else kind
+            found[name] = _Columns(table, place, np.dtype(kind))
     return found
 
 
@@ -97,11 +103,12 @@ class TextEdgeFile:
         comments, fields = _first_lines(path)
         self._path, self._is_konect = path, is_konect
         self.num_nodes: tuple[int, int] | None = None  # as KONECT's header states
+        stated: int | None = None
         if is_konect:
             names: list[str] | None = ["source", "target", *_KONECT_COLUMNS][: len(fields)]
             sizes = next(filter(None, map(_KONECT_SIZES.fullmatch, comments)), None)
             if sizes is not None:
-                self.num_nodes = (int(sizes[2]), int(sizes[3]))
+                stated, self.num_nodes = int(sizes[1]), (int(sizes[2]), int(sizes[3]))
         else:
             names = _names(path, fields) if fields else ["source", "target"]
         has_header = names is not None and not is_konect and bool(fields)
@@ -138,6 +145,11 @@ class TextEdgeFile:
         for block in self._table.blocks():  # numbers the edges, and finds the types of columns
             self.num_edges += len(block)
         self._table.settle_types()
+        if stated not in (None, self.num_edges):
+            _LOG.warning(
+                "%s: its header states %d edges, and it has %d; if the file was cut off, get it "
+                "again", path, stated, self.num_edges,
+            )  # fmt: skip
 
     def edges(self) -> EdgeInput:
         """Return the edges; the file is read once for them and once for each attribute."""
