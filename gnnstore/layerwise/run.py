@@ -332,10 +332,9 @@ class InferenceRun:
     ) -> Iterator[BlockPacker | None]:
         """Yield what reads a layer's input in order; None if that is of no use."""
         place = self.places[number]
-        needs_rows = not place.keeps_all
+        needs_rows = not place.keeps_all and reader.source.file_rows is not None
         fills = place.num_kept > 0 and not is_filled
-        is_in_files = reader.source.file_rows is not None
-        if not self.plans[number].call.needs_edges or not is_in_files or not (fills or needs_rows):
+        if not self.plans[number].call.needs_edges or not (fills or needs_rows):
             yield None
             return
         directory = writer.journal.spill_directory

@@ -124,6 +124,23 @@ def test_equals_the_whole_graph(
     assert [item.name for item in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_rows_of_a_compressed_attribute_are_kept(
+    tmp_path: Path, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Narrow rows are held in memory, not in pages: they are not packed, but kept."""
+    graph = random_graph(NUM_NODES, 40_000, seed=8, feature_dim=2, skew=2.0)
+    narrow = {"h": graph.attributes["x"]}
+    path = GraphArrays(NUM_NODES, graph.edge_index, narrow).write(tmp_path / "a.gnn")
+    keeping(monkeypatch, share)
+    model = [SAGEConv(2, 8)]
+    found = gnnstore.inference(model, path, tmp_path / "out", input="h", memory=MEMORY)
+    assert isinstance(found, Embeddings)
+    x, edges = torch.from_numpy(narrow["h"]), torch.from_numpy(graph.edge_index)
+    expected = on_whole_graph(model, x, edges)
+    torch.testing.assert_close(found.tensor(), expected, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["SAGE", "GCN", "GAT"])
 def test_rows_that_the_layer_before_has_kept(
     graph: GraphArrays, path: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
