@@ -4,7 +4,8 @@ Batches of W and w, or of one of them: 1,024 random seeds, fan-out 10, 10, 10, 1
 three layers with ReLU between them, forward and backward, on the same batches in turns:
 
 - coo: `edge_index`, as PyG's loaders give it
-- plain: a torch.sparse_csr tensor of these edges, with int64 and with int32 indices
+- plain: a torch.sparse_csr tensor of these edges, with int64 and with int32 indices, unless its
+  gradients are wrong
 - csr: the batch's `adj_t`, with its transposes
 - coo, trimmed by PyG's `trim_to_layer`; csr, trimmed by `gnnstore.nn.trim`, also with `pairs`
 
@@ -189,14 +190,18 @@ def products_of(reduce: str, batches: list[Batch], device: str) -> dict[str, Ste
     return steps
 
 
-def check(steps: dict[str, Step]) -> None:
-    """Compare outputs and gradients; GCN's degrees change when it is trimmed."""
+def wrong_formats(steps: dict[str, Step]) -> list[str]:
+    """Return those with other outputs or gradients; GCN's degrees change when it is trimmed."""
     expected = {base: steps[base]() for base in steps if base.startswith("coo")}
+    wrong = []
     for name, run in steps.items():
         base = "coo, trimmed" if "trimmed" in name else "coo"
         for ours, theirs in zip(run(), expected[base], strict=True):
             scale = max(1e-6, float(theirs.abs().max()))
-            assert float((ours - theirs).abs().max()) <= 1e-3 * scale, name
+            if not float((ours - theirs).abs().max()) <= 1e-3 * scale:
+                wrong.append(name)
+                break
+    return wrong
 
 
 def loaders_of(
@@ -244,7 +249,10 @@ def compare(
     kind: str, steps: dict[str, Step], repeats: int, *, has_bars: bool
 ) -> Iterator[tuple[str, str, Any]]:
     """Time the formats in turns; yield rows of the table, and numbers."""
-    check(steps)
+    for name in wrong_formats(steps):  # such as torch 2.13's, of int32 indices in large batches
+        assert name.startswith("plain"), name
+        yield f"  {kind}, {name}", "gives wrong gradients; not timed", None
+        del steps[name]
     timings = time_in_turns(steps, repeats)
     for name, timing in timings.items():
         base = timings["coo, trimmed" if "trimmed" in name else "coo"]

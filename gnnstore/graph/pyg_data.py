@@ -106,7 +106,8 @@ def read_mask(reader: StoreReader, node: NodeTypeSpec, split: str) -> Tensor:
 def read_edge_index(reader: StoreReader, edge: EdgeTypeSpec, csc: Csc) -> Tensor:
     """Return the ends of the edges of a type, [2, E], in the order of their ids."""
     memory = Ledger(available_bytes(), (), f"{reader.path}: edge_index", OF_FREE_MEMORY, "")
-    memory.add(Reservation("edges and their order", 3 * 8 * edge.num_edges)).check(
+    arrays = 3 if edge.edge_id is None else 5  # ends, and the order, by which ends are copied
+    memory.add(Reservation("edges and their order", arrays * 8 * edge.num_edges)).check(
         None, "sample from the store instead"
     )
     degrees = np.diff(csc.indptr)
@@ -130,9 +131,9 @@ def order_of_ids(reader: StoreReader, edge: EdgeTypeSpec) -> Tensor | None:
     if spec is None:
         return None
     ids = reader.read(spec).astype(np.int64, copy=False)
-    order = np.full(len(ids), -1, np.int64)
     if not len(ids) or not 0 <= ids.min() <= ids.max() < len(ids):
         return None
+    order = np.full(len(ids), -1, np.int64)
     order[ids] = np.arange(len(ids))
     return None if order.min() < 0 else torch.from_numpy(order)
 

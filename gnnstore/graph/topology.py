@@ -14,7 +14,6 @@ from gnnstore.sampling.disk import TypedDiskSampler
 from gnnstore.sampling.hetero import SampledTypes, TypedNeighborSampler
 from gnnstore.sampling.neighbor import NeighborSampler
 from gnnstore.sampling.stored import StoredColumns
-from gnnstore.sampling.temporal import NodeTimes
 
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
@@ -119,12 +118,6 @@ class Topology:
             fetch[of] = self._rows_of(spec).fetch
         caches = {of: partial(_current, cache) for of, cache in self.neighbors.items()}
         return TypedDiskSampler(types, config, index_dtype, fetch, caches)
-
-    def node_times(self, time_attr: str) -> dict[str, NodeTimes]:
-        """Return the times of nodes by type, for draws of negatives; empty if edges have them."""
-        assert self.stored is not None  # noqa: S101 - a topology of a store
-        types, _ = self.stored.types(self.csc, time_attr=time_attr, weight_attr=None)
-        return {name: NodeTimes(times) for name, times in types.node_times.items()}
 
     def _types(self, config: SamplingConfig) -> tuple[SampledTypes, ColumnSpecs]:
         time_attr, weight_attr = config.time_attr, config.weight_attr

@@ -415,6 +415,7 @@ def _negatives(
             "pairs whose ends are both drawn"
         )
     source, target = (store.schema.node_of(name) for name in (edge.source, edge.target))
+    src_times = _times_of(store, source, time_attr)
     return Negatives(
         "binary" if is_binary else "triplet",
         float(cast.amount) if is_binary else int(cast.amount),
@@ -427,8 +428,8 @@ def _negatives(
         degree_fraction,
         strict,
         has_loops=source is target,
-        src_times=_times_of(store, source, time_attr),
-        dst_times=_times_of(store, target, time_attr),
+        src_times=src_times,
+        dst_times=src_times if target is source else _times_of(store, target, time_attr),
     )
 
 

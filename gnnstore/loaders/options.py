@@ -189,7 +189,7 @@ def fanouts_of(
         names = ", ".join(f"'{edge_type}'" for edge_type in missing)
         raise UsageError(
             f"Missing number of neighbors for edge type {names}; give fan-outs of all edge types, "
-            "or torch_geometric.sampler.NumNeighbors(..., default=[...])"
+            "or one list for all; in Python, torch_geometric.sampler.NumNeighbors(..., default=...)"
         )
     fanouts = {
         edge_type: _hops(by_type.get(edge_type, default), num_neighbors) for edge_type in types

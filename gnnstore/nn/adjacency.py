@@ -302,6 +302,37 @@ class AdjT(Tensor):
 
         return self._map(moved, dtype)
 
+    def half(self, **_: Any) -> Self:
+        """See `torch.Tensor.half`."""
+        return self.to(torch.float16)
+
+    def bfloat16(self, **_: Any) -> Self:
+        """See `torch.Tensor.bfloat16`."""
+        return self.to(torch.bfloat16)
+
+    def float(self, **_: Any) -> Self:
+        """See `torch.Tensor.float`."""
+        return self.to(torch.float32)
+
+    def double(self, **_: Any) -> Self:
+        """See `torch.Tensor.double`."""
+        return self.to(torch.float64)
+
+    def contiguous(self, *_: Any, **__: Any) -> Self:
+        """Return the matrix: its arrays are contiguous."""
+        return self
+
+    def share_memory_(self) -> Self:
+        """See `torch.Tensor.share_memory_`."""
+        for array in self.arrays():
+            if array is not None:
+                array.share_memory_()
+        return self
+
+    def is_shared(self) -> bool:
+        """See `torch.Tensor.is_shared`."""
+        return bool(self._col.is_shared())
+
     def cpu(self, *_: Any, **__: Any) -> Self:
         """See `torch.Tensor.cpu`."""
         return self.to("cpu")

@@ -298,31 +298,28 @@ def reverse_of(
     return ("unique", candidates[0]) if len(candidates) == 1 else None
 
 
-def with_reverse_edges(sample: Sample) -> tuple[Sample, list[EdgeType]]:
+def with_reverse_edges(sample: Sample) -> Sample:
     """Return the bidirectional subgraph of a sample of several edge types.
 
     Each type is joined with the reverses of its reverse type's edges, each edge once, sorted by
     target. A reverse type that is named after it, "rev_…", becomes the flipped edges, in their
-    order. Edges have no positions afterwards but where nothing was joined: those types, which have
-    no reverse, are returned as well.
+    order. Edges have no positions afterwards but those of types that have no reverse.
     """
     sampled = sample.edges
     joined: dict[EdgeType, EdgeSample] = dict(sampled)
-    alone: list[EdgeType] = []
     none = np.empty(0, np.int64)
     for edge_type in sampled:
         if edge_type[1].startswith("rev_"):
             continue
         reverse = reverse_of(edge_type, sampled)
         if reverse is None:
-            alone.append(edge_type)
             continue
         kind, reverse_type = reverse
         index = _joined(sampled[edge_type].index, sampled[reverse_type].index)
         joined[edge_type] = EdgeSample(index, none)
         if kind == "named":
             joined[reverse_type] = EdgeSample(np.ascontiguousarray(index[::-1]), none)
-    return replace(sample, edges=joined, hop_nodes=None, hop_edges=None), alone
+    return replace(sample, edges=joined, hop_nodes=None, hop_edges=None)
 
 
 def _joined(index: npt.NDArray[Any], reverse: npt.NDArray[Any]) -> npt.NDArray[Any]:

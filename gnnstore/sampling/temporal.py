@@ -77,7 +77,7 @@ def times_of_seeds(
             times = np.asarray(given[name])
             if times.size == 0:
                 times = times.astype(np.int64)
-            if times.shape != own.shape or times.dtype.kind not in "iu":
+            if times.shape != own.shape or times.dtype.kind not in "iu" or times.dtype == np.uint64:
                 raise UsageError(
                     f"the times of {len(own)} seeds of type {name!r} are {times.dtype} "
                     f"{list(times.shape)}; expected one integer for each"

@@ -61,8 +61,10 @@ class Negatives:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the weights."""
-        return sum(0 if w is None else w.nbytes for w in (self.src_weights, self.dst_weights))
+        """Bytes of the weights and of the times."""
+        times = {id(t): t.times for t in (self.src_times, self.dst_times) if t is not None}
+        arrays = (self.src_weights, self.dst_weights, *times.values())
+        return sum(0 if array is None else array.nbytes for array in arrays)
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the values that draws depend on besides the key, plain and by name."""

@@ -112,8 +112,9 @@ def _flat(batch: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return a batch's values by name; of a `HeteroData` by type and name."""
     found: dict[Any, Any] = {}
     for key, value in batch.items():
-        parts = value if isinstance(value, Mapping) else None
-        found |= {key: value} if parts is None else {(key, name): parts[name] for name in parts}
+        is_part = isinstance(value, Mapping)
+        found[key] = None if is_part else value  # also of a type that has nothing
+        found |= {(key, name): value[name] for name in value} if is_part else {}
     return found
 
 

@@ -21,6 +21,7 @@ from gnnstore.graph.store import GraphStore
 from gnnstore.sampling.hetero import SampledTypes, TypedNeighborSampler
 from gnnstore.sampling.neighbor import BatchRequest, NeighborSampler, Sample, SamplingConfig
 from gnnstore.sampling.temporal import NodeTimes, TimeColumns
+from gnnstore.seeds.negatives import Negatives
 
 LEAST = -(2**63)
 NODE, EDGE = "node", ("node", "to", "node")
@@ -200,7 +201,7 @@ def test_what_is_refused() -> None:
     key: dict[str, Any] = {"epoch": 0, "batch": 0}
     with pytest.raises(UsageError, match="'node' have no times, since these nodes have no 'when'"):
         sampler.sample([0], **key)
-    for times in ([1, 2], [0.5], [[1]]):
+    for times in ([1, 2], [0.5], [[1]], np.array([2**64 - 1], np.uint64)):
         with pytest.raises(UsageError, match="the times of 1 seeds of type 'node' are"):
             sampler.sample([0], times=times, **key)
     types = star([1], of_edges=False)
@@ -307,7 +308,7 @@ def test_wherever_a_store_lies(store: GraphStore, config: SamplingConfig) -> Non
 def test_no_edge_is_later_than_its_seed(store: GraphStore) -> None:
     """By the store's own times, read another way; and all that could be taken is."""
     name = "paper" if len(store.schema.node_types) > 1 else NODE
-    time = store.topology("memory").node_times("time")[name].times
+    time = store.reader.read(store.schema.node_of(name).attributes["time"])
     seeds = np.arange(50)
     config = SamplingConfig((-1, 2), time_attr="time")
     sample = (
@@ -367,3 +368,10 @@ def test_nothing_is_read_for_samplers_without_times(store: GraphStore) -> None:
     topology.sampler(SamplingConfig((2,), weight_attr="w"), "int64")
     weighted = [edge for edge in store.schema.edge_types if edge.weight_sums]
     assert topology.stored.num_bytes == sum(8 * edge.num_edges for edge in weighted)
+
+
+def test_times_of_negatives_count_once() -> None:
+    times = NodeTimes(np.zeros(1000, np.int64))
+    other = NodeTimes(np.zeros(10, np.int64))
+    assert Negatives("binary", 1.0, 9, 9, src_times=times, dst_times=times).num_bytes == 8000
+    assert Negatives("binary", 1.0, 9, 9, src_times=times, dst_times=other).num_bytes == 8080

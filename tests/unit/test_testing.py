@@ -41,6 +41,7 @@ BATCHES: list[dict[str, Any]] = [
         ([{**BATCHES[0], "x": torch.arange(3).int()}, BATCHES[1]], "batch 0: 'x' differs"),
         ([BATCHES[0], {**BATCHES[1], "x": torch.zeros(2)}], "batch 1: 'x' differs"),
         ([{**BATCHES[0], "size": 3}, BATCHES[1]], "batch 0: 'size' differs"),
+        ([{**BATCHES[0], "paper": {}}, BATCHES[1]], r"batch 0 has \['x', 'size', 'paper'\]"),
     ],
 )
 def test_batches_that_differ(found: Any, message: str) -> None:

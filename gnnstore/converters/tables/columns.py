@@ -36,7 +36,8 @@ def to_array(column: pa.Array, where: str, first_row: int = 0) -> npt.NDArray[An
         return to_array(column.dictionary_decode(), where, first_row)
     if column.null_count and not types.is_floating(kind):
         row = first_row + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
-        raise InputError(f"{where}: row {row} has no value; fill it, or store the column as floats")
+        floats = "" if types.is_temporal(kind) else ", or store the column as floats"
+        raise InputError(f"{where}: row {row} has no value; fill it{floats}")
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return _list_to_array(column, where, first_row)
     if types.is_temporal(kind) and not types.is_interval(kind):

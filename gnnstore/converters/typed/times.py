@@ -45,17 +45,24 @@ def check_time_type(source: ArraySource, what: str) -> None:
     if source.dtype.kind in "fM":
         is_missing = np.isnan if source.dtype.kind == "f" else np.isnat
         num_missing = sum(int(is_missing(rows).sum()) for rows in source.rows(_STEP_ROWS))
-        name = "NaN" if source.dtype.kind == "f" else "NaT"
+        missing = ""
+        if num_missing:
+            name = "NaN" if source.dtype.kind == "f" else "NaT"
+            missing = f", and decide on a time for {num_missing} rows that have {name}"
         raise InputError(
-            f"{source.label}: {what} are {source.dtype}, and {num_missing} of them are {name}; "
-            "times are integers of one unit, as in seconds since 1970: convert them, and decide "
-            "on a time for rows without one"
+            f"{_of(source, what)} are {source.dtype}; times are integers of one unit, as seconds "
+            f"since 1970: convert them{missing}"
         )
     if source.dtype.kind not in "iu" or source.shape[1:] not in ((), (1,)):
         raise InputError(
-            f"{source.label}: {what} are {source.dtype} {list(source.shape)}; expected one integer "
+            f"{_of(source, what)} are {source.dtype} {list(source.shape)}; expected one integer "
             "for each row"
         )
+
+
+def _of(source: ArraySource, what: str) -> str:
+    """Return what is wrong, and in which input, if that has a name of its own."""
+    return what if source.label == what else f"{source.label}: {what}"
 
 
 def checked_times(rows: npt.NDArray[Any], first: int, what: str) -> npt.NDArray[np.int64]:

@@ -197,7 +197,7 @@ class HeteroAssembler(Assembler):
 def _parts_of(sample: Sample, is_bidirectional: bool) -> TypedParts:
     sampled = sample.edges
     if is_bidirectional:
-        sample, _ = with_reverse_edges(sample)
+        sample = with_reverse_edges(sample)
     return TypedParts(
         {name: torch.from_numpy(ids) for name, ids in sample.nodes.items()},
         {kind: torch.from_numpy(each.index) for kind, each in sample.edges.items()},

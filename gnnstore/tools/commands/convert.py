@@ -30,9 +30,9 @@ from gnnstore.tools.ui.session import Session
 
 _HELP = """Convert a graph into a store.
 
-KIND is the format of INPUT; it is never guessed from a name, and no code in a pickle runs. OUTPUT
-appears only when it is complete. An interrupted conversion leaves no partial store: repeat the
-command with --resume to continue it, or without to start again.
+COMMAND names the format of the input; it is never guessed from a name, and no code in a pickle
+runs. OUTPUT appears only when it is complete. An interrupted conversion leaves no partial store:
+repeat the command with --resume to continue it, or without to start again.
 
 \b
 Examples:
@@ -40,6 +40,7 @@ Examples:
   gnnstore convert snap com-friendster.ungraph.txt.gz friendster.gnn --undirected
   gnnstore convert triples FB15k-237/ fb15k-237.gnn
   gnnstore convert numpy graph.npz graph.gnn --feature-dtype float16
+  gnnstore convert table users.gnn --edges follows.parquet --source who --target whom
   gnnstore convert typed shop/ shop.gnn --reverse all
   gnnstore convert rmat random.gnn --scale 20
   gnnstore convert rmat random.gnn --scale 20 --resume

@@ -60,8 +60,8 @@ def command(
     ]
     document = {"store": str(path), "seconds": seconds, "edge_types": found}
     lines = [
-        f"{'__'.join(edge.type)}: ordered by {', '.join(edge.orders) or 'nothing'}; sums of "
-        f"{', '.join(edge.weight_sums) or 'nothing'}"
+        f"{'__'.join(edge.type)}: orders by time: {', '.join(edge.orders) or 'none'}; "
+        f"sums of weights: {', '.join(edge.weight_sums) or 'none'}"
         for edge in edges
     ]
     session.emit(document, lambda console: console.print("\n".join(lines), soft_wrap=True))
