@@ -3,8 +3,8 @@
     python examples/train_temporal.py
     python examples/train_temporal.py --weighted --memory 100MB
 
-Makes papers with planted classes and years. A paper's batch has only papers that are not newer than it,
-the latest of them first (`temporal_strategy="last"`), so that nothing of the future leaks into
+Makes papers with planted classes and years. A paper's batch has only papers that are not newer than
+it, the latest of them first (`temporal_strategy="last"`), so that nothing of the future leaks into
 training. With `--weighted`, neighbours are chosen in proportion to the edges' weights instead.
 Papers are trained on up to a year, and tested on those after it.
 """

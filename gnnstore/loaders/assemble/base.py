@@ -165,7 +165,6 @@ class Assembler(ABC):
     def selections(self, sample: Sample, parts: Any) -> Iterator[Selection]:
         """Yield for nodes and edges the ids of a sample, and those of parts made from it."""
 
-    @abstractmethod
     def join(
         self,
         parts: Any,
@@ -175,6 +174,15 @@ class Assembler(ABC):
         hold: Callable[[npt.NDArray[Any]], None] = hold_nothing,
     ) -> Any:
         """Return a subgraph with its attributes; those that are not in `rows` are read by ids."""
+        gathering = Gathering(rows, hold)
+        data = self.joined(parts, gathering)
+        labels.label(data)
+        gathering.note(cost)
+        return data
+
+    @abstractmethod
+    def joined(self, parts: Any, gathering: Gathering) -> Any:
+        """Return a subgraph with its attributes, but without the labels of its seeds."""
 
 
 def checked_class(data_class: Any, wanted: type) -> Any:

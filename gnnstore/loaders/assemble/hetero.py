@@ -5,7 +5,7 @@ All types of the graph are there, in its order, also those that no seed reaches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -17,26 +17,20 @@ from gnnstore.loaders.assemble.adjacency import adjacency
 from gnnstore.loaders.assemble.base import (
     Assembler,
     AttributeRows,
-    Gathering,
     Selection,
     checked_class,
     edge_index_of,
-    hold_nothing,
 )
 from gnnstore.loaders.assemble.homogeneous import BatchAssembler
 from gnnstore.sampling.hetero import with_reverse_edges
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from gnnstore.features.source import Rows, RowSource
+    from gnnstore.features.source import RowSource
     from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec
     from gnnstore.loaders.assemble.adjacency import CsrEdges
-    from gnnstore.loaders.assemble.base import BatchSchema
+    from gnnstore.loaders.assemble.base import BatchSchema, Gathering
     from gnnstore.nn.adjacency import AdjT
-    from gnnstore.pipeline.batch import BatchCost
     from gnnstore.sampling.neighbor import NodeType, Sample
-    from gnnstore.seeds.base import SeedLabels
     from gnnstore.strategies.sources import Sources
 
 
@@ -142,16 +136,9 @@ class HeteroAssembler(Assembler):
             positions = sample.edges[kind].positions
             yield Selection(f"edges of {kind}", paths, positions, parts.edge[kind])
 
-    def join(
-        self,
-        parts: TypedParts,
-        labels: SeedLabels,
-        rows: Mapping[str, Rows],
-        cost: BatchCost,
-        hold: Callable[[npt.NDArray[Any]], None] = hold_nothing,
-    ) -> HeteroData:
-        """Return a subgraph with its attributes; those that are not in `rows` are read by ids."""
-        gathering, data, csr = Gathering(rows, hold), self._data_class(), self._csr
+    def joined(self, parts: TypedParts, gathering: Gathering) -> HeteroData:
+        """Return a subgraph with its attributes, but without the labels of its seeds."""
+        data, csr = self._data_class(), self._csr
         # Before rows are gathered, while edges are in the processor's cache.
         matrices = {
             kind: parts.matrix(kind)
@@ -189,8 +176,6 @@ class HeteroAssembler(Assembler):
             if parts.orig_edge_index is not None:
                 values["_orig_edge_index"] = parts.orig_edge_index.get(kind)
             _write(data[kind], values)
-        labels.label(data)
-        gathering.note(cost)
         return data
 
 

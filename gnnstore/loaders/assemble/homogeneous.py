@@ -6,7 +6,7 @@ element types.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -18,23 +18,16 @@ from gnnstore.loaders.assemble.adjacency import adjacency
 from gnnstore.loaders.assemble.base import (
     Assembler,
     AttributeRows,
-    Gathering,
     Selection,
     checked_class,
     edge_index_of,
-    hold_nothing,
 )
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from gnnstore.features.source import Rows
     from gnnstore.loaders.assemble.adjacency import CsrEdges
-    from gnnstore.loaders.assemble.base import BatchSchema
+    from gnnstore.loaders.assemble.base import BatchSchema, Gathering
     from gnnstore.nn.adjacency import AdjT
-    from gnnstore.pipeline.batch import BatchCost
     from gnnstore.sampling.neighbor import Sample
-    from gnnstore.seeds.base import SeedLabels
     from gnnstore.strategies.sources import Sources
 
 
@@ -114,16 +107,9 @@ class BatchAssembler(Assembler):
         paths = {each.path for each in self._edge_attributes.values()} | {self._edge_id_path}
         yield Selection("edges", paths, sample.edge_pos, parts.edge)
 
-    def join(
-        self,
-        parts: Parts,
-        labels: SeedLabels,
-        rows: Mapping[str, Rows],
-        cost: BatchCost,
-        hold: Callable[[npt.NDArray[Any]], None] = hold_nothing,
-    ) -> Data:
-        """Return a subgraph with its attributes; those that are not in `rows` are read by ids."""
-        gathering, csr = Gathering(rows, hold), self._csr
+    def joined(self, parts: Parts, gathering: Gathering) -> Data:
+        """Return a subgraph with its attributes, but without the labels of its seeds."""
+        csr = self._csr
         # Before rows are gathered, while edges are in the processor's cache.
         adj_t = None if csr is None or csr.value else parts.matrix()
         nodes = parts.node.numpy()
@@ -151,10 +137,8 @@ class BatchAssembler(Assembler):
         for name, value in values.items():
             if value is not None:
                 data[name] = value
-        labels.label(data)
         if parts.orig_edge_index is not None:
             data._orig_edge_index = parts.orig_edge_index
-        gathering.note(cost)
         return data
 
 
