@@ -37,9 +37,9 @@ import gnnstore
 from benchmarks.harness import device_row, directory_of, parser, report
 from benchmarks.loader import seconds_of
 from gnnstore.converters import ConvertOptions, from_planted_types
-from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.tools.bench.harness import DeviceLimits, measure_disk_of, spread
+from gnnstore.tools.bench.page_cache import drop_from_cache
 
 NUM_PAPERS, FEATURE_DIM, DEGREE = 6_500_000, 768, 8
 FANOUTS, BATCH_SIZE, SEED, NUM_BATCHES = (10, 5), 1024, 0, 100

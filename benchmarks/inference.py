@@ -29,9 +29,9 @@ import gnnstore
 from benchmarks.harness import Turn, measure, parser, report
 from benchmarks.parts import sequential
 from gnnstore.converters import from_rmat
-from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.progress import NullProgress
 from gnnstore.tools.bench.harness import spread
+from gnnstore.tools.bench.page_cache import drop_from_cache
 from gnnstore.units import format_size, parse_size
 
 READ_BAR, WRITTEN_BAR, TIME_BAR = 2.5, 1.0, 1.25

@@ -35,13 +35,13 @@ from benchmarks.reads import write_table
 from gnnstore._core import ReadCounts, empty
 from gnnstore.caching.plan import Trace
 from gnnstore.disk.engines import open_engine
-from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.features.packed.pack import pack
 from gnnstore.features.source import files_of, of_one_type
 from gnnstore.features.tables import DirectRows
 from gnnstore.formats import PagedArray
 from gnnstore.tools.bench.harness import spread
+from gnnstore.tools.bench.page_cache import drop_from_cache
 from gnnstore.units import format_size
 
 BAR_PACKING, BAR_ONE_BY_ONE, BAR_READING, BAR_AMPLIFICATION = 0.75, 7.0, 0.85, 1.1

@@ -37,11 +37,11 @@ from benchmarks.harness import add_partition_options, directory_of, parser, repo
 from benchmarks.parts import sequential
 from gnnstore.converters import from_rmat
 from gnnstore.converters.partitions.partition import partition
-from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.formats.partitions.reader import PartitionsReader, open_partitions
 from gnnstore.partitions.rows import PartitionFiles
 from gnnstore.sampling.resident import ResidentGraph
 from gnnstore.tools.bench.harness import spread
+from gnnstore.tools.bench.page_cache import drop_from_cache
 
 SEED, FEATURE_DIM, EDGE_FACTOR, FANOUTS = 0, 128, 15, [5, 5]
 SHARE, READING_THREADS = 0.25, 4

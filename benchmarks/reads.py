@@ -32,10 +32,10 @@ from benchmarks.harness import Turn, measure, parser, report
 from benchmarks.parts import fio
 from gnnstore import _core
 from gnnstore.disk.engines import Engine, open_engine, probe_engines
-from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.features.tables import DirectRows
 from gnnstore.formats import AttributeSpec, PagedArray, PagedArrayWriter
 from gnnstore.tools.bench.harness import spread
+from gnnstore.tools.bench.page_cache import drop_from_cache
 from gnnstore.units import format_size
 
 ROW_BYTES, BLOCK_BYTES, LARGE_BYTES = 512, 4096, 1 << 20

@@ -27,9 +27,7 @@ from benchmarks.harness import Turn, measure, parser, report
 from benchmarks.parts.workloads import FANOUTS, SEED, WORKLOADS
 from gnnstore.caching.segment_search import Recurrences, search_segment
 from gnnstore.caching.segments import SharedRows, segments_of
-from gnnstore.disk.profile.device_profile import load_profile
-from gnnstore.disk.profile.page_cache import drop_from_cache
-from gnnstore.disk.profile.tuning import tune_reads
+from gnnstore.disk.profile import load_profile, tune_reads
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.packing.estimate import estimate_packing
 from gnnstore.packing.job import EpochPacker
@@ -37,6 +35,7 @@ from gnnstore.packing.sampling import PackSettings
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.strategies.predict.reads import ReadTotals, count_extents
 from gnnstore.tools.bench.harness import spread
+from gnnstore.tools.bench.page_cache import drop_from_cache
 from gnnstore.units import format_size
 
 BUDGETS = (3.0, 5.0)

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import parser, report, time_in_turns
-from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.features.check import verify
+from gnnstore.tools.bench.page_cache import drop_from_cache
 from tests.support.stores import write_example_store
 
 

@@ -15,8 +15,8 @@ import numpy as np
 from benchmarks.harness import measure
 from gnnstore import _core
 from gnnstore.converters import ConvertOptions, from_numpy
-from gnnstore.disk.profile.cgroup import MemoryGroup
 from gnnstore.formats.container.files import directory_bytes
+from gnnstore.tools.bench.cgroup import MemoryGroup
 from gnnstore.tools.bench.harness import ask_process
 
 _CHUNK_EDGES = 2**22

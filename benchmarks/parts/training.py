@@ -20,11 +20,11 @@ from torch_geometric.nn import GraphSAGE
 
 import gnnstore
 from benchmarks.parts.strategies import WAYS
-from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.errors import GnnstoreError
 from gnnstore.nn import trim
 from gnnstore.progress import peak_rss_bytes
 from gnnstore.tools.bench.harness import Task
+from gnnstore.tools.bench.page_cache import drop_from_cache
 from gnnstore.tools.bench.worker import Run
 
 LEARNING_RATE = 0.01

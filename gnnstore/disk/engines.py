@@ -18,8 +18,7 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from gnnstore import _core
-from gnnstore.disk.profile.device_profile import filesystem_id, load_profile
-from gnnstore.disk.profile.tuning import ReadTuning, tune_reads
+from gnnstore.disk.profile import ReadTuning, filesystem_id, load_profile, tune_reads
 from gnnstore.errors import CorruptStoreError, UsageError, check_choice, storage_errors
 from gnnstore.formats.container.regular_files import open_binary
 

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from gnnstore._core import pool_trim
 from gnnstore.disk.engines import ENVIRONMENT_VARIABLE, Engine, open_engine
-from gnnstore.disk.profile.tuning import ReadTuning
+from gnnstore.disk.profile import ReadTuning
 from gnnstore.features.compact import held_row_bytes
 from gnnstore.features.opening import Mode, open_attribute, open_rows
 from gnnstore.features.planned import SlotCache

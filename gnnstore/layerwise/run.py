@@ -16,7 +16,7 @@ from gnnstore import _core
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.budget.limits import affordable_threads
 from gnnstore.disk.engines import open_engine
-from gnnstore.disk.profile.device_profile import load_profile
+from gnnstore.disk.profile import load_profile
 from gnnstore.errors import UsageError
 from gnnstore.features.opening import open_attribute, open_rows
 from gnnstore.features.source import RowSource

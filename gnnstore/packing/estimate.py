@@ -29,7 +29,7 @@ from gnnstore.units import format_duration, format_size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gnnstore.disk.profile.device_profile import DeviceProfile
+    from gnnstore.disk.profile import DeviceProfile
     from gnnstore.packing.job import EpochPacker
 
 _NO_READS = ReadTotals()

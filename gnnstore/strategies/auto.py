@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gnnstore.disk.profile.first_use import disk_profile
+from gnnstore.disk.measure import disk_profile
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.progress import Progress

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from gnnstore.converters.partitions.order import rows_per_partition
 from gnnstore.converters.partitions.partition import Partitioning, partition, partitions_path
 from gnnstore.converters.stores.graph import StoreInput
-from gnnstore.disk.profile.device_profile import DeviceProfile, load_profile
-from gnnstore.disk.profile.first_use import disk_profile
+from gnnstore.disk.measure import disk_profile
+from gnnstore.disk.profile import DeviceProfile, load_profile
 from gnnstore.errors import UsageError
 from gnnstore.formats.partitions.reader import PartitionsReader
 from gnnstore.formats.store.units import refuse_existing

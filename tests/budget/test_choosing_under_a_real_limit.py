@@ -23,14 +23,13 @@ import gnnstore
 from gnnstore import _core
 from gnnstore.caching.policies.registry import BELADY
 from gnnstore.converters import ConvertOptions, from_numpy
-from gnnstore.disk.profile.cgroup import memory_group
-from gnnstore.disk.profile.measure import BLOCK_BYTES, QUEUE_DEPTHS
-from gnnstore.disk.profile.rates import ReadRate, at_random
-from gnnstore.disk.profile.tuning import tune_reads
+from gnnstore.disk.measure import BLOCK_BYTES, QUEUE_DEPTHS, ReadRate, at_random
+from gnnstore.disk.profile import tune_reads
 from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout
 from gnnstore.graph.shared import shared_tables
 from gnnstore.strategies.predict.sampled_epoch import sample_workload
 from gnnstore.strategies.predict.workload import SampledTrace, SpatialSampling, TableReads, Workload
+from gnnstore.tools.bench.cgroup import memory_group
 from gnnstore.tools.bench.harness import Task
 from gnnstore.tools.bench.worker import ALLOWANCE_BYTES
 from tests.support.disks import keep_usual_profile
@@ -48,7 +47,7 @@ task = words["task"]
 Path(task["group"], "cgroup.procs").write_text(str(os.getpid()))
 import torch
 from gnnstore.errors import BudgetError
-from gnnstore.disk.profile.cgroup import MemoryGroup
+from gnnstore.tools.bench.cgroup import MemoryGroup
 from gnnstore.tools.bench.harness import Task
 from gnnstore.tools.bench.worker import Run
 torch.zeros(1)
@@ -236,5 +235,5 @@ def test_measuring_a_disk_takes_little_memory(tmp_path: Path) -> None:
         ReadRate(files, "pread", block_bytes=block, depth=depth, draw=at_random(1 << 20, block))
         for block, depth in points
     ]
-    assert sum(rate.num_bytes for rate in rates) < 20 * 10**6
+    assert sum(rate._out.nbytes for rate in rates) < 20 * 10**6
     assert rates[points.index((64 << 10, 256))].measure(0.0) > 0

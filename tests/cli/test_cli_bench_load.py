@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from gnnstore.converters import from_rmat
-from gnnstore.disk.profile.cgroup import MemoryGroup, memory_group
 from gnnstore.disk.scratch import find_runs
 from gnnstore.errors import NoSpaceError
 from gnnstore.strategies.builtin import auto
 from gnnstore.tools.bench import harness
 from gnnstore.tools.bench import load as bench_load
+from gnnstore.tools.bench.cgroup import MemoryGroup, memory_group
 from gnnstore.tools.bench.harness import DeviceLimits, Task
 from gnnstore.tools.bench.stages import STAGES
 from gnnstore.tools.bench.ways import ways

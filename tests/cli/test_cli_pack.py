@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch_geometric")
 
 import gnnstore
-from gnnstore.disk.profile.device_profile import save_profile
+from gnnstore.disk.profile import save_profile
 from gnnstore.testing.faults import inject
 from gnnstore.testing.graphs import random_graph
 from tests.support.disks import usual_profile

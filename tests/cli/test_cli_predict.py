@@ -16,8 +16,8 @@ import gnnstore
 from gnnstore import EmbeddingTable
 from gnnstore.budget.ledger import STAGING
 from gnnstore.converters.partitions.partition import partition
-from gnnstore.disk.profile import first_use as first_measurement
-from gnnstore.disk.profile.device_profile import DeviceProfile, save_profile
+from gnnstore.disk import measure as first_measurement
+from gnnstore.disk.profile import DeviceProfile, save_profile
 from gnnstore.errors import StorageError
 from gnnstore.strategies import auto as optimizer
 from gnnstore.strategies.builtin import auto

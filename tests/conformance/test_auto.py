@@ -16,8 +16,8 @@ import pytest
 
 import gnnstore
 from gnnstore.budget import limits
-from gnnstore.disk.profile import first_use as first_measurement
-from gnnstore.disk.profile.device_profile import (
+from gnnstore.disk import measure as first_measurement
+from gnnstore.disk.profile import (
     DeviceProfile,
     filesystem_id,
     profile_path,

@@ -25,8 +25,8 @@ import pytest
 
 from gnnstore import BudgetError, NeighborLoader
 from gnnstore.budget import limits
-from gnnstore.disk.profile import first_use as first_measurement
-from gnnstore.disk.profile.device_profile import save_profile
+from gnnstore.disk import measure as first_measurement
+from gnnstore.disk.profile import save_profile
 from gnnstore.strategies import auto as optimizer
 from gnnstore.strategies.predict import sampled_epoch
 from gnnstore.strategies.predict.workload import TableReads

@@ -22,7 +22,7 @@ import pytest
 
 import gnnstore
 from gnnstore import BudgetError, NeighborLoader
-from gnnstore.disk.profile.device_profile import save_profile
+from gnnstore.disk.profile import save_profile
 from gnnstore.plugins import (
     STRATEGIES,
     CacheKey,

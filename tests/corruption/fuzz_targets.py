@@ -30,7 +30,7 @@ import gnnstore
 from gnnstore.converters import ConvertOptions, from_numpy, partition
 from gnnstore.converters.edges import builder
 from gnnstore.disk.engines import open_engine
-from gnnstore.disk.profile.device_profile import load_measurements
+from gnnstore.disk.profile import load_profile
 from gnnstore.errors import GnnstoreError, StorageError, UsageError
 from gnnstore.formats.arrays import pages
 from gnnstore.formats.container.files import crc32c_of
@@ -426,7 +426,7 @@ def target_cache(folder: Path) -> Target:
         lists = NeighborCache(csc, rows, 2**15, store.reader.uuid)
         cached = replace(topology, neighbors={csc.edge_type: lists})
         sampler = cached.sampler(SamplingConfig((3, 2), seed=1), "int64")
-        load_measurements(folder)
+        load_profile(folder)
         return sampler.sample(np.arange(64), epoch=0, batch=0)
 
     expected = batch()

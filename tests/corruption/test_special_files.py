@@ -24,7 +24,7 @@ from gnnstore.converters import (
     from_ogb,
     from_snap,
 )
-from gnnstore.disk.profile.device_profile import load_profile, profile_path, save_profile
+from gnnstore.disk.profile import load_profile, profile_path, save_profile
 from gnnstore.errors import CorruptStoreError, InputError, NotFoundError, StorageError
 from gnnstore.features.check import verify
 from gnnstore.formats import StoreReader

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnnstore.disk.profile.tuning import ReadTuning
+from gnnstore.disk.profile import ReadTuning
 from gnnstore.formats.arrays.pages import PageGeometry, plan_shards
 from gnnstore.strategies.predict.reads import ReadTotals, count_extents, count_reads
 from gnnstore.testing.twins.reads import plan_reads

@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from gnnstore.disk.profile.device_profile import DeviceProfile, filesystem_id, save_profile
+from gnnstore.disk.profile import DeviceProfile, filesystem_id, save_profile
 
 
 def usual_profile(place: str | os.PathLike[str], **changes: Any) -> DeviceProfile:

@@ -18,7 +18,7 @@ from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.caching.policies.registry import BELADY
 from gnnstore.caching.reuse import ReuseCurve, reuse_distances
 from gnnstore.caching.scores import most_needed, select_nodes
-from gnnstore.disk.profile.tuning import tune_reads
+from gnnstore.disk.profile import tune_reads
 from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.strategies.auto import StrategyOptimizer

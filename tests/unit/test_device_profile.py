@@ -12,18 +12,16 @@ from typing import Any
 
 import pytest
 
-from gnnstore.disk.profile import filesystems
-from gnnstore.disk.profile.device_profile import (
+from gnnstore.disk import profile as module
+from gnnstore.disk.profile import (
     DeviceProfile,
-    SavedMeasurements,
+    Mount,
     filesystem_id,
-    load_measurements,
+    find_mount,
     load_profile,
     profile_path,
-    save_measurements,
     save_profile,
 )
-from gnnstore.disk.profile.filesystems import Mount, find_mount
 from gnnstore.errors import StorageError
 
 RATES = {
@@ -67,37 +65,6 @@ def test_what_is_saved_is_loaded(tmp_path: Path, cache: Path) -> None:
     save_profile(later)
     assert load_profile(tmp_path) == later
     assert [entry.name for entry in file.parent.iterdir()] == [file.name]
-
-
-def test_a_second_measurement_is_kept_beside_it(tmp_path: Path) -> None:
-    kept = SavedMeasurements(make_profile(tmp_path), make_profile(tmp_path, engine="pread"))
-    file = save_measurements(kept)
-    assert load_measurements(tmp_path) == kept
-    assert load_profile(tmp_path) == kept.profile
-    # Versions that know one measurement find it where it was.
-    document = json.loads(file.read_text())
-    assert document["format_version"] == 1
-    assert document["profile"] == kept.profile.to_document()
-    save_profile(kept.profile)
-    assert load_measurements(tmp_path) == SavedMeasurements(kept.profile)
-    assert "again" not in json.loads(file.read_text())
-
-
-@pytest.mark.parametrize(
-    "again", ["yesterday", [], {"engine": "pread"}, {"filesystem_id": "xfs-1"}]
-)
-def test_a_damaged_second_measurement(
-    again: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    profile = make_profile(tmp_path)
-    file = save_measurements(SavedMeasurements(profile, profile))
-    document = json.loads(file.read_text())
-    whole = isinstance(again, dict) and "filesystem_id" in again
-    document["again"] = {**document["again"], **again} if whole else again
-    file.write_text(json.dumps(document))
-    assert load_measurements(tmp_path) is None
-    assert load_profile(tmp_path) is None
-    assert "the measurements are not used" in caplog.text
 
 
 def test_every_path_of_a_file_system_finds_it(tmp_path: Path) -> None:
@@ -305,7 +272,7 @@ def test_file_systems_without_an_identity_are_told_apart_by_their_mount(
 
     mounts = {"/a": Mount("/a", "server:/x", "nfs4"), "/b": Mount("/b", "server:/y", "nfs4")}
     monkeypatch.setattr(os, "statvfs", lambda _: NoIdentity)
-    monkeypatch.setattr(filesystems, "find_mount", lambda path: mounts.get(str(path)))
+    monkeypatch.setattr(module, "find_mount", lambda path: mounts.get(str(path)))
     assert filesystem_id("/a") != filesystem_id("/b")
     assert filesystem_id("/a") == filesystem_id("/a")
     assert filesystem_id("/a").startswith("nfs4-")

@@ -16,12 +16,12 @@ import pytest
 from gnnstore import _core
 from gnnstore.converters.inputs.npy import open_npy
 from gnnstore.converters.read_ahead import read_ahead
-from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.errors import InputError, NoSpaceError
 from gnnstore.formats.arrays.paged_writer import PagedArrayWriter
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container import files
 from gnnstore.formats.container.files import BLOCK_BYTES, ChecksummedFile
+from gnnstore.tools.bench.page_cache import drop_from_cache
 
 Pwrite = Callable[[int, Any, int], int]
 PWRITE, PREADV = os.pwrite, os.preadv

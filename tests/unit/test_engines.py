@@ -30,7 +30,7 @@ from gnnstore.disk.engines import (
     open_engine,
     probe_engines,
 )
-from gnnstore.disk.profile.device_profile import filesystem_id, save_profile
+from gnnstore.disk.profile import filesystem_id, save_profile
 from gnnstore.errors import StorageError, UsageError
 from gnnstore.testing.faults import Fault, SystemCall, inject, inject_all
 from tests.support.disks import usual_profile

@@ -186,9 +186,8 @@ OPENERS = {
         "formats/container/regular_files.py",
         "budget/limits.py",
         "progress.py",
-        "disk/profile/filesystems.py",
+        "disk/profile.py",
     ),
-    *("disk/profile/cgroup.py", "disk/profile/page_cache.py"),
     *("disk/engines.py", "disk/scratch.py", "layerwise/api.py", "converters/inputs/opening.py"),
     *("converters/writer/adjacency.py", "evaluation/table.py"),
 }

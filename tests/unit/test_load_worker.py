@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import gnnstore
-from gnnstore.disk.profile import cgroup
-from gnnstore.disk.profile.cgroup import MemoryGroup, _parents, _remove, memory_group
 from gnnstore.errors import BudgetError, UsageError
+from gnnstore.tools.bench import cgroup
+from gnnstore.tools.bench.cgroup import MemoryGroup, _parents, _remove, memory_group
 from gnnstore.tools.bench.harness import Task, measure_disk_of, run_task, split_tables
 from gnnstore.tools.bench.load import WORKER
 from gnnstore.tools.bench.stages import stages_of

@@ -11,7 +11,7 @@ import pytest
 from gnnstore.caching import segments
 from gnnstore.caching.segment_search import Recurrences, search_segment
 from gnnstore.caching.segments import SharedRows, permutation, segments_of
-from gnnstore.disk.profile.tuning import tune_reads
+from gnnstore.disk.profile import tune_reads
 from gnnstore.errors import UsageError
 from gnnstore.strategies.predict.reads import ReadTotals, count_extents
 

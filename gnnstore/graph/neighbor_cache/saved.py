@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.disk.profile.user_cache import user_cache_directory, write_whole
+from gnnstore.disk.user_cache import user_cache_directory, write_whole
 from gnnstore.errors import CorruptStoreError, StorageError
 from gnnstore.formats.container.regular_files import open_binary
 from gnnstore.formats.container.strict_json import Fields, parse_object

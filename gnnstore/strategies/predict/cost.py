@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gnnstore.disk.profile.device_profile import DeviceProfile
+from gnnstore.disk.profile import DeviceProfile
 from gnnstore.strategies.predict.reads import ReadTotals
 from gnnstore.strategies.predict.traits import StrategyTraits
 from gnnstore.strategies.predict.workload import PAGE_BYTES, Workload

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.disk.profile.device_profile import DeviceProfile
-from gnnstore.disk.profile.tuning import ReadTuning
+from gnnstore.disk.profile import DeviceProfile, ReadTuning
 from gnnstore.formats.arrays.pages import ShardLayout
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gnnstore._core import release_memory
 from gnnstore.caching.scores import MAX_COUNTED_BATCHES, count_out_degrees
-from gnnstore.disk.profile.first_use import disk_profile
+from gnnstore.disk.measure import disk_profile
 from gnnstore.features.source import CachedTables
 from gnnstore.features.tables import MAX_FAULT_THREADS, MIN_ROWS_PER_FAULT_THREAD
 from gnnstore.graph.shared import shared_tables

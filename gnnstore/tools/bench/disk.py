@@ -9,9 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
-from gnnstore.disk.profile.device_profile import DeviceProfile, save_profile
-from gnnstore.disk.profile.measure import DiskMeasurement, measure_disk
-from gnnstore.disk.profile.tuning import ReadTuning, tune_reads
+from gnnstore.disk.measure import DiskMeasurement, measure_disk
+from gnnstore.disk.profile import DeviceProfile, ReadTuning, save_profile, tune_reads
 from gnnstore.errors import StorageError
 from gnnstore.tools.plots.disk import block_name, draw_profile, speed
 from gnnstore.tools.ui import exits

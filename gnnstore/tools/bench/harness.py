@@ -20,14 +20,14 @@ from typing import Any, NamedTuple
 
 from gnnstore import _core
 from gnnstore.disk.engines import choose_engine
-from gnnstore.disk.profile.cgroup import MemoryGroup, memory_group
-from gnnstore.disk.profile.page_cache import drop_from_cache
-from gnnstore.disk.profile.rates import Draw, ReadRate, at_random, in_sequence
+from gnnstore.disk.measure import Draw, ReadRate, at_random, in_sequence
 from gnnstore.errors import UsageError, storage_errors
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.schema import Schema
 from gnnstore.graph.store import GraphStore
 from gnnstore.strategies.sizes.placement import read_tables
+from gnnstore.tools.bench.cgroup import MemoryGroup, memory_group
+from gnnstore.tools.bench.page_cache import drop_from_cache
 
 BATCH_MARK = "."  # a worker prints it for each batch
 # Entered before anything is loaded, so that the whole process is counted.

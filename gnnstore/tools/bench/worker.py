@@ -27,7 +27,6 @@ import numpy.typing as npt
 import gnnstore
 from gnnstore.budget.ledger import OF_FREE_MEMORY, Ledger, Reservation
 from gnnstore.budget.limits import available_bytes
-from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.errors import GnnstoreError
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.graph.shared import shared_tables
@@ -43,6 +42,7 @@ from gnnstore.seeds.base import BatchKey
 from gnnstore.seeds.typed import seed_nodes
 from gnnstore.timeline import OFF, Timeline, recorded
 from gnnstore.tools.bench.harness import BATCH_MARK, Task, split_tables
+from gnnstore.tools.bench.page_cache import drop_from_cache
 from gnnstore.tools.bench.ways import ways
 from gnnstore.tools.ui.exits import INTERRUPTED
 

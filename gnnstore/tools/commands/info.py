@@ -19,7 +19,7 @@ import gnnstore
 from gnnstore import _core
 from gnnstore.budget.limits import available_bytes
 from gnnstore.disk.engines import ENVIRONMENT_VARIABLE, probe_engines
-from gnnstore.disk.profile.filesystems import find_mount
+from gnnstore.disk.profile import find_mount
 from gnnstore.errors import NotFoundError
 from gnnstore.tools.inspect.render_store import flatten
 from gnnstore.tools.ui.options import session_options

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.caching.scores import count_out_degrees
-from gnnstore.disk.profile.device_profile import load_profile
-from gnnstore.disk.profile.tuning import tune_reads
+from gnnstore.disk.profile import load_profile, tune_reads
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.progress import Progress

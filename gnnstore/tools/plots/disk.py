@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gnnstore.disk.profile.device_profile import DeviceProfile
+from gnnstore.disk.profile import DeviceProfile
 from gnnstore.tools.plots.pictures import LINES, draw_level, legend_below, new_axes, save_picture
 from gnnstore.units import format_size
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from gnnstore.caching.policies.simulate import PolicyRun, distinct_rows, policies, run_policy
-from gnnstore.disk.profile.device_profile import DeviceProfile, load_profile
-from gnnstore.disk.profile.tuning import tune_reads
+from gnnstore.disk.profile import DeviceProfile, load_profile, tune_reads
 from gnnstore.errors import UsageError
 from gnnstore.features.source import CachedTables
 from gnnstore.graph.store import open as open_store

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnnstore.disk.profile.device_profile import load_profile
+from gnnstore.disk.profile import load_profile
 from gnnstore.errors import UsageError
 from gnnstore.formats.container.files import require_space
 from gnnstore.formats.packed.reader import PACKED, PackedReader

@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 
 from gnnstore.budget.limits import MemoryBudget, affordable_staging
-from gnnstore.disk.profile.device_profile import DeviceProfile
-from gnnstore.disk.profile.first_use import disk_profile
+from gnnstore.disk.measure import disk_profile
+from gnnstore.disk.profile import DeviceProfile
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.graph.shared import shared_tables

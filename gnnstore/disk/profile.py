@@ -1,41 +1,30 @@
-"""The measured rates of a disk, saved per file system in the user's cache directory.
+"""The measured rates of a file system, and how rows are read from it by them.
 
 The best distance over which rows share a read, and the best queue depth, differ by a factor of a
-hundred between a spinning disk and an NVMe drive. So a disk is measured once (`gnnstore bench
-disk`), and all loaders on its file system use the result. `merge_profiles` decides between earlier
-and later measurements.
+hundred between a spinning disk and an NVMe drive. So a disk is measured (`gnnstore.disk.measure`),
+and the result is saved in the user's cache directory for all loaders on its file system. It changes
+the speed of reads, never their result.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import math
 import os
+import re
+import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gnnstore.disk.profile.filesystems import filesystem_id
-from gnnstore.disk.profile.user_cache import user_cache_directory, write_whole
+from gnnstore.disk.user_cache import user_cache_directory, write_whole
 from gnnstore.errors import CorruptStoreError, StorageError, storage_errors
 from gnnstore.formats.container.regular_files import open_binary
 from gnnstore.formats.container.strict_json import Fields, parse_object
 
-__all__ = [
-    "DeviceProfile",
-    "SavedMeasurements",
-    "filesystem_id",
-    "load_measurements",
-    "load_profile",
-    "profile_path",
-    "save_measurements",
-    "save_profile",
-]
-
 _FORMAT_VERSION = 1
-# Two profiles take 4 kB; a file that is far larger is something else.
+# A profile takes 2 kB; a file that is far larger is something else.
 _MAX_FILE_BYTES = 1 << 20
 _MAX_BLOCK_BYTES = 1 << 30
 _MAX_QUEUE_DEPTH = 4096
@@ -45,14 +34,79 @@ _MAX_QUEUE_DEPTH = 4096
 _SMALL_BYTES = 4 << 10
 _LARGE_BYTES = 64 << 10
 
+_MOUNTS = Path("/proc/self/mounts")
+# The kernel writes a space, tab, newline or backslash of a name as three octal digits.
+_OCTAL = re.compile(r"\\([0-7]{3})")
+
+# Without measurements: values that suit flash. A virtual disk of 100,000 reads a second needed 128
+# in flight for them, gained nothing from 256, and read 12 kB in the time of one read more.
+_DEFAULT_GAP_BYTES = 4 << 10
+_DEFAULT_QUEUE_DEPTH = 128
+_DEFAULT_MAX_READ_BYTES = 64 << 10
+
+_GAP_UNIT_BYTES = 512
+# Two measurements of one busy disk gave gaps of 10,752 and 51,200 bytes. Only where reads are slow
+# for certain may a gap be longer than this.
+_MAX_FAST_GAP_BYTES = 16 << 10
+_FAST_READS_PER_SECOND = 10_000
+# A spinning disk would have 100 MB/s x 8 ms = 800 kB; more is an error of measurement.
+_MAX_SLOW_BYTES = 1 << 20
+# Cutting a merged extent costs a read that merging had saved; with pieces of four gaps, at most a
+# quarter of the saved reads.
+_GAPS_PER_READ = 4
+# Memory for reads in flight of each thread that prepares batches: twice the 8 MiB of the defaults.
+_MAX_STAGING_BYTES = 16 << 20
+# A measured rate that is flat from the start says little about a disk under another load.
+_QUEUE_DEPTHS = 16, 256
+_ROW_BLOCK_BYTES = (512, 4 << 10)  # the reads that rows of features need
+
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A mounted file system, as the kernel lists it."""
+
+    point: str
+    device: str  # a block device, a server's export, or just a name
+    kind: str  # its type, such as "ext4"
+
+
+def find_mount(path: str | os.PathLike[str], mounts: Path = _MOUNTS) -> Mount | None:
+    """Return the mount with the longest mount point above `path`; None if it is not known."""
+    try:
+        lines = os.fsdecode(mounts.read_bytes()).strip().split("\n")
+    except OSError:
+        return None
+    place = Path(path).resolve()
+    best: Mount | None = None
+    for line in lines:
+        device, point, kind = (
+            _OCTAL.sub(lambda match: chr(int(match[1], 8)), word)
+            for word in (*line.split(" "), "", "")[:3]
+        )
+        # Of two mounts on one point, the later one covers the earlier.
+        if place.is_relative_to(point) and (best is None or len(point) >= len(best.point)):
+            best = Mount(point, device, kind)
+    return best
+
+
+def filesystem_id(path: str | os.PathLike[str]) -> str:
+    """Return a name for the file system of `path`, such as "ext4-160a81ff238cf016"."""
+    identity = os.statvfs(path).f_fsid
+    mount = find_mount(path)
+    kind = mount.kind if mount else "unknown"
+    if identity == 0 and mount:
+        # NFS and old layered file systems have none: device and mount point replace it.
+        identity = zlib.crc32(os.fsencode(f"{mount.device} {mount.point}"))
+    return f"{re.sub('[^A-Za-z0-9._-]', '_', kind)}-{identity:x}"
 
 
 @dataclass(frozen=True)
 class DeviceProfile:
     """The measured rates of a file system."""
 
-    filesystem_id: str  # see `gnnstore.disk.profile.filesystems.filesystem_id`
+    filesystem_id: str  # see `filesystem_id`
     mount_point: str  # where it is mounted; like the next two, for people only
     device: str  # the mounted device, or a server's export
     filesystem_type: str  # such as "ext4"
@@ -95,37 +149,21 @@ class DeviceProfile:
         return max(0.0, seconds - _SMALL_BYTES * self.seconds_per_byte)
 
     def to_document(self) -> dict[str, Any]:
-        """Return the profile as JSON values."""
-        return {
-            "filesystem_id": self.filesystem_id,
-            "mount_point": self.mount_point,
-            "device": self.device,
-            "filesystem_type": self.filesystem_type,
-            "engine": self.engine,
-            "is_direct": self.is_direct,
-            "measured_at": self.measured_at,
-            "sequential_read_bytes_per_second": self.sequential_read_bytes_per_second,
-            "sequential_write_bytes_per_second": self.sequential_write_bytes_per_second,
-            "random_reads_per_second": {
-                str(block): {str(depth): rate for depth, rate in rates.items()}
-                for block, rates in self.random_reads_per_second.items()
-            },
-        }
+        """Return the profile as values that JSON can have."""
+        return asdict(self)
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any], path: str) -> DeviceProfile:
         """Read a profile from untrusted JSON values."""
         fields = Fields(document, path)
-        if not isinstance(fields.document.get("is_direct"), bool):
-            raise fields.fail("is_direct", "true or false")
         blocks = fields.fields("random_reads_per_second")
         random = {
             _integer(blocks, block, _MAX_BLOCK_BYTES): _rates(blocks.fields(block))
             for block in blocks.document
         }
-        if not {_SMALL_BYTES, _LARGE_BYTES} <= random.keys():
+        if not {_SMALL_BYTES, _LARGE_BYTES} <= random.keys() or not all(random.values()):
             raise fields.fail(
-                "random_reads_per_second", f"entries for {_SMALL_BYTES} and {_LARGE_BYTES}"
+                "random_reads_per_second", f"rates for {_SMALL_BYTES} and {_LARGE_BYTES} bytes"
             )
         return cls(
             filesystem_id=fields.text("filesystem_id"),
@@ -133,7 +171,7 @@ class DeviceProfile:
             device=fields.text("device"),
             filesystem_type=fields.text("filesystem_type"),
             engine=fields.text("engine"),
-            is_direct=fields.document["is_direct"],
+            is_direct=fields.boolean("is_direct"),
             measured_at=fields.text("measured_at"),
             sequential_read_bytes_per_second=_rate(fields, "sequential_read_bytes_per_second"),
             sequential_write_bytes_per_second=_rate(fields, "sequential_write_bytes_per_second"),
@@ -141,46 +179,23 @@ class DeviceProfile:
         )
 
 
-@dataclass(frozen=True)
-class SavedMeasurements:
-    """The saved measurements of one file system."""
-
-    profile: DeviceProfile  # the measurement that is used
-    # A later measurement, made because the other was in doubt, which did not replace it.
-    again: DeviceProfile | None = None
-
-
 def _rates(fields: Fields) -> dict[int, float]:
-    rates = {
+    return {
         _integer(fields, depth, _MAX_QUEUE_DEPTH): _rate(fields, depth) for depth in fields.document
     }
-    if not rates:
-        raise CorruptStoreError(
-            f"{fields.path}: malformed metadata: {fields.where} is empty", path=fields.path
-        )
-    return rates
 
 
 def _integer(fields: Fields, key: str, high: int) -> int:
     # At most ten digits, so that int() never gets a megabyte of digits.
     if not (key.isascii() and key.isdecimal() and len(key) <= 10 and 1 <= int(key) <= high):
-        raise CorruptStoreError(
-            f"{fields.path}: malformed metadata: {fields.where}: expected names that are "
-            f"numbers from 1 to {high}, found {key[:40]!r}",
-            path=fields.path,
-        )
+        raise fields.fail(key[:40], f"a name that is a number from 1 to {high}")
     return int(key)
 
 
 def _rate(fields: Fields, key: str) -> float:
     value = fields.document.get(key)
     # Between one an hour and far beyond any disk: nothing computed from a rate may overflow.
-    if (
-        not isinstance(value, int | float)
-        or isinstance(value, bool)
-        or not math.isfinite(value)
-        or not 1e-4 <= value <= 1e15
-    ):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-4 <= value <= 1e15:
         raise fields.fail(key, "a number per second")
     return float(value)
 
@@ -191,13 +206,7 @@ def profile_path(filesystem: str) -> Path:
 
 
 def load_profile(path: str | os.PathLike[str]) -> DeviceProfile | None:
-    """Return the profile of the file system of `path`; None if there is none."""
-    saved = load_measurements(path)
-    return None if saved is None else saved.profile
-
-
-def load_measurements(path: str | os.PathLike[str]) -> SavedMeasurements | None:
-    """Return the saved measurements of the file system of `path`; None as in `load_profile`."""
+    """Return the saved profile of the file system of `path`; None if there is none."""
     try:
         identity = filesystem_id(path)
         file = profile_path(identity)
@@ -217,41 +226,68 @@ def load_measurements(path: str | os.PathLike[str]) -> SavedMeasurements | None:
         return None
 
 
-def _parse(text: bytes, identity: str, file: str) -> SavedMeasurements:
+def _parse(text: bytes, identity: str, file: str) -> DeviceProfile:
     if len(text) > _MAX_FILE_BYTES:
         raise CorruptStoreError(f"{file}: larger than {_MAX_FILE_BYTES} bytes", path=file)
     fields = Fields(parse_object(text, path=file), file)
     if fields.integer("format_version") != _FORMAT_VERSION:
         raise fields.fail("format_version", str(_FORMAT_VERSION))
-    profile = _profile_in(fields, "profile", identity)
-    # Older versions ignore the second measurement, and write files without one.
-    has_two = fields.document.get("again") is not None
-    return SavedMeasurements(profile, _profile_in(fields, "again", identity) if has_two else None)
-
-
-def _profile_in(fields: Fields, key: str, identity: str) -> DeviceProfile:
-    profile = DeviceProfile.from_document(fields.mapping(key), fields.path)
+    profile = DeviceProfile.from_document(fields.mapping("profile"), file)
     if profile.filesystem_id != identity:
         raise CorruptStoreError(
-            f"{fields.path}: expected the measurements of {identity}, found those of "
+            f"{file}: expected the measurements of {identity}, found those of "
             f"{profile.filesystem_id[:80]!r}",
-            path=fields.path,
+            path=file,
         )
     return profile
 
 
 def save_profile(profile: DeviceProfile) -> Path:
     """Save a profile for all later loaders on its file system, and return the file."""
-    return save_measurements(SavedMeasurements(profile))
-
-
-def save_measurements(saved: SavedMeasurements) -> Path:
-    """Save a profile and the measurement made when it was in doubt; as `save_profile`."""
-    file = profile_path(saved.profile.filesystem_id)
-    document = {"format_version": _FORMAT_VERSION, "profile": saved.profile.to_document()}
-    if saved.again is not None:
-        document["again"] = saved.again.to_document()
+    file = profile_path(profile.filesystem_id)
+    document = {"format_version": _FORMAT_VERSION, "profile": profile.to_document()}
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
     with storage_errors("keep the measurements", file):
         write_whole(file, [text.encode()])
     return file
+
+
+@dataclass(frozen=True)
+class ReadTuning:
+    """The parameters of an engine's reads."""
+
+    gap_bytes: int  # rows at most this far apart share a read; a multiple of 512
+    queue_depth: int  # reads in flight
+    max_read_bytes: int  # a longer read is cut into pieces of this size; a multiple of 4096
+    source: str  # "defaults", or "profile of" and the time of the measurement
+
+    def modest(self) -> ReadTuning:
+        """Return the tuning with no more, and no longer, reads in flight than without a profile."""
+        return replace(
+            self,
+            queue_depth=min(self.queue_depth, _DEFAULT_QUEUE_DEPTH),
+            max_read_bytes=min(self.max_read_bytes, _DEFAULT_MAX_READ_BYTES),
+        )
+
+
+def tune_reads(profile: DeviceProfile | None) -> ReadTuning:
+    """Return the tuning for a disk: that of flash, changed within bounds by its measurements."""
+    if profile is None or not profile.is_direct:
+        return ReadTuning(
+            _DEFAULT_GAP_BYTES, _DEFAULT_QUEUE_DEPTH, _DEFAULT_MAX_READ_BYTES, "defaults"
+        )
+    # Reading a gap along pays as long as its bytes cost less than one more read.
+    gap = profile.seconds_per_read / profile.seconds_per_byte
+    if profile.best_rate(_SMALL_BYTES) >= _FAST_READS_PER_SECOND:
+        gap = min(gap, _MAX_FAST_GAP_BYTES)
+    gap_bytes = int(min(gap, _MAX_SLOW_BYTES)) // _GAP_UNIT_BYTES * _GAP_UNIT_BYTES
+    measured = profile.random_reads_per_second.keys()
+    deepest = max(profile.best_depth(block) for block in _ROW_BLOCK_BYTES if block in measured)
+    queue_depth = min(max(deepest, _QUEUE_DEPTHS[0]), _QUEUE_DEPTHS[1])
+    max_read_bytes = _DEFAULT_MAX_READ_BYTES
+    while (
+        max_read_bytes < min(_GAPS_PER_READ * gap_bytes, _MAX_SLOW_BYTES)
+        and 2 * max_read_bytes * queue_depth <= _MAX_STAGING_BYTES
+    ):
+        max_read_bytes *= 2
+    return ReadTuning(gap_bytes, queue_depth, max_read_bytes, f"profile of {profile.measured_at}")

@@ -1,1 +1,0 @@
-"""Measures a disk once, keeps its profile, and checks it at use."""
