@@ -7,7 +7,7 @@ joined into one plan of all slots.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Self
@@ -48,11 +48,7 @@ class SlotPools:
         None if one pool will do. `widths` are the bytes of a row of each type, `needed` how many of
         its rows some batches need.
         """
-        ranges: list[list[RowRange]] = []
-        for own in sorted(widths, key=lambda own: (-widths[own], own)):
-            if not ranges or _SPREAD * widths[own] < widths[ranges[-1][0]]:
-                ranges.append([])
-            ranges[-1].append(own)
+        ranges = _classes(widths)
         if len(ranges) < 2:
             return None
         slot_widths = [widths[pool[0]] for pool in ranges]
@@ -67,7 +63,16 @@ class SlotPools:
             for k in full or open_pools:
                 shares[k] = min(most[k], max(1, left * needs[k] // per_need))
             open_pools = open_pools - full if full else set()
-        return cls(tuple(map(tuple, ranges)), tuple(slot_widths), tuple(shares))
+        return cls.divided(widths, shares)
+
+    @classmethod
+    def divided(cls, widths: Mapping[RowRange, int], shares: Sequence[int]) -> Self:
+        """Return pools with known shares of the slots; ValueError if there are more or fewer."""
+        ranges = _classes(widths)
+        if len(ranges) != len(shares):
+            raise ValueError(f"{len(shares)} pools of slots for {len(ranges)} classes of widths")
+        slot_widths = tuple(widths[pool[0]] for pool in ranges)
+        return cls(tuple(map(tuple, ranges)), slot_widths, tuple(shares))
 
     @property
     def slot_bytes(self) -> int:
@@ -91,6 +96,16 @@ class SlotPools:
         """Return a trace of a pool's rows alone: a copy."""
         batches = [trace.batch(i) for i in range(trace.num_batches)]
         return Trace.of([ids[self.places(pool, ids)] for ids in batches])
+
+
+def _classes(widths: Mapping[RowRange, int]) -> list[list[RowRange]]:
+    """Return the rows whose widths may share slots, the widest first."""
+    ranges: list[list[RowRange]] = []
+    for own in sorted(widths, key=lambda own: (-widths[own], own)):
+        if not ranges or _SPREAD * widths[own] < widths[ranges[-1][0]]:
+            ranges.append([])
+        ranges[-1].append(own)
+    return ranges
 
 
 def pooled(policy: CachePolicy, pools: SlotPools | None) -> CachePolicy:
@@ -166,7 +181,7 @@ class PooledPlanner:
     @property
     def num_slots(self) -> int:
         """Number of slots of all pools, C."""
-        return self._sections[-1].stop
+        return int(self._sections[-1].stop)
 
     @property
     def nodes(self) -> npt.NDArray[np.int64]:

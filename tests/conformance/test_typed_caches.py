@@ -86,5 +86,4 @@ def test_reads_are_those_of_the_twin(path: Path, memory: str, read: tuple[str, .
     assert since.rows_cached == sum(map(len, batches)) - num_missed
     assert 0.1 < since.hit_rate < 0.9
     in_one_pool = belady_plan([rows.tolist() for rows in batches], [-1] * 162, [0] * 162)
-    print(since.rows_read, sum(in_one_pool.misses), since.bytes_read)
     assert since.rows_read < sum(in_one_pool.misses)
