@@ -249,10 +249,15 @@ class CachedTables:
     @property
     def slot_bytes(self) -> int:
         """Bytes of a node's rows; with several types, of the widest."""
-        widths = Counter[str]()
-        for spec in self.specs:
-            widths[self.owners[spec.path]] += spec.row_bytes
-        return max(widths.values(), default=0)
+        return max(self.widths.values(), default=0)
+
+    @property
+    def widths(self) -> Counter[RowRange]:
+        """Bytes of a node's rows, by the numbers of the rows of its type."""
+        widths = Counter[RowRange]()
+        for spec, own in zip(self.specs, self.ranges, strict=True):
+            widths[own] += spec.row_bytes
+        return widths
 
     @property
     def row_bytes(self) -> int:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.caching.plan import Trace
 from gnnstore.caching.policies.registry import POLICIES
+from gnnstore.caching.pools import pooled
 from gnnstore.caching.segment_search import Recurrences, search_segment
 from gnnstore.caching.segments import SharedRows, segments_of
 from gnnstore.features.packed.chunks import chunk_bytes
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from gnnstore.disk.profile import DeviceProfile
     from gnnstore.packing.job import EpochPacker
+    from gnnstore.pipeline.superbatch_size import SuperbatchSize
 
 _NO_READS = ReadTotals()
 # Enough to tell sizes within a few per cent. The first batches miss a little more than later ones.
@@ -174,7 +176,7 @@ def _estimate(
         chosen = layouts[-1]
         if packer.tables and packer.rolling is not None:
             batches = [sample.trace.batch(i) for i in range(min(count, _BATCHES))]
-            layouts.append(costs.rolling(batches, *packer.rolling))
+            layouts.append(costs.rolling(batches, packer.rolling))
     read_bytes = packer.settings.epochs * costs.scanned(packer.superbatch)
     return PackEstimate(
         batches=packer.settings.epochs * packer.batches_per_epoch,
@@ -260,11 +262,12 @@ class _Costs:
             segment=segment,
         )
 
-    def rolling(self, batches: list[npt.NDArray[Any]], superbatch: int, num_slots: int) -> Layout:
+    def rolling(self, batches: list[npt.NDArray[Any]], rolling: SuperbatchSize) -> Layout:
         """Return the layout of packing while training, with the same memory and disk."""
-        size = min(superbatch, self._num_batches)
+        size = min(rolling.num_batches, self._num_batches)
+        policy = pooled(POLICIES[PACKED.policy], rolling.pools)
         for _ in range(2):  # a shorter superbatch misses more rows: again with its own number
-            planner = POLICIES[PACKED.policy].planner(num_slots)
+            planner = policy.planner(rolling.num_slots)
             parts = [batches[first : first + size] for first in range(0, len(batches), size)]
             misses = np.concatenate([planner.plan(Trace.of(part)).misses for part in parts])
             chunk = max(1, self._chunks(misses) // len(misses))

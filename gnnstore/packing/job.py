@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gnnstore._version import __version__
+from gnnstore.caching.pools import SlotPools, pooled
 from gnnstore.errors import NoSpaceError, UsageError
 from gnnstore.features.packed.chunks import BLOCK_BYTES
 from gnnstore.features.packed.memory import least_memory
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from gnnstore.features.source import RowSource
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.store import GraphStore
+    from gnnstore.pipeline.superbatch_size import SuperbatchSize
 
 
 class EpochPacker:
@@ -55,10 +57,21 @@ class EpochPacker:
         self.batches_per_epoch = self._sampler.batches_per_epoch
         cached = [spec.path for spec in self._sampler.tables.specs]
         size = self._sampler.size
-        self._decide(cached, size.num_slots, size.superbatch, settings.segment or 1)
+        segment, pools = settings.segment or 1, self._sampler.pools
+        shares = () if pools is None else pools.shares
+        self._decide(cached, size.num_slots, shares, size.superbatch, segment)
 
-    def _decide(self, cached: Sequence[str], num_slots: int, superbatch: int, segment: int) -> None:
+    def _decide(
+        self,
+        cached: Sequence[str],
+        num_slots: int,
+        shares: Sequence[int],
+        superbatch: int,
+        segment: int,
+    ) -> None:
         """Set the attributes that are packed, the cached rows, and the length of superbatches."""
+        widths = CachedTables.of(self.store.schema, cached).widths
+        self.pools = SlotPools.divided(widths, shares) if shares else None
         store, engine = self.store, self._sampler.sources.engine
         nodes, edges = store.schema.node_attributes(), store.schema.edge_attributes()
         self.num_slots, self.superbatch = num_slots, superbatch
@@ -88,7 +101,9 @@ class EpochPacker:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of a node's packed rows; with several types, of the widest."""
+        """Bytes of a slot for a node's packed rows, on average over pools of slots."""
+        if self.pools is not None:
+            return self.pools.slot_bytes
         return CachedTables.of(self.store.schema, self.tables.keys()).slot_bytes
 
     def shares_of_types(self, of: Superbatch) -> list[float]:
@@ -108,10 +123,9 @@ class EpochPacker:
         return (*self._records.plain_nodes, *self._records.edges)
 
     @property
-    def rolling(self) -> tuple[int, int] | None:
-        """Batches that a loader with strategy "packed" would plan at a time, and cached rows."""
-        size = self._sampler.sources.placement.superbatch
-        return None if size is None else (size.num_batches, size.num_slots)
+    def rolling(self) -> SuperbatchSize | None:
+        """The size of superbatches of a loader with strategy "packed"."""
+        return self._sampler.sources.placement.superbatch
 
     @property
     def reason(self) -> str:
@@ -146,6 +160,7 @@ class EpochPacker:
                 "cached": list(self.tables),
                 "rows": [rows_array(self.store.schema, path) for path in self.tables],
                 "num_slots": self.num_slots,
+                "slot_shares": list(self._slot_shares),
                 "superbatch": self.superbatch,
                 "segment": self.segment,
             },
@@ -159,6 +174,7 @@ class EpochPacker:
             self._decide(
                 known.texts("cached"),
                 known.integer("num_slots"),
+                known.integers("slot_shares", 1),
                 known.integer("superbatch", 1),
                 known.integer("segment", 1),
             )
@@ -184,6 +200,7 @@ class EpochPacker:
             batches_per_epoch=self.batches_per_epoch,
             superbatch=self.superbatch,
             num_slots=self.num_slots,
+            slot_shares=self._slot_shares,
             largest_batch_bytes=writer.largest_batch_bytes,
             schema=self.store.schema,
             cached=tuple(self.tables),
@@ -208,7 +225,11 @@ class EpochPacker:
 
     def make_planner(self) -> Planner:
         """Return the planner of cached rows, for the empty cache of an epoch."""
-        return self._sampler.policy.planner(self.num_slots)
+        return pooled(self._sampler.policy, self.pools).planner(self.num_slots)
+
+    @property
+    def _slot_shares(self) -> tuple[int, ...]:
+        return () if self.pools is None else self.pools.shares
 
     def first_batches(self, planner: Planner, most: int) -> Superbatch:
         """Sample and plan the first batches; to be closed by the caller."""

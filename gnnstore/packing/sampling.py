@@ -16,7 +16,7 @@ from gnnstore.disk.scratch import default_parent
 from gnnstore.errors import UsageError, check_choice
 from gnnstore.features.source import CachedTables
 from gnnstore.loaders.options import read_options
-from gnnstore.packing.size import size_packing
+from gnnstore.packing.size import size_packing, without_pools
 from gnnstore.pipeline.batch import EpochRun, Recorder
 from gnnstore.pipeline.lookahead.packer import DiskQuota
 from gnnstore.pipeline.lookahead.presample import Presampler
@@ -135,12 +135,17 @@ class EpochSampler:
                 may_use_fewer=True,
             )
         )
-        rolling = self.sources.placement.superbatch
-        self.tables = CachedTables.of(store.schema, self.sources.placement.read_paths)
+        placement = self.sources.placement
+        self.tables = CachedTables.of(store.schema, placement.read_paths)
+        if settings.cached_by in SCORES:  # rows are scored whatever their width
+            placement = without_pools(placement, self.tables.slot_bytes)
+        rolling = placement.superbatch
+        # Pools of the slots of cached rows, if they are of several widths.
+        self.pools = None if rolling is None else rolling.pools
         # Memory that is left for superbatches, and for the cache of training.
         self.size = size_packing(
-            self.sources.placement,
-            row_bytes=self.tables.slot_bytes,
+            placement,
+            row_bytes=self.tables.slot_bytes if self.pools is None else self.pools.slot_bytes,
             num_rows=self.tables.space.num_rows,
             seeds_bytes=seeds_bytes,
             num_batches=self.batches_per_epoch,

@@ -6,6 +6,7 @@ Here these come one after the other.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger
@@ -27,6 +28,22 @@ class PackSize(NamedTuple):
     num_slots: int
     superbatch: int
     memory_bytes: int  # for its trace, plan, subgraphs and packing
+
+
+def without_pools(placement: Placement, slot_bytes: int) -> Placement:
+    """Return a placement with as much memory for slots that are all of one width."""
+    size = placement.superbatch
+    if size is None or size.pools is None:
+        return placement
+    rows, mean_bytes = SlotCache.reserve(size.pools.slot_bytes), size.pools.slot_bytes
+    others = [part for part in size.reservations if part != rows]
+    alike = replace(
+        size,
+        num_slots=size.num_slots * mean_bytes // slot_bytes,
+        reservations=(SlotCache.reserve(slot_bytes), *others),
+        pools=None,
+    )
+    return replace(placement, superbatch=alike)
 
 
 def size_packing(

@@ -14,6 +14,7 @@ from gnnstore._core import release_memory
 from gnnstore.caching.policies.base import CachePolicy
 from gnnstore.caching.policies.fixed import Fixed
 from gnnstore.caching.policies.registry import POLICIES
+from gnnstore.caching.pools import SlotPools, pooled
 from gnnstore.features.planned import SlotCache
 from gnnstore.features.source import CachedTables
 from gnnstore.graph.shared import shared_tables
@@ -68,7 +69,6 @@ class LookaheadStrategy(Strategy):
         topology = loader.open_topology(placement, engine)
         tables = loader.cached_tables(placement)
         presampler = loader.presampler.over(tables.space)
-        policy = _policy(loader, placement, topology, engine)
         staging_bytes = 0 if engine is None else engine.staging_bytes
         spare_bytes = placement.spare_bytes
 
@@ -91,13 +91,18 @@ class LookaheadStrategy(Strategy):
         sampling = num_threads
         if staging_bytes:
             sampling = max(1, min(num_threads, placement.staging_bytes // staging_bytes))
+        seen = sample(sampling)
+        policy = _policy(loader, placement, topology, engine)
+        pools = None if policy.is_fixed else _pools(loader, tables, seen, placement)
+        policy = pooled(policy, pools)
         found = _sizer(
             loader,
             placement,
             topology,
             tables,
             placed=placed,
-            seen=sample(sampling),
+            pools=pools,
+            seen=seen,
             see_many=lambda: sample(1, num_batches=MANY_BATCHES),
             misses=misses,
             num_threads=num_threads,
@@ -110,11 +115,14 @@ class LookaheadStrategy(Strategy):
         """Predict an epoch, its misses estimated from how often rows are needed again."""
         work = epoch.workload
         misses = EstimatedMisses(work, POLICIES[self.policy], packs=self.packs)
+        placement, tables = place(0), epoch.tables
+        pools = _pools(loader, tables, epoch.seen, placement)
         found = _sizer(
             loader,
-            place(0),
+            placement,
             epoch.topology,
-            epoch.tables,
+            tables,
+            pools=pools,
             placed=place,
             seen=epoch.seen,
             see_many=epoch.see_many,
@@ -127,7 +135,7 @@ class LookaheadStrategy(Strategy):
         resources = Resources(
             placement.resident_bytes + placement.staging_bytes + size.num_bytes,
             size.num_slots,
-            size.num_slots * epoch.tables.slot_bytes,
+            size.num_slots * (tables.slot_bytes if pools is None else pools.slot_bytes),
             size.num_batches,
             size.in_memory and size.plans_in_memory,
             found.disk_bytes,
@@ -179,6 +187,16 @@ def _sizer(
     )
 
 
+def _pools(
+    loader: LoaderSpec, tables: CachedTables, seen: Presampled, placement: Placement
+) -> SlotPools | None:
+    """Return pools of slots, if types' rows are of widths that differ much."""
+    given = loader.planned.cache_bytes
+    return SlotPools.of(
+        tables.widths, seen.needed, placement.left_bytes if given is None else given
+    )
+
+
 def _make_slots(
     store: GraphStore,
     tables: CachedTables,
@@ -188,7 +206,7 @@ def _make_slots(
     """Return slots for the rows of some attributes."""
     shared = shared_tables(store)
     opened = tables.open(lambda spec: shared.rows_on_disk(store, spec, engine))
-    return SlotCache(opened, size.num_slots, size.pinned, tables.space.num_rows)
+    return SlotCache(opened, size.num_slots, size.pinned, tables.space.num_rows, size.pools)
 
 
 class LookaheadSources(OpenStore):
@@ -204,7 +222,7 @@ class LookaheadSources(OpenStore):
         schema, tables = loader.store.schema, loader.cached_tables(placement)
         space = tables.space
         job = LookaheadJob(
-            _policy(loader, placement, topology, engine),
+            pooled(_policy(loader, placement, topology, engine), size.pools),
             size,
             packs=strategy.packs,
             tmpdir=loader.tmpdir,

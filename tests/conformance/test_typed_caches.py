@@ -12,7 +12,7 @@ from torch_geometric.data import HeteroData
 import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.sampling.row_space import RowSpace
-from gnnstore.testing.twins.caches import belady_plan, drop_pinned
+from gnnstore.testing.twins.caches import belady_plan
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.hetero import hetero_store
 from tests.support.loaders import slots_of
@@ -64,20 +64,26 @@ def test_reads_are_those_of_the_twin(path: Path, memory: str, read: tuple[str, .
 
     assert_same_batches(batches_of(loader), expected[:num_batches])
     slots, before = slots_of(store), loader.stats()
-    # Rows of 3 KiB, which all slots have room for, and the number of the row.
-    assert slots.num_slots * 3072 <= slots.num_bytes <= 500_000
-    assert slots.num_slots > 100
+    # With slots of 3 KiB for rows of any type there would be room for 162.
+    assert slots.num_bytes <= 500_000
+    assert slots.num_slots > 1.5 * 162
     space = RowSpace.of_schema(store.schema, placement.read_paths)
     batches = [
         space.rows({name: batch[name]["n_id"].numpy() for name in NODES})
         for batch in expected[num_batches:]
     ]
-    pinned = [] if slots.pinned is None else slots.pinned.nodes.tolist()
-    planned = [drop_pinned(pinned, rows).tolist() for rows in batches]
-    held = slots.planned_nodes.tolist()
-    plan = belady_plan(planned, held, [0] * len(held))
+    # Each type has slots of its own, the widest first.
+    pools, num_missed = placement.superbatch.pools, 0
+    assert pools is not None
+    assert pools.widths == (3072, 200, 2)[: len(read)]
+    for (own,), section in zip(pools.ranges, pools.sections(slots.num_slots), strict=True):
+        planned = [rows[own.within(rows)].tolist() for rows in batches]
+        held = slots.planned_nodes[section].tolist()
+        num_missed += sum(belady_plan(planned, held, [0] * len(held)).misses)
     assert_same_batches(batches_of(loader), expected[num_batches:])
     since = loader.stats().since(before)
-    assert since.rows_read == sum(plan.misses)
-    assert since.rows_cached == sum(map(len, batches)) - sum(plan.misses)
+    assert since.rows_read == num_missed
+    assert since.rows_cached == sum(map(len, batches)) - num_missed
     assert 0.1 < since.hit_rate < 0.9
+    in_one_pool = belady_plan([rows.tolist() for rows in batches], [-1] * 162, [0] * 162)
+    assert since.rows_read < sum(in_one_pool.misses)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore._core import ReadCounts, empty
+from gnnstore.caching.pools import SlotPools
 from gnnstore.disk.engines import Engine, open_engine
 from gnnstore.errors import CorruptStoreError, storage_error, storage_errors
 from gnnstore.features.files import FileRows
@@ -30,7 +31,7 @@ from gnnstore.features.packed.chunks import (
 )
 from gnnstore.features.packed.record import SavedRecord, crc_seed, decode_record
 from gnnstore.features.segments.rows import SharedReader
-from gnnstore.features.source import RowSource, RowSpec
+from gnnstore.features.source import CachedTables, RowSource, RowSpec
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, PageGeometry, plan_shards
@@ -86,6 +87,16 @@ class PackedFiles:
         owners = manifest.schema.owners()
         # The types of the tables' rows, by path in the store.
         self.ranges = {path: self.space.range_of(str(owners[path])) for path in manifest.cached}
+        widths = CachedTables.of(manifest.schema, set(manifest.cached)).widths
+        # Pools of the slots of cached rows, if they are of several widths.
+        self.pools: SlotPools | None = None
+        if manifest.slot_shares:
+            try:
+                self.pools = SlotPools.divided(widths, manifest.slot_shares)
+            except ValueError as error:
+                raise CorruptStoreError(
+                    f"{reader.path}: the manifest has {error}. {_HELP}", path=reader.path
+                ) from error
         self._plain = [
             (owners[spec.path], spec.shape[1:], STORAGE_DTYPES[spec.dtype])
             for spec in manifest.plain_specs

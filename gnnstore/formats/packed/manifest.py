@@ -81,6 +81,8 @@ class PackedManifest(Manifest):
     segment: int  # batches that share rows on disk; 1: each has its own
     piece_bytes: int  # bytes of rows that one checksum in a record covers
     num_slots: int  # rows of each cached attribute in memory while the batches are assembled
+    # Of slots of several widths, those of each pool of as many as all of these; see the format.
+    slot_shares: tuple[int, ...] = ()
     cached_by: str  # the policy that chose the cached rows: "belady", "degree" or "frequency"
     largest_batch_bytes: int  # bytes of the largest batch with its attributes
     schema: Schema
@@ -165,6 +167,7 @@ class PackedManifest(Manifest):
             "segment": self.segment,
             "piece_bytes": self.piece_bytes,
             "num_slots": self.num_slots,
+            **({"slot_shares": list(self.slot_shares)} if self.slot_shares else {}),
             "cached_by": self.cached_by,
             "largest_batch_bytes": self.largest_batch_bytes,
             "cached": list(self.cached),
@@ -205,6 +208,7 @@ class PackedManifest(Manifest):
             "segment": own.integer("segment", 1),
             "piece_bytes": _piece_bytes(own),
             "num_slots": own.integer("num_slots", 0, MAX_SLOTS),
+            "slot_shares": own.integers("slot_shares", 1) if own.has("slot_shares") else (),
             "cached_by": own.text("cached_by"),
             "largest_batch_bytes": own.integer("largest_batch_bytes"),
             "schema": schema,

@@ -29,7 +29,7 @@ from gnnstore.pipeline.order.epoch import epoch_permutation
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.sampling.compact import CompactSample
 from gnnstore.sampling.neighbor import SamplingConfig
-from gnnstore.sampling.row_space import RowSpace
+from gnnstore.sampling.row_space import RowRange, RowSpace
 from gnnstore.seeds.base import FIRST_EPOCH_OF_NO_RUN, BatchKey, SeedSource
 from gnnstore.threads import Lookahead
 
@@ -71,6 +71,8 @@ class Presampled:
     largest_labels_bytes: int = 0
     # Bytes of a subgraph while it waits for its batch, its node ids not included.
     largest_kept_bytes: int = 0
+    # Rows that the batches need of each type, by their numbers.
+    needed: Mapping[RowRange, int] = field(default_factory=dict)
 
     @cached_property
     def margin(self) -> float:
@@ -168,7 +170,7 @@ class Presampler:
             label_bytes = sum(array.nbytes for array in labels.arrays())
             return sample, max(0, label_bytes - 8 * sample.num_seeds)
 
-        done, largest, visits = 0, Presampled(0, 0), 0
+        done, largest, visits, needed = 0, Presampled(0, 0), 0, Counter[RowRange]()
         enough = ENOUGH_VISITS * self.space.num_rows
         batches = (
             Batch(BatchKey(_SEED, _EPOCH, number), positions)
@@ -192,6 +194,8 @@ class Presampler:
                 shown.advance()
                 rows = self.space.rows(subgraph.nodes)
                 visits += len(rows)
+                for name, own in self.space.ranges.items():
+                    needed[own] += len(subgraph.nodes.get(name, ()))
                 ids_bytes, kept_bytes = subgraph.num_bytes, largest.largest_kept_bytes
                 if ids_bytes > largest.largest_ids_bytes:
                     kept_bytes = max(kept_bytes, self._kept_bytes(subgraph))
@@ -205,6 +209,7 @@ class Presampler:
                     (*largest.num_bytes, batch_bytes),
                     max(largest.largest_labels_bytes, more_bytes),
                     kept_bytes,
+                    needed,
                 )
                 # Else it stays at one at a time; the caller says how much two batches need.
                 if spare_bytes is None or 2 * ids_bytes <= spare_bytes:

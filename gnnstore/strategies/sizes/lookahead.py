@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 from gnnstore.budget.ledger import IN_FLIGHT, Ledger, Reservation, least_more
 from gnnstore.caching.policies.base import MAX_PLANNED
 from gnnstore.caching.policies.registry import POLICIES
+from gnnstore.caching.pools import SlotPools, pooled
 from gnnstore.errors import BudgetError, DiskBudgetError
 from gnnstore.features.packed.chunks import CHUNK_STAGING_BYTES
 from gnnstore.features.packed.memory import PackedBatch
@@ -142,6 +143,7 @@ class LookaheadSizer:
     settings: PlannedSettings
     num_rows: int  # rows of the tables that are cached together
     row_bytes: int  # bytes of a node's rows in these tables
+    pools: SlotPools | None  # of slots of several widths
     epoch_batches: int
     horizon: Horizon | None  # reuse of rows in later epochs
     # Preparing threads; fewer will be started if staging memory is for fewer.
@@ -283,6 +285,7 @@ class BudgetSplit:
         """Whether rows may be pinned: if the cache is warmed up, and memory is not short."""
         sizer = self.sizer
         is_part = 0 < size.num_slots < sizer.num_rows and self.depth != "minimal"
+        is_part &= sizer.pools is None
         policy = POLICIES[sizer.strategy.policy]
         return is_part and warms_up(policy, size, sizer.num_rows, packs=sizer.strategy.packs)
 
@@ -423,7 +426,8 @@ class BudgetSplit:
             kept_bytes=self._expected(seen.largest_kept_bytes),
             labels_bytes=self._expected(seen.largest_labels_bytes),
             packed=packed,
-            policy=POLICIES[sizer.strategy.policy],
+            policy=pooled(POLICIES[sizer.strategy.policy], sizer.pools),
+            pools=sizer.pools,
             epoch_batches=sizer.epoch_batches,
         )
         # Plans that are packed before training are packed an epoch at a time.

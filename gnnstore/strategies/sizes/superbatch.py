@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger, Reservation
 from gnnstore.caching.policies.base import MAX_PLANNED, CachePolicy, SpillingPolicy
+from gnnstore.caching.pools import SlotPools
 from gnnstore.errors import BudgetError
 from gnnstore.features.packed.memory import PackedBatch
 from gnnstore.features.planned import SlotCache
@@ -101,6 +102,7 @@ class SuperbatchCosts:
     epoch_batches: int = 0
     chunk_memory_bytes: int = 0  # for packed rows of a superbatch that are not written
     pins: Pins | None = None  # the rows that are pinned
+    pools: SlotPools | None = None  # of slots of several widths; no rows are pinned then
 
     def of_length(self, num_batches: int, num_superbatches: int = 1) -> SuperbatchCosts:
         """Return the costs of superbatches of `num_batches` batches.
@@ -171,7 +173,7 @@ class SuperbatchCosts:
     @property
     def rows(self) -> Reservation:
         """The memory of cached rows that are not pinned."""
-        return SlotCache.reserve(self.row_bytes)
+        return SlotCache.reserve(self.row_bytes if self.pools is None else self.pools.slot_bytes)
 
     @property
     def pinned_rows(self) -> list[Reservation]:
@@ -327,6 +329,7 @@ class SuperbatchSizer:
             table_bytes=table,
             num_pinned=costs.num_pinned,
             pinned=None if costs.pins is None else costs.pins.nodes,
+            pools=costs.pools,
         )
 
     def choose(self, cost: Callable[[SuperbatchSize], float] | None = None) -> SuperbatchSize:
