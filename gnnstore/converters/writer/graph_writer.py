@@ -214,7 +214,7 @@ class GraphWriter:
         self._edge_types[name] = ("int64" if is_time else dtype, cat_dim)
 
     def carry_edge_ids(self, dtype: np.dtype[Any]) -> None:
-        """Take original ids of edges from the attribute `CARRIED_IDS`; positions are the ids here."""
+        """Take original ids of edges from `CARRIED_IDS`; their ids here are their positions."""
         self._carried = dtype
 
     def add_edges(
