@@ -52,7 +52,7 @@ def make_graph(scale: int, edge_factor: int, num_threads: int) -> Csc:
             permuted = _core.permute_ids(ids, scale, 0, num_threads=num_threads)
             column[first : first + count] = permuted
     indptr, indices, _ = _core.csc_from_coo(src, dst, num_nodes, num_threads, with_edge_id=False)
-    return Csc(indptr, indices, None, num_nodes)
+    return Csc(indptr, indices, num_nodes)
 
 
 def on_huge_pages(path: Path) -> NDArray[Any]:
@@ -74,7 +74,7 @@ def cached_graph(cache: Path | None, scale: int, edge_factor: int, num_threads: 
         for path, array in zip(paths, (csc.indptr, csc.indices), strict=True):
             np.save(path, array)
         return csc
-    return Csc(on_huge_pages(paths[0]), on_huge_pages(paths[1]), None, 1 << scale)
+    return Csc(on_huge_pages(paths[0]), on_huge_pages(paths[1]), 1 << scale)
 
 
 def time_each(pieces: Iterable[Callable[[], object]]) -> Timing:

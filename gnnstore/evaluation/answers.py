@@ -77,7 +77,7 @@ class KnownEdges:
         nodes, counts = np.unique(edges.targets, return_counts=True)
         indptr = np.concatenate([[0], np.cumsum(counts), [len(order)]]).astype(np.int64)
         num_src = int(edges.sources.max(initial=-1)) + 1
-        columns = Csc(indptr, edges.sources[order], None, num_src)
+        columns = Csc(indptr, edges.sources[order], num_src)
         relations = None if edges.relations is None else edges.relations[order]
         return cls(columns, nodes, None if relations is None else relations.__getitem__)
 

@@ -125,6 +125,11 @@ class SharedTables:
                 self._rows[key] = self._behind_tiers(rows, spec)
             return self._rows[key]
 
+    def rows_at_hand(self, store: GraphStore, spec: AttributeSpec) -> RowSource:
+        """Return an attribute's rows in memory if they have been loaded, else mapped."""
+        with self._lock:
+            return self._rows.get((spec.path, "memory")) or self.rows(store, spec, "mmap", 1)
+
     def held_row_bytes(self, store: GraphStore, path: str, *, progress: Progress) -> int:
         """Return the bytes of a row of a paged attribute in memory."""
         with self._lock:

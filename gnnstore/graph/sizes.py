@@ -29,7 +29,7 @@ class TableSize:
 class StoreSizes:
     """Bytes that the parts of a store take when they lie in memory."""
 
-    # `indptr`, `indices` and `edge_id`; and what sampling by time or weight needs along edges.
+    # `indptr` and `indices`; and what sampling by time or weight needs along edges.
     topology_bytes: int
     tables: tuple[TableSize, ...]  # paged attributes of nodes and edges
     # Attributes that are stored compressed and are therefore always read whole.
@@ -37,6 +37,7 @@ class StoreSizes:
     indptr_bytes: int  # bytes of `indptr`, part of `topology_bytes`
     indices_bytes: int  # bytes of `indices`, part of `topology_bytes`
     times_bytes: int = 0  # times of nodes, which sampling has in memory
+    edge_ids: tuple[TableSize, ...] = ()  # ids of edges in the input, if batches show them
     has_types: bool = False  # whether nodes have several types
 
     @property
@@ -45,27 +46,36 @@ class StoreSizes:
         return sum(table.num_bytes for table in self.tables)
 
     @property
+    def edge_ids_bytes(self) -> int:
+        """Bytes of the ids of edges."""
+        return sum(table.num_bytes for table in self.edge_ids)
+
+    @property
     def total_bytes(self) -> int:
         """Bytes of everything."""
-        return self.topology_bytes + self.times_bytes + self.rows_bytes + self.compressed_bytes
+        rows_bytes = self.rows_bytes + self.edge_ids_bytes
+        return self.topology_bytes + self.times_bytes + rows_bytes + self.compressed_bytes
 
     @classmethod
-    def of(cls, schema: Schema, config: SamplingConfig | None = None) -> StoreSizes:
+    def of(
+        cls, schema: Schema, config: SamplingConfig | None = None, *, with_edge_ids: bool = True
+    ) -> StoreSizes:
         """Return the sizes of a store, all of its types together, as a loader needs it."""
         of_nodes, of_edges = schema.node_attributes(), schema.edge_attributes()
         attributes = [*of_nodes, *of_edges, *schema.graph_arrays.values()]
         edges = schema.edge_types
         indptr_bytes = sum(edge.indptr.num_bytes for edge in edges)
         indices_bytes = sum(edge.indices.num_bytes for edge in edges)
-        edge_id_bytes = sum(edge.edge_id.num_bytes for edge in edges if edge.edge_id)
+        ids = [edge.edge_id for edge in edges if edge.edge_id and with_edge_ids]
         along, of_nodes_bytes = (0, 0) if config is None else _for_sampling(schema, config)
         return cls(
-            topology_bytes=indptr_bytes + indices_bytes + edge_id_bytes + along,
+            topology_bytes=indptr_bytes + indices_bytes + along,
             tables=(*_tables(of_nodes, of_nodes=True), *_tables(of_edges, of_nodes=False)),
             compressed_bytes=sum(spec.num_bytes for spec in attributes if spec.layout == "cold"),
             indptr_bytes=indptr_bytes,
             indices_bytes=indices_bytes,
             times_bytes=of_nodes_bytes,
+            edge_ids=(*_tables(ids, of_nodes=False),),
             has_types=len(schema.node_types) > 1,
         )
 

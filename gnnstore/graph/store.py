@@ -162,6 +162,16 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         spec = self.schema.node.original_id
         return None if spec is None else self.reader.read(spec)
 
+    @property
+    def original_edge_ids(self) -> Attribute | None:
+        """Ids of the edges in the original data, by position: `store.original_edge_ids[positions]`.
+
+        They are read from disk. None where positions are the ids. Positions are what batches have
+        as `e_id` in a reordered or split store, and in others with `edge_ids="store"`.
+        """
+        spec = self.schema.edge.ids_in_input
+        return None if spec is None else self.attribute_of(spec)
+
     @limits_named("look original ids up")
     def ids_of(self, original: Any) -> Any:
         """Return the nodes that have these ids in the original data: `original_ids`, reversed.

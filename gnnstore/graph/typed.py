@@ -127,6 +127,12 @@ class EdgeView:
         """Weight attributes with sums: what `weight_attr=` of a loader can be."""
         return tuple(self._edge.weight_sums)
 
+    @property
+    def original_edge_ids(self) -> Attribute | None:
+        """Ids of the edges in the original data; see `GraphStore.original_edge_ids`."""
+        spec = self._edge.ids_in_input
+        return None if spec is None else self._store.attribute_of(spec)
+
     @cached_property
     def edge_index(self) -> LazyTensor:
         """Source and target of each edge, [2, E], in the order of the edges' ids."""

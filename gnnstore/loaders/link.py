@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from gnnstore.partitions.policy import PartitionPolicy
     from gnnstore.sampling.neighbor import SamplingConfig
     from gnnstore.seeds.edges import GivenEdges
+    from gnnstore.strategies.loader_spec import EdgeIds
 
 
 class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[misc]
@@ -130,7 +131,7 @@ class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[
         neighbours and negatives are drawn from the nodes in memory. Kind "two-level".
     strategy, memory, seed, num_threads, prefetch_batches, topology, io_engine, cache, \
 cache_bytes, superbatch, tmpdir, disk, packed, rank, world_size, \
-edge_format, adj_value, tables, progress
+edge_format, adj_value, edge_ids, tables, progress
         As for `NeighborLoader`.
     **kwargs
         Of `torch.utils.data.DataLoader`: `batch_size`, `shuffle` and others. More than 2^22 edges
@@ -208,6 +209,7 @@ edge_format, adj_value, tables, progress
         custom_cls: type[Data] | None = None,
         edge_format: str = "coo",
         adj_value: str | None = None,
+        edge_ids: EdgeIds | None = "input",
         partitions: PartitionPolicy | None = None,
         tables: Sequence[ResidentTable] = (),
         progress: bool | None = None,

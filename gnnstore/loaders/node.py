@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from gnnstore.partitions.followers import ResidentTable
     from gnnstore.partitions.policy import PartitionPolicy
+    from gnnstore.strategies.loader_spec import EdgeIds
 
 
 class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
@@ -144,6 +145,11 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
     adj_value : str, optional
         Name of the edge attribute, one number an edge, that the values of `adj_t` are; batches do
         not have it under its name then. Edge types without the attribute have no values.
+    edge_ids : "input", "store" or None
+        What `e_id` of batches is. "input": the place of each edge in the input, as in PyG, which
+        takes memory or reads (`stats().reason` says how much). "store": its position in the store,
+        of which `store.original_edge_ids` has the place in the input. None: batches have no `e_id`.
+        In a store that is reordered or split, both are positions.
     partitions : PartitionPolicy, optional
         Hold some partitions of the store in memory at a time (`gnnstore partition`), and sample
         from these alone, which changes batches; kind "dispersed" or "sequential", though
@@ -227,6 +233,7 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         custom_cls: type[Data] | None = None,
         edge_format: str = "coo",
         adj_value: str | None = None,
+        edge_ids: EdgeIds | None = "input",
         partitions: PartitionPolicy | None = None,
         tables: Sequence[ResidentTable] = (),
         progress: bool | None = None,

@@ -6,6 +6,7 @@ the reason and the way out.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import os
 import warnings
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch_geometric.sampler.base import NumNeighbors
 from torch_geometric.typing import EdgeTypeStr
@@ -32,7 +33,7 @@ from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.sampling.stored import times_needed
 from gnnstore.strategies.base import Auto
 from gnnstore.strategies.builtin import STRATEGIES, find_strategy
-from gnnstore.strategies.loader_spec import ReadOptions
+from gnnstore.strategies.loader_spec import EdgeIds, ReadOptions
 from gnnstore.strategies.sizes.settings import CacheSettings, PlannedSettings
 from gnnstore.units import parse_size
 
@@ -65,7 +66,8 @@ class LoaderOptions:
         if given.get("partitions") is not None:
             _call(_refuse_with_partitions, given)
         _call(_refuse_no_tables, given)
-        read = _call(read_options, given)
+        edge_ids = checked_edge_ids(given.get("edge_ids", "input"))
+        read = dataclasses.replace(_call(read_options, given), edge_ids=edge_ids)
         store = as_store(given["data"])
         config = _call(sampling_config, {**given, "schema": store.schema})
         if not store.schema.is_homogeneous:
@@ -110,6 +112,13 @@ class LoaderOptions:
                 "subgraph_type='bidirectional': no edge type is the reverse of "
                 f"{', '.join(map(str, lonely))}, so their edges stay as they are sampled"
             )
+
+
+def checked_edge_ids(value: Any) -> EdgeIds | None:
+    """Return the option `edge_ids`, or refuse it."""
+    if value not in {"input", "store", None}:
+        raise UsageError(f"edge_ids={value!r} is unknown; choose one of 'input', 'store' or None")
+    return cast("EdgeIds | None", value)
 
 
 def _warn(text: str) -> None:

@@ -78,6 +78,7 @@ class SampledLoader(BatchLoader):
                 memory=given.get("memory"),
                 io_engine=given.get("io_engine"),
                 tables=tables,
+                edge_ids=options.read.edge_ids,
             )
         super().__init__(
             len(seeds),

@@ -19,9 +19,11 @@ from gnnstore.graph.arrays import as_tensor
 from gnnstore.loaders.assemble.adjacency import CsrEdges
 from gnnstore.loaders.assemble.hetero import assembler_for
 from gnnstore.loaders.base import BatchLoader
+from gnnstore.loaders.options import checked_edge_ids
 from gnnstore.pipeline.order.epoch import order_bytes
 from gnnstore.pipeline.order.state import OrderFields, checked
 from gnnstore.seeds.kinds import labels_of
+from gnnstore.strategies.loader_spec import EdgeIds
 from gnnstore.strategies.saved import PackedSources
 
 
@@ -90,6 +92,7 @@ class PackedEpochs:
         custom_cls: type[Data] | None = None,
         edge_format: str = "coo",
         adj_value: str | None = None,
+        edge_ids: EdgeIds | None = "input",
         **kwargs: Any,
     ) -> PackedLoader:
         """Return a loader of the packed batches.
@@ -97,7 +100,7 @@ class PackedEpochs:
         Parameters
         ----------
         num_threads, prefetch_batches, memory, io_engine, transform, custom_cls, edge_format, \
-adj_value
+adj_value, edge_ids
             As in `NeighborLoader`.
         **kwargs
             As in `torch.utils.data.DataLoader`, such as `pin_memory`; packing has fixed the options
@@ -118,6 +121,7 @@ adj_value
             custom_cls=custom_cls,
             edge_format=edge_format,
             adj_value=adj_value,
+            edge_ids=edge_ids,
             options=kwargs,
         )
 
@@ -145,6 +149,7 @@ class PackedLoader(BatchLoader):
         custom_cls: type[Data] | None,
         edge_format: str,
         adj_value: str | None,
+        edge_ids: EdgeIds | None,
         options: dict[str, Any],
     ) -> None:
         self.packed = packed
@@ -176,6 +181,7 @@ class PackedLoader(BatchLoader):
             seeds_bytes=order_bytes(num_seeds, shuffles=order["shuffle"]),
             num_threads=max(1, self._most_threads()),
             may_use_fewer=self._num_threads_given is None,
+            edge_ids=checked_edge_ids(edge_ids),
         )
         assembler = assembler_for(packed, opened, custom_cls, subgraph_type=subgraph_type, csr=csr)
         self._read_from(opened, opened.batches(), assembler)

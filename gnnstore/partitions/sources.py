@@ -14,7 +14,6 @@ from gnnstore.budget.ledger import STAGING, Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget, affordable_staging
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.features.source import AbsentRows, RowSource
-from gnnstore.features.tables import MemoryRows
 from gnnstore.formats.partitions.manifest import BUCKET_PTR_ARRAY
 from gnnstore.formats.partitions.reader import PartitionsReader, open_partitions
 from gnnstore.graph.shared import shared_tables
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from gnnstore.pipeline.order.epoch import EpochOrder
     from gnnstore.pipeline.stats import LoaderStats
     from gnnstore.sampling.neighbor import IndexDtype, SamplingConfig
+    from gnnstore.strategies.loader_spec import EdgeIds
 
 _TRAITS = StrategyTraits("partitions", "memory")  # threads that prepare batches do not read
 # Edge attributes and ids are read edge by edge: they stay in memory if they take little of it.
@@ -58,8 +58,10 @@ class PartitionSources(Sources):
         memory: int | str | None = None,
         io_engine: str | None = None,
         tables: Sequence[ResidentTable] = (),
+        edge_ids: EdgeIds | None = "input",
     ) -> None:
         self.store, self._memory = store, memory
+        self.e_id = edge_ids
         self.unit = unit = open_partitions(
             store.path, policy.name, store_uuid=store.reader.manifest.uuid
         )
@@ -154,28 +156,17 @@ class PartitionSources(Sources):
         store, shared = self.store, shared_tables(self.store)
         schema = store.schema
         left = self.placement.left_bytes // _HELD_SHARE
-        edge_id, edge_type = schema.edge.edge_id, schema.edge.type
-        is_held = edge_id is not None and edge_id.num_bytes <= left
-        if edge_id is None:
-            self.edge_ids = {}
-        elif is_held:
-            left -= edge_id.num_bytes
-            loaded = MemoryRows.from_array(store.reader.paged(edge_id).load())
-            self.edge_ids = {edge_type: loaded}
-            self._hold("ids of edges", edge_id.num_bytes)
-        else:
-            ids = store.topology("mmap").columns().edge_id
-            assert ids is not None  # noqa: S101 - it is in the schema
-            self.edge_ids = {edge_type: MemoryRows.from_array(ids)}
         tables: dict[str, RowSource] = {
             spec.path: AbsentRows(spec, only_epochs) for spec in schema.node.attributes.values()
         }
-        for spec in schema.edge.attributes.values():
+        ids = schema.edge.edge_id if self.e_id == "input" else None
+        for spec in (*([] if ids is None else [ids]), *schema.edge.attributes.values()):
             is_held = spec.layout == "cold" or spec.num_bytes <= left
             if is_held and spec.layout != "cold":
                 left -= spec.num_bytes
-                self._hold("edge attributes", spec.num_bytes)
+                self._hold("ids of edges" if spec is ids else "edge attributes", spec.num_bytes)
             tables[spec.path] = shared.rows(store, spec, "memory" if is_held else "mmap", 1)
+        self.edge_ids = {} if ids is None else {schema.edge.type: tables.pop(ids.path)}
         self.tables = tables
 
     def _hold(self, what: str, num_bytes: int) -> None:

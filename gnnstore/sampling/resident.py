@@ -122,7 +122,7 @@ class ResidentGraph:
                 "They are damaged: run 'gnnstore verify', or partition the store again",
                 path=source,
             ) from error
-        columns = Csc(indptr, indices, None, members.num_nodes, source)
+        columns = Csc(indptr, indices, members.num_nodes, source)
         return cls(members, columns, positions)
 
     def edges_of(self, trained: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:

@@ -85,10 +85,13 @@ def _all_edges(store: GraphStore, edge: EdgeTypeSpec) -> GivenEdges:
 
 def check_ids_are_dense(store: GraphStore, edge: EdgeTypeSpec) -> None:
     """Raise unless a label for each edge of the graph can be found by the edge's id."""
-    ids = store.topology("mmap").columns(edge.type).edge_id
-    if ids is not None and len(ids) and ids.max() >= edge.num_edges:
+    if edge.edge_id is None:
+        return
+    pieces = store.reader.paged(edge.edge_id).pieces()
+    largest = max((int(piece.max(initial=0)) for _, piece in pieces), default=0)
+    if largest >= edge.num_edges:
         raise InputError(
-            f"edge_label and input_id are by edge id, but ids of {store.path} run to {ids.max()} "
+            f"edge_label and input_id are by edge id, but ids of {store.path} run to {largest} "
             f"and it has {edge.num_edges} edges: others were left out of it, such as those of "
             "edge splits. Give the edges by their ends [2, L], and labels in their order"
         )

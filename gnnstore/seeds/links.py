@@ -19,6 +19,7 @@ from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, InputError
 from gnnstore.formats.packed.manifest import ALL_EDGES
 from gnnstore.graph.edge_splits import EdgeSplits
+from gnnstore.graph.shared import shared_tables
 from gnnstore.sampling.edges import EdgeFinder
 from gnnstore.sampling.hetero import reverse_of
 from gnnstore.seeds.base import BatchKey, Int64Array, Seeds
@@ -193,8 +194,11 @@ class Links:
 
     def edge_ids(self, positions: Int64Array) -> Int64Array:
         """Return the ids of the graph's edges at some positions."""
-        ids = self._columns.edge_id
-        return positions if ids is None else ids[positions].astype(np.int64)
+        spec = self.store.schema.edge_of(self.edge_type).edge_id
+        if spec is None:
+            return positions
+        rows = shared_tables(self.store).rows_at_hand(self.store, spec)
+        return rows.gather(positions).values.astype(np.int64, copy=False)
 
     def _excluded(self, graph: LinkGraph, ends: tuple[Int64Array, Int64Array]) -> Any:
         """Return the seed edges, and their reverses if asked for, as samplers leave them out."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gnnstore.graph.sizes import StoreSizes
 from gnnstore.strategies.base import Strategy
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.predict.cost import EpochCosts, Machine, Prediction, Resources
@@ -32,9 +31,7 @@ class InMemoryStrategy(Strategy):
         if self.mode == "mmap":  # although pages are not counted
             left_bytes = placement.left_bytes - 2 * epoch.seen.largest_bytes
             if placement.topology == "mmap":
-                left_bytes -= StoreSizes.of(
-                    loader.store.schema, loader.presampler.config
-                ).topology_bytes
+                left_bytes -= loader.sizes.topology_bytes
             pages_bytes = max(0, left_bytes)
         resources = Resources(placement.resident_bytes, cached_bytes=pages_bytes)
         return self.predict_with(epoch.workload, epoch.machine, resources)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from gnnstore._core import release_memory
 from gnnstore.budget.limits import affordable_staging, affordable_threads
@@ -12,6 +12,7 @@ from gnnstore.disk.scratch import default_parent
 from gnnstore.features.source import CachedTables
 from gnnstore.formats.container.files import free_bytes
 from gnnstore.graph.shared import shared_tables
+from gnnstore.graph.sizes import StoreSizes
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.strategies.predict.traits import StrategyTraits
 from gnnstore.strategies.sizes.placement import Placement
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from gnnstore.graph.store import GraphStore
     from gnnstore.graph.topology import Topology
     from gnnstore.pipeline.lookahead.presample import Presampler
+
+# Ids of edges that batches show: those of the input, or positions in the store.
+EdgeIds = Literal["input", "store"]
 
 # Of the free space for packed rows, if the user sets no limit.
 _FREE_SHARE = 2
@@ -39,6 +43,7 @@ class ReadOptions:
     cache: CacheSettings | None = None
     planned: PlannedSettings | None = None
     packed: str | None = None
+    edge_ids: EdgeIds | None = "input"
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +59,12 @@ class LoaderSpec:
     # Whether the batches of later epochs are known, and there are threads to prepare them.
     knows_epochs: bool = False
     progress: Progress = field(default_factory=NullProgress)  # displays long waits
+
+    @property
+    def sizes(self) -> StoreSizes:
+        """Memory that the parts of the store would take."""
+        with_ids = self.options.edge_ids == "input"
+        return StoreSizes.of(self.store.schema, self.presampler.config, with_edge_ids=with_ids)
 
     def staging_bytes(self, budget_bytes: int) -> int:
         """Return the memory for staging, with as many threads as the budget allows."""

@@ -13,7 +13,7 @@ from gnnstore.features.source import AbsentRows, CachedTables
 from gnnstore.formats.packed.reader import PACKED, PackedReader
 from gnnstore.formats.store.units import find_unit
 from gnnstore.pipeline.saved import SavedSource, not_packed
-from gnnstore.strategies.loader_spec import LoaderSpec
+from gnnstore.strategies.loader_spec import EdgeIds, LoaderSpec
 from gnnstore.strategies.predict.traits import StrategyTraits
 from gnnstore.strategies.sizes.placement import Placement
 from gnnstore.strategies.sizes.prefetch import check_two_batches
@@ -39,7 +39,9 @@ class PackedSources(Sources):
         seeds_bytes: int = 0,
         num_threads: int = 1,
         may_use_fewer: bool = False,
+        edge_ids: EdgeIds | None = "input",
     ) -> None:
+        self.e_id = edge_ids
         manifest = reader.manifest
         self.packed = PackedFiles.open(reader, io_engine, affordable_staging(memory))
         self.engine: Engine = self.packed.engine
@@ -112,4 +114,5 @@ def open_packed_sources(loader: LoaderSpec) -> PackedSources:
         seeds_bytes=loader.seeds_bytes,
         num_threads=loader.num_threads,
         may_use_fewer=loader.may_use_fewer,
+        edge_ids=options.edge_ids,
     )

@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from gnnstore.features.source import RowSource
-from gnnstore.features.tables import MemoryRows
 from gnnstore.graph.shared import shared_tables
 from gnnstore.pipeline.batch import SamplingSource
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from gnnstore.pipeline.stats import LoaderStats
     from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
     from gnnstore.seeds.base import SeedSource
-    from gnnstore.strategies.loader_spec import LoaderSpec
+    from gnnstore.strategies.loader_spec import EdgeIds, LoaderSpec
     from gnnstore.strategies.sizes.placement import Placement
 
 
@@ -35,6 +34,7 @@ class Sources:
     tables: Mapping[str, RowSource]  # rows of the attributes of nodes and edges, by path
     # Ids of the edges in the input, by position; of types that are not here, positions are ids.
     edge_ids: Mapping[EdgeType, RowSource]
+    e_id: EdgeIds | None = "input"  # what batches show
     _again: Callable[[], Sources]
 
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
@@ -83,17 +83,13 @@ class OpenStore(Sources):
 
     def __init__(self, loader: LoaderSpec, placement: Placement) -> None:
         self._index_dtype = loader.store.schema.index_dtype
+        self.e_id = loader.options.edge_ids
         store, num_threads = loader.store, loader.num_threads
         engine = loader.open_engine(placement.topology) if placement.reads_disk else None
         self.placement, self.engine = placement, engine
-        self.topology = topology = loader.open_topology(placement, engine)
+        self.topology = loader.open_topology(placement, engine)
         # Before tables are loaded, which takes a while.
         self.cache = cache = self.open_cache(loader)
-        self.edge_ids = {
-            edge_type: MemoryRows.from_array(csc.edge_id)
-            for edge_type, csc in topology.csc.items()
-            if csc.edge_id is not None
-        }
         self.num_threads = num_threads
         if engine is not None:
             self.num_threads = placement.staging_bytes // engine.staging_bytes
@@ -106,11 +102,18 @@ class OpenStore(Sources):
             if mode == "disk" and engine is not None:
                 return shared.rows_on_disk(store, spec, engine)
             with loader.progress.phase(f"load {spec.path}"):
-                return shared.rows(store, spec, "mmap" if mode == "mmap" else "memory", num_threads)
+                return shared.rows(
+                    store, spec, "memory" if mode == "memory" else "mmap", num_threads
+                )
 
         schema = store.schema
         attributes = (*schema.node_attributes(), *schema.edge_attributes())
         self.tables = {spec.path: open_rows(spec) for spec in attributes}
+        self.edge_ids = {
+            edge.type: open_rows(edge.edge_id)
+            for edge in schema.edge_types
+            if edge.edge_id is not None and self.e_id == "input"
+        }
 
     def open_cache(self, loader: LoaderSpec) -> RowCache | None:  # noqa: ARG002 - for subclasses
         """Return the cache that rows of some tables are taken from."""

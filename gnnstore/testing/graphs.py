@@ -177,7 +177,7 @@ class StoredGraph:
     edge_index : ndarray of int64, shape [2, E]
         Sources above targets, in the order of the columns.
     edge_id : ndarray of int64, shape [E]
-        Positions in the input; 0, ..., E - 1 if the store has none.
+        Positions in the original input; 0, ..., E - 1 if the store has none.
     attributes, edge_attributes, splits, graph_arrays : dict of str to ndarray
         By name.
     original_ids : ndarray of int64, shape [N], or None
@@ -208,7 +208,8 @@ def read_store(path: PathLike) -> StoredGraph:
 
     csc = load_csc(reader, edge)
     targets = np.repeat(np.arange(csc.num_nodes), np.diff(csc.indptr))
-    edge_id = np.arange(csc.num_edges) if csc.edge_id is None else csc.edge_id
+    ids = edge.ids_in_input
+    edge_id = np.arange(csc.num_edges) if ids is None else reader.read(ids)
     return StoredGraph(
         node.num_nodes,
         np.stack([csc.indices.astype(np.int64), targets]),

@@ -68,7 +68,7 @@ def estimate_order(
             needed = out_degrees(StoreInput(path, "gnnstore reorder"), progress)
     saving = OrderSaving.of(reader, needed > 0)
     schema = reader.schema
-    added = schema.edge.indices.num_bytes if edge_ids and schema.edge.edge_id is None else 0
+    added = schema.edge.indices.num_bytes if edge_ids and schema.edge.ids_in_input is None else 0
     widest = max((spec.num_bytes for spec in schema.node.attributes.values()), default=0)
     document = {
         "store": str(reader.path),

@@ -168,7 +168,7 @@ def test_every_node_is_trained_once_beside_nodes_of_its_state(
     loader = make(store, POLICIES[policy], num_threads=num_threads)
     unit = loader._sources.unit
     place = unit.read(unit.place_spec) // unit.rows_per_partition
-    ids = store.topology().columns().edge_id
+    ids = store.original_edge_ids
     assert ids is not None
     train = graph.splits["train"]
     for epoch in range(3):

@@ -50,6 +50,6 @@ def test_ranges_outside_of_the_array_are_refused(begin: int, end: int) -> None:
         _core.equal_ranges(np.arange(3), *ranges, np.zeros(2, np.int64))
     with pytest.raises(ValueError, match="same length"):
         _core.equal_ranges(np.arange(3), *ranges, np.zeros(3, np.int64))
-    csc = Csc(np.array([0, begin, end]), np.arange(3), None, 3, "graph.gnn")
+    csc = Csc(np.array([0, begin, end]), np.arange(3), 3, "graph.gnn")
     with pytest.raises(CorruptStoreError, match="graph"):
         EdgeFinder(csc).are_edges(np.array([0]), np.array([1]))

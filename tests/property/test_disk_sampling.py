@@ -49,7 +49,7 @@ def random_csc(num_nodes: int, max_degree: int, dtype: Any, seed: int) -> Csc:
         degrees[num_nodes // 3] = 5 * max_degree
     indptr = np.concatenate([[0], np.cumsum(degrees)]).astype(np.int64)
     skewed = (num_nodes * rng.random(indptr[-1]) ** 2).astype(dtype)
-    return Csc(indptr, skewed, None, num_nodes, label="the/store")
+    return Csc(indptr, skewed, num_nodes, label="the/store")
 
 
 def cached_lists(csc: Csc, nodes: npt.NDArray[Any]) -> CachedNeighbors:
@@ -434,7 +434,7 @@ def test_a_read_that_fails_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("indptr", [[0, 2, 1, 3], [1, 2, 2, 3], [0, 1, 2, 4], [0, 1, 2, 2]])
 def test_corrupt_indptr(tmp_path: Path, opened: Engine, indptr: list[int]) -> None:
-    csc = Csc(np.array(indptr), np.array([1, 2, 0]), None, 3, label="the/store")
+    csc = Csc(np.array(indptr), np.array([1, 2, 0]), 3, label="the/store")
     rows = IndexRows.open(write_array(tmp_path / "indices", csc.indices), opened)
     for num_bytes in (index_bytes(3) + 16, 10**6):
         with pytest.raises(CorruptStoreError, match="indptr does not ascend from 0 to 3"):

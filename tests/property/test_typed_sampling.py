@@ -51,7 +51,7 @@ def random_types(rng: np.random.Generator) -> SampledTypes:
         indices = rng.integers(0, max(num_src, 1), indptr[-1]).astype(dtype)
         for start, end in pairwise(indptr):
             indices[start:end].sort()
-        edges[edge_type] = Csc(indptr, indices, None, num_src, "the/store", edge_type)
+        edges[edge_type] = Csc(indptr, indices, num_src, "the/store", edge_type)
     return SampledTypes(counts, edges, "the/store")
 
 

@@ -63,14 +63,16 @@ def test_sizes_come_from_the_schema() -> None:
     schema = Schema((node,), (edge,), {}, {"g": spec("g", "float64", 2, 2, layout="cold")})
     sizes = StoreSizes.of(schema)
     assert sizes == StoreSizes(
-        topology_bytes=88 + 120 + 120,
+        topology_bytes=88 + 120,
         tables=(TableSize("x", 10, 200), TableSize("w", 30, 4, of_nodes=False)),
         compressed_bytes=80 + 32,
         indptr_bytes=88,
         indices_bytes=120,
+        edge_ids=(TableSize("edge_id", 30, 4, of_nodes=False),),
     )
     assert sizes.rows_bytes == 2000 + 120
     assert sizes.total_bytes == 328 + 2120 + 112
+    assert StoreSizes.of(schema, with_edge_ids=False) == replace(sizes, edge_ids=())
 
 
 @pytest.mark.parametrize(
@@ -94,6 +96,38 @@ def test_auto_takes_what_fits(memory: str, strategy: str, topology: str, residen
     assert chosen.resident_bytes == resident
     assert chosen.budget_is_promise
     assert chosen.spare_bytes == chosen.budget_bytes - resident > 0
+
+
+HELD = "1 GB of it ids of edges (none with edge_ids='store'"
+READ = "1 GB of ids of edges are read from disk for each batch (none with edge_ids='store'"
+
+
+@pytest.mark.parametrize(
+    ("memory", "strategy", "topology", "ids", "note"),
+    [
+        ("20GB", "memory", "memory", "memory", ""),
+        # 10.1 GB fit in seven eighths of it, and 11.1 GB do not.
+        ("12GB", "static", "memory", "memory", f"{HELD}, and the other 10.1 GB fit in memory)"),
+        ("4.2GB", "static", "memory", "memory", f"{HELD})"),
+        ("4GB", "static", "memory", "disk", f"{READ})"),  # more than half of the rest
+        ("2.4GB", "static", "memory", "disk", f"{READ})"),
+        ("342MB", "static", "mmap", "disk", f"{READ})"),
+    ],
+)
+def test_ids_of_edges_take_no_place_of_the_topology(
+    memory: str, strategy: str, topology: str, ids: str, note: str
+) -> None:
+    sizes = replace(SIZES, edge_ids=(TableSize("ids", 250_000_000, 4, of_nodes=False),))
+    found, without = place(sizes, memory=memory), place(SIZES, memory=memory)
+    assert (found.strategy.name, found.topology, found.modes["ids"]) == (strategy, topology, ids)
+    assert found.topology == without.topology
+    assert found.ids_note == note
+    assert found.reason.endswith(found.ids_note)
+    assert "ids" not in without.modes
+    assert "edge_ids" not in without.reason
+    held = 10**9 if ids == "memory" else 0
+    if found.strategy == without.strategy:
+        assert found.resident_bytes == without.resident_bytes + held
 
 
 def test_the_reason_is_a_sentence() -> None:

@@ -236,10 +236,12 @@ def test_bfloat16_and_axes_stay(tmp_path: Path) -> None:
     before = gnnstore.converters.from_pyg(data, tmp_path / "a.gnn")
     after = reorder(before, tmp_path / "b.gnn")
     order = torch.from_numpy(order_of(before, after))
-    new = gnnstore.open(after).to_pyg()
+    store = gnnstore.open(after)
+    new, ids = store.to_pyg(), store.original_edge_ids
+    assert ids is not None
     assert new.x.equal(data.x[order])
-    assert order[new.edge_index].equal(data.edge_index)
-    assert new.edge_attr.equal(data.edge_attr)
+    assert order[new.edge_index].equal(data.edge_index[:, ids.read()])
+    assert new.edge_attr.equal(data.edge_attr[ids.read()])
     assert new.name == "a graph"
 
 
@@ -294,7 +296,9 @@ def test_batches_of_whole_neighbourhoods_are_the_same_sets(tmp_path: Path) -> No
         assert a.n_id[rank[0]].equal(order[b.n_id][rank[1]])
         assert a.x[rank[0]].equal(b.x[rank[1]])
         assert a.y[rank[0]].equal(b.y[rank[1]])
-        assert Counter(a.e_id.tolist()) == Counter(b.e_id.tolist())
+        assert new.original_edge_ids is not None
+        assert Counter(a.e_id.tolist()) == Counter(new.original_edge_ids[b.e_id].tolist())
+        assert new.edge_index[:, b.e_id].equal(b.n_id[b.edge_index])  # positions in the new store
 
 
 def test_ids_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

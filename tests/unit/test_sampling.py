@@ -21,7 +21,7 @@ def graph(columns: list[list[int]], dtype: str = "int64") -> Csc:
     """Build a graph from its in-neighbour lists."""
     indptr = np.cumsum([0] + [len(column) for column in columns])
     indices = np.array([source for column in columns for source in column], dtype=dtype)
-    return Csc(indptr.astype(np.int64), indices, None, len(columns))
+    return Csc(indptr.astype(np.int64), indices, len(columns))
 
 
 def random_graph(num_nodes: int, num_edges: int, seed: int, dtype: str = "int64") -> Csc:
@@ -29,7 +29,7 @@ def random_graph(num_nodes: int, num_edges: int, seed: int, dtype: str = "int64"
     rng = np.random.default_rng(seed)
     targets = np.sort((num_nodes * rng.random(num_edges) ** 3).astype(np.int64))
     indptr = np.searchsorted(targets, np.arange(num_nodes + 1)).astype(np.int64)
-    return Csc(indptr, rng.integers(0, num_nodes, num_edges).astype(dtype), None, num_nodes)
+    return Csc(indptr, rng.integers(0, num_nodes, num_edges).astype(dtype), num_nodes)
 
 
 def sample(csc: Csc, seeds: list[int], *fanouts: int, **options: Any) -> Sample:
@@ -222,7 +222,7 @@ def test_large_node_ids_change_the_table_and_not_the_batch(induced: bool) -> Non
 
 
 def test_sources_may_be_more_than_targets() -> None:
-    csc = Csc(np.array([0, 2, 3]), np.array([2**33, 7, 2**33]), None, num_src=2**34)
+    csc = Csc(np.array([0, 2, 3]), np.array([2**33, 7, 2**33]), num_src=2**34)
     batch = sample(csc, [0, 1], -1)
     assert batch.n_id.tolist() == [0, 1, 2**33, 7]
     assert batch.edge_index.tolist() == [[2, 3, 2], [0, 0, 1]]
@@ -285,7 +285,7 @@ def test_threads_do_not_change_batches(options: dict[str, Any]) -> None:
 
 def test_scratch_memory_follows_the_batch_and_not_the_graph() -> None:
     num_nodes = 1 << 26
-    csc = Csc(np.zeros(num_nodes + 1, dtype=np.int64), np.zeros(0, dtype=np.int32), None, num_nodes)
+    csc = Csc(np.zeros(num_nodes + 1, dtype=np.int64), np.zeros(0, dtype=np.int32), num_nodes)
     _core.pool_trim(0)
     in_use = _core.pool_stats()["bytes_in_use"]
     batch = sample(csc, [1, num_nodes - 1], 10, 10, 10)

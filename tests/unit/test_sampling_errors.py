@@ -12,7 +12,7 @@ from gnnstore.errors import CorruptStoreError, InputError, UsageError
 from gnnstore.formats.store.csc import Csc
 from gnnstore.sampling import NeighborSampler, SamplingConfig
 
-CSC = Csc(np.array([0, 2, 3, 3]), np.array([1, 2, 0]), None, num_src=3, label="the/store")
+CSC = Csc(np.array([0, 2, 3, 3]), np.array([1, 2, 0]), num_src=3, label="the/store")
 
 
 def sample(
@@ -48,7 +48,7 @@ def test_seeds_that_are_no_vector_of_integers(seeds: Any) -> None:
 )
 @pytest.mark.parametrize("options", [{}, {"disjoint": True}, {"subgraph_type": "induced"}])
 def test_corrupt_indptr(indptr: list[int], message: str, options: dict[str, Any]) -> None:
-    csc = Csc(np.array(indptr), CSC.indices, None, num_src=3, label="the/store")
+    csc = Csc(np.array(indptr), CSC.indices, num_src=3, label="the/store")
     with pytest.raises(CorruptStoreError, match=message) as caught:
         sample(csc, **options)
     assert "gnnstore verify" in str(caught.value)
@@ -59,7 +59,7 @@ def test_corrupt_indptr(indptr: list[int], message: str, options: dict[str, Any]
 @pytest.mark.parametrize("neighbor", [-1, 3, 2**31 - 1, -(2**31)])
 def test_corrupt_indices(neighbor: int, dtype: str) -> None:
     indices = np.array([1, neighbor, 0], dtype=dtype)
-    csc = Csc(CSC.indptr, indices, None, num_src=3, label="the/store")
+    csc = Csc(CSC.indptr, indices, num_src=3, label="the/store")
     message = rf"indices: the node id {neighbor} at position 1 is outside \[0, 3\)"
     for options in ({}, {"disjoint": True}, {"subgraph_type": "induced", "fanouts": ()}):
         with pytest.raises(CorruptStoreError, match=message):
@@ -67,12 +67,12 @@ def test_corrupt_indices(neighbor: int, dtype: str) -> None:
 
 
 def test_what_the_batch_does_not_touch_is_not_looked_at() -> None:
-    csc = Csc(CSC.indptr, np.array([1, 2, -5]), None, num_src=3)
+    csc = Csc(CSC.indptr, np.array([1, 2, -5]), num_src=3)
     assert sample(csc, fanouts=(2,)).n_id.tolist() == [0, 1, 2]
 
 
 def test_a_source_without_a_column_cannot_be_expanded() -> None:
-    csc = Csc(np.array([0, 1]), np.array([7]), None, num_src=8)
+    csc = Csc(np.array([0, 1]), np.array([7]), num_src=8)
     assert sample(csc, fanouts=(1,)).n_id.tolist() == [0, 7]
     with pytest.raises(CorruptStoreError, match=r"node 7 is to be expanded, but only nodes in"):
         sample(csc, fanouts=(1, 1))
@@ -106,10 +106,10 @@ def test_fanouts_become_a_tuple() -> None:
 
 
 def test_ids_that_do_not_fit_in_int32() -> None:
-    csc = Csc(CSC.indptr, CSC.indices, None, num_src=2**31 + 1, label="the/store")
+    csc = Csc(CSC.indptr, CSC.indices, num_src=2**31 + 1, label="the/store")
     with pytest.raises(UsageError, match=r"the/store .* do not fit in int32; use index_dtype="):
         NeighborSampler(csc, SamplingConfig((1,)), "int32")
-    NeighborSampler(Csc(CSC.indptr, CSC.indices, None, 2**31), SamplingConfig((1,)), "int32")
+    NeighborSampler(Csc(CSC.indptr, CSC.indices, 2**31), SamplingConfig((1,)), "int32")
     with pytest.raises(UsageError, match="index_dtype='int16' is unknown; choose one of int64, i"):
         NeighborSampler(csc, SamplingConfig((1,)), "int16")  # type: ignore[arg-type]
 

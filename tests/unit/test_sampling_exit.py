@@ -13,7 +13,7 @@ from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
 
 rng = np.random.default_rng(0)
 indptr = np.arange(0, 200_001, 20, dtype=np.int64)
-csc = Csc(indptr, rng.integers(0, 10_000, 200_000).astype(np.int32), None, 10_000)
+csc = Csc(indptr, rng.integers(0, 10_000, 200_000).astype(np.int32), 10_000)
 sampler = NeighborSampler(csc, SamplingConfig((10, 10)))
 
 def churn():

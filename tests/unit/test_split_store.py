@@ -29,6 +29,7 @@ from gnnstore.testing.graphs import random_graph, read_store, write_store
 from tests.support.stores import arrays_of, assert_same_files
 
 FRACTIONS = (0.7, 0.2, 0.1)
+ID_ARRAYS = ("/original_id", "/edge_id")
 
 
 def graph(path: Path, **options: Any) -> Path:
@@ -62,11 +63,13 @@ def test_pieces_do_not_matter(
     found, expected = arrays_of(path), arrays_of(converted)
     assert found.keys() == expected.keys()
     for name, values in expected.items():
-        if edge_ids is None or not name.endswith("edge_id"):
+        if edge_ids is None or not name.startswith("edge") or not name.endswith(ID_ARRAYS):
             np.testing.assert_array_equal(found[name], values, err_msg=name)
             assert found[name].dtype == values.dtype
     if edge_ids is False:  # positions in the store that was split
-        ids = np.concatenate([v for name, v in found.items() if name.endswith("edge_id")])
+        names = [name for name in found if name.startswith("edge") and name.endswith(ID_ARRAYS)]
+        assert len(names) == 3
+        ids = np.concatenate([found[name] for name in names])
         assert len(np.unique(ids)) == len(ids)
         assert 0 <= ids.min() <= ids.max() < StoreReader.open(whole).schema.edge.num_edges
 

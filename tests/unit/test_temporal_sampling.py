@@ -47,7 +47,7 @@ def star(times: Any, *, of_edges: bool, num_targets: int = 1) -> SampledTypes:
     columns = TimeColumns(order, edge_times if of_edges else node_times, of_edges)
     return SampledTypes(
         {NODE: num_nodes},
-        {EDGE: Csc(indptr, indices, None, num_nodes, "g")},
+        {EDGE: Csc(indptr, indices, num_nodes, "g")},
         "g",
         {EDGE: columns},
         {} if of_edges else {NODE: node_times},
@@ -128,7 +128,7 @@ def test_a_seed_earlier_than_everything_is_alone() -> None:
 def test_the_second_hop_obeys_the_seeds_time(middle: int) -> None:
     """2 <- 1 <- 0 with times of nodes: whether 1 is older or younger than 0 does not matter."""
     times = np.array([5, min(middle, 6), 0])
-    csc = Csc(np.array([0, 0, 1, 2]), np.array([0, 1], np.int32), None, 3)
+    csc = Csc(np.array([0, 0, 1, 2]), np.array([0, 1], np.int32), 3)
     columns = TimeColumns(np.zeros(2, np.uint16), times, of_edges=False)
     types = SampledTypes({NODE: 3}, {EDGE: csc}, "g", {EDGE: columns}, {NODE: times})
     sampler = TypedNeighborSampler(types, SamplingConfig((1, 1), time_attr="time"))

@@ -31,7 +31,7 @@ def csc_of(edges: Any, num_src: int, num_dst: int, edge_type: Any) -> Csc:
     sources, targets = np.array(edges, np.int64).reshape(2, -1)
     order = np.lexsort((sources, targets))
     indptr = np.searchsorted(targets[order], np.arange(num_dst + 1))
-    return Csc(indptr, sources[order].astype(np.int32), None, num_src, "g", edge_type)
+    return Csc(indptr, sources[order].astype(np.int32), num_src, "g", edge_type)
 
 
 def types_of(counts: dict[str, int], edges: dict[Any, Any]) -> SampledTypes:

@@ -89,8 +89,11 @@ def test_columns_of_each_type(written: ExampleStore, store: gnnstore.GraphStore,
         for name in ("indptr", "indices"):
             expected = written.arrays[f"{directory}/{name}"]
             np.testing.assert_array_equal(getattr(columns, name), expected)
+        ids = store[edge_type].original_edge_ids
+        assert (ids is None) == (edge_type == WRITES)
+        if ids is not None:
+            np.testing.assert_array_equal(ids[:], written.arrays[f"{directory}/edge_id"])
         assert (columns.num_nodes, columns.num_src, columns.num_edges) == (300, num_src, 1500)
-        assert (columns.edge_id is None) == (edge_type == WRITES)
     assert [topology.num_nodes(name) for name in ("paper", "author", "institution")] == [
         *(300, 170, 20)
     ]

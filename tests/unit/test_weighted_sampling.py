@@ -38,7 +38,7 @@ def star(weights: Any, num_targets: int = 1) -> SampledTypes:
     indices = np.tile(np.arange(count, dtype=np.int32), num_targets)
     counts = np.diff(indptr)
     sums = sums_by_column(integer_weights(np.tile(own, num_targets), counts), counts)
-    csc = Csc(indptr, indices, None, num_nodes, "g")
+    csc = Csc(indptr, indices, num_nodes, "g")
     return SampledTypes({NODE: num_nodes}, {EDGE: csc}, "g", weight_sums={EDGE: sums})
 
 

@@ -105,8 +105,8 @@ class StoreInput:
 
     @property
     def edge_id_dtype(self) -> np.dtype[Any]:
-        """Type of the ids of edges; edges without stored ids have their positions."""
-        own = self.edges.edge_id
+        """Type of the original ids of edges; those without stored ids have their positions."""
+        own = self.edges.ids_in_input
         return id_dtype(self.num_edges) if own is None else np.dtype(own.dtype)
 
     @property
@@ -115,8 +115,8 @@ class StoreInput:
         return sum(spec.row_bytes for spec in self.edges.attributes.values())
 
     def edge_ids(self, first: int, last: int) -> npt.NDArray[Any]:
-        """Return the ids of edges first, ..., last - 1 of the store."""
-        own = self.edges.edge_id
+        """Return the original ids of edges first, ..., last - 1 of the store."""
+        own = self.edges.ids_in_input
         if own is None:
             return np.arange(first, last, dtype=self.edge_id_dtype)
         return self.rows(own, first, last)

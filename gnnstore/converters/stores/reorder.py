@@ -71,9 +71,10 @@ def reorder(
 ) -> Path:
     """Write a store again with its nodes numbered so that rows needed often lie together.
 
-    Node ids change: in the arrays of nodes, in edges, splits and edge splits. Ids of edges stay
-    those of the store. `GraphStore.original_ids` leads from the new ids to those of the original
-    data, and `GraphStore.ids_of` back.
+    Node ids change: in the arrays of nodes, in edges, splits and edge splits. `e_id` of batches are
+    the edges' positions in the new store. `GraphStore.original_ids` and
+    `GraphStore.original_edge_ids` lead from the new ids of nodes and edges to those of the original
+    data, and `GraphStore.ids_of` leads nodes back.
 
     Parameters
     ----------

@@ -44,10 +44,12 @@ def write_adjacency(
     split_sizes: Mapping[str, int] | None = None,
     edge_type: EdgeType = EDGE_TYPE,
     num_targets: int | None = None,
+    are_renumbered: bool = False,
 ) -> EdgeTypeSpec:
-    """Write `indptr`, `indices`, `edge_id`, the edge attributes and edge splits.
+    """Write `indptr`, `indices`, ids of edges, the edge attributes and edge splits.
 
     Edges between nodes of two types come numbered as of one; only the first columns are targets.
+    Ids of edges that are numbered by their positions here are those of the original data.
     """
     directory = names.edge_directory(*edge_type)
     num_pointers = (built.num_nodes if num_targets is None else num_targets) + 1
@@ -59,6 +61,7 @@ def write_adjacency(
         directory=directory,
         ends=("indices",),
         num_edges=built.num_edges,
+        ids="original_id" if are_renumbered else "edge_id",
     )
     splits = {
         name: _EdgeArrays(
@@ -106,6 +109,7 @@ class _EdgeArrays:
         directory: str,
         ends: tuple[str, ...],
         num_edges: int,
+        ids: str = "edge_id",
     ) -> None:
         self._store = store
         self._directory = directory
@@ -116,7 +120,8 @@ class _EdgeArrays:
         }
         self._edge_id: PagedArrayWriter | None = None
         if built.edge_id_dtype is not None:
-            self._edge_id = _array(store, directory, "edge_id", built.edge_id_dtype.name, num_edges)
+            self._edge_id = _array(store, directory, ids, built.edge_id_dtype.name, num_edges)
+        self._ids = ids
         self._attributes: dict[str, PagedArrayWriter] | None = None
 
     def append(self, ends: tuple[npt.NDArray[Any], ...], edges: EdgeChunk | SortedEdges) -> None:
@@ -145,7 +150,7 @@ class _EdgeArrays:
     def close(self) -> dict[str, Any]:
         """Complete the arrays, and return them by their names in a schema."""
         attributes = self._attributes or {}
-        arrays = {**self._ends, **({"edge_id": self._edge_id} if self._edge_id else {})}
+        arrays = {**self._ends, **({self._ids: self._edge_id} if self._edge_id else {})}
         for array in (*arrays.values(), *attributes.values()):
             array.close()
         specs = {name: array.spec for name, array in arrays.items()}

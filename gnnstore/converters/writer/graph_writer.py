@@ -214,7 +214,7 @@ class GraphWriter:
         self._edge_types[name] = ("int64" if is_time else dtype, cat_dim)
 
     def carry_edge_ids(self, dtype: np.dtype[Any]) -> None:
-        """Take the ids of edges from the attribute `CARRIED_IDS`, in place of their positions."""
+        """Take original ids of edges from `CARRIED_IDS`; their ids here are their positions."""
         self._carried = dtype
 
     def add_edges(
@@ -385,6 +385,7 @@ class GraphWriter:
             self.progress,
             on_degrees=on_degrees,
             split_sizes=None if split is None else split.sizes,
+            are_renumbered=split is not None or self._carried is not None,
         )
         if split is not None and rule is not None and rule.num_negatives:
             edges = write_negatives(

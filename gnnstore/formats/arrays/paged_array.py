@@ -78,6 +78,8 @@ class PagedArray:
         for _, piece in self.pieces():
             least = min(least, int(piece.min(initial=0)))
             greatest = max(greatest, int(piece.max(initial=0)))
+            if greatest >> 4 * self.dtype.itemsize:  # more than half of the bits
+                return self.dtype
         kind = "i" if least < 0 else "u"
         narrower = (np.iinfo(f"{kind}{n}") for n in (1, 2, 4) if n < self.dtype.itemsize)
         fits = (info.dtype for info in narrower if info.min <= least and greatest <= info.max)

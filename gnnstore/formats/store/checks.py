@@ -56,6 +56,8 @@ def check_meaning(reader: Reader) -> Iterator[Problem]:
                     yield from _check_range(reader, spec, num_nodes, f"{part} of {name!r}")
             if split.edge_id is not None:
                 yield from _check_edge_ids(reader, split.edge_id, is_whole=False)
+        if edge.original_id is not None:
+            yield from _check_edge_ids(reader, edge.original_id, is_whole=False)
         if not unsound:
             yield from _check_orders(reader, edge)
             yield from _check_sums(reader, edge)

@@ -28,13 +28,10 @@ class Csc:
 
     indptr: npt.NDArray[np.int64]  # int64, shape [num_dst + 1]
     indices: npt.NDArray[Any]  # int32 or int64, shape [E]: source nodes, ascending within a column
-    # int32 or int64, shape [E], or None: position of each edge in the original input; None where
-    # the position in `indices` is the edge's only id.
-    edge_id: npt.NDArray[Any] | None
     num_src: int  # number of source nodes; indices lie in [0, num_src)
     label: str = "the graph"  # its origin, for messages
     edge_type: tuple[str, str, str] = EDGE_TYPE
-    # The stored arrays that the three arrays are views of; none if they are in memory.
+    # The stored arrays that the two arrays are views of; none if they are in memory.
     mapped: tuple[PagedArray, ...] = ()
 
     def check_mapped_files(self) -> None:
@@ -66,9 +63,8 @@ class Csc:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the three arrays."""
-        edge_id_bytes = 0 if self.edge_id is None else self.edge_id.nbytes
-        return self.indptr.nbytes + self.indices.nbytes + edge_id_bytes
+        """Bytes of both arrays."""
+        return self.indptr.nbytes + self.indices.nbytes
 
 
 def load_csc(
@@ -82,11 +78,9 @@ def load_csc(
         return load_column(reader, spec, mapped, None if not in_memory else num_threads)
 
     indptr, indices = get(edge.indptr), get(edge.indices)
-    edge_id = None if edge.edge_id is None else get(edge.edge_id)
     return Csc(
         indptr=indptr,
         indices=indices,
-        edge_id=edge_id,
         num_src=reader.schema.node_of(edge.source).num_nodes,
         label=str(reader.path),
         edge_type=edge.type,

@@ -97,15 +97,22 @@ class EdgeTypeSpec:
     orders: Mapping[str, AttributeSpec] = field(default_factory=dict)
     # By weight attribute: uint64 [E]; in each column, the inclusive sums of the integer weights.
     weight_sums: Mapping[str, AttributeSpec] = field(default_factory=dict)
+    # Ids in the original data of edges that are numbered by their positions here, [E].
+    original_id: AttributeSpec | None = None
 
     @property
     def type(self) -> EdgeType:
         """PyG's edge type: (source, relation, target)."""
         return (self.source, self.relation, self.target)
 
+    @property
+    def ids_in_input(self) -> AttributeSpec | None:
+        """Ids of the edges in the original data; None where positions are the ids."""
+        return self.original_id or self.edge_id
+
     def arrays(self) -> tuple[AttributeSpec, ...]:
         """Return the arrays of the adjacency, of the splits and of names, in a fixed order."""
-        ids = (self.edge_id,) if self.edge_id else ()
+        ids = [spec for spec in (self.edge_id, self.original_id) if spec]
         splits = (spec for split in self.splits.values() for spec in split.arrays())
         texts = (part for text in self.value_names.values() for part in (text.bytes, text.offsets))
         by_column = (*self.orders.values(), *self.weight_sums.values())
@@ -150,6 +157,7 @@ class EdgeTypeSpec:
             value_names={n: TextSpec.from_json(texts.fields(n)) for n in texts.document},
             orders=_attributes(fields, "orders") if fields.has("orders") else {},
             weight_sums=_attributes(fields, "weight_sums") if fields.has("weight_sums") else {},
+            original_id=_optional(fields, "original_id"),
         )
 
 
@@ -278,7 +286,7 @@ class Schema:
         document["edge_types"] = list(document["edge_types"])
         for edge in document["edge_types"]:
             edge["splits"] = edge_splits_json(edge["splits"])
-            for name in ("splits", "value_names", "orders", "weight_sums"):
+            for name in ("splits", "value_names", "orders", "weight_sums", "original_id"):
                 if not edge[name]:
                     del edge[name]
         return document
@@ -326,7 +334,8 @@ class Schema:
                 )
             num_targets = counts[edge.target]
             require(edge.indptr, num_targets + 1, f"there are {num_targets} target nodes")
-            rows = [edge.indices, *([edge.edge_id] if edge.edge_id else [])]
+            ids = (edge.edge_id, edge.original_id)
+            rows = [edge.indices, *(spec for spec in ids if spec)]
             for spec in [*rows, *edge.attributes.values()]:
                 require(spec, edge.num_edges, f"there are {edge.num_edges} edges")
             orders, sums = edge.orders.values(), edge.weight_sums.values()

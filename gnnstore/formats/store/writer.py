@@ -33,7 +33,7 @@ class StoreWriter(SealedWriter):
     def row_dimension(self, array_path: str) -> str | None:
         """Return the type of nodes or "edge" for their attributes; None for other arrays."""
         group, *parts = array_path.split("/")
-        if group == "nodes" or parts[1:] == ["original_id"]:
+        if group == "nodes" or (group == "maps" and parts[1:] == ["original_id"]):
             return names.decode(parts[0])
         if group == "edge_splits":  # negatives that edges share are in rows of their own
             return "edge" if parts[2] not in ("negative_source", "negative_target") else None

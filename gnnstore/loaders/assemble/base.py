@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from gnnstore.features.source import Rows, RowSource, RowSpec
     from gnnstore.formats.arrays.spec import AttributeSpec
+    from gnnstore.formats.store.schema import EdgeTypeSpec
     from gnnstore.pipeline.batch import Batch, BatchCost
     from gnnstore.sampling.neighbor import Sample
     from gnnstore.seeds.base import SeedLabels
@@ -108,6 +109,11 @@ class Gathering:
     def note(self, cost: BatchCost) -> None:
         """Note what gathering took."""
         cost.bytes_gathered, cost.counts = self._num_bytes, self._counts
+
+
+def id_path(edge: EdgeTypeSpec, sources: Sources) -> str:
+    """Return the path of the ids that batches show; empty where these are positions."""
+    return edge.edge_id.path if edge.edge_id is not None and sources.e_id == "input" else ""
 
 
 class BatchSchema(Protocol):

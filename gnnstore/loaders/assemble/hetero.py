@@ -20,6 +20,7 @@ from gnnstore.loaders.assemble.base import (
     Selection,
     checked_class,
     edge_index_of,
+    id_path,
 )
 from gnnstore.loaders.assemble.homogeneous import BatchAssembler
 from gnnstore.sampling.hetero import with_reverse_edges
@@ -63,9 +64,8 @@ class _EdgeRows(NamedTuple):
 
     @classmethod
     def of(cls, edge: EdgeTypeSpec, sources: Sources) -> _EdgeRows:
-        path = "" if edge.edge_id is None else edge.edge_id.path
         attributes = AttributeRows.all_of(edge.attributes, sources.tables)
-        return cls(attributes, sources.edge_ids.get(edge.type), path)
+        return cls(attributes, sources.edge_ids.get(edge.type), id_path(edge, sources))
 
 
 class HeteroAssembler(Assembler):
@@ -80,6 +80,7 @@ class HeteroAssembler(Assembler):
         is_bidirectional: bool = False,
     ) -> None:
         super().__init__(store, sources, data_class, csr, is_bidirectional)
+        self._shows_ids = sources.e_id is not None
         self._csr = csr
         self._is_bidirectional = is_bidirectional
         self._data_class = checked_class(data_class or HeteroData, HeteroData)
@@ -165,7 +166,9 @@ class HeteroAssembler(Assembler):
                 values["edge_index"] = parts.edge_index[kind]
             if positions is not None:
                 values |= gathering.tensors(own.attributes, positions.numpy())
-                values.setdefault("e_id", gathering.edge_ids(own.ids_path, own.ids, positions))
+                if self._shows_ids:
+                    e_id = gathering.edge_ids(own.ids_path, own.ids, positions)
+                    values.setdefault("e_id", e_id)
             if csr is not None:
                 adj_t = matrices.get(kind)
                 values["adj_t"] = (

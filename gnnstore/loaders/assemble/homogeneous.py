@@ -21,6 +21,7 @@ from gnnstore.loaders.assemble.base import (
     Selection,
     checked_class,
     edge_index_of,
+    id_path,
 )
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ class BatchAssembler(Assembler):
         self._node_attributes = AttributeRows.all_of(schema.node.attributes, sources.tables)
         self._edge_attributes = AttributeRows.all_of(schema.edge.attributes, sources.tables)
         self._edge_ids = sources.edge_ids.get(schema.edge.type)
-        self._edge_id_path = "" if schema.edge.edge_id is None else schema.edge.edge_id.path
+        self._edge_id_path = id_path(schema.edge, sources)
+        self._shows_ids = sources.e_id is not None
         self._graph_level = store.graph_attributes()
         self._explicit_num_nodes = schema.explicit_num_nodes
 
@@ -119,7 +121,8 @@ class BatchAssembler(Assembler):
         e_id = None
         if parts.edge is not None:
             values |= gathering.tensors(self._edge_attributes, parts.edge.numpy())
-            e_id = gathering.edge_ids(self._edge_id_path, self._edge_ids, parts.edge)
+            if self._shows_ids:
+                e_id = gathering.edge_ids(self._edge_id_path, self._edge_ids, parts.edge)
         if csr is not None:
             values["adj_t"] = parts.matrix(csr.take_values(values)) if adj_t is None else adj_t
         values.update(self._graph_level)

@@ -32,6 +32,9 @@ _BATCH_SHARE = 8
 # rows would save fewer reads with it.
 HELD_ROW_BYTES = MAX_ROW_BYTES
 _HELD_SHARE = 4
+# Ids of edges are held while they take at most half of the rest: a byte of them saves about as many
+# reads as a byte of cached rows.
+_IDS_SHARE = 2
 
 # With several node types, a table of at most this share of the budget is held whole next to larger
 # ones: slots are as long as the longest row.
@@ -70,6 +73,7 @@ class Placement:
     # Other memory of a planned strategy; set by `with_superbatch`.
     superbatch: SuperbatchSize | None = None
     predicted: Prediction | None = None  # the predicted epoch; None without a prediction
+    ids_note: str = ""  # what ids of edges cost, if they are not free
 
     @property
     def budget_bytes(self) -> int:
@@ -193,7 +197,7 @@ def place(
         seeds_bytes
         + sizes.compressed_bytes
         + sizes.times_bytes
-        + (sizes.rows_bytes if mode == "memory" else 0)
+        + (sizes.rows_bytes + sizes.edge_ids_bytes if mode == "memory" else 0)
     )
     has_rows = any(table.num_rows for table in sizes.tables)
     reads = has_rows or _place_topology(topology, mode, sizes, usable - base) == "disk"
@@ -207,16 +211,15 @@ def place(
         """Return the bytes left for parts that need not be in memory."""
         return 0 if is_frugal else memory.left() - staging
 
-    modes = dict.fromkeys((table.path for table in sizes.tables), mode)
-    if mode != "memory":
-        most = left_bytes() // _HELD_SHARE if mode == "disk" else None
-        held = _narrow_tables(sizes, shared_tables, most, held_row_bytes)
-        small = _small_tables(sizes, held, limit, left_bytes()) if mode == "disk" else {}
-        modes |= dict.fromkeys((*held, *small), "memory")
-        memory = memory.add(
-            Reservation("narrow attributes", sum(held.values())),
-            *(Reservation(f"all of {path}", of) for path, of in small.items()),
-        )
+    modes, held_rows, ids_note = _place_rows(
+        sizes,
+        mode,
+        shared_tables,
+        limit=limit,
+        left_bytes=left_bytes(),
+        held_row_bytes=held_row_bytes,
+    )
+    memory = memory.add(*held_rows)
     most = sizes.indices_bytes if where == "disk" else 0
     neighbors = max(0, min(most, left_bytes() // _NEIGHBORS_SHARE))
     memory = memory.add(Reservation("in-neighbours", neighbors))
@@ -233,8 +236,10 @@ def place(
         reason=(
             f"strategy {strategy.name!r} because {why}; topology {_WHERE[where]} "
             f"({format_size(sizes.topology_bytes)}); {format_size(held_bytes)} held in memory"
+            f"{ids_note and '; '}{ids_note}"
         ),
         neighbors_bytes=neighbors,
+        ids_note=ids_note,
     )
 
 
@@ -243,6 +248,11 @@ def _required(sizes: StoreSizes, mode: Mode, topology: Mode) -> list[Reservation
     parts = {"memory": sizes.topology_bytes, "mmap": 0, "disk": sizes.indptr_bytes}
     return [
         Reservation("attributes", sizes.rows_bytes if mode == "memory" else 0),
+        *(
+            [Reservation("ids of edges", sizes.edge_ids_bytes)]
+            if mode == "memory" and sizes.edge_ids
+            else []
+        ),
         Reservation("indptr" if topology == "disk" else "topology", parts[topology]),
         Reservation("compressed attributes", sizes.compressed_bytes),
         *([Reservation("times of nodes", sizes.times_bytes)] if sizes.times_bytes else []),
@@ -283,6 +293,36 @@ def read_tables(attributes: Iterable[AttributeSpec]) -> list[AttributeSpec]:
     return [spec for spec in paged if spec.row_bytes > HELD_ROW_BYTES] or paged
 
 
+def _place_rows(
+    sizes: StoreSizes,
+    mode: Mode,
+    shared_tables: Collection[str],
+    *,
+    limit: int,
+    left_bytes: int,
+    held_row_bytes: Callable[[str], int] | None,
+) -> tuple[dict[str, Mode], list[Reservation], str]:
+    """Return the places of rows and of ids of edges, their memory, and what ids cost in words."""
+    modes = dict.fromkeys((table.path for table in (*sizes.tables, *sizes.edge_ids)), mode)
+    if mode == "memory":
+        return modes, [], ""
+    most, small = None, {}
+    if mode == "disk":
+        most = left_bytes // _HELD_SHARE
+    held = _narrow_tables(sizes, shared_tables, most, held_row_bytes)
+    if mode == "disk":
+        small = _small_tables(sizes, held, limit, left_bytes)
+    left_bytes -= sum(held.values()) + sum(small.values())
+    ids = _held_ids(sizes, shared_tables, left_bytes // _IDS_SHARE if mode == "disk" else 0)
+    modes |= dict.fromkeys((*held, *small, *ids), "memory")
+    reservations = [
+        Reservation("narrow attributes", sum(held.values())),
+        *(Reservation(f"all of {path}", of) for path, of in small.items()),
+        *([Reservation("ids of edges", sum(ids.values()))] if ids else []),
+    ]
+    return modes, reservations, _describe_ids(sizes, sum(ids.values()), limit)
+
+
 def _narrow_tables(
     sizes: StoreSizes,
     shared_tables: Collection[str],
@@ -321,3 +361,29 @@ def _small_tables(
         if table.num_bytes <= min(most, left_bytes - sum(small.values())):
             small[table.path] = table.num_bytes
     return small
+
+
+def _held_ids(sizes: StoreSizes, shared_tables: Collection[str], most_bytes: int) -> dict[str, int]:
+    """Return the ids of edges to hold in memory, with their bytes."""
+    held = {table.path: table.num_bytes for table in sizes.edge_ids if table.path in shared_tables}
+    for table in sorted(sizes.edge_ids, key=lambda table: table.num_bytes):
+        if table.path not in held and sum(held.values()) + table.num_bytes <= most_bytes:
+            held[table.path] = table.num_bytes
+    return held
+
+
+def _describe_ids(sizes: StoreSizes, held_bytes: int, limit: int) -> str:
+    """Return a phrase on what ids of edges cost."""
+    num_bytes, parts = sizes.edge_ids_bytes, []
+    if not num_bytes:
+        return ""
+    if held_bytes:
+        parts.append(f"{format_size(held_bytes)} of it ids of edges")
+    if num_bytes > held_bytes:
+        on_disk = format_size(num_bytes - held_bytes)
+        parts.append(f"{on_disk} of ids of edges are read from disk for each batch")
+    note = f"{' and '.join(parts)} (none with edge_ids='store'"
+    without = sizes.total_bytes - num_bytes
+    if without <= limit - limit // _BATCH_SHARE < sizes.total_bytes:
+        note += f", and the other {format_size(without)} fit in memory"
+    return f"{note})"

@@ -11,7 +11,6 @@ from gnnstore.budget.limits import MemoryBudget
 from gnnstore.disk.engines import Engine
 from gnnstore.errors import BudgetError, DiskBudgetError
 from gnnstore.graph.shared import shared_tables
-from gnnstore.graph.sizes import StoreSizes
 from gnnstore.strategies.base import Auto
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.predict.traits import StrategyTraits
@@ -57,7 +56,7 @@ def _placers(
     options, shared = loader.options, shared_tables(loader.store)
     placed = partial(
         place,
-        StoreSizes.of(loader.store.schema, loader.presampler.config),
+        loader.sizes,
         # Free memory is measured once.
         MemoryBudget.of(options.memory, shared.resident_bytes - shared.cached_bytes),
         strategy=strategy.by_mode if isinstance(strategy, Auto) else strategy,

@@ -63,6 +63,7 @@ def describe_store(reader: StoreReader) -> dict[str, Any]:
                     "num_edges": edge.num_edges,
                     "attributes": sorted(edge.attributes),
                     "edge_ids": edge.edge_id is not None,
+                    "original_edge_ids": edge.original_id is not None,
                     "orders": list(edge.orders),
                     "weight_sums": list(edge.weight_sums),
                     "splits": {

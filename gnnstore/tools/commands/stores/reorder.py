@@ -26,7 +26,7 @@ _HELP = """Renumber the nodes of a store, so that rows needed often lie together
 
 OUT is another store with everything that STORE has. Node ids change, in edges, splits and
 batches: store.original_ids[node] is the id in the original data, and store.ids_of(original) maps
-back. Edges keep their ids.
+back. Edges are known by their positions in OUT; store.original_edge_ids[position] is the old id.
 
 --by degree sorts nodes by descending out-degree, so that nodes without out-edges come last.
 --by frequency samples batches, with the options of `gnnstore predict`, and puts the nodes that most
