@@ -94,7 +94,7 @@ def accuracy(store: gnnstore.GraphStore, seed: int, policy: Any, args: argparse.
         seed=seed,
         partitions=policy,
     )
-    splits = {name: torch.from_numpy(store.splits[name][:]) for name in ("valid", "test")}
+    splits = {name: store.splits[name] for name in ("valid", "test")}
     best = {"valid": -1.0, "test": 0.0}
     for _ in range(args.epochs):
         model.train()

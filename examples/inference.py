@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> dict[str, float]:
         overwrite=not arguments.resume,
         progress=Printed(),
     )
-    labels = torch.from_numpy(store.labels).view(-1)
+    labels = store.labels.view(-1)
     accuracies = {}
     for split, nodes in store.splits.items():
         right = scores.tensor(nodes).argmax(dim=-1) == labels[nodes]

@@ -178,7 +178,7 @@ def arrays_of(store: Any, seeds: Any) -> dict[str, Any]:
     csc = store.topology("memory").columns()
     graph = {"indptr": csc.indptr, "indices": csc.indices, "seeds": seeds}
     features = store.reader.paged(store.features.spec)
-    return {**graph, "x": files_of(features), "y": store.labels}
+    return {**graph, "x": files_of(features), "y": store.labels.numpy()}
 
 
 def files_of(table: Any) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def peer_batches(run: Run) -> Iterator[int]:
     task = run.task
     columns = run.topology.columns()
     arrays = {"indptr": columns.indptr, "indices": columns.indices, "seeds": run.seeds}
-    arrays |= {"x": files_of(run.features[0]), "y": run.store.labels}
+    arrays |= {"x": files_of(run.features[0]), "y": run.store.labels.numpy()}
     options = {"fanouts": task.fanouts, "batch_size": task.batch_size, "is_mapped": True}
     with Peer(PEERS[task.strategy], "load", arrays, **options) as peer:
         run.limit()

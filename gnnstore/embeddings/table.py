@@ -30,7 +30,7 @@ from gnnstore.embeddings.opening import (
 )
 from gnnstore.embeddings.rows import StoredRows, num_threads
 from gnnstore.errors import BadIndexError, UsageError, limits_named
-from gnnstore.graph.indexing import select
+from gnnstore.graph.lazy import LazySource, LazyTensor, Rows
 from gnnstore.partitions.followers import Slots
 from gnnstore.partitions.policy import PartitionPolicy
 from gnnstore.threads import in_one_step
@@ -627,9 +627,11 @@ class EmbeddingTable(torch.nn.Module):
     def __getitem__(self, ids: Any) -> Tensor:
         """Return the rows of nodes as they are now, from memory or from disk."""
         self._check_usable()
-        selection = select(ids, self.shape, str(self.path))
-        nodes = np.asarray(selection.rows, np.int64)
-        return torch.as_tensor(selection.take(self._rows.read(nodes, self._buffer)))
+
+        def read(rows: Rows) -> Tensor:
+            return torch.from_numpy(self._rows.read(np.asarray(rows, np.int64), self._buffer))
+
+        return LazyTensor(_TableRows(self, read))[ids]
 
     def export(
         self,
@@ -721,6 +723,23 @@ class EmbeddingTable(torch.nn.Module):
             f"{str(self.path)!r}, {self.num_embeddings}, {self.embedding_dim}, "
             f"optimizer={self.optimizer!r}" + (f", partitions={cut!r}" if cut else "")
         )
+
+
+class _TableRows(LazySource):
+    """The rows of a table as they are now, from memory or from disk."""
+
+    dtype = torch.float32
+
+    def __init__(self, table: EmbeddingTable, read: Callable[[Rows], Tensor]) -> None:
+        self.name, self.shape, self._read = str(table.path), table.shape, read
+
+    def read(self) -> Tensor:
+        """Return all rows."""
+        return self.take(range(self.shape[0]))
+
+    def take(self, rows: Rows) -> Tensor:
+        """Return some rows."""
+        return self._read(rows)
 
 
 def _as_json(position: Mapping[str, Any]) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class KnownEdges:
             return cls(store.topology("mmap").columns())
         attribute = store.edge_attribute(relation)
         return cls(
-            store.topology("mmap").columns(), None, lambda at: attribute[at].reshape(len(at))
+            store.topology("mmap").columns(), None, lambda at: attribute[at].view(-1).numpy()
         )
 
     @classmethod

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from gnnstore.errors import InputError, NotFoundError, UsageError
 from gnnstore.formats.container.regular_files import check_regular
-from gnnstore.graph.arrays import Attribute
 
 
 class Table:
@@ -42,8 +41,6 @@ class Table:
 
     def __getitem__(self, rows: Any) -> Tensor:
         """Return the rows of a slice, or of an array of ids, in a few large reads each."""
-        if isinstance(self._table, Attribute):
-            return self._table.tensor(rows)
         if isinstance(self._table, Tensor):
             return self._table[rows if isinstance(rows, slice) else torch.from_numpy(rows)]
         found = self._table[rows]

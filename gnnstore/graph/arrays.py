@@ -1,10 +1,10 @@
-"""The arrays of an open store as they are indexed: attributes by row, texts, splits by name."""
+"""The arrays of an open store: rows by number, texts, splits by name."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, overload
 
 import numpy as np
@@ -12,160 +12,90 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gnnstore.budget.ledger import OF_FREE_MEMORY, Ledger, Reservation
-from gnnstore.budget.limits import available_bytes
-from gnnstore.errors import (
-    BadIndexError,
-    CorruptStoreError,
-    NoSplitError,
-    limits_named,
-)
+from gnnstore.errors import BadIndexError, CorruptStoreError, NoSplitError
 from gnnstore.formats import AttributeSpec, StoreReader
-from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.store.schema import NodeTypeSpec, TextSpec
-from gnnstore.graph.indexing import Selection, select
+from gnnstore.graph.lazy import LazySource, LazyTensor, Rows, require_memory
 from gnnstore.units import format_count
 
 SPLIT_ALIASES = {"val": "valid", "validation": "valid", "training": "train", "testing": "test"}
 
-# Rows of which only parts are returned are read in pieces; larger reads check free memory first.
-_PIECE_BYTES = 16 << 20
+# Tensors of one number a row, as labels and masks are, lie in memory up to this size.
+_NARROW_BYTES, _PLAIN_BYTES = 8, 64 << 20
 
 
-class Attribute:
-    """An attribute of nodes or edges: its rows by id, indexed and iterated as a NumPy array.
+@dataclass(frozen=True)
+class ArrayRows(LazySource):
+    """Rows of an array of a store, along the axis that they had in its input."""
 
-    A compressed attribute is read whole on first use; of a paged one, only the rows asked for.
+    reader: StoreReader
+    spec: AttributeSpec
+    axis: int = 0
 
-    Attributes
-    ----------
-    spec : AttributeSpec
-        Name, element type, shape, layout.
-    """
-
-    def __init__(self, reader: StoreReader, spec: AttributeSpec) -> None:
-        self.spec = spec
-        self._reader = reader
-        self._values: npt.NDArray[Any] | None = None
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.reader, self.spec, self.axis)
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape, rows first."""
-        return self.spec.shape
+    def name(self) -> str:  # type: ignore[override]
+        """The array's path in the store."""
+        return self.spec.path
 
     @property
-    def ndim(self) -> int:
-        """Number of axes."""
-        return len(self.spec.shape)
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Shape with the rows along their axis."""
+        rest = self.spec.shape[1:]
+        return (*rest[: self.axis], *self.spec.shape[:1], *rest[self.axis :])
 
     @property
-    def size(self) -> int:
-        """Number of elements."""
-        return math.prod(self.spec.shape)
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
+        """Type of the elements."""
+        return getattr(torch, self.spec.dtype)  # type: ignore[no-any-return]
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """NumPy type of what indexing returns: uint16 for bfloat16, which `spec.dtype` names."""
-        return STORAGE_DTYPES[self.spec.dtype]
+    def read(self) -> Tensor:
+        """Return all values."""
+        found = as_tensor(self.reader.read(self.spec), self.spec.dtype)
+        return found.movedim(0, self.axis) if self.axis else found
 
-    def __len__(self) -> int:
-        return self.spec.num_rows
-
-    @limits_named("read rows")
-    def __getitem__(self, key: Any) -> Any:
-        """Return a copy of a part, indexed as in NumPy: `[ids]`, `[3]`, `[10:20, ::2]`."""
-        selection = select(key, self.shape, self.spec.path)
-        row_bytes = self.spec.row_bytes
-        num_bytes = len(selection.rows) * row_bytes
-        if num_bytes > _PIECE_BYTES and selection.is_by_row and not selection.is_whole:
-            return self._by_pieces(selection, max(1, _PIECE_BYTES // row_bytes))
-        self._require_memory(num_bytes)
-        return selection.take(self._rows(selection.rows))
-
-    def _by_pieces(self, selection: Selection, step: int) -> npt.NDArray[Any]:
-        """Return a part of each of many rows, reading the rows a piece at a time."""
-        count = len(selection.rows)
-        out: npt.NDArray[Any] | None = None
-        for first in range(0, count, step):
-            piece = replace(selection, rows=selection.rows[first : first + step])
-            part = piece.take(self._rows(piece.rows))
-            if out is None:
-                self._require_memory(part.nbytes // len(part) * count)
-                out = np.empty((count, *part.shape[1:]), part.dtype)
-                target = out[::-1] if selection.is_reversed else out
-            target[first : first + len(part)] = part[::-1] if selection.is_reversed else part
-        assert out is not None  # noqa: S101 - there are rows
-        return out
-
-    @limits_named("read rows")
-    def _rows(self, rows: range | npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Return a copy of some rows."""
-        if self.spec.layout != "paged":
-            values = self.values()
-            return (
-                values[rows.start : rows.stop].copy() if isinstance(rows, range) else values[rows]
-            )
-        array = self._reader.paged(self.spec)
-        array.check_mapped_files()
-        if not isinstance(rows, range) or len(rows) <= 1:
-            return array.gather(rows)
-        found = array.read_slice(rows.start, rows.stop)
-        return found if found.flags.writeable else found.copy()  # a mapping is read-only
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the rows in order, with a piece of them in memory."""
-        if not self.shape:
-            raise TypeError(f"{self.spec.path}: a single value has no rows")
-        step = max(1, _PIECE_BYTES // max(1, self.spec.row_bytes))
-        for first in range(0, len(self), step):
-            yield from self._rows(range(first, min(first + step, len(self))))
-
-    def __array__(
-        self, dtype: npt.DTypeLike | None = None, copy: bool | None = None
-    ) -> npt.NDArray[Any]:
-        """Return all rows as a new array, for `np.asarray`."""
-        if copy is False:
-            raise ValueError(f"{self.spec.path}: its rows lie on disk, so reading them is a copy")
-        return self.read().astype(self.dtype if dtype is None else dtype, copy=False)
-
-    def tensor(self, ids: Any = None) -> Tensor:
-        """Return rows as a torch tensor of the attribute's own type; all rows by default."""
-        values = self.read() if ids is None else self[ids]
-        return as_tensor(values, self.spec.dtype)
-
-    @limits_named("read rows")
-    def read(self) -> npt.NDArray[Any]:
-        """Read all rows into memory: [rows, *row_shape], a new array.
-
-        Raises
-        ------
-        BudgetError
-            If they do not fit available memory.
-        """
-        self._require_memory(self.spec.num_bytes)
-        return self._reader.read(self.spec)
-
-    @limits_named("read rows")
+    @cached_property
     def values(self) -> npt.NDArray[Any]:
-        """Return all rows of a compressed attribute; read once and kept. Do not write to it."""
-        if self._values is None:
-            self._require_memory(self.spec.num_bytes)
-            self._values = self._reader.compressed(self.spec)
-        return self._values
+        """All rows, read once and kept."""
+        require_memory(self.name, self.spec.num_bytes)
+        return self.reader.read(self.spec)
 
-    def _require_memory(self, num_bytes: int) -> None:
-        # Asking takes longer than reading a few rows does.
-        if num_bytes > _PIECE_BYTES and num_bytes > (free := available_bytes()):
-            memory = Ledger(free, (), f"reading {self.spec.path} at once", OF_FREE_MEMORY, "")
-            memory.add(Reservation("rows", num_bytes)).check(
-                None,
-                "read some rows at a time, as in [ids] or by iterating",
-                "load batches with gnnstore.NeighborLoader",
-                "compute embeddings of all nodes with gnnstore.inference",
-            )
+    @property
+    def whole(self) -> Tensor:
+        """All values, read once and kept. Do not write to it."""
+        return as_tensor(self.values, self.spec.dtype).movedim(0, self.axis)
 
-    def __repr__(self) -> str:
-        return f"Attribute({self.spec.name!r}, {self.spec.dtype}, shape={list(self.shape)})"
+    def take(self, rows: Rows) -> Tensor:
+        """Return a copy of some rows; of a compressed array all are read, once."""
+        if self.spec.layout != "paged":
+            some = slice(rows.start, rows.stop, rows.step) if isinstance(rows, range) else rows
+            return as_tensor(self.values[some].copy(), self.spec.dtype)
+        array = self.reader.paged(self.spec)
+        array.check_mapped_files()
+        if isinstance(rows, range) and rows.step == 1 and len(rows) > 1:
+            found = array.read_slice(rows.start, rows.stop)
+            found = found if found.flags.writeable else found.copy()  # a mapping is read-only
+        else:
+            found = array.gather(np.asarray(rows, np.int64))
+        return as_tensor(found, self.spec.dtype)
+
+
+def stored(reader: StoreReader, spec: AttributeSpec) -> LazyTensor:
+    """Return a stored array, rows first, as a tensor that is read when it is used."""
+    return LazyTensor(ArrayRows(reader, spec))
+
+
+def is_small(num_bytes: int) -> bool:
+    """Whether labels or masks are handed out as tensors in memory."""
+    return num_bytes <= _PLAIN_BYTES
+
+
+def plain_if_small(source: ArrayRows) -> Tensor:
+    """Return labels and masks of a usual size as a tensor in memory, read once; do not write."""
+    is_narrow = source.spec.row_bytes <= _NARROW_BYTES
+    return source.whole if is_narrow and is_small(source.num_bytes) else LazyTensor(source)
 
 
 def as_tensor(values: npt.NDArray[Any], dtype: str) -> Tensor:
@@ -210,8 +140,8 @@ class Texts(Sequence[str]):
         return f"Texts({len(self)})"
 
 
-class Splits(Mapping[str, npt.NDArray[np.int64]]):
-    """Node ids by split name; "val" finds "valid"."""
+class Splits(Mapping[str, Tensor]):
+    """Node ids by split name, int64; "val" finds "valid"."""
 
     def __init__(self, reader: StoreReader, node: NodeTypeSpec) -> None:
         self._reader = reader
@@ -219,7 +149,7 @@ class Splits(Mapping[str, npt.NDArray[np.int64]]):
         self._attributes = node.attributes
         self._num_nodes = node.num_nodes
 
-    def __getitem__(self, name: str) -> npt.NDArray[np.int64]:
+    def __getitem__(self, name: str) -> Tensor:
         """Return the ids of a split."""
         spec = self._specs.get(name) or self._specs.get(SPLIT_ALIASES.get(name, name))
         if spec is None:
@@ -240,7 +170,7 @@ class Splits(Mapping[str, npt.NDArray[np.int64]]):
                 f"{self._num_nodes}; run 'gnnstore verify' on the store, and convert again",
                 path=self._reader.path / spec.path,
             )
-        return ids.astype(np.int64, copy=False)
+        return torch.from_numpy(ids.astype(np.int64, copy=False))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._specs)

@@ -13,28 +13,29 @@ from gnnstore.errors import CorruptStoreError, NoSplitError
 from gnnstore.formats import AttributeSpec, StoreReader
 from gnnstore.formats.store.edge_splits import EdgeSplitSpec
 from gnnstore.formats.store.schema import EdgeTypeSpec
-from gnnstore.graph.arrays import SPLIT_ALIASES, Attribute
+from gnnstore.graph.arrays import SPLIT_ALIASES, stored
+from gnnstore.graph.lazy import LazyTensor
 
 
 class EdgeSplit:
     """The L edges of a split; its arrays are read when they are used."""
 
     def __init__(self, reader: StoreReader, spec: EdgeSplitSpec, counts: tuple[int, int]) -> None:
-        def attribute(part: AttributeSpec | None) -> Attribute | None:
-            return None if part is None else Attribute(reader, part)
+        def attribute(part: AttributeSpec | None) -> LazyTensor | None:
+            return None if part is None else stored(reader, part)
 
         self._reader = reader
         self._spec = spec
         self._counts = counts  # nodes that are sources, and targets
-        self.source = Attribute(reader, spec.source)  # source nodes, [L]
-        self.target = Attribute(reader, spec.target)  # target nodes, [L]
+        self.source = stored(reader, spec.source)  # source nodes, [L]
+        self.target = stored(reader, spec.target)  # target nodes, [L]
         self.edge_ids = attribute(spec.edge_id)  # positions of the edges in the original input, [L]
         # Nodes [L, A] that replace the source of each edge.
         self.source_negatives = attribute(spec.source_negatives)
         # Nodes [L, A] that replace the target of each edge.
         self.target_negatives = attribute(spec.target_negatives)
         # Attributes of the edges, [L, ...].
-        self.attributes = {name: Attribute(reader, own) for name, own in spec.attributes.items()}
+        self.attributes = {name: stored(reader, own) for name, own in spec.attributes.items()}
 
     def __len__(self) -> int:
         return self._spec.num_edges
@@ -61,7 +62,7 @@ class EdgeSplit:
     ) -> npt.NDArray[Any]:
         found = np.empty((2, source.num_rows), dtype)
         for row, spec, count in zip(found, (source, target), self._counts, strict=True):
-            row[:] = Attribute(self._reader, spec).read()
+            row[:] = stored(self._reader, spec).read()
             if row.min() < 0 or row.max() >= count:
                 path = self._reader.path / spec.path
                 raise CorruptStoreError(

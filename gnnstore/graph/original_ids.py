@@ -43,7 +43,7 @@ class NodeIds:
         if given.dtype == np.uint64 and given.size and given.max() > np.iinfo(np.int64).max:
             raise InputError(f"{self._reader.path}: no node has the original id {given.max()}")
         asked, places = np.unique(given.astype(np.int64), return_inverse=True)
-        nodes = self._find_ascending(asked)
+        nodes = self.find_ascending(asked)
         if (missing := asked[nodes < 0]).size:
             named = ", ".join(map(str, missing[:_NAMED_IDS].tolist()))
             more = f" and {len(missing) - _NAMED_IDS} more" if len(missing) > _NAMED_IDS else ""
@@ -54,7 +54,7 @@ class NodeIds:
         found = nodes[places].reshape(given.shape)
         return torch.from_numpy(found) if isinstance(ids, torch.Tensor) else found
 
-    def _find_ascending(self, asked: Int64Array) -> Int64Array:
+    def find_ascending(self, asked: Int64Array) -> Int64Array:
         """Return the node of each id, -1 where there is none."""
         if self._original is None:
             return np.where((asked >= 0) & (asked < self._num_nodes), asked, -1)
@@ -70,6 +70,15 @@ class NodeIds:
             here = np.flatnonzero(asked[rank] == ids)
             found[rank[here]] = first + here
         return found
+
+    @cached_property
+    def greatest(self) -> int:
+        """The greatest of the original ids; -1 if there is none."""
+        if self._original is None:
+            return self._num_nodes - 1
+        return max(
+            (int(ids.max(initial=-1)) for _, ids in self._pieces(self._original)), default=-1
+        )
 
     @cached_property
     def _sorted(self) -> tuple[Int64Array, Int64Array]:

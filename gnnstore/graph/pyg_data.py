@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,11 +15,13 @@ from gnnstore.budget.ledger import OF_FREE_MEMORY, Ledger, Reservation
 from gnnstore.budget.limits import available_bytes
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats import AttributeSpec, EdgeTypeSpec, NodeTypeSpec, Schema, StoreReader
-from gnnstore.graph.arrays import Attribute, Splits, as_tensor
-from gnnstore.graph.lazy import LazyTensor
+from gnnstore.graph.arrays import ArrayRows, Splits
+from gnnstore.graph.lazy import LazySource, Rows, require_memory
+from gnnstore.graph.original_ids import NodeIds
 
 if TYPE_CHECKING:
     from gnnstore.formats.store.csc import Csc
+    from gnnstore.graph.store import GraphStore
 
 # Names in PyG's data sets.
 _MASKS = {"valid": "val_mask"}
@@ -30,7 +34,7 @@ def read_data(reader: StoreReader, csc: Csc) -> Data:
     data = Data()
     node, edge = schema.node, schema.edge
     for attribute in node.attributes:
-        data[attribute] = node_rows(reader, node.attributes[attribute])
+        data[attribute] = rows_of(reader, node.attributes[attribute]).read()
     data.edge_index = read_edge_index(reader, edge, csc)
     _fill_edges(data, reader, edge)
     for mask, split in split_masks(node).items():
@@ -49,7 +53,7 @@ def read_hetero(reader: StoreReader, columns: dict[tuple[str, str, str], Csc]) -
     for node in schema.node_types:
         store = data[node.name]
         for name, spec in node.attributes.items():
-            store[name] = node_rows(reader, spec)
+            store[name] = rows_of(reader, spec).read()
         for mask, split in split_masks(node).items():
             if mask not in store:
                 store[mask] = read_mask(reader, node, split)
@@ -63,9 +67,8 @@ def read_hetero(reader: StoreReader, columns: dict[tuple[str, str, str], Csc]) -
 
 
 def _fill_edges(data: object, reader: StoreReader, edge: EdgeTypeSpec) -> None:
-    order = order_of_ids(reader, edge)
     for name, spec in edge.attributes.items():
-        data[name] = edge_rows(reader, spec, order)  # type: ignore[index]
+        data[name] = EdgeRows.of(reader, edge, spec).read()  # type: ignore[index]
 
 
 def _require_memory(reader: StoreReader, schema: Schema, what: str) -> None:
@@ -80,26 +83,21 @@ def _require_memory(reader: StoreReader, schema: Schema, what: str) -> None:
     )
 
 
-def node_rows(reader: StoreReader, spec: AttributeSpec) -> Tensor:
-    """Return an attribute of nodes, its rows along the axis that they had."""
-    return Attribute(reader, spec).tensor().movedim(0, spec.cat_dim)
-
-
-def edge_rows(reader: StoreReader, spec: AttributeSpec, order: Tensor | None) -> Tensor:
-    """Return an attribute of edges in the order of their ids."""
-    rows = Attribute(reader, spec).tensor()
-    return (rows if order is None else rows[order]).movedim(0, spec.cat_dim)
-
-
 def split_masks(node: NodeTypeSpec) -> dict[str, str]:
     """Return the splits of nodes by the names that PyG's data sets give to their masks."""
     return {_MASKS.get(split, f"{split}_mask"): split for split in node.splits}
 
 
+def split_ids(node: NodeTypeSpec) -> dict[str, str]:
+    """Return the splits of nodes by the names of their ids: "train_idx", "val_idx"."""
+    short = {"val_idx": "valid"} if "valid" in node.splits else {}
+    return {f"{split}_idx": split for split in node.splits} | short
+
+
 def read_mask(reader: StoreReader, node: NodeTypeSpec, split: str) -> Tensor:
     """Return a split of nodes as a mask."""
     mask = torch.zeros(node.num_nodes, dtype=torch.bool)
-    mask[torch.from_numpy(Splits(reader, node)[split])] = True
+    mask[Splits(reader, node)[split]] = True
     return mask
 
 
@@ -138,34 +136,92 @@ def order_of_ids(reader: StoreReader, edge: EdgeTypeSpec) -> Tensor | None:
     return None if order.min() < 0 else torch.from_numpy(order)
 
 
-def lazy_rows(owner: object, attribute: Attribute) -> LazyTensor:
-    """Return an attribute of nodes that is read when it is used."""
-    spec = attribute.spec
-    return LazyTensor(
-        owner,
-        spec.name,
-        _moved(spec),
-        getattr(torch, spec.dtype),
-        lambda: attribute.tensor().movedim(0, spec.cat_dim),
-        select=None if spec.cat_dim else lambda key: as_tensor(attribute[key], spec.dtype),
-    )
+def rows_of(reader: StoreReader, spec: AttributeSpec) -> ArrayRows:
+    """Return an attribute of nodes, its rows along the axis that they had."""
+    return ArrayRows(reader, spec, spec.cat_dim % len(spec.shape))
 
 
-def lazy_edges(
-    owner: object, reader: StoreReader, edge: EdgeTypeSpec, spec: AttributeSpec
-) -> LazyTensor:
-    """Return an attribute of edges that is read when it is used."""
-    return LazyTensor(
-        owner,
-        spec.name,
-        _moved(spec),
-        getattr(torch, spec.dtype),
-        lambda: edge_rows(reader, spec, order_of_ids(reader, edge)),
-    )
+@dataclass(frozen=True)
+class EdgeRows(LazySource):
+    """An attribute of edges in the order of their ids, its rows along the axis that they had."""
+
+    edge: EdgeTypeSpec
+    rows: ArrayRows
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.edge, self.rows)
+
+    @classmethod
+    def of(cls, reader: StoreReader, edge: EdgeTypeSpec, spec: AttributeSpec) -> EdgeRows:
+        """Return an attribute of edges by its description."""
+        return cls(edge, rows_of(reader, spec))
+
+    name = property(lambda self: self.rows.name)
+    shape = property(lambda self: self.rows.shape)
+    dtype = property(lambda self: self.rows.dtype)
+    axis = property(lambda self: self.rows.axis)
+    spec = property(lambda self: self.rows.spec)
+
+    def read(self) -> Tensor:
+        """Return all rows, after a check that there is memory for them twice, and their order."""
+        require_memory(self.name, 2 * self.num_bytes + 16 * self.edge.num_edges)
+        order, rows = order_of_ids(self.rows.reader, self.edge), self.rows.read()
+        return rows if order is None else rows.index_select(self.axis, order)
+
+    def take(self, rows: Rows) -> Tensor:
+        """Return the rows of some edges, whose places are looked up."""
+        ids = np.asarray(rows, np.int64)
+        if self.edge.edge_id is None or not self._ids_are_dense:
+            return self.rows.take(ids)
+        asked, places = np.unique(ids, return_inverse=True)
+        return self.rows.take(self._finder.find_ascending(asked)[places])
+
+    @cached_property
+    def _finder(self) -> NodeIds:
+        return NodeIds(self.rows.reader, self.edge.edge_id, self.edge.num_edges)
+
+    @cached_property
+    def _ids_are_dense(self) -> bool:
+        """Whether ids are those of the edges that are there, none left out."""
+        return self._finder.greatest < self.edge.num_edges
 
 
-def _moved(spec: AttributeSpec) -> list[int]:
-    """Return the shape that an attribute has in PyG's `Data`, whose rows may not be first."""
-    shape = list(spec.shape[1:])
-    place = spec.cat_dim % len(spec.shape)
-    return [*shape[:place], spec.shape[0], *shape[place:]]
+@dataclass(frozen=True)
+class EdgeIndex(LazySource):
+    """Source and target of each edge of a type, [2, E], in the order of their ids."""
+
+    store: GraphStore
+    edge: EdgeTypeSpec
+    name = "edge_index"
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        """2, and the number of edges."""
+        return 2, self.edge.num_edges
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
+        """Type of an id."""
+        return getattr(torch, self.store.schema.index_dtype)  # type: ignore[no-any-return]
+
+    def read(self) -> Tensor:
+        """Return all edges."""
+        columns = self.store.topology("mmap").columns(self.edge.type)
+        return read_edge_index(self.store.reader, self.edge, columns)
+
+
+@dataclass(frozen=True)
+class SplitMask(LazySource):
+    """A split of nodes as a mask."""
+
+    reader: StoreReader
+    node: NodeTypeSpec
+    split: str
+    dtype = torch.bool
+
+    name = property(lambda self: f"mask of {self.split!r}")
+    shape = property(lambda self: (self.node.num_nodes,))
+
+    def read(self) -> Tensor:
+        """Return the mask."""
+        return read_mask(self.reader, self.node, self.split)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import copy
 import os
 import threading
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Hashable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -30,22 +30,25 @@ from gnnstore.errors import (
 from gnnstore.formats import AttributeSpec, Schema, StoreReader
 from gnnstore.formats.container.reader import reopened
 from gnnstore.formats.store.csc import TopologyMode
-from gnnstore.formats.store.schema import EdgeType
-from gnnstore.graph.arrays import Attribute, Splits, Texts, as_tensor
+from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, NodeTypeSpec
+from gnnstore.graph.arrays import ArrayRows, Splits, Texts, as_tensor, is_small, plain_if_small
 from gnnstore.graph.edge_splits import EdgeSplits
 from gnnstore.graph.lazy import LazyTensor
 from gnnstore.graph.original_ids import NodeIds
 from gnnstore.graph.pyg_data import (
-    lazy_edges,
-    lazy_rows,
+    EdgeIndex,
+    EdgeRows,
+    SplitMask,
     read_data,
-    read_edge_index,
     read_hetero,
-    read_mask,
+    rows_of,
+    split_ids,
     split_masks,
 )
 from gnnstore.graph.topology import Topology
 from gnnstore.graph.typed import EdgeView, NodeView
+
+T = TypeVar("T")
 
 
 class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
@@ -71,7 +74,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         super().__init__()
         self.reader = StoreReader.open(path)
         self._topologies: dict[TopologyMode, Topology] = {}
-        self._attributes: dict[str, Attribute] = {}
+        self._lazy: dict[Hashable, Any] = {}
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -136,15 +139,21 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         return sum(edge.num_edges for edge in self.schema.edge_types)
 
     @property
-    def features(self) -> Attribute:
-        """The node features, PyG's `x`: `store.features[ids]`."""
+    def features(self) -> LazyTensor:
+        """The node features, PyG's `x`, read when they are used: `store.features[ids]`."""
         return self.node_attribute("x")
 
     @property
-    def labels(self) -> npt.NDArray[Any]:
+    def labels(self) -> Tensor:
         """The node labels, PyG's `y`, whole; [N] or [N, tasks]. Do not write to it."""
-        attribute = self.node_attribute("y")
-        return attribute.values() if attribute.spec.layout == "cold" else attribute.read()
+        return self.labels_of(self.schema.node)
+
+    def labels_of(self, node: NodeTypeSpec) -> Tensor:
+        """Return the labels of a node type, whole."""
+        spec = _spec_of(self.path, "node", "y", node.attributes)
+        source = self._source(spec.path, partial(ArrayRows, self.reader, spec))
+        is_kept = spec.layout == "cold" or is_small(spec.num_bytes)
+        return source.whole if is_kept else LazyTensor(source).tensor()
 
     @property
     def splits(self) -> Splits:
@@ -209,40 +218,53 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         spec = self.schema.edge.value_names.get("edge_type")
         return None if spec is None else Texts(self.reader, spec)
 
-    def node_attribute(self, name: str) -> Attribute:
-        """Return a node attribute.
+    def node_attribute(self, name: str) -> LazyTensor:
+        """Return a node attribute, [N, ...].
 
         Raises
         ------
         NotFoundError
             If there is none of this name; the message lists those there are.
         """
-        return self._attribute("node", name, self.schema.node.attributes)
+        return self.attribute_of(_spec_of(self.path, "node", name, self.schema.node.attributes))
 
-    def edge_attribute(self, name: str) -> Attribute:
-        """Return an edge attribute; its rows are in the order of the CSC's `indices`.
+    def edge_attribute(self, name: str) -> LazyTensor:
+        """Return an edge attribute, [E, ...]; its rows are in the order of the CSC's `indices`.
 
         Raises
         ------
         NotFoundError
             If there is none of this name.
         """
-        return self._attribute("edge", name, self.schema.edge.attributes)
+        return self.attribute_of(_spec_of(self.path, "edge", name, self.schema.edge.attributes))
 
-    def _attribute(self, kind: str, name: str, specs: Mapping[str, AttributeSpec]) -> Attribute:
-        spec = specs.get(name)
-        if spec is None:
-            raise NotFoundError(
-                f"{self.path}: no {kind} attribute {name!r}; there are: "
-                f"{', '.join(specs) or 'none'}",
-                path=self.path,
-            )
-        return self.attribute_of(spec)
+    def attribute_of(self, spec: AttributeSpec) -> LazyTensor:
+        """Return an attribute by its description, rows first; what is kept of it is shared."""
+        return LazyTensor(self._source(spec.path, partial(ArrayRows, self.reader, spec)))
 
-    def attribute_of(self, spec: AttributeSpec) -> Attribute:
-        """Return an attribute by its description; made once and shared."""
-        with self._lock:
-            return self._attributes.setdefault(spec.path, Attribute(self.reader, spec))
+    def nodes_of(self, spec: AttributeSpec) -> Tensor:
+        """Return an attribute of nodes as PyG has it: in memory if it is small."""
+        return plain_if_small(self._source((spec.path, "pyg"), partial(rows_of, self.reader, spec)))
+
+    def edges_of(self, edge: EdgeTypeSpec, spec: AttributeSpec) -> LazyTensor:
+        """Return an attribute of edges as PyG has it: in the order of their ids."""
+        make = partial(EdgeRows.of, self.reader, edge, spec)
+        return LazyTensor(self._source((spec.path, "ids"), make))
+
+    def mask_of(self, node: NodeTypeSpec, split: str) -> Tensor:
+        """Return a split of nodes as a mask, in memory if it is small."""
+        source = SplitMask(self.reader, node, split)
+        if not is_small(source.num_bytes):
+            return LazyTensor(source)
+        return self._source((node.name, "mask", split), source.read)
+
+    def _source(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return what is made once and shared by all tensors of an attribute."""
+        if key not in self._lazy:
+            made = make()
+            with self._lock:
+                return cast("T", self._lazy.setdefault(key, made))
+        return cast("T", self._lazy[key])
 
     def graph_attributes(self) -> dict[str, Any]:
         """Return the graph-level attributes: JSON values, and tensors."""
@@ -295,17 +317,17 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
                 schema = self.schema
                 if schema.is_homogeneous:
                     if name in schema.node.attributes:
-                        return lazy_rows(self, self.node_attribute(name))
+                        return self.nodes_of(schema.node.attributes[name])
                     if name in schema.edge.attributes:
-                        spec = schema.edge.attributes[name]
-                        return lazy_edges(self, self.reader, schema.edge, spec)
+                        return self.edges_of(schema.edge, schema.edge.attributes[name])
                 if name in schema.graph_attributes:
                     return copy.deepcopy(schema.graph_attributes[name])
                 if name in schema.graph_arrays:
                     return self._graph_array(name)
                 if name in self._split_masks:
-                    read = partial(read_mask, self.reader, schema.node, self._split_masks[name])
-                    return LazyTensor(self, name, (self.num_nodes,), torch.bool, read)
+                    return self.mask_of(schema.node, self._split_masks[name])
+                if name in self._split_ids:
+                    return self.splits[self._split_ids[name]]
                 owners = [node.name for node in schema.node_types if name in node.attributes]
                 if owners:
                     raise AttributeError(
@@ -331,6 +353,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
             schema.graph_attributes,
             schema.graph_arrays,
             self._split_masks,
+            self._split_ids,
             *(node.attributes for node in schema.node_types),
             *(edge.attributes for edge in schema.edge_types),
         )
@@ -353,11 +376,12 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
 
     def _has_already(self, name: str, value: Any) -> bool:
         """Whether a value is the store's own, as in `data.y = data.y`, or an equal number."""
-        if not isinstance(value, LazyTensor | int | float | str):
-            return False
         known = getattr(self, name)
         if isinstance(known, LazyTensor):
-            return isinstance(value, LazyTensor) and known.is_same(value)
+            return known.is_same(value)
+        if isinstance(known, Tensor):
+            is_same_type = isinstance(value, Tensor) and known.dtype == value.dtype
+            return is_same_type and torch.equal(known, value)
         return type(known) is type(value) and bool(known == value)
 
     def to(self, device: int | str | torch.device, *_: str, non_blocking: bool = False) -> Self:  # noqa: ARG002
@@ -396,17 +420,14 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         return split_masks(self.schema.node) if self.schema.is_homogeneous else {}
 
     @property
+    def _split_ids(self) -> dict[str, str]:
+        """The splits by the names that data sets give to the ids of their nodes."""
+        return split_ids(self.schema.node) if self.schema.is_homogeneous else {}
+
+    @property
     def edge_index(self) -> LazyTensor:
         """Source and target of each edge, [2, E], in the order of the edges' ids."""
-        dtype: torch.dtype = getattr(torch, self.schema.index_dtype)
-        edge = self.schema.edge
-        return LazyTensor(
-            self,
-            "edge_index",
-            (2, edge.num_edges),
-            dtype,
-            lambda: read_edge_index(self.reader, edge, self.topology("mmap").columns()),
-        )
+        return LazyTensor(EdgeIndex(self, self.schema.edge))
 
     @property
     def num_node_features(self) -> int:
@@ -429,8 +450,8 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         if len(spec.shape) == 2 and spec.shape[1] > 1:
             return spec.shape[1]
         labels = self.labels
-        if np.issubdtype(labels.dtype, np.floating):
-            return len(np.unique(labels[~np.isnan(labels)]))  # NaN: a node without a class
+        if labels.is_floating_point():
+            return len(labels[~labels.isnan()].unique())  # NaN: a node without a class
         return int(labels.max()) + 1
 
     def to_pyg(self) -> Data | HeteroData:
@@ -465,19 +486,19 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
             for name in node.attributes
         ]
 
-    def _node_attribute_of(self, attr: TensorAttr) -> Attribute:
+    def _node_attribute_of(self, attr: TensorAttr) -> LazyTensor:
         by_name = {node.name: node for node in self.schema.node_types}
         node = self.schema.node if attr.group_name is None else by_name.get(attr.group_name)
         if node is None or attr.attr_name not in node.attributes:
             raise KeyError(f"no tensor {attr.attr_name!r} of {attr.group_name!r} in {self.path}")
-        return self._attribute("node", attr.attr_name, node.attributes)
+        return self.attribute_of(node.attributes[attr.attr_name])
 
     def _get_tensor(self, attr: TensorAttr) -> Tensor:
         index = attr.index if attr.is_set("index") else None
         return self._node_attribute_of(attr).tensor(index)
 
     def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...]:
-        return self._node_attribute_of(attr).shape
+        return tuple(self._node_attribute_of(attr).shape)
 
     def _put_tensor(self, *_: Any) -> bool:
         raise _immutable(self.path)
@@ -514,6 +535,14 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
 
     def _remove_edge_index(self, *_: Any) -> bool:
         raise _immutable(self.path)
+
+
+def _spec_of(path: Path, kind: str, name: str, specs: Mapping[str, AttributeSpec]) -> AttributeSpec:
+    spec = specs.get(name)
+    if spec is None:
+        there = ", ".join(specs) or "none"
+        raise NotFoundError(f"{path}: no {kind} attribute {name!r}; there are: {there}", path=path)
+    return spec
 
 
 def _is_property(of: type, name: str) -> bool:

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
+from torch import Tensor
 from torch_geometric.data.feature_store import AttrView, TensorAttr
 
 from gnnstore.errors import NotFoundError
 from gnnstore.formats import EdgeTypeSpec, NodeTypeSpec
-from gnnstore.graph.arrays import Attribute, Splits, Texts
+from gnnstore.graph.arrays import Splits, Texts
 from gnnstore.graph.lazy import LazyTensor
 from gnnstore.graph.original_ids import NodeIds
-from gnnstore.graph.pyg_data import lazy_edges, read_edge_index
+from gnnstore.graph.pyg_data import EdgeIndex, split_ids, split_masks
 
 if TYPE_CHECKING:
     from gnnstore.formats.store.schema import EdgeType
@@ -38,7 +38,7 @@ class NodeView(AttrView):  # type: ignore[misc]
         node: NodeTypeSpec = self.__dict__["_node"]
         return node
 
-    def attribute(self, name: str) -> Attribute:
+    def attribute(self, name: str) -> LazyTensor:
         """Return an attribute, to be indexed by node: `store["paper"].attribute("year")[ids]`.
 
         Raises
@@ -53,19 +53,20 @@ class NodeView(AttrView):  # type: ignore[misc]
                 f"{', '.join(self._spec.attributes) or 'none'}",
                 path=self._store.path,
             )
-        found: Attribute = self._store.attribute_of(spec)
+        found: LazyTensor = self._store.attribute_of(spec)
         return found
 
     @property
-    def features(self) -> Attribute:
+    def features(self) -> LazyTensor:
         """The features, PyG's `x`: `store["paper"].features[ids]`."""
         return self.attribute("x")
 
     @property
-    def labels(self) -> npt.NDArray[Any]:
+    def labels(self) -> Tensor:
         """The labels, PyG's `y`, whole. Do not write to it."""
-        labels = self.attribute("y")
-        return labels.values() if labels.spec.layout == "cold" else labels.read()
+        self.attribute("y")  # raises if there are none
+        found: Tensor = self._store.labels_of(self._spec)
+        return found
 
     @property
     def splits(self) -> Splits:
@@ -87,6 +88,18 @@ class NodeView(AttrView):  # type: ignore[misc]
     def ids_of(self, original: Any) -> Any:
         """Return the nodes with these ids in the original data; see `GraphStore.ids_of`."""
         return NodeIds(self._store.reader, self._spec.original_id, self.num_nodes).find(original)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the nodes, or a split as a mask; else as PyG's view does."""
+        spec = self._spec
+        if not self._attr.is_set("attr_name"):
+            if name in spec.attributes:
+                return self._store.nodes_of(spec.attributes[name])
+            if (split := split_masks(spec).get(name)) is not None:
+                return self._store.mask_of(spec, split)
+            if (split := split_ids(spec).get(name)) is not None:
+                return self.splits[split]
+        return super().__getattr__(name)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return NodeView, (self._store, self._spec)
@@ -136,23 +149,14 @@ class EdgeView:
     @cached_property
     def edge_index(self) -> LazyTensor:
         """Source and target of each edge, [2, E], in the order of the edges' ids."""
-        store, edge = self._store, self._edge
-        dtype: torch.dtype = getattr(torch, store.schema.index_dtype)
-        return LazyTensor(
-            self,
-            "edge_index",
-            (2, edge.num_edges),
-            dtype,
-            lambda: read_edge_index(store.reader, edge, store.topology("mmap").columns(edge.type)),
-        )
+        return LazyTensor(EdgeIndex(self._store, self._edge))
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             """Return an attribute of the edges."""
             if not name.startswith("_") and name in self._edge.attributes:
-                spec = self._edge.attributes[name]
-                return lazy_edges(self, self._store.reader, self._edge, spec)
+                return self._store.edges_of(self._edge, self._edge.attributes[name])
             raise AttributeError(
                 f"edges of type {None if name.startswith('_') else self.type} have no {name!r}"
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -13,18 +13,19 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.errors import NotFoundError, limits_named, storage_errors
 from gnnstore.formats import StoreReader
-from gnnstore.graph.arrays import Attribute
+from gnnstore.graph.arrays import ArrayRows
+from gnnstore.graph.lazy import LazyTensor
 
 ARRAY_NAME = "x"
 _SCAN_BYTES = 64 << 20
 
 
-class Embeddings(Attribute):
+class Embeddings(LazyTensor):
     """The rows that a model computes for the nodes of a store, by node id.
 
-    `embeddings[ids]` reads rows as NumPy arrays, `embeddings.tensor(ids)` as tensors; without ids
-    all rows. The directory is in the format of stores, with one array and no edges: Zarr opens
-    it, and `gnnstore verify` checks it.
+    A tensor that is read when it is used: `embeddings[ids]` reads rows, `embeddings.tensor()` all
+    of them, `embeddings.read()` all into a NumPy array. The directory is in the format of stores,
+    with one array and no edges: Zarr opens it, and `gnnstore verify` checks it.
 
     Attributes
     ----------
@@ -32,7 +33,11 @@ class Embeddings(Attribute):
         The directory.
     """
 
-    def __init__(self, reader: StoreReader) -> None:
+    path: Path
+
+    @staticmethod
+    def __new__(cls: type[Self], reader: StoreReader) -> Self:
+        """Return the rows in a directory."""
         node = reader.schema.node
         spec = node.attributes.get(ARRAY_NAME)
         if spec is None or reader.manifest.provenance.get("kind") != "inference":
@@ -41,11 +46,16 @@ class Embeddings(Attribute):
                 "open it with gnnstore.open",
                 path=reader.path,
             )
-        super().__init__(reader, spec)
-        self.path: Path = reader.path
+        made = LazyTensor.__new__(cls, ArrayRows(reader, spec))
+        made.path = reader.path
+        return made
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce_ex__(self, _: Any) -> tuple[Any, ...]:
         return (open_embeddings, (str(self.path),))
+
+    @property
+    def _reader(self) -> StoreReader:
+        return self.source.reader  # type: ignore[attr-defined, no-any-return]
 
     @property
     def num_nodes(self) -> int:
@@ -90,8 +100,8 @@ class Embeddings(Attribute):
         """Delete the directory."""
         _core.remove_tree(self.path)
 
-    def __repr__(self) -> str:
-        return f"Embeddings({str(self.path)!r}, {self.dtype}, shape={list(self.shape)})"
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"Embeddings({str(self.path)!r}, {self.spec.dtype}, shape={list(self.shape)})"
 
 
 @limits_named("open the embeddings")

@@ -20,7 +20,7 @@ from gnnstore import _core
 from gnnstore.errors import InputError
 from gnnstore.formats.packed.manifest import KIND, SEED_ARRAYS
 from gnnstore.formats.store.schema import NODE_TYPE
-from gnnstore.graph.arrays import Attribute, Splits
+from gnnstore.graph.arrays import Splits
 from gnnstore.graph.pyg_data import read_mask, split_masks
 from gnnstore.seeds.base import BatchKey, SeedLabels, Seeds
 
@@ -281,10 +281,10 @@ def _named(store: GraphStore, node: NodeTypeSpec, name: str) -> npt.NDArray[Any]
     splits, spec = Splits(store.reader, node), node.attributes.get(name)
     if name not in splits:
         if spec is not None and spec.dtype == "bool":
-            return Attribute(store.reader, spec).read()
+            return store.reader.read(spec)
         if (split := split_masks(node).get(name)) is not None:
             return read_mask(store.reader, node, split).numpy()
-    return splits[name]
+    return splits[name].numpy()
 
 
 def _crc(values: Int64Array) -> str:

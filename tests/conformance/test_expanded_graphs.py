@@ -52,7 +52,7 @@ def accuracy(example: ModuleType, store: Path, epochs: int) -> float:
     opened = gnnstore.open(store)
     rng = np.random.default_rng(1)
     nodes = {
-        split: torch.from_numpy(rng.permutation(opened.splits[split])[:NUM_NODES])
+        split: torch.from_numpy(rng.permutation(opened.splits[split].numpy())[:NUM_NODES])
         for split in ("train", "test")
     }
     loaders = {

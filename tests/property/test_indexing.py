@@ -1,4 +1,4 @@
-"""Indexing an attribute gives what NumPy gives, and reads the rows of that and no others."""
+"""Indexing a lazy tensor gives what torch gives, and reads the rows of that and no others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,18 +14,18 @@ from hypothesis.extra import numpy as hnp
 
 import gnnstore
 from gnnstore.formats import PagedArray
-from gnnstore.graph import arrays as store_arrays
-from gnnstore.graph.arrays import Attribute
+from gnnstore.graph.arrays import stored
+from gnnstore.graph.lazy import LazyTensor
 from tests.support.effort import examples
 from tests.support.stores import write_example_store
 
 
 @dataclass
 class Example:
-    """An attribute, what it holds, and which rows were read."""
+    """A lazy tensor, what it holds, and which rows were read."""
 
-    attribute: Attribute
-    values: npt.NDArray[Any]
+    lazy: LazyTensor
+    values: torch.Tensor
     rows_read: list[int] = field(default_factory=list)
 
 
@@ -44,81 +43,45 @@ def example(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         shard_bytes=1,
     )
     store = gnnstore.open(written.path)
+    spec = store.features.spec
     if request.param == "compressed":
-        weights = Attribute(store.reader, store.schema.graph_arrays["weights"])
-        return Example(weights, written.arrays["graph/weights"])
+        spec = store.schema.graph_arrays["weights"]
     if request.param == "one axis":
-        edge_id = store.schema.edge.edge_id
-        assert edge_id is not None
-        return Example(Attribute(store.reader, edge_id), written.arrays[edge_id.path])
+        assert store.schema.edge.edge_id is not None
+        spec = store.schema.edge.edge_id
     if request.param == "rows across pages":
-        assert store.reader.paged(store.features.spec).layout.num_shards > 1
-    return Example(store.features, written.arrays["nodes/node/x"])
+        assert store.reader.paged(spec).layout.num_shards > 1
+    return Example(stored(store.reader, spec), torch.from_numpy(written.arrays[spec.path]))
 
 
 @st.composite
 def keys(draw: st.DrawFn, shape: tuple[int, ...]) -> Any:
-    """Draw a key: before and behind an Ellipsis, or with none."""
-    num_left = draw(st.integers(0, len(shape)))
-    num_right = draw(st.none() | st.integers(0, len(shape) - num_left))
-    at = draw(st.integers(-1, len(shape) - 1))  # the axis of the array; not always there
-    parts: list[Any] = []
-
-    def draw_axes(begin: int, end: int) -> None:
-        axis = begin
-        while axis < end:
-            if draw(st.integers(0, 4)) == 0:
-                parts.append(None)
-            if axis != at:
-                index = st.integers(-shape[axis], shape[axis] - 1)
-                parts.append(draw(index | st.slices(shape[axis])))
-                axis += 1
-            else:
-                array, num_axes = draw(arrays(shape[axis:end]))
-                parts.append(array)
-                axis += num_axes
-
-    draw_axes(0, num_left)
-    if num_right is not None:
-        parts.append(Ellipsis)
-        draw_axes(len(shape) - num_right, len(shape))
-    return parts[0] if len(parts) == 1 and draw(st.booleans()) else tuple(parts)
-
-
-@st.composite
-def arrays(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[Any, int]:
-    """Draw an index array for the first of some axes, or a mask of several; and how many."""
+    """Draw what chooses rows, and perhaps a slice of the next axis."""
+    length = shape[0]
     if draw(st.booleans()):
-        num_axes = draw(st.integers(1, len(shape)))
+        rows: Any = draw(st.integers(-length, length - 1) | st.slices(length))
+        if isinstance(rows, slice) and (rows.step or 1) < 0:
+            rows = slice(None, None, -rows.step)
+    elif draw(st.booleans()):
         seed, share = draw(st.integers(0, 2**32 - 1)), draw(st.sampled_from([0, 0.02, 0.5, 1]))
-        array: Any = np.random.default_rng(seed).random(shape[:num_axes]) < share
+        rows = torch.from_numpy(np.random.default_rng(seed).random(length) < share)
     else:
-        num_axes = 1
-        dtype: np.dtype[Any] = np.dtype(
-            draw(st.sampled_from(["int8", "int32", "int64", "uint8", "uint64"]))
-        )
-        least = 0 if dtype.kind == "u" else -min(shape[0], 128)
-        ids = st.integers(least, min(shape[0] - 1, int(np.iinfo(dtype.name).max)))
+        dtype: np.dtype[Any] = np.dtype(draw(st.sampled_from(["int32", "int64"])))
         sides = hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=5)
+        ids = st.integers(-length, length - 1)
         array = draw(hnp.arrays(dtype, sides, elements=ids))
-    form = draw(st.sampled_from(["array", "list", "tensor"]))
-    if form == "list" and array.size:
-        return array.tolist(), num_axes
-    return torch.from_numpy(array) if form == "tensor" else array, num_axes
-
-
-def of_numpy(part: Any) -> Any:
-    return part.numpy() if isinstance(part, torch.Tensor) else part
+        forms = [array, torch.from_numpy(array), *([array.tolist()] if array.size else [])]
+        rows = draw(st.sampled_from(forms))
+    is_plain = isinstance(rows, slice) and len(shape) > 1
+    return (rows, slice(None, None, 2)) if is_plain and draw(st.booleans()) else rows
 
 
 @settings(max_examples=examples(150), deadline=None)
 @given(data=st.data())
-def test_as_numpy(example: Example, data: st.DataObject) -> None:
+def test_as_torch(example: Example, data: st.DataObject) -> None:
     values, read = example.values, example.rows_read
-    key = data.draw(keys(values.shape))
-    as_numpy = tuple(map(of_numpy, key)) if isinstance(key, tuple) else of_numpy(key)
-    expected = values[as_numpy]
-
+    key = data.draw(keys(tuple(values.shape)))
+    expected = values[key]
     gather, read_slice = PagedArray.gather, PagedArray.read_slice
 
     def note_gather(array: PagedArray, ids: Any, **options: Any) -> Any:
@@ -131,22 +94,16 @@ def test_as_numpy(example: Example, data: st.DataObject) -> None:
 
     read.clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store_arrays, "_PIECE_BYTES", data.draw(st.sampled_from([1, 1000, 1 << 24])))
         patch.setattr(PagedArray, "gather", note_gather)
         patch.setattr(PagedArray, "read_slice", note_slice)
-        found = example.attribute[key]
-
-    np.testing.assert_array_equal(found, expected)
-    assert type(found) is type(expected)
-    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
-    if isinstance(found, np.ndarray):
-        assert found.flags.c_contiguous
-        assert found.flags.writeable
-        found[...] = 0  # a copy of its own
-        np.testing.assert_array_equal(example.attribute[key], expected)
-    if key is not None:  # which means all of it there
-        np.testing.assert_array_equal(example.attribute.tensor(key).numpy(), expected)
-    if expected.size and example.attribute.spec.layout == "paged":
-        rows = np.arange(len(values)).reshape(-1, *[1] * (values.ndim - 1))
-        needed = np.unique(np.broadcast_to(rows, values.shape)[as_numpy])
-        assert sorted(set(read)) == needed.tolist()
+        found = example.lazy[key]
+    assert type(found) is torch.Tensor
+    assert found.dtype == expected.dtype
+    assert torch.equal(found, expected)
+    found.zero_()  # a copy of its own
+    assert torch.equal(example.lazy[key], expected)
+    is_all = isinstance(key, slice) and len(range(len(values))[key]) == len(values)
+    if expected.numel() and example.lazy.spec.layout == "paged" and not is_all:
+        rows = key[0] if isinstance(key, tuple) else key
+        if not isinstance(key, tuple) or len(range(len(values))[rows]) < len(values):
+            assert sorted(set(read)) == torch.arange(len(values))[rows].unique().tolist()

@@ -114,7 +114,7 @@ def test_types_of_a_store(tmp_path: Path) -> None:
     ids = torch.tensor([3, 3, 0])
     for rows in (papers.x[ids], store["paper", "x"][ids], store["paper", "x", ids]):
         assert torch.equal(rows, data["paper"].x[ids])
-    assert torch.equal(torch.from_numpy(papers.features[ids]), data["paper"].x[ids])
+    assert torch.equal(papers.features[ids], data["paper"].x[ids])
     assert (papers.num_nodes, store["institution"].num_nodes) == (60, 6)
     assert np.array_equal(papers.labels, data["paper"].y)
     assert np.array_equal(papers.splits["val"], data["paper"].val_mask.nonzero().flatten())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,7 @@ from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
 
 import gnnstore
 from gnnstore.converters import from_pyg
-from gnnstore.errors import BudgetError, InputError, NotFoundError, StorageError, UsageError
-from gnnstore.formats import PagedArray
-from gnnstore.graph import arrays as store_arrays
+from gnnstore.errors import NotFoundError, StorageError, UsageError
 from gnnstore.testing.graphs import write_store
 from tests.support.forks import ForkServer
 from tests.support.stores import ExampleStore, write_example_store
@@ -40,22 +37,8 @@ def test_counts_and_names(store: gnnstore.GraphStore) -> None:
     assert (store.num_nodes, store.num_edges) == (300, 1500)
     assert list(store.schema.node.attributes) == ["x", "y", "train_mask"]
     assert "num_nodes=300" in repr(store)
-    assert repr(store.features) == "Attribute('x', float32, shape=[300, 25])"
+    assert repr(store.features) == "LazyTensor(nodes/node/x: float32 [300, 25], 30 kB on disk)"
     assert repr(store.splits) == "Splits(train: 150, valid: 150)"
-
-
-def test_a_single_value_has_no_rows(store: gnnstore.GraphStore) -> None:
-    whole = store.features
-    single = store_arrays.Attribute(store.reader, replace(whole.spec, shape=()))
-    with pytest.raises(TypeError, match="nodes/node/x: a single value has no rows"):
-        iter(single).__next__()
-
-
-def test_a_tensor_that_is_read_when_it_is_used(store: gnnstore.GraphStore) -> None:
-    lazy: Any = store.x
-    assert (lazy.ndim, lazy.dim(), lazy.device) == (2, 2, torch.device("cpu"))
-    with pytest.raises(ValueError, match="x: it lies on disk, so reading it is a copy"):
-        lazy.__array__(copy=False)
 
 
 def test_attributes_as_of_pyg_data(tmp_path: Path) -> None:
@@ -106,11 +89,8 @@ def test_a_mask_for_each_of_several_splits(tmp_path: Path) -> None:
 def test_masks_of_splits(store: gnnstore.GraphStore) -> None:
     lazy: Any = store
     assert lazy.val_mask.shape == (300,)
-    assert torch.equal(lazy.val_mask.tensor(), store.to_pyg().val_mask)
+    assert torch.equal(lazy.val_mask, store.to_pyg().val_mask)
     assert lazy.val_mask.sum() == len(store.splits["valid"])
-    for each in (lazy.val_mask, lazy.x, lazy.edge_index):
-        again = pickle.loads(pickle.dumps(each))  # noqa: S301
-        assert torch.equal(again.tensor(), each.tensor())
     with pytest.raises(AttributeError, match="has no attribute 'test_mask'"):
         lazy.test_mask  # noqa: B018
 
@@ -163,84 +143,20 @@ def test_slices_of_a_truncated_file_are_an_error(tmp_path: Path) -> None:
 
 def test_features_by_id(example: ExampleStore, store: gnnstore.GraphStore) -> None:
     x = example.arrays["nodes/node/x"]
-    ids = [5, 299, 0, 5]
+    ids = np.array([5, 299, 0, 5], dtype=np.uint16)
     np.testing.assert_array_equal(store.features[ids], x[ids])
-    np.testing.assert_array_equal(store.features[torch.tensor(ids)], x[ids])
-    np.testing.assert_array_equal(store.features[np.array(ids, dtype=np.uint16)], x[ids])
-    np.testing.assert_array_equal(store.features[10:50:7], x[10:50:7])
-    np.testing.assert_array_equal(store.features[17], x[17])
-    np.testing.assert_array_equal(store.features[-3:], x[-3:])
-    mask = x[:, 0] > np.median(x[:, 0])
-    np.testing.assert_array_equal(store.features[mask], x[mask])
     assert store.features[[]].shape == (0, 25)
-    assert (store.features.shape, store.features.ndim, store.features.size) == ((300, 25), 2, 7500)
-    assert (len(store.features), store.features.dtype) == (300, np.dtype(np.float32))
+    assert (store.features.shape, store.features.ndim) == ((300, 25), 2)
+    assert (len(store.features), store.features.dtype) == (300, torch.float32)
 
 
-def test_an_attribute_reads_like_an_array(
-    example: ExampleStore, store: gnnstore.GraphStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    x = example.arrays["nodes/node/x"]
-    np.testing.assert_array_equal(np.asarray(store.features), x)
-    np.testing.assert_array_equal(np.asarray(store.features, np.float64), x.astype(np.float64))
-    np.testing.assert_array_equal(np.stack(list(store.features)), x)
-    monkeypatch.setattr(store_arrays, "_PIECE_BYTES", 1000)  # many pieces, the last a short one
-    np.testing.assert_array_equal(np.stack(list(store.features)), x)
-    assert list(store.node_attribute("y")) == example.arrays["nodes/node/y"].tolist()
-    with pytest.raises(ValueError, match="reading them is a copy"):
-        np.array(store.features, copy=False)
-
-
-def test_the_type_is_that_of_what_indexing_returns(tmp_path: Path) -> None:
+def test_bits_of_bfloat16_for_numpy(tmp_path: Path) -> None:
     path = write_example_store(tmp_path / "a.gnn", feature_dtype="bfloat16").path
     features = gnnstore.open(path).features
-    assert features.dtype == np.uint16
-    assert features.spec.dtype == "bfloat16"
-    assert features.tensor([0]).dtype == torch.bfloat16
-    for part in (features[0], features[[1, 2]], np.asarray(features), next(iter(features))):
-        assert part.dtype == features.dtype
-
-
-def test_what_does_not_fit_memory_is_refused_before_it_is_read(
-    store: gnnstore.GraphStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(store_arrays, "_PIECE_BYTES", 1000)
-    monkeypatch.setattr(store_arrays, "available_bytes", lambda: 20_000)
-    reads: list[Any] = []
-    gather, read_slice = PagedArray.gather, PagedArray.read_slice
-
-    def note_gather(array: PagedArray, ids: Any) -> Any:
-        reads.append(len(ids))
-        return gather(array, ids)
-
-    def note_slice(array: PagedArray, start: int, stop: int) -> Any:
-        reads.append(stop - start)
-        return read_slice(array, start, stop)
-
-    monkeypatch.setattr(PagedArray, "gather", note_gather)
-    monkeypatch.setattr(PagedArray, "read_slice", note_slice)
-    features = store.features
-    for read in (
-        lambda: np.asarray(features),
-        features.read,
-        features.tensor,
-        lambda: features[:],
-        lambda: features[::-1],
-        lambda: features[np.arange(300)],
-    ):
-        with pytest.raises(
-            BudgetError,
-            match=r"at once needs .* \(30 kB of rows\), but has 20000 bytes",
-        ):
-            read()
-    assert max(reads, default=0) <= 10  # rows of 100 bytes, before the size of a part was known
-    reads.clear()
-    assert features[:, 3].shape == (300,)
-    assert features[..., 3].shape == (300,)
-    assert features[::-1, [1, 2]].shape == (300, 2)
-    assert features[np.arange(300), -1].shape == (300,)
-    assert len(list(features)) == 300
-    assert max(reads) <= 10
+    assert features[[3, 1]].dtype == torch.bfloat16
+    bits = features.read()
+    assert bits.dtype == np.uint16
+    assert torch.equal(torch.from_numpy(bits).view(torch.int16), features.tensor().view(torch.int16))
 
 
 def test_a_split_that_is_not_there(store: gnnstore.GraphStore) -> None:
@@ -251,41 +167,6 @@ def test_a_split_that_is_not_there(store: gnnstore.GraphStore) -> None:
     with pytest.raises(NotFoundError, match="there is no split 'nope'"):
         store.splits["nope"]
     assert store.splits.get("nope") is None
-
-
-OUT_OF_RANGE = r"outside \[-300, 300\)"
-
-
-@pytest.mark.parametrize(
-    ("key", "message"),
-    [
-        ([300], rf"row id 300 at position 0 is {OUT_OF_RANGE}"),
-        ([0, -301], rf"row id -301 at position 1 is {OUT_OF_RANGE}"),
-        (np.array([2**63], np.uint64), f"row id {2**63} at position 0"),
-        (300, f"row id 300 is {OUT_OF_RANGE}"),
-        ((slice(None), 25), r"index 25 of axis 1 is outside \[-25, 25\)"),
-        ((..., [3, 25]), "index 25 of axis 1 at position 1"),
-        ((0, 0, 0), r"3 indices for the 2 axes \[300, 25\]"),
-        ((..., ...), "one Ellipsis at most, found 2"),
-        (([0], [0]), "two arrays of indices"),
-        ((1, True), "at most one array .* found bool"),
-        ([0.5], r"found list float64 \[1\]"),
-        ("x", "found str"),
-        ([[1], [2, 3]], "found list"),
-        (np.array([True, False]), r"the mask has shape \[2\], but there are 300 rows"),
-        ((0, torch.tensor([True])), r"the mask has shape \[1\], but there are 25 on axis 1"),
-        (np.ones((300, 2), bool), r"shape \[300, 2\], but there are \[300, 25\] values"),
-    ],
-)
-def test_what_is_no_index(
-    store: gnnstore.GraphStore, monkeypatch: pytest.MonkeyPatch, key: Any, message: str
-) -> None:
-    """It is refused before anything is read, as the errors that others catch."""
-    monkeypatch.setattr(store.features, "_rows", None)
-    with pytest.raises(IndexError, match=f"nodes/node/x: .*{message}") as caught:
-        store.features[key]
-    assert isinstance(caught.value, InputError)
-    assert isinstance(caught.value, UsageError)
 
 
 def test_labels_splits_and_original_ids(example: ExampleStore, store: gnnstore.GraphStore) -> None:
@@ -323,13 +204,6 @@ def test_adjacency(example: ExampleStore, store: gnnstore.GraphStore, mode: str)
     np.testing.assert_array_equal(store.in_neighbors(node), expected)
     with pytest.raises(UsageError, match=r"node 300 is outside \[0, 300\)"):
         store.in_neighbors(300)
-
-
-def test_bfloat16_becomes_a_torch_tensor_of_its_type(tmp_path: Path) -> None:
-    path = write_example_store(tmp_path / "b.gnn", feature_dtype="bfloat16").path
-    rows = gnnstore.open(path).features.tensor([3, 1])
-    assert rows.dtype == torch.bfloat16
-    assert rows.shape == (2, 25)
 
 
 # PyG --------------------------------------------------------------------------------------
