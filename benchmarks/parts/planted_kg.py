@@ -24,9 +24,9 @@ from gnnstore.converters.datasets.triples import EDGE_ATTRIBUTE
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.keyed_random import draw_words
 from gnnstore.converters.memory import memory_ledger
+from gnnstore.converters.writer.estimates import Workload
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, check_features
-from gnnstore.converters.writer.workload import Workload
 from gnnstore.errors import UsageError, limits_named
 from gnnstore.progress import Phase, Progress
 from gnnstore.random_words import uniform

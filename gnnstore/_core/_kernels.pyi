@@ -1181,39 +1181,70 @@ class EdgeBuckets:
 def parse_text(
     text: bytes,
     kinds: str,
-    is_comma: bool,
+    separator: str,
     comments: bytes,
-    ignore_extra: bool,
-    begin: int = 0,
-) -> tuple[NDArray[np.uint8], int]:
-    """Return the numbers of a table in text, up to the first line that is not clean.
+    *,
+    skip_blank: bool = False,
+    ignore_extra: bool = False,
+    allow_nan: bool = True,
+    low: int = -9223372036854775808,
+    high: int = 9223372036854775807,
+) -> tuple[NDArray[np.uint8], int, tuple[int, int, int, int, int] | None]:
+    """Return the rows of a table in text, up to the first line that is none.
 
     Integers are digits with a sign or without; decimals may have a point and an exponent, or be nan
-    or inf, and are rounded once. There may be spaces and tabs around fields, and a
-    carriage return before the end of a line.
+    or inf, and are rounded once. There may be blanks around fields, and carriage returns before the
+    end of a line.
 
     Parameters
     ----------
     text : bytes
         Whole lines; the last may lack its end.
     kinds : str
-        A letter for each field of a line: "i" int64, "f" float32, "d" float64, "-" skipped.
-    is_comma : bool
-        Whether fields are separated by commas; else by spaces and tabs.
+        A letter for each field of a line: "e" int64 within the limits, "i" int64, "f" float32,
+        "d" float64, "n" a name, as the two uint32 of its first byte and its length, "-" skipped.
+    separator : str
+        A comma; a space for runs of blanks, in which a field is missing between two tabs; a tab for
+        such runs, where a first tab follows a missing field, and between names for single tabs.
     comments : bytes
-        Characters that begin lines that are skipped. With any, blank lines are skipped, too.
-    ignore_extra : bool
-        Whether more fields may follow.
-    begin : int
-        Where to begin: at the first byte of a line.
+        Characters that begin lines that are skipped.
+    skip_blank, ignore_extra, allow_nan : bool
+        Whether blank lines are skipped, more fields may follow, and NaN is a value.
+    low, high : int
+        The limits of fields of the kind "e", inclusive.
 
     Returns
     -------
     records : ndarray of uint8, shape [rows * record bytes]
         A record for each line: its values, one behind the other.
-    fault : int
-        The first byte of a line that has another form or a number that does not fit; -1 if there
-        is none.
+    num_comments : int
+        Lines that were skipped, without blank ones.
+    fault : tuple of int, optional
+        Of the first line that is no row: its first byte, the number of its fields, the field at
+        fault, and where this begins and ends. The field is -1 if their number is wrong; a blank
+        line has none.
+    """
+
+def encode_names(
+    text: bytes, places: NDArray[np.uint32]
+) -> tuple[list[bytes], NDArray[np.int64], NDArray[np.int64]]:
+    """Give numbers to the distinct names among places of a text, in order of appearance.
+
+    Parameters
+    ----------
+    text : bytes
+        The text that the places lie in.
+    places : ndarray of uint32, shape [2 * k]
+        The first byte and the length of each name.
+
+    Returns
+    -------
+    names : list of bytes
+        The distinct names.
+    codes : ndarray of int64, shape [k]
+        The number of each name.
+    first : ndarray of int64, shape [distinct names]
+        The position in `codes` at which each distinct name appears first.
     """
 
 def rmat_edges(

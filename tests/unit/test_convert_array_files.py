@@ -41,8 +41,8 @@ def in_compressed_npz(folder: Path, array: npt.NDArray[Any]) -> ArraySource:
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gnnstore.converters.inputs.npz._BLOCK_BYTES", 40)
-    monkeypatch.setattr("gnnstore.converters.inputs.npz._STEP_ITEMS", 4)
+    monkeypatch.setattr("gnnstore.converters.inputs.source.StoredArray._block_bytes", 40)
+    monkeypatch.setattr("gnnstore.converters.inputs.npz.NpzMember._block_bytes", 40)
 
 
 @pytest.mark.usefixtures("small_blocks")

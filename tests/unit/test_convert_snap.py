@@ -358,7 +358,7 @@ def named_edges(path: Path, separator: str, num_edges: int = 1500) -> list[str]:
 
 
 @pytest.mark.parametrize("separator", [",", "\t", " "])
-@pytest.mark.parametrize("where", ["memory", "disk", "by the letter"])
+@pytest.mark.parametrize("where", ["memory", "disk"])
 def test_names_are_numbered_in_order_of_appearance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, separator: str, where: str
 ) -> None:
@@ -373,8 +373,6 @@ def test_names_are_numbered_in_order_of_appearance(
             "gnnstore.converters.edges.name_ids._SpilledNames._records.__defaults__", ((3, 9),)
         )
         monkeypatch.setattr("gnnstore.converters.edges.name_ids._CHUNK", (3, 2**20))
-    if where == "by the letter":
-        monkeypatch.setattr(TextTable, "_parse_names", lambda *_: None)
     output = from_snap(
         path,
         tmp_path / "a.gnn",
@@ -403,12 +401,9 @@ def test_names_are_numbered_in_order_of_appearance(
 
 
 @pytest.mark.parametrize("separator", [",", "\t", " "])
-@pytest.mark.parametrize("by_the_letter", [False, True])
 def test_names_with_more_columns_and_long_comments(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, separator: str, by_the_letter: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, separator: str
 ) -> None:
-    if by_the_letter:
-        monkeypatch.setattr(TextTable, "_parse_names", lambda *_: None)
     defaults = {"block_bytes": 2**12, "memory_bytes": None}
     monkeypatch.setattr(TextTable.__init__, "__kwdefaults__", defaults)
     about = "# a block of comments alone\n" * 1000

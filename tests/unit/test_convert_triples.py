@@ -89,7 +89,7 @@ def check(output: Path, ends: str = "ht") -> gnnstore.GraphStore:
     return store
 
 
-@pytest.mark.parametrize("where", ["memory", "disk", "by the letter"])
+@pytest.mark.parametrize("where", ["memory", "disk"])
 def test_a_directory(
     tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -101,8 +101,6 @@ def test_a_directory(
             "gnnstore.converters.edges.name_ids._SpilledNames._records.__defaults__", ((3, 9),)
         )
         monkeypatch.setattr("gnnstore.converters.edges.name_ids._CHUNK", (3, 2**20))
-    if where == "by the letter":
-        monkeypatch.setattr(TextTable, "_parse_names", lambda *_: None)
     options = ConvertOptions(memory_bytes=2**26)
     check(from_triples(directory, tmp_path / "a.gnn", options=options))
 

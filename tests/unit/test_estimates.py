@@ -16,9 +16,7 @@ import pytest
 import gnnstore
 from gnnstore.converters import ConvertOptions, from_numpy, from_rmat, from_snap
 from gnnstore.converters.edges.rules import EdgeRules
-from gnnstore.converters.writer import estimates
-from gnnstore.converters.writer.estimates import Rates, estimate, measure_rates
-from gnnstore.converters.writer.workload import NodeTable, Workload, inspect_inputs
+from gnnstore.converters.writer.estimates import NodeTable, Workload, estimate, inspect_inputs
 from gnnstore.errors import NoSpaceError
 from gnnstore.formats.container.files import directory_bytes
 from gnnstore.progress import NullProgress
@@ -65,9 +63,6 @@ def test_headers_say_it_exactly(tmp_path: Path) -> None:
     expected = Workload(
         num_nodes=3000,
         num_edges=20_000,
-        node_bytes=3000 * 256,
-        node_items=3000 * 64,
-        binary_bytes=20_000 * 16 + 3000 * 256 + 3000 * 8,
         node_tables=(NodeTable(3000, 64, 4),),
     )
     assert inspect_inputs([tmp_path / "g.npz"]) == expected
@@ -87,7 +82,7 @@ def test_attributes_of_two_columns_are_no_edges(tmp_path: Path) -> None:
     np.savez(tmp_path / "g.npz", **given)
     found = inspect_inputs([tmp_path / "g.npz"])
     assert (found.num_edges, found.edge_row_bytes) == (20_000, 16)
-    assert found.node_bytes == 3000 * (256 + 16)
+    assert sum(table.num_bytes for table in found.node_tables) == 3000 * (256 + 16)
     notes = Notes()
     path = from_numpy(tmp_path / "g.npz", tmp_path / "g.gnn", progress=notes)
     assert notes.final_bytes() == pytest.approx(directory_bytes(path), rel=0.05)
@@ -112,7 +107,7 @@ def test_tables_of_features(tmp_path: Path) -> None:
     (tmp_path / "edge-feat.csv").write_text("1.5,2.5,3.5\n" * 10)
     (tmp_path / "node-label.csv").write_text("3\n" * 1000)
     found = inspect_inputs(sorted(tmp_path.iterdir()))
-    assert (found.num_nodes, found.node_bytes) == (1000, 1000 * 200)
+    assert (found.num_nodes, found.node_tables[0].num_bytes) == (1000, 1000 * 200)
     assert (found.num_edges, found.edge_row_bytes) == (0, 12)
 
 
@@ -158,10 +153,10 @@ def test_text_says_that_it_is_a_guess(tmp_path: Path) -> None:
     assert "guessed from the beginning of each file" in notes.texts[0]
 
 
-def test_memory_that_does_not_suffice_means_temporary_space(tmp_path: Path) -> None:
+def test_memory_that_does_not_suffice_means_temporary_space() -> None:
     work = Workload(num_nodes=1000, num_edges=10_000_000)
-    ample = estimate(work, KEEP, directory=tmp_path, memory_bytes=2**40)
-    scarce = estimate(work, KEEP, directory=tmp_path, memory_bytes=10**7)
+    ample = estimate(work, KEEP, memory_bytes=2**40)
+    scarce = estimate(work, KEEP, memory_bytes=10**7)
     assert (ample.spill_bytes, "no temporary space" in str(ample)) == (0, True)
     assert scarce.spill_bytes >= 10_000_000 * 12
     assert "of temporary space" in str(scarce)
@@ -178,65 +173,22 @@ def test_memory_that_does_not_suffice_means_temporary_space(tmp_path: Path) -> N
         (EdgeRules(self_loops="add"), 1.8, 3.2),
     ],
 )
-def test_sorting_on_disk_takes_somewhat_longer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: EdgeRules, low: float, high: float
-) -> None:
-    """At the rates of one machine: what is said of time is what was measured, within a factor."""
-    rates = Rates(edges=43e6, write_bytes=1e9)
-    monkeypatch.setattr(estimates, "measure_rates", lambda *_: rates)
-    monkeypatch.setattr(estimates, "_TRIAL_FROM_SECONDS", 0)
-    work = Workload(num_nodes=2**21, num_edges=25_000_000, binary_bytes=200_000_000)
-    said = [
-        estimate(work, rules, directory=tmp_path, memory_bytes=num_bytes)
-        for num_bytes in (2**40, 2**26)
-    ]
+def test_sorting_on_disk_takes_somewhat_longer(rules: EdgeRules, low: float, high: float) -> None:
+    work = Workload(num_nodes=2**21, num_edges=25_000_000)
+    said = [estimate(work, rules, memory_bytes=num_bytes) for num_bytes in (2**40, 2**26)]
     assert [found.spill_bytes > 0 for found in said] == [False, True]
     assert low < said[1].seconds / said[0].seconds < high
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("memory_bytes", [None, 2**25])
-def test_what_is_said_of_time_is_no_fantasy(tmp_path: Path, memory_bytes: int | None) -> None:
-    """Within a factor of ten, in memory and on disk.
-
-    A machine may be busy at the trial, which takes milliseconds, or only after it: once in three
-    attempts it is alike at both.
-    """
+def test_what_is_said_of_time_is_no_fantasy(tmp_path: Path) -> None:
+    """Within a factor of twenty of an ordinary laptop, on whatever runs the tests."""
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "g.npz", edge_index=rng.integers(0, 2**18, (2, 3_000_000), np.int32))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(estimates, "_TRIAL_FROM_SECONDS", 0)  # measured, as large work is
-        ratios: list[float] = []
-        while len(ratios) < 3 and not any(0.1 < ratio < 10 for ratio in ratios):
-            notes = Notes()
-            options = ConvertOptions(memory_bytes=memory_bytes, overwrite=True)
-            began = time.perf_counter()
-            from_numpy(tmp_path / "g.npz", tmp_path / "g.gnn", options=options, progress=notes)
-            took = time.perf_counter() - began
-            (facts,) = notes.facts
-            assert (facts["spill_bytes"] > 0) == (memory_bytes is not None)
-            ratios.append(facts["seconds"] / took)
-        assert 0.1 < ratios[-1] < 10, ratios
-
-
-def test_large_work_is_timed_by_a_trial(tmp_path: Path) -> None:
-    rates = measure_rates(tmp_path, Workload())
-    assert 1e5 < rates.edges < 1e10
-    assert 1e5 < rates.write_bytes < 1e12
-    assert list(tmp_path.iterdir()) == []
-    for num_edges, basis in ((10**9, "from a trial: "), (10**8, "ordinary laptop")):
-        work = Workload(num_edges=num_edges)
-        assert basis in str(estimate(work, KEEP, directory=tmp_path))
-
-
-def test_large_text_is_tried(tmp_path: Path) -> None:
-    path = tmp_path / "edges.txt.gz"
-    path.write_bytes(gzip.compress(b"123456 234567\n" * 400_000, 1))
-    rates = measure_rates(tmp_path, inspect_inputs([path]))
-    assert 1e5 < rates.text_bytes < 1e11
-    assert "/s of text read" in rates.basis
-    path.write_bytes(b"no numbers at all\n" * 1000)
-    assert "of text read" not in measure_rates(tmp_path, inspect_inputs([path])).basis
+    notes = Notes()
+    began = time.perf_counter()
+    from_numpy(tmp_path / "g.npz", tmp_path / "g.gnn", progress=notes)
+    took = time.perf_counter() - began
+    assert 0.05 < notes.facts[0]["seconds"] / took < 20
 
 
 @pytest.mark.parametrize("page_bytes", [4096, None])

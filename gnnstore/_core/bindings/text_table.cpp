@@ -1,6 +1,9 @@
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 
+#include <limits>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -14,43 +17,74 @@ using namespace nb::literals;
 
 namespace {
 
-TextForm form_of(const std::string &kinds, bool is_comma, std::string_view comments,
-                 bool ignores_extra) {
-    TextForm form{{}, is_comma ? ',' : ' ', comments, ignores_extra, 0};
-    for (const char kind : kinds) {
-        if (std::string_view("ifd-").find(kind) == std::string_view::npos)
-            throw std::invalid_argument("kinds must be of the letters i, f, d and -, got " + kinds);
-        form.fields.push_back({kind, form.record_bytes});
-        form.record_bytes += kind == '-' ? 0 : kind == 'f' ? 4 : 8;
-    }
-    return form;
+std::string_view view_of(const nb::bytes &text) {
+    if (text.size() > std::numeric_limits<uint32_t>::max())
+        throw std::out_of_range("the text must have less than 2^32 bytes");
+    return {text.c_str(), text.size()};
 }
 
-std::tuple<NumpyVector<uint8_t>, int64_t> parse(const nb::bytes &text, const std::string &kinds,
-                                                bool is_comma, const nb::bytes &comments,
-                                                bool ignore_extra, int64_t begin) {
-    const std::string_view lines(text.c_str(), text.size());
-    if (begin < 0 || static_cast<size_t>(begin) > lines.size())
-        throw std::out_of_range("begin is outside of the text");
-    const TextForm form =
-        form_of(kinds, is_comma, {comments.c_str(), comments.size()}, ignore_extra);
+using Fault = std::optional<std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>>;
+
+std::tuple<NumpyVector<uint8_t>, int64_t, Fault> parse(
+    const nb::bytes &text, const std::string &kinds, const std::string &separator,
+    const nb::bytes &comments, bool skip_blank, bool ignore_extra, bool allow_nan, int64_t low,
+    int64_t high) {
+    const std::string_view lines = view_of(text);
+    if (separator != "," && separator != "\t" && separator != " ")
+        throw std::invalid_argument("separator must be a comma, a tab or a space");
+    TextForm form{{},          separator[0], {comments.c_str(), comments.size()}, skip_blank,
+                  ignore_extra, allow_nan,    low,
+                  high};
+    for (const char kind : kinds) {
+        if (std::string_view("eifdn-").find(kind) == std::string_view::npos)
+            throw std::invalid_argument("kinds must be of the letters e, i, f, d, n and -, got " +
+                                        kinds);
+        form.fields.push_back({kind, form.record_bytes});
+        form.record_bytes += kind == '-' ? 0 : kind == 'f' ? 4 : 8;
+        form.has_names |= kind == 'n';
+    }
     std::unique_ptr<PooledBuffer> buffer;
     ParsedText parsed;
     {
         const GilRelease release;
         buffer = std::make_unique<PooledBuffer>(
-            checked_multiply(count_lines(lines.substr(static_cast<size_t>(begin))),
-                             form.record_bytes, "the records"));
-        parsed = parse_text(lines, begin, form, static_cast<uint8_t *>(buffer->raw()));
+            checked_multiply(count_lines(lines), form.record_bytes, "the records"));
+        parsed = parse_text(lines, form, static_cast<uint8_t *>(buffer->raw()));
     }
     auto *const records = static_cast<uint8_t *>(buffer->raw());
+    Fault fault;
+    if (parsed.fault)
+        fault.emplace(parsed.fault->line, parsed.fault->num_fields, parsed.fault->field,
+                      parsed.fault->begin, parsed.fault->end);
     return {owned_vector(records, parsed.num_rows * form.record_bytes, std::move(buffer)),
-            parsed.fault};
+            parsed.num_comments, fault};
+}
+
+std::tuple<nb::list, NumpyVector<int64_t>, NumpyVector<int64_t>> encode(const nb::bytes &text,
+                                                                        const InputArray &places) {
+    const std::string_view lines = view_of(text);
+    const auto *const data = input_data<uint32_t>(places, "places", "uint32");
+    const int64_t num_names = length(places) / 2;
+    for (int64_t i = 0; i < num_names; ++i)
+        if (data[2 * i] > lines.size() || data[2 * i + 1] > lines.size() - data[2 * i])
+            throw std::out_of_range("places must lie within the text");
+    NumpyVector<int64_t> codes = pooled_vector<int64_t>(num_names);
+    std::vector<int64_t> first;
+    {
+        const GilRelease release;
+        first = encode_names(lines, data, num_names, codes.data());
+    }
+    nb::list names;
+    for (const int64_t i : first) names.append(nb::bytes(lines.data() + data[2 * i], data[2 * i + 1]));
+    return {names, codes, take_vector(std::move(first))};
 }
 
 }  // namespace
 
 void bind_text_table(nb::module_ &m) {
-    m.def("parse_text", parse, "text"_a, "kinds"_a, "is_comma"_a, "comments"_a, "ignore_extra"_a,
-          "begin"_a = 0);
+    m.def("parse_text", parse, "text"_a, "kinds"_a, "separator"_a, "comments"_a, nb::kw_only(),
+          "skip_blank"_a = false, "ignore_extra"_a = false, "allow_nan"_a = true,
+          "low"_a = std::numeric_limits<int64_t>::min(),
+          "high"_a = std::numeric_limits<int64_t>::max());
+    m.def("encode_names", encode, "text"_a, "places"_a);
 }

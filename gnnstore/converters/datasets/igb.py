@@ -26,10 +26,10 @@ from gnnstore.converters.inputs.opening import (
     open_input,
 )
 from gnnstore.converters.inputs.source import ArraySource
+from gnnstore.converters.writer.estimates import Workload, node_workload
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.splits import split_ranges
-from gnnstore.converters.writer.workload import Workload, node_workload
 from gnnstore.errors import InputError, NotFoundError, check_choice
 from gnnstore.progress import Progress
 
@@ -86,7 +86,7 @@ def from_igb(
     edges, by_row = open_edges(root / _EDGES)
     arrays = _open_arrays(root, labels)
     num_edges = edges.shape[0 if by_row else 1]
-    workload = Workload(num_edges=num_edges, binary_bytes=16 * num_edges)
+    workload = Workload(num_edges=num_edges)
     with GraphWriter(
         output,
         kind="igb",

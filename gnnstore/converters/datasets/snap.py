@@ -17,6 +17,7 @@ from gnnstore.converters.datasets.headers import Header, read_header
 from gnnstore.converters.datasets.numbering import number_from_one, number_ids, number_names
 from gnnstore.converters.edges.id_remap import IdMap
 from gnnstore.converters.edges.name_ids import NameNumbering
+from gnnstore.converters.inputs.derived import MappedRows
 from gnnstore.converters.inputs.files import RawLayout
 from gnnstore.converters.inputs.npy import open_npy_directory
 from gnnstore.converters.inputs.npz import open_npz
@@ -26,7 +27,7 @@ from gnnstore.converters.inputs.opening import (
     existing_file,
     existing_path,
 )
-from gnnstore.converters.inputs.source import ArraySource, SequentialArray, check_rows
+from gnnstore.converters.inputs.source import ArraySource, check_rows
 from gnnstore.converters.inputs.text_tables import NameBlock, TableFormat, TextColumn, TextTable
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, check_features
@@ -203,7 +204,7 @@ def from_snap(
             _check_rows(x.source, writer.num_nodes or 0, None if x.row_ids is not None else max_id)
             nodes = x.row_ids
             if nodes is not None and ids is not None:
-                nodes = _NumberedIds(nodes, ids)
+                nodes = _numbered(nodes, ids)
             x.write(writer, nodes)
         if y is not None:
             _check_rows(y.source, writer.num_nodes or 0, max_id)
@@ -307,27 +308,22 @@ def _check_ids(num_nodes: int | None, string_ids: bool, features_ids: PathLike |
         )
 
 
-class _NumberedIds(SequentialArray):
-    """Ids of an edge list as node numbers."""
+def _numbered(source: ArraySource, ids: IdMap) -> ArraySource:
+    """Return ids of an edge list as node numbers."""
+    known = ids.original_ids()
 
-    def __init__(self, source: ArraySource, ids: IdMap) -> None:
-        self.label = source.label
-        self.shape = source.shape
-        self.dtype = source.dtype
-        self._source = source
-        self._ids = ids.original_ids()
+    def numbers_of(piece: npt.NDArray[Any], _: int) -> npt.NDArray[Any]:
+        # Compared with int64, unsigned numbers would be rounded; larger numbers are no ids.
+        wanted = piece.astype(known.dtype)
+        numbers = np.searchsorted(known, wanted)
+        found = known[np.minimum(numbers, len(known) - 1)]
+        is_unknown = (found != wanted) | ((wanted < 0) != (piece < 0))
+        if is_unknown.any():
+            unknown = piece[int(np.argmax(is_unknown))]
+            raise InputError(f"{source.label}: the id {unknown} occurs in no edge")
+        return numbers
 
-    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
-        for piece in self._source.rows(step, start):
-            # Compared with int64, unsigned numbers would be rounded; larger numbers are no ids.
-            wanted = piece.astype(self._ids.dtype)
-            numbers = np.searchsorted(self._ids, wanted)
-            found = self._ids[np.minimum(numbers, len(self._ids) - 1)]
-            is_unknown = (found != wanted) | ((wanted < 0) != (piece < 0))
-            if is_unknown.any():
-                unknown = piece[int(np.argmax(is_unknown))]
-                raise InputError(f"{self.label}: the id {unknown} occurs in no edge")
-            yield numbers
+    return MappedRows(source, numbers_of)
 
 
 def _blocks(writer: GraphWriter, table: TextTable, name: str) -> Iterator[Any]:

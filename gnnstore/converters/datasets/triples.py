@@ -24,9 +24,9 @@ from gnnstore.converters.inputs.opening import (
 from gnnstore.converters.inputs.text_tables import NameBlock, TableFormat, TextTable
 from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.spill_files import SpillDirectory
+from gnnstore.converters.writer.estimates import Workload, inspect_inputs
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, check_features
-from gnnstore.converters.writer.workload import Workload, inspect_inputs
 from gnnstore.errors import InputError, NotFoundError, UsageError
 from gnnstore.progress import Progress
 
@@ -208,8 +208,6 @@ def _workload(files: Mapping[str, Path]) -> Workload:
         train,
         num_nodes=0,
         num_edges=train.num_nodes,
-        node_bytes=0,
-        node_items=0,
         node_tables=(),
         edge_row_bytes=8,
         text_bytes=train.text_bytes + others.text_bytes,

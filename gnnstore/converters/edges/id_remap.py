@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.budget.ledger import Reservation
-from gnnstore.converters.inputs.source import ArraySource, SequentialArray
+from gnnstore.converters.inputs.derived import GeneratedRows
+from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.converters.memory import memory_ledger
 from gnnstore.formats.arrays.dtypes import id_dtype
 
@@ -63,22 +64,12 @@ class OneBasedIds:
     @property
     def source(self) -> ArraySource:
         """The same ids, made piece by piece."""
-        return _CountedFromOne(self.num_nodes)
-
-
-class _CountedFromOne(SequentialArray):
-    """The integers 1, ..., N."""
-
-    label = "the rows of a matrix"
-    dtype = np.dtype(np.int64)
-
-    def __init__(self, count: int) -> None:
-        self.shape = (count,)
-
-    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[np.int64]]:
-        """Yield the integers in order."""
-        for first in range(start, self.shape[0], step):
-            yield np.arange(first + 1, min(first + step, self.shape[0]) + 1)
+        return GeneratedRows(
+            "the rows of a matrix",
+            (self.num_nodes,),
+            np.int64,
+            lambda first, last: np.arange(first + 1, last + 1),
+        )
 
 
 class IdCollector:

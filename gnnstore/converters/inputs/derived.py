@@ -1,8 +1,8 @@
-"""Arrays made of other arrays: joined end to end, as whole numbers, or taken row by row."""
+"""Arrays made of other arrays or functions: joined, mapped, as whole numbers, row by row."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,26 +51,62 @@ def _describe(part: ArraySource) -> str:
 
 
 class MappedRows(SequentialArray):
-    """A function of each row of another array: one of its columns, or the row in another shape."""
+    """A function of the rows of another array, and of the number of the first one."""
 
     def __init__(
         self,
         source: ArraySource,
-        row_shape: tuple[int, ...],
-        function: Callable[[npt.NDArray[Any]], npt.NDArray[Any]],
+        function: Callable[[npt.NDArray[Any], int], npt.NDArray[Any]],
+        *,
+        row_shape: tuple[int, ...] | None = None,
+        dtype: npt.DTypeLike = None,
     ) -> None:
         self.label = source.label
-        self.shape = (source.shape[0], *row_shape)
-        self.dtype = source.dtype
+        tail = source.shape[1:] if row_shape is None else row_shape
+        self.shape: tuple[int, ...] = (*source.shape[:1], *tail)
+        self.dtype = source.dtype if dtype is None else np.dtype(dtype)
         self._source = source
         self._function = function
 
     def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
         """Yield the rows from `start` on, at most `step` at a time."""
-        yield from map(self._function, self._source.rows(step, start))
+        for piece in self._source.rows(step, start):
+            yield self._function(piece, start)
+            start += len(piece)
 
 
-class FloatLabels(SequentialArray):
+class GeneratedRows(SequentialArray):
+    """Rows that are a function of the numbers of the first one and of the one behind the last."""
+
+    def __init__(
+        self,
+        label: str,
+        shape: tuple[int, ...],
+        dtype: npt.DTypeLike,
+        generate: Callable[[int, int], npt.NDArray[Any]],
+    ) -> None:
+        self.label = label
+        self.shape = shape
+        self.dtype = np.dtype(dtype)
+        self._generate = generate
+
+    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
+        """Yield the rows from `start` on, at most `step` at a time."""
+        for first in range(start, self.shape[0], step):
+            yield self._generate(first, min(first + step, self.shape[0]))
+
+
+def cut_rows(
+    blocks: Iterable[npt.NDArray[Any]], step: int, start: int
+) -> Iterator[npt.NDArray[Any]]:
+    """Yield the rows of blocks of any size from row `start` on, at most `step` at a time."""
+    for block in blocks:
+        for first in range(start, len(block), step):
+            yield block[first : first + step]
+        start = max(0, start - len(block))
+
+
+class FloatLabels(MappedRows):
     """Labels as int64, or as float32 if some are fractions, NaN or beyond int64.
 
     Public data sets store class numbers as float32 to have NaN for nodes without one. Where every
@@ -78,21 +114,8 @@ class FloatLabels(SequentialArray):
     """
 
     def __init__(self, source: ArraySource) -> None:
-        self.label = source.label
-        self.shape = source.shape
-        self._source = source
         is_whole = source.dtype.kind != "f" or all(map(_is_whole, source.rows(_STEP_ROWS)))
-        self.dtype: np.dtype[Any] = np.dtype(np.int64 if is_whole else np.float32)
-
-    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
-        """Yield the array along its first axis from row `start` on, `step` rows at a time."""
-        for piece in self._source.rows(step, start):
-            yield self._cast(piece, start)
-            start += len(piece)
-
-    def read(self) -> npt.NDArray[Any]:
-        """Return the whole array."""
-        return self._cast(self._source.read(), 0)
+        super().__init__(source, self._cast, dtype=np.int64 if is_whole else np.float32)
 
     def _cast(self, values: npt.NDArray[Any], first: int) -> npt.NDArray[Any]:
         with np.errstate(over="ignore"):

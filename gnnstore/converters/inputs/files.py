@@ -11,8 +11,9 @@ import errno
 import math
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +22,22 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.converters.inputs.opening import existing_file
-from gnnstore.converters.inputs.source import check_fits
+from gnnstore.converters.inputs.source import (
+    MAX_POOLED_BYTES,
+    Items,
+    StoredArray,
+    empty_piece,
+)
 from gnnstore.errors import InputError, UsageError, storage_errors
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.container.files import fill_at
 from gnnstore.formats.container.regular_files import open_regular
 
-# Pieces of up to this size are read into memory that was used before: the pages that the kernel
-# clears in fresh memory are an eighth of the CPU time of a conversion. Whole arrays should not
-# stay behind in the pool.
-_MAX_POOLED_BYTES = 2**24
 # Direct reads are of whole blocks of this size, and from here on pay for a second descriptor.
-_ALIGNMENT, _MIN_DIRECT_BYTES, _BUFFER_BYTES = 4096, 2**20, 2**21
+_ALIGNMENT, _MIN_DIRECT_BYTES = 4096, 2**20
 
 
-class FileArray:
+class FileArray(StoredArray):
     """An array in a file, as an `ArraySource`."""
 
     def __init__(
@@ -47,100 +49,38 @@ class FileArray:
         first_byte: int = 0,
         fortran_order: bool = False,
     ) -> None:
+        super().__init__(str(path), shape, dtype, fortran_order=fortran_order)
         self.path = path
-        self.label = str(path)
-        self.shape = shape
-        self.dtype = dtype.newbyteorder("=")
-        self._stored_dtype = dtype
         self._first_byte = first_byte
-        # One-dimensional arrays are in both orders at once.
-        self._fortran_order = fortran_order and len(shape) > 1
 
-    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
-        """Yield the array along its first axis from row `start` on, `step` rows at a time."""
-        num_rows, tail = self.shape[0], self.shape[1:]
-        row_items = math.prod(tail)
-        with _Reader(self.path) as reader:
-            for first in range(start, num_rows, step):
-                count = min(step, num_rows - first)
-                if self._fortran_order:
-                    # Seen in C order the axes are reversed, and rows are its columns.
-                    block = self._block(reader, row_items, num_rows, first, count)
-                    yield block.reshape(*tail[::-1], count).T
-                else:
-                    flat = self._items(reader, first * row_items, count * row_items)
-                    yield flat.reshape(count, *tail)
-
-    def columns(self, step: int) -> Iterator[npt.NDArray[Any]]:
-        """Yield a two-dimensional array along its second axis, `step` columns at a time."""
-        height, width = self.shape
-        with _Reader(self.path) as reader:
-            for first in range(0, width, step):
-                count = min(step, width - first)
-                if self._fortran_order:
-                    flat = self._items(reader, first * height, count * height)
-                    yield flat.reshape(count, height).T
-                else:
-                    yield self._block(reader, height, width, first, count)
+    @contextmanager
+    def _open(self, *, in_order: bool = True) -> Iterator[Items]:
+        with _Reader(self.path, in_order=in_order) as reader:
+            yield partial(self._items, reader)
 
     def look_at(self, row: int, places: Iterable[slice]) -> Iterator[npt.NDArray[Any]]:
         """Yield some parts of a row of a two-dimensional array."""
         height, width = self.shape
-        with _Reader(self.path, in_order=False) as reader:
+        with self._open(in_order=False) as items:
             for place in places:
                 first, count = place.start, place.stop - place.start
                 if self._fortran_order:
-                    yield self._items(reader, first * height, count * height)[row::height]
+                    yield items(first * height, count * height)[row::height]
                 else:
-                    yield self._items(reader, row * width + first, count)
-
-    def read(self) -> npt.NDArray[Any]:
-        """Return the whole array."""
-        check_fits(self)
-        with _Reader(self.path) as reader:
-            flat = self._items(reader, 0, math.prod(self.shape))
-        return flat.reshape(self.shape[::-1]).T if self._fortran_order else flat.reshape(self.shape)
-
-    def _block(
-        self, reader: _Reader, height: int, width: int, first: int, count: int
-    ) -> npt.NDArray[Any]:
-        """Return some columns of the elements seen as [height, width] in C order."""
-        block = empty_piece(height * count, self._stored_dtype).reshape(height, count)
-        for row in range(height):
-            self._fill(reader, row * width + first, block[row])
-        return block.astype(self.dtype, copy=False)
+                    yield items(row * width + first, count)
 
     def _items(self, reader: _Reader, first: int, count: int) -> npt.NDArray[Any]:
-        """Return elements as they lie in the file."""
         num_bytes = count * self.dtype.itemsize
         offset = self._first_byte + first * self.dtype.itemsize
         found = reader.read(num_bytes, offset)
-        self._check_end(num_bytes, offset, len(found))
-        return found.view(self._stored_dtype).astype(self.dtype, copy=False)
-
-    def _fill(self, reader: _Reader, first: int, items: npt.NDArray[Any]) -> None:
-        offset = self._first_byte + first * items.itemsize
-        self._check_end(items.nbytes, offset, reader.fill(items.view(np.uint8).data, offset))
-
-    def _check_end(self, num_bytes: int, offset: int, found: int) -> None:
-        if found < num_bytes:
+        if len(found) < num_bytes:
             raise InputError(
-                f"{self.label}: ends {num_bytes - found} bytes early, at byte {offset + found}: it "
-                "was truncated while it was read; copy it again",
+                f"{self.label}: ends {num_bytes - len(found)} bytes early, at byte "
+                f"{offset + len(found)}: it was truncated while it was read; copy it again",
                 path=self.path,
                 offset=offset,
             )
-
-
-def empty_piece(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return uninitialised memory for a piece of an array; small ones come from a pool.
-
-    Otherwise memory that threads allocate stays with the allocator of each thread.
-    """
-    dtype = np.dtype(dtype)
-    if count * dtype.itemsize > _MAX_POOLED_BYTES:
-        return np.empty(count, dtype)
-    return _core.pool_empty(count * dtype.itemsize).view(dtype)
+        return found.view(self._stored_dtype).astype(self.dtype, copy=False)
 
 
 class _Reader:
@@ -164,7 +104,7 @@ class _Reader:
     def read(self, num_bytes: int, offset: int) -> npt.NDArray[np.uint8]:
         """Return bytes from an offset on; fewer at the file's end."""
         with storage_errors("read the array", self._path):
-            if not _MIN_DIRECT_BYTES <= num_bytes <= _MAX_POOLED_BYTES:
+            if not _MIN_DIRECT_BYTES <= num_bytes <= MAX_POOLED_BYTES:
                 out = empty_piece(num_bytes, np.uint8)
                 return out[: fill_at(self._file, out.data, offset)]
             # Whole blocks, however they are read: the pool would keep pieces of both sizes.
@@ -209,22 +149,6 @@ class _Reader:
             self._direct = None
             return None
         return done
-
-    def fill(self, view: memoryview, offset: int) -> int:
-        """Read into a view, and return the number of bytes before the file's end."""
-        with storage_errors("read the array", self._path):
-            if self._direct is None or self._has_cached(len(view), offset):
-                return fill_at(self._file, view, offset)
-            done = 0
-            while done < len(view):
-                # By way of a small buffer: the view begins anywhere, and may be large.
-                wanted = min(_BUFFER_BYTES, len(view) - done)
-                found = self.read(wanted, offset + done)
-                view[done : done + len(found)] = found.data
-                done += len(found)
-                if len(found) < wanted:
-                    break
-            return done
 
     def __enter__(self) -> _Reader:
         return self

@@ -12,6 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.converters.inputs.npy import read_npy_header
+from gnnstore.converters.inputs.npy import NpyHeader, read_npy_header
 from gnnstore.converters.inputs.opening import describe_binary, existing_file, open_zip
-from gnnstore.converters.inputs.source import ArraySource, MemoryArray, check_fits, row_bytes
+from gnnstore.converters.inputs.source import ArraySource, Items, MemoryArray, StoredArray
 from gnnstore.errors import InputError, storage_error
 from gnnstore.units import format_size
 
@@ -30,9 +31,6 @@ from gnnstore.units import format_size
 MAX_EXPANSION = 1032
 # zipfile decodes the others without a limit: 1 kB of bzip2 took 2 GB. NumPy writes these.
 _BOUNDED_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-# For arrays in Fortran order: bytes of rows that one pass gathers, and items that it reads at a
-# time.
-_BLOCK_BYTES, _STEP_ITEMS = 2**26, 2**18
 # Read from a stream at a time: zipfile takes twice as much, from a heap that keeps it.
 _READ_BYTES = 2**18
 _IS_ENCRYPTED = 1  # of a member's flag bits
@@ -40,121 +38,57 @@ _SLACK_BYTES = 2**16  # tiny members may expand by any factor, as a header of ze
 _LOCAL_HEADER_BYTES = 30  # at the least, before each member's data
 
 
-class NpzMember:
+class NpzMember(StoredArray):
     """One array of a `.npz` archive, as an `ArraySource`."""
 
-    def __init__(self, path: Path, member: zipfile.ZipInfo) -> None:
+    _block_bytes = 2**26  # each block is another pass
+
+    def __init__(self, path: Path, member: zipfile.ZipInfo, header: NpyHeader) -> None:
+        label = f"{path}: {member.filename.removesuffix('.npy')}"
+        super().__init__(label, header.shape, header.dtype, fortran_order=header.fortran_order)
         self.path = path
-        self.label = f"{path}: {member.filename.removesuffix('.npy')}"
         self._member = member
-        with self._open() as stream:
-            header = read_npy_header(stream, self.label, path)
-        self.shape = header.shape
-        self.dtype = header.dtype.newbyteorder("=")
-        self._stored_dtype = header.dtype
-        # One-dimensional arrays are in both orders at once.
-        self._fortran_order = header.fortran_order and len(self.shape) > 1
-        expected = header.header_bytes + math.prod(self.shape) * self.dtype.itemsize
-        if expected != member.file_size:
-            raise InputError(
-                f"{self.label}: shape {list(self.shape)} of {self.dtype} needs {expected} bytes, "
-                f"but the archive holds {member.file_size}; the file is damaged",
-                path=path,
-            )
-
-    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
-        """Yield the array along its first axis from row `start` on, `step` rows at a time."""
-        if 0 in self.shape:
-            yield from MemoryArray(self.label, self.read()).rows(step, start)
-            return
-        tail = self.shape[1:]
-        if self._fortran_order:
-            block_rows = min(max(step, _BLOCK_BYTES // row_bytes(self)), self.shape[0])
-            # One block in memory, never two: pieces are copies, which do not keep it alive.
-            block = np.empty((math.prod(self.shape[1:]), block_rows), self.dtype)
-            for first in range(start, self.shape[0], block_rows):
-                rows = self._read_block(first, block[:, : self.shape[0] - first])
-                for begin in range(0, len(rows), step):
-                    piece = _core.empty((min(step, len(rows) - begin), *tail), self.dtype)
-                    piece[:] = rows[begin : begin + step]
-                    yield piece
-            return
-        row_items = math.prod(tail)
-        total = math.prod(self.shape)
-        for piece in self._stream(start * row_items, total, step * row_items):
-            yield piece.reshape(-1, *tail)
-
-    def columns(self, step: int) -> Iterator[npt.NDArray[Any]]:
-        """Yield a two-dimensional array along its second axis, `step` columns at a time."""
-        height, width = self.shape
-        if 0 in self.shape:
-            yield from MemoryArray(self.label, self.read()).columns(step)
-            return
-        if self._fortran_order:
-            for piece in self._stream(0, height * width, step * height):
-                yield piece.reshape(-1, height).T
-            return
-        starts = [row * width for row in range(height)]
-        streams = [self._stream(start, start + width, step) for start in starts]
-        for pieces in zip(*streams, strict=True):
-            yield np.stack(pieces)
-
-    def read(self) -> npt.NDArray[Any]:
-        """Return the whole array."""
-        check_fits(self)
-        flat = np.empty(math.prod(self.shape), self.dtype)
-        filled = 0
-        for piece in self._stream(0, len(flat), 2**20):
-            flat[filled : filled + len(piece)] = piece
-            filled += len(piece)
-        return flat.reshape(self.shape[::-1]).T if self._fortran_order else flat.reshape(self.shape)
-
-    def _read_block(self, first: int, columns: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Fill columns [row_items, count] with rows from `first` on, in Fortran order here."""
-        num_rows, count = self.shape[0], columns.shape[1]
-        total, begin = math.prod(self.shape), 0
-        for piece in self._stream(0, total, _STEP_ITEMS):
-            end = begin + len(piece)
-            for column in range(begin // num_rows, -(-end // num_rows)):
-                top = column * num_rows  # the element at which the column begins
-                low, high = max(begin, top + first), min(end, top + first + count)
-                if low < high:
-                    columns[column, low - top - first : high - top - first] = piece[
-                        low - begin : high - begin
-                    ]
-            begin = end
-        return columns.reshape(*self.shape[:0:-1], count).T
 
     @contextmanager
-    def _open(self) -> Iterator[IO[bytes]]:
-        with open_zip(self.path) as archive, archive.open(self._member) as stream:
-            yield stream
-
-    def _stream(self, start: int, stop: int, step: int) -> Iterator[npt.NDArray[Any]]:
-        """Yield elements start, ..., stop - 1 as they lie in the file, `step` at a time."""
-        size = self.dtype.itemsize
+    def _open(self) -> Iterator[Items]:
         try:
-            with self._open() as stream:
-                read_npy_header(stream, self.label, self.path)
-                # Read, not seek: zipfile gives up comparing checksums after a seek.
-                for skipped in range(0, start * size, _READ_BYTES):
-                    _exactly(stream, min(_READ_BYTES, start * size - skipped))
-                for first in range(start, stop, step):
-                    piece = _core.empty((min(first + step, stop) - first,), self._stored_dtype)
-                    _fill(piece.view(np.uint8), stream)
-                    yield piece.astype(self.dtype, copy=False)
-                if stop == math.prod(self.shape):
-                    stream.read(1)  # reaching the end makes zipfile compare the checksum
+            with open_zip(self.path) as archive, archive.open(self._member) as stream:
+                begin = read_npy_header(stream, self.label, self.path).header_bytes
+                yield partial(self._items, stream, begin)
         except (zipfile.BadZipFile, zlib.error, EOFError) as error:
             raise _damaged(self.label, self.path, error) from None
         except OSError as error:
             raise storage_error(error, "read the archive", self.path) from error
 
+    def _items(self, stream: IO[bytes], begin: int, first: int, count: int) -> npt.NDArray[Any]:
+        # Read, not seek: zipfile gives up comparing checksums after a seek.
+        place = begin + first * self.dtype.itemsize
+        while (left := place - stream.tell()) > 0:
+            _exactly(stream, min(_READ_BYTES, left))
+        piece = _core.empty((count,), self._stored_dtype)
+        out = piece.view(np.uint8)
+        for start in range(0, len(out), _READ_BYTES):
+            part = out[start : start + _READ_BYTES]
+            part[:] = np.frombuffer(_exactly(stream, len(part)), np.uint8)
+        if first + count == math.prod(self.shape):
+            stream.read(1)  # reaching the end makes zipfile compare the checksum
+        return piece.astype(self.dtype, copy=False)
 
-def _fill(piece: npt.NDArray[np.uint8], stream: IO[bytes]) -> None:
-    for begin in range(0, len(piece), _READ_BYTES):
-        part = piece[begin : begin + _READ_BYTES]
-        part[:] = np.frombuffer(_exactly(stream, len(part)), np.uint8)
+
+def _open_member(path: Path, member: zipfile.ZipInfo) -> ArraySource:
+    label = f"{path}: {member.filename.removesuffix('.npy')}"
+    with open_zip(path) as archive, archive.open(member) as stream:
+        header = read_npy_header(stream, label, path)
+    expected = header.header_bytes + math.prod(header.shape) * header.dtype.itemsize
+    if expected != member.file_size:
+        raise InputError(
+            f"{label}: shape {list(header.shape)} of {header.dtype} needs {expected} bytes, but "
+            f"the archive holds {member.file_size}; the file is damaged",
+            path=path,
+        )
+    if 0 in header.shape:
+        return MemoryArray(label, np.empty(header.shape, header.dtype))
+    return NpzMember(path, member, header)
 
 
 def _exactly(stream: IO[bytes], num_bytes: int) -> bytes:
@@ -195,7 +129,7 @@ def open_npz(path: Path, leave_out: Collection[str] = ()) -> dict[str, ArraySour
         if name in sources:
             raise InputError(f"{path}: two members are called {name!r}", path=path)
         try:
-            sources[name] = NpzMember(path, member)
+            sources[name] = _open_member(path, member)
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
             raise _damaged(f"{path}: {name}", path, error) from None
         except OSError as error:

@@ -9,17 +9,26 @@ from __future__ import annotations
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore import _core
 from gnnstore.budget.ledger import Reservation
 from gnnstore.converters.memory import memory_ledger
 from gnnstore.errors import InputError, UsageError
 
+# Pieces of up to this size are read into memory that was used before: the pages that the kernel
+# clears in fresh memory are an eighth of the CPU time of a conversion. Whole arrays should not
+# stay behind in the pool.
+MAX_POOLED_BYTES = 2**24
 _SMALL_BYTES = 2**26  # smaller arrays are read without asking for free memory
+
+
+Items = Callable[[int, int], npt.NDArray[Any]]  # returns elements: the first, and their number
 
 
 class ArraySource(Protocol):
@@ -87,6 +96,88 @@ class SequentialArray(ABC):
             whole[filled : filled + len(piece)] = piece
             filled += len(piece)
         return whole
+
+
+class StoredArray(ABC):
+    """An array that lies in C or Fortran order, as an `ArraySource`."""
+
+    # Bytes of rows that are gathered at a time from an array in Fortran order.
+    _block_bytes = 2**24
+
+    def __init__(
+        self, label: str, shape: tuple[int, ...], dtype: np.dtype[Any], *, fortran_order: bool
+    ) -> None:
+        self.label = label
+        self.shape = shape
+        self.dtype = dtype.newbyteorder("=")
+        self._stored_dtype = dtype
+        # One-dimensional arrays are in both orders at once.
+        self._fortran_order = fortran_order and len(shape) > 1
+
+    @abstractmethod
+    def _open(self) -> AbstractContextManager[Items]:
+        """Open what holds the elements; they are asked for in ascending order."""
+
+    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
+        """Yield the array along its first axis from row `start` on, `step` rows at a time."""
+        num_rows, tail = self.shape[0], self.shape[1:]
+        row_items = math.prod(tail)
+        if not self._fortran_order:
+            with self._open() as items:
+                for first in range(start, num_rows, step):
+                    count = min(step, num_rows - first)
+                    yield items(first * row_items, count * row_items).reshape(count, *tail)
+            return
+        # Seen in C order the axes are reversed, and rows are its columns.
+        fitting = self._block_bytes // (row_items * self.dtype.itemsize)
+        block_rows = min(max(step, fitting), num_rows)
+        # One block in memory, never two: pieces are copies, which do not keep it alive.
+        memory = np.empty((row_items, block_rows), self.dtype)
+        for first in range(start, num_rows, block_rows):
+            block = memory[:, : num_rows - first]
+            with self._open() as items:
+                for column in range(row_items):
+                    block[column] = items(column * num_rows + first, block.shape[1])
+            found = block.reshape(*tail[::-1], block.shape[1]).T
+            for begin in range(0, len(found), step):
+                piece = _core.empty((min(step, len(found) - begin), *tail), self.dtype)
+                piece[:] = found[begin : begin + step]
+                yield piece
+
+    def columns(self, step: int) -> Iterator[npt.NDArray[Any]]:
+        """Yield a two-dimensional array along its second axis, `step` columns at a time."""
+        height, width = self.shape
+        with ExitStack() as stack:
+            rows = [
+                stack.enter_context(self._open())
+                for _ in range(1 if self._fortran_order else height)
+            ]
+            for first in range(0, width, step):
+                count = min(step, width - first)
+                if self._fortran_order:
+                    yield rows[0](first * height, count * height).reshape(count, height).T
+                else:
+                    yield np.stack(
+                        [items(row * width + first, count) for row, items in enumerate(rows)]
+                    )
+
+    def read(self) -> npt.NDArray[Any]:
+        """Return the whole array."""
+        check_fits(self)
+        with self._open() as items:
+            flat = items(0, math.prod(self.shape))
+        return flat.reshape(self.shape[::-1]).T if self._fortran_order else flat.reshape(self.shape)
+
+
+def empty_piece(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Return uninitialised memory for a piece of an array; small ones come from a pool.
+
+    Otherwise memory that threads allocate stays with the allocator of each thread.
+    """
+    dtype = np.dtype(dtype)
+    if count * dtype.itemsize > MAX_POOLED_BYTES:
+        return np.empty(count, dtype)
+    return _core.pool_empty(count * dtype.itemsize).view(dtype)
 
 
 def as_array(values: Any, what: str) -> npt.NDArray[Any]:

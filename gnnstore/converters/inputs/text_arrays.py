@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.converters.inputs.derived import cut_rows
 from gnnstore.converters.inputs.source import SequentialArray, check_count
 from gnnstore.converters.inputs.text_blocks import read_blocks
 from gnnstore.converters.inputs.text_tables import TableFormat, TextTable
@@ -52,14 +53,15 @@ class TextArray(SequentialArray):
 
     def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
         """Yield the rows from `start` on, at most `step` at a time."""
+        return cut_rows(self._blocks(), step, start)
+
+    def _blocks(self) -> Iterator[npt.NDArray[Any]]:
         num_rows, rows_read = self.shape[0], 0
         for block in self._table.blocks():
-            wanted = block[max(0, start - rows_read) : max(0, num_rows - rows_read)]
             if self._may_round:
-                self._check_exact(wanted, max(start, rows_read))
+                self._check_exact(block, rows_read)
+            yield block[: max(0, num_rows - rows_read)]
             rows_read += len(block)
-            for first in range(0, len(wanted), step):
-                yield wanted[first : first + step]
         check_count(self.label, rows_read, num_rows, self._unit)
 
     def _check_exact(self, rows: npt.NDArray[Any], first: int) -> None:

@@ -22,8 +22,8 @@ from gnnstore.progress import NullPhase, Phase
 BLOCK_BYTES, _MIN_BLOCK_BYTES = 2**20, 2**16
 # Share of a budget for all blocks in flight.
 _MEMORY_SHARE = 4
-# Names take the most: a block of short names becomes a position (4 bytes), a code and its copy (8
-# each) for every two bytes; the text is there as read and as parsed.
+# Names take the most: for every five bytes of text a place (8 bytes) and its copy, a code (8), the
+# first place (8), and up to 16 in a table of hashes; the text is there as read and as parsed.
 _BYTES_PER_BYTE = 12
 # Longer than any row of numbers: the file is not text, or a bomb of a gigabyte without a line end.
 MAX_LINE_BYTES = 2**26

@@ -1,8 +1,6 @@
-"""Tables in text: numbers are parsed by the core, names are separated by pyarrow.
+"""Tables in text, which the core parses at hundreds of megabytes a second.
 
-The core parses blocks of lines at hundreds of megabytes a second, up to the first line that is not
-clean. That line is read here by the letter: it has a row, or is an error with a line number. Blocks
-of names that pyarrow refuses are read by the letter as a whole.
+The core returns the first line that is no row, and the field at fault, which `text_lines` words.
 """
 
 from __future__ import annotations
@@ -11,20 +9,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.budget.limits import available_bytes
-from gnnstore.converters.edges.name_blocks import (
-    NameBlock,
-    encode_arrow,
-    encode_fields,
-    join_lines,
-    split_fields,
-)
+from gnnstore.converters.edges.name_blocks import NameBlock
 from gnnstore.converters.inputs.text_blocks import (
     BLOCK_BYTES,
     TextBlock,
@@ -33,11 +25,12 @@ from gnnstore.converters.inputs.text_blocks import (
     read_blocks,
 )
 from gnnstore.converters.inputs.text_lines import (
-    KINDS,
-    LineReader,
     TableFormat,
     TextColumn,
+    is_fraction,
     show,
+    word_count,
+    word_field,
 )
 from gnnstore.converters.read_ahead import map_in_order, num_threads, read_ahead
 from gnnstore.errors import InputError
@@ -47,8 +40,10 @@ from gnnstore.units import format_size
 __all__ = ["NameBlock", "TableFormat", "TextColumn", "TextTable"]
 
 _EXACT_IN_FLOAT32 = 2**24
-_SPACES = re.compile(rb"[ \t\v\f]+")  # between fields, as `bytes.split` has it
-_TWO_TABS = re.compile(rb"\t *\t")  # a field is missing between them
+# As the core calls the types of columns, and of the ends of edges.
+_KINDS = {"int64": "i", "float32": "f", "float64": "d"}
+_END_KINDS = {**_KINDS, "int64": "e", "text": "n"}
+_INT64 = np.iinfo(np.int64)
 _LONE_RETURN = re.compile(rb"\r(?!\r*(?:\n|\Z))")
 
 
@@ -68,7 +63,7 @@ def _num_in_flight() -> int:
     return num_threads() + 3
 
 
-class TextTable(LineReader):
+class TextTable:
     """A text file of numbers, read as arrays [rows, columns] one block at a time."""
 
     def __init__(
@@ -79,7 +74,15 @@ class TextTable(LineReader):
         block_bytes: int = BLOCK_BYTES,
         memory_bytes: int | None = None,
     ) -> None:
-        super().__init__(path, table_format)
+        self.path = path
+        self.format = table_format
+        # Types of the columns; while those of values are looked for, float64 has fractions.
+        self.types = tuple(column.dtype or "int64" for column in table_format.columns)
+        self.has_all_types = all(column.dtype for column in table_format.columns)
+        self._delimiter = table_format.delimiter
+        self._num_columns = table_format.num_columns
+        self._comments = b"" if table_format.comments_lead else table_format.comments
+        self._skips_blank = table_format.skip_blank or bool(table_format.comments)
         self.header = b""  # the first line, if it was skipped
         self.num_comments = 0  # lines of names that were skipped as comments, in the last pass
         self._rounded: dict[int, Any] = {}  # by column, a value that float32 would change
@@ -124,15 +127,13 @@ class TextTable(LineReader):
         phase.advance(read.total - told)
 
     def columns_of(self, block: TextBlock) -> int:
-        """Return the number of fields in the first row of a block."""
+        """Return the number of fields in the first row of a block, which is checked."""
         if self.format.skip_header:
             self._has_header = True
             block = self._without_head(block)
-        place = self._first_row_place(block.data)
-        if place is not None:
-            number = block.first_line + block.data.count(b"\n", 0, place.start)
-            self._look_at_first_line(block.data[place], number)
-            self._row(number, block.data[place])
+        line = self._find_form(block)
+        if line is not None:
+            self._parse(line)
         return self._num_columns or 0
 
     # ---- types of columns
@@ -184,12 +185,9 @@ class TextTable(LineReader):
                 in_head = not block.data
                 if in_head:
                     continue
-            if self._delimiter is None or self._num_columns is None:
-                place = self._first_row_place(block.data)
-                if place is None:
-                    continue
-                number = block.first_line + block.data.count(b"\n", 0, place.start)
-                self._look_at_first_line(block.data[place], number)
+            is_known = self._delimiter is not None and self._num_columns is not None
+            if not is_known and self._find_form(block) is None:
+                continue
             yield block
 
     def _check_returns(self, block: TextBlock) -> None:
@@ -228,168 +226,129 @@ class TextTable(LineReader):
             begin, number = end, number + 1
         return TextBlock(number, data[begin:])
 
-    def _strip(self, data: bytes) -> tuple[bytes, int]:
-        """Return the lines without comments, with plain line ends, and the number of comments."""
-        if b"\r" in data:  # looking for one byte is twenty times as fast as for two
-            data = data.replace(b"\r\n", b"\n")
-        # Blank lines are the parser's work: looking for them here took half as long as parsing.
-        marks = self._comments
-        if not any(marks[i : i + 1] in data for i in range(len(marks))):
-            return data, 0
-        lines = data.split(b"\n")
-        kept = [line for line in lines if line.lstrip()[:1] not in marks or not line.strip()]
-        return b"\n".join(kept), len(lines) - len(kept)
-
-    def _first_row_place(self, data: bytes) -> slice | None:
-        begin = 0
-        while begin < len(data):
-            end = data.find(b"\n", begin)
-            place = slice(begin, end if end >= 0 else len(data))
-            if not self._is_skipped(data[place]):
-                return place
-            begin = place.stop + 1
-        return None
-
     # ---- blocks
 
-    def _parse(self, block: TextBlock) -> tuple[Any, int]:
-        """Return the rows of a block, and the number of comments in it, in a table of text."""
-        if self.format.dtype != "text":
-            return self._parse_numbers(block), 0
-        data, num_comments = self._strip(block.data)
-        rows = self._parse_names(data)
-        return self._parse_by_line(block) if rows is None else rows, num_comments
-
-    def _parse_numbers(self, block: TextBlock) -> npt.NDArray[Any]:
-        data, begin, number = block.data, 0, block.first_line
-        types = self.types
-        if (self._num_columns or 0) > len(data):  # fewer bytes than a row has fields
-            self._read_by_line(block)  # raises, unless all are comments
-            return np.empty(0, self.format.row_dtype(types))
-        kinds = [KINDS[self.format.dtype]] * (self._num_columns or 0)
-        if types:
-            kinds[2:] = "-" * len(kinds[2:])
-        for column, dtype in zip(self.format.columns, types, strict=True):
-            kinds[column.position] = KINDS[dtype]
-        row_dtype = self.format.row_dtype(types)
-        pieces = [np.empty(0 if types else (0, len(kinds)), row_dtype)]
-        while begin < len(data):
-            records, fault = _core.parse_text(
-                data,
-                "".join(kinds),
-                self._delimiter == ",",
-                self._comments,
-                self.format.ignore_extra,
-                begin,
-            )
-            rows = records.view(row_dtype)
-            pieces.append(rows if types else rows.reshape(-1, len(kinds)))
-            self._check_allowed(pieces[-1], data, begin, number)
-            if fault < 0:
-                break
-            number += data.count(b"\n", begin, fault)
-            end = data.find(b"\n", fault)
-            end = len(data) if end < 0 else end
-            row = self._row(number, data[fault:end])
-            if self.types != types:  # a column has fractions
-                return self._parse_numbers(block)
-            if row is not None:
-                pieces.append(self._record(row, row_dtype))
-            begin, number = end + 1, number + 1
-        return np.concatenate(pieces) if len(pieces) > 2 else pieces[-1]
-
-    def _record(self, row: list[Any], row_dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Return a row that was read by the letter as an array of one row."""
-        if not self.format.columns:
-            return np.array([row], row_dtype)
-        record = np.empty(1, row_dtype)
-        record["ends"] = row[:2]
-        for i, column in enumerate(self.format.columns):
-            record[str(i)] = row[column.position]
-        return record
-
-    def _check_allowed(self, rows: npt.NDArray[Any], data: bytes, begin: int, number: int) -> None:
-        """Raise if a value is not allowed; the rows are those of the lines from a byte on."""
-        values = rows["ends"] if rows.dtype.names else rows
-        low, limit = self.format.minimum, self.format.limit
-        if not self.format.is_integer:
-            is_right = self.format.allow_nan or not np.isnan(values).any()
-        else:
-            is_right = not len(values) or (
-                (low is None or values.min() >= low) and (limit is None or values.max() < limit)
-            )
-        if not is_right:
-            self._read_by_line(TextBlock(number, data[begin:]))  # raises at the value
-
-    def _parse_names(self, data: bytes) -> NameBlock | None:
-        """Return the rows of clean lines; None if some line has to be read by the letter."""
-        if b"\r" in data or not 0 < (self._num_columns or 0) <= len(data):
-            return None if data else encode_fields([])
-        delimiter = self._delimiter or " "
-        if delimiter == " " and _has_more_than_single_spaces(data):
-            if _TWO_TABS.search(data):
-                return None
-            # Arrow would see an empty field between two spaces, and take a tab for a letter.
-            data = _SPACES.sub(b" ", data)
-            data = data.replace(b" \n", b"\n").replace(b"\n ", b"\n").strip(b" ")
-        names = [str(column) for column in range(self._num_columns or 0)]
-        wanted = names
-        if self.format.columns or self.format.label_column is None:
-            positions = {0, 1, *(column.position for column in self.format.columns)}
-            wanted = [str(position) for position in sorted(positions)]
-        if self.format.ignore_extra:
-            line = data.lstrip(b"\n").partition(b"\n")[0]
-            names = [str(i) for i in range(max(len(names), len(line.split(delimiter.encode()))))]
-        table = split_fields(data, names, wanted, delimiter, skip_blank=self._skips_blank)
-        if table is None:
+    def _find_form(self, block: TextBlock) -> TextBlock | None:
+        """Detect the separator and the number of columns by the first row, and return its line."""
+        comments, skip = self._comments, self._skips_blank
+        _, _, fault = _core.parse_text(block.data, "", ",", comments, skip_blank=skip)
+        if fault is None:
             return None
-        block = encode_arrow([table.column(str(column)) for column in self.format.end_columns])
-        is_clean = b"" not in block.names
-        if self.format.label_column is not None:
-            labels = encode_arrow([table.column(str(self.format.label_column))])
-            block = replace(block, labels=labels)
-            is_clean = is_clean and b"" not in labels.names
-        columns = [
-            self._parse_column(i, join_lines(table.column(str(column.position))))
-            for i, column in enumerate(self.format.columns)
-        ]
-        numbers = tuple(values for values in columns if values is not None)
-        is_clean = is_clean and len(numbers) == len(columns)
-        return replace(block, columns=numbers) if is_clean else None
+        begin = fault[0]
+        line = block.data[begin:].partition(b"\n")[0]
+        first = TextBlock(block.first_line + block.data.count(b"\n", 0, begin), line)
+        if self._delimiter is None:
+            # Names may have commas in them, or spaces, but no tabs.
+            marks = "\t," if self.format.dtype == "text" else ",\t"
+            self._delimiter = next((mark for mark in marks if mark.encode() in line.strip()), " ")
+        if self._num_columns is None:
+            _, _, found = _core.parse_text(line, "", self._delimiter, b"")
+            self._num_columns = 0 if found is None else found[1]
+            if not self._num_columns:
+                self._fail(first.first_line, word_count(self.format, ",", 0, b"", 0))
+        return first
 
-    def _parse_column(self, column: int, lines: bytes) -> npt.NDArray[Any] | None:
-        """Return the numbers of a column of a table of names; None if one is not clean."""
+    def _row_dtype(self, types: tuple[str, ...]) -> np.dtype[Any]:
+        """Return the type of rows: numbers, or `ends` and by their places "0", "1", ..."""
+        form = self.format
+        if form.dtype != "text" and not form.columns:
+            return np.dtype(form.dtype)
+        order = sorted(range(len(types)), key=lambda i: form.columns[i].position)
+        ends = (
+            ("u4", (2 + (form.label_column is not None), 2))
+            if form.dtype == "text"
+            else (form.dtype, 2)
+        )
+        return np.dtype([("ends", *ends), *((str(i), types[i]) for i in order)])
+
+    def _kinds(self, types: tuple[str, ...]) -> str:
+        """Return the kind of each field, as the core has them."""
+        form = self.format
+        kinds = [_END_KINDS[form.dtype]] * (self._num_columns or 0)
+        num_ends = 3 if form.label_column is not None else 2
+        if types or form.dtype == "text":
+            kinds[num_ends:] = "-" * len(kinds[num_ends:])
+        for column, dtype in zip(form.columns, types, strict=True):
+            kinds[column.position] = _KINDS[dtype]
+        return "".join(kinds)
+
+    def _parse(self, block: TextBlock) -> tuple[Any, int]:
+        """Return the rows of a block, and the number of comments in it."""
+        form, data = self.format, block.data
+        # No row has more fields than the block has bytes, whatever a column's number is.
+        is_possible = (self._num_columns or 0) <= len(data)
         while True:
-            dtype = self.types[column]
-            records, fault = _core.parse_text(
-                lines, KINDS[dtype], is_comma=True, comments=b"", ignore_extra=False
+            types = self.types
+            records, num_comments, fault = _core.parse_text(
+                data,
+                self._kinds(types) if is_possible else "",
+                self._delimiter or " ",
+                self._comments,
+                skip_blank=self._skips_blank,
+                ignore_extra=form.ignore_extra and is_possible,
+                allow_nan=form.allow_nan,
+                low=_INT64.min if form.minimum is None else form.minimum,
+                high=_INT64.max if form.limit is None else form.limit - 1,
             )
-            if fault < 0 and lines:
-                return records.view(dtype)
-            if not self._may_widen(column, lines[fault:].partition(b"\n")[0].strip()):
-                return None
-            self._widen(column)
+            if fault is None:
+                break
+            line, num_fields, position, begin, end = fault
+            column = {c.position: i for i, c in enumerate(form.columns)}.get(position)
+            field = data[begin:end]
+            if column is not None and self._may_widen(column, field):
+                self.types = (*types[:column], "float64", *types[column + 1 :])
+                continue
+            text = data[line:].partition(b"\n")[0]
+            self._fail(
+                block.first_line + data.count(b"\n", 0, line),
+                word_count(form, self._delimiter or " ", self._num_columns or 0, text, num_fields)
+                if position < 0
+                else word_field(
+                    form, form.dtype if column is None else types[column], position, field
+                ),
+            )
+        rows = records.view(self._row_dtype(types))
+        if form.dtype == "text":
+            return self._encode(block, rows), num_comments
+        return rows if types else rows.reshape(-1, self._num_columns or 0), 0
 
-    def _read_by_line(self, block: TextBlock) -> list[list[Any]]:
-        numbered = enumerate(block.data.removesuffix(b"\n").split(b"\n"), block.first_line)
-        found = [self._row(number, line) for number, line in numbered]
-        return [row for row in found if row is not None]
+    def _may_widen(self, column: int, field: bytes) -> bool:
+        """Whether a field is a fraction in a column whose type is not known yet."""
+        is_open = not self.has_all_types and self.format.columns[column].dtype is None
+        return is_open and self.types[column] == "int64" and is_fraction(field)
 
-    def _parse_by_line(self, block: TextBlock) -> NameBlock:
-        """Return rows of names that are read by the letter."""
-        rows = self._read_by_line(block)
-        ends, label = self.format.end_columns, self.format.label_column
-        names = encode_fields([[row[end] for end in ends] for row in rows])
-        if label is not None:
-            return replace(names, labels=encode_fields([[row[label]] for row in rows]))
-        columns = [
-            np.array([row[column.position] for row in rows], dtype)
-            for column, dtype in zip(self.format.columns, self.types, strict=True)
-        ]
-        return replace(names, columns=tuple(columns))
+    def _encode(self, block: TextBlock, rows: npt.NDArray[Any]) -> NameBlock:
+        """Return rows whose names are places in a block."""
 
+        def encode(columns: list[int]) -> NameBlock:
+            places = np.ascontiguousarray(rows["ends"][:, columns]).reshape(-1)
+            names, codes, first = _core.encode_names(block.data, places)
+            try:
+                b"\n".join(names).decode()
+            except UnicodeDecodeError:
+                self._fail_text(block, names, places[2 * first], columns, first)
+            return NameBlock(names, codes.reshape(-1, len(columns)), first)
 
-def _has_more_than_single_spaces(data: bytes) -> bool:
-    """Whether fields may be separated by other white space than one space."""
-    marks = (b"\t", b"\v", b"\f", b"  ", b" \n", b"\n ")
-    return any(mark in data for mark in marks) or data.strip(b" ") != data
+        names, label = encode(self.format.end_columns), self.format.label_column
+        columns = tuple(rows[str(i)] for i in range(len(self.format.columns)))
+        return replace(names, columns=columns, labels=None if label is None else encode([label]))
+
+    def _fail_text(
+        self,
+        block: TextBlock,
+        names: list[bytes],
+        begins: npt.NDArray[Any],
+        columns: list[int],
+        first: npt.NDArray[np.int64],
+    ) -> NoReturn:
+        wrong = next(
+            i for i, name in enumerate(names) if name.decode("utf-8", "replace").encode() != name
+        )
+        column = columns[int(first[wrong]) % len(columns)] + 1
+        self._fail(
+            block.first_line + block.data.count(b"\n", 0, int(begins[wrong])),
+            f"column {column}: {show(names[wrong])} is not UTF-8; convert the file to UTF-8",
+        )
+
+    def _fail(self, line: int, problem: str) -> NoReturn:
+        raise InputError(f"{self.path}: line {line}: {problem}", path=self.path)

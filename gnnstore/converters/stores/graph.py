@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.edges.node_ids import columns_of_edges
-from gnnstore.converters.inputs.files import empty_piece
+from gnnstore.converters.inputs.source import empty_piece
 from gnnstore.converters.stores.checked_files import CheckedFiles
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.dtypes import id_dtype

@@ -7,8 +7,7 @@ often they are needed, hot rows share pages with hot ones, and cold pages are pa
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,10 +18,10 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.budget.ledger import Reservation
-from gnnstore.converters.inputs.derived import MappedRows
+from gnnstore.converters.inputs.derived import GeneratedRows, MappedRows
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.scattered import in_order
-from gnnstore.converters.inputs.source import ArraySource, SequentialArray
+from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.stores.communities import find_communities, rank_communities
 from gnnstore.converters.stores.copy import (
@@ -35,10 +34,10 @@ from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.converters.stores.ordered_texts import texts_in_order
 from gnnstore.converters.stores.places import checked_ids, out_degrees, places_by, ranks_at_rest
 from gnnstore.converters.writer.carried_ids import CARRIED_IDS
+from gnnstore.converters.writer.estimates import NodeTable, Workload
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.node_arrays import MAX_COMPRESSED_BYTES
 from gnnstore.converters.writer.options import ConvertOptions, refuse_rules, with_orders
-from gnnstore.converters.writer.workload import NodeTable, Workload
 from gnnstore.errors import UsageError, check_choice, limits_named
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.arrays.spec import AttributeSpec
@@ -169,9 +168,7 @@ def _writer(
         workload=Workload(
             num_nodes=graph.num_nodes,
             num_edges=graph.num_edges,
-            node_bytes=sum(own.num_bytes for own in paged),
-            node_items=sum(math.prod(own.shape) for own in paged),
-            node_tables=tuple(map(NodeTable.of_attribute, paged)),
+            node_tables=tuple(map(NodeTable.of, paged)),
             edge_row_bytes=graph.edge_row_bytes + (0 if dtype is None else dtype.itemsize),
         ),
     )
@@ -244,7 +241,11 @@ def write_in_order(graph: StoreInput, writer: GraphWriter, places: npt.NDArray[A
     _write_edge_splits(graph, writer, places)
     copy_graph_attributes(writer, graph)
     own = nodes.original_id
-    original = _Counting(graph.num_nodes) if own is None else CopiedRows(graph, own)
+    original: ArraySource = (
+        GeneratedRows("the ids of nodes", (graph.num_nodes,), np.int64, np.arange)
+        if own is None
+        else CopiedRows(graph, own)
+    )
     with ordered(original) as rows:
         is_small = 8 * graph.num_nodes <= MAX_COMPRESSED_BYTES
         writer.set_original_ids(rows.read() if is_small else rows)
@@ -287,13 +288,11 @@ def _write_edge_splits(graph: StoreInput, writer: GraphWriter, places: npt.NDArr
             return None
         where = f"{graph.reader.path / spec.path}" if spec is not None else ""
 
-        def numbers_of(ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        def numbers_of(ids: npt.NDArray[Any], _: int) -> npt.NDArray[Any]:
             found: npt.NDArray[Any] = places[checked_ids(ids, graph.num_nodes, where)]
             return found
 
-        found = MappedRows(rows, rows.shape[1:], numbers_of)
-        found.dtype = places.dtype
-        return found
+        return MappedRows(rows, numbers_of, dtype=places.dtype)
 
     for name, split in graph.edges.splits.items():
         source, target = renumbered(split.source), renumbered(split.target)
@@ -314,17 +313,3 @@ def _write_edge_splits(graph: StoreInput, writer: GraphWriter, places: npt.NDArr
             attributes=attributes,
             where=f"{graph.reader.path}: the edge split {name!r}",
         )
-
-
-class _Counting(SequentialArray):
-    """The numbers 0, 1, ..., N - 1, as an `ArraySource`."""
-
-    def __init__(self, count: int) -> None:
-        self.label = "the ids of nodes"
-        self.shape = (count,)
-        self.dtype = np.dtype(np.int64)
-
-    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
-        """Yield the numbers from `start` on, `step` at a time."""
-        for first in range(start, self.shape[0], step):
-            yield np.arange(first, min(first + step, self.shape[0]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -20,10 +19,10 @@ from gnnstore.converters.stores.copy import (
     describe_edges,
 )
 from gnnstore.converters.stores.graph import StoreInput
+from gnnstore.converters.writer.estimates import NodeTable, Workload
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.opening import is_converted, provenance
 from gnnstore.converters.writer.options import ConvertOptions, refuse_rules, with_orders
-from gnnstore.converters.writer.workload import NodeTable, Workload
 from gnnstore.errors import UsageError, limits_named
 from gnnstore.progress import Progress
 
@@ -153,9 +152,7 @@ def _writer(
         workload=Workload(
             num_nodes=graph.num_nodes,
             num_edges=round(graph.num_edges * sum(rule.fractions) / 2),  # at least, if undirected
-            node_bytes=0 if x is None else x.num_bytes,
-            node_items=0 if x is None else math.prod(x.shape),
-            node_tables=() if x is None else (NodeTable.of_attribute(x),),
+            node_tables=() if x is None else (NodeTable.of(x),),
             is_exact=False,
         ),
     )

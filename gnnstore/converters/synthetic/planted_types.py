@@ -8,7 +8,7 @@ edges have times and weights, so that temporal and weighted loaders have somethi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.converter import converter
+from gnnstore.converters.inputs.derived import GeneratedRows
 from gnnstore.converters.inputs.opening import PathLike
-from gnnstore.converters.inputs.source import ArraySource, SequentialArray
+from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.converters.keyed_random import draw_noise, draw_words
 from gnnstore.converters.synthetic.synthetic_nodes import SyntheticNodes
 from gnnstore.converters.typed.graph_writer import HeteroGraphWriter
+from gnnstore.converters.writer.estimates import NodeTable, Workload
 from gnnstore.converters.writer.options import ConvertOptions
-from gnnstore.converters.writer.workload import NodeTable, Workload
 from gnnstore.errors import UsageError
 from gnnstore.formats.store.schema import EdgeType
 from gnnstore.progress import Progress
@@ -115,7 +116,6 @@ def from_planted_types(
         "seed": seed,
     }
     widths = {"paper": feature_dim, "author": author_dim}
-    items = sum(counts[name] * width for name, width in widths.items())
     with HeteroGraphWriter(
         output,
         counts,
@@ -127,8 +127,6 @@ def from_planted_types(
         workload=Workload(
             num_nodes=sum(counts.values()),
             num_edges=sum(numbers.values()),
-            node_bytes=4 * items,
-            node_items=items,
             edge_row_bytes=12,
             node_tables=tuple(NodeTable(counts[name], width, 4) for name, width in widths.items()),
         ),
@@ -243,8 +241,8 @@ class _Edges:
     def attributes(self) -> dict[str, ArraySource]:
         """Return times and weights."""
         return {
-            "edge_time": _Generated("edge_time", self.num_edges, "int64", self._times),
-            "weight": _Generated("weight", self.num_edges, "float32", self._weights),
+            "edge_time": GeneratedRows("edge_time", (self.num_edges,), np.int64, self._times),
+            "weight": GeneratedRows("weight", (self.num_edges,), np.float32, self._weights),
         }
 
     def _times(self, first: int, last: int) -> npt.NDArray[Any]:
@@ -266,25 +264,3 @@ def _step(count: int) -> int:
     while math.gcd(step, count) > 1:
         step += 2
     return step
-
-
-class _Generated(SequentialArray):
-    """Rows that are a function of their numbers."""
-
-    def __init__(
-        self,
-        label: str,
-        count: int,
-        dtype: str,
-        generate: Callable[[int, int], npt.NDArray[Any]],
-    ) -> None:
-        self.label = label
-        self.shape = (count,)
-        self.dtype = np.dtype(dtype)
-        self._generate = generate
-
-    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
-        """Yield the rows from `start` on, at most `step` at a time."""
-        step = min(step, _CHUNK_EDGES)
-        for first in range(start, self.shape[0], step):
-            yield self._generate(first, min(first + step, self.shape[0]))

@@ -18,9 +18,9 @@ from gnnstore.converters.converter import converter
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.read_ahead import num_threads
 from gnnstore.converters.synthetic.synthetic_nodes import SyntheticNodes
+from gnnstore.converters.writer.estimates import NodeTable, Workload
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, check_features
-from gnnstore.converters.writer.workload import NodeTable, Workload
 from gnnstore.errors import UsageError
 from gnnstore.progress import Progress
 
@@ -113,8 +113,6 @@ def from_rmat(
         workload=Workload(
             num_nodes=1 << scale,
             num_edges=edge_factor << scale,
-            node_bytes=(4 * feature_dim) << scale,
-            node_items=feature_dim << scale,
             node_tables=(NodeTable(1 << scale, feature_dim, 4),),
         ),
     ) as writer:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.edges.name_blocks import NameBlock, encode_arrow
+from gnnstore.converters.inputs.derived import cut_rows
 from gnnstore.converters.inputs.source import SequentialArray
 from gnnstore.converters.read_ahead import read_ahead
 from gnnstore.converters.tables.inputs import Table
@@ -84,6 +85,9 @@ class TableColumns(SequentialArray):
 
     def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
         """Yield the rows from `start` on, at most `step` at a time."""
+        return cut_rows(self._checked(), step, start)
+
+    def _checked(self) -> Iterator[npt.NDArray[Any]]:
         done = 0
         for rows in self._arrays():
             if rows.shape[1:] != self.shape[1:] or rows.dtype != self.dtype:
@@ -91,10 +95,8 @@ class TableColumns(SequentialArray):
                     f"{self.label}: rows from {done} on are {rows.dtype} "
                     f"{list(rows.shape[1:])}, and those before {self.dtype} {list(self.shape[1:])}"
                 )
-            wanted = rows[max(0, start - done) :]
             done += len(rows)
-            for first in range(0, len(wanted), step):
-                yield wanted[first : first + step]
+            yield rows
 
     def _arrays(self) -> Iterator[npt.NDArray[Any]]:
         done = 0
@@ -155,7 +157,7 @@ def name_batches(
                 raise InputError(f"{table.label}: {name}: row {row} has no name")
             texts.append(pa.chunked_array([column.cast(pa.string())]))
         numbers = tuple(to_array(batch.column(c), f"{table.label}: {c}", done) for c in columns)
-        yield replace(encode_arrow(texts, trim=False), columns=numbers)
+        yield replace(encode_arrow(texts), columns=numbers)
         done += batch.num_rows
 
 

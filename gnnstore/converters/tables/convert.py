@@ -27,10 +27,10 @@ from gnnstore.converters.tables.columns import (
 )
 from gnnstore.converters.tables.inputs import Table, describe_tables, open_table
 from gnnstore.converters.tables.row_ids import RowIds
+from gnnstore.converters.writer.estimates import Workload, node_workload
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, check_features
 from gnnstore.converters.writer.splits import SPLIT_KEYS
-from gnnstore.converters.writer.workload import Workload, node_workload
 from gnnstore.errors import InputError, UsageError
 from gnnstore.progress import Progress
 
@@ -308,7 +308,7 @@ def _workload(edges: EdgeTable, nodes: NodeTable | None) -> Workload:
         kind = edges.table.schema.field(column).type
         wide += kind.bit_width // 8 if pa.types.is_primitive(kind) else 8
     num_edges = edges.table.num_rows
-    total = Workload(num_edges=num_edges, edge_row_bytes=wide, binary_bytes=16 * num_edges)
+    total = Workload(num_edges=num_edges, edge_row_bytes=wide)
     sources = () if nodes is None else nodes.attributes.values()
     return sum(map(node_workload, sources), total)
 

@@ -32,6 +32,7 @@ from gnnstore.converters.writer.adjacency import (
     write_adjacency,
 )
 from gnnstore.converters.writer.carried_ids import CarriedIds
+from gnnstore.converters.writer.estimates import Workload
 from gnnstore.converters.writer.node_arrays import NodeArrays, RowSink
 from gnnstore.converters.writer.opening import (
     announce,
@@ -42,7 +43,6 @@ from gnnstore.converters.writer.opening import (
 )
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
 from gnnstore.converters.writer.splits import read_split, split_ids, split_name
-from gnnstore.converters.writer.workload import Workload
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container import names as store_names

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +15,8 @@ from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import ArraySource, check_count, row_bytes
 from gnnstore.converters.typed.graph_writer import HeteroGraphWriter
 from gnnstore.converters.typed.orders import check_names
+from gnnstore.converters.writer.estimates import Workload, node_workload
 from gnnstore.converters.writer.options import ConvertOptions, check_features
-from gnnstore.converters.writer.workload import Workload, node_workload
 from gnnstore.errors import InputError
 from gnnstore.formats.store.schema import EdgeType
 from gnnstore.progress import Progress
@@ -145,13 +144,9 @@ def _workload(nodes: Mapping[str, NodeInput], edges: Mapping[EdgeType, EdgeInput
     total = Workload(
         num_nodes=sum(node.count for node in nodes.values()),
         num_edges=sum(own.num_edges or 0 for own in edges.values()),
-        binary_bytes=sum(16 * (own.num_edges or 0) for own in edges.values()),
         edge_row_bytes=min(
             (sum(map(row_bytes, own.attributes.values())) for own in edges.values()), default=0
         ),
         is_exact=all(own.num_edges is not None for own in edges.values()),
     )
-    for source in sources:
-        if math.prod(source.shape):
-            total += node_workload(source)
-    return total
+    return sum(map(node_workload, sources), total)

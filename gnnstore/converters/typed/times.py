@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.inputs.source import ArraySource, MemoryArray, SequentialArray
+from gnnstore.converters.inputs.derived import MappedRows
+from gnnstore.converters.inputs.source import ArraySource, MemoryArray
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import InputError
 from gnnstore.formats.arrays.dtypes import dtype_name
@@ -18,26 +19,17 @@ from gnnstore.formats.store.by_column import NO_TIME, is_weight, weights_of
 _STEP_ROWS = 2**20
 
 
-class IntegerTimes(SequentialArray):
+class IntegerTimes(MappedRows):
     """Times [N] or [N, 1] as int64 [N]."""
 
     def __init__(self, source: ArraySource, what: str) -> None:
         check_time_type(source, what)
-        self.label = source.label
-        self.shape = source.shape[:1]
-        self.dtype = np.dtype(np.int64)
-        self._source = source
-        self._what = what
-
-    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
-        """Yield the times from row `start` on, `step` at a time."""
-        for rows in self._source.rows(step, start):
-            yield checked_times(rows, start, self._what)
-            start += len(rows)
-
-    def read(self) -> npt.NDArray[Any]:
-        """Return all times."""
-        return checked_times(self._source.read(), 0, self._what)
+        super().__init__(
+            source,
+            lambda rows, first: checked_times(rows, first, what),
+            row_shape=(),
+            dtype=np.int64,
+        )
 
 
 def check_time_type(source: ArraySource, what: str) -> None:

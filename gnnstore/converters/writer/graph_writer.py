@@ -35,6 +35,7 @@ from gnnstore.converters.writer.adjacency import record_edges, take_up_edges, wr
 from gnnstore.converters.writer.carried_ids import CarriedIds
 from gnnstore.converters.writer.casting import SCALES
 from gnnstore.converters.writer.edge_splits import Rows, copy_array, write_edge_split
+from gnnstore.converters.writer.estimates import Workload
 from gnnstore.converters.writer.negatives import write_negatives
 from gnnstore.converters.writer.node_arrays import NodeArrays, RowSink
 from gnnstore.converters.writer.opening import (
@@ -46,7 +47,6 @@ from gnnstore.converters.writer.opening import (
 )
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
 from gnnstore.converters.writer.splits import read_split, split_ids, split_name
-from gnnstore.converters.writer.workload import Workload
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container import names as store_names

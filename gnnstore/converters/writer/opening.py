@@ -17,9 +17,8 @@ from typing import Any
 from gnnstore._version import __version__
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.inputs.opening import PathLike, existing_directory
-from gnnstore.converters.writer.estimates import Estimate, estimate
+from gnnstore.converters.writer.estimates import Estimate, Workload, estimate, inspect_inputs
 from gnnstore.converters.writer.options import ConvertOptions
-from gnnstore.converters.writer.workload import Workload, inspect_inputs
 from gnnstore.errors import NoSpaceError, UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE
@@ -162,7 +161,6 @@ def announce(
     expected = estimate(
         workload,
         rules,
-        directory=store.temporary_path,
         memory_bytes=options.memory_bytes,
         page_bytes=options.page_bytes,
         feature_item_bytes=None if cast is None else STORAGE_DTYPES[cast].itemsize,

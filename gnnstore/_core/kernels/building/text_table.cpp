@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 
 namespace gnnstore {
@@ -52,19 +53,21 @@ Digits read_digits(const char *&place, const char *end) {
     return found;
 }
 
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
 // Whether a number was read; `place` is behind it then.
-bool read_integer(const char *&place, const char *end, uint8_t *out) {
+bool read_integer(const char *&place, const char *end, int64_t &out) {
     const bool negative = place < end && *place == '-';
     if (place < end && (negative || *place == '+')) ++place;
+    while (end - place > 1 && *place == '0' && is_digit(place[1])) ++place;
     const Digits digits = read_digits(place, end);
     if (digits.count == 0) return false;
-    uint64_t unsigned_value = digits.value;
-    if (digits.count == 18 && place < end && *place >= '0' && *place <= '9')
-        unsigned_value = unsigned_value * 10 + static_cast<uint64_t>(*place++ - '0');
-    if (unsigned_value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) return false;
-    const auto magnitude = static_cast<int64_t>(unsigned_value);
-    const int64_t value = negative ? -magnitude : magnitude;
-    std::memcpy(out, &value, sizeof value);
+    uint64_t magnitude = digits.value;
+    if (digits.count == 18 && place < end && is_digit(*place))
+        magnitude = magnitude * 10 + static_cast<uint64_t>(*place++ - '0');
+    constexpr auto most = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+    if (magnitude > most + (negative ? 1 : 0)) return false;
+    out = static_cast<int64_t>(negative ? 0 - magnitude : magnitude);
     return true;
 }
 
@@ -123,48 +126,125 @@ bool read_short_decimal(const char *&begin, const char *end, T &out) {
 }
 
 template <class T>
-bool read_decimal(const char *&place, const char *end, uint8_t *out) {
+bool read_decimal(const char *&place, const char *end, const TextForm &form, T &value) {
     if (place < end && *place == '+') {
         ++place;
         if (place < end && *place == '-') return false;
     }
-    T value;
-    if (!read_short_decimal(place, end, value)) {
-        const auto [behind, error] = std::from_chars(place, end, value);
-        if (error != std::errc()) return false;
-        if (std::isnan(value) && behind[-1] == ')') return false;  // nan(...)
-        place = behind;
+    if (read_short_decimal(place, end, value)) return true;
+    auto [behind, error] = std::from_chars(place, end, value);
+    if (error == std::errc::result_out_of_range) {  // what is too small is rounded to 0
+        long double wide = 0;
+        behind = std::from_chars(place, end, wide).ptr;
+        if (wide == 0 || std::abs(wide) > 1) return false;
+        value = static_cast<T>(wide);
+    } else if (error != std::errc()) {
+        return false;
     }
-    std::memcpy(out, &value, sizeof value);
+    if (std::isnan(value) && (behind[-1] == ')' || !form.allows_nan)) return false;  // nan(...)
+    place = behind;
     return true;
 }
 
-bool is_blank(char c) { return c == ' ' || c == '\t'; }
+bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\v' || c == '\f' || c == '\r'; }
 
-void skip_blanks(const char *&place, const char *end) {
-    while (place < end && is_blank(*place)) ++place;
+template <class T>
+bool stored(bool is_read, const T &value, uint8_t *out) {
+    if (is_read) std::memcpy(out, &value, sizeof value);
+    return is_read;
 }
 
-// Of blanks. A field may be missing before a tab: whoever looks at the line alone can tell.
-int64_t num_tabs(const char *begin, const char *end) { return std::count(begin, end, '\t'); }
-
-// A field that nobody wants: up to the separator, or the end of the line.
-bool skip_field(const char *&place, const char *end, char separator) {
-    const char *const begin = place;
-    for (; place < end && *place != '\n' && *place != '\r'; ++place) {
-        if (*place == '\v' || *place == '\f') return false;
-        if (separator == ' ' ? is_blank(*place) : *place == separator) break;
-    }
-    return separator != ' ' || place > begin;
-}
-
-bool read_field(const char *&place, const char *end, char kind, char separator, uint8_t *out) {
+// Whether there is a number; `place` is behind it then.
+bool read_number(const char *&place, const char *end, char kind, const TextForm &form,
+                 uint8_t *out) {
+    int64_t integer;
+    float single;
+    double decimal;
     switch (kind) {
-        case 'i': return read_integer(place, end, out);
-        case 'f': return read_decimal<float>(place, end, out);
-        case 'd': return read_decimal<double>(place, end, out);
-        default: return skip_field(place, end, separator);
+        case 'f': return stored(read_decimal(place, end, form, single), single, out);
+        case 'd': return stored(read_decimal(place, end, form, decimal), decimal, out);
+        default:
+            return stored(read_integer(place, end, integer) &&
+                              (kind == 'i' || (integer >= form.low && integer <= form.high)),
+                          integer, out);
     }
+}
+
+// Whether a line that is written as most are has the right numbers; `place` is behind it then.
+bool read_plain_line(const char *&place, const char *end, const TextForm &form, uint8_t *record) {
+    const bool has_runs = form.separator != ',';
+    const auto skip_spaces = [&] {
+        while (place < end && *place == ' ') ++place;
+    };
+    if (form.has_names || form.fields.empty()) return false;
+    skip_spaces();
+    if (place < end && form.comments.find(*place) != std::string_view::npos) return false;
+    for (size_t i = 0; i < form.fields.size(); ++i) {
+        if (i > 0) {
+            const char *const behind = place;
+            skip_spaces();
+            if (place < end && *place == (has_runs ? '\t' : ',')) {
+                ++place;
+                skip_spaces();
+            } else if (place == behind || !has_runs) {
+                return false;
+            }
+        }
+        const auto [kind, offset] = form.fields[i];
+        if (kind == '-') {
+            const char *const begin = place;
+            while (place < end && *place != '\n' && *place != ',' && !is_blank(*place)) ++place;
+            if (place == begin) return false;
+        } else if (!read_number(place, end, kind, form, record + offset)) {
+            return false;
+        }
+    }
+    while (place < end && is_blank(*place)) ++place;
+    return place == end || *place++ == '\n';
+}
+
+using Fields = std::vector<std::string_view>;
+
+std::string_view trimmed(std::string_view text) {
+    while (!text.empty() && is_blank(text.back())) text.remove_suffix(1);
+    while (!text.empty() && is_blank(text.front())) text.remove_prefix(1);
+    return text;
+}
+
+// The fields of a line that is not blank.
+void split(std::string_view line, const TextForm &form, Fields &fields) {
+    fields.clear();
+    while (is_blank(line.back())) line.remove_suffix(1);
+    while (is_blank(line.front()) && (form.separator != '\t' || line.front() != '\t'))
+        line.remove_prefix(1);
+    const char separator = form.separator == ',' ? ',' : '\t';
+    const bool has_runs = form.separator == ' ' || (separator == '\t' && !form.has_names);
+    for (size_t begin = 0; begin <= line.size();) {
+        const size_t end = std::min(line.find(separator, begin), line.size());
+        std::string_view part = trimmed(line.substr(begin, end - begin));
+        begin = end + 1;
+        while (has_runs) {
+            const auto *const space = std::find_if(part.begin(), part.end(), is_blank);
+            if (space == part.end()) break;
+            fields.push_back(part.substr(0, static_cast<size_t>(space - part.begin())));
+            part = trimmed(part.substr(fields.back().size()));
+        }
+        fields.push_back(part);
+    }
+}
+
+bool read_field(std::string_view field, char kind, const TextForm &form, const char *text,
+                uint8_t *out) {
+    if (kind == '-') return true;
+    if (kind == 'n') {
+        const uint32_t place[] = {static_cast<uint32_t>(field.data() - text),
+                                  static_cast<uint32_t>(field.size())};
+        std::memcpy(out, place, sizeof place);
+        return !field.empty();
+    }
+    const char *place = field.data();
+    const char *const end = place + field.size();
+    return read_number(place, end, kind, form, out) && place == end;
 }
 
 }  // namespace
@@ -173,64 +253,71 @@ int64_t count_lines(std::string_view text) {
     return std::count(text.begin(), text.end(), '\n') + (!text.empty() && text.back() != '\n');
 }
 
-namespace {
-
-// Whether a line has the right fields; `place` is behind them then.
-bool read_line(const char *&place, const char *end, const TextForm &form, uint8_t *record) {
-    for (size_t i = 0; i < form.fields.size(); ++i) {
-        if (i > 0) {
-            const char *const behind = place;
-            skip_blanks(place, end);
-            if (form.separator == ' ') {
-                if (place == behind) return false;
-                if (place - behind > 1 && num_tabs(behind, place) > 1) return false;
-            } else {
-                if (place == end || *place != form.separator) return false;
-                ++place;
-                skip_blanks(place, end);
-            }
+ParsedText parse_text(std::string_view text, const TextForm &form, uint8_t *records) {
+    const char *place = text.data();
+    const char *const end = place + text.size();
+    ParsedText parsed;
+    Fields fields;
+    while (place < end) {
+        uint8_t *const record = records + parsed.num_rows * form.record_bytes;
+        const char *const line = place;
+        if (read_plain_line(place, end, form, record)) {
+            ++parsed.num_rows;
+            continue;
         }
-        const TextField &field = form.fields[i];
-        if (!read_field(place, end, field.kind, form.separator, record + field.offset))
-            return false;
+        const void *found = std::memchr(line, '\n', static_cast<size_t>(end - line));
+        const char *const line_end = found == nullptr ? end : static_cast<const char *>(found);
+        place = std::min(line_end + 1, end);
+        const auto *const first = std::find_if_not(line, line_end, is_blank);
+        if (first == line_end) {
+            if (form.skips_blank) continue;
+            parsed.fault = TextFault{line - text.data(), 0};
+            return parsed;
+        }
+        if (form.comments.find(*first) != std::string_view::npos) {
+            ++parsed.num_comments;
+            continue;
+        }
+        split({line, line_end}, form, fields);
+        TextFault fault{line - text.data(), static_cast<int64_t>(fields.size())};
+        if (fields.size() < form.fields.size() ||
+            (fields.size() > form.fields.size() && !form.ignores_extra)) {
+            parsed.fault = fault;
+            return parsed;
+        }
+        for (size_t i = 0; i < form.fields.size(); ++i) {
+            const auto [kind, offset] = form.fields[i];
+            if (read_field(fields[i], kind, form, text.data(), record + offset)) continue;
+            fault.field = static_cast<int64_t>(i);
+            fault.begin = fields[i].data() - text.data();
+            fault.end = fault.begin + static_cast<int64_t>(fields[i].size());
+            parsed.fault = fault;
+            return parsed;
+        }
+        ++parsed.num_rows;
     }
-    // A number ends where blanks, a separator or the line do.
-    const char *const behind = place;
-    while (place < end && (is_blank(*place) || *place == '\r')) ++place;
-    if (place == end || *place == '\n') return true;
-    return form.ignores_extra &&
-           (form.separator == ' ' ? place > behind : *place == form.separator);
+    return parsed;
 }
 
-}  // namespace
-
-ParsedText parse_text(std::string_view text, int64_t begin, const TextForm &form,
-                      uint8_t *records) {
-    const char *place = text.data() + begin;
-    const char *const end = text.data() + text.size();
-    const auto next_line = [&] {
-        const void *found = std::memchr(place, '\n', static_cast<size_t>(end - place));
-        place = found == nullptr ? end : static_cast<const char *>(found) + 1;
-    };
-    int64_t num_rows = 0;
-    while (place < end) {
-        const char *const line = place;
-        skip_blanks(place, end);
-        if (!form.comments.empty()) {
-            const bool ends = place == end || *place == '\n' ||
-                              (*place == '\r' && place + 1 < end && place[1] == '\n');
-            if (ends || form.comments.find(*place) != std::string_view::npos) {
-                next_line();
-                continue;
-            }
+std::vector<int64_t> encode_names(std::string_view text, const uint32_t *places, int64_t num_names,
+                                  int64_t *codes) {
+    const auto name_at = [&](int64_t i) { return text.substr(places[2 * i], places[2 * i + 1]); };
+    std::vector<int64_t> first;
+    // Open addressing: the codes by hash, -1 where there is none.
+    const size_t mask = std::bit_ceil(2 * static_cast<size_t>(num_names) + 1) - 1;
+    std::vector<int32_t> table(mask + 1, -1);
+    for (int64_t i = 0; i < num_names; ++i) {
+        const std::string_view name = name_at(i);
+        size_t slot = std::hash<std::string_view>()(name) & mask;
+        while (table[slot] >= 0 && name_at(first[static_cast<size_t>(table[slot])]) != name)
+            slot = (slot + 1) & mask;
+        if (table[slot] < 0) {
+            table[slot] = static_cast<int32_t>(first.size());
+            first.push_back(i);
         }
-        const bool lacks_first = form.separator == ' ' && place > line && num_tabs(line, place) > 0;
-        if (lacks_first || !read_line(place, end, form, records + num_rows * form.record_bytes))
-            return {num_rows, line - text.data()};
-        next_line();
-        ++num_rows;
+        codes[i] = table[slot];
     }
-    return {num_rows, -1};
+    return first;
 }
 
 }  // namespace gnnstore

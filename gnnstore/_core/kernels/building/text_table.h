@@ -1,8 +1,10 @@
-// Tables of numbers in text: only clean decimal numbers. The caller reads the first line that is not
-// clean by itself, to name the mistake, and goes on behind it.
+// Tables in text: numbers become values, names become places in the text. The first line that is no
+// row is returned with the field at fault, for the caller to name the mistake.
 #pragma once
 
 #include <cstdint>
+#include <limits>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -10,29 +12,50 @@ namespace gnnstore {
 
 // A field of a line, and where its value goes in the record of the line.
 struct TextField {
-    char kind;  // 'i': int64, 'f': float32, 'd': float64, '-': skipped, whatever it is
+    // 'e': int64 within limits, 'i': int64, 'f': float32, 'd': float64, 'n': a name, as the two
+    // uint32 of its first byte and its length, '-': skipped, whatever it is
+    char kind;
     int64_t offset;
 };
 
 struct TextForm {
     std::vector<TextField> fields;
-    char separator;  // ' ': any run of spaces and tabs; else one character, with these around it
-    std::string_view comments;  // begin lines that are skipped; with any, so are blank lines
+    // ',': commas with blanks around them. ' ': runs of blanks, in which a field is missing between
+    // two tabs. '\t': such runs, where a first tab follows a missing field; between names, tabs.
+    char separator;
+    std::string_view comments;  // begin lines that are skipped
+    bool skips_blank;           // whether blank lines are skipped
     bool ignores_extra;         // whether more fields may follow
-    int64_t record_bytes;
+    bool allows_nan;
+    int64_t low = std::numeric_limits<int64_t>::min();  // the limits of kind 'e', inclusive
+    int64_t high = std::numeric_limits<int64_t>::max();
+    int64_t record_bytes = 0;
+    bool has_names = false;
 };
 
 // The most rows that a text can have.
 int64_t count_lines(std::string_view text);
 
-struct ParsedText {
-    int64_t num_rows;
-    // The first byte of the first line that has another form, or a number that does not fit or is so
-    // long that it might not; -1: there is no such line.
-    int64_t fault;
+struct TextFault {
+    int64_t line;        // its first byte
+    int64_t num_fields;  // of the line
+    int64_t field = -1;  // the first that has no value; -1: the number of fields is wrong
+    int64_t begin = 0;   // the bytes of the field
+    int64_t end = 0;
 };
 
-// Writes a record for each line from a place on, up to the first fault.
-ParsedText parse_text(std::string_view text, int64_t begin, const TextForm &form, uint8_t *records);
+struct ParsedText {
+    int64_t num_rows = 0;
+    int64_t num_comments = 0;
+    std::optional<TextFault> fault;
+};
+
+// Writes a record for each line, up to the first fault.
+ParsedText parse_text(std::string_view text, const TextForm &form, uint8_t *records);
+
+// Numbers distinct names in order of appearance: writes the number of each of the names, given by
+// first byte and length, and returns the position at which each distinct name appears first.
+std::vector<int64_t> encode_names(std::string_view text, const uint32_t *places, int64_t num_names,
+                                  int64_t *codes);
 
 }  // namespace gnnstore

@@ -35,9 +35,9 @@ from gnnstore.converters.inputs.opening import (
 )
 from gnnstore.converters.inputs.source import ArraySource, row_bytes
 from gnnstore.converters.inputs.text_arrays import TextEdges
+from gnnstore.converters.writer.estimates import Workload, inspect_inputs, node_workload
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
-from gnnstore.converters.writer.workload import Workload, inspect_inputs, node_workload
 from gnnstore.errors import InputError
 from gnnstore.progress import Progress
 

@@ -164,9 +164,8 @@ def _columns(pairs: ArraySource, path: Path) -> tuple[ArraySource, ArraySource]:
             "in a row",
             path=path,
         )
-    return MappedRows(pairs, (), lambda rows: rows[:, 0]), MappedRows(
-        pairs, (), lambda rows: rows[:, 1]
-    )
+    sources = MappedRows(pairs, lambda rows, _: rows[:, 0], row_shape=())
+    return sources, MappedRows(pairs, lambda rows, _: rows[:, 1], row_shape=())
 
 
 def _of_graph(key: str) -> str:
@@ -179,7 +178,7 @@ def _like(values: ArraySource, own: ArraySource) -> ArraySource:
     row_shape = own.shape[1:]
     if values.shape[1:] == row_shape or row_shape != (1,):
         return values
-    return MappedRows(values, row_shape, lambda rows: rows.reshape(-1, 1))
+    return MappedRows(values, lambda rows, _: rows.reshape(-1, 1), row_shape=row_shape)
 
 
 def _is_graph(split: LinkSplit, edges: RawEdges) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.inputs.derived import MappedRows
+from gnnstore.converters.inputs.derived import MappedRows, cut_rows
 from gnnstore.converters.inputs.source import ArraySource, SequentialArray
 from gnnstore.converters.inputs.text_arrays import TextArray
 from gnnstore.converters.inputs.text_blocks import read_blocks
@@ -76,24 +76,21 @@ def open_text_nodes(path: Path, budget: int | None) -> dict[str, ArraySource]:
     features = [place for place, name in enumerate(names) if _FEATURE.fullmatch(name)]
     found: dict[str, ArraySource] = {}
     if features:
-        found["x"] = _Columns(table, features, np.dtype(np.float32))
+        found["x"] = _columns(table, features, np.dtype(np.float32))
     for place, name in enumerate(names):
         if place not in features:
             kind: type = np.int64 if is_whole[place] else np.float32
             kind = np.bool_ if name in SPLIT_KEYS and is_mask[place] else kind
-            found[name] = _Columns(table, place, np.dtype(kind))
+            found[name] = _columns(table, place, np.dtype(kind))
     return found
 
 
-class _Columns(MappedRows):
-    """A column of a table [N], or several [N, k], as another type."""
-
-    def __init__(
-        self, table: SequentialArray, places: int | list[int], dtype: np.dtype[Any]
-    ) -> None:
-        row_shape = () if isinstance(places, int) else (len(places),)
-        super().__init__(table, row_shape, lambda rows: rows[:, places].astype(dtype))
-        self.dtype = dtype
+def _columns(table: SequentialArray, places: int | list[int], dtype: np.dtype[Any]) -> ArraySource:
+    """Return a column of a table [N], or several [N, k], as another type."""
+    row_shape = () if isinstance(places, int) else (len(places),)
+    return MappedRows(
+        table, lambda rows, _: rows[:, places].astype(dtype), row_shape=row_shape, dtype=dtype
+    )
 
 
 class TextEdgeFile:
@@ -179,9 +176,5 @@ class _TextColumn(SequentialArray):
 
     def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
         """Yield the rows from `start` on, at most `step` at a time."""
-        done = 0
-        for block in self._table.blocks():
-            rows = self._table.values(block, self._place)[max(0, start - done) :]
-            done += len(block)
-            for first in range(0, len(rows), step):
-                yield rows[first : first + step]
+        blocks = (self._table.values(block, self._place) for block in self._table.blocks())
+        return cut_rows(blocks, step, start)

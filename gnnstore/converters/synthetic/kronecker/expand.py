@@ -13,7 +13,6 @@ better than they are.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,9 +31,9 @@ from gnnstore.converters.synthetic.kronecker.factor import check_factor, derive_
 from gnnstore.converters.synthetic.kronecker.nodes import check_noise, write_nodes
 from gnnstore.converters.synthetic.kronecker.patterns import FactorGraph
 from gnnstore.converters.writer.casting import SCALES
+from gnnstore.converters.writer.estimates import NodeTable, Workload
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
-from gnnstore.converters.writer.workload import NodeTable, Workload
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.progress import Progress
@@ -148,11 +147,7 @@ def _workload(graph: StoreInput, factor: int, edge_factor: float, features: bool
     return Workload(
         num_nodes=graph.num_nodes * factor,
         num_edges=round(graph.reader.schema.edge.num_edges * edge_factor),
-        node_bytes=0 if x is None else x.num_bytes * factor,
-        node_items=0 if x is None else math.prod(x.shape) * factor,
-        node_tables=()
-        if x is None
-        else (NodeTable.of_attribute(x)._replace(num_rows=x.num_rows * factor),),
+        node_tables=() if x is None else (NodeTable.of(x)._replace(num_rows=x.num_rows * factor),),
         is_exact=False,
     )
 
