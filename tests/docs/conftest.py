@@ -44,8 +44,23 @@ def work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     _published(tmp_path)
     _types(tmp_path)
+    _downloads(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def _downloads(root: Path) -> None:
+    """Name data sets as their archives unpack, for the README."""
+    for name, place in (
+        ("arxiv", "dataset/ogbn_arxiv"),
+        ("products", "dataset/ogbn_products"),
+        ("mag240m_kddcup2021", "dataset/mag240m_kddcup2021"),
+        ("igb/tiny", "igb/small"),
+        ("igb/large", "igb/small"),
+        ("com-friendster.ungraph.txt.gz", "com-lj.ungraph.txt.gz"),
+    ):
+        (root / name).symlink_to(root / place)
+    published.write_papers100m(root / "papers100M-bin", random_graph(200, 900, feature_dim=16))
 
 
 def _types(root: Path) -> None:

@@ -98,8 +98,8 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
 def test_the_citation_is_that_of_this_version() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == gnnstore.__version__
-    readme = " ".join((ROOT / "README.md").read_text().split())
+    papers = " ".join((ROOT / "docs" / "papers.md").read_text().split())
     for paper in citation["references"]:
         name = paper["title"].split(":")[0]
-        assert f"*{name}* (" in readme, name
-        assert paper.get("doi", paper.get("url")) in readme, name
+        assert f"*{name}* (" in papers, name
+        assert paper.get("doi", paper.get("url")) in papers, name

@@ -1,0 +1,58 @@
+"""The first page: its first block as pasted, its figure and its computed numbers."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.parts import headline, published
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_first_block_runs_as_pasted(tmp_path: Path) -> None:
+    """Line by line into an interpreter, in a directory without any data."""
+    block, shown = re.findall(r"^```(?:python|text)\n(.*?)^```$", README, re.M | re.S)[:2]
+    done = subprocess.run(
+        [sys.executable, "-i", "-q"],
+        input=block,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert "Error" not in done.stderr, done.stderr
+    output = done.stdout.split("last loss", 1)[1]
+    assert 0 < float(output.split()[0]) < 1  # of 8 classes, which guessing gives 2.1
+    # The same words; the numbers are those of this machine.
+    expected = shown.split("last loss", 1)[1]
+    assert _words(output) == _words(expected)
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[a-z]{4,}", text)
+
+
+def test_the_figure_is_drawn_from_the_benchmarks() -> None:
+    points = headline.read_points(headline.SOURCE.read_text())
+    assert headline.PICTURE.read_text() == headline.draw(points)
+    for strategy in ("packed", "mmap"):
+        assert f"{points[strategy][-1].median:.2f} ×" in README
+
+
+@pytest.mark.parametrize("graph", published.GRAPHS, ids=lambda graph: graph.name)
+def test_sizes_and_minutes_of_published_graphs_are_computed(graph: published.Graph) -> None:
+    (row,) = re.findall(rf"^\| {graph.name} \| (.*) \|$", README, re.M)
+    cells = row.split(" | ")
+    assert cells[0].startswith(f"{graph.num_nodes:,}, ")
+    edges = float(cells[0].split(", ")[1].split()[0]) * (1e9 if cells[0].endswith("G") else 1e6)
+    assert edges == pytest.approx(graph.num_edges, rel=0.01)
+    assert tuple(cells[2:]) == published.store_and_minutes(graph)
