@@ -49,7 +49,7 @@ class Point(NamedTuple):
 
 def read_points(text: str) -> dict[str, list[Point]]:
     """Return the points of each strategy, with memory for all features and for a tenth."""
-    section = text.split("### Training, end to end")[1].split("\n### ")[0]
+    section = text.split("### Training, end to end")[1].split("\n### ", maxsplit=1)[0]
     points: dict[str, list[Point]] = {}
     for strategy, share, *numbers in _CELL.findall(section):
         row = points.setdefault(strategy, [])

@@ -10,12 +10,10 @@ compares the README with what this prints.
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import NamedTuple
 
 from gnnstore.converters.edges.rules import EdgeRules
-from gnnstore.converters.writer.estimates import estimate
-from gnnstore.converters.writer.workload import NodeTable, Workload
+from gnnstore.converters.writer.estimates import NodeTable, Workload, estimate
 from gnnstore.units import format_size
 
 # Measured on an AMD EPYC with 2 cores, on 26 and 25 November 2026: edges a second sorted in memory
@@ -53,11 +51,10 @@ def store_and_minutes(graph: Graph) -> tuple[str, str]:
     work = Workload(
         num_nodes=graph.num_nodes,
         num_edges=graph.num_edges,
-        node_bytes=feature_bytes,
         node_tables=(table,) if graph.width else (),
     )
     rules = EdgeRules(undirected=graph.is_doubled)
-    expected = estimate(work, rules, directory=Path.cwd(), memory_bytes=MEMORY_BYTES)
+    expected = estimate(work, rules, memory_bytes=MEMORY_BYTES)
     rate = EDGES_ON_DISK if expected.spill_bytes else EDGES_IN_MEMORY
     seconds = graph.num_edges * rules.copies / rate + feature_bytes / FEATURE_BYTES
     minutes = "under 1" if seconds < 60 else f"{math.ceil(seconds / 60)}"

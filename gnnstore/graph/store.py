@@ -172,7 +172,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         return None if spec is None else self.reader.read(spec)
 
     @property
-    def original_edge_ids(self) -> Attribute | None:
+    def original_edge_ids(self) -> LazyTensor | None:
         """Ids of the edges in the original data, by position: `store.original_edge_ids[positions]`.
 
         They are read from disk. None where positions are the ids. Positions are what batches have

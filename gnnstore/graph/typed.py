@@ -141,7 +141,7 @@ class EdgeView:
         return tuple(self._edge.weight_sums)
 
     @property
-    def original_edge_ids(self) -> Attribute | None:
+    def original_edge_ids(self) -> LazyTensor | None:
         """Ids of the edges in the original data; see `GraphStore.original_edge_ids`."""
         spec = self._edge.ids_in_input
         return None if spec is None else self._store.attribute_of(spec)

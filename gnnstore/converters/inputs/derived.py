@@ -59,7 +59,7 @@ class MappedRows(SequentialArray):
         function: Callable[[npt.NDArray[Any], int], npt.NDArray[Any]],
         *,
         row_shape: tuple[int, ...] | None = None,
-        dtype: npt.DTypeLike = None,
+        dtype: npt.DTypeLike | None = None,
     ) -> None:
         self.label = source.label
         tail = source.shape[1:] if row_shape is None else row_shape
