@@ -18,6 +18,7 @@ from gnnstore.errors import CorruptStoreError, InputError, UsageError
 from gnnstore.formats.store.by_column import places_by_time
 from gnnstore.formats.store.csc import Csc
 from gnnstore.graph.store import GraphStore
+from gnnstore.sampling.disk import TypedDiskSampler
 from gnnstore.sampling.hetero import SampledTypes, TypedNeighborSampler
 from gnnstore.sampling.neighbor import BatchRequest, NeighborSampler, Sample, SamplingConfig
 from gnnstore.sampling.temporal import NodeTimes, TimeColumns
@@ -303,6 +304,24 @@ def test_wherever_a_store_lies(store: GraphStore, config: SamplingConfig) -> Non
             *(edge.weight_sums.values() if config.weight_attr else []),
         )
     }
+
+
+def test_sources_whose_times_decide_are_read_once(tmp_path: Path) -> None:
+    """Lists are read whole, and what is chosen of them is not read again."""
+    data = graph(np.random.default_rng(0), several=False)
+    store = GraphStore(from_pyg(data, tmp_path / "s.gnn", time_attr=("time",)))
+    on_disk = store.topology("disk").on_disk(
+        store.reader, open_engine(store.path / "zarr.json", "pread")
+    )
+    sampler = on_disk.sampler(SamplingConfig((5, 4), time_attr="time"), "int64")
+    assert isinstance(sampler, TypedDiskSampler)
+    sample = sampler.sample(**BatchRequest({NODE: np.arange(40)}, 0, 0)._asdict())
+    assert sample.hop_nodes is not None
+    indptr = store.topology("memory").columns().indptr
+    expanded = sample.nodes[NODE][: sum(sample.hop_nodes[NODE][:2])]
+    num_along = int(np.diff(indptr)[expanded].sum())
+    assert (sampler.counts.cached, sampler.counts.fetched) == (0, num_along)
+    assert num_along > sample.num_edges
 
 
 def test_no_edge_is_later_than_its_seed(store: GraphStore) -> None:

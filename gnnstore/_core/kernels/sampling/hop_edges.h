@@ -63,15 +63,19 @@ public:
         return hop_edges_;
     }
     // Chooses those into nodes `from` to `to` of the frontier; columns_of(i) is what lies along the
-    // list of the i-th. Parts of the frontier come in order.
-    template <class ColumnsOf>
-    void choose_lists(int64_t from, int64_t to, const ColumnsOf &columns_of) {
+    // list of the i-th, and chosen(i, columns, positions, count) is called once its are. Parts of the
+    // frontier come in order.
+    template <class ColumnsOf, class Chosen>
+    void choose_lists(int64_t from, int64_t to, const ColumnsOf &columns_of,
+                      const Chosen &chosen) {
         const uint32_t word = draw_word();
         for (int64_t i = from; i < to; ++i) {
             const int64_t local_id = targets_.frontier() + i;
             int64_t *position = edge_pos_.data() + num_edges_ + hop_edges_;
+            const ListColumns columns = columns_of(i);
             const int64_t count = choose_of_list(lists_[i], node(i), word,
-                                                 targets_.tree_of(local_id), columns_of(i), position);
+                                                 targets_.tree_of(local_id), columns, position);
+            chosen(i, columns, position, count);
             std::fill_n(targets() + num_edges_ + hop_edges_, count, static_cast<Local>(local_id));
             counts_[i] = count;
             hop_edges_ += count;
@@ -83,7 +87,7 @@ public:
         const auto at = [](const void *column, int64_t width, int64_t start) -> const void * {
             return static_cast<const char *>(column) + width * start;
         };
-        choose_lists(0, frontier_size(), [&](int64_t i) {
+        const auto columns_of = [&](int64_t i) {
             const int64_t start = lists_[i].start;
             ListColumns columns;
             if (type_.time.timing != Timing::none) {
@@ -94,7 +98,8 @@ public:
                 columns.sums = type_.weight.sums + start;
             }
             return columns;
-        });
+        };
+        choose_lists(0, frontier_size(), columns_of, [](auto &&...) {});
         return hop_edges_;
     }
 

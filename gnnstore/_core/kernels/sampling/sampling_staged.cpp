@@ -79,6 +79,7 @@ public:
     void begin_hop(size_t hop) {
         edges_.begin(hop);
         next_list_ = 0;
+        sources_.clear();
     }
 
     // Lists of the frontier along which something must be read before edges are chosen.
@@ -134,7 +135,7 @@ public:
         const void *first = fetched.empty() ? nullptr : fetched.front();
         const void *second = fetched.size() < 2 ? nullptr : fetched.back();
         int64_t offset = 0, missed = 0;
-        edges_.choose_lists(first_list_, next_list_, [&](int64_t i) {
+        const auto columns_of = [&](int64_t i) {
             ListColumns columns;
             if (is_timed) {
                 columns.order = static_cast<const char *>(first) + offset * (type.time.is_wide ? 4 : 2);
@@ -151,7 +152,18 @@ public:
             }
             offset += edges_.list(i).degree;
             return columns;
-        });
+        };
+        edges_.choose_lists(
+            first_list_, next_list_, columns_of,
+            [&](int64_t i, const ListColumns &columns, const int64_t *positions, int64_t count) {
+                if (!has_sources()) return;
+                const auto *neighbors = static_cast<const Index *>(columns.indices);
+                const size_t before = sources_.size();
+                sources_.resize(before + static_cast<size_t>(count) * sizeof(Index));
+                auto *source = reinterpret_cast<Index *>(sources_.data() + before);
+                for (int64_t k = 0; k < count; ++k)
+                    source[k] = neighbors[positions[k] - edges_.list(i).start];
+            });
     }
 
     // Chooses a hop's edges where nothing was read for it, copies what is cached, and returns the
@@ -161,7 +173,7 @@ public:
         hop_edges_ = edges_.needs_lists() ? edges_.num_chosen_edges() : edges_.choose();
         copies_.clear();
         runs_.clear();
-        if (hop_edges_ == 0) return;
+        if (hop_edges_ == 0 || has_sources()) return;
         missed.positions = PooledArray<int64_t>(hop_edges_);
         divide_hop(missed);
         if (!copies_.empty()) {
@@ -175,6 +187,7 @@ public:
     template <class Index>
     void take_hop(const Index *fetched) {
         const Index *all = fetched;
+        if (has_sources()) all = reinterpret_cast<const Index *>(sources_.data());
         if (!copies_.empty()) {
             auto *neighbors = static_cast<Index *>(neighbors_.raw());
             for (const Run &run : runs_) {
@@ -248,6 +261,11 @@ private:
         const void *cached;  // null: to be fetched
     };
 
+    // Whether lists were read with their indices, so that the sources of chosen edges are known.
+    bool has_sources() const {
+        return edges_.needs_lists() && edges_.type().time.timing == Timing::sources;
+    }
+
     // Whether the indices of the i-th list of the frontier are asked for.
     bool is_missed(int64_t i) const {
         return list_indices_[static_cast<size_t>(i - first_list_)] == nullptr;
@@ -307,6 +325,7 @@ private:
 
     int64_t first_list_ = 0, next_list_ = 0;  // of the frontier: those asked for now
     std::vector<const void *> list_indices_;  // of these; null if they are not cached
+    std::vector<char> sources_;               // of the hop's edges, as Index, if it has_sources
 
     int64_t column_ = 0, done_of_column_ = 0;  // the next to be asked for
     std::vector<Piece> pieces_;
