@@ -15,7 +15,7 @@ from pyarrow import feather, parquet
 from torch_geometric.data import HeteroData
 
 import gnnstore
-from gnnstore.converters import HeteroGraphWriter, from_typed
+from gnnstore.converters import ConvertOptions, HeteroGraphWriter, from_typed
 from gnnstore.formats.container.names import joined
 from gnnstore.tools.cli import main
 from tests.support.hetero import AT, CITES, WRITES, make_hetero
@@ -184,6 +184,34 @@ def test_konect_bipartite(tmp_path: Path) -> None:
     assert rates.weight.dtype == torch.float32
     assert (rates.times, rates.weights) == (("time",), ("weight",))
     assert store["movie", "rev_rates", "user"].edge_index.tolist() == [[0, 0, 1, 0], [0, 1, 3, 0]]
+
+
+def test_konect_undirected(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each edge would have one direction, unless its reverse becomes a type."""
+    (tmp_path / "in" / "edges" / "a__knows__a").mkdir(parents=True)
+    path = tmp_path / "in" / "edges" / "a__knows__a" / "out.friends"
+    for header, reverse, warns in (
+        ("% sym unweighted", (), True),
+        ("% sym unweighted", ("knows",), False),
+        ("% asym unweighted", (), False),
+    ):
+        caplog.clear()
+        path.write_text(f"{header}\n1 2\n2 3\n")
+        options = ConvertOptions(reverse=reverse, overwrite=True)
+        from_typed(tmp_path / "in", tmp_path / "out.gnn", options=options)
+        found = "the other direction as a type of its own with reverse='knows'" in caplog.text
+        assert found == warns
+
+
+def test_types_that_are_called_as_the_directories(tmp_path: Path) -> None:
+    """Arrays in `nodes/nodes/` have the names of their files, and `nodes/edges.npy` is an x."""
+    write_npy(tmp_path / "in" / "nodes" / "nodes", {"x": np.ones((3, 2)), "z": np.arange(3)})
+    np.save(tmp_path / "in" / "nodes" / "edges.npy", np.zeros((2, 1)))
+    ends = {"source": np.array([0, 1]), "target": np.array([1, 0]), "w": np.ones(2)}
+    write_npy(tmp_path / "in" / "edges" / "nodes__to__edges", ends)
+    store = convert(tmp_path / "in", tmp_path / "out.gnn")
+    assert store["nodes"].z[torch.arange(3)].tolist() == [0, 1, 2]
+    assert store["edges"].x[torch.arange(2)].tolist() == [[0], [0]]
 
 
 def test_without_names_of_columns(tmp_path: Path) -> None:

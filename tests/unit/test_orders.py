@@ -198,7 +198,7 @@ def test_times_above_int64() -> None:
 
 
 def test_no_reverse_type_in_a_graph_of_one_type(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is for graphs with several types; of one"):
+    with pytest.raises(UsageError, match="adds types of edges, and this conversion makes"):
         GraphWriter(tmp_path / "a.gnn", kind="test", options=ConvertOptions(reverse=("all",)))
 
 

@@ -113,8 +113,9 @@ class GraphWriter:
         self.options = options or ConvertOptions()
         if self.options.reverse:
             raise UsageError(
-                f"reverse={list(self.options.reverse)}: is for graphs with several types; of one "
-                "type, undirected=True (--undirected) adds the reverse of each edge"
+                f"reverse={', '.join(self.options.reverse)}: adds types of edges, and this "
+                "conversion makes a graph without types; leave it out, or let undirected=True add "
+                "the reverse of each edge. Files by type are for 'gnnstore convert typed'"
             )
         self.progress = progress or NullProgress()
         self.explicit_num_nodes = False

@@ -30,6 +30,7 @@ from gnnstore.converters.tables.inputs import ENDINGS as _TABLES
 from gnnstore.converters.tables.inputs import open_table
 from gnnstore.converters.tables.row_ids import RowIds
 from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, Pair, largest_ids, write_typed
+from gnnstore.converters.typed.reverse import reverse_types
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.splits import SPLIT_KEYS
 from gnnstore.errors import InputError, NotFoundError
@@ -85,7 +86,7 @@ def from_typed(
     root = existing_directory(input, "the data set")
     budget = options.memory_bytes
     nodes = {
-        decode(name): _open_nodes(paths, budget)
+        decode(name): _open_nodes(paths, root / "nodes", budget)
         for name, paths in _parts(root / "nodes", (*_ARRAYS, *_TABLES, *ENDINGS)).items()
     }
     found = _parts(root / "edges", (*_ARRAYS, *_TABLES, *ENDINGS))
@@ -96,8 +97,18 @@ def from_typed(
             path=root / "edges",
         )
     edges = {
-        _edge_type(name, paths[0]): _open_edges(paths, budget) for name, paths in found.items()
+        _edge_type(name, paths[0]): _open_edges(paths, root / "edges", budget)
+        for name, paths in found.items()
     }
+    backward = reverse_types(options.reverse, tuple(edges))
+    for edge_type, own in edges.items():
+        if own.is_undirected and edge_type not in backward:
+            _LOG.warning(
+                "%s: its header says that the graph is undirected; if each edge is listed once, "
+                "add the other direction as a type of its own with reverse=%r",
+                own.own.label,
+                edge_type[1],
+            )
     counts = _count(nodes, edges)
     files = [path for name in ("nodes", "edges") for path in sorted((root / name).rglob("*"))]
     return write_typed(
@@ -157,12 +168,13 @@ def _edge_type(name: str, path: Path) -> EdgeType:
 # ---- arrays of one type
 
 
-def _arrays(paths: list[Path], whole: str, budget: int | None) -> Iterator[tuple[str, ArraySource]]:
-    """Yield the arrays in files that are no text; `whole` is the name of a `TYPE.npy`."""
+def _arrays(
+    paths: list[Path], directory: Path, whole: str, budget: int | None
+) -> Iterator[tuple[str, ArraySource]]:
+    """Yield the arrays in files that are no text; `whole` is the name of a `directory/TYPE.npy`."""
     for path in paths:
         if path.suffix == ".npy":
-            is_file_of_type = path.parent.name in ("nodes", "edges")
-            yield (whole if is_file_of_type else path.stem), open_npy(path)
+            yield (whole if path.parent == directory else path.stem), open_npy(path)
         elif path.suffix == ".npz":
             yield from open_npz(path).items()
         elif path.suffix not in _TABLES:
@@ -194,11 +206,11 @@ class _Nodes:
         return 0 if self.ids is None else self.ids.num_bytes
 
 
-def _open_nodes(paths: list[Path], budget: int | None) -> _Nodes:
+def _open_nodes(paths: list[Path], directory: Path, budget: int | None) -> _Nodes:
     found = _Nodes()
     texts = [path for path in paths if path.name.endswith(ENDINGS)]
     others = [path for path in paths if path not in texts]
-    arrays = list(_arrays(others, "x", budget))
+    arrays = list(_arrays(others, directory, "x", budget))
     for path in texts:
         arrays += open_text_nodes(path, budget).items()
     for name, source in arrays:
@@ -228,6 +240,7 @@ class _Edges:
 
     own: EdgeInput
     largest: tuple[int, int] | None = None  # numbers of nodes that a header states
+    is_undirected: bool = False  # whether a header says so
 
     def numbered(self, edge_type: EdgeType, nodes: Mapping[str, _Nodes]) -> EdgeInput:
         """Return the edges with numbers of nodes at their ends."""
@@ -247,7 +260,7 @@ class _Edges:
         return replace(self.own, pairs=pairs)
 
 
-def _open_edges(paths: list[Path], budget: int | None) -> _Edges:
+def _open_edges(paths: list[Path], directory: Path, budget: int | None) -> _Edges:
     texts = [path for path in paths if path.name.endswith(ENDINGS) or _is_konect(path)]
     # KONECT's archives hold files about the graph, too.
     others = [
@@ -263,7 +276,7 @@ def _open_edges(paths: list[Path], budget: int | None) -> _Edges:
         )
     if texts:
         text = TextEdgeFile(texts[0], budget, is_konect=_is_konect(texts[0]))
-        return _Edges(text.edges(), text.num_nodes)
+        return _Edges(text.edges(), text.num_nodes, text.is_undirected)
     tables = [path for path in others if path.suffix in _TABLES]
     pointers = [path for path in tables if path.stem.startswith("indptr")]
     if pointers:
@@ -271,7 +284,7 @@ def _open_edges(paths: list[Path], budget: int | None) -> _Edges:
     if tables and len(tables) == len(others):
         return _Edges(_of_table(tables, budget))
     arrays: dict[str, ArraySource] = {}
-    for name, source in _arrays(others, "edge_index", budget):
+    for name, source in _arrays(others, directory, "edge_index", budget):
         if name in arrays:
             raise InputError(f"{source.label}: {name!r} was given already, by {arrays[name].label}")
         arrays[name] = source

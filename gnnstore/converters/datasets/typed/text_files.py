@@ -25,6 +25,7 @@ _LOG = logging.getLogger(__name__)
 ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 _COMMENTS = b"#%"
 _KONECT_COLUMNS = ("weight", "time")  # behind the ends
+_KONECT_UNDIRECTED = re.compile(rb"%\s*sym\b", re.IGNORECASE)
 _KONECT_SIZES = re.compile(rb"%\s*(\d{1,18})\s+(\d{1,18})\s+(\d{1,18})\s*")
 _ENDS = (("source", "target"), ("src", "dst"))
 _FEATURE = re.compile(r"x_\d+")
@@ -100,6 +101,7 @@ class TextEdgeFile:
         comments, fields = _first_lines(path)
         self._path, self._is_konect = path, is_konect
         self.num_nodes: tuple[int, int] | None = None  # as KONECT's header states
+        self.is_undirected = is_konect and any(map(_KONECT_UNDIRECTED.match, comments))
         stated: int | None = None
         if is_konect:
             names: list[str] | None = ["source", "target", *_KONECT_COLUMNS][: len(fields)]
