@@ -83,6 +83,7 @@ def test_another_seed(tmp_path: Path) -> None:
         ("degree", -1, "degree=-1 is negative"),
         ("author_dim", -1, "author_dim=-1 is negative"),
         ("homophily", 1.5, r"homophily=1\.5 is not in"),
+        ("skew", -1.0, r"skew=-1\.0 is not in"),
         ("feature_noise", float("nan"), "feature_noise=nan is not a standard deviation"),
         ("seed", -1, "seed=-1 is not in"),
     ],
@@ -91,6 +92,20 @@ def test_parameters_out_of_range(tmp_path: Path, name: str, value: float, messag
     with pytest.raises(UsageError, match=message):
         from_planted_types(tmp_path / "a.gnn", **{name: value})  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
+
+
+def test_skewed_degrees(tmp_path: Path) -> None:
+    """The share of the edges at the tenth of the nodes that have most is 0.1^(1 / (1 + skew))."""
+    for skew, least, most in ((0.0, 0.1, 0.25), (2.0, 0.42, 0.52)):
+        store = gnnstore.open(
+            from_planted_types(tmp_path / f"{skew}.gnn", num_papers=3000, degree=16, skew=skew)
+        )
+        for edge_type in (CITES, WRITES):
+            degrees = np.sort(np.diff(store.topology().columns(edge_type).indptr))[::-1]
+            assert least < degrees[:300].sum() / degrees.sum() < most
+            # Those of many edges are of all classes, anywhere.
+            highest = np.flatnonzero(np.diff(store.topology().columns(edge_type).indptr) > 60)
+            assert skew == 0 or 1000 < highest.mean() < 2000
 
 
 def test_everything_of_homophily(tmp_path: Path) -> None:

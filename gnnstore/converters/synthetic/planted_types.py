@@ -37,6 +37,7 @@ AFFILIATED = ("author", "affiliated_with", "institution")
 _FIRST_TIME, _TIME_RANGE = 1_000_000_000, 300_000_000  # seconds since 1970: 2001 to 2011
 _SHARES = {"train": 0.5, "valid": 0.25, "test": 0.25}
 _CHUNK_EDGES = 2**17
+_MAX_SKEW = 10
 _CHUNK_FEATURE_BYTES = 2**20
 # Second words of generators' keys, so that streams never meet; those of types are added.
 _NODES, _FEATURES, _EDGES = 0x7074_0000, 0x7074_1000, 0x7074_2000
@@ -55,6 +56,7 @@ def from_planted_types(
     degree: int = 8,
     homophily: float = 0.8,
     feature_noise: float = 0.7,
+    skew: float = 0.0,
     seed: int = 0,
     options: ConvertOptions | None = None,
     progress: Progress | None = None,
@@ -81,6 +83,11 @@ def from_planted_types(
         Share of edges that are drawn between nodes of one class; the others are drawn anyhow.
     feature_noise : float
         Standard deviation of the noise in each feature, around class means of length 1.
+    skew : float
+        How unevenly citations, authors and members fall on papers and institutions: the node of
+        rank r, of n, is expected to have a share of edges proportional to (r / n)^(-skew / (1 +
+        skew)). With 2, in-degrees of d or more are as frequent as d^(-3/2), as in citation graphs;
+        0: evenly. Out-degrees are always as with 2.
     seed : int
         In [0, 2**64).
     output, options, progress
@@ -99,7 +106,7 @@ def from_planted_types(
     if num_institutions is None:
         counts["institution"] = max(num_classes, counts["institution"])
     _check_counts(counts, num_classes, degree, feature_dim, author_dim)
-    _check_numbers(homophily, feature_noise, seed)
+    _check_numbers(homophily, feature_noise, skew, seed)
     numbers = {
         CITES: degree * counts["paper"],
         WRITES: degree // 2 * counts["paper"],
@@ -113,6 +120,7 @@ def from_planted_types(
         "degree": degree,
         "homophily": homophily,
         "feature_noise": feature_noise,
+        **({"skew": skew} if skew else {}),
         "seed": seed,
     }
     widths = {"paper": feature_dim, "author": author_dim}
@@ -138,7 +146,7 @@ def from_planted_types(
         _write_papers(writer, num_classes, seed)
         for place, (edge_type, num_edges) in enumerate(numbers.items()):
             edges = _Edges(
-                edge_type, num_edges, counts, num_classes, homophily, seed, _EDGES + place
+                edge_type, num_edges, counts, num_classes, homophily, skew, seed, _EDGES + place
             )
             writer.read_edges(
                 edge_type, edges.pairs(), num_edges, edges.attributes(), where=str(edge_type)
@@ -162,11 +170,13 @@ def _check_counts(
             raise UsageError(f"{name}={number} is negative")
 
 
-def _check_numbers(homophily: float, feature_noise: float, seed: int) -> None:
+def _check_numbers(homophily: float, feature_noise: float, skew: float, seed: int) -> None:
     if not 0 <= homophily <= 1:
         raise UsageError(f"homophily={homophily} is not in [0, 1]")
     if not feature_noise >= 0:  # also refuses NaN
         raise UsageError(f"feature_noise={feature_noise} is not a standard deviation")
+    if not 0 <= skew <= _MAX_SKEW:
+        raise UsageError(f"skew={skew} is not in [0, {_MAX_SKEW}]")
     if not 0 <= seed < 2**64:
         raise UsageError(f"seed={seed} is not in [0, 2**64)")
 
@@ -211,6 +221,7 @@ class _Edges:
     counts: dict[str, int]
     num_classes: int
     homophily: float
+    skew: float
     seed: int
     purpose: int
 
@@ -221,8 +232,11 @@ class _Edges:
     def _ends(
         self, draws: npt.NDArray[np.float64]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        num_sources = self.counts[self.edge_type[0]]
-        targets = (draws[0] * self.counts[self.edge_type[2]]).astype(np.int64)
+        num_sources, num_targets = (self.counts[end] for end in self.edge_type[::2])
+        targets = (draws[0] ** (1 + self.skew) * num_targets).astype(np.int64)
+        if self.skew:  # those of many edges lie anywhere
+            spread = targets.astype(np.uint64) * np.uint64(_step(num_targets))
+            targets = (spread % np.uint64(num_targets)).astype(np.int64)
         # Of the draws for the class, those of homophily choose the target's.
         share = (draws[2] - self.homophily) / max(1 - self.homophily, 2.0**-53)
         other = (np.clip(share, 0, 1 - 2.0**-53) * self.num_classes).astype(np.int64)

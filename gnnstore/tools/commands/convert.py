@@ -716,6 +716,12 @@ Examples:
         default=0.7,
         help="Standard deviation around means of length 1.",
     ),
+    click.option(
+        "--skew",
+        type=float,
+        default=0.0,
+        help="How unevenly edges fall on papers and institutions: 2, as citations; 0: evenly.",
+    ),
     click.option("--seed", type=int, default=0, help="Seed of the graph."),
     source=None,
     function="from_planted_types",
