@@ -125,6 +125,9 @@ class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[
         The value of `batch.input_id` for each seed edge, by position; for all edges, by edge id.
     custom_cls : type, optional
         Class of the batches, derived from `Data`, or from `HeteroData` if nodes have types.
+    attributes : sequence of str, optional
+        Names of the attributes of nodes and edges that batches have; no others are read. By default
+        all.
     partitions : PartitionPolicy, optional
         Hold some partitions of the store in memory at a time (`gnnstore partition`), which changes
         batches: each edge is trained once an epoch while both endpoints are in memory, and
@@ -207,6 +210,7 @@ edge_format, adj_value, edge_ids, tables, progress
         world_size: int | None = None,
         input_id: Any = None,
         custom_cls: type[Data] | None = None,
+        attributes: Sequence[str] | None = None,
         edge_format: str = "coo",
         adj_value: str | None = None,
         edge_ids: EdgeIds | None = "input",

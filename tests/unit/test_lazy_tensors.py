@@ -195,8 +195,9 @@ def test_what_does_not_fit_memory_is_refused_before_it_is_read(
         (60, "index 60 is out of bounds .*; choose rows, as in"),
         (slice(None, None, -1), "step must be greater than zero; choose rows"),
         ((0, 0, 0), "too many indices"),
-        (torch.tensor([0.5]), "tensors used as indices must be"),
+        ([0.5], "tensors used as indices must be"),
         ("x", "invalid data type 'str'"),
+        ([[1], [2, 3]], "inhomogeneous shape"),
         (np.array([True, False]), "the mask has 2 entries for 60 rows"),
     ],
 )
