@@ -98,10 +98,13 @@ class NodeView(AttrView):  # type: ignore[misc]
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Let batches show a tensor with a row for each node; set PyG's fields of the view."""
-        if name in self._attr.__dataclass_fields__ or not self._store.assign(
-            self._spec, name, value
-        ):
+        if name in self._attr.__dataclass_fields__:
             super().__setattr__(name, value)
+        elif hasattr(type(self), name) or not self._store.assign(self._spec, name, value):
+            raise UsageError(
+                f"{self._store.path}: {name!r} of {self._spec.name!r} cannot be assigned to; what "
+                f"can be are tensors with a row for each of its {self.num_nodes} nodes"
+            )
 
     def __delattr__(self, name: str) -> None:
         """Forget what was assigned."""

@@ -145,8 +145,7 @@ edge_format, adj_value, edge_ids, tables, progress
     UsageError
         If options contradict one another or are not supported.
     InputError
-        If an endpoint is not a node of the graph, labels or weights do not fit, or there are
-        no edges.
+        If an endpoint is not a node of the graph, or labels or weights do not fit.
     NotFoundError
         If there is no such split (`NoSplitError`) or attribute.
     BudgetError
@@ -491,7 +490,7 @@ _FOR_ALL = "strict_negatives"
 def _labels(edge_label: Any, num_edges: int, negatives: Negatives | None) -> torch.Tensor | None:
     """Check labels, and shift them if 0 is the label of negatives, as in PyG."""
     labels = resolve_labels(edge_label, num_edges)
-    if labels is None or negatives is None:
+    if labels is None or negatives is None or not labels.numel():
         return labels
     if negatives.mode == "triplet":
         raise UsageError(

@@ -150,11 +150,14 @@ class SampledLoader(BatchLoader):
         """Refuse new values of options that are read once: batches would not show them."""
         own = self.__dict__
         is_read_once = name in own and name in own.get("_read_once", ())
-        if is_read_once and value is not own[name]:
+        if is_read_once and value is not own[name] and not _is_equal(value, own[name]):
             raise UsageError(
                 f"{name} of a {type(self).__name__} cannot be changed after it is made; make "
                 f"another one with {name}="
             )
+        known = getattr(type(self), name, None)
+        if isinstance(known, property) and known.fset is None:
+            raise UsageError(f"{name} of a {type(self).__name__} follows from its options")
         super().__setattr__(name, value)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -206,6 +209,15 @@ class SampledLoader(BatchLoader):
             if (is_new or state != now) and (following := states.left(int(states.ends[state]))):
                 table.expect(states.schedule.partitions(following[0]))
         return state
+
+
+def _is_equal(value: Any, known: Any) -> bool:
+    """Whether two options are equal; arrays are compared by identity alone."""
+    is_plain = isinstance(value, str | int | float | list | tuple)
+    try:
+        return is_plain and type(value) is type(known) and bool(value == known)
+    except (TypeError, ValueError, RuntimeError):  # of arrays in a list
+        return False
 
 
 def _fingerprint(

@@ -237,6 +237,13 @@ def test_what_cannot_be_shown(path: Path, data: Data) -> None:
     loader = gnnstore.NeighborLoader(store, [2], attributes=["y"])
     with pytest.raises(UsageError, match="attributes of a NeighborLoader cannot be changed"):
         loader.attributes = ["x"]
+    loader.attributes = ["y"]  # an equal value
+    with pytest.raises(UsageError, match="input_data of a NeighborLoader follows from its options"):
+        loader.input_data = None  # type: ignore[misc]
+    with pytest.raises(
+        UsageError, match="'num_nodes' of 'node' cannot be assigned to; .* 400 nodes"
+    ):
+        store["node"].num_nodes = 3
 
 
 def test_their_memory_is_in_the_budget(path: Path) -> None:
