@@ -98,7 +98,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         found = object.__new__(type(self))
         if isinstance(attributes, str) or not all(isinstance(a, str) for a in attributes or ()):
             raise UsageError(f"attributes={attributes!r}: expected a list of names, as ['y']")
-        vars(found).update(vars(self), assigned=self.assigned.only(attributes))
+        found.__dict__.update(vars(self), assigned=self.assigned.only(attributes))
         if attributes is None:
             return found
         schema = self.reader.schema
@@ -112,7 +112,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
                     f"{name!r}; there are: {', '.join(there) or 'none'}",
                     path=self.path,
                 )
-        vars(found).update(selected=tuple(attributes), _schema=schema.only(attributes))
+        found.__dict__.update(selected=tuple(attributes), _schema=schema.only(attributes))
         return found
 
     def assign(self, node: NodeTypeSpec, name: str, value: Any) -> bool:
@@ -429,7 +429,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
             if not self._has_already(name, value):
                 raise _immutable(self.path, f"{name!r} cannot be assigned to")
         elif node is not None and self.assign(node, name, value):
-            vars(self).pop(name, None)
+            self.__dict__.pop(name, None)
         elif isinstance(value, Tensor) and value.dim() and len(value) == self.num_edges:
             raise _immutable(self.path, f"{name!r}: attributes of edges cannot be assigned")
         else:
@@ -620,7 +620,7 @@ def _restored(
 ) -> GraphStore:
     """Return a pickled store with what was assigned to it, and the attributes that it shows."""
     store = reopen(*arguments)
-    vars(store).update(assigned=assigned)
+    store.__dict__.update(assigned=assigned)
     return store if selected is None else store.select(selected)
 
 

@@ -240,9 +240,7 @@ def test_what_cannot_be_shown(path: Path, data: Data) -> None:
     loader.attributes = ["y"]  # an equal value
     with pytest.raises(UsageError, match="input_data of a NeighborLoader follows from its options"):
         loader.input_data = None  # type: ignore[misc]
-    with pytest.raises(
-        UsageError, match="'num_nodes' of 'node' cannot be assigned to; .* 400 nodes"
-    ):
+    with pytest.raises(UsageError, match=r"'num_nodes' of 'node' cannot be assigned to"):
         store["node"].num_nodes = 3
 
 
