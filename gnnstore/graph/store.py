@@ -102,8 +102,8 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         if attributes is None:
             return found
         schema = self.reader.schema
-        types = (*schema.node_types, *schema.edge_types)
-        there = dict.fromkeys(name for each in types for name in each.attributes)
+        there = dict.fromkeys(name for each in schema.node_types for name in each.attributes)
+        there |= dict.fromkeys(name for each in schema.edge_types for name in each.attributes)
         there |= dict.fromkeys(name for _, name, _ in self.assigned)
         for name in attributes:
             if name not in there:

@@ -71,7 +71,9 @@ def test_every_strategy_gives_the_same(
     path: Path, expected: list[dict[str, Any]], strategy: str
 ) -> None:
     """Also of some attributes; and features that no batch shows are not read."""
-    more = {"superbatch": 3} if strategy in STRATEGIES and STRATEGIES[strategy].plans else {}
+    more: dict[str, Any] = (
+        {"superbatch": 3} if strategy in STRATEGIES and STRATEGIES[strategy].plans else {}
+    )
     if strategy in STRATEGIES and STRATEGIES[strategy].reads_disk:
         more |= {"cache_bytes": "5kB"}
     store = opened(path)
