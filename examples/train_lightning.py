@@ -24,20 +24,6 @@ from torch_geometric.nn import GraphSAGE
 import gnnstore
 
 
-class TrainLoader(gnnstore.NeighborLoader):
-    """A loader that continues where Lightning does.
-
-    Lightning counts the batches of an epoch and never asks for one more, so that loaders do not
-    hear of its end. A checkpoint after the last batch belongs to the next epoch.
-    """
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Begin where a loader stood when its state was taken."""
-        super().load_state_dict(state)
-        if self.batches_left == 0:
-            self.set_epoch(self.epoch + 1)
-
-
 class StoreData(lightning.LightningDataModule):
     """Loaders over the training and the validation nodes of a store, under one budget.
 
@@ -54,10 +40,10 @@ class StoreData(lightning.LightningDataModule):
         self.store = gnnstore.open(path)
         self.options = options
 
-    def train_dataloader(self) -> TrainLoader:
+    def train_dataloader(self) -> gnnstore.NeighborLoader:
         """Return batches to train on: all on one device, or the share of this one."""
         rank, world_size = self._ranks()
-        return TrainLoader(
+        return gnnstore.NeighborLoader(
             self.store,
             input_nodes="train",
             shuffle=True,

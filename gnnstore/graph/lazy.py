@@ -113,9 +113,11 @@ class LazyTensor(Tensor):
 
     def __getitem__(self, key: Any) -> Tensor:
         """Return a part as a tensor in memory."""
-        if isinstance(key, np.ndarray) and key.dtype.kind in "iu":
-            key = torch.from_numpy(key.astype(np.int64))
         try:
+            if isinstance(key, list | np.ndarray):
+                ids = np.asarray(key)
+                is_ids = ids.dtype.kind in "iu" or not ids.size
+                key = torch.from_numpy(ids.astype(np.int64) if is_ids else ids)
             return super().__getitem__(key)
         except (IndexError, TypeError, ValueError, RuntimeError) as error:
             if isinstance(error, GnnstoreError):

@@ -58,16 +58,24 @@ class StoreSizes:
 
     @classmethod
     def of(
-        cls, schema: Schema, config: SamplingConfig | None = None, *, with_edge_ids: bool = True
+        cls,
+        schema: Schema,
+        config: SamplingConfig | None = None,
+        *,
+        whole: Schema | None = None,
+        with_edge_ids: bool = True,
     ) -> StoreSizes:
-        """Return the sizes of a store, all of its types together, as a loader needs it."""
+        """Return the sizes of a store, all of its types together, as a loader needs it.
+
+        `whole` has the times that sampling needs, if batches do not show them.
+        """
         of_nodes, of_edges = schema.node_attributes(), schema.edge_attributes()
         attributes = [*of_nodes, *of_edges, *schema.graph_arrays.values()]
         edges = schema.edge_types
         indptr_bytes = sum(edge.indptr.num_bytes for edge in edges)
         indices_bytes = sum(edge.indices.num_bytes for edge in edges)
         ids = [edge.edge_id for edge in edges if edge.edge_id and with_edge_ids]
-        along, of_nodes_bytes = (0, 0) if config is None else _for_sampling(schema, config)
+        along, of_nodes_bytes = (0, 0) if config is None else _for_sampling(whole or schema, config)
         return cls(
             topology_bytes=indptr_bytes + indices_bytes + along,
             tables=(*_tables(of_nodes, of_nodes=True), *_tables(of_edges, of_nodes=False)),

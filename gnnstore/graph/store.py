@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import os
 import threading
-from collections.abc import Callable, Container, Hashable, Mapping
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast
@@ -32,6 +32,7 @@ from gnnstore.formats.container.reader import reopened
 from gnnstore.formats.store.csc import TopologyMode
 from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, NodeTypeSpec
 from gnnstore.graph.arrays import ArrayRows, Splits, Texts, as_tensor, is_small, plain_if_small
+from gnnstore.graph.assigned import AssignedAttributes
 from gnnstore.graph.edge_splits import EdgeSplits
 from gnnstore.graph.lazy import LazyTensor
 from gnnstore.graph.original_ids import NodeIds
@@ -75,10 +76,54 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         self.reader = StoreReader.open(path)
         self._topologies: dict[TopologyMode, Topology] = {}
         self._lazy: dict[Hashable, Any] = {}
+        self.assigned = AssignedAttributes({})  # attributes of nodes that the user has assigned
+        self.selected: tuple[str, ...] | None = None  # names of the attributes that are seen
+        self._schema = self.reader.schema
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (reopened, (GraphStore, str(self.path), self.reader.uuid))
+        plain = reopened, (GraphStore, str(self.path), self.reader.uuid)
+        if self.selected is None and not any(self.assigned):
+            return plain
+        return _restored, (*plain, self.assigned, self.selected)
+
+    def select(self, attributes: Sequence[str] | None) -> Self:
+        """Return the store as a loader sees it: as it is now, and with some attributes alone.
+
+        Raises
+        ------
+        UsageError, NotFoundError
+            If `attributes` is no list of names; if neither nodes nor edges have one of a name.
+        """
+        found = object.__new__(type(self))
+        if isinstance(attributes, str) or not all(isinstance(a, str) for a in attributes or ()):
+            raise UsageError(f"attributes={attributes!r}: expected a list of names, as ['y']")
+        found.__dict__.update(vars(self), assigned=self.assigned.only(attributes))
+        if attributes is None:
+            return found
+        schema = self.reader.schema
+        there = dict.fromkeys(name for each in schema.node_types for name in each.attributes)
+        there |= dict.fromkeys(name for each in schema.edge_types for name in each.attributes)
+        there |= dict.fromkeys(name for _, name, _ in self.assigned)
+        for name in attributes:
+            if name not in there:
+                raise NotFoundError(
+                    f"attributes=: neither nodes nor edges of {self.path} have an attribute "
+                    f"{name!r}; there are: {', '.join(there) or 'none'}",
+                    path=self.path,
+                )
+        found.__dict__.update(selected=tuple(attributes), _schema=schema.only(attributes))
+        return found
+
+    def assign(self, node: NodeTypeSpec, name: str, value: Any) -> bool:
+        """Let batches of later loaders show a tensor with a row for each node, under a name.
+
+        Returns False for other values.
+        """
+        where = f"{self.path}: {name!r}"
+        if name in node.attributes or name in split_masks(node):
+            raise _immutable(self.path, f"{name!r} cannot be assigned to")
+        return self.assigned.assign(node.name, name, value, node.num_nodes, where)
 
     def __repr__(self) -> str:
         if not self.schema.is_homogeneous:
@@ -100,7 +145,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
     @property
     def schema(self) -> Schema:
         """Description of the store's contents, as plain data."""
-        return self.reader.schema
+        return self._schema
 
     @property
     def node_types(self) -> tuple[str, ...]:
@@ -242,17 +287,27 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         """Return an attribute by its description, rows first; what is kept of it is shared."""
         return LazyTensor(self._source(spec.path, partial(ArrayRows, self.reader, spec)))
 
-    def nodes_of(self, spec: AttributeSpec) -> Tensor:
-        """Return an attribute of nodes as PyG has it: in memory if it is small."""
-        return plain_if_small(self._source((spec.path, "pyg"), partial(rows_of, self.reader, spec)))
+    def value_of(self, node: NodeTypeSpec, name: str) -> Tensor | None:
+        """Return what nodes have under a name, as in PyG; in memory if it is small.
+
+        It was assigned, is stored, or is a split as a mask or as ids.
+        """
+        if (found := self.assigned.of(node.name).get(name)) is not None:
+            return found
+        if (spec := node.attributes.get(name)) is not None:
+            make = partial(rows_of, self.reader, spec)
+            return plain_if_small(self._source((spec.path, "pyg"), make))
+        if (split := split_masks(node).get(name)) is not None:
+            return self._mask_of(node, split)
+        split = split_ids(node).get(name)
+        return None if split is None else Splits(self.reader, node)[split]
 
     def edges_of(self, edge: EdgeTypeSpec, spec: AttributeSpec) -> LazyTensor:
         """Return an attribute of edges as PyG has it: in the order of their ids."""
         make = partial(EdgeRows.of, self.reader, edge, spec)
         return LazyTensor(self._source((spec.path, "ids"), make))
 
-    def mask_of(self, node: NodeTypeSpec, split: str) -> Tensor:
-        """Return a split of nodes as a mask, in memory if it is small."""
+    def _mask_of(self, node: NodeTypeSpec, split: str) -> Tensor:
         source = SplitMask(self.reader, node, split)
         if not is_small(source.num_bytes):
             return LazyTensor(source)
@@ -316,18 +371,14 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
             if not name.startswith("_") and name != "reader":
                 schema = self.schema
                 if schema.is_homogeneous:
-                    if name in schema.node.attributes:
-                        return self.nodes_of(schema.node.attributes[name])
+                    if (found := self.value_of(schema.node, name)) is not None:
+                        return found
                     if name in schema.edge.attributes:
                         return self.edges_of(schema.edge, schema.edge.attributes[name])
                 if name in schema.graph_attributes:
                     return copy.deepcopy(schema.graph_attributes[name])
                 if name in schema.graph_arrays:
                     return self._graph_array(name)
-                if name in self._split_masks:
-                    return self.mask_of(schema.node, self._split_masks[name])
-                if name in self._split_ids:
-                    return self.splits[self._split_ids[name]]
                 owners = [node.name for node in schema.node_types if name in node.attributes]
                 if owners:
                     raise AttributeError(
@@ -354,6 +405,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
             schema.graph_arrays,
             self._split_masks,
             self._split_ids,
+            self.assigned.of(schema.node.name),
             *(node.attributes for node in schema.node_types),
             *(edge.attributes for edge in schema.edge_types),
         )
@@ -368,11 +420,22 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse new values of what is on disk, which no loader would see."""
-        if "reader" in self.__dict__ and (name in self or _is_property(type(self), name)):
-            if self._has_already(name, value):
-                return
-            raise _immutable(self.path, f"{name!r} cannot be assigned to")
-        super().__setattr__(name, value)
+        if "_schema" not in self.__dict__ or name.startswith("_"):
+            super().__setattr__(name, value)
+            return
+        node = self.schema.node if self.schema.is_homogeneous else None
+        is_assigned = node is not None and name in self.assigned.of(node.name)
+        if not is_assigned and (name in self or _is_property(type(self), name)):
+            if not self._has_already(name, value):
+                raise _immutable(self.path, f"{name!r} cannot be assigned to")
+        elif node is not None and self.assign(node, name, value):
+            self.__dict__.pop(name, None)
+        elif isinstance(value, Tensor) and value.dim() and len(value) == self.num_edges:
+            raise _immutable(self.path, f"{name!r}: attributes of edges cannot be assigned")
+        else:
+            if node is not None:
+                self.assigned.remove(node.name, name)
+            super().__setattr__(name, value)
 
     def _has_already(self, name: str, value: Any) -> bool:
         """Whether a value is the store's own, as in `data.y = data.y`, or an equal number."""
@@ -410,8 +473,13 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
 
     def __delattr__(self, name: str) -> None:
         """Refuse to forget what is on disk."""
+        if self.schema.is_homogeneous and self.assigned.remove(self.schema.node.name, name):
+            return
         if name in self:
-            raise _immutable(self.path, f"{name!r} cannot be deleted")
+            raise UsageError(
+                f"{self.path}: {name!r} cannot be deleted; for batches without it, name the "
+                "attributes that they have: NeighborLoader(..., attributes=['y'])"
+            )
         super().__delattr__(name)
 
     @property
@@ -474,6 +542,8 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
             data = read_hetero(self.reader, columns)
         for name, value in self.graph_attributes().items():
             data[name] = value
+        for node_type, name, (values, _) in self.assigned:
+            (data if self.schema.is_homogeneous else data[node_type])[name] = values
         return data
 
     # PyG's FeatureStore. A homogeneous store has no group and edge type names there (None).
@@ -483,19 +553,24 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         return [
             TensorAttr(group_name=None if self.schema.is_homogeneous else node.name, attr_name=name)
             for node in self.schema.node_types
-            for name in node.attributes
+            for name in (*node.attributes, *self.assigned.of(node.name))
         ]
 
-    def _node_attribute_of(self, attr: TensorAttr) -> LazyTensor:
+    def _node_attribute_of(self, attr: TensorAttr) -> Tensor:
         by_name = {node.name: node for node in self.schema.node_types}
         node = self.schema.node if attr.group_name is None else by_name.get(attr.group_name)
+        if node is not None and attr.attr_name in (own := self.assigned.of(node.name)):
+            return own[attr.attr_name]
         if node is None or attr.attr_name not in node.attributes:
             raise KeyError(f"no tensor {attr.attr_name!r} of {attr.group_name!r} in {self.path}")
         return self.attribute_of(node.attributes[attr.attr_name])
 
     def _get_tensor(self, attr: TensorAttr) -> Tensor:
         index = attr.index if attr.is_set("index") else None
-        return self._node_attribute_of(attr).tensor(index)
+        found = self._node_attribute_of(attr)
+        if index is not None:
+            return found[index]
+        return found.tensor() if isinstance(found, LazyTensor) else found
 
     def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...]:
         return tuple(self._node_attribute_of(attr).shape)
@@ -535,6 +610,18 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
 
     def _remove_edge_index(self, *_: Any) -> bool:
         raise _immutable(self.path)
+
+
+def _restored(
+    reopen: Callable[..., GraphStore],
+    arguments: tuple[Any, ...],
+    assigned: AssignedAttributes,
+    selected: tuple[str, ...] | None,
+) -> GraphStore:
+    """Return a pickled store with what was assigned to it, and the attributes that it shows."""
+    store = reopen(*arguments)
+    store.__dict__.update(assigned=assigned)
+    return store if selected is None else store.select(selected)
 
 
 def _spec_of(path: Path, kind: str, name: str, specs: Mapping[str, AttributeSpec]) -> AttributeSpec:

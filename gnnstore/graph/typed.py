@@ -10,12 +10,12 @@ import numpy.typing as npt
 from torch import Tensor
 from torch_geometric.data.feature_store import AttrView, TensorAttr
 
-from gnnstore.errors import NotFoundError
+from gnnstore.errors import NotFoundError, UsageError
 from gnnstore.formats import EdgeTypeSpec, NodeTypeSpec
 from gnnstore.graph.arrays import Splits, Texts
 from gnnstore.graph.lazy import LazyTensor
 from gnnstore.graph.original_ids import NodeIds
-from gnnstore.graph.pyg_data import EdgeIndex, split_ids, split_masks
+from gnnstore.graph.pyg_data import EdgeIndex
 
 if TYPE_CHECKING:
     from gnnstore.formats.store.schema import EdgeType
@@ -91,15 +91,25 @@ class NodeView(AttrView):  # type: ignore[misc]
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the nodes, or a split as a mask; else as PyG's view does."""
-        spec = self._spec
+        found = None
         if not self._attr.is_set("attr_name"):
-            if name in spec.attributes:
-                return self._store.nodes_of(spec.attributes[name])
-            if (split := split_masks(spec).get(name)) is not None:
-                return self._store.mask_of(spec, split)
-            if (split := split_ids(spec).get(name)) is not None:
-                return self.splits[split]
-        return super().__getattr__(name)
+            found = self._store.value_of(self._spec, name)
+        return super().__getattr__(name) if found is None else found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Let batches show a tensor with a row for each node; set PyG's fields of the view."""
+        if name in self._attr.__dataclass_fields__:
+            super().__setattr__(name, value)
+        elif hasattr(type(self), name) or not self._store.assign(self._spec, name, value):
+            raise UsageError(
+                f"{self._store.path}: {name!r} of {self._spec.name!r} cannot be assigned to; what "
+                f"can be are tensors with a row for each of its {self.num_nodes} nodes"
+            )
+
+    def __delattr__(self, name: str) -> None:
+        """Forget what was assigned."""
+        if not self._store.assigned.remove(self._spec.name, name):
+            raise AttributeError(f"nothing was assigned to {name!r} of {self._spec.name!r}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return NodeView, (self._store, self._spec)
@@ -160,6 +170,15 @@ class EdgeView:
             raise AttributeError(
                 f"edges of type {None if name.startswith('_') else self.type} have no {name!r}"
             )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse new attributes, which no loader would see."""
+        if not name.startswith("_"):
+            raise UsageError(
+                f"{self._store.path}: {name!r} of {self.type}: attributes of edges cannot be "
+                "assigned; change batches with transform= of a loader"
+            )
+        super().__setattr__(name, value)
 
     def __contains__(self, name: object) -> bool:
         return name == "edge_index" or name in self._edge.attributes

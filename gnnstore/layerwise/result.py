@@ -88,7 +88,7 @@ class Embeddings(LazyTensor):
             If the file exists, or cannot be written.
         """
         dtype = self._reader.paged(self.spec).dtype
-        header = {"descr": dtype.str, "fortran_order": False, "shape": self.shape}
+        header = {"descr": dtype.str, "fortran_order": False, "shape": tuple(self.shape)}
         with storage_errors("write the embeddings", path), Path(path).open("xb") as file:
             np.lib.format.write_array_header_1_0(file, header)
             for _, rows in self.scan():

@@ -125,6 +125,9 @@ class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[
         The value of `batch.input_id` for each seed edge, by position; for all edges, by edge id.
     custom_cls : type, optional
         Class of the batches, derived from `Data`, or from `HeteroData` if nodes have types.
+    attributes : sequence of str, optional
+        Names of the attributes of nodes and edges that batches have; no others are read. By default
+        all.
     partitions : PartitionPolicy, optional
         Hold some partitions of the store in memory at a time (`gnnstore partition`), which changes
         batches: each edge is trained once an epoch while both endpoints are in memory, and
@@ -142,8 +145,7 @@ edge_format, adj_value, edge_ids, tables, progress
     UsageError
         If options contradict one another or are not supported.
     InputError
-        If an endpoint is not a node of the graph, labels or weights do not fit, or there are
-        no edges.
+        If an endpoint is not a node of the graph, or labels or weights do not fit.
     NotFoundError
         If there is no such split (`NoSplitError`) or attribute.
     BudgetError
@@ -207,6 +209,7 @@ edge_format, adj_value, edge_ids, tables, progress
         world_size: int | None = None,
         input_id: Any = None,
         custom_cls: type[Data] | None = None,
+        attributes: Sequence[str] | None = None,
         edge_format: str = "coo",
         adj_value: str | None = None,
         edge_ids: EdgeIds | None = "input",
@@ -487,7 +490,7 @@ _FOR_ALL = "strict_negatives"
 def _labels(edge_label: Any, num_edges: int, negatives: Negatives | None) -> torch.Tensor | None:
     """Check labels, and shift them if 0 is the label of negatives, as in PyG."""
     labels = resolve_labels(edge_label, num_edges)
-    if labels is None or negatives is None:
+    if labels is None or negatives is None or not labels.numel():
         return labels
     if negatives.mode == "triplet":
         raise UsageError(

@@ -138,6 +138,9 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         The value of `batch.input_id` for each input node; a dict if `input_nodes` is one.
     custom_cls : type, optional
         Class of the batches, derived from `Data`, or from `HeteroData` if nodes have types.
+    attributes : sequence of str, optional
+        Names of the attributes of nodes and edges that batches have; no others are read. By default
+        all. `attributes=["y"]` reads no features.
     edge_format : "coo" or "csr"
         Edges of the batches: `edge_index`, or `adj_t`, a `gnnstore.nn.AdjT`, which layers of PyG
         take in its place, and some in one fused product. Edges of each type have their own.
@@ -231,6 +234,7 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         world_size: int | None = None,
         input_id: Any = None,
         custom_cls: type[Data] | None = None,
+        attributes: Sequence[str] | None = None,
         edge_format: str = "coo",
         adj_value: str | None = None,
         edge_ids: EdgeIds | None = "input",

@@ -47,6 +47,7 @@ class LoaderOptions:
 
     given: dict[str, Any]  # the user's values, by parameter
     store: GraphStore
+    seen: GraphStore  # the same with the attributes that batches show
     config: SamplingConfig  # sampling options
     read: ReadOptions  # options of reading the store, or packed epochs in its place
     csr: CsrEdges | None  # None: batches have `edge_index`
@@ -79,7 +80,8 @@ class LoaderOptions:
             given.get("adj_value"),
             config.subgraph_type,
         )
-        return cls(given, store, config, read, csr, parameters["kwargs"], times)
+        seen = _seen(store, given.get("attributes"), given.get("adj_value"))
+        return cls(given, store, seen, config, read, csr, parameters["kwargs"], times)
 
     def check_times(self, seed_types: Iterable[str], input_time: Any) -> None:
         """Refuse seed nodes without times."""
@@ -119,6 +121,13 @@ def checked_edge_ids(value: Any) -> EdgeIds | None:
     if value not in {"input", "store", None}:
         raise UsageError(f"edge_ids={value!r} is unknown; choose one of 'input', 'store' or None")
     return cast("EdgeIds | None", value)
+
+
+def _seen(store: GraphStore, attributes: Any, adj_value: str | None) -> GraphStore:
+    """Return the store with the attributes that batches show, the values of `adj_t` included."""
+    if attributes is None or isinstance(attributes, str) or adj_value is None:
+        return store.select(attributes)
+    return store.select([*attributes, adj_value])
 
 
 def _warn(text: str) -> None:
@@ -239,6 +248,7 @@ def read_options(
     tmpdir: Any = None,
     disk: int | str | None = None,
     packed: Any = None,
+    attributes: Any = None,
 ) -> ReadOptions:
     """Check the options of reading the store."""
     if io_engine is not None:
@@ -262,6 +272,7 @@ def read_options(
             superbatch=superbatch,
             tmpdir=tmpdir,
             disk=disk,
+            attributes=attributes,
         )
         return ReadOptions(chosen, memory=memory, io_engine=io_engine, packed=os.fspath(packed))
     if isinstance(chosen, Auto):

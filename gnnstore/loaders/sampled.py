@@ -64,14 +64,14 @@ class SampledLoader(BatchLoader):
     tables: Sequence[ResidentTable]
 
     def __init__(self, options: LoaderOptions, seeds: SeedSource, **kept: Any) -> None:
-        store, config, given, of_torch = options.store, options.config, options.given, options.torch
+        store, config, given, of_torch = options.seen, options.config, options.given, options.torch
         shard = RankShard.of(
             given.get("rank"), given.get("world_size"), given.get("seed"), of_torch
         )
         tables, parts = tuple(given.get("tables") or ()), None
         if given.get("partitions") is not None:
             parts = PartitionSources(
-                store,
+                options.store,
                 given["partitions"],
                 seeds,
                 config,
@@ -95,7 +95,7 @@ class SampledLoader(BatchLoader):
             progress=given.get("progress"),
         )
         self._seeds: Any = seeds
-        attributes = {**given, **kept, "data": store, "tables": tables}
+        attributes = {**given, **kept, "data": options.store, "tables": tables}
         per_worker = given.get("filter_per_worker")
         attributes["filter_per_worker"] = True if per_worker is None else per_worker
         for name in attributes.keys() - _OF_THE_BASE:
@@ -128,7 +128,8 @@ class SampledLoader(BatchLoader):
             presampler,
             seeds_bytes=seeds.num_bytes
             + order_bytes(len(seeds), shuffles=self._order.shuffles)
-            + sum(table.reserve(None).fixed for table in tables),
+            + sum(table.reserve(None).fixed for table in tables)
+            + store.assigned.num_bytes,
             num_threads=max(1, self._most_threads()),
             may_use_fewer=self._num_threads_given is None,
             knows_epochs=self._order.is_keyed and self._order.shuffles and self._most_threads() > 0,
@@ -149,11 +150,14 @@ class SampledLoader(BatchLoader):
         """Refuse new values of options that are read once: batches would not show them."""
         own = self.__dict__
         is_read_once = name in own and name in own.get("_read_once", ())
-        if is_read_once and value is not own[name]:
+        if is_read_once and value is not own[name] and not _is_equal(value, own[name]):
             raise UsageError(
                 f"{name} of a {type(self).__name__} cannot be changed after it is made; make "
                 f"another one with {name}="
             )
+        known = getattr(type(self), name, None)
+        if isinstance(known, property) and known.fset is None:
+            raise UsageError(f"{name} of a {type(self).__name__} follows from its options")
         super().__setattr__(name, value)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -205,6 +209,15 @@ class SampledLoader(BatchLoader):
             if (is_new or state != now) and (following := states.left(int(states.ends[state]))):
                 table.expect(states.schedule.partitions(following[0]))
         return state
+
+
+def _is_equal(value: Any, known: Any) -> bool:
+    """Whether two options are equal; arrays are compared by identity alone."""
+    is_plain = isinstance(value, str | int | float | list | tuple)
+    try:
+        return is_plain and type(value) is type(known) and bool(value == known)
+    except (TypeError, ValueError, RuntimeError):  # of arrays in a list
+        return False
 
 
 def _fingerprint(

@@ -16,6 +16,7 @@ from gnnstore.formats.packed.manifest import NUM_POSITIONS
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.formats.store.schema import Schema
 from gnnstore.graph.arrays import as_tensor
+from gnnstore.graph.assigned import AssignedAttributes
 from gnnstore.loaders.assemble.adjacency import CsrEdges
 from gnnstore.loaders.assemble.hetero import assembler_for
 from gnnstore.loaders.base import BatchLoader
@@ -67,6 +68,11 @@ class PackedEpochs:
     def epochs(self) -> int:
         """Number of packed epochs."""
         return self.reader.manifest.epochs
+
+    @property
+    def assigned(self) -> AssignedAttributes:
+        """Nothing: attributes are assigned to stores."""
+        return AssignedAttributes({})
 
     @property
     def schema(self) -> Schema:

@@ -340,8 +340,7 @@ class Finisher:
         except BaseException as error:
             source.release(batch, error)
             raise
-        if self.transform is None:
-            self._pin(batch)
+        self._pin(batch)
         return batch
 
     def finish(self, batch: Batch, seconds_waiting: float) -> Any:
@@ -361,7 +360,7 @@ class Finisher:
             with self._stage("transform", batch.key):
                 batch.output = self.transform(batch.output)
         if self.transform is not None or self.from_output is not None:
-            self._pin(batch)
+            self._pin(batch)  # what a transform has made; tensors that are pinned stay as they are
         self.totals.add(
             cost.counts,
             batches=1,

@@ -20,6 +20,7 @@ from gnnstore.features.packed.saved import PackedFiles
 from gnnstore.features.planned import SlotCache
 from gnnstore.features.source import AbsentRows, Rows, RowSource, TypedRows
 from gnnstore.formats.packed.manifest import pack_command
+from gnnstore.graph.assigned import FINGERPRINT
 from gnnstore.pipeline.batch import Batch, BatchSource, EpochRun
 from gnnstore.pipeline.order.state import LoaderState, Position
 from gnnstore.seeds.kinds import labels_of
@@ -71,7 +72,9 @@ class SavedSource(BatchSource):
             )
         manifest = self.packed.reader.manifest
         state = LoaderState(Position(0), manifest.seed, dict(manifest.fingerprint))
-        different = state.differences(fingerprint, seed)
+        # What was assigned to the store is not packed, and looked up by `n_id`.
+        packed = {k: v for k, v in fingerprint.items() if not k.startswith(FINGERPRINT)}
+        different = state.differences(packed, seed)
         if different:
             command = pack_command(
                 self.packed.reader.path,

@@ -37,10 +37,10 @@ def resolve_edges(store: GraphStore, edge_label_index: Any) -> GivenEdges:
     dtype = id_dtype(max(counts) - 1)
     if isinstance(given, str):
         if splits.has_message_train and given in ("train", "training"):
-            return _all_edges(store, edge)
+            return GivenEdges(edge, None)
         return GivenEdges(edge, splits[given].ends(dtype), given)
     if given is None:
-        return _all_edges(store, edge)
+        return GivenEdges(edge, None)
     if isinstance(given, (tuple, list)):  # of two tensors, which NumPy would walk
         given = [to_numpy(ends) for ends in given]
     try:
@@ -54,8 +54,8 @@ def resolve_edges(store: GraphStore, edge_label_index: Any) -> GivenEdges:
             f"edge_label_index has the shape {list(values.shape)}; expected sources and targets, "
             "[2, L]"
         )
-    if values.shape[1] == 0:
-        raise InputError("edge_label_index has no edges; expected at least one to start from")
+    if values.size == 0:  # zero batches, as in PyG
+        return GivenEdges(edge, np.empty((2, 0), dtype))
     if values.dtype.kind not in "iu":
         raise InputError(
             f"edge_label_index has the element type {values.dtype}; expected node ids (integers)"
@@ -74,13 +74,6 @@ def resolve_edges(store: GraphStore, edge_label_index: Any) -> GivenEdges:
                 f"which has {count} nodes (0 to {count - 1})"
             )
     return GivenEdges(edge, values.astype(dtype, order="C"))
-
-
-def _all_edges(store: GraphStore, edge: EdgeTypeSpec) -> GivenEdges:
-    if edge.num_edges == 0:
-        of = "" if store.schema.is_homogeneous else f" of type {edge.type}"
-        raise InputError(f"edge_label_index=None: {store.path} has no edges{of} to start from")
-    return GivenEdges(edge, None)
 
 
 def check_ids_are_dense(store: GraphStore, edge: EdgeTypeSpec) -> None:

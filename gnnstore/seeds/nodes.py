@@ -20,7 +20,7 @@ from gnnstore import _core
 from gnnstore.errors import InputError
 from gnnstore.formats.packed.manifest import KIND, SEED_ARRAYS
 from gnnstore.formats.store.schema import NODE_TYPE
-from gnnstore.graph.arrays import Splits
+from gnnstore.graph.arrays import SPLIT_ALIASES, Splits
 from gnnstore.graph.pyg_data import read_mask, split_masks
 from gnnstore.seeds.base import BatchKey, SeedLabels, Seeds
 
@@ -274,6 +274,13 @@ def _nodes_and_ids(
     check_range(values, node.num_nodes, "node id", where, "nodes")
     # A copy: what the user does to the array later must not reach running batches.
     return values.astype(np.int64), None
+
+
+def has_nodes_named(node: NodeTypeSpec, name: str) -> bool:
+    """Whether a node type has a split of a name, or a mask."""
+    spec = node.attributes.get(name)
+    is_mask = (spec is not None and spec.dtype == "bool") or name in split_masks(node)
+    return is_mask or name in node.splits or SPLIT_ALIASES.get(name) in node.splits
 
 
 def _named(store: GraphStore, node: NodeTypeSpec, name: str) -> npt.NDArray[Any]:

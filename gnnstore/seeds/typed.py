@@ -15,12 +15,12 @@ import numpy.typing as npt
 import torch
 
 from gnnstore.errors import UsageError
-from gnnstore.graph.arrays import SPLIT_ALIASES
 from gnnstore.seeds.base import BatchKey, SeedLabels, Seeds
 from gnnstore.seeds.nodes import (
     InputNodes,
     NodeLabels,
     checked_positions,
+    has_nodes_named,
     is_of_type,
     nodes_of_type,
     resolve_input_nodes,
@@ -185,22 +185,18 @@ def _by_type(store: GraphStore, input_nodes: Any) -> dict[str, Any]:
     if isinstance(input_nodes, str):
         if input_nodes in {node.name for node in schema.node_types}:
             return {input_nodes: None}
-        named = [
-            node.name
-            for node in schema.node_types
-            if input_nodes in node.splits or SPLIT_ALIASES.get(input_nodes) in node.splits
-        ]
+        named = [node.name for node in schema.node_types if has_nodes_named(node, input_nodes)]
         if len(named) == 1:
             return {named[0]: input_nodes}
         if named:
             raise UsageError(
-                f"input_nodes={input_nodes!r} is a split of several node types: "
+                f"input_nodes={input_nodes!r} names nodes of several types: "
                 f"{', '.join(map(repr, named))}; name one, as in "
                 f"input_nodes=({named[0]!r}, {input_nodes!r}), or give a dict of several"
             )
         raise UsageError(
-            f"input_nodes={input_nodes!r} is no node type of the store, and no split of one; "
-            f"{_how_to_name(store)}"
+            f"input_nodes={input_nodes!r} is no node type of the store, and no split or mask of "
+            f"one; {_how_to_name(store)}"
         )
     raise UsageError(
         "input_nodes does not name a node type, and the store's types have names; "

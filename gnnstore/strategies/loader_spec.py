@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
@@ -46,6 +47,11 @@ class ReadOptions:
     edge_ids: EdgeIds | None = "input"
 
 
+def static_kind(store: GraphStore, settings: CacheSettings | None) -> Hashable:
+    """Return what loaders share that have the same fixed cache, of the same tables."""
+    return settings if settings is None or store.selected is None else (settings, store.selected)
+
+
 @dataclass(frozen=True, eq=False)
 class LoaderSpec:
     """A loader that is to be made, with the facts that strategies need."""
@@ -64,7 +70,12 @@ class LoaderSpec:
     def sizes(self) -> StoreSizes:
         """Memory that the parts of the store would take."""
         with_ids = self.options.edge_ids == "input"
-        return StoreSizes.of(self.store.schema, self.presampler.config, with_edge_ids=with_ids)
+        return StoreSizes.of(
+            self.store.schema,
+            self.presampler.config,
+            whole=self.store.reader.schema,
+            with_edge_ids=with_ids,
+        )
 
     def staging_bytes(self, budget_bytes: int) -> int:
         """Return the memory for staging, with as many threads as the budget allows."""
@@ -131,14 +142,15 @@ class LoaderSpec:
         if self.options.memory in {None, "auto"}:
             return 0
         settings = (self.options.cache or CacheSettings()) if strategy.caches else None
-        return shared_tables(self.store).taken_bytes(strategy.cache_kind or settings)
+        kind = strategy.cache_kind or static_kind(self.store, settings)
+        return shared_tables(self.store).taken_bytes(kind)
 
     def shared_cache_bytes(self) -> int:
         """Return the bytes of caches, part of a placement's rest, that "auto" may share."""
         shared = shared_tables(self.store)
         if self.options.memory in {None, "auto"}:
             return shared.cached_bytes
-        return shared.own_bytes(self.options.cache or CacheSettings())
+        return shared.own_bytes(static_kind(self.store, self.options.cache or CacheSettings()))
 
     def without_second_cache(self) -> Self:
         """Return the loader without a cache of its own if another kind has the memory."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from gnnstore.features.static import (
 from gnnstore.graph.shared import CacheKey, shared_tables
 from gnnstore.pipeline.margins import with_margin
 from gnnstore.strategies.base import Strategy
-from gnnstore.strategies.loader_spec import LoaderSpec
+from gnnstore.strategies.loader_spec import LoaderSpec, static_kind
 from gnnstore.strategies.predict.cost import EpochCosts, Machine, Prediction, Resources
 from gnnstore.strategies.predict.sampled_epoch import SampledEpoch, row_degrees
 from gnnstore.strategies.predict.workload import Workload
@@ -124,9 +125,14 @@ class CacheMaker:
         return select_nodes(self.scores(), num_rows)
 
     @property
+    def kind(self) -> Hashable:
+        """The kind of the cache among those of the store."""
+        return static_kind(self.store, self.settings)
+
+    @property
     def _key(self) -> CacheKey[StaticCache]:
         tables = self.engine.name, tuple(spec.path for spec in self.tables.specs)
-        return CacheKey(self.settings, tables)
+        return CacheKey(self.kind, tables)
 
 
 class StaticStrategy(Strategy):
@@ -237,7 +243,7 @@ class _CachedSources(OpenStore):
         if maker is None or cached is None or not cached.num_rows:
             return None
         cache = maker.open(cached.num_rows)
-        shared_tables(loader.store).use(self, maker.settings, cache)
+        shared_tables(loader.store).use(self, maker.kind, cache)
         return cache
 
 

@@ -910,9 +910,21 @@ def test_no_edge_has_no_attributes(path: Path, csc: set[tuple[int, int]]) -> Non
 
 
 def test_a_graph_without_edges(tmp_path: Path) -> None:
+    """It has zero batches, as zero edges of another have."""
     store = GraphArrays(3, np.zeros((2, 0), np.int64)).write(tmp_path / "s.gnn")
-    with pytest.raises(gnnstore.InputError, match="has no edges to start from"):
-        LinkNeighborLoader(store, [1])
+    for strategy in ("memory", "packed"):
+        loader = LinkNeighborLoader(store, [1], strategy=strategy, shuffle=True)
+        assert (len(loader), list(loader)) == (0, [])
+
+
+@pytest.mark.parametrize("empty", [torch.empty(2, 0, dtype=torch.long), [[], []]])
+def test_zero_seed_edges_give_zero_batches(path: Path, empty: Any) -> None:
+    for negatives, label in (("binary", torch.empty(0)), ("triplet", None)):
+        for strategy in ("memory", "static", "packed"):
+            loader = LinkNeighborLoader(
+                path, [3], empty, label, neg_sampling=negatives, strategy=strategy, batch_size=9
+            )
+            assert (len(loader), list(loader), list(loader)) == (0, [], [])
 
 
 def test_node_and_edge_loaders_do_not_share_states(path: Path) -> None:

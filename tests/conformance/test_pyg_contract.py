@@ -19,7 +19,7 @@ import gnnstore
 from gnnstore.converters import ConvertOptions, from_pyg
 from gnnstore.errors import BudgetError, NotFoundError, UsageError
 from gnnstore.graph import arrays as store_arrays
-from gnnstore.graph import pyg_data
+from gnnstore.graph import lazy, pyg_data
 from gnnstore.testing.graphs import random_graph
 
 NUM_NODES, NUM_EDGES = 60, 300
@@ -90,18 +90,19 @@ def test_a_graph_that_does_not_fit_is_refused(
         store.to_pyg()
     with pytest.raises(BudgetError, match="edge_index needs"):
         store.edge_index.tensor()
-    monkeypatch.setattr(store_arrays, "available_bytes", lambda: 1000)
-    monkeypatch.setattr(store_arrays, "_PIECE_BYTES", 100)
+    monkeypatch.setattr(lazy, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(lazy, "_UNCHECKED_BYTES", 100)
     with pytest.raises(BudgetError, match=r"gnnstore\.inference"):
-        store.x.to("cpu")
+        store.x.clone()
 
 
 def test_the_data_of_a_loader_is_read_when_it_is_used(
     store: gnnstore.GraphStore, data: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:  # nothing of this reads
-        patch.setattr(store_arrays.Attribute, "_rows", None)
-        patch.setattr(store_arrays.Attribute, "read", None)
+        patch.setattr(store_arrays, "_PLAIN_BYTES", 0)
+        patch.setattr(store_arrays.ArrayRows, "take", None)
+        patch.setattr(store_arrays.ArrayRows, "read", None)
         found: Any = gnnstore.NeighborLoader(store, [2], batch_size=4).data
         assert (found.num_nodes, found.num_edges) == (NUM_NODES, NUM_EDGES)
         assert (found.num_features, found.num_node_features, found.num_edge_features) == (8, 8, 3)

@@ -244,7 +244,6 @@ def test_attributes_of_seed_edges(path: Path) -> None:
         ((WRITES, "train"), "there is no edge split 'train'"),
         ((WRITES, [[35], [0]]), "source 35 at position 0 of edge_label_index is outside 'author'"),
         ((WRITES, [[0], [60]]), "target 60 at position 0 of edge_label_index is outside 'paper'"),
-        ((WRITES, [[], []]), "edge_label_index has no edges"),
     ],
 )
 def test_seed_edges_that_cannot_be(path: Path, given: Any, message: str) -> None:

@@ -193,6 +193,7 @@ def test_fanouts_that_cannot_be(path: Path, fanouts: Any, message: str) -> None:
         (("paper", "val"), ("paper", DATA["paper"].val_mask.nonzero()[:, 0].tolist(), None)),
         ("train", ("paper", DATA["paper"].train_mask.nonzero()[:, 0].tolist(), None)),
         (("paper", "train_mask"), ("paper", DATA["paper"].train_mask.nonzero()[:, 0].tolist(), 0)),
+        ("val_mask", ("paper", DATA["paper"].val_mask.nonzero()[:, 0].tolist(), 0)),
     ],
 )
 def test_seeds_by_type(path: Path, nodes: Any, expected: tuple[str, Any, Any]) -> None:
@@ -238,7 +239,7 @@ def test_a_split_of_several_types(tmp_path: Path) -> None:
     data = make_hetero()
     data["author"].train_mask = torch.arange(35) % 2 == 0
     store = hetero_store(tmp_path / "s.gnn", data)
-    with pytest.raises(UsageError, match="'train' is a split of several node types: 'paper', 'aut"):
+    with pytest.raises(UsageError, match="'train' names nodes of several types: 'paper', 'aut"):
         NeighborLoader(store, [1], "train")
     loader = NeighborLoader(store, [1], {"author": "train", "paper": "train"}, batch_size=16)
     assert list(loader.input_offsets) == ["paper", "author"]

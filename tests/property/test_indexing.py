@@ -80,7 +80,7 @@ def keys(draw: st.DrawFn, shape: tuple[int, ...]) -> Any:
 @given(data=st.data())
 def test_as_torch(example: Example, data: st.DataObject) -> None:
     values, read = example.values, example.rows_read
-    key = data.draw(keys(tuple(values.shape)))
+    key: Any = data.draw(keys(tuple(values.shape)))
     expected = values[key]
     gather, read_slice = PagedArray.gather, PagedArray.read_slice
 
@@ -104,6 +104,6 @@ def test_as_torch(example: Example, data: st.DataObject) -> None:
     assert torch.equal(example.lazy[key], expected)
     is_all = isinstance(key, slice) and len(range(len(values))[key]) == len(values)
     if expected.numel() and example.lazy.spec.layout == "paged" and not is_all:
-        rows = key[0] if isinstance(key, tuple) else key
+        rows: Any = key[0] if isinstance(key, tuple) else key
         if not isinstance(key, tuple) or len(range(len(values))[rows]) < len(values):
             assert sorted(set(read)) == torch.arange(len(values))[rows].unique().tolist()

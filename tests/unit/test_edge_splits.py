@@ -63,7 +63,7 @@ def test_a_split_comes_back_as_it_was_written(tmp_path: Path) -> None:
         np.testing.assert_array_equal(split.negative_edges, VALID["negative_edges"])
         for name, values in VALID["attributes"].items():
             np.testing.assert_array_equal(split.attributes[name], values)
-            assert split.attributes[name].dtype == values.dtype
+            assert split.attributes[name].read().dtype == values.dtype
 
 
 def test_what_a_split_has_not_is_none(tmp_path: Path) -> None:

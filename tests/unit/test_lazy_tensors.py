@@ -93,7 +93,7 @@ def test_it_is_a_tensor(store: Any, data: Data, tmp_path: Path) -> None:
     torch.save(x, tmp_path / "x.pt")
     assert torch.equal(torch.load(tmp_path / "x.pt", weights_only=False), data.x)
     with pytest.raises(ValueError, match="it lies on disk, so reading it is a copy"):
-        x.__array__(copy=False)
+        np.array(x, copy=False)
 
 
 @pytest.mark.parametrize("kind", [GCNConv, SAGEConv, GATConv])
@@ -195,8 +195,9 @@ def test_what_does_not_fit_memory_is_refused_before_it_is_read(
         (60, "index 60 is out of bounds .*; choose rows, as in"),
         (slice(None, None, -1), "step must be greater than zero; choose rows"),
         ((0, 0, 0), "too many indices"),
-        (torch.tensor([0.5]), "tensors used as indices must be"),
+        ([0.5], "tensors used as indices must be"),
         ("x", "invalid data type 'str'"),
+        ([[1], [2, 3]], "inhomogeneous shape"),
         (np.array([True, False]), "the mask has 2 entries for 60 rows"),
     ],
 )

@@ -156,7 +156,9 @@ def test_bits_of_bfloat16_for_numpy(tmp_path: Path) -> None:
     assert features[[3, 1]].dtype == torch.bfloat16
     bits = features.read()
     assert bits.dtype == np.uint16
-    assert torch.equal(torch.from_numpy(bits).view(torch.int16), features.tensor().view(torch.int16))
+    assert torch.equal(
+        torch.from_numpy(bits).view(torch.int16), features.tensor().view(torch.int16)
+    )
 
 
 def test_a_split_that_is_not_there(store: gnnstore.GraphStore) -> None:

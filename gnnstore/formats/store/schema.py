@@ -6,8 +6,8 @@ everything that reads a store starts from it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from gnnstore.errors import CorruptStoreError, UsageError
@@ -248,6 +248,22 @@ class Schema:
         for edge in self.edge_types:
             found |= {spec.path: edge.type for spec in edge.attributes.values()}
         return found
+
+    def only(self, names: Container[str]) -> Schema:
+        """Return the schema with some attributes of nodes and edges alone."""
+
+        def named(attributes: Mapping[str, AttributeSpec]) -> dict[str, AttributeSpec]:
+            return {name: spec for name, spec in attributes.items() if name in names}
+
+        return replace(
+            self,
+            node_types=tuple(
+                replace(each, attributes=named(each.attributes)) for each in self.node_types
+            ),
+            edge_types=tuple(
+                replace(each, attributes=named(each.attributes)) for each in self.edge_types
+            ),
+        )
 
     def scales_of(self, attribute: AttributeSpec) -> AttributeSpec | None:
         """Return the graph-level array with the scales of a node attribute, if any."""

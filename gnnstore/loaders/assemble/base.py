@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gnnstore._core import ReadCounts, empty
 from gnnstore.errors import UsageError
+from gnnstore.features.tables import MemoryRows
 from gnnstore.formats.store.schema import Schema
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
     from gnnstore.features.source import Rows, RowSource, RowSpec
     from gnnstore.formats.arrays.spec import AttributeSpec
-    from gnnstore.formats.store.schema import EdgeTypeSpec
+    from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec
+    from gnnstore.graph.assigned import AssignedAttributes
     from gnnstore.pipeline.batch import Batch, BatchCost
     from gnnstore.sampling.neighbor import Sample
     from gnnstore.seeds.base import SeedLabels
@@ -56,6 +58,18 @@ class AttributeRows:
             )
             for name, spec in specs.items()
         }
+
+    @classmethod
+    def of_nodes(
+        cls, store: BatchSchema, node: NodeTypeSpec, tables: Mapping[str, RowSource]
+    ) -> dict[str, AttributeRows]:
+        """Return the attributes of a node type, those that were assigned to the store included."""
+        found = cls.all_of(node.attributes, tables)
+        for name, values in store.assigned.of(node.name).items():
+            is_bfloat16 = values.dtype == torch.bfloat16
+            rows = MemoryRows((values.view(torch.int16) if is_bfloat16 else values).numpy())
+            found[name] = cls(f"assigned/{node.name}/{name}", rows, rows.spec, is_bfloat16, 0)
+        return found
 
     def gather(self, ids: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], ReadCounts]:
         """Return the rows of some ids, and the reads that they cost."""
@@ -122,6 +136,10 @@ class BatchSchema(Protocol):
     @property
     def schema(self) -> Schema:
         """Attributes, and the element type of ids."""
+
+    @property
+    def assigned(self) -> AssignedAttributes:
+        """Attributes of nodes that the user has assigned."""
 
     def graph_attributes(self) -> dict[str, Any]:
         """Return the graph-level attributes."""

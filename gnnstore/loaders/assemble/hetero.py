@@ -86,7 +86,7 @@ class HeteroAssembler(Assembler):
         self._data_class = checked_class(data_class or HeteroData, HeteroData)
         schema = store.schema
         self._nodes = {
-            node.name: AttributeRows.all_of(node.attributes, sources.tables)
+            node.name: AttributeRows.of_nodes(store, node, sources.tables)
             for node in schema.node_types
         }
         self._edges = {edge.type: _EdgeRows.of(edge, sources) for edge in schema.edge_types}

@@ -64,7 +64,7 @@ class BatchAssembler(Assembler):
         self._data_class = checked_class(data_class or Data, Data)
         self._csr = csr
         schema = store.schema
-        self._node_attributes = AttributeRows.all_of(schema.node.attributes, sources.tables)
+        self._node_attributes = AttributeRows.of_nodes(store, schema.node, sources.tables)
         self._edge_attributes = AttributeRows.all_of(schema.edge.attributes, sources.tables)
         self._edge_ids = sources.edge_ids.get(schema.edge.type)
         self._edge_id_path = id_path(schema.edge, sources)

@@ -115,7 +115,8 @@ class Presampler:
         schema = store.schema
         value_bytes = Counter[str | EdgeType]()
         for node in schema.node_types:
-            value_bytes[node.name] = sum(spec.row_bytes for spec in node.attributes.values())
+            value_bytes[node.name] = store.assigned.row_bytes(node.name)
+            value_bytes[node.name] += sum(spec.row_bytes for spec in node.attributes.values())
         for edge in schema.edge_types:
             value_bytes[edge.type] = sum(spec.row_bytes for spec in edge.attributes.values())
         return cls(

@@ -117,6 +117,8 @@ def sampling_fingerprint(
         "replace": config.replace,
         "subgraph_type": config.subgraph_type,
         "disjoint": config.disjoint,
+        **({} if store.selected is None else {"attributes": sorted(store.selected)}),
+        **store.assigned.fingerprint(),
         **_of_times_and_weights(config),
         **seeds.labels.fingerprint(),
         NUM_POSITIONS: len(seeds),
