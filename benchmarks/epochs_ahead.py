@@ -8,16 +8,22 @@ table, the packed ones that are written to disk and read again, and the time; th
 The disk's own rates are measured before and after each loader. The sequential time is that of the
 bytes at the disk's sequential rate.
 
+With `--whole` instead: five epochs of a loader with the superbatches that it chooses, in each order
+in turns, with the same budget: the seconds of each, and the sum of epochs 2 to 5 over that of the
+graph as it was made.
+
 Run `python -m benchmarks.epochs_ahead --workload W --cache DIR` with DIR on the disk in question:
 two stores are kept there, 22 GB for W, and packed rows need 20 GB for a while.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,16 +32,19 @@ import torch
 import gnnstore
 from benchmarks.harness import device_numbers, device_row, directory_of, parser, report
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, WORKLOADS, Workload
-from gnnstore.converters import ConvertOptions, reorder
+from gnnstore.converters import reorder
 from gnnstore.graph.sizes import StoreSizes
-from gnnstore.tools.bench.harness import DeviceLimits, measure_disk_of
+from gnnstore.tools.bench.harness import DeviceLimits, measure_disk_of, spread
 
 ORDERS = ("none", "degree")
 SHARE, SLACK_BYTES = 0.1, 200_000_000
-ALONE, SEVERAL = "one epoch", "several"
+ALONE, SEVERAL, WHOLE = "one epoch", "several", "whole epochs"
 # The first superbatch of four epochs begins with the eighth epoch.
-EPOCHS = {ALONE: 4, SEVERAL: 12}
-STEADY = {ALONE: slice(1, None), SEVERAL: slice(7, 11)}
+EPOCHS = {ALONE: 4, SEVERAL: 12, WHOLE: 5}
+STEADY = {ALONE: slice(1, None), SEVERAL: slice(7, 11), WHOLE: slice(1, None)}
+
+
+Numbers = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -61,7 +70,7 @@ def store_of(workload: Workload, directory: Path, order: str) -> Path:
         return plain
     path = plain.with_name(f"{plain.stem}-{order}.gnn")
     if not path.exists():
-        reorder(plain, path, "degree", options=ConvertOptions(edge_ids=False))
+        reorder(plain, path, "degree")
     return path
 
 
@@ -95,41 +104,95 @@ def epochs(path: Path, seeds: npt.NDArray[np.int64], way: str) -> tuple[list[Epo
     return rows, loader.stats().superbatch
 
 
+def measure_ways(
+    paths: Mapping[str, Path], seeds: npt.NDArray[np.int64], devices: list[DeviceLimits]
+) -> tuple[list[tuple[str, str]], Numbers]:
+    """Load with superbatches of an epoch and of several, in each order."""
+    rows: list[tuple[str, str]] = []
+    numbers: Numbers = {}
+    for order, path in paths.items():
+        for way in (ALONE, SEVERAL):
+            devices.append(measure_disk_of(gnnstore.open(path)))
+            found, superbatch = epochs(path, seeds, way)
+            devices.append(measure_disk_of(gnnstore.open(path)))
+            numbers[f"{order}, {way}"] = [asdict(epoch) for epoch in found]
+            rate = median(device.bytes_per_second for device in devices[-2:])
+            rows.append((f"{order}, {way}", f"{superbatch} batches in a superbatch"))
+            steady = found[STEADY[way]]
+            for name, some in (("first", found[:1]), ("later", steady)):
+                moved = median(epoch.moved_bytes for epoch in some)
+                seconds = median(epoch.seconds for epoch in some)
+                amounts = amounts_of(some)
+                times = f"{seconds:.3f} s, {seconds / (moved / rate):.2f} of the time in order"
+                rows.append((f"  {name}", f"{moved / 1e6:.1f} MB a batch ({amounts}), {times}"))
+            rows.append(("  first batch", f"{found[0].first_seconds:.1f} s"))
+    return rows, numbers
+
+
+def amounts_of(some: list[Epoch]) -> str:
+    """Return the megabytes of a batch, medians of some epochs."""
+    parts = [
+        median(getattr(epoch, f"{part}_bytes") for epoch in some) / 1e6
+        for part in ("table", "packed", "written")
+    ]
+    return "table {:.1f}, packed {:.1f}, written {:.1f}".format(*parts)
+
+
+def measure_whole(
+    paths: Mapping[str, Path],
+    seeds: npt.NDArray[np.int64],
+    devices: list[DeviceLimits],
+    repeats: int,
+) -> tuple[list[tuple[str, str]], Numbers]:
+    """Load whole epochs in each order, in turns, and compare the sums of those after the first."""
+    num_batches = len(seeds) // BATCH_SIZE
+    rounds: dict[str, list[list[Epoch]]] = {order: [] for order in paths}
+    for _ in range(repeats):
+        for order, path in paths.items():
+            devices.append(measure_disk_of(gnnstore.open(path)))
+            rounds[order].append(epochs(path, seeds, WHOLE)[0])
+    devices.append(measure_disk_of(gnnstore.open(path)))
+
+    def later(found: list[Epoch], what: str = "seconds") -> float:
+        return num_batches * sum(getattr(epoch, what) for epoch in found[STEADY[WHOLE]])
+
+    rows = []
+    for order, own in rounds.items():
+        pairs = list(zip(own, rounds[next(iter(rounds))], strict=True))
+        times, moved = (
+            spread(later(found, what) / later(base, what) for found, base in pairs)
+            for what in ("seconds", "moved_bytes")
+        )
+        sums = spread((later(found) for found in own), ".1f")
+        rows.append(
+            (order, f"epochs 2 to 5 in {sums} s, {times} of the time, {moved} of the bytes")
+        )
+        for number, found in enumerate(own, 1):
+            seconds = ", ".join(f"{num_batches * epoch.seconds:.1f}" for epoch in found)
+            amounts = amounts_of(found[STEADY[WHOLE]])
+            rows.append((f"  round {number}", f"epochs of {seconds} s; MB a batch: {amounts}"))
+    return rows, {order: [list(map(asdict, e)) for e in own] for order, own in rounds.items()}
+
+
 def main() -> None:
     """Make the stores, load, and print."""
     options = parser(__doc__)
     options.add_argument("--workload", choices=sorted(WORKLOADS), default="W", help="(%(default)s)")
     options.add_argument("--orders", nargs="+", choices=ORDERS, default=ORDERS)
+    options.add_argument("--whole", action="store_true", help="five epochs of each order in turns")
     options.add_argument("--cache", type=Path, help="directory that keeps the stores")
     arguments = options.parse_args()
     workload = WORKLOADS["w" if arguments.quick else arguments.workload]
     devices: list[DeviceLimits] = []
-    rows: list[tuple[str, str]] = []
-    numbers = {}
     with directory_of(arguments) as directory:
-        for order in arguments.orders:
-            path = store_of(workload, directory, order)
-            for way in EPOCHS:
-                devices.append(measure_disk_of(gnnstore.open(path)))
-                found, superbatch = epochs(path, workload.seeds(), way)
-                devices.append(measure_disk_of(gnnstore.open(path)))
-                numbers[f"{order}, {way}"] = [asdict(epoch) for epoch in found]
-                rate = median(device.bytes_per_second for device in devices[-2:])
-                rows.append((f"{order}, {way}", f"{superbatch} batches in a superbatch"))
-                steady = found[STEADY[way]]
-                for name, some in (("first", found[:1]), ("later", steady)):
-                    moved = median(epoch.moved_bytes for epoch in some)
-                    seconds = median(epoch.seconds for epoch in some)
-                    parts = [
-                        median(getattr(epoch, f"{part}_bytes") for epoch in some) / 1e6
-                        for part in ("table", "packed", "written")
-                    ]
-                    amounts = "table {:.1f}, packed {:.1f}, written {:.1f}".format(*parts)
-                    times = f"{seconds:.3f} s, {seconds / (moved / rate):.2f} of the time in order"
-                    rows.append((f"  {name}", f"{moved / 1e6:.1f} MB a batch ({amounts}), {times}"))
-                rows.append(("  first batch", f"{found[0].first_seconds:.1f} s"))
+        paths = {order: store_of(workload, directory, order) for order in arguments.orders}
+        if arguments.whole:
+            rows, numbers = measure_whole(paths, workload.seeds(), devices, arguments.repeats)
+        else:
+            rows, numbers = measure_ways(paths, workload.seeds(), devices)
+    what = WHOLE if arguments.whole else "packing one epoch and several in a pass"
     report(
-        f"packing one epoch and several in a pass, {workload.name}",
+        f"{what}, {workload.name}",
         [*rows, device_row(devices)],
         as_json=arguments.json,
         epochs=numbers,

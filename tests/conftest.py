@@ -161,8 +161,10 @@ def way_of_reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     defaults = inspect.unwrap(NeighborLoader.__init__).__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "strategy", way.strategy)
-    # The rows of small graphs are narrow, and would be held in memory instead of read.
+    # The rows of small graphs are narrow, and would be held in memory instead of read; and the ids
+    # of their edges are few.
     monkeypatch.setattr(placement, "HELD_ROW_BYTES", 0)
+    monkeypatch.setattr(placement, "IDS_SHARE", 2**60)
     return way
 
 

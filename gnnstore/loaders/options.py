@@ -118,7 +118,7 @@ class LoaderOptions:
 
 def checked_edge_ids(value: Any) -> EdgeIds | None:
     """Return the option `edge_ids`, or refuse it."""
-    if value not in {"input", "store", None}:
+    if value is not None and value not in ("input", "store"):
         raise UsageError(f"edge_ids={value!r} is unknown; choose one of 'input', 'store' or None")
     return cast("EdgeIds | None", value)
 

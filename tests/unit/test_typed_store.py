@@ -132,7 +132,7 @@ def test_arrays_are_those_of_columns(tmp_path: Path) -> None:
 
 def test_sizes_are_of_all_types(written: ExampleStore, store: gnnstore.GraphStore) -> None:
     sizes = StoreSizes.of(store.schema)
-    structure = ("indptr", "indices", "edge_id")
+    structure = ("indptr", "indices")
     expected = sum(
         values.nbytes for path, values in written.arrays.items() if path.endswith(structure)
     )

@@ -111,7 +111,8 @@ class Gathering:
         if known is None and source is None:
             found = positions.to(torch.int64)
         else:
-            ids = (known or source.gather(positions.numpy())).values  # type: ignore[union-attr]
+            ids, read = known or source.gather(positions.numpy())  # type: ignore[union-attr]
+            self._counts += read
             if ids.dtype != np.int64:
                 wide = empty(ids.shape, np.int64)
                 np.copyto(wide, ids)

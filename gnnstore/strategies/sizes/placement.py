@@ -34,7 +34,7 @@ HELD_ROW_BYTES = MAX_ROW_BYTES
 _HELD_SHARE = 4
 # Ids of edges are held while they take at most half of the rest: a byte of them saves about as many
 # reads as a byte of cached rows.
-_IDS_SHARE = 2
+IDS_SHARE = 2
 
 # With several node types, a table of at most this share of the budget is held whole next to larger
 # ones: slots are as long as the longest row.
@@ -313,14 +313,14 @@ def _place_rows(
     if mode == "disk":
         small = _small_tables(sizes, held, limit, left_bytes)
     left_bytes -= sum(held.values()) + sum(small.values())
-    ids = _held_ids(sizes, shared_tables, left_bytes // _IDS_SHARE if mode == "disk" else 0)
+    ids = _held_ids(sizes, shared_tables, left_bytes // IDS_SHARE if mode == "disk" else 0)
     modes |= dict.fromkeys((*held, *small, *ids), "memory")
     reservations = [
         Reservation("narrow attributes", sum(held.values())),
         *(Reservation(f"all of {path}", of) for path, of in small.items()),
         *([Reservation("ids of edges", sum(ids.values()))] if ids else []),
     ]
-    return modes, reservations, _describe_ids(sizes, sum(ids.values()), limit)
+    return modes, reservations, _describe_ids(sizes, mode, sum(ids.values()), limit)
 
 
 def _narrow_tables(
@@ -372,7 +372,7 @@ def _held_ids(sizes: StoreSizes, shared_tables: Collection[str], most_bytes: int
     return held
 
 
-def _describe_ids(sizes: StoreSizes, held_bytes: int, limit: int) -> str:
+def _describe_ids(sizes: StoreSizes, mode: Mode, held_bytes: int, limit: int) -> str:
     """Return a phrase on what ids of edges cost."""
     num_bytes, parts = sizes.edge_ids_bytes, []
     if not num_bytes:
@@ -380,8 +380,8 @@ def _describe_ids(sizes: StoreSizes, held_bytes: int, limit: int) -> str:
     if held_bytes:
         parts.append(f"{format_size(held_bytes)} of it ids of edges")
     if num_bytes > held_bytes:
-        on_disk = format_size(num_bytes - held_bytes)
-        parts.append(f"{on_disk} of ids of edges are read from disk for each batch")
+        place = "mapped" if mode == "mmap" else "read from disk for each batch"
+        parts.append(f"{format_size(num_bytes - held_bytes)} of ids of edges are {place}")
     note = f"{' and '.join(parts)} (none with edge_ids='store'"
     without = sizes.total_bytes - num_bytes
     if without <= limit - limit // _BATCH_SHARE < sizes.total_bytes:
