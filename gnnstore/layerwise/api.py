@@ -43,7 +43,7 @@ from gnnstore.formats.container.leftovers import (
 )
 from gnnstore.formats.store.schema import StoreManifest
 from gnnstore.graph.store import GraphStore
-from gnnstore.layerwise.models.layers import Layer, describe, evaluating, modules_of, read_layers
+from gnnstore.layerwise.layers import Layer, describe, evaluating, read_layers
 from gnnstore.layerwise.plan import check_dtype
 from gnnstore.layerwise.result import ARRAY_NAME, Embeddings, open_embeddings
 from gnnstore.layerwise.run import InferenceRequest, InferenceRun, check_input
@@ -237,7 +237,7 @@ def _to_directory(
         resume=resume,
     ) as writer:
         run.check_disk(writer.path.parent, writer.temporary_path, copy_bytes)
-        spec, _ = run.execute(writer)
+        spec = run.execute(writer)
         node = NodeTypeSpec(NODE_TYPE, request.store.num_nodes, {ARRAY_NAME: spec})
         final = writer.commit(Schema((node,), ()), asked)
     return open_embeddings(final)
@@ -354,10 +354,8 @@ def _fingerprint(request: InferenceRequest, run: InferenceRun) -> dict[str, Any]
 
 
 def _device_of(layers: tuple[Layer, ...]) -> torch.device:
-    for module in modules_of(layers):
-        for tensor in module.parameters():
-            return tensor.device
-    return torch.device("cpu")
+    tensors = (tensor for layer in layers for one in layer.modules for tensor in one.parameters())
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
 def _as_device(device: Any) -> torch.device:

@@ -17,7 +17,7 @@ from gnnstore.features.source import RowSource
 from gnnstore.graph.indices import IndexRows
 from gnnstore.threads import Workers
 
-# Of so many nodes with the most in-neighbours it is known how many of these have few edges.
+# Of this many nodes with the most in-neighbours it is counted how many of these have few edges.
 _NUM_HUBS = 64
 _MOST_COUNTED = 1 << 12
 # The set of a block's nodes is listed in parts of this many bytes: 131,072 nodes.
@@ -49,37 +49,19 @@ class Pieces:
         return 3 * 8 * self.read_ids + 64 * (self.edges + self.targets) + 8 * 8 * LISTED_BYTES * 2
 
 
-@dataclass(frozen=True, eq=False)
-class Hubs:
-    """The nodes with the most in-neighbours, in descending order of their number."""
-
-    nodes: npt.NDArray[np.int64]
-    degrees: npt.NDArray[np.int64]
-
-    @property
-    def first(self) -> tuple[int, int]:
-        """The first node and its number of in-neighbours; (0, 0) without nodes."""
-        return (int(self.nodes[0]), int(self.degrees[0])) if len(self.nodes) else (0, 0)
-
-
 class OrderedReader:
     """Reads a stored vector in order, in chunks, from which pieces are taken that may overlap."""
 
     def __init__(self, rows: IndexRows, read_ids: int, workers: Workers) -> None:
-        self._rows = rows
+        self.rows = rows
         self._workers = workers
         self._read_ids = read_ids
         self._start = 0
         self._chunk: npt.NDArray[Any] = np.empty(0, rows.dtype)
 
-    @property
-    def counts(self) -> ReadCounts:
-        """Reads so far."""
-        return self._rows.counts
-
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Return values that lie elsewhere, and nothing around them."""
-        return self._workers.run([partial(self._rows.read, start, stop)])[0]
+        return self._workers.run([partial(self.rows.read, start, stop)])[0]
 
     def take(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Return values start ... stop - 1, a new array; earlier ones are read again."""
@@ -87,9 +69,10 @@ class OrderedReader:
         if not self._start <= start <= end:
             self._start, self._chunk, end = start, self._chunk[:0], start
         if stop > end:
-            until = min(max(stop, end + self._read_ids), self._rows.num_edges)
-            more = self.read(end, until)
-            self._chunk = np.concatenate([self._chunk[start - self._start :], more])
+            until = min(max(stop, end + self._read_ids), self.rows.num_edges)
+            self._chunk = np.concatenate(
+                [self._chunk[start - self._start :], self.read(end, until)]
+            )
             self._start = start
         return self._chunk[start - self._start : stop - self._start].copy()
 
@@ -108,10 +91,10 @@ class GraphReader:
         workers: Workers,
     ) -> None:
         self.piece = pieces
-        self._workers = workers
         self.num_nodes = indptr.num_edges - 1
         self.num_edges = 0 if indices is None else indices.num_edges
-        self.edge_data = edge_data
+        self._workers = workers
+        self._edge_data = edge_data
         self._path = path
         self._indptr = OrderedReader(indptr, pieces.read_ids, workers)
         self._indices = (
@@ -120,10 +103,10 @@ class GraphReader:
         self._counts = ReadCounts()
 
     @property
-    def counts(self) -> ReadCounts:
-        """Reads so far."""
-        indices = ReadCounts() if self._indices is None else self._indices.counts
-        return self._indptr.counts + indices + self._counts
+    def bytes_read(self) -> int:
+        """Bytes read so far."""
+        readers = [reader for reader in (self._indptr, self._indices) if reader is not None]
+        return sum((one.rows.counts for one in readers), self._counts).bytes_read
 
     def begins(self, first: int, last: int) -> npt.NDArray[np.int64]:
         """Return the begins of the edges into nodes first ... last - 1, and the end of the last."""
@@ -138,16 +121,14 @@ class GraphReader:
 
     def sources(self, begin: int, end: int) -> npt.NDArray[Any]:
         """Return the sources of some edges: int32 or int64 [end - begin]."""
-        if self._indices is None:
-            return np.empty(0, np.int64)
-        return self._indices.take(begin, end)
+        return np.empty(0, np.int64) if self._indices is None else self._indices.take(begin, end)
 
     def data(self, name: str, begin: int, end: int) -> npt.NDArray[Any]:
-        """Return data of some edges."""
+        """Return data of some edges, writable."""
         positions = np.arange(begin, end, dtype=np.int64)
-        (rows,) = self._workers.run([partial(self.edge_data[name].gather, positions)])
+        (rows,) = self._workers.run([partial(self._edge_data[name].gather, positions)])
         self._counts += rows.counts
-        return rows.values
+        return np.require(rows.values, requirements="W")
 
     def pieces(self) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
         """Yield pieces of the graph in order: the first target, and the begins of the edges."""
@@ -170,8 +151,8 @@ class GraphReader:
             advance(len(begins) - 1)
         return counts
 
-    def find_hubs(self) -> Hubs:
-        """Return the nodes with the most in-neighbours."""
+    def find_hubs(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the nodes with the most in-neighbours, and their number, in descending order."""
         nodes, degrees = np.empty(0, np.int64), np.empty(0, np.int64)
         for first in range(0, self.num_nodes, self.piece.read_ids):
             more = np.diff(self.begins(first, min(first + self.piece.read_ids, self.num_nodes)))
@@ -179,15 +160,20 @@ class GraphReader:
             nodes = np.concatenate([nodes, np.arange(first, first + len(more))])
             most = np.argsort(-degrees, kind="stable")[: _NUM_HUBS + 1]
             nodes, degrees = nodes[most], degrees[most]
-        return Hubs(nodes, degrees)
+        return nodes, degrees
 
-    def most_others(self, hubs: Hubs, counts: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
+    def most_others(
+        self,
+        hubs: npt.NDArray[np.int64],
+        degrees: npt.NDArray[np.int64],
+        counts: npt.NDArray[np.uint32],
+    ) -> npt.NDArray[np.int64]:
         """Bound the in-neighbours of a node that have few edges, by their number of edges.
 
         Element k of the result [n] is for those with at most k edges, and the last one for all.
         """
-        most = np.full(_MOST_COUNTED + 1, hubs.degrees[_NUM_HUBS:].sum())
-        for node in hubs.nodes[:_NUM_HUBS]:
+        most = np.full(_MOST_COUNTED + 1, degrees[_NUM_HUBS:].sum())
+        for node in hubs[:_NUM_HUBS]:
             begin, end = self._indptr.read(int(node), int(node) + 2)
             if self._indices is not None and end > begin:
                 sources = np.unique(self._indices.read(int(begin), int(end)))

@@ -2,7 +2,7 @@
 
 The in-neighbours of a block lie anywhere in the table. If they are few, reading them one by one is
 limited by a disk's reads per second. So the table is read once in order for a group of blocks, the
-rows of each are written to a file, and each block then reads its own. Those of the first blocks
+rows of each are written to a file, and each block then reads its own. Those of the first block
 stay in memory.
 """
 
@@ -21,13 +21,12 @@ import numpy.typing as npt
 from torch import Tensor
 
 from gnnstore import _core
-from gnnstore.disk.spool import FileSpool, MemorySpool
+from gnnstore.disk.spool import FileSpool
 from gnnstore.errors import NoSpaceError, storage_error
 from gnnstore.features.files import FileRows
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.layerwise.limits import BlockLimits
-from gnnstore.layerwise.plan import LayerPlan
-from gnnstore.layerwise.rows import KeptRows, RowReader, as_bits, part_rows
+from gnnstore.layerwise.rows import NUM_PARTS, KeptRows, RowReader, as_bits
 from gnnstore.strategies.predict.reads import count_reads
 from gnnstore.threads import CancelledError, Flag
 
@@ -39,8 +38,8 @@ _PAGE_BYTES = 4096
 _WORTHWHILE = 0.9
 # The share of the memory of a block that is made for rows that are to be written together.
 _PENDING_SHARE = 4
-# Parts of the table that are read ahead of the one that is packed.
-NUM_PARTS = 3
+# Parts of the table whose rows are looked up together.
+_PARTS_AT_A_TIME = 64
 
 Outline = Callable[[int], tuple[int, npt.NDArray[np.int64]]]
 
@@ -60,11 +59,9 @@ class BlockPacker:
     ) -> None:
         self._reader = reader
         self._directory = directory
-        self._kept = kept
-        self._is_filled = kept is None
+        self._unfilled = kept
         self._limits = limits
-        # Of the first group: blocks whose rows stay in memory. The first block takes them over.
-        self._num_in_memory = 1
+        self._is_first = True  # of the groups; its first block stays in memory
         self._disk_bytes = disk_bytes
         self._is_wanted = needs_rows
         self._group: dict[int, tuple[int, int]] = {}  # first node -> last node, place
@@ -78,8 +75,8 @@ class BlockPacker:
         if first not in self._group and self._is_wanted:
             self.close()
             self._form(first, num_nodes, outline)
-        if not self._is_filled:
-            self._pass(None, [])
+        if self._unfilled is not None:
+            self._pass(None)
         return self._group.get(first)
 
     def read(self, place: int, sources: Tensor) -> None:
@@ -97,13 +94,10 @@ class BlockPacker:
     def _form(self, first: int, num_nodes: int, outline: Outline) -> None:
         files, row_bytes = self._reader.source.file_rows, self._reader.plan.packed_bytes
         assert files is not None  # noqa: S101 - else there is no packer
-        dtype, room = id_dtype(num_nodes), self._disk_bytes()
+        dtype, room, limits = id_dtype(num_nodes), self._disk_bytes(), self._limits
         # Ids take the memory of blocks: of the one to be made, or of those that do not exist yet.
-        limits, is_first = self._limits, self._num_in_memory > 0
-        max_bytes = limits.making.limit // 2
-        if is_first and limits.is_ahead:
-            max_bytes = limits.running.limit
-        max_rows = max_bytes // dtype.itemsize
+        is_alone = self._is_first and limits.is_ahead
+        max_rows = (limits.running if is_alone else limits.making // 2) // dtype.itemsize
         bounds: list[tuple[int, int]] = []
         wanted: list[npt.NDArray[Any]] = []
         total, direct = 0, 0.0
@@ -118,59 +112,47 @@ class BlockPacker:
             wanted.append(ids.astype(dtype))
             direct += _direct_bytes(files, ids)
             first = last
-        num_bytes = sum(map(len, wanted[self._num_in_memory :])) * row_bytes
-        table = min(direct, files.array.disk_bytes) if self._is_filled else 0
+        num_bytes = sum(map(len, wanted[int(self._is_first) :])) * row_bytes
+        table = 0 if self._unfilled is not None else min(direct, files.array.disk_bytes)
+        self._is_wanted = False  # later blocks are similar: making their lists would be in vain
         if len(bounds) < 2 or table + 2 * num_bytes > _WORTHWHILE * direct or num_bytes > room:
-            # Later blocks are similar: making their lists would be in vain.
-            self._is_wanted = False
             return
+        pending = max(limits.making // _PENDING_SHARE // row_bytes, self._reader.part_rows)
         packed = PackedRows(
-            self._directory,
-            self._reader,
-            len(bounds),
-            num_bytes=total * row_bytes,
-            pending_bytes=max(1, limits.making.limit // _PENDING_SHARE),
-            num_in_memory=self._num_in_memory,
+            self._directory, self._reader, wanted, pending, keeps_first=self._is_first
         )
         try:
-            self._pass(packed, wanted)
+            self._pass(packed)
         except NoSpaceError as error:
             packed.close()
             _log.info("rows are read block by block: %s", error)
-            self._is_wanted = False
             return
         except BaseException:
             packed.close()
             raise
+        self._is_wanted = True
         self._packed = packed
         self.bytes_written += packed.bytes_written
-        self._num_in_memory = 0
+        self._is_first = False
         self._group = {begin: (end, place) for place, (begin, end) in enumerate(bounds)}
 
-    def _pass(self, packed: PackedRows | None, wanted: list[npt.NDArray[Any]]) -> None:
+    def _pass(self, packed: PackedRows | None) -> None:
         """Read the table in order, and put its rows where they belong."""
-        reader = self._reader
+        reader, kept = self._reader, self._unfilled
         projects = reader.plan.call.projection is not None
-        fills = self._kept is not None and not self._is_filled
         for first, rows in self._parts():
-            chosen = [np.searchsorted(ids, (first, first + len(rows))) for ids in wanted]
-            is_needed = any(end > begin for begin, end in chosen)
             sources = None
-            if fills or (projects and is_needed):
+            if kept is not None or projects:
                 sources = reader.plan.call.as_sources(reader.converted(rows))
-            if fills:
-                assert self._kept is not None  # noqa: S101 - see above
+            if kept is not None:
                 assert sources is not None  # noqa: S101 - see above
-                self._kept.fill(first, sources)
-            if packed is None or not is_needed:
-                continue
-            stored = rows if sources is None or not projects else as_bits(sources)
-            for block, (begin, end) in enumerate(chosen):
-                if end > begin:
-                    packed.append(block, stored[wanted[block][begin:end] - first])
+                kept.fill(first, sources)
+            if packed is not None:
+                stored = as_bits(sources) if sources is not None and projects else rows
+                packed.append(first, stored)
         if packed is not None:
             packed.flush()
-        self._is_filled = True
+        self._unfilled = None
 
     def _parts(self) -> Iterator[tuple[int, npt.NDArray[Any]]]:
         """Read the parts of the table in order, some ahead."""
@@ -199,94 +181,118 @@ class PackedRows:
         self,
         directory: Path,
         reader: RowReader,
-        num_blocks: int,
+        wanted: list[npt.NDArray[Any]],
+        max_pending: int,
         *,
-        num_bytes: int,
-        pending_bytes: int,
-        num_in_memory: int,
+        keeps_first: bool,
     ) -> None:
         self._reader = reader
-        self._pending_bytes = pending_bytes  # gathered before they are written, in a run each block
-        self._num_in_memory = num_in_memory  # first blocks, which are not written
-        self._num_runs = num_bytes // pending_bytes + 2
-        self._pending: list[list[npt.NDArray[Any]]] = [[] for _ in range(num_blocks)]
+        self._wanted = wanted  # the ids of the rows of each block, ascending
+        self._places = np.zeros((len(wanted), 1), np.int64)  # see `_look_up`
+        self._max_pending = max_pending  # rows gathered before they are written, a run each block
+        self._pending: list[npt.NDArray[Any]] = []
+        # For each piece of pending rows: the blocks that they are for, and where each begins.
+        self._pieces: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]] = []
         self._num_pending = 0
-        self._runs: list[dict[int, int]] = [{} for _ in range(num_blocks)]  # run -> rows
+        self._first: list[npt.NDArray[Any]] | None = [] if keeps_first else None
+        self._runs: list[dict[int, int]] = [{} for _ in wanted]  # record -> rows
+        self._num_records = 0
         try:
             self._directory = Path(tempfile.mkdtemp(prefix="packed-", dir=directory))
         except OSError as error:
             raise storage_error(error, "make a directory for packed rows", directory) from error
-        number = num_blocks * self._num_runs
-        self._spool = FileSpool(self._directory / "rows", number, what="the packed rows")
-        self._kept = MemorySpool()
-        self._run = 0
+        # Two runs together have more rows than can be pending, but for the last one.
+        num_runs = 2 * sum(map(len, wanted)) // max_pending + 2
+        self._spool = FileSpool(
+            self._directory / "rows", len(wanted) * num_runs, what="the packed rows"
+        )
         self.bytes_written = 0
 
-    def append(self, block: int, rows: npt.NDArray[Any]) -> None:
-        """Add rows to those of a block."""
-        self._pending[block].append(rows)
-        self._num_pending += rows.nbytes
-        if self._num_pending >= self._pending_bytes:
-            self.flush()
+    def append(self, first: int, rows: npt.NDArray[Any]) -> None:
+        """Add the rows of a part of the table to the blocks that need them."""
+        begins, ends = self._look_up(first)
+        blocks = np.flatnonzero(ends > begins)
+        while len(blocks):
+            counts = ends[blocks] - begins[blocks]
+            offsets = np.concatenate([[0], np.cumsum(counts)])
+            room = self._max_pending - self._num_pending
+            fits = int(np.searchsorted(offsets, room, "right")) - 1
+            if fits:
+                now, offsets = blocks[:fits], offsets[: fits + 1]
+                ids = [self._wanted[block][begins[block] : ends[block]] for block in now]
+                self._pending.append(rows[np.concatenate(ids) - first])
+                self._pieces.append((now, offsets))
+                self._num_pending += int(offsets[-1])
+                blocks = blocks[fits:]
+            if len(blocks):
+                self.flush()
+
+    def _look_up(self, first: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return where the ids of a part begin and end in the list of each block."""
+        size = self._reader.part_rows
+        number = first // size % _PARTS_AT_A_TIME
+        if number == 0:
+            bounds = first + size * np.arange(_PARTS_AT_A_TIME + 1)
+            self._places = np.stack([np.searchsorted(ids, bounds) for ids in self._wanted], axis=1)
+        return self._places[number], self._places[number + 1]
 
     def flush(self) -> None:
         """Write the rows that were gathered."""
-        for block, pending in enumerate(self._pending):
-            if not pending:
+        runs: list[list[npt.NDArray[Any]]] = [[] for _ in self._wanted]
+        for rows, (blocks, offsets) in zip(self._pending, self._pieces, strict=True):
+            at = offsets.tolist()
+            for number, block in enumerate(blocks.tolist()):
+                runs[block].append(rows[at[number] : at[number + 1]])
+        for block, pieces in enumerate(runs):
+            if not pieces:
                 continue
-            rows = np.concatenate(pending)
-            pending.clear()
-            number = block * self._num_runs + self._run
-            self._runs[block][number] = len(rows)
-            if block < self._num_in_memory:
-                self._kept.append(number, [rows])
+            whole = np.concatenate(pieces)
+            if block == 0 and self._first is not None:
+                self._first.append(whole)
                 continue
-            flat = rows.reshape(-1).view(np.uint8)
+            flat = whole.reshape(-1).view(np.uint8)
             if missing := -len(flat) % 4:
                 flat = np.concatenate([flat, np.zeros(missing, np.uint8)])
-            self._spool.append(number, [flat.view(np.int32)])
+            self._spool.append(self._num_records, [flat.view(np.int32)])
+            self._runs[block][self._num_records] = len(whole)
+            self._num_records += 1
             self.bytes_written += len(flat)
-        self._run += 1
+        self._pending.clear()
+        self._pieces.clear()
         self._num_pending = 0
 
     def read(self, block: int, sources: Tensor) -> int:
         """Read the rows of a block, as its layer sums them; return the bytes read from the file."""
-        tasks, at = [], 0
-        for number, size in self._runs[block].items():
-            tasks.append(partial(self._read, number, sources[at : at + size]))
+        at = 0
+        if block == 0 and self._first is not None:
+            for rows in self._first:
+                self._put(rows, sources[at : at + len(rows)])
+                at += len(rows)
+            self._first = []
+            return 0
+        tasks = []
+        for record, size in self._runs[block].items():
+            tasks.append(partial(self._read, record, sources[at : at + size]))
             at += size
         return sum(self._reader.workers.run(tasks))
 
-    def _read(self, number: int, out: Tensor) -> int:
+    def _read(self, record: int, out: Tensor) -> int:
+        (flat,) = self._spool.read(record)
+        self._put(flat.view(np.uint8)[: len(out) * self._reader.plan.packed_bytes], out)
+        return flat.nbytes
+
+    def _put(self, rows: npt.NDArray[Any], out: Tensor) -> None:
         plan = self._reader.plan
-        num_bytes = 0
-        try:
-            (stored,) = self._kept.read(number)
-            self._kept.drop(number)
-        except KeyError:
-            (flat,) = self._spool.read(number)
-            num_bytes = flat.nbytes
-            stored = flat.view(np.uint8)[: len(out) * plan.packed_bytes]
         if plan.call.projection is not None:
-            as_bits(out)[:] = stored.view(as_bits(out).dtype).reshape(out.shape)
+            as_bits(out)[:] = rows.view(as_bits(out).dtype).reshape(out.shape)
         else:
-            out.copy_(self._reader.converted(stored.view(plan.kind.stored_dtype)))
-        return num_bytes
+            out.copy_(self._reader.converted(rows.view(plan.kind.stored_dtype)))
 
     def close(self) -> None:
         """Remove the rows. Idempotent."""
-        self._kept.close()
+        self._first = None
         self._spool.close()
         _core.remove_tree(self._directory)
-
-
-def pass_memory_bytes(plan: LayerPlan, part_bytes: int) -> int:
-    """Return the memory of the parts of the table in a pass: as stored, converted, and chosen."""
-    kind = plan.kind
-    row_bytes = (NUM_PARTS + 1) * kind.stored_bytes
-    row_bytes += 0 if kind.is_as_stored else kind.row_bytes
-    row_bytes += 0 if plan.call.projection is None else plan.source_bytes
-    return part_rows(plan, part_bytes) * row_bytes
 
 
 def _direct_bytes(files: FileRows, ids: npt.NDArray[np.int64]) -> float:

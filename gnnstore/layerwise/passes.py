@@ -10,21 +10,19 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from gnnstore._core import release_heap, release_memory
 from gnnstore.errors import UsageError, described
 from gnnstore.formats import PagedArrayWriter
+from gnnstore.layerwise.block import Block
 from gnnstore.layerwise.blocks import BlockMaker, MadeBlock
+from gnnstore.layerwise.gcn import DegreeNorm
 from gnnstore.layerwise.graph import GraphReader
-from gnnstore.layerwise.models.block import Block
-from gnnstore.layerwise.models.calls import LayerCall
-from gnnstore.layerwise.models.gcn import DegreeNorm
+from gnnstore.layerwise.plan import DTYPES, LayerPlan
 from gnnstore.progress import Phase
 from gnnstore.threads import ordered_map, prefetch
 
@@ -39,7 +37,7 @@ class PassStats:
     rows_read: int  # rows of the layer's input; one that k blocks need counts k times
     bytes_read: int  # bytes of rows and edges, packing included
     bytes_written: int  # bytes of rows, packing included
-    # Bytes of packed rows, which are part of the written bytes and are removed again.
+    # Bytes of rows that are removed again, which are part of the written bytes.
     bytes_packed: int
     seconds: float  # the whole pass
     # Seconds of waiting for blocks that were not made yet.
@@ -61,20 +59,17 @@ class PassStats:
 
 
 def run_pass(
-    call: LayerCall,
+    plan: LayerPlan,
     maker: BlockMaker,
     writer: PagedArrayWriter,
     *,
-    device: torch.device,
-    out_dtype: torch.dtype,
     is_ahead: bool,
-    graph_bytes: Callable[[], int],
     offer: Callable[[int, Tensor], None] | None,
     phase: Phase,
 ) -> PassStats:
     """Run a layer on the rows that are not written yet, and write its results.
 
-    `offer` takes results that the next layer keeps; `graph_bytes` counts bytes of the graph.
+    `offer` takes results that the next layer keeps. The bytes of the graph are not counted.
     """
     start = perf_counter()
     waited = ran = 0.0
@@ -96,7 +91,7 @@ def run_pass(
         made = next(blocks)
         waited += perf_counter() - began
         began = perf_counter()
-        rows = _run(call, maker.complete(made), made, device, out_dtype)
+        rows = _run(plan, maker.complete(made), made)
         if offer is not None:
             offer(made.first, rows)
         ran += perf_counter() - began
@@ -111,7 +106,9 @@ def run_pass(
             yield run_next()
 
     def write(rows: Tensor) -> int:
-        writer.append(_as_stored(rows))
+        # A store has bfloat16 as its bits.
+        is_half = rows.dtype == torch.bfloat16
+        writer.append(rows.view(torch.int16).numpy().view(np.uint16) if is_half else rows.numpy())
         return len(rows)
 
     written = ordered_map(
@@ -128,11 +125,11 @@ def run_pass(
     wrote = perf_counter() - begun - waited - ran
     release_memory()
     return PassStats(
-        call.layer.name,
-        call.form,
+        plan.call.layer.name,
+        plan.call.form,
         num_blocks,
-        maker.counts.rows_read,
-        maker.bytes_read + graph_bytes(),
+        maker.rows_read,
+        maker.bytes_read,
         bytes_before - writer.remaining_bytes + maker.bytes_packed,
         maker.bytes_packed,
         perf_counter() - start,
@@ -142,22 +139,14 @@ def run_pass(
     )
 
 
-def _run(
-    call: LayerCall, block: Block, made: MadeBlock, device: torch.device, out_dtype: torch.dtype
-) -> Tensor:
+def _run(plan: LayerPlan, block: Block, made: MadeBlock) -> Tensor:
     try:
-        return call(block.to(device)).to(out_dtype).cpu().contiguous()
+        return plan.call(block.to(plan.kind.device), DTYPES[plan.dtype])
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise UsageError(
-            f"{call.layer.name} fails on nodes {made.first} to {made.last - 1}: {described(error)}"
+            f"{plan.call.layer.name} fails on nodes {made.first} to {made.last - 1}: "
+            f"{described(error)}"
         ) from error
-
-
-def _as_stored(rows: Tensor) -> npt.NDArray[Any]:
-    """Return rows in a type that a store has; a view."""
-    if rows.dtype == torch.bfloat16:
-        return rows.view(torch.int16).numpy().view(np.uint16)
-    return rows.numpy()
 
 
 def degree_scale(
@@ -173,8 +162,8 @@ def degree_scale(
         sources[(sources < 0) | (sources >= num_targets)] = num_targets
         edges = {}
         if norm.weight_name is not None:
-            weights = np.require(graph.data(norm.weight_name, begin, end), requirements="W")
-            edges[norm.weight_name] = torch.from_numpy(weights).to(dtype)
+            weights = torch.from_numpy(graph.data(norm.weight_name, begin, end))
+            edges[norm.weight_name] = weights.to(dtype)
         rows = torch.empty(num_targets + 1, 0, dtype=dtype)
         block = Block(rows, torch.from_numpy(begins - begin), sources, edges)
         scale[first : first + num_targets] = norm.scale(block)

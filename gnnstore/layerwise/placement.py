@@ -2,21 +2,21 @@
 
 A layer's memory is divided between rows that are kept, those that most edges come from, and blocks.
 Rows that are not kept move with each block that needs them. The layer before may keep rows as it
-computes them: then nothing is read but the targets.
+computes them, or write these alone: then the table is read for the targets only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 import numpy as np
 import numpy.typing as npt
 
 from gnnstore.formats.arrays.dtypes import id_dtype
-from gnnstore.layerwise.limits import BlockLimits, block_sizes
-from gnnstore.layerwise.plan import GraphSize, LayerPlan, block_limits, largest_block
+from gnnstore.layerwise.limits import BlockLimits
+from gnnstore.layerwise.plan import GraphSize, LayerPlan
 from gnnstore.units import format_count, format_size
 
 # Kept rows are tried with these shares of a layer's memory, in sixteenths.
@@ -24,7 +24,6 @@ _SHARES = (0, 2, 4, 6, 8, 10, 11, 12, 13, 14)
 # What a block costs besides its rows, as bytes that move in the same time: calls, and sets of ids.
 _BYTES_PER_BLOCK = 1 << 20
 _NODES_PER_BYTE = 2
-
 # A layer takes this factor longer if a block is read, computed and written before the next.
 _ONE_AFTER_THE_OTHER = 1.5
 
@@ -39,7 +38,7 @@ class OutDegrees:
     degrees: npt.NDArray[np.int64]
     numbers: npt.NDArray[np.int64]
     counts: npt.NDArray[np.uint32]  # of each node
-    # Most in-neighbours of a node that have at most so many edges; see `GraphReader.most_others`.
+    # Most in-neighbours of a node that have at most k edges; see `GraphReader.most_others`.
     most_others: npt.NDArray[np.int64]
 
     @classmethod
@@ -90,19 +89,18 @@ class Placement:
     num_kept: int = 0
     keeps_all: bool = False  # no block needs other rows
     is_carried: bool = False  # the layer before keeps the rows as it computes them
+    is_spilled: bool = False  # the layer before writes the rows once more, alone
     bytes_read: float = 0  # of rows, as estimated
     bytes_packed: float = 0
     seconds: float = 0
 
     def describe(self, plan: LayerPlan, num_nodes: int) -> str:
         """Return what the layer will do, as a sentence."""
-        kept = (
-            f"{plan.call.layer.name}: keeps {format_count(self.num_kept, 'row')} of {num_nodes} "
-            f"in {format_size(self.num_kept * plan.kept_bytes)} of memory"
-        )
-        how = ", as they are computed" if self.is_carried else ""
+        how = ", as they are computed" * self.is_carried + ", written for it" * self.is_spilled
         return (
-            f"{kept}{how}; about {format_size(int(self.bytes_read))} of rows are read and "
+            f"{plan.call.layer.name}: keeps {format_count(self.num_kept, 'row')} of {num_nodes} "
+            f"in {format_size(self.num_kept * plan.kept_bytes)} of memory{how}; about "
+            f"{format_size(int(self.bytes_read))} of rows are read and "
             f"{format_size(int(self.bytes_packed))} packed"
         )
 
@@ -121,11 +119,13 @@ class Placer:
         found: list[Placement] = []
         carried_bytes = 0  # taken of a layer's memory for rows of the next
         for k in reversed(range(len(plans))):
-            own = self._best(plans[k], rooms[k] - carried_bytes)
+            room = rooms[k] - carried_bytes
+            own = self._best(plans[k], room)
             assert own is not None  # noqa: S101 - the largest block was admitted
-            taken = 0
+            carried_bytes = 0
             if k and self.degrees is not None and plans[k].call.needs_edges:
-                number, room = self.degrees.num_sources, rooms[k] - carried_bytes
+                own = self._spilled(plans[k], own)
+                number = self.degrees.num_sources
                 num_bytes = number * plans[k].kept_bytes
                 carried = self._placed(plans[k], self.degrees, room, number, is_carried=True)
                 less = self._best(plans[k - 1], rooms[k - 1] - num_bytes)
@@ -136,17 +136,28 @@ class Placer:
                     and apart is not None
                     and carried.seconds + less.seconds < own.seconds + apart.seconds
                 ):
-                    own, taken = carried, num_bytes
+                    own, carried_bytes = carried, num_bytes
             found.append(own)
-            carried_bytes = taken
         return found[::-1]
+
+    def _spilled(self, plan: LayerPlan, own: Placement) -> Placement:
+        """Return the placement with rows that the layer before writes, if that moves less."""
+        rows, table = (
+            own.num_kept * plan.source_bytes,
+            self.graph.num_nodes * plan.kind.stored_bytes,
+        )
+        saved = self.seconds(table, 0) - self.seconds(rows, rows)
+        if not own.keeps_all or saved <= 0:
+            return own
+        read = own.bytes_read - table + rows
+        return replace(own, is_spilled=True, bytes_read=read, seconds=own.seconds - saved)
 
     def _best(self, plan: LayerPlan, room: int) -> Placement | None:
         """Return the placement that takes the least time; None if the room does not suffice."""
         degrees = self.degrees
         if degrees is None or not plan.call.needs_edges:
-            limits = block_limits(plan, room, self.graph)
-            if not limits.admits(largest_block(plan, self.graph)) and self.graph.num_nodes:
+            limits = plan.limits(room, self.graph)
+            if not limits.admits(plan.largest_block(self.graph)) and self.graph.num_nodes:
                 return None
             table = self.graph.num_nodes * plan.kind.stored_bytes
             return Placement(limits, bytes_read=table, seconds=self.seconds(table, 0))
@@ -170,44 +181,43 @@ class Placer:
             return None
         limits, num_blocks = self._blocks(plan, degrees, num_kept, left)
         others = degrees.largest_others(num_kept) if plan.call.sums else None
-        if not limits.admits(largest_block(plan, graph, others)):
+        if not limits.admits(plan.largest_block(graph, others)):
             return None
         keeps_all = num_kept == degrees.num_sources
         accesses = 0.0 if keeps_all else degrees.accesses(num_kept, num_blocks)
-        table = graph.num_nodes * plan.kind.stored_bytes
+        table, id_bytes = (
+            graph.num_nodes * plan.kind.stored_bytes,
+            id_dtype(graph.num_nodes).itemsize,
+        )
         once = 0 if is_carried or not num_kept else table
         packed = accesses * plan.packed_bytes
         alone = accesses * (plan.kind.stored_bytes + self.gap_bytes)  # read one by one
         # The ids of packed rows take the memory of blocks meanwhile.
-        id_bytes = accesses * id_dtype(graph.num_nodes).itemsize
-        passes = table * ceil(id_bytes / max(1, limits.running.limit))
+        passes = table * ceil(accesses * id_bytes / max(1, limits.running))
         choices = (
             (table + max(once, passes) + packed, packed),
             (table + once + alone, 0.0),
         )
         overhead = num_blocks * (_BYTES_PER_BLOCK + graph.num_nodes // _NODES_PER_BYTE)
         # Blocks are outlined before their rows are packed: another pass over the edges.
-        overhead += graph.num_edges * id_dtype(graph.num_nodes).itemsize if accesses else 0
+        overhead += graph.num_edges * id_bytes if accesses else 0
         slower = 1.0 if limits.is_ahead else _ONE_AFTER_THE_OTHER
         costs = [slower * self.seconds(read + overhead, written) for read, written in choices]
         best = min((0, 1), key=costs.__getitem__)
-        return Placement(limits, num_kept, keeps_all, is_carried, *choices[best], costs[best])
+        read, written = choices[best]
+        return Placement(limits, num_kept, keeps_all, is_carried, False, read, written, costs[best])
 
     def _blocks(
         self, plan: LayerPlan, degrees: OutDegrees, num_kept: int, room: int
     ) -> tuple[BlockLimits, int]:
         """Divide memory between blocks, and estimate their number; each depends on the other."""
-        num_nodes = max(1, self.graph.num_nodes)
+        num_nodes, sums = max(1, self.graph.num_nodes), plan.call.sums
+        most = degrees.largest_others(num_kept) if sums else None
         number = 1.0
         for _ in range(4):
-            others = degrees.accesses(num_kept if plan.call.sums else 0, number) / num_nodes
-            most = degrees.largest_others(num_kept) if plan.call.sums else None
-            limits = block_limits(plan, room, self.graph, others, most)
-            sizes = block_sizes(self.graph.num_edges / num_nodes, others + 1, 1)
-            needed = [
-                sum(each * sizes[name] for r in stage.reservations for name, each in r.per.items())
-                / max(1, stage.limit)
-                for stage in limits.stages
-            ]
-            number = max(1.0, num_nodes * max(needed))
+            others = degrees.accesses(num_kept if sums else 0, number) / num_nodes
+            limits = plan.limits(room, self.graph, others, most)
+            sizes = np.array([self.graph.num_edges / num_nodes, others + 1, 1])
+            shares = plan.costs @ sizes / np.maximum(limits.shares, 1)
+            number = max(1.0, num_nodes * float(shares.max()))
         return limits, ceil(number)

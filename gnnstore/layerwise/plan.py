@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from gnnstore.budget.ledger import Ledger, Reservation, least_more
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.formats import AttributeSpec
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, PageGeometry
-from gnnstore.layerwise.limits import EDGES, NODES, TARGETS, BlockCosts, BlockLimits, block_sizes
+from gnnstore.layerwise.calls import LayerCall, RowKind, check_call
+from gnnstore.layerwise.layers import Layer
+from gnnstore.layerwise.limits import EDGES, NODES, TARGETS, BlockLimits
 from gnnstore.layerwise.measure import measure_call
-from gnnstore.layerwise.models.calls import LayerCall, RowKind, choose_call
-from gnnstore.layerwise.models.layers import Layer
 
 DTYPES = {
     "float16": torch.float16,
@@ -28,8 +27,17 @@ DTYPES = {
 }
 # The share of a GPU's free memory for blocks: much of its allocator's memory stays unused.
 _DEVICE_SHARE = 0.6
-# Rows come in recycled buffers, whose sizes are rounded up by this factor at most.
-_POOL_ROUNDING = 1.125
+# Rows come in buffers of a pool, whose sizes are rounded up by an eighth at most.
+_POOL_EIGHTHS = 9
+
+
+@dataclass(frozen=True)
+class GraphSize:
+    """The numbers of a graph that limit blocks."""
+
+    num_nodes: int
+    num_edges: int
+    hub: tuple[int, int]  # the node with the most in-neighbours, and their number
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +46,7 @@ class LayerPlan:
 
     call: LayerCall
     kind: RowKind
-    costs: BlockCosts
+    costs: npt.NDArray[np.int64]  # see `BlockLimits`
     width: int
     dtype: str  # type of the written result
 
@@ -55,7 +63,7 @@ class LayerPlan:
 
     @property
     def source_bytes(self) -> int:
-        """Bytes of a row that is kept in memory."""
+        """Bytes of a row as the layer sums it."""
         return self.source_width * self.kind.dtype.itemsize
 
     @property
@@ -71,6 +79,28 @@ class LayerPlan:
     def disk_bytes(self, num_nodes: int) -> int:
         """Return the bytes of its result on disk."""
         return PageGeometry(self.row_bytes, DEFAULT_PAGE_BYTES).body_bytes(num_nodes)
+
+    def limits(
+        self,
+        room: int,
+        graph: GraphSize,
+        others: float | None = None,
+        most_others: int | None = None,
+    ) -> BlockLimits:
+        """Divide memory between blocks, with some number of other rows a target."""
+        degree = graph.num_edges / max(1, graph.num_nodes) if self.call.needs_edges else 0.0
+        mean = np.array([degree, (degree if others is None else others) + 1, 1])
+        return BlockLimits.of(self.costs, room, mean, self.largest_block(graph, most_others))
+
+    def largest_block(
+        self, graph: GraphSize, most_others: int | None = None
+    ) -> npt.NDArray[np.int64]:
+        """Return the sizes of the smallest possible block of the hub."""
+        if not self.call.needs_edges:
+            return NODES + TARGETS
+        degree = graph.hub[1]
+        others = degree if most_others is None else min(degree, most_others)
+        return degree * EDGES + min(others + 1, graph.num_nodes) * NODES + TARGETS
 
 
 def plan_layers(
@@ -91,19 +121,18 @@ def plan_layers(
     }
     for layer in layers:
         kind = RowKind(width, stored, _computed_in(layer, stored), device, edge_widths)
-        call = choose_call(layer, kind)
+        call = LayerCall.of(layer, kind)
+        check_call(call, kind)
         running, row = measure_call(call, kind, None if dtype is None else DTYPES[dtype])
-        stored_next = str(row.dtype).removeprefix("torch.")
-        if stored_next not in DTYPES:
+        width, stored = row.shape[1], str(row.dtype).removeprefix("torch.")
+        if stored not in DTYPES:
             raise UsageError(
-                f"{layer.name} gives {stored_next}, but rows are written as one of "
+                f"{layer.name} gives {stored}, but rows are written as one of "
                 f"{', '.join(DTYPES)}; leave the last step out, and take it from the result"
             )
-        costs = _costs(call, kind, running, row, id_bytes)
-        plans.append(LayerPlan(call, kind, costs, row.shape[1], stored_next))
-        width, stored = row.shape[1], stored_next
-    taken = {name for plan in plans for name in plan.call.takes}
-    for name in edge_specs.keys() - taken:
+        costs = _costs(call, kind, running, width * row.dtype.itemsize, id_bytes)
+        plans.append(LayerPlan(call, kind, costs, width, stored))
+    for name in edge_specs.keys() - {name for plan in plans for name in plan.call.takes}:
         raise UsageError(
             f"{name}= names edge data, but no layer takes an argument {name!r}; leave it out"
         )
@@ -112,64 +141,41 @@ def plan_layers(
 
 def _computed_in(layer: Layer, stored: str) -> torch.dtype:
     """Return the type of a layer's weights; without any, that of the rows, or float32."""
-    for part in layer.parts:
-        if isinstance(part, torch.nn.Module):
-            for tensor in part.parameters():
-                if tensor.is_floating_point():
-                    return tensor.dtype
+    for module in layer.modules:
+        for tensor in module.parameters():
+            if tensor.is_floating_point():
+                return tensor.dtype
     return torch.float64 if stored == "float64" else torch.float32
 
 
 def _costs(
-    call: LayerCall, kind: RowKind, running: Reservation, result: Tensor, id_bytes: int
-) -> BlockCosts:
-    row_bytes = ceil(_POOL_ROUNDING * kind.row_bytes)
-    written = Reservation("results", per={TARGETS: result.shape[1] * result.dtype.itemsize})
+    call: LayerCall,
+    kind: RowKind,
+    running: npt.NDArray[np.int64],
+    result_bytes: int,
+    id_bytes: int,
+) -> npt.NDArray[np.int64]:
+    """Return the bytes of the three stages for each edge, node and target."""
+    row_bytes = kind.row_bytes * _POOL_EIGHTHS // 8 + 1
     if not call.needs_edges:
-        # Ids; pointers to no edges.
-        held = Reservation("blocks", per={NODES: row_bytes, TARGETS: 8})
-        making = Reservation("making blocks", per={NODES: 8})
-        return BlockCosts((held, making), (held, running), (written,))
+        held = row_bytes * NODES + 8 * TARGETS
+        return np.array([held + 8 * NODES, held + running, result_bytes * TARGETS])
     edge_bytes = sum(max(1, kind.edge_widths[name]) for name in call.takes) * kind.dtype.itemsize
     scale_bytes = 0 if call.norm is None else max(4, kind.dtype.itemsize)
     source_bytes, own_bytes = row_bytes, 0
     if call.projection is not None:
-        source_bytes = ceil(_POOL_ROUNDING * call.projection.width * kind.dtype.itemsize)
+        source_bytes = call.projection.width * kind.dtype.itemsize * _POOL_EIGHTHS // 8 + 1
         own_bytes = row_bytes
-    held = Reservation(
-        "blocks",
-        per={EDGES: 8 + edge_bytes, NODES: source_bytes + scale_bytes, TARGETS: 8 + own_bytes},
-    )
-    # Copied in front of the rows that are kept.
-    front = Reservation("rows in front of kept ones", per={NODES: source_bytes if call.sums else 0})
+    held = np.array([8 + edge_bytes, source_bytes + scale_bytes, 8 + own_bytes])
     # Sources as stored, by piece; edge data as stored, its order, and positions.
     data_bytes = 24 + edge_bytes if call.takes else 0
     converted_bytes = 0 if kind.is_as_stored else kind.stored_bytes
-    making = Reservation(
-        "making blocks",
-        per={EDGES: id_bytes + data_bytes, NODES: 8 + converted_bytes, TARGETS: 8},
-    )
-    return BlockCosts((held, making), (held, front, running), (written,))
+    making = np.array([id_bytes + data_bytes, 8 + converted_bytes, 8])
+    front = source_bytes * NODES if call.sums else 0  # copied in front of rows that are kept
+    return np.array([held + making, held + front + running, result_bytes * TARGETS])
 
 
-@dataclass(frozen=True)
-class Hub:
-    """The node with the most in-neighbours."""
-
-    node: int
-    degree: int
-
-
-@dataclass(frozen=True)
-class GraphSize:
-    """The numbers of a graph that limit blocks."""
-
-    num_nodes: int
-    num_edges: int
-    hub: Hub
-
-
-def limit_blocks(
+def rooms_of(
     plans: Sequence[LayerPlan],
     memory_bytes: int,
     memory: Callable[[int], Ledger],
@@ -183,57 +189,31 @@ def limit_blocks(
             free, _ = torch.cuda.mem_get_info(plan.kind.device)
             room = min(room, int(_DEVICE_SHARE * free))
         rooms.append(room)
-        limits, largest = block_limits(plan, room, graph), largest_block(plan, graph)
-        if graph.num_nodes and not limits.admits(largest):
-            refused.append((limits.least_bytes(largest), plan, room))
+        largest = plan.largest_block(graph)
+        if graph.num_nodes and not plan.limits(room, graph).admits(largest):
+            refused.append((int((plan.costs @ largest).max()), plan, room))
     if refused:
-        worst = max(refused, key=lambda one: one[0])
-        raise _refusal(*worst, memory_bytes=memory_bytes, memory=memory, hub=graph.hub)
+        least_bytes, plan, room = max(refused, key=lambda one: one[0])
+        raise _refusal(least_bytes, plan, room, memory(memory_bytes), memory, graph)
     return rooms
-
-
-def block_limits(
-    plan: LayerPlan,
-    room: int,
-    graph: GraphSize,
-    others: float | None = None,
-    most_others: int | None = None,
-) -> BlockLimits:
-    """Divide memory between the blocks of a layer, with some number of other rows a target."""
-    degree = graph.num_edges / max(1, graph.num_nodes) if plan.call.needs_edges else 0.0
-    mean = block_sizes(degree, (degree if others is None else others) + 1, 1)
-    return BlockLimits.of(plan.costs, room, mean, largest_block(plan, graph, most_others))
-
-
-def largest_block(
-    plan: LayerPlan, graph: GraphSize, most_others: int | None = None
-) -> dict[str, int]:
-    """Return the sizes of the smallest possible block of the hub."""
-    if not plan.call.needs_edges:
-        return block_sizes(0, 1, 1)
-    degree = graph.hub.degree
-    others = degree if most_others is None else min(degree, most_others)
-    return block_sizes(degree, min(others + 1, graph.num_nodes), 1)
 
 
 def _refusal(
     least_bytes: int,
     plan: LayerPlan,
     room: int,
-    *,
-    memory_bytes: int,
+    ledger: Ledger,
     memory: Callable[[int], Ledger],
-    hub: Hub,
+    graph: GraphSize,
 ) -> BudgetError:
     who, remedy = plan.call.layer.name, "evaluate with a gnnstore.NeighborLoader that samples"
-    block = f"node {hub.node} with its {hub.degree} in-neighbours at once"
-    needed, ledger = Reservation(block, least_bytes), memory(memory_bytes)
+    block = "node {} with its {} in-neighbours at once".format(*graph.hub)
+    needed = Reservation(block, least_bytes)
     if ledger.left() >= least_bytes:
         device = Ledger(room, (needed,), who, "of device memory", option="")
         return device.refusal(None, "run on device='cpu'", remedy)
-    more = least_more(lambda more: max(0, least_bytes - memory(memory_bytes + more).left()))
-    ledger = replace(ledger.add(needed), who=who, raise_by=more)
-    return ledger.refusal(None, remedy)
+    more = least_more(lambda more: max(0, least_bytes - memory(ledger.limit + more).left()))
+    return replace(ledger.add(needed), who=who, raise_by=more).refusal(None, remedy)
 
 
 def check_dtype(dtype: Any) -> str | None:
@@ -241,8 +221,7 @@ def check_dtype(dtype: Any) -> str | None:
     if dtype is None:
         return None
     name = str(dtype).removeprefix("torch.") if isinstance(dtype, (str, torch.dtype)) else ""
-    if not name:
-        name = np.dtype(dtype).name
+    name = name or np.dtype(dtype).name
     if name not in DTYPES:
         raise UsageError(f"dtype={dtype!r}: rows are written as one of {', '.join(DTYPES)}")
     return name

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -29,24 +29,17 @@ from gnnstore.graph.indices import IndexRows
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.store import GraphStore
 from gnnstore.layerwise.blocks import BlockMaker
+from gnnstore.layerwise.gcn import DegreeNorm
 from gnnstore.layerwise.graph import GraphReader, Pieces
-from gnnstore.layerwise.limits import block_sizes
-from gnnstore.layerwise.models.gcn import DegreeNorm
-from gnnstore.layerwise.models.layers import Layer
-from gnnstore.layerwise.packing import BlockPacker, pass_memory_bytes
-from gnnstore.layerwise.passes import PassStats, degree_scale, run_pass
+from gnnstore.layerwise.layers import Layer
+from gnnstore.layerwise.limits import NODES
+from gnnstore.layerwise.packing import BlockPacker
+from gnnstore.layerwise.passes import degree_scale, run_pass
 from gnnstore.layerwise.placement import OutDegrees, Placement, Placer
-from gnnstore.layerwise.plan import (
-    GraphSize,
-    Hub,
-    LayerPlan,
-    block_limits,
-    limit_blocks,
-    plan_layers,
-)
+from gnnstore.layerwise.plan import GraphSize, plan_layers, rooms_of
 from gnnstore.layerwise.result import ARRAY_NAME
-from gnnstore.layerwise.rows import KeptRows, RowReader, part_memory_bytes
-from gnnstore.progress import Progress
+from gnnstore.layerwise.rows import KeptRows, RowReader, SpilledRows, part_memory
+from gnnstore.progress import Phase, Progress
 from gnnstore.threads import Workers
 
 # Finished rows are journalled by shards: a resumed run repeats no more than one.
@@ -78,19 +71,6 @@ class InferenceRequest:
     # Size of the files that are written; by default 64 MiB, and more if there would be many.
     shard_bytes: int | None
     progress: Progress
-
-
-@dataclass(frozen=True, eq=False)
-class LayerJob:
-    """A layer over all nodes."""
-
-    number: int
-    graph: GraphReader
-    workers: Workers
-    source: RowSource
-    rows: PagedArrayWriter
-    scale: Tensor | None
-    graph_bytes_before: int  # bytes of the graph that earlier layers have read
 
 
 class InferenceRun:
@@ -144,80 +124,62 @@ class InferenceRun:
             "write narrower rows (dtype='float16')",
         )
 
-    def execute(self, writer: StoreWriter) -> tuple[AttributeSpec, list[PassStats]]:
+    def execute(self, writer: StoreWriter) -> AttributeSpec:
         """Run all layers that are not finished."""
-        stats: list[PassStats] = []
-        with Workers(self._num_readers) as workers:
+        with Workers(self._num_readers) as workers, ExitStack() as stack:
             graph = self._open_graph(workers)
             first, source, factors = self._find_start(writer)
             self._place(graph, first)
             scale: Tensor | None = None
             norm: DegreeNorm | None = None
-            carried: KeptRows | None = None
+            given: KeptRows | SpilledRows | None = None  # rows from the layer before
             graph_bytes = 0
             for number, plan in enumerate(self.plans[first:], first):
                 if plan.call.norm != norm:
                     norm, scale = plan.call.norm, None
                 if norm is not None and scale is None:
-                    scale = self._degree_scale(graph, plan)
-                kept, carried = carried, None
+                    scale = self._degree_scale(graph, norm, plan.call.layer.name)
+                reader = RowReader(source, plan, self._pieces.part_bytes, workers, factors=factors)
+                kept, is_filled, bytes_read = self._kept(number, given)
                 with self._begin(writer, number) as rows:
-                    if self._is_carried(number + 1) and not rows.num_committed_rows:
-                        carried = self._kept_rows(number + 1)
-                    job = LayerJob(number, graph, workers, source, rows, scale, graph_bytes)
-                    done = self._run_layer(job, writer, kept, carried, factors)
-                del kept, job
-                factors = None
-                graph_bytes = graph.counts.bytes_read
-                stats.append(done)
-                self._request.progress.note(str(done), vars(done))
-                source = self._opened(rows, self._directory(writer, number))
+                    given = self._next_rows(number + 1, writer, rows)
+                    if isinstance(given, SpilledRows):
+                        stack.callback(given.close)
+                    packer = self._packer(writer, number, reader, kept, is_filled=is_filled)
+                    with packer as found, self._phase(number) as phase:
+                        limits = self.places[number].limits
+                        maker = BlockMaker(
+                            graph, reader, limits, kept=kept, scale=scale, packer=found
+                        )
+                        offer = None if given is None else given.offer
+                        stats = run_pass(
+                            plan, maker, rows, is_ahead=limits.is_ahead, offer=offer, phase=phase
+                        )
+                del kept, maker, packer, found
+                spilled = given.flush() if isinstance(given, SpilledRows) else 0
+                stats = replace(
+                    stats,
+                    bytes_read=stats.bytes_read + bytes_read + graph.bytes_read - graph_bytes,
+                    bytes_written=stats.bytes_written + spilled,
+                    bytes_packed=stats.bytes_packed + spilled,
+                )
+                graph_bytes = graph.bytes_read
+                self._request.progress.note(str(stats), vars(stats))
+                source, factors = self._opened(rows, self._directory(writer, number)), None
                 if number:
                     _core.remove_tree(self._directory(writer, number - 1))
-        del source
+        del source, reader
         last = len(self.plans) - 1
         if first > last:  # only the commit was missing
             with self._begin(writer, last) as rows:
                 rows.skip(self._num_nodes)
         for number in range(last):
             _core.remove_tree(self._directory(writer, number))
-        return self._spec(last), stats
+        return self._spec(last)
 
-    def _run_layer(
-        self,
-        job: LayerJob,
-        writer: StoreWriter,
-        kept: KeptRows | None,
-        carried: KeptRows | None,
-        factors: Tensor | None,
-    ) -> PassStats:
-        """Run a layer; `kept` is filled already, `carried` takes rows of the next layer."""
-        request, number, plan = self._request, job.number, self.plans[job.number]
-        place = self.places[number]
-        is_filled = kept is not None
-        if kept is None and (place.num_kept or plan.call.projection):
-            kept = self._kept_rows(number)
-        part_bytes = self._pieces.part_bytes
-        reader = RowReader(job.source, plan, part_bytes, job.workers, factors=factors)
-        with (
-            self._packer(writer, number, reader, kept, is_filled=is_filled) as packer,
-            request.progress.phase(
-                f"{plan.call.layer.name} of {len(self.plans)}", self._num_nodes, "nodes"
-            ) as phase,
-        ):
-            return run_pass(
-                plan.call,
-                BlockMaker(
-                    job.graph, reader, place.limits, kept=kept, scale=job.scale, packer=packer
-                ),
-                job.rows,
-                device=request.device,
-                out_dtype=getattr(torch, plan.dtype),
-                is_ahead=place.limits.is_ahead,
-                graph_bytes=lambda: job.graph.counts.bytes_read - job.graph_bytes_before,
-                offer=None if carried is None else carried.offer,
-                phase=phase,
-            )
+    def _phase(self, number: int) -> AbstractContextManager[Phase]:
+        name = f"{self.plans[number].call.layer.name} of {len(self.plans)}"
+        return self._request.progress.phase(name, self._num_nodes, "nodes")
 
     # ---- sizes
 
@@ -234,25 +196,22 @@ class InferenceRun:
 
     def _place(self, graph: GraphReader, first: int) -> None:
         """Divide the memory of each layer that is to run, and choose the rows that it keeps."""
-        hubs = graph.find_hubs()
-        size = GraphSize(self._num_nodes, self._num_edges, Hub(*hubs.first))
+        nodes, numbers = graph.find_hubs()
+        hub = (int(nodes[0]), int(numbers[0])) if len(nodes) else (0, 0)
+        size = GraphSize(self._num_nodes, self._num_edges, hub)
         memory = self._request.memory_bytes
-        rooms = limit_blocks(
+        rooms = rooms_of(
             self.plans, memory, lambda limit: Ledger(limit, self._reservations(limit)), size
         )
         degrees = None
         if self._may_keep(rooms, size, first):
             with self._request.progress.phase("out-degrees", self._num_nodes, "nodes") as phase:
                 counts = graph.count_sources(phase.advance)
-            degrees = OutDegrees.of(counts, graph.most_others(hubs, counts))
+            degrees = OutDegrees.of(counts, graph.most_others(nodes, numbers, counts))
         profile = load_profile(self._request.store.path)
-        placer = Placer(
-            size,
-            degrees,
-            _seconds_of_bytes if profile is None else profile.sequential_seconds,
-            self._engine.tuning.gap_bytes,
-        )
-        done = [Placement(block_limits(self.plans[k], rooms[k], size)) for k in range(first)]
+        seconds = _seconds_of_bytes if profile is None else profile.sequential_seconds
+        placer = Placer(size, degrees, seconds, self._engine.tuning.gap_bytes)
+        done = [Placement(self.plans[k].limits(rooms[k], size)) for k in range(first)]
         self.places = done + placer.place(self.plans[first:], rooms[first:])
         for number, place in enumerate(self.places):
             if place.num_kept:
@@ -262,29 +221,16 @@ class InferenceRun:
 
     def _may_keep(self, rooms: list[int], size: GraphSize, first: int) -> bool:
         """Whether there is room to count out-degrees, and a layer of more than one block."""
-        whole = block_sizes(self._num_edges, self._num_nodes, self._num_nodes)
+        whole = (self._num_edges, self._num_nodes, self._num_nodes)
         return self._num_edges > 0 and any(
             plan.call.needs_edges
             and room > _COUNT_BYTES * self._num_nodes
-            and not block_limits(plan, room, size).admits(whole)
+            and not plan.limits(room, size).admits(whole)
             for plan, room in zip(self.plans[first:], rooms[first:], strict=True)
         )
 
-    def _is_carried(self, number: int) -> bool:
-        return number < len(self.places) and self.places[number].is_carried
-
-    def _kept_rows(self, number: int) -> KeptRows:
-        """Return room for the rows that a layer keeps."""
-        chosen = self._chosen.get(number, np.empty(0, np.uint8))
-        nodes = np.flatnonzero(np.unpackbits(chosen, count=self._num_nodes if len(chosen) else 0))
-        plan = self.plans[number]
-        most = min(self.places[number].limits.most_nodes, self._num_nodes) if plan.call.sums else 0
-        return KeptRows(nodes, self._num_nodes, plan, most)
-
-    def _degree_scale(self, graph: GraphReader, plan: LayerPlan) -> Tensor:
-        norm = plan.call.norm
-        assert norm is not None  # noqa: S101 - callers check this
-        name = f"degrees for {plan.call.layer.name}"
+    def _degree_scale(self, graph: GraphReader, norm: DegreeNorm, name: str) -> Tensor:
+        name = f"degrees for {name}"
         with self._request.progress.phase(name, self._num_nodes, "nodes") as phase:
             return degree_scale(graph, norm, self._scale_dtype, phase.advance)
 
@@ -297,9 +243,9 @@ class InferenceRun:
     def _reservations(self, memory_bytes: int) -> tuple[Reservation, ...]:
         """Return the memory of a budget that is not for blocks and kept rows."""
         pieces = Pieces.of(memory_bytes)
-        num_readers = self._readers_in(memory_bytes)
-        order = max(part_memory_bytes(plan, pieces.part_bytes) for plan in self.plans)
-        parts = max(pass_memory_bytes(plan, pieces.part_bytes) for plan in self.plans)
+        parts = [part_memory(plan, pieces.part_bytes) for plan in self.plans]
+        order, in_pass = (max(sizes) for sizes in zip(*parts, strict=True))
+        staging = self._readers_in(memory_bytes) * (self._engine.staging_bytes + order)
         has_norm = any(plan.call.norm is not None for plan in self.plans)
         scale_bytes = self._scale_dtype.itemsize * self._num_nodes * has_norm
         # The set of a block's nodes; those of two layers' kept rows, with ranks.
@@ -307,8 +253,9 @@ class InferenceRun:
         per_node = int(num_sets * self._num_nodes // 8) + scale_bytes
         return (
             Reservation("sets and degrees of nodes", per_node),
-            Reservation("buffers for reading", num_readers * (self._engine.staging_bytes + order)),
-            Reservation("parts of the table", parts),
+            Reservation("buffers for reading", staging),
+            Reservation("parts of the table", in_pass),
+            Reservation("rows for the next layer", 3 * pieces.part_bytes),
             Reservation("pieces of the graph", pieces.num_bytes),
             Reservation("rows that are written", _WRITER_BYTES),
         )
@@ -318,7 +265,51 @@ class InferenceRun:
         each, most = self._engine.staging_bytes, self._request.num_threads
         return affordable_threads(memory_bytes, each, most, share=_STAGING_SHARE)
 
-    # ---- tables
+    # ---- rows that are kept and packed
+
+    def _kept(
+        self, number: int, given: KeptRows | SpilledRows | None
+    ) -> tuple[KeptRows | None, bool, int]:
+        """Return the rows that a layer keeps, whether they are there, and bytes read for that."""
+        if isinstance(given, KeptRows):
+            return given, True, 0
+        if not (self.places[number].num_kept or self.plans[number].call.projection):
+            return None, False, 0
+        kept = self._room_for_kept(number)
+        return kept, given is not None, 0 if given is None else given.fill(kept)
+
+    def _room_for_kept(self, number: int) -> KeptRows:
+        chosen = self._chosen.get(number, np.empty(0, np.uint8))
+        nodes = np.flatnonzero(np.unpackbits(chosen, count=self._num_nodes if len(chosen) else 0))
+        plan, limits = self.plans[number], self.places[number].limits
+        most = min(limits.most(NODES, stages=2), self._num_nodes) if plan.call.sums else 0
+        return KeptRows(nodes, self._num_nodes, plan, most)
+
+    def _next_rows(
+        self, number: int, writer: StoreWriter, rows: PagedArrayWriter
+    ) -> KeptRows | SpilledRows | None:
+        """Return what takes the rows that the next layer keeps, if all come from this run."""
+        if number == len(self.plans) or rows.num_committed_rows:
+            return None
+        place, plan = self.places[number], self.plans[number]
+        if place.is_carried:
+            return self._room_for_kept(number)
+        num_bytes = place.num_kept * plan.source_bytes
+        directory = writer.journal.spill_directory
+        directory.mkdir(exist_ok=True)
+        if not place.is_spilled or self._free_bytes(number - 1, directory) < num_bytes:
+            return None
+        return SpilledRows(
+            directory / f"rows-{number}",
+            self._chosen[number],
+            place.num_kept,
+            plan,
+            self._pieces.part_bytes,
+        )
+
+    def _free_bytes(self, number: int, directory: Path) -> int:
+        """Return the space that a layer may use besides its results and those of the next."""
+        return max(0, free_bytes(directory) - 2 * self.plans[number].disk_bytes(self._num_nodes))
 
     @contextmanager
     def _packer(
@@ -339,17 +330,18 @@ class InferenceRun:
             return
         directory = writer.journal.spill_directory
         directory.mkdir(exist_ok=True)
-        needed = self.plans[number].disk_bytes(self._num_nodes)
         packer = BlockPacker(
             reader,
             directory,
             kept=kept if fills else None,
             needs_rows=needs_rows,
             limits=place.limits,
-            disk_bytes=lambda: max(0, free_bytes(directory) - 2 * needed),
+            disk_bytes=lambda: self._free_bytes(number, directory),
         )
         with closing(packer):
             yield packer
+
+    # ---- tables
 
     def _rows_of(self, spec: AttributeSpec) -> RowSource:
         return open_attribute(self._request.store.reader, spec, self._engine)

@@ -16,28 +16,16 @@ from torch import Tensor
 
 pytest.importorskip("torch_geometric")
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 import gnnstore
-from gnnstore.budget.ledger import Reservation
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import CorruptStoreError, NoSpaceError, UsageError, storage_error
 from gnnstore.features.tables import DirectRows
 from gnnstore.formats.container.files import ChecksummedFile
 from gnnstore.layerwise import packing as inference_packing
-from gnnstore.layerwise.limits import (
-    EDGES,
-    NODES,
-    TARGETS,
-    BlockCosts,
-    BlockLimits,
-    block_sizes,
-)
-from gnnstore.layerwise.models.calls import is_alone
+from gnnstore.layerwise.limits import BlockLimits
 from gnnstore.layerwise.packing import BlockPacker, PackedRows
 from gnnstore.layerwise.result import Embeddings
-from gnnstore.layerwise.rows import RecycledBlocks
+from gnnstore.layerwise.rows import Arena
 from gnnstore.layerwise.run import InferenceRun
 from gnnstore.progress import NullProgress
 from gnnstore.testing.graphs import random_graph
@@ -78,18 +66,6 @@ def test_a_failed_write_reaches_the_caller(tmp_path: Path, monkeypatch: pytest.M
     assert 0 < sum(progress.done) <= 4000 * 2 // 3
 
 
-def test_who_else_has_rows() -> None:
-    own = torch.zeros(4, 4)
-    assert is_alone(own)
-    assert is_alone(torch.from_numpy(np.zeros((4, 4))))
-    assert is_alone(own + 1)
-    view = own[:2]
-    assert not is_alone(view)
-    assert not is_alone(own)
-    del view
-    assert is_alone(own)
-
-
 def test_a_layer_that_keeps_what_it_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its next result is in the same memory, while the one before is being written."""
     slowed(monkeypatch, 0.05)
@@ -110,53 +86,35 @@ def test_a_layer_that_keeps_what_it_gives(tmp_path: Path, monkeypatch: pytest.Mo
         np.testing.assert_array_equal(found.read(), factor * graph.attributes["x"])
 
 
-def costs() -> BlockCosts:
-    block = Reservation("blocks", per={EDGES: 8, NODES: 100, TARGETS: 8})
-    making = Reservation("making blocks", per={EDGES: 4, NODES: 8})
-    running = Reservation("the layer", per={NODES: 50, TARGETS: 40})
-    return BlockCosts((block, making), (block, running), (Reservation("", per={TARGETS: 40}),))
+# Bytes for each edge, node and target of a block: made, run, written.
+COSTS = np.array([[12, 108, 8], [8, 150, 48], [0, 0, 40]])
 
 
 def test_limits_are_for_three_blocks() -> None:
-    mean = block_sizes(5, 6, 1)
-    limits = BlockLimits.of(costs(), 10**6, mean, block_sizes(100, 101, 1))
+    limits = BlockLimits.of(COSTS, 10**6, (5, 6, 1), np.array([100, 101, 1]))
     assert limits.is_ahead
-    assert limits.making.limit + limits.running.limit + limits.writing.limit <= 10**6
-    sizes = np.arange(1, 2000)
-    fits = limits.admits(block_sizes(5 * sizes, 6 * sizes, sizes))
-    most = int(np.count_nonzero(fits))
-    assert fits[:most].all()
-    size = block_sizes(5 * most, 6 * most, most)
-    for stage in (limits.making, limits.running, limits.writing):
-        assert stage.peak(size) <= stage.limit
-    assert not limits.admits(block_sizes(0, 0, limits.writing.limit // 40 + 1))
-    # A hub gets all, and nothing takes place beside it.
-    alone = BlockLimits.of(costs(), 10**6, mean, block_sizes(0, 9000, 1))
+    assert limits.shares.sum() <= 10**6
+    most = limits.most(np.array([5, 6, 1]))
+    assert limits.admits((5 * most, 6 * most, most))
+    assert not limits.admits((5 * most + 5, 6 * most + 6, most + 1))
+    assert not limits.admits((0, 0, limits.shares[2] // 40 + 1))
+    # A hub gets all, and nothing takes place in the background.
+    alone = BlockLimits.of(COSTS, 10**6, (5, 6, 1), np.array([0, 6000, 1]))
     assert not alone.is_ahead
-    assert alone.making.limit == alone.running.limit == alone.writing.limit == 10**6
+    assert alone.shares.tolist() == [10**6] * 3
+    assert alone.admits((0, 6000, 1))
 
 
-@given(
-    memory=st.integers(1, 10**7),
-    degree=st.floats(0, 100),
-    hub=st.tuples(st.integers(0, 10**5), st.integers(1, 10**5)),
-)
-def test_more_memory_admits_no_less(memory: int, degree: float, hub: tuple[int, int]) -> None:
-    largest = block_sizes(*hub, 1)
-    limits = BlockLimits.of(costs(), memory, block_sizes(degree, degree + 1, 1), largest)
-    assert bool(limits.admits(largest)) == (memory >= limits.least_bytes(largest))
-
-
-def test_what_an_earlier_block_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    trims: list[int] = []
-    monkeypatch.setattr("gnnstore.layerwise.rows.pool_trim", trims.append)
-    blocks = RecycledBlocks(2)
-    large, larger = (10 << 20, 1 << 20), (20 << 20, 1 << 20)
-    # Kept is what the block before the last one has left, if all of it is of use.
-    kept = [blocks.prepare(*sizes) for sizes in (large, large, large, larger, large, larger)]
-    assert kept == [False, False, True, False, True, True]
-    assert trims == [0] * 3
-    assert blocks.prepare((10 << 20) - 5, 1 << 20)  # the pool's sizes are eighths
+def test_memory_of_a_block_that_is_used_again() -> None:
+    arena, places = Arena(), []
+    for num_bytes, most in ((10 << 20, 99 << 20), (9 << 20, 99 << 20), (8 << 20, 8 << 20)):
+        arena.begin(num_bytes, most)
+        x, y = arena.take((100, 3), torch.float32), arena.take((7,), torch.int64)
+        x[:], y[:] = 1, 2
+        assert bool((x == 1).all())
+        places.append((x.data_ptr(), len(arena._bytes)))
+    assert places[0] == places[1]  # it is large enough
+    assert places[2][1] < 9 << 20  # what it had is more than it may have now
 
 
 @pytest.mark.parametrize("engine", ["pread", "io_uring", "mmap"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -36,29 +36,23 @@ class Block:
     @property
     def targets(self) -> Tensor:
         """The target of each edge: int64 [m], a new tensor."""
-        degrees = self.begins.diff()
         nodes = torch.arange(self.num_targets, device=self.begins.device)
-        return torch.repeat_interleave(nodes, degrees, output_size=len(self.sources))
+        return torch.repeat_interleave(nodes, self.begins.diff(), output_size=len(self.sources))
 
     @property
     def edge_index(self) -> Tensor:
         """Sources above targets: int64 [2, m], a new tensor."""
         return torch.stack([self.sources, self.targets])
 
-    def on_rows(self, x: Tensor, own: Tensor | None) -> Block:
-        """Return the block with other rows."""
-        return replace(self, x=x, own=own)
-
     def to(self, device: torch.device) -> Block:
         """Return the block on a device."""
         if self.x.device == device:
             return self
-        return replace(
-            self,
-            x=self.x.to(device),
-            begins=self.begins.to(device),
-            sources=self.sources.to(device),
-            edges={name: values.to(device) for name, values in self.edges.items()},
-            scale=None if self.scale is None else self.scale.to(device),
-            own=None if self.own is None else self.own.to(device),
+        return Block(
+            self.x.to(device),
+            self.begins.to(device),
+            self.sources.to(device),
+            {name: values.to(device) for name, values in self.edges.items()},
+            None if self.scale is None else self.scale.to(device),
+            None if self.own is None else self.own.to(device),
         )

@@ -26,7 +26,6 @@ from gnnstore.errors import UsageError, as_plain
 
 # Attributes of PyTorch Geometric's convolutions that cache the graph, and their values without it.
 _CACHES = ("cached", "_cached_edge_index", "_cached_adj_t", "_cached_x", "_cached_h")
-
 # Attributes that every module has; whether it trains is put back.
 _OF_MODULES = frozenset((*vars(torch.nn.Module()), *_CACHES))
 
@@ -41,9 +40,7 @@ class Layer:
     """A layer of a model: one pass over all nodes."""
 
     name: str  # for messages, such as "layer 1 (SAGEConv)"
-    # Takes ((x, x_dst), edge_index), or is a convolution of PyTorch Geometric; None: the layer does
-    # not use neighbours.
-    conv: Callable[..., Tensor] | None
+    conv: Callable[..., Tensor] | None  # None: the layer does not use neighbours
     after: tuple[Callable[..., Tensor], ...]  # each takes the rows [n, width] of the one before it
 
     def finish(self, rows: Tensor) -> Tensor:
@@ -57,36 +54,43 @@ class Layer:
         """The convolution, if there is one, and the functions that follow it."""
         return (*(() if self.conv is None else (self.conv,)), *self.after)
 
+    @property
+    def modules(self) -> list[torch.nn.Module]:
+        """The modules among its parts."""
+        return [part for part in self.parts if isinstance(part, torch.nn.Module)]
+
 
 def read_layers(model: Any) -> tuple[Layer, ...]:
     """Split a model into layers."""
-    stages = list(_stages(model))
-    if not stages:
-        raise UsageError(f"there is no layer to run; {_HOW}")
     layers: list[Layer] = []
-    for number, stage in enumerate(stages):
+    for number, stage in enumerate(_stages(model)):
         if not callable(stage):
             raise UsageError(f"layers[{number}] is a {type(stage).__name__}, not a layer; {_HOW}")
-        _refuse_lazy(stage, number)
-        if looks_at_neighbors(stage):
-            layers.append(_layer(len(layers), stage, ()))
-        elif not layers:
-            layers.append(_layer(0, None, (stage,)))
+        if isinstance(stage, torch.nn.Module) and any(
+            is_lazy(tensor) for tensor in (*stage.parameters(), *stage.buffers())
+        ):
+            raise UsageError(
+                f"layers[{number}] ({_name_of(stage)}) has weights without a shape as yet (lazy "
+                "initialisation); train it, or load its weights, before inference"
+            )
+        uses_edges = _looks_at_neighbors(stage)
+        if uses_edges or not layers:
+            name = f"layer {len(layers) + 1} ({_name_of(stage)})"
+            layers.append(Layer(name, *((stage, ()) if uses_edges else (None, (stage,)))))
         else:
-            layers[-1] = _layer(len(layers) - 1, layers[-1].conv, (*layers[-1].after, stage))
+            last = layers[-1]
+            layers[-1] = Layer(last.name, last.conv, (*last.after, stage))
+    if not layers:
+        raise UsageError(f"there is no layer to run; {_HOW}")
     return tuple(layers)
-
-
-def _layer(number: int, conv: Any, after: tuple[Any, ...]) -> Layer:
-    return Layer(f"layer {number + 1} ({name_of(after[0] if conv is None else conv)})", conv, after)
 
 
 def _stages(model: Any) -> Iterator[Any]:
     if isinstance(model, BasicGNN):
         if not _is_as_defined(model, BasicGNN):
             raise UsageError(
-                f"{name_of(model)} has a forward() of its own, or hooks, and cannot be taken apart "
-                f"as PyTorch Geometric's models can; {_HOW}"
+                f"{_name_of(model)} has a forward() of its own, or hooks, and cannot be taken "
+                f"apart as PyTorch Geometric's models can; {_HOW}"
             )
         yield from _stages_of_basic_gnn(model)
     elif isinstance(model, torch.nn.ModuleList) or (
@@ -112,7 +116,7 @@ def _stages_of_basic_gnn(model: Any) -> Iterator[Any]:
     """Yield the steps of `BasicGNN.forward` in evaluation mode."""
     if model.jk_mode not in (None, "last"):
         raise UsageError(
-            f"{name_of(model)} joins the outputs of all its layers (jk={model.jk_mode!r}), so it "
+            f"{_name_of(model)} joins the outputs of all its layers (jk={model.jk_mode!r}), so it "
             "cannot be run layer by layer; run it with jk=None or jk='last', or evaluate with a "
             "gnnstore.NeighborLoader that takes all neighbours ([-1, -1])"
         )
@@ -125,8 +129,8 @@ def _stages_of_basic_gnn(model: Any) -> Iterator[Any]:
         yield model.lin
 
 
-def looks_at_neighbors(stage: Any) -> bool:
-    """Return whether a callable takes edges: it has two arguments, or is a convolution."""
+def _looks_at_neighbors(stage: Any) -> bool:
+    """Return whether a callable takes edges: it is a convolution, or needs two arguments."""
     if isinstance(stage, MessagePassing):
         return True
     if isinstance(stage, torch.nn.Module):
@@ -137,34 +141,26 @@ def looks_at_neighbors(stage: Any) -> bool:
         parameters = inspect.signature(stage).parameters.values()
     except (TypeError, ValueError):  # compiled, as torch.relu is
         return False
-    needed = [
-        one
-        for one in parameters
-        if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) and one.default is one.empty
-    ]
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [one for one in parameters if one.kind in kinds and one.default is one.empty]
     takes_any = any(one.kind is one.VAR_POSITIONAL for one in parameters)
     return len(needed) >= 2 or (takes_any and not needed)
 
 
-def name_of(stage: Any) -> str:
-    """Return the name of a layer for messages."""
+def _name_of(stage: Any) -> str:
     if isinstance(stage, torch.nn.Module):
         return type(stage).__name__
     return str(getattr(stage, "__name__", type(stage).__name__))
 
 
-def modules_of(layers: Sequence[Layer]) -> list[torch.nn.Module]:
-    """Return the modules among the parts of layers."""
-    return [part for layer in layers for part in layer.parts if isinstance(part, torch.nn.Module)]
-
-
 @contextmanager
 def evaluating(layers: Sequence[Layer]) -> Iterator[None]:
     """Put modules into evaluation mode, without caches, within the context."""
-    modules = [m for module in modules_of(layers) for m in module.modules()]
     before = [
         (module, name, vars(module)[name])
-        for module in modules
+        for layer in layers
+        for part in layer.modules
+        for module in part.modules()
         for name in ("training", *(_CACHES if isinstance(module, MessagePassing) else ()))
         if name in vars(module)
     ]
@@ -199,11 +195,7 @@ def _describe(part: Callable[..., Tensor]) -> dict[str, Any]:
 def _settings(part: Any) -> dict[str, Any]:
     """Return the attributes of a module or a callable object, except those of its base."""
     if isinstance(part, partial):
-        return {
-            "func": _as_json(part.func),
-            "args": _as_json(part.args),
-            "keywords": _as_json(part.keywords),
-        }
+        return {name: _as_json(getattr(part, name)) for name in ("func", "args", "keywords")}
     is_of_a_library = type(part).__module__.startswith(("torch.", "torch_geometric."))
     return {
         name: _as_json(value)
@@ -231,13 +223,3 @@ def _as_json(value: Any) -> Any:
         return plain if isinstance(value, (list, tuple)) else sorted(plain, key=repr)
     named = value if hasattr(value, "__qualname__") else type(value)
     return f"{getattr(named, '__module__', None) or 'builtins'}.{named.__qualname__}"
-
-
-def _refuse_lazy(stage: Any, number: int) -> None:
-    if isinstance(stage, torch.nn.Module) and any(
-        is_lazy(tensor) for tensor in (*stage.parameters(), *stage.buffers())
-    ):
-        raise UsageError(
-            f"layers[{number}] ({name_of(stage)}) has weights without a shape as yet (lazy "
-            "initialisation); train it, or load its weights, before inference"
-        )

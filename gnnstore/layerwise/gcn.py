@@ -17,7 +17,7 @@ from torch import Tensor
 from torch_geometric.nn import GCNConv, LGConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
-from gnnstore.layerwise.models.block import Block
+from gnnstore.layerwise.block import Block
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class DegreeNorm:
     @classmethod
     def of(cls, conv: Any, weight_name: str | None) -> DegreeNorm | None:
         """Return the normalisation of a convolution; None if it has none, or another kind."""
-        if not isinstance(conv, (GCNConv, LGConv)) or not conv.normalize:
+        if type(conv) not in (GCNConv, LGConv) or not conv.normalize:
             return None
         if isinstance(conv, LGConv):
             return cls(False, 1.0, weight_name)
@@ -43,44 +43,33 @@ class DegreeNorm:
 
     def edges(self, block: Block) -> tuple[Block, Tensor]:
         """Return a block with its edges and self-loops, in the order of targets, and weights."""
-        weights = None if self.weight_name is None else block.edges[self.weight_name]
-        if weights is not None:
-            weights = weights.reshape(-1).to(block.x.dtype)
+        weights = block.x.new_ones(len(block.sources))
+        if self.weight_name is not None:
+            weights = block.edges[self.weight_name].reshape(-1).to(block.x.dtype)
         if not self.adds_loops:
-            if weights is None:
-                weights = torch.ones(len(block.sources), dtype=block.x.dtype, device=_device(block))
             return block, weights
         targets = block.targets
         is_loop = block.sources == targets
-        kept = (~is_loop).nonzero().view(-1)
-        kept_targets = targets[kept]
-        num_edges = len(kept) + block.num_targets
+        others = (~is_loop).nonzero().view(-1)
         # A node's self-loop follows its other edges, so edges into node i move by i places.
-        places = torch.arange(len(kept), device=_device(block)).add_(kept_targets)
-        degrees = torch.bincount(kept_targets, minlength=block.num_targets).add_(1)
+        degrees = torch.bincount(targets[others], minlength=block.num_targets).add_(1)
         begins = torch.zeros_like(block.begins)
         torch.cumsum(degrees, 0, out=begins[1:])
-        nodes = torch.arange(block.num_targets, device=_device(block))
-        sources = torch.empty(num_edges, dtype=torch.int64, device=_device(block))
-        sources[places] = block.sources[kept]
-        sources[begins[1:] - 1] = nodes
-        loops = torch.full(
-            (block.num_targets,), self.loop_weight, dtype=block.x.dtype, device=_device(block)
-        )
-        values = torch.ones(num_edges, dtype=block.x.dtype, device=_device(block))
-        if weights is not None:
-            loops[targets[is_loop]] = weights[is_loop]
-            values[places] = weights[kept]
-        elif self.loop_weight != 1.0:
-            loops[targets[is_loop]] = 1.0
+        places = torch.arange(len(others), device=targets.device).add_(targets[others])
+        sources = targets.new_empty(len(others) + block.num_targets)
+        sources[places] = block.sources[others]
+        sources[begins[1:] - 1] = torch.arange(block.num_targets, device=targets.device)
+        loops = weights.new_full((block.num_targets,), self.loop_weight)
+        loops[targets[is_loop]] = weights[is_loop]
+        values = weights.new_empty(len(sources))
+        values[places] = weights[others]
         values[begins[1:] - 1] = loops
         return replace(block, begins=begins, sources=sources, edges={}), values
 
     def scale(self, block: Block) -> Tensor:
         """Return 1 / sqrt(degree) of the targets [D]; 0 where the degree is 0."""
         whole, weights = self.edges(block)
-        degrees = torch.zeros(block.num_targets, dtype=weights.dtype, device=weights.device)
-        degrees.index_add_(0, whole.targets, weights)
+        degrees = weights.new_zeros(block.num_targets).index_add_(0, whole.targets, weights)
         scale = degrees.pow_(-0.5)
         return scale.masked_fill_(scale == float("inf"), 0.0)
 
@@ -94,20 +83,14 @@ class DegreeNorm:
 
 
 @contextmanager
-def not_normalizing(conv: Any, norm: DegreeNorm | None) -> Iterator[None]:
-    """Make a convolution use the given weights without normalisation."""
-    if norm is None:
-        yield
-        return
+def not_normalizing(conv: Any) -> Iterator[None]:
+    """Make `GCNConv` and `LGConv` use the given weights as they are."""
+    before = conv.normalize
     conv.normalize = False
     try:
         yield
     finally:
-        conv.normalize = True
-
-
-def _device(block: Block) -> torch.device:
-    return block.sources.device
+        conv.normalize = before
 
 
 def _loop_weight_without_weights() -> float:
