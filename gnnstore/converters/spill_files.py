@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,13 @@ def read_exactly(
             "convert again",
             path=path,
         )
+
+
+def by_key(keys: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
+    """Yield each of the keys with its positions, both ascending."""
+    order = np.argsort(keys, kind="stable")
+    present, begins = np.unique(keys[order], return_index=True)
+    yield from zip(present.tolist(), np.split(order, begins[1:]), strict=True)
 
 
 class SpillDirectory:

@@ -133,29 +133,6 @@ def test_pieces_from_any_row_on_are_the_array(
             np.testing.assert_array_equal(found, ROWS[start:])
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(
-    shape=st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple),
-    fortran=st.booleans(),
-    step=st.integers(1, 5),
-    start=st.integers(0, 4),
-)
-def test_rows_of_npy_files_of_any_shape_and_order(
-    tmp_path_factory: pytest.TempPathFactory,
-    shape: tuple[int, ...],
-    fortran: bool,
-    step: int,
-    start: int,
-) -> None:
-    values = np.arange(np.prod(shape), dtype=np.int16).reshape(shape)
-    path = tmp_path_factory.mktemp("a") / "a.npy"
-    np.save(path, np.asfortranarray(values) if fortran else values)
-    source = open_npy(path)
-    np.testing.assert_array_equal(source.read(), values)
-    pieces = [np.empty((0, *shape[1:]), np.int16), *source.rows(step, min(start, shape[0]))]
-    np.testing.assert_array_equal(np.concatenate(pieces), values[start:])
-
-
 def test_whole_numbers_in_text_are_labels(tmp_path: Path) -> None:
     (tmp_path / "y.csv").write_text("3\n1\n2\n")
     labels = open_labels(tmp_path / "y.csv").source.read()

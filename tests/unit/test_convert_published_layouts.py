@@ -87,7 +87,7 @@ def test_mag240m_takes_splits_that_were_saved_again(tmp_path: Path, graph: Graph
         (
             lambda d: np.save(d / "processed/paper/node_feat.npy", np.zeros(50)),
             InputError,
-            "node_feat.npy: has shape [50], expected [N, 768]",
+            "node_feat.npy: has shape [50], expected [N, F]",
         ),
         (
             lambda d: np.save(

@@ -229,7 +229,7 @@ def test_edges_out_of_range(tmp_path: Path, end: int, value: int, message: str) 
             r"data\[\('author', 'writes', 'paper'\)\]\.foo: a int, which has no r",
         ),
         (WRITES, "edge_index", torch.zeros(3, 1).long(), r"has shape \[3, 1\], expected \[2, E\]"),
-        ("venue", "x", None, r"data\['venue'\]: does not say how many nodes it has"),
+        ("venue", "x", None, r"data\['venue'\] does not say how many nodes it has"),
     ],
 )
 def test_attributes_that_cannot_be_stored(

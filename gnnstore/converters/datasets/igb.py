@@ -10,12 +10,10 @@ takes the first 60 % of the nodes for training, 20 % for validation and the rest
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, get_args
 
 from gnnstore.converters.converter import converter
-from gnnstore.converters.edges.node_ids import check_integers, edge_pairs
 from gnnstore.converters.inputs.derived import FloatLabels
 from gnnstore.converters.inputs.files import RawLayout, open_raw
 from gnnstore.converters.inputs.npy import open_npy
@@ -26,8 +24,7 @@ from gnnstore.converters.inputs.opening import (
     open_input,
 )
 from gnnstore.converters.inputs.source import ArraySource
-from gnnstore.converters.writer.estimates import Workload, node_workload
-from gnnstore.converters.writer.graph_writer import GraphWriter
+from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, write_one_type
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.splits import split_ranges
 from gnnstore.errors import InputError, NotFoundError, check_choice
@@ -82,22 +79,17 @@ def from_igb(
     labels = root / "paper" / f"node_label_{classes}.npy"
     check_labels(labels, classes)
     files = [path for path in (root / _EDGES, root / _FEATURES, labels) if path.exists()]
-    source = {"inputs": describe_files(files), "classes": classes}
-    edges, by_row = open_edges(root / _EDGES)
-    arrays = _open_arrays(root, labels)
-    num_edges = edges.shape[0 if by_row else 1]
-    workload = Workload(num_edges=num_edges)
-    with GraphWriter(
+    edges = open_edges(root / _EDGES)
+    node = _open_papers(root, labels, classes)
+    return write_one_type(
         output,
+        node,
+        edges,
         kind="igb",
-        source=source,
+        source={"inputs": describe_files(files), "classes": classes},
         options=options,
         progress=progress,
-        workload=sum(map(node_workload, arrays.values()), workload),
-    ) as writer:
-        _set_nodes(writer, arrays, classes)
-        writer.read_edges(edge_pairs(edges, by_row=by_row), num_edges, where=edges.label)
-        return writer.commit()
+    )
 
 
 def check_labels(labels: Path, classes: str) -> None:
@@ -127,25 +119,25 @@ def _find(directory: Path) -> Path:
     raise NotFoundError(f"{directory}: {_EDGES} is not there{hint}", path=directory / _EDGES)
 
 
-def labelled_papers(num_papers: int, classes: str) -> int:
-    """Return the number of first papers that have a label."""
-    return _FULL_LABELLED[classes] if num_papers == _FULL_NODES else num_papers
+def split_papers(papers: NodeInput, classes: str) -> None:
+    """Set the splits of the papers that have a label: the first ones."""
+    labelled = _FULL_LABELLED[classes] if papers.count == _FULL_NODES else papers.count
+    papers.splits = dict(split_ranges(labelled, (0.6, 0.2)))
 
 
-def open_edges(path: Path) -> tuple[ArraySource, bool]:
-    """Return the edges, and whether each edge is a row."""
+def open_edges(path: Path) -> EdgeInput:
+    """Open edges, of which each may be a row."""
     edges = open_npy(path)
     by_row = len(edges.shape) == 2 and edges.shape[1] == 2
     if not by_row and (len(edges.shape) != 2 or edges.shape[0] != 2):
         raise InputError(
             f"{edges.label}: has shape {list(edges.shape)}, expected [E, 2]: an edge a row"
         )
-    check_integers(edges)
-    return edges, by_row
+    return EdgeInput.of_array(edges, by_row=by_row)
 
 
-def _open_arrays(root: Path, labels: Path) -> dict[str, ArraySource]:
-    arrays = {}
+def _open_papers(root: Path, labels: Path, classes: str) -> NodeInput:
+    arrays: dict[str, ArraySource] = {}
     if (root / _FEATURES).exists():
         arrays["x"] = open_array(root / _FEATURES, (FEATURE_DIM,))
     if labels.exists():
@@ -158,18 +150,11 @@ def _open_arrays(root: Path, labels: Path) -> dict[str, ArraySource]:
             "many papers there are",
             path=root / _FEATURES,
         )
-    return arrays
-
-
-def _set_nodes(writer: GraphWriter, arrays: Mapping[str, ArraySource], classes: str) -> None:
-    num_nodes = next(iter(arrays.values())).shape[0]
-    writer.set_num_nodes(num_nodes)
+    papers = NodeInput(next(iter(arrays.values())).shape[0], arrays)
     if "y" in arrays:
-        labelled = labelled_papers(num_nodes, classes)
-        for name, ids in split_ranges(labelled, (0.6, 0.2)).items():
-            writer.set_split(name, ids)
-    for name, array in arrays.items():
-        writer.set_node_attribute(name, FloatLabels(array) if name == "y" else array)
+        arrays["y"] = FloatLabels(arrays["y"])
+        split_papers(papers, classes)
+    return papers
 
 
 def open_array(path: Path, row_shape: tuple[int, ...]) -> ArraySource:

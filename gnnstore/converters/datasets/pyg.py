@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import logging
 import os
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +19,11 @@ import numpy.typing as npt
 from gnnstore.converters.converter import converter
 from gnnstore.converters.datasets.pyg_values import (
     belongs_to,
+    count_nodes,
+    edge_array,
     edge_index_of,
     is_array,
+    is_split_mask,
     json_value,
     to_numpy,
 )
@@ -33,7 +35,7 @@ from gnnstore.converters.inputs.source import MemoryArray
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
 from gnnstore.converters.writer.splits import SPLIT_KEYS
-from gnnstore.errors import InputError, UsageError
+from gnnstore.errors import UsageError
 from gnnstore.progress import Progress
 
 if TYPE_CHECKING:
@@ -85,8 +87,8 @@ def from_pyg(
     if has_types(data):
         return from_hetero(data, output, options, progress)
     data = _as_data(data)
-    edge_index = _edge_index(data)
-    num_nodes = _num_nodes(data)
+    edge_index = edge_array(data)
+    num_nodes = count_nodes(data)
     index_dtype: IndexDtype = "int32" if edge_index.dtype == np.int32 else "int64"
     with GraphWriter(
         output,
@@ -169,34 +171,6 @@ def _as_data(data: Any) -> Data:
     return found
 
 
-def _num_nodes(data: Data) -> int:
-    with warnings.catch_warnings():  # counting nodes by the largest id is intended
-        warnings.simplefilter("ignore")
-        count = data.num_nodes
-    if count is None:
-        raise InputError("data does not say how many nodes it has; set data.num_nodes")
-    return int(count)
-
-
-def _edge_index(data: Data) -> npt.NDArray[Any]:
-    if "adj_t" in data:
-        raise InputError(
-            "data.adj_t: adjacency matrices cannot be converted; keep the edges in "
-            "data.edge_index (leave out the ToSparseTensor transform)"
-        )
-    value = data.edge_index
-    if value is None:
-        return np.empty((2, 0), np.int64)
-    if not is_array(value):
-        raise InputError(
-            f"data.edge_index: expected a tensor of shape [2, E], got a {type(value).__name__}"
-        )
-    array, _ = to_numpy(value, "edge_index")
-    if array.ndim != 2 or array.shape[0] != 2:
-        raise InputError(f"data.edge_index: has shape {list(array.shape)}, expected [2, E]")
-    return array
-
-
 def _rows(data: Data, name: str) -> tuple[npt.NDArray[Any], str, int]:
     """Return an attribute with its rows first, its type, and the original axis of rows."""
     array, dtype = to_numpy(data[name], name)
@@ -215,11 +189,9 @@ def _copy_attribute(writer: GraphWriter, data: Data, name: str) -> None:
         return
     rows, dtype, cat_dim = _rows(data, name)
     writer.set_node_attribute(name, rows, dtype=dtype, cat_dim=cat_dim)
-    if not name.endswith("_mask") or name not in SPLIT_KEYS:
-        return
-    if dtype == "bool" and (rows.ndim == 1 or rows.shape[1:] == (1,)):
+    if is_split_mask(name, rows, dtype):
         writer.set_split(SPLIT_KEYS[name], rows, where=f"data.{name}")
-    else:
+    elif name.endswith("_mask") and name in SPLIT_KEYS:
         _LOG.warning(
             "data.%s is %s %s, and no mask of a split; for a split, make it bool [N]",
             name,

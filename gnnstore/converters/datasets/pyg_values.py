@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.converters.writer.splits import SPLIT_KEYS
 from gnnstore.errors import InputError
 
 if TYPE_CHECKING:
@@ -100,3 +102,39 @@ def edge_index_of(graph: GraphStore, edges: EdgeAttr) -> torch.Tensor:
     elif edges.layout.value == "csc":
         columns = torch.repeat_interleave(torch.arange(len(columns) - 1), columns.diff())
     return torch.stack([rows, columns.to(rows.dtype)])
+
+
+def count_nodes(data: Any, where: str = "data") -> int:
+    """Return the number of nodes of a data object, or of one of its types."""
+    with warnings.catch_warnings():  # counting nodes by the largest id is intended
+        warnings.simplefilter("ignore")
+        count = data.num_nodes
+    if count is None:
+        raise InputError(f"{where} does not say how many nodes it has; set {where}.num_nodes")
+    return int(count)
+
+
+def edge_array(data: Any, where: str = "data") -> npt.NDArray[Any]:
+    """Return the `edge_index` of a data object, or of one of its types, as an array [2, E]."""
+    if "adj_t" in data:
+        raise InputError(
+            f"{where}.adj_t: adjacency matrices cannot be converted; keep the edges in "
+            f"{where}.edge_index (leave out the ToSparseTensor transform)"
+        )
+    value = data["edge_index"] if "edge_index" in data else None  # noqa: SIM401 - no dict
+    if value is None:
+        return np.empty((2, 0), np.int64)
+    if not is_array(value):
+        raise InputError(
+            f"{where}.edge_index: expected a tensor of shape [2, E], got a {type(value).__name__}"
+        )
+    array, _ = to_numpy(value, "edge_index", where)
+    if array.ndim != 2 or array.shape[0] != 2:
+        raise InputError(f"{where}.edge_index: has shape {list(array.shape)}, expected [2, E]")
+    return array
+
+
+def is_split_mask(name: str, rows: npt.NDArray[Any], dtype: str) -> bool:
+    """Whether a node attribute is the mask of a split."""
+    is_mask = dtype == "bool" and (rows.ndim == 1 or rows.shape[1:] == (1,))
+    return is_mask and name.endswith("_mask") and name in SPLIT_KEYS

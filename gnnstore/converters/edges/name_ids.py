@@ -22,7 +22,7 @@ from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.converters.edges.id_remap import IdCollector, IdMap
 from gnnstore.converters.edges.name_blocks import NameBlock
 from gnnstore.converters.memory import memory_ledger
-from gnnstore.converters.spill_files import SpillDirectory
+from gnnstore.converters.spill_files import SpillDirectory, by_key
 from gnnstore.formats.arrays.dtypes import id_dtype
 
 # Share of the memory for names: the rest is needed to sort edges.
@@ -206,6 +206,4 @@ class _SpilledNames:
 def _divide(names: list[bytes]) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
     """Yield the parts of some names, each with the positions of its names, in order."""
     parts = np.fromiter(map(zlib.crc32, names), np.uint32, len(names)) % _NUM_PARTS
-    order = np.argsort(parts, kind="stable")
-    present, begins = np.unique(parts[order], return_index=True)
-    yield from zip(present.tolist(), np.split(order, begins[1:]), strict=True)
+    return by_key(parts)

@@ -21,7 +21,7 @@ from gnnstore.converters.edges.node_ids import check_ids
 from gnnstore.converters.inputs.derived import RowTaker
 from gnnstore.converters.inputs.source import ArraySource, MemoryArray, SequentialArray, row_bytes
 from gnnstore.converters.read_ahead import read_ahead
-from gnnstore.converters.spill_files import SpillDirectory
+from gnnstore.converters.spill_files import SpillDirectory, by_key
 from gnnstore.errors import InputError
 from gnnstore.formats.container.files import require_space
 
@@ -115,10 +115,7 @@ class ScatteredRows(SequentialArray):
             nodes = taker.take(len(rows)).astype(np.int64)
             check_ids(nodes, self.shape[0], f"{self._nodes.label}: node id", position)
             position += len(rows)
-            ranges = nodes // self._range_rows
-            order = np.argsort(ranges, kind="stable")
-            present, begins = np.unique(ranges[order], return_index=True)
-            for number, chosen in zip(present, np.split(order, begins[1:]), strict=True):
+            for number, chosen in by_key(nodes // self._range_rows):
                 files.append(f"{number:06d}.nodes", nodes[chosen])
                 files.append(f"{number:06d}.rows", rows[chosen])
         return files

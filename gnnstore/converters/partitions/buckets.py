@@ -20,7 +20,7 @@ from gnnstore import _core
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.converters.edges.on_disk.runs import NARROW_BYTES, WIDE_BYTES, record_dtype
 from gnnstore.converters.read_ahead import num_threads, read_ahead
-from gnnstore.converters.spill_files import SpillDirectory
+from gnnstore.converters.spill_files import SpillDirectory, by_key
 from gnnstore.converters.stores.graph import EdgePiece, StoreInput
 from gnnstore.formats.container.files import require_space
 from gnnstore.progress import Progress
@@ -140,9 +140,7 @@ class BucketedEdges:
         places: list[tuple[int, Any]] = [(0, slice(None))]
         if len(self._splitters):
             groups = np.searchsorted(self._splitters, self._key(bucket, target, source), "right")
-            order = np.argsort(groups.astype(np.uint32), kind="stable")
-            present, begins = np.unique(groups[order], return_index=True)
-            places = list(zip(present.tolist(), np.split(order, begins[1:]), strict=True))
+            places = list(by_key(groups.astype(np.uint32)))
         for number, chosen in places:
             group = self._groups[number]
             records = np.empty(len(position[chosen]), record_dtype(group.record_bytes))

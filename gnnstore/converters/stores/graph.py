@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.edges.node_ids import columns_of_edges
-from gnnstore.converters.inputs.source import empty_piece
 from gnnstore.converters.stores.checked_files import CheckedFiles
+from gnnstore.converters.typed.reading import read_rows
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.arrays.spec import AttributeSpec
@@ -79,29 +79,9 @@ class StoreInput:
     def rows(self, spec: AttributeSpec, first: int, last: int) -> npt.NDArray[Any]:
         """Read consecutive rows of a paged array of the store."""
         array = self.reader.paged(spec)
-        geometry, shard_rows = array.geometry, array.layout.shard_rows
-        per_run, stride, row_bytes = (
-            geometry.rows_per_page,
-            geometry.page_stride_bytes,
-            geometry.row_bytes,
-        )
-        out = empty_piece((last - first) * row_bytes, np.uint8).reshape(last - first, row_bytes)
-        done = first
-        while done < last:
-            shard, row = divmod(done, shard_rows)
-            count = min(last - done, shard_rows - row)
-            here, path = out[done - first :][:count], array.file_paths[shard]
-            if geometry.is_exact:
-                self._files.fill(path, geometry.offset(row), here.reshape(-1))
-            else:
-                begin, end = row // per_run, geometry.num_runs(row + count)
-                runs = empty_piece((end - begin) * stride, np.uint8).reshape(end - begin, stride)
-                self._files.fill(path, begin * stride, runs.reshape(-1))
-                rows = runs[:, : per_run * row_bytes].reshape(-1, row_bytes)
-                here[:] = rows[row - begin * per_run :][:count]
-            array.check_place()
-            done += count
-        return out.reshape(-1).view(array.dtype).reshape(last - first, *array.row_shape)
+        found = read_rows(array, first, last, self._files.fill)
+        array.check_place()
+        return found
 
     @property
     def edge_id_dtype(self) -> np.dtype[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.spill_files import SpillDirectory
+from gnnstore.converters.spill_files import SpillDirectory, by_key
 from gnnstore.converters.stores.copy import texts_of
 from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.formats.store.schema import TextSpec
@@ -38,10 +38,7 @@ def texts_in_order(
         for names in texts_of(graph, text):
             numbers = places[first : first + len(names)].astype(np.int64)
             first += len(names)
-            ranges = numbers // range_nodes
-            order = np.argsort(ranges, kind="stable")
-            present, begins = np.unique(ranges[order], return_index=True)
-            for own, chosen in zip(present, np.split(order, begins[1:]), strict=True):
+            for own, chosen in by_key(numbers // range_nodes):
                 some = [names[i] for i in chosen]
                 lengths = np.fromiter(map(len, some), np.int64, len(some))
                 files.append(f"{own:06d}.nodes", np.stack([numbers[chosen], lengths], axis=1))

@@ -10,16 +10,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.edges.node_ids import check_edge_index, check_integers, edge_pairs
+from gnnstore.converters.edges.node_ids import (
+    check_edge_index,
+    check_integers,
+    edge_pairs,
+    some_targets,
+)
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import ArraySource, check_count, row_bytes
 from gnnstore.converters.typed.graph_writer import HeteroGraphWriter
 from gnnstore.converters.typed.orders import check_names
-from gnnstore.converters.writer.estimates import Workload, node_workload
+from gnnstore.converters.writer.estimates import Workload, inspect_inputs, node_workload
+from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, check_features
 from gnnstore.errors import InputError
-from gnnstore.formats.store.schema import EdgeType
+from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE, EdgeType
 from gnnstore.progress import Progress
+
+_TEXT_ENDINGS = (".csv", ".csv.gz", ".tsv", ".txt", ".txt.gz")
 
 Pair = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
@@ -44,13 +52,18 @@ class EdgeInput:
     num_edges: int | None = None  # None: unknown
     attributes: dict[str, ArraySource] = field(default_factory=dict)  # [num_edges, ...]
     memory_bytes: int = 0  # what reading takes
+    array: ArraySource | None = None  # [2, E], if the edges lie like this
 
     @classmethod
     def of_array(
-        cls, source: ArraySource, attributes: dict[str, ArraySource] | None = None
+        cls,
+        source: ArraySource,
+        attributes: dict[str, ArraySource] | None = None,
+        *,
+        by_row: bool = False,
     ) -> EdgeInput:
         """Return the edges of an array [2, E], or [E, 2] if that is its shape."""
-        by_row = len(source.shape) == 2 and source.shape[1] == 2 and source.shape[0] != 2
+        by_row |= len(source.shape) == 2 and source.shape[1] == 2 and source.shape[0] != 2
         if not by_row:
             check_edge_index(source)
         check_integers(source)
@@ -59,6 +72,7 @@ class EdgeInput:
             source.label,
             source.shape[0 if by_row else 1],
             attributes or {},
+            array=None if by_row else source,
         )
 
 
@@ -112,14 +126,7 @@ def write_typed(
         workload=_workload(nodes, edges),
     ) as writer:
         for name, node in nodes.items():
-            writer.reserve_memory(node.memory_bytes)
-            for split, ids in node.splits.items():
-                where = None if isinstance(ids, np.ndarray) else ids.label
-                writer.set_split(name, split, ids, where=where)
-            for key, values in node.attributes.items():
-                writer.set_node_attribute(name, key, values)
-            if node.original_ids is not None:
-                writer.set_original_ids(name, node.original_ids)
+            _write_nodes(writer, node, name)
         for edge_type, own in edges.items():
             writer.reserve_memory(own.memory_bytes)
             writer.read_edges(
@@ -127,6 +134,55 @@ def write_typed(
             )
             writer.reserve_memory(-own.memory_bytes)
         return writer.commit()
+
+
+def write_one_type(
+    output: PathLike,
+    node: NodeInput,
+    edge: EdgeInput,
+    *,
+    kind: str,
+    source: Mapping[str, Any],
+    options: ConvertOptions | None,
+    progress: Progress | None,
+    add_inverse_edge: bool = False,
+    finish: Callable[[GraphWriter], None] | None = None,
+) -> Path:
+    """Write nodes and edges of one type as a store; `finish` is called before the commit."""
+    with GraphWriter(
+        output,
+        kind=kind,
+        source=source,
+        options=options,
+        progress=progress,
+        workload=_workload({NODE_TYPE: node}, {EDGE_TYPE: edge}),
+    ) as writer:
+        writer.set_num_nodes(node.count)
+        _write_nodes(writer, node)
+        writer.reserve_memory(edge.memory_bytes)
+        writer.read_edges(
+            edge.pairs(),
+            edge.num_edges,
+            edge.attributes,
+            where=edge.label,
+            some_targets=None if edge.array is None else some_targets(edge.array),
+            add_inverse_edge=add_inverse_edge,
+        )
+        if finish is not None:
+            finish(writer)
+        return writer.commit()
+
+
+def _write_nodes(writer: Any, node: NodeInput, *of: str) -> None:
+    """Write the nodes of a type, whose name is `of` where there are several."""
+    writer.reserve_memory(node.memory_bytes)
+    for split, ids in node.splits.items():
+        where = None if isinstance(ids, np.ndarray) else ids.label
+        writer.set_split(*of, split, ids, where=where)
+    for name, values in node.attributes.items():
+        writer.set_node_attribute(*of, name, values)
+    if node.original_ids is not None:
+        writer.set_original_ids(*of, node.original_ids)
 
 
 def _check_ends(counts: Mapping[str, int], edges: Mapping[EdgeType, EdgeInput]) -> None:
@@ -149,4 +205,8 @@ def _workload(nodes: Mapping[str, NodeInput], edges: Mapping[EdgeType, EdgeInput
         ),
         is_exact=all(own.num_edges is not None for own in edges.values()),
     )
-    return sum(map(node_workload, sources), total)
+    labels = [own.label for own in (*edges.values(), *sources)]
+    texts = inspect_inputs(Path(label) for label in labels if label.endswith(_TEXT_ENDINGS))
+    guessed = 0 if total.is_exact else texts.num_edges
+    read = Workload(num_edges=guessed, text_bytes=texts.text_bytes)
+    return sum(map(node_workload, sources), total + read)

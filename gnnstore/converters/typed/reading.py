@@ -5,17 +5,18 @@ A mapping would be simpler, but pages that were touched would count as memory of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.errors import CorruptStoreError, storage_errors
+from gnnstore.converters.inputs.source import empty_piece
+from gnnstore.converters.spill_files import read_exactly
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.container.files import fill_at
-from gnnstore.formats.container.regular_files import open_binary
 
 
 class ReadArray:
@@ -38,29 +39,35 @@ class ReadArray:
 
     def read_slice(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Read rows start, ..., stop - 1."""
-        array = self._array
-        geometry, shard_rows = array.geometry, array.layout.shard_rows
-        per_run, stride = geometry.rows_per_page, geometry.page_stride_bytes
-        out = np.empty((stop - start, geometry.row_bytes), np.uint8)
-        done = start
-        while done < stop:
-            shard, row = divmod(done, shard_rows)
-            count = min(stop - done, shard_rows - row)
-            first, last = row // per_run, geometry.num_runs(row + count)
-            runs = self._read(shard, first * stride, (last - first) * stride).reshape(-1, stride)
-            rows = runs[:, : per_run * geometry.row_bytes].reshape(-1, geometry.row_bytes)
-            out[done - start :][:count] = rows[row - first * per_run :][:count]
-            done += count
-        return out.reshape(-1).view(array.dtype).reshape(stop - start, *array.row_shape)
+        return read_rows(self._array, start, stop, partial(read_exactly, what="the array"))
 
-    def _read(self, shard: int, offset: int, num_bytes: int) -> npt.NDArray[np.uint8]:
-        path = self._array.file_paths[shard]
-        found = np.empty(num_bytes, np.uint8)
-        with (
-            storage_errors("read the array", path),
-            open_binary(path, error=CorruptStoreError, root=path.parent) as file,
-        ):
-            count = fill_at(file.fileno(), found.data, offset)
-        if count < num_bytes:
-            raise CorruptStoreError(f"{path}: ends early, at byte {offset + count}", path=path)
-        return found
+
+def read_rows(
+    array: PagedArray,
+    first: int,
+    last: int,
+    fill: Callable[[Path, int, npt.NDArray[np.uint8]], None],
+) -> npt.NDArray[Any]:
+    """Read rows first, ..., last - 1; `fill` reads bytes of a file from an offset on."""
+    geometry, shard_rows = array.geometry, array.layout.shard_rows
+    per_run, stride, row_bytes = (
+        geometry.rows_per_page,
+        geometry.page_stride_bytes,
+        geometry.row_bytes,
+    )
+    out = empty_piece((last - first) * row_bytes, np.uint8).reshape(last - first, row_bytes)
+    done = first
+    while done < last:
+        shard, row = divmod(done, shard_rows)
+        count = min(last - done, shard_rows - row)
+        here, path = out[done - first :][:count], array.file_paths[shard]
+        if geometry.is_exact:
+            fill(path, geometry.offset(row), here.reshape(-1))
+        else:
+            begin, end = row // per_run, geometry.num_runs(row + count)
+            runs = empty_piece((end - begin) * stride, np.uint8).reshape(end - begin, stride)
+            fill(path, begin * stride, runs.reshape(-1))
+            rows = runs[:, : per_run * row_bytes].reshape(-1, row_bytes)
+            here[:] = rows[row - begin * per_run :][:count]
+        done += count
+    return out.reshape(-1).view(array.dtype).reshape(last - first, *array.row_shape)

@@ -23,6 +23,7 @@ from gnnstore.tools.ui.options import (
     gone_option,
     order_options,
     plot_option,
+    seed_option,
     session_options,
     together,
 )
@@ -613,7 +614,7 @@ Examples:
         help="Standard deviation of the noise, in units of that of each column.",
     ),
     click.option("--no-features", "features", is_flag=True, callback=_negate, help="Leave x out."),
-    click.option("--seed", type=int, default=0, help="Seed of the graph."),
+    seed_option("Seed of the graph."),
     plot_option("Plot the degree distributions before and after."),
     source="seed_store",
 )
@@ -681,7 +682,7 @@ Examples:
         default=(0.57, 0.19, 0.19, 0.05),
         help="a, b, c and d of R-MAT, by default those of Graph500.",
     ),
-    click.option("--seed", type=int, default=0, help="Seed of the graph."),
+    seed_option("Seed of the graph."),
     source=None,
 )
 
@@ -722,7 +723,7 @@ Examples:
         default=0.0,
         help="How unevenly edges fall on papers and institutions: 2, as citations; 0: evenly.",
     ),
-    click.option("--seed", type=int, default=0, help="Seed of the graph."),
+    seed_option("Seed of the graph."),
     source=None,
     function="from_planted_types",
 )

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
 
 from gnnstore.converters.converter import converter
-from gnnstore.converters.datasets.graphbolt.metadata import (
-    Metadata,
-    Task,
-    TypedMetadata,
-    read_metadata,
-)
+from gnnstore.converters.datasets.graphbolt.metadata import DataFile, Metadata, read_metadata
 from gnnstore.converters.datasets.graphbolt.tasks import (
     Labels,
     by_name,
@@ -24,8 +19,6 @@ from gnnstore.converters.datasets.graphbolt.tasks import (
     open_file,
     read_set,
 )
-from gnnstore.converters.datasets.typed.graphbolt import from_graphbolt_types
-from gnnstore.converters.edges.node_ids import check_edge_index, edge_pairs, some_targets
 from gnnstore.converters.inputs.opening import (
     PathLike,
     choose_name,
@@ -33,12 +26,12 @@ from gnnstore.converters.inputs.opening import (
     existing_directory,
     existing_file,
 )
-from gnnstore.converters.inputs.source import ArraySource, row_bytes
+from gnnstore.converters.inputs.source import ArraySource, MemoryArray
 from gnnstore.converters.inputs.text_arrays import TextEdges
-from gnnstore.converters.writer.estimates import Workload, inspect_inputs, node_workload
-from gnnstore.converters.writer.graph_writer import GraphWriter
+from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, write_one_type, write_typed
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import InputError
+from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE, EdgeType
 from gnnstore.progress import Progress
 
 
@@ -73,89 +66,83 @@ def from_graphbolt(
     InputError
         If metadata or data are wrong, in torch's pickled form, or the seeds of a task are edges.
     """
+    options = options or ConvertOptions()
     metadata = read_metadata(existing_directory(input, "the GraphBolt data set"))
-    if isinstance(metadata, TypedMetadata):
-        return from_graphbolt_types(metadata, output, task, options, progress)
-    names = [str(found.name) for found in metadata.tasks]
+    names = [str(name) for name, _ in metadata.tasks]
     name = choose_name(names, task, "task", metadata.path)
     chosen = None if name is None else metadata.tasks[names.index(name)]
     for path in metadata.files():
         existing_file(path, "a file of the data set")
-    source = {
-        "inputs": describe_files(metadata.files()),
-        "task": None if chosen is None else chosen.name,
+    nodes = {
+        node_type: NodeInput(count, by_name(metadata.node_features.get(node_type, ()), node_name))
+        for node_type, count in metadata.num_nodes.items()
     }
-    nodes = by_name(metadata.node_features, node_name)
-    edges = by_name(metadata.edge_features, edge_name)
-    with GraphWriter(
-        output,
-        kind="graphbolt",
-        source=source,
-        options=options,
-        progress=progress,
-        workload=_workload(metadata, nodes, edges),
-    ) as writer:
-        writer.set_num_nodes(metadata.num_nodes)
-        if chosen is not None:
-            _read_task(writer, chosen, metadata)
-        for name, array in nodes.items():
-            writer.set_node_attribute(name, array)
-        _read_edges(writer, metadata, edges)
-        return writer.commit()
+    if chosen is not None:
+        _read_task(nodes, metadata, chosen[1], options)
+    edges = {
+        edge_type: _edges(metadata, edge_type, file, options)
+        for edge_type, file in metadata.edges.items()
+    }
+    common: dict[str, Any] = {
+        "kind": "graphbolt",
+        "source": {
+            "inputs": describe_files(metadata.files()),
+            "task": None if chosen is None else chosen[0],
+        },
+        "options": options,
+        "progress": progress,
+    }
+    if metadata.has_types:
+        return write_typed(output, nodes, edges, **common)
+    return write_one_type(output, nodes[NODE_TYPE], edges[EDGE_TYPE], **common)
 
 
-def _workload(
-    metadata: Metadata, nodes: Mapping[str, ArraySource], edges: Mapping[str, ArraySource]
-) -> Workload:
-    counts = [source.shape[0] for source in edges.values() if source.shape]
-    if metadata.edges.format == "numpy":
-        total = Workload(num_edges=max(open_file(metadata.edges).shape, default=0))
-    else:
-        total = inspect_inputs([metadata.edges.path])
-        if counts:
-            total = replace(total, num_edges=counts[0])
-    wide = sum(row_bytes(source) for source in edges.values())
-    total += Workload(edge_row_bytes=wide, num_nodes=metadata.num_nodes)
-    return sum(map(node_workload, nodes.values()), total)
-
-
-# ---- tasks
-
-
-def _read_task(writer: GraphWriter, task: Task, metadata: Metadata) -> None:
-    labels = Labels(metadata.num_nodes, writer.options.memory_bytes)
-    for split, files in task.splits.items():
-        if not files:
-            raise InputError(f"{metadata.path}: the {split} set has no data", path=metadata.path)
-        read_set(
-            split,
-            files,
-            labels,
-            lambda nodes, where, split=split: writer.set_split(split, nodes, where=where),  # type: ignore[misc]
-        )
-    writer.reserve_memory(labels.num_bytes)
-    if labels.values is not None:
-        writer.set_node_attribute("y", labels.values)
-
-
-# ---- edges
-
-
-def _read_edges(
-    writer: GraphWriter, metadata: Metadata, attributes: Mapping[str, ArraySource]
+def _read_task(
+    nodes: Mapping[str, NodeInput],
+    metadata: Metadata,
+    splits: Mapping[str, Mapping[str, tuple[DataFile, ...]]],
+    options: ConvertOptions,
 ) -> None:
-    if writer.has_edges:
-        return
-    file = metadata.edges
-    num_edges: int | None = None
-    looked_at: Iterable[npt.NDArray[Any]] | None = None
-    if file.format == "csv":
-        text = TextEdges(file.path, metadata.num_nodes, memory_bytes=writer.options.memory_bytes)
-        writer.reserve_memory(text.memory_bytes)
-        edges = text.pairs()
-    else:
-        source = open_file(file)
-        check_edge_index(source)
-        num_edges, edges = source.shape[1], edge_pairs(source)
-        looked_at = some_targets(source)
-    writer.read_edges(edges, num_edges, attributes, where=str(file.path), some_targets=looked_at)
+    labels: dict[str, Labels] = {}
+    for split, by_type in splits.items():
+        for node_type, files in by_type.items():
+            own = nodes[node_type]
+            if not files:
+                of = f" of {node_type!r}" if metadata.has_types else ""
+                raise InputError(
+                    f"{metadata.path}: the {split} set{of} has no data", path=metadata.path
+                )
+            known = labels.setdefault(node_type, Labels(own.count, options.memory_bytes))
+            read_set(split, files, known, partial(_set_split, own, split))
+    for node_type, known in labels.items():
+        if known.values is not None:
+            own = nodes[node_type]
+            if "y" in own.attributes:
+                raise InputError(
+                    f"{metadata.path}: a feature becomes 'y', as the labels do; rename it",
+                    path=metadata.path,
+                )
+            label = f"{metadata.path}: labels of {node_type!r}"
+            y: dict[str, ArraySource] = {"y": MemoryArray(label, known.values)}
+            first, last = (own.attributes, y) if metadata.has_types else (y, own.attributes)
+            own.attributes = {**first, **last}
+            own.memory_bytes += known.num_bytes
+
+
+def _set_split(node: NodeInput, split: str, ids: npt.NDArray[Any], where: str) -> None:
+    node.splits[split] = MemoryArray(where, ids)
+    node.memory_bytes += ids.nbytes
+
+
+def _edges(
+    metadata: Metadata, edge_type: EdgeType, file: DataFile, options: ConvertOptions
+) -> EdgeInput:
+    attributes = by_name(metadata.edge_features.get(edge_type, ()), edge_name)
+    if file.format != "csv":
+        return EdgeInput.of_array(open_file(file), attributes)
+    unknown = [name for name in edge_type[::2] if name not in metadata.num_nodes]
+    if unknown:
+        raise InputError(f"{file.place}: there is no node type {unknown[0]!r}", path=metadata.path)
+    most = max(metadata.num_nodes[name] for name in edge_type[::2])
+    text = TextEdges(file.path, most, memory_bytes=options.memory_bytes)
+    return EdgeInput(text.pairs, str(file.path), None, attributes, text.memory_bytes)

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from gnnstore.converters.inputs.opening import existing_file, open_input
 from gnnstore.errors import InputError, UsageError, storage_errors
-from gnnstore.formats.store.schema import EdgeType
+from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE, EdgeType
 
 FILE_NAME = "metadata.yaml"
 _MAX_BYTES = 2**16  # the largest public metadata have a few thousand
@@ -43,36 +43,11 @@ class DataFile:
 
 
 @dataclass(frozen=True)
-class Task:
-    """One task: the data files of each of its splits."""
-
-    name: str | None
-    splits: Mapping[str, tuple[DataFile, ...]]
-
-
-@dataclass(frozen=True)
 class Metadata:
-    """The parts of a homogeneous data set."""
+    """The parts of a data set, by type; those of a homogeneous one have a store's names."""
 
     path: Path
-    num_nodes: int
-    edges: DataFile
-    node_features: tuple[DataFile, ...]
-    edge_features: tuple[DataFile, ...]
-    tasks: tuple[Task, ...]
-
-    def files(self) -> Iterator[Path]:
-        """Yield every file, the metadata first, each once."""
-        described = [self.edges, *self.node_features, *self.edge_features]
-        described += [file for task in self.tasks for part in task.splits.values() for file in part]
-        yield from dict.fromkeys([self.path, *(file.path for file in described)])
-
-
-@dataclass(frozen=True)
-class TypedMetadata:
-    """The parts of a data set of several types."""
-
-    path: Path
+    has_types: bool
     num_nodes: Mapping[str, int]
     edges: Mapping[EdgeType, DataFile]
     node_features: Mapping[str, tuple[DataFile, ...]]
@@ -95,7 +70,7 @@ class TypedMetadata:
         yield from dict.fromkeys([self.path, *(file.path for file in described)])
 
 
-def read_metadata(directory: Path) -> Metadata | TypedMetadata:
+def read_metadata(directory: Path) -> Metadata:
     """Read and check the metadata of a data set."""
     path = existing_file(directory / FILE_NAME, "the data set's metadata")
     with storage_errors("read the metadata", path), open_input(path) as file:
@@ -155,8 +130,9 @@ class _Reader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._has_types = False
 
-    def metadata(self, document: Any) -> Metadata | TypedMetadata:
+    def metadata(self, document: Any) -> Metadata:
         top = self._mapping(document, "the document")
         if "graph" not in top and "graph_topology" in top:
             self._fail(
@@ -166,27 +142,11 @@ class _Reader:
             )
         graph = self._mapping(top.get("graph"), "graph")
         lists = [list(self._entries(graph.get(key), f"graph.{key}")) for key in ("nodes", "edges")]
-        if max(map(len, lists)) > 1:
-            return self._typed(top, graph, *lists)
-        nodes = self._only(graph.get("nodes"), "graph.nodes")
-        edges = self._only(graph.get("edges"), "graph.edges")
-        num_nodes = self._count(nodes, "graph.nodes[0]")
-        features: dict[str, list[DataFile]] = {"node": [], "edge": []}
-        # Features may also be listed below graph, for sampling.
-        for where, found in (("", top), ("graph.", graph)):
-            for place, entry in self._entries(found.get("feature_data"), f"{where}feature_data"):
-                domain = entry.get("domain")
-                if domain not in ("node", "edge"):
-                    self._fail(f"{place}.domain", f"{_show(domain)} is not 'node' or 'edge'")
-                features[str(domain)].append(self._file(entry, place))
-        return Metadata(
-            self.path,
-            num_nodes,
-            self._file({"name": "edges", **edges}, "graph.edges[0]"),
-            tuple(features["node"]),
-            tuple(features["edge"]),
-            tuple(self._task(*found) for found in self._entries(top.get("tasks"), "tasks")),
-        )
+        self._has_types = max(map(len, lists)) > 1
+        for key, found in zip(("nodes", "edges"), lists, strict=True):
+            if not self._has_types and not found:
+                self._fail(f"graph.{key}", "lists 0 types of nodes or edges; expected one or more")
+        return self._parts(top, graph, *lists)
 
     def _count(self, entry: Mapping[str, Any], place: str) -> int:
         found = entry.get("num")
@@ -194,13 +154,13 @@ class _Reader:
             self._fail(f"{place}.num", f"{_show(found)} is not a number of nodes")
         return int(found)
 
-    def _typed(
+    def _parts(
         self,
         top: Mapping[str, Any],
         graph: Mapping[str, Any],
         nodes: list[tuple[str, Mapping[str, Any]]],
         edges: list[tuple[str, Mapping[str, Any]]],
-    ) -> TypedMetadata:
+    ) -> Metadata:
         counts = {self._node_type(own, at): self._count(own, at) for at, own in nodes}
         if len(counts) < len(nodes):
             self._fail("graph.nodes", "has a type twice")
@@ -211,6 +171,7 @@ class _Reader:
             self._fail("graph.edges", "has a type twice")
         of_nodes: dict[str, tuple[DataFile, ...]] = {}
         of_edges: dict[EdgeType, tuple[DataFile, ...]] = {}
+        # Features may also be listed below graph, for sampling.
         for where, found in (("", top), ("graph.", graph)):
             for place, entry in self._entries(found.get("feature_data"), f"{where}feature_data"):
                 domain = entry.get("domain")
@@ -227,19 +188,26 @@ class _Reader:
         for place, entry in self._entries(top.get("tasks"), "tasks"):
             splits: dict[str, dict[str, tuple[DataFile, ...]]] = {}
             for key, split in _SETS.items():
-                for at, part in self._entries(entry.get(key), f"{place}.{key}"):
+                parts = list(self._entries(entry.get(key), f"{place}.{key}"))
+                if len(parts) > 1 and not self._has_types:
+                    self._fail(f"{place}.{key}", "has several types, and the graph has one")
+                for at, part in parts:
                     data = self._entries(part.get("data"), f"{at}.data")
                     name = self._node_type(part, at, counts)
                     splits.setdefault(split, {})[name] = tuple(
                         self._file(found, where) for where, found in data
                     )
             name = self._text(entry, "name")
-            tasks.append((None if name is None else str(name), splits))
-        return TypedMetadata(self.path, counts, files, of_nodes, of_edges, tuple(tasks))
+            if name is not None and not isinstance(name, str):
+                self._fail(f"{place}.name", f"{_show(name)} is not a text")
+            tasks.append((name, splits))
+        return Metadata(self.path, self._has_types, counts, files, of_nodes, of_edges, tuple(tasks))
 
     def _node_type(
         self, entry: Mapping[str, Any], place: str, known: Container[str] | None = None
     ) -> str:
+        if not self._has_types:
+            return NODE_TYPE
         found = self._text(entry, "type")
         if not isinstance(found, str):
             self._fail(f"{place}.type", f"{_show(found)} is no node type")
@@ -251,6 +219,8 @@ class _Reader:
     def _edge_type(
         self, entry: Mapping[str, Any], place: str, known: Container[EdgeType] | None = None
     ) -> EdgeType:
+        if not self._has_types:
+            return EDGE_TYPE
         found = self._text(entry, "type")
         names = found.split(":") if isinstance(found, str) else []
         if len(names) != 3:
@@ -259,20 +229,6 @@ class _Reader:
         if known is not None and edge_type not in known:
             self._fail(f"{place}.type", f"there are no edges of type {_show(found)}")
         return edge_type
-
-    def _task(self, place: str, entry: Mapping[str, Any]) -> Task:
-        splits: dict[str, tuple[DataFile, ...]] = {}
-        for key, split in _SETS.items():
-            parts = list(self._entries(entry.get(key), f"{place}.{key}"))
-            if len(parts) > 1:
-                self._fail(f"{place}.{key}", "has several types; only homogeneous graphs convert")
-            for where, part in parts:
-                data = self._entries(part.get("data"), f"{where}.data")
-                splits[split] = tuple(self._file(found, at) for at, found in data)
-        name = self._text(entry, "name")
-        if name is not None and not isinstance(name, str):
-            self._fail(f"{place}.name", f"{_show(name)} is not a text")
-        return Task(name, splits)
 
     def _file(self, entry: Mapping[str, Any], place: str) -> DataFile:
         texts = {key: self._text(entry, key) for key in ("name", "format", "path")}
@@ -303,12 +259,6 @@ class _Reader:
         """Return a value, None for YAML's null, which is text here as all scalars are."""
         value = entry.get(key)
         return None if value in _NULLS else value
-
-    def _only(self, value: Any, place: str) -> Mapping[str, Any]:
-        entries = [entry for _, entry in self._entries(value, place)]
-        if len(entries) != 1:
-            self._fail(place, f"lists {len(entries)} types of nodes or edges; expected one or more")
-        return entries[0]
 
     def _entries(self, value: Any, place: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         if value is None or value in _NULLS:

@@ -15,6 +15,7 @@ from gnnstore.converters.inputs.npy import open_npy
 from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.writer.casting import Caster
+from gnnstore.converters.writer.splits import split_ids
 from gnnstore.errors import InputError
 
 _SEEDS = ("seeds", "seed_nodes", "")  # GraphBolt's name, its earlier one, and none
@@ -62,7 +63,7 @@ class Labels:
 
     def __init__(self, num_nodes: int, memory_bytes: int | None) -> None:
         self.values: npt.NDArray[Any] | None = None
-        self._num_nodes = num_nodes
+        self.num_nodes = num_nodes
         self._has_label = np.zeros(0, np.bool_)
         self._memory = memory_ledger("reading the labels", memory_bytes)
 
@@ -80,12 +81,12 @@ class Labels:
             )
         is_float = labels.dtype.kind == "f"
         dtype = np.float32 if is_float else np.int64
-        shape = (self._num_nodes, *labels.shape[1:])
+        shape = (self.num_nodes, *labels.shape[1:])
         if self.values is None:
             row_bytes = 1 + np.dtype(dtype).itemsize * math.prod(labels.shape[1:])
-            whole = Reservation(f"labels of {self._num_nodes} nodes", row_bytes * self._num_nodes)
+            whole = Reservation(f"labels of {self.num_nodes} nodes", row_bytes * self.num_nodes)
             self._memory.add(whole).check(None, "check the number of nodes")
-            self._has_label = np.zeros(self._num_nodes, np.bool_)
+            self._has_label = np.zeros(self.num_nodes, np.bool_)
             self.values = np.full(shape, np.nan if is_float else -1, dtype)
         if self.values.shape != shape or self.values.dtype != dtype:
             raise InputError(
@@ -132,6 +133,7 @@ def read_set(
             "nodes can be a split",
             path=seeds.path,
         )
+    nodes = split_ids(nodes, labels.num_nodes, str(seeds.path))
     set_split(nodes, str(seeds.path))
     named = next((file for file in files if file.name == "labels"), None)
     if named is None and seeds.name == "" and len(files) > 1:

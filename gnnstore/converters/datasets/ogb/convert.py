@@ -7,20 +7,22 @@ layouts are read here directly: gzipped CSV files (most sets), `.npz` archives
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
 
 from gnnstore.converters.converter import converter
-from gnnstore.converters.datasets.ogb.binary import convert_binary
-from gnnstore.converters.datasets.ogb.csv import convert_csv, part_file, read_ids
+from gnnstore.converters.datasets.ogb.binary import open_binary
+from gnnstore.converters.datasets.ogb.csv import open_text, part_file, read_ids
 from gnnstore.converters.datasets.ogb.links import (
     bytes_in_memory,
     open_link_splits,
     set_link_splits,
 )
-from gnnstore.converters.datasets.ogb.mag240m import convert_mag240m, find_mag240m, input_files
-from gnnstore.converters.datasets.ogb.splits import SPLITS, set_splits, split_file
+from gnnstore.converters.datasets.ogb.mag240m import convert_mag240m, find_mag240m
+from gnnstore.converters.datasets.ogb.splits import SPLITS, open_splits, split_file, warn_of_splits
 from gnnstore.converters.datasets.typed.ogb import from_ogb_types, is_heterogeneous
 from gnnstore.converters.inputs.opening import (
     PathLike,
@@ -28,12 +30,13 @@ from gnnstore.converters.inputs.opening import (
     describe_files,
     existing_directory,
 )
+from gnnstore.converters.inputs.source import ArraySource, MemoryArray
+from gnnstore.converters.memory import memory_ledger
+from gnnstore.converters.typed.inputs import write_one_type
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import InputError, NotFoundError, UsageError
 from gnnstore.progress import Progress
-
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -106,12 +109,7 @@ def from_ogb(
                 f"{papers} is MAG240M, which has one split and no inverse edges of its own; leave "
                 "out add_inverse_edge and split, and use undirected for reverse edges"
             )
-        found = {"inputs": describe_files(input_files(papers))}
-        writer = GraphWriter(output, kind="ogb", source=found, options=options, progress=progress)
-        with writer:
-            convert_mag240m(writer, papers)
-            _warn_of_splits(writer, papers)
-            return writer.commit()
+        return convert_mag240m(papers, output, options, progress)
     raw = directory / "raw" if (directory / "raw").is_dir() else directory
     if is_heterogeneous(raw):
         if add_inverse_edge:
@@ -131,20 +129,36 @@ def from_ogb(
         "add_inverse_edge": add_inverse_edge,
         "split": None if files.split is None else files.split.name,
     }
-    writer = GraphWriter(output, kind="ogb", source=source, options=options, progress=progress)
-    with writer:
-        if links is not None:
-            writer.reserve_memory(bytes_in_memory(links))
-        elif files.split is not None:
-            _read_splits(writer, files.split)
-        convert = convert_binary if files.binary else convert_csv
-        edges = convert(writer, files.raw, add_inverse_edge=add_inverse_edge)
+    node, edge = open_binary(files.raw) if files.binary else open_text(files.raw, options)
+    wanted = {"x": "node-feat.csv.gz", "y": "node-label.csv.gz"}
+    if files.binary:
+        wanted = {"x": "node_feat in data.npz", "y": "node-label.npz"}
+    for name, file in wanted.items():
+        if name not in node.attributes and progress is not None:
+            progress.note(f"{files.raw}: there is no {file}: the store has no {name}")
+    if links is not None:
+        node.memory_bytes = bytes_in_memory(links)
+    elif files.split is not None:
+        node.splits.update(_open_splits(files.split, options))
+
+    def finish(writer: GraphWriter) -> None:
         if links is None:
-            _warn_of_splits(writer, directory)
-        else:
-            as_given = options.self_loops == "keep" and not (options.undirected or add_inverse_edge)
-            set_link_splits(writer, links, edges, edges_are_as_given=as_given)
-        return writer.commit()
+            warn_of_splits(directory, writer.split_sizes, node.count)
+            return
+        as_given = options.self_loops == "keep" and not (options.undirected or add_inverse_edge)
+        set_link_splits(writer, links, edge, edges_are_as_given=as_given)
+
+    return write_one_type(
+        output,
+        node,
+        edge,
+        kind="ogb",
+        source=source,
+        options=options,
+        progress=progress,
+        add_inverse_edge=add_inverse_edge,
+        finish=finish,
+    )
 
 
 def _find(directory: Path, split: str | None) -> OgbFiles:
@@ -175,32 +189,21 @@ def _find_split(directory: Path, split: str | None) -> Path | None:
     return None if chosen is None else directory / chosen
 
 
-def _warn_of_splits(writer: GraphWriter, directory: Path) -> None:
-    sizes = writer.split_sizes
-    missing = [name for name in SPLITS if name not in sizes]
-    if missing:
-        found = ", ".join(f"{name} has {size}" for name, size in sizes.items()) or "there is none"
-        _LOG.warning(
-            "%s: the split %s is not there (%s, of %d nodes); copy split/ of the data set too, or "
-            "name the nodes to train on yourself",
-            directory,
-            ", ".join(missing),
-            found,
-            writer.num_nodes or 0,
-        )
-
-
-def _read_splits(writer: GraphWriter, directory: Path) -> None:
+def _open_splits(
+    directory: Path, options: ConvertOptions
+) -> dict[str, ArraySource | npt.NDArray[Any]]:
     files = {name: part_file(directory, name) for name in SPLITS}
-    if not any(files.values()):
-        path = split_file(directory)
-        if path is None:
-            raise NotFoundError(
-                f"{directory}: none of {', '.join(f'{name}.csv.gz' for name in files)} is there",
-                path=directory,
-            )
-        set_splits(writer, path)
-        return
-    for name, file in files.items():
-        if file is not None:
-            writer.set_split(name, read_ids(file), where=str(file))
+    if any(files.values()):
+        return {
+            name: MemoryArray(str(file), read_ids(file))
+            for name, file in files.items()
+            if file is not None
+        }
+    path = split_file(directory)
+    if path is None:
+        raise NotFoundError(
+            f"{directory}: none of {', '.join(f'{name}.csv.gz' for name in files)} is there",
+            path=directory,
+        )
+    memory = memory_ledger("reading the splits", options.memory_bytes)
+    return {**open_splits(path, memory)}

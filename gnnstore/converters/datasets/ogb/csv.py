@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.datasets.ogb.links import RawEdges
 from gnnstore.converters.inputs.opening import existing_file
-from gnnstore.converters.inputs.source import MemoryArray, check_count
+from gnnstore.converters.inputs.source import ArraySource, MemoryArray, check_count
 from gnnstore.converters.inputs.text_arrays import (
     TextArray,
     TextEdges,
@@ -18,7 +16,8 @@ from gnnstore.converters.inputs.text_arrays import (
     read_numbers,
 )
 from gnnstore.converters.inputs.text_tables import TableFormat, TextTable
-from gnnstore.converters.writer.graph_writer import GraphWriter
+from gnnstore.converters.typed.inputs import EdgeInput, NodeInput
+from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import InputError
 
 _ENDINGS = (".csv.gz", ".csv")
@@ -55,19 +54,55 @@ def _existing_part(directory: Path, stem: str, what: str) -> Path:
     return part_file(directory, stem) or existing_file(directory / f"{stem}.csv.gz", what)
 
 
-def convert_csv(writer: GraphWriter, raw: Path, *, add_inverse_edge: bool) -> RawEdges:
-    """Read `raw/` of the text layout into a writer, and return its edges."""
+def open_text(raw: Path, options: ConvertOptions) -> tuple[NodeInput, EdgeInput]:
+    """Open the nodes and edges of `raw/`."""
     num_nodes = _read_count(raw, "num-node-list", "nodes")
     num_edges = _read_count(raw, "num-edge-list", "edges")
-    writer.set_num_nodes(num_nodes)
-    writer.expect_edges(num_edges * (2 if add_inverse_edge else 1))
-    found = parts(raw, "node")
-    for stem, name in (("node-feat", "x"), ("node-label", "y")):
-        if stem not in found:
-            writer.progress.note(f"{raw}: there is no {stem}.csv.gz: the store has no {name}")
-    for stem, path in found.items():
-        _read_node_attribute(writer, stem, path, num_nodes)
-    return _read_edges(writer, raw, num_nodes, num_edges, add_inverse_edge)
+    nodes = NodeInput(num_nodes, open_nodes(raw, num_nodes, options))
+    return nodes, open_edges(raw, num_nodes, num_edges, options)
+
+
+def attribute_name(stem: str) -> str:
+    """Return the attribute that a file or an archive is, given its name without the ending."""
+    name = stem.replace("-", "_")
+    return {"node_feat": "x", "node_label": "y", "edge_feat": "edge_attr"}.get(name, name)
+
+
+def open_nodes(directory: Path, count: int, options: ConvertOptions) -> dict[str, ArraySource]:
+    """Open the attributes of nodes in a directory."""
+    found: dict[str, ArraySource] = {}
+    for stem, path in parts(directory, "node").items():
+        if stem != "node-feat":
+            values = read_numbers(path, stem.replace("-", " "))
+            found[attribute_name(stem)] = MemoryArray(str(path), values)
+            continue
+        features = read_as_stored(path, options.feature_dtype, num_rows=count)
+        if features.shape[1]:
+            found["x"] = features
+        else:  # the file is empty
+            check_count(str(path), 0, count)
+    return found
+
+
+def open_edges(
+    directory: Path, num_nodes: int, num_edges: int | None, options: ConvertOptions
+) -> EdgeInput:
+    """Open the edges in a directory, between at most `num_nodes` nodes, with their attributes."""
+    path, budget = _existing_part(directory, "edge", "the edges"), options.memory_bytes
+    edges = TextEdges(path, num_nodes, num_edges=num_edges, memory_bytes=budget)
+    found = EdgeInput(edges.pairs, str(path), num_edges, memory_bytes=edges.memory_bytes)
+    for stem, file in parts(directory, "edge").items():
+        table = TextArray(
+            file,
+            "float32" if stem == "edge-feat" else _number_type(file),
+            what="edge feature",
+            num_rows=num_edges,
+            unit="edges",
+            memory_bytes=budget,
+        )
+        found.memory_bytes += table.memory_bytes
+        found.attributes[attribute_name(stem)] = table
+    return found
 
 
 def read_ids(path: Path) -> npt.NDArray[np.int64]:
@@ -92,60 +127,7 @@ def _read_count(raw: Path, stem: str, what: str) -> int:
     return int(counts[0])
 
 
-# ---- nodes
-
-
-def _read_node_attribute(writer: GraphWriter, stem: str, path: Path, num_nodes: int) -> None:
-    if stem == "node-feat":
-        _copy_features(writer, path, num_nodes)
-        return
-    name = "y" if stem == "node-label" else stem.replace("-", "_")
-    values = read_numbers(path, stem.replace("-", " "))
-    writer.set_node_attribute(name, MemoryArray(str(path), values))
-
-
-def _copy_features(writer: GraphWriter, path: Path, num_nodes: int) -> None:
-    features = read_as_stored(path, writer.options.feature_dtype, num_rows=num_nodes)
-    if features.shape[1]:
-        writer.set_node_attribute("x", features)
-    else:  # the file is empty
-        check_count(str(path), 0, num_nodes)
-
-
-# ---- edges
-
-
-def _read_edges(
-    writer: GraphWriter, raw: Path, num_nodes: int, num_edges: int, add_inverse_edge: bool
-) -> RawEdges:
-    path = _existing_part(raw, "edge", "the edges")
-    budget = writer.options.memory_bytes
-    edges = TextEdges(path, num_nodes, num_edges=num_edges, memory_bytes=budget)
-    attributes = {
-        name: TextArray(
-            file,
-            "float32" if name == "edge_attr" else number_type(file),
-            what="edge feature",
-            num_rows=num_edges,
-            unit="edges",
-            memory_bytes=budget,
-        )
-        for name, file in _edge_attribute_files(raw)
-    }
-    writer.reserve_memory(
-        edges.memory_bytes + sum(table.memory_bytes for table in attributes.values())
-    )
-    writer.read_edges(
-        edges.pairs(),
-        num_edges,
-        attributes,
-        where=str(path),
-        add_inverse_edge=add_inverse_edge,
-    )
-    return RawEdges(num_edges, edges.pairs, attributes)
-
-
-def number_type(path: Path) -> str:
+def _number_type(path: Path) -> str:
     """Return "int64" if a table has integers only (relations, years), else "float32"."""
     try:
         for _ in TextTable(path, TableFormat("int64", delimiter=None)).blocks():
@@ -153,8 +135,3 @@ def number_type(path: Path) -> str:
     except InputError:
         return "float32"
     return "int64"
-
-
-def _edge_attribute_files(raw: Path) -> Iterator[tuple[str, Path]]:
-    for stem, path in parts(raw, "edge").items():
-        yield ("edge_attr" if stem == "edge-feat" else stem.replace("-", "_")), path

@@ -9,7 +9,7 @@ A directory of `split/` holds `train.pt`, `valid.pt` and `test.pt`, each a dict 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from gnnstore.converters.inputs.derived import MappedRows, RowTaker
 from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.converters.keyed_random import hash_pairs
 from gnnstore.converters.memory import memory_ledger
+from gnnstore.converters.typed.inputs import EdgeInput
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import InputError, NotFoundError
 
@@ -34,16 +35,6 @@ _TARGET_NEGATIVES = ("target_node_neg", "tail_neg")
 _WORDS = {"relation": "reltype"}
 
 Pair = tuple[npt.NDArray[Any], npt.NDArray[Any]]
-
-
-@dataclass(frozen=True)
-class RawEdges:
-    """The edges of `raw/`."""
-
-    num_edges: int
-    # Yields sources and targets from the first edge on, in pieces.
-    pairs: Callable[[], Iterable[Pair]]
-    attributes: Mapping[str, ArraySource]  # attributes by their names in the store
 
 
 @dataclass(frozen=True)
@@ -100,7 +91,7 @@ def _bytes_in_memory(path: Path) -> int:
 def set_link_splits(
     writer: GraphWriter,
     splits: Mapping[str, LinkSplit],
-    edges: RawEdges,
+    edges: EdgeInput,
     *,
     edges_are_as_given: bool,
 ) -> None:
@@ -181,7 +172,7 @@ def _like(values: ArraySource, own: ArraySource) -> ArraySource:
     return MappedRows(values, lambda rows, _: rows.reshape(-1, 1), row_shape=row_shape)
 
 
-def _is_graph(split: LinkSplit, edges: RawEdges) -> bool:
+def _is_graph(split: LinkSplit, edges: EdgeInput) -> bool:
     """Whether a split has the edges of the graph, in any order, with the same attributes."""
     has_negatives = split.source_negatives or split.target_negatives or split.negative_edges
     lengths = (split.source.shape, split.target.shape)

@@ -8,21 +8,29 @@ institutions, which have no features of their own, are left out.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
-from gnnstore.converters.datasets.ogb.splits import set_splits, split_file
-from gnnstore.converters.edges.node_ids import check_edge_index, edge_pairs, some_targets
+from gnnstore.converters.datasets.ogb.splits import open_splits, split_file, warn_of_splits
 from gnnstore.converters.inputs.derived import FloatLabels
 from gnnstore.converters.inputs.npy import open_npy
+from gnnstore.converters.inputs.opening import PathLike, describe_files
 from gnnstore.converters.inputs.source import ArraySource
-from gnnstore.converters.writer.graph_writer import GraphWriter
+from gnnstore.converters.memory import memory_ledger
+from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, write_one_type
+from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import InputError, NotFoundError
+from gnnstore.progress import NullProgress, Progress
 
 _ROOT = "mag240m_kddcup2021"
 _CITATIONS = Path("processed", "paper___cites___paper", "edge_index.npy")
 _PAPERS = Path("processed", "paper")
-# Files of papers -> the node attributes they become; all but the features are one number each.
-_ATTRIBUTES = {"node_feat.npy": "x", "node_label.npy": "y", "node_year.npy": "node_year"}
+# Files of nodes -> the attributes they become, and the axes they have.
+_ATTRIBUTES = {
+    "node_feat.npy": ("x", 2),
+    "node_label.npy": ("y", 1),
+    "node_year.npy": ("node_year", 1),
+}
 
 
 def find_mag240m(directory: Path) -> Path | None:
@@ -33,51 +41,57 @@ def find_mag240m(directory: Path) -> Path | None:
     return None
 
 
-def input_files(root: Path) -> list[Path]:
-    """Return the files that are read."""
-    files = [root / _CITATIONS, *(root / _PAPERS / name for name in _ATTRIBUTES)]
-    splits = split_file(root)
-    return [path for path in (*files, splits) if path is not None and path.exists()]
+def open_attributes(directory: Path) -> dict[str, ArraySource]:
+    """Open the attributes of a node type that are there."""
+    found: dict[str, ArraySource] = {}
+    for file, (name, num_axes) in _ATTRIBUTES.items():
+        path = directory / file
+        if path.exists():
+            array = open_npy(path)
+            if len(array.shape) != num_axes:
+                raise InputError(
+                    f"{path}: has shape {list(array.shape)}, expected "
+                    f"{'[N, F]' if num_axes == 2 else '[N]'}",
+                    path=path,
+                )
+            found[name] = FloatLabels(array) if name == "y" else array
+    return found
 
 
-def convert_mag240m(writer: GraphWriter, root: Path) -> None:
-    """Read the papers and their citations into a writer."""
-    citations = root / _CITATIONS
+def convert_mag240m(
+    root: Path, output: PathLike, options: ConvertOptions, progress: Progress | None
+) -> Path:
+    """Convert the papers and their citations."""
+    citations, directory = root / _CITATIONS, root / _PAPERS
     if not citations.exists():
         raise NotFoundError(f"{root}: {_CITATIONS} is not there", path=citations)
-    edges = open_npy(citations)
-    check_edge_index(edges)
-    arrays = {
-        name: open_npy(root / _PAPERS / file)
-        for file, name in _ATTRIBUTES.items()
-        if (root / _PAPERS / file).exists()
-    }
+    edges, arrays = EdgeInput.of_array(open_npy(citations)), open_attributes(directory)
     if not arrays:
         raise NotFoundError(
-            f"{root / _PAPERS}: none of {', '.join(_ATTRIBUTES)} is there, so that nothing says "
+            f"{directory}: none of {', '.join(_ATTRIBUTES)} is there, so that nothing says "
             "how many papers there are",
-            path=root / _PAPERS,
+            path=directory,
         )
-    for file, name in _ATTRIBUTES.items():
+    for file, (name, _) in _ATTRIBUTES.items():
         if name not in arrays:
-            writer.progress.note(f"{root / _PAPERS / file} is not there: the store has no {name}")
-    num_nodes = next(iter(arrays.values())).shape[0]
-    writer.set_num_nodes(num_nodes)
-    splits = split_file(root)
-    if splits is not None:
-        set_splits(writer, splits)
-    for name, array in arrays.items():
-        writer.set_node_attribute(name, _checked(name, array))
-    writer.read_edges(
-        edge_pairs(edges), edges.shape[1], where=edges.label, some_targets=some_targets(edges)
-    )
-
-
-def _checked(name: str, array: ArraySource) -> ArraySource:
-    expected = 2 if name == "x" else 1
-    if len(array.shape) != expected:
-        raise InputError(
-            f"{array.label}: has shape {list(array.shape)}, expected "
-            f"{'[N, 768]' if name == 'x' else '[N]'}"
+            (progress or NullProgress()).note(
+                f"{directory / file} is not there: the store has no {name}"
+            )
+    papers = NodeInput(next(iter(arrays.values())).shape[0], arrays)
+    path = split_file(root)
+    if path is not None:
+        papers.splits.update(
+            open_splits(path, memory_ledger("reading the splits", options.memory_bytes))
         )
-    return FloatLabels(array) if name == "y" else array
+    sizes = {name: math.prod(ids.shape) for name, ids in papers.splits.items()}
+    warn_of_splits(root, sizes, papers.count)
+    files = (citations, *(directory / file for file in _ATTRIBUTES), path)
+    return write_one_type(
+        output,
+        papers,
+        edges,
+        kind="ogb",
+        source={"inputs": describe_files(file for file in files if file and file.exists())},
+        options=options,
+        progress=progress,
+    )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
 from gnnstore.budget.ledger import Ledger
 from gnnstore.converters.inputs.npz import open_npz
 from gnnstore.converters.inputs.pickled import Arrays, open_pickled
-from gnnstore.converters.memory import memory_ledger
-from gnnstore.converters.writer.graph_writer import GraphWriter
+from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.converters.writer.splits import SPLIT_KEYS
 from gnnstore.errors import InputError
+
+_LOG = logging.getLogger(__name__)
 
 SPLITS = ("train", "valid", "test")
 _NAMES = ("split_dict.pt", "split_dict.npz")
@@ -29,11 +31,26 @@ def open_split_file(path: Path, memory: Ledger) -> Arrays:
     return open_npz(path) if path.suffix == ".npz" else open_pickled(path, "the splits", memory)
 
 
-def set_splits(writer: GraphWriter, path: Path) -> None:
-    """Read all splits of a file into a writer."""
-    memory = memory_ledger("reading the splits", writer.options.memory_bytes)
+def open_splits(path: Path, memory: Ledger) -> dict[str, ArraySource]:
+    """Open the splits of the nodes in a file, by their names in a store."""
+    found = {}
     for name, ids in open_split_file(path, memory).items():
         if isinstance(ids, Mapping):
             raise InputError(f"{path}: {name} is a dict; expected the ids of nodes", path=path)
-        split = SPLIT_KEYS.get(name, PARTS.get(name, name))
-        writer.set_split(split, ids, where=f"{path}: {name}")
+        found[SPLIT_KEYS.get(name, PARTS.get(name, name))] = ids
+    return found
+
+
+def warn_of_splits(directory: Path, sizes: Mapping[str, int], num_nodes: int) -> None:
+    """Warn if one of OGB's splits is not there."""
+    missing = [name for name in SPLITS if name not in sizes]
+    if missing:
+        found = ", ".join(f"{name} has {size}" for name, size in sizes.items()) or "there is none"
+        _LOG.warning(
+            "%s: the split %s is not there (%s, of %d nodes); copy split/ of the data set too, or "
+            "name the nodes to train on yourself",
+            directory,
+            ", ".join(missing),
+            found,
+            num_nodes,
+        )

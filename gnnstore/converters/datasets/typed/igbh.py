@@ -16,17 +16,15 @@ from gnnstore.converters.datasets.igb import (
     FEATURE_DIM,
     Classes,
     check_labels,
-    labelled_papers,
     open_array,
     open_edges,
+    split_papers,
 )
-from gnnstore.converters.edges.node_ids import edge_pairs
 from gnnstore.converters.inputs.derived import FloatLabels
 from gnnstore.converters.inputs.opening import PathLike, describe_files, existing_directory
 from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, largest_ids, write_typed
 from gnnstore.converters.writer.options import ConvertOptions
-from gnnstore.converters.writer.splits import split_ranges
 from gnnstore.errors import NotFoundError, check_choice
 from gnnstore.formats.store.schema import EdgeType
 from gnnstore.progress import Progress
@@ -77,13 +75,7 @@ def from_igbh(
     edges: dict[EdgeType, EdgeInput] = {}
     for edge_type in _edge_types(root):
         path = root / "__".join(edge_type) / "edge_index.npy"
-        array, by_row = open_edges(path)
-        num_edges = array.shape[0 if by_row else 1]
-        edges[edge_type] = EdgeInput(
-            lambda array=array, by_row=by_row: edge_pairs(array, by_row=by_row),  # type: ignore[misc]
-            array.label,
-            num_edges,
-        )
+        edges[edge_type] = open_edges(path)
         files.append(path)
     nodes = {}
     names = dict.fromkeys(name for edge_type in edges for name in (edge_type[0], edge_type[2]))
@@ -103,8 +95,7 @@ def from_igbh(
             )
         nodes[name] = NodeInput(count, arrays)
     if "paper" in nodes and "y" in nodes["paper"].attributes:
-        labelled = labelled_papers(nodes["paper"].count, classes)
-        nodes["paper"].splits = dict(split_ranges(labelled, (0.6, 0.2)))
+        split_papers(nodes["paper"], classes)
     return write_typed(
         output,
         nodes,

@@ -10,17 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gnnstore.converters.converter import converter
-from gnnstore.converters.datasets.ogb.mag240m import find_mag240m
-from gnnstore.converters.datasets.ogb.splits import PARTS, open_split_file, split_file
-from gnnstore.converters.inputs.derived import FloatLabels
+from gnnstore.converters.datasets.ogb.mag240m import find_mag240m, open_attributes
+from gnnstore.converters.datasets.ogb.splits import open_splits, split_file
 from gnnstore.converters.inputs.npy import open_npy
 from gnnstore.converters.inputs.opening import PathLike, describe_files, existing_directory
 from gnnstore.converters.inputs.pickled import open_counts
-from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, write_typed
 from gnnstore.converters.writer.options import ConvertOptions
-from gnnstore.converters.writer.splits import SPLIT_KEYS
 from gnnstore.errors import InputError, NotFoundError
 from gnnstore.formats.store.schema import EdgeType
 from gnnstore.progress import Progress
@@ -31,8 +28,6 @@ _EDGES: tuple[EdgeType, ...] = (
     ("author", "writes", "paper"),
     ("author", "affiliated_with", "institution"),
 )
-# Files of nodes -> the attributes they become, and the axes they have.
-_ATTRIBUTES = {"node_feat": ("x", 2), "node_label": ("y", 1), "node_year": ("node_year", 1)}
 
 
 @converter
@@ -86,10 +81,7 @@ def from_mag240m(
     splits = split_file(root)
     if splits is not None:
         files.append(splits)
-        for name, ids in open_split_file(splits, memory).items():
-            if isinstance(ids, Mapping):
-                raise InputError(f"{splits}: {name} is a dict; expected the ids of papers")
-            nodes["paper"].splits[SPLIT_KEYS.get(name, PARTS.get(name, name))] = ids
+        nodes["paper"].splits.update(open_splits(splits, memory))
     for name in _NODES:
         files += sorted((root / "processed" / name).glob("node_*.npy"))
     return write_typed(
@@ -104,20 +96,8 @@ def from_mag240m(
 
 
 def _nodes(root: Path, name: str, counts: Mapping[str, int], meta: Path) -> NodeInput:
-    found: dict[str, ArraySource] = {}
-    for stem, (attribute, num_axes) in _ATTRIBUTES.items():
-        path = root / "processed" / name / f"{stem}.npy"
-        if path.exists():
-            array = open_npy(path)
-            if len(array.shape) != num_axes:
-                raise InputError(
-                    f"{path}: has shape {list(array.shape)}, expected "
-                    f"{'[N, F]' if num_axes == 2 else '[N]'}",
-                    path=path,
-                )
-            found[attribute] = FloatLabels(array) if attribute == "y" else array
     if name not in counts:
         raise InputError(
             f"{meta}: has no number of {name}s, only {', '.join(counts) or 'nothing'}", path=meta
         )
-    return NodeInput(counts[name], found)
+    return NodeInput(counts[name], open_attributes(root / "processed" / name))

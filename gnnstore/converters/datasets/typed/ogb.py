@@ -16,7 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from gnnstore.converters.datasets.ogb.csv import number_type, part_file, parts, read_ids
+from gnnstore.converters.datasets.ogb.csv import (
+    attribute_name,
+    open_edges,
+    open_nodes,
+    part_file,
+    read_ids,
+)
 from gnnstore.converters.datasets.ogb.splits import SPLITS, open_split_file, split_file
 from gnnstore.converters.inputs.derived import FloatLabels
 from gnnstore.converters.inputs.npz import open_npz
@@ -26,13 +32,7 @@ from gnnstore.converters.inputs.opening import (
     existing_directory,
     open_input,
 )
-from gnnstore.converters.inputs.source import ArraySource, MemoryArray
-from gnnstore.converters.inputs.text_arrays import (
-    TextArray,
-    TextEdges,
-    read_as_stored,
-    read_numbers,
-)
+from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, write_typed
 from gnnstore.converters.writer.options import ConvertOptions
@@ -89,13 +89,6 @@ def from_ogb_types(
 
 def _no_counts(raw: Path, name: str) -> NotFoundError:
     return NotFoundError(f"{raw}: has several types, but {name} is not there", path=raw / name)
-
-
-def _name(stem: str, of: str) -> str:
-    """Return the attribute that a file or an archive is, given its name without the ending."""
-    name = stem.replace("-", "_")
-    features = {"node": "x", "edge": "edge_attr"}[of]
-    return {f"{of}_feat": features, f"{of}_label": "y"}.get(name, name)
 
 
 def _set_splits(nodes: Mapping[str, NodeInput], split: Path, options: ConvertOptions) -> None:
@@ -174,15 +167,10 @@ class _Text:
                     existing_directory(self._raw / "node-label" / node_type, "the labels")
                 )
             for directory in directories:
-                for stem, path in parts(directory, "node").items() if directory.is_dir() else ():
-                    found[_name(stem, "node")] = self._attribute(stem, path, count)
+                if directory.is_dir():
+                    found |= open_nodes(directory, count, self._options)
             nodes[node_type] = NodeInput(count, found)
         return nodes
-
-    def _attribute(self, stem: str, path: Path, count: int) -> ArraySource:
-        if stem == "node-feat":
-            return read_as_stored(path, self._options.feature_dtype, num_rows=count)
-        return MemoryArray(str(path), read_numbers(path, stem.replace("-", " ")))
 
     def edges(self) -> dict[EdgeType, EdgeInput]:
         """Open the edges of all types."""
@@ -205,33 +193,14 @@ class _Text:
         directory = existing_directory(
             self._raw / "relations" / _BETWEEN.join(edge_type), "the edges of a type"
         )
-        budget = self._options.memory_bytes
-        path = part_file(directory, "edge")
-        count_file = part_file(directory, "num-edge-list")
-        if path is None:
-            raise NotFoundError(f"{directory}: edge.csv.gz is not there", path=directory)
-        num_edges = None
+        count_file, num_edges = part_file(directory, "num-edge-list"), None
         if count_file is not None:
             counts = read_ids(count_file)
             if len(counts) != 1:
                 raise InputError(f"{count_file}: lists {len(counts)} graphs", path=count_file)
             num_edges = int(counts[0])
         most = max(self._counts.get(name, 0) for name in (edge_type[0], edge_type[2]))
-        edges = TextEdges(path, most, num_edges=num_edges, memory_bytes=budget)
-        attributes: dict[str, ArraySource] = {}
-        memory_bytes = edges.memory_bytes
-        for stem, file in parts(directory, "edge").items():
-            table = TextArray(
-                file,
-                "float32" if stem == "edge-feat" else number_type(file),
-                what="edge feature",
-                num_rows=num_edges,
-                unit="edges",
-                memory_bytes=budget,
-            )
-            memory_bytes += table.memory_bytes
-            attributes[_name(stem, "edge")] = table
-        return EdgeInput(edges.pairs, str(path), num_edges, attributes, memory_bytes)
+        return open_edges(directory, most, num_edges, self._options)
 
 
 def _read_table(path: Path) -> list[list[str]]:
@@ -291,7 +260,7 @@ class _Binary:
                     "remove or rename this one",
                     path=path,
                 )
-            name = _name(stem.removesuffix("_dict"), "node")
+            name = attribute_name(stem.removesuffix("_dict"))
             for node_type, source in open_npz(path).items():
                 own = _own(nodes, node_type, path)
                 own.attributes[name] = FloatLabels(source) if name == "y" else source
@@ -313,7 +282,7 @@ class _Binary:
         for stem, archive in self._archives.items():
             if not stem.startswith("edge"):
                 continue
-            name = _name(stem.removesuffix("_dict"), "edge")
+            name = attribute_name(stem.removesuffix("_dict"))
             for key, source in open_npz(archive).items():
                 self._edges_of(edges, key, archive).attributes[name] = source
         return edges

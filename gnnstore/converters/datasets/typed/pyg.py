@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,8 +13,11 @@ import numpy.typing as npt
 
 from gnnstore.converters.datasets.pyg_values import (
     belongs_to,
+    count_nodes,
+    edge_array,
     edge_index_of,
     is_array,
+    is_split_mask,
     json_value,
     to_numpy,
 )
@@ -71,8 +73,11 @@ def from_hetero(
 def _from_hetero_data(
     data: HeteroData, output: PathLike, options: ConvertOptions | None, progress: Progress | None
 ) -> Path:
-    counts = {name: _num_nodes(data, name) for name in data.node_types}
-    edges = {edge_type: _edge_index(data, edge_type) for edge_type in data.edge_types}
+    counts = {name: count_nodes(data[name], f"data[{name!r}]") for name in data.node_types}
+    edges = {
+        edge_type: edge_array(data[edge_type], f"data[{edge_type}]")
+        for edge_type in data.edge_types
+    }
     narrow = next((ids.dtype == np.int32 for ids in edges.values()), False)
     with HeteroGraphWriter(
         output,
@@ -109,45 +114,13 @@ def _from_hetero_data(
         return writer.commit()
 
 
-def _num_nodes(data: HeteroData, name: str) -> int:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        count = data[name].num_nodes
-    if count is None:
-        raise InputError(
-            f"data[{name!r}]: does not say how many nodes it has; set data[{name!r}].num_nodes"
-        )
-    return int(count)
-
-
-def _edge_index(data: HeteroData, edge_type: EdgeType) -> npt.NDArray[Any]:
-    store, where = data[edge_type], f"data[{edge_type}]"
-    if "adj_t" in store:
-        raise InputError(
-            f"{where}.adj_t: adjacency matrices cannot be converted; keep the edges in edge_index "
-            "(leave out the ToSparseTensor transform)"
-        )
-    value = store.get("edge_index")
-    if value is None:
-        return np.empty((2, 0), np.int64)
-    if not is_array(value):
-        raise InputError(
-            f"{where}.edge_index: expected a tensor of shape [2, E], got a {type(value).__name__}"
-        )
-    array, _ = to_numpy(value, "edge_index", where)
-    if array.ndim != 2 or array.shape[0] != 2:
-        raise InputError(f"{where}.edge_index: has shape {list(array.shape)}, expected [2, E]")
-    return array
-
-
 def _write_nodes(writer: HeteroGraphWriter, data: HeteroData, node_type: str) -> None:
     where = f"data[{node_type!r}]"
     if "num_nodes" in data[node_type]:
         writer.show_num_nodes(node_type)
     for name, rows, dtype, cat_dim in _rows(data, node_type, where):
         writer.set_node_attribute(node_type, name, rows, dtype=dtype, cat_dim=cat_dim)
-        is_mask = dtype == "bool" and (rows.ndim == 1 or rows.shape[1:] == (1,))
-        if is_mask and name.endswith("_mask") and name in SPLIT_KEYS:
+        if is_split_mask(name, rows, dtype):
             writer.set_split(node_type, SPLIT_KEYS[name], rows, where=f"{where}.{name}")
 
 
