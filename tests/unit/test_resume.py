@@ -24,7 +24,7 @@ from gnnstore.formats.container.journal_file import (
     encode_record,
     read_records,
 )
-from gnnstore.formats.container.leftovers import find_leftovers
+from gnnstore.formats.container.workdir import find_leftovers
 from tests.support.effort import examples
 from tests.support.stores import assert_same_files
 
