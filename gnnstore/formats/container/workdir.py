@@ -24,8 +24,7 @@ from gnnstore import _core
 from gnnstore.errors import UsageError, storage_error
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE
 from gnnstore.formats.container.files import directory_bytes
-from gnnstore.formats.container.journal import SPILL_DIRECTORY, Journal
-from gnnstore.formats.container.journal_file import JOURNAL_FILE, read_records
+from gnnstore.formats.container.journal import JOURNAL_FILE, SPILL_DIRECTORY, Journal, read_records
 from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY, KINDS
 
 # 'gnnstore gc' holds a lock while it measures a directory; a writer holds it for good.
