@@ -1,16 +1,14 @@
 """Directories for the files that one run spills, removed however the run ends.
 
-A run directory is `.gnnstore-run-XXXXXXXX` in a directory of the user's. It is removed when it is
-closed, forgotten, or the interpreter ends. A killed process cannot do that; but the kernel drops
-its lock on the directory's owner file, and the next run that makes a directory in the same place
-removes those that it can lock. `gnnstore gc` finds them as well.
+A run directory is `.gnnstore-run-MMMMMMMM-XXXXXXXX` in a directory of the user's, M from the names
+of the machine. It is removed when it is closed, forgotten, or the interpreter ends. A killed
+process cannot do that; the next run that makes a directory in the same place removes those whose
+lock it can take (`gnnstore.formats.container.workdir`), and `gnnstore gc` finds them as well.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
-import json
 import logging
 import os
 import re
@@ -19,33 +17,25 @@ import socket
 import tempfile
 import time
 import weakref
+import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Literal, Self, TypeAlias
+from typing import Self
 
 from gnnstore import _core
 from gnnstore.errors import NoSpaceError, NotFoundError, StorageError
 from gnnstore.formats.container.files import directory_bytes
-from gnnstore.formats.container.leftovers import Leftover, State, last_change
-from gnnstore.formats.container.regular_files import open_regular
-from gnnstore.formats.container.strict_json import parse_object
-
-Claim: TypeAlias = Literal["running", "dead", "empty", "foreign"]
+from gnnstore.formats.container.workdir import Leftover, State, last_change, locked, make_locked
 
 _log = logging.getLogger(__name__)
 
 _PREFIX = ".gnnstore-run-"
-_NAME = re.compile(re.escape(_PREFIX) + "[0-9a-f]{8}")
-_OWNER_FILE = "owner.json"
-# Another run may sweep a directory whose maker slept before it could write the owner file.
-_TRIES = 10
+_NAME = re.compile(re.escape(_PREFIX) + "([0-9a-f]{4})([0-9a-f]{4})-[0-9a-f]{8}")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # On a network file system that does not share locks, the lock of another machine's run is not
 # seen; but a run at work writes to its directory every few minutes.
 _FOREIGN_AGE_SECONDS = 24 * 3600.0
-# A younger empty directory is one that is being made.
-_MAKING_SECONDS = 60.0
 
 
 class RunDirectory:
@@ -54,44 +44,20 @@ class RunDirectory:
     Forked processes do not remove it. While such a process lives, it is not stale.
     """
 
-    def __init__(self, path: Path, owner: int) -> None:
-        """Take over a directory and the locked descriptor of its owner file; see `create`."""
+    def __init__(self, path: Path, lock: int) -> None:
+        """Take over a directory and the descriptor that holds its lock; see `create`."""
         self.path = path  # absolute
-        self._finish = weakref.finalize(self, _leave, path, owner, os.getpid())
+        self._finish = weakref.finalize(self, _leave, path, lock, os.getpid())
 
     @classmethod
     def create(cls, parent: Path, *, purpose: str) -> Self:
         """Make a directory, and sweep those that killed runs left in `parent`."""
         parent = parent.absolute()
         sweep_stale(parent)
-        swept: OSError | None = None
-        for _ in range(_TRIES):
-            path = parent / f"{_PREFIX}{secrets.token_hex(4)}"
-            try:
-                path.mkdir(mode=0o700)
-            except FileExistsError:
-                continue
-            except OSError as error:
-                raise _create_error(error, parent, purpose) from error
-            except BaseException:  # an interrupt, which may come when it has just been made
-                _remove(path)
-                raise
-            try:
-                return cls(path, _own(path, purpose))
-            except (FileNotFoundError, BlockingIOError) as error:
-                swept = error
-                _remove(path)
-            except OSError as error:
-                _remove(path)
-                raise _create_error(error, parent, purpose) from error
-            except BaseException:  # an interrupt
-                _remove(path)
-                raise
-        raise StorageError(
-            f"{parent}: a directory for {purpose} vanished as soon as it was made, {_TRIES} times; "
-            "look for what removes it, or choose another directory",
-            path=parent,
-        ) from swept
+        try:
+            return cls(*make_locked(parent, f"{_PREFIX}{''.join(_machine())}-", 0o700))
+        except OSError as error:
+            raise _create_error(error, parent, purpose) from error
 
     def __enter__(self) -> Self:
         return self
@@ -130,10 +96,8 @@ def sweep_stale(parent: Path) -> list[Path]:
 def find_runs(directory: Path) -> Iterator[Leftover]:
     """Yield every run directory in `directory`, with the state "running" or "stale"."""
     for path in _run_directories(directory):
-        with _claimed(path) as claim:
-            state: State = "stale" if claim in {"dead", "empty"} else "running"
-        if claim == "foreign":
-            continue
+        with locked(path) as is_free:
+            state: State = "stale" if is_free and _is_dead(path) else "running"
         with suppress(OSError):  # it may end meanwhile
             age_seconds = max(0.0, time.time() - last_change(path))
             yield Leftover(path, None, state, directory_bytes(path), age_seconds)
@@ -141,15 +105,8 @@ def find_runs(directory: Path) -> Iterator[Leftover]:
 
 def remove_run(path: Path) -> bool:
     """Delete a run directory if its run is dead, and return whether it is gone."""
-    with _claimed(path) as claim:
-        if claim == "dead":
-            return _remove(path)
-        if claim == "empty":
-            # The process that made it may still put its owner file there: then this fails.
-            with suppress(OSError):
-                path.rmdir()
-                return True
-    return False
+    with locked(path) as is_free:
+        return is_free and _is_dead(path) and _remove(path)
 
 
 def _run_directories(parent: Path) -> list[Path]:
@@ -161,105 +118,46 @@ def _run_directories(parent: Path) -> list[Path]:
     return [path for path in paths if path.is_dir() and not path.is_symlink()]
 
 
-def _own(path: Path, purpose: str) -> int:
-    """Make and lock the owner file of a new directory, and return its descriptor."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    descriptor = os.open(path / _OWNER_FILE, flags, 0o600)
-    try:
-        _lock(descriptor)
-        if os.fstat(descriptor).st_nlink == 0:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
-        record = {
-            "purpose": purpose,
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "boot_id": _boot_id(),
-        }
-        data = json.dumps(record).encode()
-        if os.write(descriptor, data) < len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+def _machine() -> tuple[str, str]:
+    """Return four digits each for the host's name and for the start of its kernel."""
+    host = boot = socket.gethostname()
+    with suppress(OSError):
+        boot = _BOOT_ID.read_text().strip()
+    return _digits(host), _digits(boot)
 
 
-def _lock(descriptor: int) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
-    except OSError:
-        # A file system without locks. No other process can lock either, so none sweeps.
-        return
+def _digits(name: str) -> str:
+    return f"{zlib.crc32(name.encode()) & 0xFFFF:04x}"
 
 
-@contextmanager
-def _claimed(path: Path) -> Iterator[Claim]:
-    """Yield the state of a directory, and hold its lock meanwhile if it is free."""
-    try:
-        descriptor = open_regular(path / _OWNER_FILE, os.O_RDWR, error=StorageError, root=path)
-    except FileNotFoundError:
-        yield _claim_without_owner(path)
-        return
-    except OSError:
-        yield "running"
-        return
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            yield "running"
-            return
-        if os.fstat(descriptor).st_nlink == 0:  # its run has just ended
-            yield "foreign"
-            return
-        yield "dead" if _is_dead(path, descriptor) else "running"
-    finally:
-        os.close(descriptor)
-
-
-def _claim_without_owner(path: Path) -> Claim:
-    try:
-        if any(path.iterdir()):
-            return "foreign"
-        return "empty" if time.time() - last_change(path) > _MAKING_SECONDS else "running"
-    except OSError:
-        return "foreign"
-
-
-def _is_dead(path: Path, owner: int) -> bool:
+def _is_dead(path: Path) -> bool:
     """Whether a run whose lock is free cannot be at work."""
-    try:
-        record = parse_object(os.pread(owner, 4096, 0), path=str(path / _OWNER_FILE))
-        # All processes of one kernel see its locks, in containers too; and no process from before
-        # the machine's last start runs now.
-        if record["host"] == socket.gethostname() or record["boot_id"] == _boot_id() is not None:
-            return True
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # killed while it wrote the file, or damaged
-    return time.time() - last_change(path) > _FOREIGN_AGE_SECONDS
+    # All processes of one kernel see its locks, in containers too; and no process from before the
+    # machine's last start runs now.
+    found = _NAME.fullmatch(path.name)
+    if found and any(map(str.__eq__, found.groups(), _machine())):
+        return True
+    with suppress(OSError):
+        return time.time() - last_change(path) > _FOREIGN_AGE_SECONDS
+    return False
 
 
-def _boot_id() -> str | None:
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError:
-        return None
-
-
-def _leave(path: Path, owner: int, pid: int) -> None:
+def _leave(path: Path, lock: int, pid: int) -> None:
     """Remove a directory at the end of its run, and then its lock."""
     try:
         if os.getpid() == pid:
             _remove_own(path)
     finally:
         with suppress(OSError):
-            os.close(owner)
+            os.close(lock)
 
 
 def _remove_own(path: Path) -> None:
-    path = _hide(path)
+    # When the interpreter ends, a thread may still be making files: not under another name.
+    hidden = path.with_name(f"{path.name[:-8]}{secrets.token_hex(4)}")
+    with suppress(OSError):
+        path.rename(hidden)
+        path = hidden
     try:
         if not _remove(path):
             _log.warning(
@@ -270,36 +168,10 @@ def _remove_own(path: Path) -> None:
         raise
 
 
-def _hide(path: Path) -> Path:
-    """Rename a run directory, and return its path.
-
-    When the interpreter ends, a thread may still be making files.
-    """
-    hidden = path.with_name(f"{_PREFIX}{secrets.token_hex(4)}")
-    with suppress(OSError):
-        path.rename(hidden)
-        return hidden
-    return path
-
-
 def _remove(path: Path) -> bool:
-    """Delete a directory, the owner file last, and return whether it is gone."""
-    try:
-        entries = [entry for entry in path.iterdir() if entry.name != _OWNER_FILE]
-        for entry in entries:
-            if entry.is_dir() and not entry.is_symlink():
-                _core.remove_tree(entry)
-            else:
-                entry.unlink(missing_ok=True)
-        if any(entry.exists() for entry in entries):
-            return False
-        (path / _OWNER_FILE).unlink(missing_ok=True)
-        path.rmdir()
-    except FileNotFoundError:
-        return not path.exists()
-    except OSError:
-        return False
-    return True
+    """Delete a directory, and return whether it is gone."""
+    _core.remove_tree(path)
+    return not path.exists()
 
 
 def _create_error(error: OSError, parent: Path, purpose: str) -> OSError:

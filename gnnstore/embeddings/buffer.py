@@ -1,18 +1,18 @@
 """Partitions of a table in memory; a few threads read the next ones and write the last ones.
 
 A partition is *resident* if its rows may be used, and *held* if it has a slot of memory: the
-resident ones, those that are being read ahead, and those that left and are being written. A held
-partition that comes back is used as it is, so that no row is read before it is written.
+resident ones, those that left, and those that are being read. One that left stays until its slot
+is needed; if it has changed, it is written first, by the thread that then reads into the slot.
 """
 
 from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,14 @@ def _whole(method: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
+class _Swap(NamedTuple):
+    """The work of a thread on a slot; -1 for no partition."""
+
+    before: int  # partition that is written
+    after: int  # partition that is read into the slot then
+    work: Future[None]
+
+
 class PartitionBuffer:
     """Slots of memory, each with a partition.
 
@@ -61,11 +69,7 @@ class PartitionBuffer:
         self.dirty = np.zeros(num_partitions, np.bool_)
         self.memory: Slot = np.empty(0, np.float32)  # float32 [slots * slot_floats]
         self._held: dict[int, int] = {}
-        self._free: list[int] = []
-        self._reads: dict[int, Future[None]] = {}
-        self._writes: dict[int, Future[None]] = {}
-        # By partition that is being written: the one to read into its slot afterwards.
-        self._heirs: dict[int, int] = {}
+        self._swaps: dict[int, _Swap] = {}  # by slot
         self._pool: ThreadPoolExecutor | None = None
 
     @property
@@ -84,6 +88,7 @@ class PartitionBuffer:
         self.enter(np.empty(0, np.int64))
         self.flush()  # also partitions that could not be written before
         self.leave()
+        self._held.clear()
         self.memory = np.empty(0, np.float32)  # first, or both would be in memory at once
         if num_slots:
             # Whole pages, which disks write to directly.
@@ -92,185 +97,134 @@ class PartitionBuffer:
             with suppress(AttributeError, OSError):
                 mapped.madvise(mmap.MADV_HUGEPAGE)
             self.memory = np.frombuffer(mapped, np.float32)
-        self._free = list(range(num_slots))[::-1]
 
     def slot(self, partition: int) -> Slot:
         """Return the slot of a held partition."""
-        begin = self._held[partition] * self._slot_floats
-        return self.memory[begin : begin + self._slot_floats]
+        return self._memory_of(self._held[partition])
+
+    def _memory_of(self, slot: int) -> Slot:
+        return self.memory[slot * self._slot_floats : (slot + 1) * self._slot_floats]
 
     @_whole
     def enter(self, state: npt.NDArray[np.int64]) -> None:
         """Make exactly these partitions resident."""
         wanted = set(state.tolist())
-        for partition in self.resident().tolist():
-            if partition not in wanted:
-                self.slots[partition] = -1
-                self._vacate(partition)
-        for partition in sorted(wanted & self._writes.keys()):  # it comes back
-            write = self._writes[partition]
-            if partition in self._heirs:
-                wait([write])
-                continue
-            self.slots[partition] = self._held[partition]
-            if not write.cancel():
-                wait([write])
-        self._finish_writes()
+        for partition in set(self.resident().tolist()) - wanted:
+            self.slots[partition] = -1
+        for slot, swap in list(self._swaps.items()):
+            if swap.before in wanted:  # it comes back
+                self._settle(slot)
+        for partition in sorted(wanted - self._held.keys()):
+            while (place := self._take(wanted)) is None:
+                unneeded = (k for k, swap in self._swaps.items() if swap.after not in wanted)
+                self._settle(next(unneeded), cancel=True)
+            self._begin(*place, partition)
         for partition in sorted(wanted):
-            if partition not in self._held:
-                self._begin_read(partition, self._take_slot(wanted))
-        for partition in sorted(wanted):
-            self._finish_read(partition)
+            self._settle(self._held[partition])
             self.slots[partition] = self._held[partition]
 
     @_whole
     def expect(self, state: npt.NDArray[np.int64]) -> None:
-        """Begin to read partitions of the next state, where slots are free or being written."""
-        self._finish_writes()
+        """Begin to read partitions of the next state, to slots of those that are not resident."""
+        for slot in [slot for slot, swap in self._swaps.items() if swap.work.done()]:
+            self._settle(slot)
         wanted = set(state.tolist())
-        leaving = [k for k in self._writes if k not in wanted and k not in self._heirs]
         for partition in sorted(wanted - self._held.keys()):
-            if self._free:
-                self._begin_read(partition, self._free.pop())
-            elif leaving:
-                before = leaving.pop(0)
-                self._heirs[before] = partition
-                self._begin_read(partition, self._held[before], self._writes[before])
+            if (place := self._take(wanted)) is None:
+                return
+            self._begin(*place, partition)
 
     @_whole
     def find(self, partition: int) -> Slot | None:
         """Return a partition's current rows, resident or not; None if those on disk are current."""
-        # A partition being written may give its slot to another at any moment, unless the write
-        # fails.
-        is_given_away = partition in self._heirs and self._writes[partition].exception() is None
-        is_here = partition in self._held and partition not in self._reads and not is_given_away
-        return self.slot(partition) if is_here else None
+        swap = self._swaps.get(self._held.get(partition, -1))
+        if partition not in self._held or (swap is not None and swap.after == partition):
+            return None
+        if swap is not None and swap.after >= 0:
+            wait([swap.work])
+            if not self.dirty[partition]:  # else it could not be written, and is still here
+                return None
+        return self.slot(partition)
 
     @_whole
     def flush(self) -> None:
         """Write all partitions that have changed."""
         is_idle = self._pool is None
         try:
-            self._drain()
-            for partition in [k for k in self._held if self.dirty[k]]:
-                self._begin_write(partition)
-            self._drain()
+            self._settle_all()
+            for partition, slot in self._held.items():
+                if self.dirty[partition]:
+                    self._begin(slot, partition, -1)
+            self._settle_all()
         finally:
             if is_idle:
                 self.leave()
 
     @_whole
     def leave(self) -> None:
-        """Free the slots of partitions that are not resident, and end the threads."""
+        """Give up reading ahead, and end the threads."""
         try:
-            for partition in list(self._reads):
-                self._drop_read(partition)
-            self._drain()
+            self._settle_all(cancel=True)
         finally:
             pool, self._pool = self._pool, None
             if pool is not None:
                 pool.shutdown(wait=True)
 
-    def _take_slot(self, wanted: set[int]) -> int:
-        """Return a slot for a partition of a state, once there is one."""
-        while not self._free:
-            for partition in set(self._reads) - wanted:  # expected, but not needed
-                self._drop_read(partition)
-            for partition in set(self._held) - wanted - set(self._writes):
-                self._vacate(partition)  # it could not be written before
-            if self._free:
-                break
-            if self._writes:
-                wait(self._writes.values(), return_when=FIRST_COMPLETED)
-                self._finish_writes()
-        return self._free.pop()
+    def _take(self, wanted: set[int]) -> tuple[int, int] | None:
+        """Return a slot for a partition of a state, and the partition to write first or -1."""
+        used = {*self._held.values(), *self._swaps}
+        if len(used) < self.num_slots:
+            return next(slot for slot in range(self.num_slots) if slot not in used), -1
+        leaving = [
+            partition
+            for partition, slot in self._held.items()
+            if self.slots[partition] < 0 and partition not in wanted and slot not in self._swaps
+        ]
+        for partition in leaving:
+            if not self.dirty[partition]:
+                return self._held.pop(partition), -1
+        return (self._held[leaving[0]], leaving[0]) if leaving else None
 
-    def _vacate(self, partition: int) -> None:
-        if self.dirty[partition]:
-            self._begin_write(partition)
-        else:
-            self._release(partition)
+    def _begin(self, slot: int, before: int, after: int) -> None:
+        memory = self._memory_of(slot)
 
-    def _release(self, partition: int) -> None:
-        self._free.append(self._held.pop(partition))
+        def swap() -> None:
+            if before >= 0:
+                self._store(before, memory)
+                self.dirty[before] = False
+            if after >= 0:
+                self._load(after, memory)
 
-    def _begin_read(self, partition: int, slot: int, after: Future[None] | None = None) -> None:
-        self._held[partition] = slot
-        target = self.slot(partition)
-
-        def read() -> None:
-            if after is not None:  # it was submitted before, so that it runs by now
-                after.result()
-            self._load(partition, target)
-
-        self._reads[partition] = self._threads().submit(read)
-
-    def _begin_write(self, partition: int) -> None:
-        work = self._threads().submit(self._store, partition, self.slot(partition))
-        self._writes[partition] = work
+        self._swaps[slot] = _Swap(before, after, self._threads().submit(swap))
+        if after >= 0:
+            self._held[after] = slot
 
     def _threads(self) -> ThreadPoolExecutor:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_NUM_THREADS, THREAD_NAME)
         return self._pool
 
-    def _finish_read(self, partition: int) -> None:
-        read = self._reads.get(partition)
-        if read is None:
+    def _settle(self, slot: int, *, cancel: bool = False) -> None:
+        """Wait for the work on a slot, and note who holds it; a failure is raised."""
+        swap = self._swaps.pop(slot, None)
+        if swap is None:
             return
-        self._finish_writes(to_slot_of=partition)
-        try:
-            read.result()
-        except BaseException:
-            self._drop_read(partition)
-            raise
-        self._reads.pop(partition)
+        is_cancelled = cancel and swap.work.cancel()
+        wait([swap.work])
+        if swap.after >= 0:
+            if swap.before >= 0 and not self.dirty[swap.before]:
+                del self._held[swap.before]
+            if is_cancelled or swap.work.exception() is not None:
+                del self._held[swap.after]
+        if not is_cancelled:
+            swap.work.result()
 
-    def _drop_read(self, partition: int) -> None:
-        """Free a partition that is being read, if it is not needed or reading failed."""
-        read = self._reads.pop(partition)
-        read.cancel()
-        wait([read])
-        before = next((k for k, heir in self._heirs.items() if heir == partition), None)
-        if before is None:
-            self._release(partition)
-            return
-        del self._heirs[before], self._held[partition]
-        write = self._writes[before]
-        wait([write])
-        if write.exception() is None:  # else it is raised where writes are finished
-            self._finish_write(before)
-
-    def _finish_writes(self, to_slot_of: int = -1) -> None:
-        """Finish the writes that are done; wait only for those whose slot is read into next."""
-        for partition, write in list(self._writes.items()):
-            if self._heirs.get(partition) == to_slot_of:
-                wait([write])
-            if write.done():
-                self._finish_write(partition)
-
-    def _finish_write(self, partition: int) -> None:
-        write = self._writes.pop(partition)
-        if write.cancelled():  # it came back, as it was
-            return
-        heir = self._heirs.pop(partition, None)
-        if heir is not None and write.exception() is not None:
-            wait([self._reads.pop(heir)])  # it fails with the write, and has read nothing
-            del self._held[heir]
-        write.result()
-        self.dirty[partition] = False
-        if heir is not None:
-            del self._held[partition]  # the slot is that of the heir
-        elif self.slots[partition] < 0:
-            self._release(partition)
-
-    def _drain(self) -> None:
-        """Wait for all writes; failed partitions stay, and a failure is raised at the end."""
-        wait(self._writes.values())
+    def _settle_all(self, *, cancel: bool = False) -> None:
+        """Wait for all work; partitions that could not be written stay."""
         failure: BaseException | None = None
-        for partition in list(self._writes):
+        for slot in list(self._swaps):
             try:
-                self._finish_write(partition)
+                self._settle(slot, cancel=cancel)
             except Exception as error:
                 failure = error
         if failure is not None:

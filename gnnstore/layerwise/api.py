@@ -34,7 +34,7 @@ from gnnstore.errors import (
 )
 from gnnstore.formats import NODE_TYPE, NodeTypeSpec, Schema, StoreWriter
 from gnnstore.formats.container.files import fsync_directory
-from gnnstore.formats.container.leftovers import (
+from gnnstore.formats.container.workdir import (
     COPY_FILE,
     alone_in,
     is_ours,

@@ -13,7 +13,7 @@ import pytest
 from gnnstore.converters import from_rmat
 from gnnstore.disk.scratch import RunDirectory
 from gnnstore.formats import StoreWriter
-from gnnstore.formats.container import leftovers
+from gnnstore.formats.container import workdir
 from gnnstore.formats.container.files import directory_bytes
 from gnnstore.formats.tables.commit import MANIFEST_FILE, SLOTS_FILE
 from gnnstore.units import format_duration
@@ -98,7 +98,7 @@ def test_what_cannot_be_removed_is_named(
 
 def test_a_table_whose_creation_was_killed_is_found(run: Any, tmp_path: Path) -> None:
     names = {SLOTS_FILE, MANIFEST_FILE, f"{MANIFEST_FILE}.tmp"}
-    assert names == leftovers._TABLE_ENTRIES
+    assert names == workdir._TABLE_ENTRIES
     left = tmp_path / ".t.emb.tmp-0123abcd"
     left.mkdir()
     for name in names:
@@ -153,7 +153,7 @@ def test_durations(seconds: float, text: str) -> None:
 
 def test_what_a_killed_run_left_is_found(run: Any, tmp_path: Path) -> None:
     with RunDirectory.create(tmp_path, purpose="tests") as alive:
-        left = tmp_path / ".gnnstore-run-0123abcd"
+        left = tmp_path / f"{alive.path.name[:-8]}0123abcd"
         shutil.copytree(alive.path, left)
         (left / "subgraphs.values").write_bytes(bytes(5000))
         found = run("gc", tmp_path, "--json").document["leftovers"]
@@ -164,6 +164,6 @@ def test_what_a_killed_run_left_is_found(run: Any, tmp_path: Path) -> None:
         }
         size = directory_bytes(left)
         done = run("gc", tmp_path, "--yes", "--json")
-        assert done.document["removed_bytes"] == size > 5000
+        assert done.document["removed_bytes"] == size == 5000
         assert list(tmp_path.iterdir()) == [alive.path]
     assert run("gc", tmp_path).stdout == "No interrupted conversion or run left anything here.\n"

@@ -52,7 +52,7 @@ from gnnstore.errors import (
     storage_error,
 )
 from gnnstore.formats import Schema, StoreWriter
-from gnnstore.formats.container.leftovers import find_leftovers
+from gnnstore.formats.container.workdir import find_leftovers
 from gnnstore.layerwise import run as inference_run
 from gnnstore.layerwise.layers import describe, read_layers
 from gnnstore.layerwise.passes import PassStats
@@ -513,7 +513,7 @@ def test_rows_that_somebody_holds_are_not_computed_again(
     def never(*_: object) -> None:
         raise AssertionError("rows are computed again")
 
-    monkeypatch.setattr("gnnstore.formats.container.leftovers.time.sleep", sleep)
+    monkeypatch.setattr("gnnstore.formats.container.workdir.time.sleep", sleep)
     monkeypatch.setattr("gnnstore.layerwise.api._to_directory", never)
     try:
         if is_brief:

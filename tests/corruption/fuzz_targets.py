@@ -34,7 +34,7 @@ from gnnstore.disk.profile import load_profile
 from gnnstore.errors import GnnstoreError, StorageError, UsageError
 from gnnstore.formats.arrays import pages
 from gnnstore.formats.container.files import crc32c_of
-from gnnstore.formats.container.journal_file import (
+from gnnstore.formats.container.journal import (
     JOURNAL_FILE,
     append_record,
     encode_record,

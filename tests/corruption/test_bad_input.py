@@ -32,7 +32,7 @@ from gnnstore.errors import (
     UsageError,
 )
 from gnnstore.formats import StoreReader
-from gnnstore.formats.container.leftovers import find_leftovers
+from gnnstore.formats.container.workdir import find_leftovers
 from gnnstore.testing.graphs import random_graph, read_store, write_store
 from tests.support.files import unprivileged
 

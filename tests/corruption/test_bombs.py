@@ -27,7 +27,7 @@ from gnnstore.features.check import verify
 from gnnstore.formats import StoreReader
 from gnnstore.formats.arrays.zarr_metadata import MAX_COMPRESSED_FILE_BYTES
 from gnnstore.formats.container.files import crc32c_of
-from gnnstore.formats.container.journal_file import (
+from gnnstore.formats.container.journal import (
     JOURNAL_FILE,
     append_record,
     encode_record,
@@ -263,7 +263,7 @@ def test_a_journal_ends_where_its_values_are_too_many(
     with file.open("ab") as opened:
         opened.writelines([line] * 10)
     assert len(read_records(file)[0]) == 11
-    monkeypatch.setattr("gnnstore.formats.container.journal_file._MAX_JOURNAL_VALUES", 700)
+    monkeypatch.setattr("gnnstore.formats.container.journal._MAX_JOURNAL_VALUES", 700)
     records, good_bytes = read_records(file)
     assert (len(records), good_bytes) == (4, expected)
 

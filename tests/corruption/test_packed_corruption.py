@@ -17,7 +17,7 @@ import gnnstore
 from gnnstore.errors import CorruptStoreError, NoSpaceError, UnsupportedVersionError
 from gnnstore.features.packed.chunks import BLOCK_BYTES
 from gnnstore.features.packed.saved import PackedFiles
-from gnnstore.formats.container.journal_file import encode_record, read_records
+from gnnstore.formats.container.journal import encode_record, read_records
 from gnnstore.formats.packed.manifest import (
     CHECKED_ROWS,
     PACKED_FORMAT_VERSION,

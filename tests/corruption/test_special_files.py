@@ -28,8 +28,8 @@ from gnnstore.disk.profile import load_profile, profile_path, save_profile
 from gnnstore.errors import CorruptStoreError, InputError, NotFoundError, StorageError
 from gnnstore.features.check import verify
 from gnnstore.formats import StoreReader
-from gnnstore.formats.container.journal_file import append_record, read_records
-from gnnstore.formats.container.leftovers import find_leftovers
+from gnnstore.formats.container.journal import append_record, read_records
+from gnnstore.formats.container.workdir import find_leftovers
 from gnnstore.formats.packed.reader import PACKED, PackedReader
 from gnnstore.formats.store.units import find_unit, find_units, make_units_directory, remove_unit
 from gnnstore.graph.neighbor_cache.saved import ListsKey, load_lists, save_lists

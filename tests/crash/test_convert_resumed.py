@@ -23,7 +23,7 @@ import gnnstore
 from gnnstore.converters import ConvertOptions, from_numpy, from_typed, reorder, split_edges
 from gnnstore.errors import NoSpaceError
 from gnnstore.formats.arrays import pages
-from gnnstore.formats.container.leftovers import find_leftovers
+from gnnstore.formats.container.workdir import find_leftovers
 from gnnstore.formats.container.writer import SealedWriter
 from tests.support.effort import choose
 from tests.support.stores import assert_same_files

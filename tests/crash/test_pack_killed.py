@@ -17,7 +17,7 @@ import pytest
 
 import gnnstore
 from gnnstore.errors import NoSpaceError, StorageError, UsageError
-from gnnstore.formats.container.leftovers import find_leftovers
+from gnnstore.formats.container.workdir import find_leftovers
 from gnnstore.testing.faults import inject
 from gnnstore.testing.graphs import random_graph
 from tests.support.batches import assert_same_batches, batches_of

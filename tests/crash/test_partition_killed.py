@@ -23,7 +23,7 @@ from gnnstore.errors import NoSpaceError, StorageError, StoreExistsError, UsageE
 from gnnstore.features.check import verify
 from gnnstore.formats.arrays import pages
 from gnnstore.formats.container import files
-from gnnstore.formats.container.leftovers import find_leftovers
+from gnnstore.formats.container.workdir import find_leftovers
 from gnnstore.testing.graphs import random_graph
 from tests.support.effort import choose
 from tests.support.forks import ForkServer

@@ -16,7 +16,7 @@ from gnnstore.converters import ConvertOptions, from_kronecker, from_numpy, from
 from gnnstore.converters.edges.builder import EdgeBuilder
 from gnnstore.converters.edges.on_disk.merge import SpilledEdges
 from gnnstore.formats.arrays import pages
-from gnnstore.formats.container.leftovers import find_leftovers
+from gnnstore.formats.container.workdir import find_leftovers
 from gnnstore.formats.store.writer import StoreWriter
 from gnnstore.progress import NullProgress, Phase
 from tests.support.effort import choose

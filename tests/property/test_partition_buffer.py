@@ -115,7 +115,7 @@ def test_the_next_state_is_read_to_the_slots_of_the_last() -> None:
         for partition in state:
             buffer.dirty[partition] = True
         buffer.expect(np.array(following))
-        assert following[1] in buffer._reads
+        assert following[1] in {swap.after for swap in buffer._swaps.values()}
     buffer.leave()
     assert disk.written == 2
 

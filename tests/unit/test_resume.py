@@ -17,14 +17,15 @@ from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import InputError, NotFoundError, StorageError, StoreExistsError, UsageError
 from gnnstore.formats import Schema, StoreReader, StoreWriter
 from gnnstore.formats.arrays import paged_writer
-from gnnstore.formats.container.journal import Journal, foreign_spill_name
-from gnnstore.formats.container.journal_file import (
+from gnnstore.formats.container.journal import (
     JOURNAL_FILE,
+    Journal,
     append_record,
     encode_record,
+    foreign_spill_name,
     read_records,
 )
-from gnnstore.formats.container.leftovers import find_leftovers
+from gnnstore.formats.container.workdir import find_leftovers
 from tests.support.effort import examples
 from tests.support.stores import assert_same_files
 

@@ -6,7 +6,6 @@ import errno
 import fcntl
 import gc
 import itertools
-import json
 import os
 import secrets
 import shutil
@@ -36,8 +35,8 @@ from gnnstore.disk.scratch import (
 from gnnstore.errors import NoSpaceError, NotFoundError, StorageError
 from tests.support.files import unprivileged
 
-OWNER = "owner.json"
-NAME = ".gnnstore-run-0123abcd"
+OURS = "".join(run_directory._machine())
+NAME = f".gnnstore-run-{OURS}-0123abcd"
 DAY_SECONDS = 24 * 3600
 
 
@@ -47,18 +46,10 @@ def fill(path: Path) -> None:
     (path / "file").write_bytes(bytes(100))
 
 
-def leave(parent: Path, name: str = NAME, record: dict[str, object] | None = None) -> Path:
+def leave(parent: Path, name: str = NAME) -> Path:
     """Leave what a run leaves that is killed."""
-    path = parent / name
-    fill(path)
-    known = {
-        "purpose": "tests",
-        "pid": 1,
-        "host": os.uname().nodename,
-        "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
-    }
-    (path / OWNER).write_text(json.dumps(known | (record or {})))
-    return path
+    fill(parent / name)
+    return parent / name
 
 
 def make_old(path: Path, seconds: float) -> None:
@@ -71,9 +62,6 @@ def test_it_is_there_and_then_it_is_gone(tmp_path: Path) -> None:
     with RunDirectory.create(tmp_path, purpose="sampled subgraphs") as run:
         assert run.path.parent == tmp_path
         assert stat.S_IMODE(run.path.stat().st_mode) == 0o700
-        record = json.loads((run.path / OWNER).read_text())
-        assert record["purpose"] == "sampled subgraphs"
-        assert record["pid"] == os.getpid()
         fill(run.path)
         (run.path / "link").symlink_to(tmp_path)
         (run.path / "broken").symlink_to(tmp_path / "none")
@@ -179,28 +167,31 @@ print("kept")
 
 
 def test_what_a_dead_run_left_is_swept_by_the_next(tmp_path: Path) -> None:
-    left = [leave(tmp_path), leave(tmp_path, ".gnnstore-run-ffffffff")]
+    left = [leave(tmp_path), leave(tmp_path, NAME.replace("0123abcd", "ffffffff"))]
     states = {found.path: (found.state, found.num_bytes) for found in find_runs(tmp_path)}
-    assert states == {path: ("stale", 1100 + (path / OWNER).stat().st_size) for path in left}
+    assert states == dict.fromkeys(left, ("stale", 1100))
     with RunDirectory.create(tmp_path, purpose="tests") as run:
         assert list(tmp_path.iterdir()) == [run.path]
 
 
 @pytest.mark.parametrize(
-    ("record", "age_seconds", "is_stale"),
+    ("machine", "age_seconds", "is_stale"),
     [
-        ({}, 0, True),
-        ({"host": "a container"}, 0, True),  # but the same kernel, which knows all locks
-        ({"boot_id": "an earlier one"}, 0, True),  # this machine has been started anew
-        ({"host": "another", "boot_id": "its own"}, 0.9 * DAY_SECONDS, False),
-        ({"host": "another", "boot_id": "its own"}, 1.1 * DAY_SECONDS, True),
-        ({"host": "another", "boot_id": None}, 0, False),
+        (OURS, 0, True),
+        (f"....{OURS[4:]}", 0, True),  # another container, but the same kernel: it knows all locks
+        (f"{OURS[:4]}....", 0, True),  # this machine has been started anew
+        ("........", 0.9 * DAY_SECONDS, False),
+        ("........", 1.1 * DAY_SECONDS, True),
     ],
 )
 def test_another_machine_s_run_is_left_for_a_day(
-    tmp_path: Path, record: dict[str, object], age_seconds: float, is_stale: bool
+    tmp_path: Path, machine: str, age_seconds: float, is_stale: bool
 ) -> None:
-    left = leave(tmp_path, record=record)
+    other = "".join(
+        f"{int(digit, 16) ^ 1:x}" if given == "." else given
+        for given, digit in zip(machine, OURS, strict=True)
+    )
+    left = leave(tmp_path, f".gnnstore-run-{other}-0123abcd")
     make_old(left, age_seconds)
     (found,) = find_runs(tmp_path)
     assert found.state == ("stale" if is_stale else "running")
@@ -211,18 +202,16 @@ def test_another_machine_s_run_is_left_for_a_day(
 
 def test_a_machine_without_a_boot_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_directory, "_BOOT_ID", tmp_path / "none")
-    left = leave(tmp_path, record={"boot_id": None})
-    with RunDirectory.create(tmp_path, purpose="tests") as run:
-        assert json.loads((run.path / OWNER).read_text())["boot_id"] is None
+    left = leave(tmp_path)
+    with RunDirectory.create(tmp_path, purpose="tests"):
         assert not left.exists(), "a killed run of this host is removed all the same"
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("at", ["mkdir", "_own"])
+@pytest.mark.parametrize(("home", "at"), [(Path, "mkdir"), (fcntl, "flock")])
 def test_an_interrupt_while_it_is_made_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Any, at: str
 ) -> None:
-    home = Path if at == "mkdir" else run_directory
     real = getattr(home, at)
 
     def interrupted(*given: Any, **options: Any) -> None:
@@ -260,45 +249,19 @@ def test_a_name_that_is_taken_is_not_shared(
     first = RunDirectory.create(tmp_path, purpose="tests")
     second = RunDirectory.create(tmp_path, purpose="tests")
     monkeypatch.undo()
-    assert (first.path.name, second.path.name) == (NAME, ".gnnstore-run-4567cdef")
+    assert (first.path.name, second.path.name) == (NAME, NAME.replace("0123abcd", "4567cdef"))
     second.close()
     first.close()
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", '"text"', "null", "\0" * 5000, "[" * 5000])
-def test_a_damaged_owner_file_waits_a_day(tmp_path: Path, damage: str) -> None:
-    left = leave(tmp_path)
-    (left / OWNER).write_text(damage)
-    assert sweep_stale(tmp_path) == []
-    make_old(left, 1.1 * DAY_SECONDS)
-    assert sweep_stale(tmp_path) == [left]
-
-
-def test_killed_before_its_owner_file(tmp_path: Path) -> None:
-    (tmp_path / NAME).mkdir()
-    assert [found.state for found in find_runs(tmp_path)] == ["running"]
-    assert sweep_stale(tmp_path) == []
-    make_old(tmp_path / NAME, 100)
-    assert [found.state for found in find_runs(tmp_path)] == ["stale"]
-    assert sweep_stale(tmp_path) == [tmp_path / NAME]
-
-
 def test_what_others_made_is_left_alone(tmp_path: Path) -> None:
-    foreign = tmp_path / NAME
-    foreign.mkdir()
-    (foreign / "thesis.tex").write_text("years")
-    leave(tmp_path, ".gnnstore-run-0123")
-    leave(tmp_path, "gnnstore-run-01234567")
-    elsewhere = leave(tmp_path, "elsewhere")
-    (tmp_path / ".gnnstore-run-11111111").symlink_to(elsewhere)
-    (tmp_path / ".gnnstore-run-22222222").write_text("a file")
-    linked = tmp_path / ".gnnstore-run-33333333"
-    linked.mkdir()
-    (linked / OWNER).symlink_to(elsewhere / OWNER)
+    for name in (".gnnstore-run-0123", ".gnnstore-run-01234567", NAME.lstrip("."), "elsewhere"):
+        leave(tmp_path, name)
+    (tmp_path / NAME.replace("0123abcd", "11111111")).symlink_to(tmp_path / "elsewhere")
+    (tmp_path / NAME.replace("0123abcd", "22222222")).write_text("a file")
     before = sorted(tmp_path.rglob("*"))
     assert sweep_stale(tmp_path) == []
-    assert [found.path for found in find_runs(tmp_path) if found.state == "stale"] == []
-    assert not remove_run(foreign)
+    assert list(find_runs(tmp_path)) == []
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -370,8 +333,8 @@ def test_runs_spill_beside_the_store_or_where_temporary_files_go(
     assert asked == [(tmp_path, os.W_OK | os.X_OK)]
 
 
-def failing(code: int) -> Callable[..., int]:
-    def fail(*_: object, **__: object) -> int:
+def failing(code: int) -> Callable[..., Any]:
+    def fail(*_: object, **__: object) -> None:
         raise OSError(code, os.strerror(code))
 
     return fail
@@ -381,13 +344,12 @@ def failing(code: int) -> Callable[..., int]:
 def test_a_full_disk_is_said_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    monkeypatch.setattr(os, "write", failing(code))
-    with pytest.raises(NoSpaceError, match=r"for tests in .*Free some space, or choose another"):
-        RunDirectory.create(tmp_path, purpose="tests")
-    monkeypatch.setattr(os, "write", lambda *_: 3)
-    with pytest.raises(NoSpaceError, match="No space left"):
-        RunDirectory.create(tmp_path, purpose="tests")
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", failing(code))
+        with pytest.raises(
+            NoSpaceError, match=r"for tests in .*Free some space, or choose another"
+        ):
+            RunDirectory.create(tmp_path, purpose="tests")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -406,35 +368,19 @@ def test_a_file_system_without_locks_will_do(
 def test_one_that_is_swept_while_it_is_made_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Let another process come in between each step of making a directory."""
-    own, lock = run_directory._own, run_directory._lock
-    meddled: list[str] = []
+    """Let another process come in before the lock is taken."""
+    lock = fcntl.flock
+    swept: list[Path] = []
 
-    def swept_before(path: Path, purpose: str) -> int:
-        if "empty" not in meddled:
-            meddled.append("empty")
-            make_old(path, 100)
-            assert sweep_stale(tmp_path) == [path]
-        return own(path, purpose)
+    def sweep_first(descriptor: int, operation: int) -> None:
+        if not swept:
+            swept.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+            assert sweep_stale(tmp_path) == swept
+        lock(descriptor, operation)
 
-    def swept_at_the_lock(descriptor: int) -> None:
-        if "locked" not in meddled:
-            meddled.append("locked")
-            raise BlockingIOError
-        if "removed" not in meddled:
-            meddled.append("removed")
-            (path,) = tmp_path.iterdir()
-            shutil.rmtree(path)
-        lock(descriptor)
-
-    monkeypatch.setattr(run_directory, "_own", swept_before)
-    monkeypatch.setattr(run_directory, "_lock", swept_at_the_lock)
+    monkeypatch.setattr(fcntl, "flock", sweep_first)
     with RunDirectory.create(tmp_path, purpose="tests") as run:
-        assert meddled == ["empty", "locked", "removed"]
-        assert list(tmp_path.iterdir()) == [run.path]
-    monkeypatch.setattr(run_directory, "_own", failing(errno.ENOENT))
-    with pytest.raises(StorageError, match="vanished as soon as it was made, 10 times"):
-        RunDirectory.create(tmp_path, purpose="tests")
+        assert list(tmp_path.iterdir()) == [run.path] != swept
     assert list(tmp_path.iterdir()) == []
 
 
@@ -447,7 +393,7 @@ def test_many_make_and_sweep_at_once(tmp_path: Path) -> None:
         for _ in range(50):
             with RunDirectory.create(tmp_path, purpose="tests") as run:
                 (run.path / "file").write_text("here")
-                assert sweep_stale(tmp_path) == []
+                assert run.path not in sweep_stale(tmp_path)
                 assert (run.path / "file").read_text() == "here"
 
     with ThreadPoolExecutor(4) as threads:
@@ -460,7 +406,7 @@ def test_what_cannot_be_removed_is_said_and_found_again(
 ) -> None:
     run = RunDirectory.create(tmp_path, purpose="tests")
     fill(run.path)
-    monkeypatch.setattr(Path, "unlink", failing(errno.EBUSY))
+    monkeypatch.setattr(_core, "remove_tree", lambda _: None)
     run.close()
     (left,) = tmp_path.iterdir()
     assert f"cannot remove {left} completely" in caplog.text

@@ -23,12 +23,12 @@ from gnnstore.errors import (
     UsageError,
 )
 from gnnstore.formats import Schema, StoreReader, StoreWriter
-from gnnstore.formats.container.leftovers import locked
 from gnnstore.formats.container.names import (
     edge_directory,
     edge_split_directory,
     node_array,
 )
+from gnnstore.formats.container.workdir import locked
 from gnnstore.formats.store.writer import RESERVED_NAMES
 from tests.support.stores import write_example_store
 
@@ -188,7 +188,7 @@ def test_a_store_that_is_there_is_no_end_of_what_can_be_resumed(tmp_path: Path) 
 def test_what_is_taken_over_is_let_go_where_another_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gnnstore.formats.container.leftovers._LOCK_SECONDS", 0)
+    monkeypatch.setattr("gnnstore.formats.container.workdir._LOCK_SECONDS", 0)
     half = leave_half(tmp_path)
     at_work = tmp_path / ".a.gnn.tmp-zzzzzzzz"
     at_work.mkdir()

@@ -25,7 +25,7 @@ from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout, plan_shards
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.arrays.zarr_metadata import shard_name
 from gnnstore.formats.container import names
-from gnnstore.formats.container.journal_file import JOURNAL_FILE
+from gnnstore.formats.container.journal import JOURNAL_FILE
 from gnnstore.formats.container.regular_files import open_binary
 from gnnstore.formats.container.strict_json import Fields
 from gnnstore.formats.store.edge_splits import EdgeSplitSpec

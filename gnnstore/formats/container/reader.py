@@ -43,7 +43,6 @@ from gnnstore.formats.container.files import (
     directory_bytes,
     read_small,
 )
-from gnnstore.formats.container.leftovers import leftovers
 from gnnstore.formats.container.manifest import (
     CHECKSUMS_ARRAY,
     MAX_MANIFEST_BYTES,
@@ -52,6 +51,7 @@ from gnnstore.formats.container.manifest import (
 )
 from gnnstore.formats.container.regular_files import check_directories, open_binary, stat_below
 from gnnstore.formats.container.strict_json import parse_object
+from gnnstore.formats.container.workdir import leftovers
 from gnnstore.units import format_size
 
 M = TypeVar("M", bound=Manifest)

@@ -9,10 +9,10 @@ directory was left by a crash. The next writer of the same name continues or rem
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-import uuid
+import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from gnnstore import _core
@@ -20,19 +20,20 @@ from gnnstore.errors import (
     NotFoundError,
     StoreExistsError,
     UsageError,
-    storage_error,
     storage_errors,
 )
 from gnnstore.formats.container.files import fsync_directory
-from gnnstore.formats.container.leftovers import (
+from gnnstore.formats.container.manifest import kind_of
+from gnnstore.formats.container.regular_files import check_tree
+from gnnstore.formats.container.workdir import (
+    LOCK_ATTEMPTS,
     is_resumable,
     leftover_bytes,
     leftovers,
-    lock_dead,
+    make_locked,
     remove,
+    take_lock,
 )
-from gnnstore.formats.container.manifest import kind_of
-from gnnstore.formats.container.regular_files import check_tree
 from gnnstore.units import format_size
 
 # Errors of a file system that does not support the flags of renameat2.
@@ -68,34 +69,14 @@ class DirectoryTransaction:
         self.adopted = found is not None  # whether a dead writer left the directory
         if found is None:
             check_final(self.final, overwrite, is_replaceable, noun)
-            found = self._create()
+            with storage_errors("create the output", self.final):
+                found = make_locked(self.final.parent, f".{self.final.name}.tmp-")
         self.path, self._lock = found
         if self.adopted:
             try:
                 check_final(self.final, overwrite, is_replaceable, noun)
             except BaseException:
                 self.keep()
-                raise
-
-    def _create(self) -> tuple[Path, int]:
-        while True:
-            path = self.final.parent / f".{self.final.name}.tmp-{uuid.uuid4().hex[:8]}"
-            lock = -1
-            try:
-                path.mkdir()
-                lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                if path.is_dir():  # else a sweeper found it between mkdir and flock
-                    return path, lock
-                os.close(lock)
-            except (FileExistsError, FileNotFoundError):
-                continue  # the name is taken, or a sweeper was faster
-            except OSError as error:
-                raise storage_error(error, "create the output", path) from error
-            except BaseException:  # Ctrl-C: no other code can remove the directory yet
-                remove(path)
-                if lock >= 0:
-                    os.close(lock)
                 raise
 
     def commit(self, before_rename: Callable[[], None] = lambda: None) -> None:
@@ -119,9 +100,14 @@ class DirectoryTransaction:
                     raise
                 # Without an atomic exchange there is a moment with neither name. The old
                 # store then lies under .old-, and the next sweep puts it back.
-                old = self.final.parent / f".{self.final.name}.old-{uuid.uuid4().hex[:8]}"
+                old = self.final.parent / f".{self.final.name}.old-{secrets.token_hex(4)}"
                 self.final.rename(old)
-                self.path.rename(self.final)
+                try:
+                    self.path.rename(self.final)
+                except BaseException:
+                    with suppress(OSError):  # the new one has the name
+                        old.rename(self.final)
+                    raise
                 self.path = old
             # The old store, under the temporary name now.
             _core.remove_tree(self.path)
@@ -225,12 +211,12 @@ def _sweep(
     found: tuple[Path, int] | None = None
     for path in leftovers(final):
         try:
-            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            lock = take_lock(path, LOCK_ATTEMPTS)
         except OSError:
             continue
         is_kept = False
         try:
-            if not lock_dead(lock):
+            if lock is None:
                 raise UsageError(
                     f"{final}: another process is writing this store right now ({path.name}); "
                     "wait for it, or choose another output",
@@ -255,7 +241,7 @@ def _sweep(
                 os.close(found[1])
             raise
         finally:
-            if not is_kept:
+            if lock is not None and not is_kept:
                 os.close(lock)
     return found
 

@@ -42,8 +42,7 @@ from gnnstore.formats.container.files import (
     write_json,
     write_new,
 )
-from gnnstore.formats.container.journal import Journal
-from gnnstore.formats.container.journal_file import JOURNAL_FILE, read_records
+from gnnstore.formats.container.journal import JOURNAL_FILE, Journal, read_records
 from gnnstore.formats.container.manifest import (
     CHECKSUMS_ARRAY,
     KINDS,

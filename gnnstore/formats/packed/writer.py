@@ -20,7 +20,7 @@ from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.growing import ONE_SHARD_BYTES, GrowingFile
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.files import directory_bytes
-from gnnstore.formats.container.journal_file import JOURNAL_FILE, Record
+from gnnstore.formats.container.journal import JOURNAL_FILE, Record
 from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY
 from gnnstore.formats.container.names import check_relative_path
 from gnnstore.formats.container.strict_json import Fields

@@ -22,9 +22,9 @@ from gnnstore.errors import (
 )
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE, group_metadata
 from gnnstore.formats.container.files import fsync_directory, write_json
-from gnnstore.formats.container.leftovers import locked, remove
 from gnnstore.formats.container.manifest import Kind
 from gnnstore.formats.container.regular_files import check_directories
+from gnnstore.formats.container.workdir import locked, remove
 
 # Prefix of metadata files that a killed process left unfinished in a directory for units.
 _UNFINISHED = f".{METADATA_FILE}."

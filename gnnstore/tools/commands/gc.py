@@ -10,8 +10,8 @@ import click
 
 from gnnstore.disk.scratch import find_runs, remove_run
 from gnnstore.errors import NotFoundError, StorageError, UsageError, storage_errors
-from gnnstore.formats.container.leftovers import Leftover, find_leftovers, remove
 from gnnstore.formats.container.manifest import KINDS
+from gnnstore.formats.container.workdir import Leftover, find_leftovers, remove
 from gnnstore.formats.store.schema import StoreManifest
 from gnnstore.tools.ui.options import session_options
 from gnnstore.tools.ui.session import Session
@@ -25,7 +25,7 @@ _HELP = """List the leftovers of interrupted conversions and training, and remov
 PATH is a directory of stores (default: the current one), or a store. A conversion of graph.gnn
 builds the store next to it, as .graph.gnn.tmp-XXXXXXXX; packing and partitioning do so in the
 directories plans and partitions of their store, and inference next to its output. Other directories
-below PATH are not searched. Training keeps temporary files in .gnnstore-run-XXXXXXXX, which this
+below PATH are not searched. Training keeps temporary files in .gnnstore-run-*, which this
 command or the next run removes if the process was killed. Directories in use are left alone, and a
 store that an interrupted --overwrite had set aside gets its name back.
 

@@ -15,8 +15,8 @@ from gnnstore.budget.limits import MemoryBudget, available_bytes
 from gnnstore.disk.engines import EngineChoice, choose_engine
 from gnnstore.errors import GnnstoreError, NotFoundError
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.container.leftovers import leftovers
 from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY
+from gnnstore.formats.container.workdir import leftovers
 from gnnstore.formats.packed.reader import PACKED, PackedReader
 from gnnstore.formats.partitions.reader import PartitionsReader, find_partitions
 from gnnstore.formats.store.reader import StoreReader

@@ -1,10 +1,10 @@
-"""Finds leftovers of interrupted writers, and tells them from work in progress.
+"""Directories of work in progress: made with a lock, found when their makers are dead, removed.
 
-A directory is built as `.NAME.tmp-XXXXXXXX`, next to its later NAME. The writer holds a lock on
-that directory, which the kernel drops with the process; so a directory that can be locked was
-left. `.NAME.old-XXXXXXXX` is a whole store that an overwrite had set aside when it stopped,
-on a file system that cannot exchange two names. `.NAME.unordered` and `.NAME.rows` are finished
-stores from which NAME is made: by numbering their nodes anew, and by copying their rows to a file.
+A store is built as `.NAME.tmp-XXXXXXXX`, next to its later NAME, and a run spills to a directory of
+its own (`gnnstore.disk.scratch`). The maker holds a lock on the directory, which the kernel drops
+with the process; so a directory that can be locked was left. `.NAME.old-XXXXXXXX` is a whole store
+that an overwrite had set aside when it stopped, on a file system that cannot exchange two names.
+`.NAME.rows` is a finished store, whose rows are copied to the file NAME.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -23,9 +24,12 @@ from gnnstore import _core
 from gnnstore.errors import UsageError, storage_error
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE
 from gnnstore.formats.container.files import directory_bytes
-from gnnstore.formats.container.journal import SPILL_DIRECTORY, Journal
-from gnnstore.formats.container.journal_file import JOURNAL_FILE, read_records
+from gnnstore.formats.container.journal import JOURNAL_FILE, SPILL_DIRECTORY, Journal, read_records
 from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY, KINDS
+
+# 'gnnstore gc' holds a lock while it measures a directory; a writer holds it for good.
+LOCK_ATTEMPTS = 5
+_LOCK_SECONDS = 0.1
 
 State = Literal["running", "resumable", "unfinished", "set aside", "stale"]
 
@@ -36,11 +40,6 @@ COPY_FILE = "copy"
 _COMMON_ENTRIES = {CHECKSUMS_ARRAY, METADATA_FILE, JOURNAL_FILE, SPILL_DIRECTORY, COPY_FILE}
 # Entries of an embedding table, which is no sealed directory; see `formats.tables.commit`.
 _TABLE_ENTRIES = {"slots", "table.json", "table.json.tmp"}
-
-
-# 'gnnstore gc' holds a lock while it measures a directory; a writer holds it for good.
-_LOCK_ATTEMPTS = 5
-_LOCK_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -91,54 +90,71 @@ def find_leftovers(directory: Path) -> Iterator[Leftover]:
             )
 
 
-def lock_dead(lock: int) -> bool:
-    """Take the lock of a directory, by its descriptor; False if a process works in it."""
-    for _ in range(_LOCK_ATTEMPTS):
+def make_locked(parent: Path, prefix: str, mode: int = 0o777) -> tuple[Path, int]:
+    """Make a directory with a new name; return it, and the descriptor that holds its lock."""
+    while True:
+        path, lock = parent / f"{prefix}{secrets.token_hex(4)}", -1
         try:
+            path.mkdir(mode)
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            with suppress(OSError):  # without locks no other process can lock it, either
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if path.is_dir():  # else a sweeper found it between mkdir and flock
+                return path, lock
+            os.close(lock)
+        except (FileExistsError, FileNotFoundError):
+            if not parent.is_dir():
+                raise  # else the name is taken, or a sweeper was faster
+        except BaseException:  # Ctrl-C: no other code can remove the directory yet
+            _core.remove_tree(path)
+            if lock >= 0:
+                os.close(lock)
+            raise
+
+
+def take_lock(path: Path, attempts: int = 1) -> int | None:
+    """Return a descriptor that holds the lock of a directory; None if a process works in it."""
+    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    for attempt in range(attempts):
+        time.sleep(_LOCK_SECONDS if attempt else 0)
+        with suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(_LOCK_SECONDS)
-        else:
-            return True
-    return False
+            return lock
+    os.close(lock)
+    return None
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[bool]:
     """Hold the lock of a temporary directory if it is free; yields whether it is."""
     try:
-        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        lock = take_lock(path)
     except OSError:
-        yield False
-        return
+        lock = None
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        free = True
-    except BlockingIOError:
-        free = False
-    try:
-        yield free
+        yield lock is not None
     finally:
-        os.close(lock)
+        if lock is not None:
+            os.close(lock)
 
 
 @contextmanager
 def alone_in(path: Path) -> Iterator[None]:
     """Hold the lock of a directory, if it exists; wait for processes that only measure it."""
     try:
-        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        lock = take_lock(path, LOCK_ATTEMPTS)
     except FileNotFoundError:
         yield
         return
     except OSError as error:  # a link, perhaps
         raise storage_error(error, "lock", path) from error
+    if lock is None:
+        raise UsageError(
+            f"{path}: another process is at work there right now; wait for it, or choose another "
+            "output",
+            path=path,
+        )
     try:
-        if not lock_dead(lock):
-            raise UsageError(
-                f"{path}: another process is at work there right now; wait for it, or choose "
-                "another output",
-                path=path,
-            )
         yield
     finally:
         os.close(lock)
