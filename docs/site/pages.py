@@ -1,7 +1,7 @@
 """Put the pages at the repository's root on the site, where MkDocs sees only `docs/`.
 
 Links between pages are written for readers of the repository, so that they are rewritten: those of
-the root's pages lead into `docs/`, which is the site's root, and both README have other names there.
+the root's pages lead into `docs/`, which is the site's root, and README have other names there.
 """
 
 from __future__ import annotations
