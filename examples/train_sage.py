@@ -188,7 +188,7 @@ def evaluate(
         scores: Any = gnnstore.inference(
             layers, store, Path(directory) / "scores.gnn", memory=memory
         )
-        labels = torch.from_numpy(store.labels).view(-1)
+        labels = store.labels.view(-1)
         return {
             split: float((scores.tensor(nodes).argmax(dim=-1) == labels[nodes]).float().mean())
             for split, nodes in store.splits.items()
