@@ -31,6 +31,10 @@ from gnnstore.units import format_size
 HIDDEN = 64
 BATCH_SIZE = 256
 LEARNING_RATE = 0.01
+NEXT = """Now with your own graph:
+  gnnstore convert numpy graph.npz graph.gnn   # or: snap, ogb, table, ... (gnnstore convert --help)
+  python examples/train_sage.py graph.gnn --fanouts 10 10
+A PyG Data object needs no files: gnnstore.converters.from_pyg(data, "graph.gnn")"""
 
 
 class GraphSAGE(torch.nn.Module):
@@ -158,7 +162,7 @@ def run(arguments: argparse.Namespace) -> dict[str, float]:
         )
     print(
         f"\nGraphSAGE took {remarks[0]}\n"
-        f"{format_size(store.features.spec.num_bytes)} of features stayed on disk."
+        f"{format_size(store.features.spec.num_bytes)} of features stayed on disk.\n\n{NEXT}"
     )
     return accuracies
 

@@ -84,6 +84,7 @@ def run(arguments: argparse.Namespace) -> dict[str, float]:
         right = scores.tensor(nodes).argmax(dim=-1) == labels[nodes]
         accuracies[split] = float(right.float().mean())
         print(f"{split}: {accuracies[split]:.2%} of {len(nodes)} nodes", flush=True)
+    print(f"finished; the scores of all nodes are in {arguments.output}")
     return accuracies
 
 

@@ -120,12 +120,14 @@ def train(arguments: argparse.Namespace) -> None:
             loss = F.cross_entropy(out, labels_of_seeds(batch))
             loss.backward()
             optimizer.step()
-            print(f"rank {rank} epoch {epoch} loss {loss.item()!r}", flush=True)
+            print(f"rank {rank} epoch {epoch} loss {loss.item():.4f}", flush=True)
             if arguments.checkpoint is not None and step % arguments.every == 0:
                 save(arguments.checkpoint, model, optimizer, train_loader)
         accuracy = evaluate(sage, valid_loader)
         if rank == 0:
             print(f"epoch {epoch}: valid {accuracy:.2%}; {train_loader.stats()}", flush=True)
+    if rank == 0:
+        print(f"finished {arguments.epochs} epochs with {world_size} processes", flush=True)
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

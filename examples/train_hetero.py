@@ -147,6 +147,7 @@ def main() -> None:
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         for epoch in range(arguments.epochs):
             print(f"epoch {epoch}: loss {train(model, loaders['train'], optimizer):.4f}")
+        print(f"finished {arguments.epochs} epochs")
         for split, loader in loaders.items():
             print(f"{split}: accuracy {accuracy(model, loader):.4f}")
 

@@ -218,7 +218,8 @@ def run(arguments: argparse.Namespace) -> float:
             valid = mrr(ranks_of(model, table, store, "valid", arguments.memory))
             print(f"epoch {epoch:3d}  loss {loss:.4f}  valid MRR {valid:.4f}", flush=True)
         ranks = ranks_of(model, table, store, "test", arguments.memory)
-        print(f"test MRR {mrr(ranks):.4f}, Hits@10 {hits_at(ranks, 10):.2%}")
+        print(f"finished {arguments.epochs} epochs: test MRR {mrr(ranks):.4f}, ", end="")
+        print(f"Hits@10 {hits_at(ranks, 10):.2%}")
         if arguments.table is not None:
             table.commit()
         table.close()

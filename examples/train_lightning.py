@@ -142,7 +142,8 @@ def main(arguments: argparse.Namespace, **trainer_options: Any) -> lightning.Tra
     )
     model = Sage(widths, len(arguments.fanouts), arguments.lr)
     trainer.fit(model, data, ckpt_path=last if last.exists() else None)
-    print({name: float(value) for name, value in trainer.callback_metrics.items()})
+    metrics = (f"{name} {value:.4f}" for name, value in trainer.callback_metrics.items())
+    print(f"finished {arguments.epochs} epochs: {', '.join(metrics)}")
     return trainer
 
 

@@ -124,7 +124,8 @@ def run(arguments: argparse.Namespace) -> float:
         if table is not None:
             table.close()
         constant = 1 / (1 + arguments.negatives / 2)
-        print(f"test MRR {mrr(ranks):.4f}, Hits@10 {hits_at(ranks, 10):.2%} among", end=" ")
+        print(f"finished {arguments.epochs} epochs: test MRR {mrr(ranks):.4f}, ", end="")
+        print(f"Hits@10 {hits_at(ranks, 10):.2%} among", end=" ")
         print(f"{arguments.negatives} negatives; a model that learns nothing: {constant:.4f}")
         return mrr(ranks)
 

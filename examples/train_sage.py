@@ -3,24 +3,28 @@
     gnnstore convert ogb path/to/ogbn_products products.gnn --undirected
     python examples/train_sage.py products.gnn --fanouts 15 10 5
 
-Prints loss, validation and test accuracy of every epoch, where the time went, and what was
-read from disk.
+Prints the loss of every epoch, where the time went and what was read from disk; and every few
+epochs the accuracy of all splits, for which `gnnstore.inference` runs the model once over all
+nodes. A loader with all neighbours would compute most nodes many times, and take longer than
+training.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor
+from torch_geometric.data import Data
 from torch_geometric.nn import SAGEConv
-from torch_geometric.transforms import NormalizeFeatures
 
 import gnnstore
 from gnnstore.pipeline.stats import LoaderStats
@@ -46,6 +50,13 @@ class GraphSAGE(torch.nn.Module):
             if i + 1 < len(self.convs):
                 x = x.relu()
         return x
+
+    def layers(self) -> list[Callable[..., Tensor]]:
+        """Return the layers in order, as `gnnstore.inference` takes them: without dropout."""
+        layers: list[Callable[..., Tensor]] = [self.convs[0]]
+        for conv in self.convs[1:]:
+            layers += [torch.relu, conv]
+        return layers
 
 
 @dataclass(frozen=True)
@@ -80,18 +91,12 @@ def run(arguments: argparse.Namespace) -> Result:
         "cache_bytes": arguments.cache_bytes,
         "num_threads": arguments.threads,
         "seed": arguments.seed,
-        "transform": NormalizeFeatures() if arguments.normalize else None,
+        "transform": normalize_batch if arguments.normalize else None,
         "edge_format": "csr" if arguments.csr else "coo",
     }
     train_loader = gnnstore.NeighborLoader(
         store, arguments.fanouts, input_nodes="train", shuffle=True, **options
     )
-    # The loaders share tables, cache and budget, for they take turns over one store.
-    everything = [-1] * len(arguments.fanouts)
-    eval_loaders = {
-        split: gnnstore.NeighborLoader(store, everything, input_nodes=split, **options)
-        for split in ("valid", "test")
-    }
     num_classes = int(store.labels[store.splits["train"]].max()) + 1
     hidden = [arguments.hidden] * (len(arguments.fanouts) - 1)
     model = GraphSAGE([store.features.shape[1], *hidden, num_classes], arguments.dropout)
@@ -102,28 +107,33 @@ def run(arguments: argparse.Namespace) -> Result:
     print(f"{store}\n{train_loader.stats().reason}\ntraining on {device}", flush=True)
 
     epochs = []
+    began = time.perf_counter()
     for number in range(1, arguments.epochs + 1):
         before, start = train_loader.stats(), time.perf_counter()
         loss = train(model, train_loader, optimizer, device)
         seconds_training = time.perf_counter() - start
-        if number % arguments.eval_every and number != arguments.epochs:
-            continue
-        accuracy = {split: evaluate(model, eval_loaders[split], device) for split in eval_loaders}
-        seconds = time.perf_counter() - start
-        epochs.append(Epoch(number, loss, accuracy["valid"], accuracy["test"]))
         stats = train_loader.stats().since(before)
         print(
-            f"epoch {number:3d}  loss {loss:.4f}  valid {accuracy['valid']:6.2%}  "
-            f"test {accuracy['test']:6.2%}  |  {seconds:.2f} s: "
-            f"training {seconds_training:.2f} (stalled {stats.seconds_waiting:.2f}), "
-            f"evaluating {seconds - seconds_training:.2f}  |  in the threads: "
-            f"sampling {stats.seconds_sampling:.2f}, gathering {stats.seconds_gathering:.2f}"
+            f"epoch {number:3d}  loss {loss:.4f}  |  {seconds_training:.2f} s, stalled "
+            f"{stats.seconds_waiting:.2f}  |  in the threads: sampling "
+            f"{stats.seconds_sampling:.2f}, gathering {stats.seconds_gathering:.2f}"
             f"{reading(stats)}",
+            flush=True,
+        )
+        if number % arguments.eval_every and number != arguments.epochs:
+            continue
+        start = time.perf_counter()
+        found = evaluate(model, store, memory=arguments.memory, is_normalized=arguments.normalize)
+        epochs.append(Epoch(number, loss, found["valid"], found["test"]))
+        print(
+            f"           valid {found['valid']:.2%}  test {found['test']:.2%}  |  "
+            f"{time.perf_counter() - start:.2f} s, all nodes",
             flush=True,
         )
     best = max(epochs, key=lambda epoch: epoch.valid)
     print(
-        f"best by validation: epoch {best.epoch}, valid {best.valid:.2%}, test {best.test:.2%}\n"
+        f"finished {arguments.epochs} epochs in {time.perf_counter() - began:.1f} s; best by "
+        f"validation: epoch {best.epoch}, valid {best.valid:.2%}, test {best.test:.2%}\n"
         f"training: {train_loader.stats()}"
     )
     return Result(epochs, best)
@@ -162,17 +172,38 @@ def train(
     return total / max(1, num_seeds)
 
 
-@torch.no_grad()
-def evaluate(model: GraphSAGE, loader: gnnstore.NeighborLoader, device: torch.device) -> float:
-    """Return the share of seed nodes that are classified rightly."""
-    model.eval()
-    right = num_seeds = 0
-    for batch in loader:
-        batch = batch.to(device)  # noqa: PLW2901
-        out = model(batch.x, edges_of(batch))[: batch.batch_size]
-        right += int((out.argmax(dim=-1) == labels_of_seeds(batch)).sum())
-        num_seeds += batch.batch_size
-    return right / max(1, num_seeds)
+def evaluate(
+    model: GraphSAGE,
+    store: gnnstore.GraphStore,
+    *,
+    memory: str | None = None,
+    is_normalized: bool = False,
+) -> dict[str, float]:
+    """Return the share of each split's nodes that are classified rightly, with all neighbours.
+
+    `memory` limits what inference holds, in addition to what the loader holds.
+    """
+    layers = [normalize, *model.layers()] if is_normalized else model.layers()
+    with tempfile.TemporaryDirectory(prefix=".scores-", dir=store.path.parent) as directory:
+        scores: Any = gnnstore.inference(
+            layers, store, Path(directory) / "scores.gnn", memory=memory
+        )
+        labels = store.labels.view(-1)
+        return {
+            split: float((scores.tensor(nodes).argmax(dim=-1) == labels[nodes]).float().mean())
+            for split, nodes in store.splits.items()
+        }
+
+
+def normalize(x: Tensor) -> Tensor:
+    """Scale each row to a sum of 1, row by row: batches and inference do the same."""
+    return x / x.sum(dim=-1, keepdim=True).clamp(min=1)
+
+
+def normalize_batch(batch: Data) -> Data:
+    """Scale the features of a batch."""
+    batch.x = normalize(batch.x)
+    return batch
 
 
 def edges_of(batch: Any) -> Tensor:
@@ -207,7 +238,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument(
-        "--eval-every", type=int, default=1, help="epochs from one evaluation to the next"
+        "--eval-every", type=int, default=5, help="epochs from one evaluation to the next"
     )
     parser.add_argument("--lr", type=float, default=0.003)
     parser.add_argument("--weight-decay", type=float, default=0.0)

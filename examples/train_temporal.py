@@ -108,6 +108,7 @@ def main() -> None:
                 seeds = batch["paper"].batch_size
                 guessed = model(batch)[:seeds].argmax(dim=-1)
                 right += int((guessed == batch["paper"].y[:seeds]).sum())
+        print(f"finished {arguments.epochs} epochs")
         print(f"papers from {int(times[order[cut]])} on: accuracy {right / (len(order) - cut):.4f}")
 
 

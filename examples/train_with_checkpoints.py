@@ -108,7 +108,7 @@ class Run:
             self.loss += loss.item() * batch.batch_size
             self.num_seeds += batch.batch_size
             done = self.train_loader.state_dict()["batches"]
-            print(f"epoch {self.epoch} batch {done}: loss {loss.item()!r}", flush=True)
+            print(f"epoch {self.epoch} batch {done}: loss {loss.item():.4f}", flush=True)
             if done % every == 0:
                 self.save(checkpoint)
 
@@ -141,9 +141,10 @@ def main(arguments: argparse.Namespace) -> None:
     while run.epoch < arguments.epochs:
         run.train(arguments.checkpoint, arguments.every)
         loss, accuracy = run.loss / max(1, run.num_seeds), run.evaluate()
-        print(f"epoch {run.epoch}: mean loss {loss!r}, valid {accuracy!r}", flush=True)
+        print(f"epoch {run.epoch}: mean loss {loss:.4f}, valid {accuracy:.2%}", flush=True)
         run.epoch, run.loss, run.num_seeds = run.epoch + 1, 0.0, 0
         run.save(arguments.checkpoint)
+    print(f"finished {run.epoch} epochs: {arguments.checkpoint}; --epochs N trains on", flush=True)
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

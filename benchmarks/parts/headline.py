@@ -71,7 +71,7 @@ def draw(points: dict[str, list[Point]]) -> str:
     for tick in (1, 2, 3):
         y = _y(tick)
         parts.append(f'<path class="grid" d="M{_LEFT - 30} {y:.1f}H{_RIGHT + 30}"/>')
-        parts.append(_text(_LEFT - 38, y + 5, f"{tick} ×", "soft", anchor="end"))
+        parts.append(_text(_LEFT - 38, y + 5, f"{tick} x", "soft", anchor="end"))
     for x, label in ((_LEFT, "memory for all features"), (_RIGHT, "for a tenth of them")):
         parts.append(f'<path class="axis" d="M{x} {_BOTTOM}v6"/>')
         parts.append(_text(x, _BOTTOM + 24, label, "soft", anchor="middle"))
@@ -90,7 +90,7 @@ def _line(points: list[Point], label: str, colour: str) -> list[str]:
         parts.append(f'<path d="{spread}" stroke="{colour}" stroke-width="1.5"/>')
         parts.append(f'<circle cx="{x}" cy="{_y(point.median):.1f}" r="5" fill="{colour}"/>')
     last = points[-1].median
-    text = f"{label}: {last:.2f} ×"
+    text = f"{label}: {last:.2f} x"
     parts.append(
         f'<text x="{_RIGHT + 16}" y="{_y(last) + 5:.1f}" fill="{colour}" font-weight="600">'
         f"{text}</text>"

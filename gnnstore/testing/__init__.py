@@ -1,8 +1,9 @@
 """What tests of users and of plug-ins can call.
 
-`assert_resumes` checks that a loader resumes exactly. `gnnstore.testing.graphs` makes small graphs,
-`gnnstore.testing.faults` lets system calls of the core fail on demand, and `twins` has a plain
-NumPy function for each compiled kernel, which defines what it must compute.
+`assert_resumes` checks that a loader resumes exactly. `gnnstore.testing.graphs` makes small graphs.
+For the tests of this repository, and not in wheels: `faults` lets system calls of the core fail on
+demand, `strategies` has Hypothesis' strategies, and `twins` has a plain NumPy function for each
+compiled kernel, which defines what it must compute.
 """
 
 from __future__ import annotations

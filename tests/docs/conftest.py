@@ -60,7 +60,6 @@ def _downloads(root: Path) -> None:
         ("com-friendster.ungraph.txt.gz", "com-lj.ungraph.txt.gz"),
     ):
         (root / name).symlink_to(root / place)
-    published.write_papers100m(root / "papers100M-bin", random_graph(200, 900, feature_dim=16))
 
 
 def _types(root: Path) -> None:
@@ -76,6 +75,7 @@ def _published(root: Path) -> None:
     graph = random_graph(200, 900, feature_dim=16, num_classes=4, edge_feature_dim=2)
     published.write_graphbolt(root / "datasets" / "small", graph)
     graph.attributes["year"] = np.arange(200)
+    published.write_papers100m(root / "papers100M-bin", graph)
     published.write_mag240m(root / "dataset", graph)
     graph.attributes["x"] = np.zeros((200, 1024), np.float32)
     published.write_igb(root / "igb" / "small", graph)

@@ -45,7 +45,7 @@ def test_the_figure_is_drawn_from_the_benchmarks() -> None:
     points = headline.read_points(headline.SOURCE.read_text())
     assert headline.PICTURE.read_text() == headline.draw(points)
     for strategy in ("packed", "mmap"):
-        assert f"{points[strategy][-1].median:.2f} ×" in README
+        assert f"{points[strategy][-1].median:.2f} x" in README
 
 
 @pytest.mark.parametrize("graph", published.GRAPHS, ids=lambda graph: graph.name)

@@ -71,8 +71,8 @@ def test_every_public_name_is_in_the_reference(pages: dict[Path, Page]) -> None:
 
 def test_every_page_of_the_documentation_is_on_the_site(site: Path) -> None:
     for page in (ROOT / "docs").glob("*.md"):
-        if page.name != "README.md":  # its index, for readers of the repository
-            assert (site / f"{page.stem}.html").exists(), page
+        name = "guides" if page.name == "README.md" else page.stem
+        assert (site / f"{name}.html").exists(), page
 
 
 def test_links_and_images_lead_somewhere(site: Path, pages: dict[Path, Page]) -> None:
@@ -93,6 +93,13 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
         text = path.read_text()
         for start in ('<script src="http', '<link rel="stylesheet" href="http', '<img src="http'):
             assert start not in text, path
+
+
+def test_the_search_works_where_pages_are_opened_as_files(site: Path) -> None:
+    """Browsers load no JSON from files, and start no workers there."""
+    assert (site / "search" / "search_index.js").read_text().startswith("var __index")
+    assert (site / "assets" / "iframe-worker.js").exists()
+    assert "iframe-worker.js" in (site / "reference" / "loaders.html").read_text()
 
 
 def test_the_citation_is_that_of_this_version() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tests.support import effort
 
 ROOT = Path(__file__).parents[2]
 # What a build or a run leaves behind, and what only this repository has use for.
+OWN_HELPERS = tuple(f"gnnstore/testing/{name}" for name in ("faults.py", "strategies.py", "twins/"))
 JUNK = re.compile(r"(^|/)(__pycache__|\.(?!github/)[^/]*)(/|$)|^(build|dist|demo)/|\.(so|pyc)$")
 
 
@@ -68,6 +70,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "gnnstore").rglob("*.py")}
+    modules -= {name for name in modules if name.startswith(OWN_HELPERS)}
     assert modules <= names
     (core,) = (name for name in names if name.endswith(".so"))
     assert {name for name in names - modules - {core} if ".dist-info/" not in name} == {
@@ -107,6 +110,28 @@ def test_the_wheel_works_in_a_fresh_environment_without_a_compiler(
     assert str(home) in told
     told = run(home / "bin" / "gnnstore", "--version", env=environment, cwd=tmp_path)
     assert "gnnstore" in told
+    # And the README's first block, as pasted.
+    block = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)[0]
+    told = run(python, "-i", "-q", env=environment, cwd=tmp_path, input=block)
+    assert "last loss 0." in told
+
+
+def test_a_build_without_a_compiler_ends_with_what_to_install(sdist: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "CXX": str(tmp_path / "none")}
+    words = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(sdist)]
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "--disable-pip-version-check", *words],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=environment,
+    )
+    assert done.returncode != 0
+    output = done.stdout + done.stderr
+    end = output[output.index("the C++ core could not be built") :]
+    assert "apt install g++ python3-dev" in end
+    assert len(end.splitlines()) < 20, "what pip itself adds, and no more"
 
 
 def test_the_release_workflow_says_what_is_there() -> None:
@@ -121,6 +146,10 @@ def test_the_release_workflow_says_what_is_there() -> None:
             assert ("uses" in step) != ("run" in step)
     for name in re.findall(r"\{project\}/(\S+)", text):
         assert (ROOT / name).exists(), name
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["cibuildwheel"]
+    (script,) = re.findall(r"\{project\}/(\S+)", settings["test-command"])
+    assert (ROOT / script).exists()
+    assert settings["build"] == ["cp311-manylinux_*", "cp312-manylinux_*"]
     built = {entry["arch"] for entry in jobs["wheels"]["strategy"]["matrix"]["include"]}
     assert sysconfig.get_platform().removeprefix("linux-") in built | {"x86_64"}
     assert built == {"x86_64", "aarch64"}
