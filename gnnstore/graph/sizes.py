@@ -69,16 +69,21 @@ class StoreSizes:
 
         `whole` has the times that sampling needs, if batches do not show them.
         """
-        of_nodes, of_edges = schema.node_attributes(), schema.edge_attributes()
+        of_nodes = schema.node_attributes()
+        of_edges = [spec for edge in schema.edge_types for spec in edge.own_attributes()]
         attributes = [*of_nodes, *of_edges, *schema.graph_arrays.values()]
         edges = schema.edge_types
         indptr_bytes = sum(edge.indptr.num_bytes for edge in edges)
         indices_bytes = sum(edge.indices.num_bytes for edge in edges)
         ids = [edge.edge_id for edge in edges if edge.edge_id and with_edge_ids]
+        rows = [edge.shared_row for edge in edges if edge.shared_row and edge.shared_row not in ids]
         along, of_nodes_bytes = (0, 0) if config is None else _for_sampling(whole or schema, config)
         return cls(
             topology_bytes=indptr_bytes + indices_bytes + along,
-            tables=(*_tables(of_nodes, of_nodes=True), *_tables(of_edges, of_nodes=False)),
+            tables=(
+                *_tables(of_nodes, of_nodes=True),
+                *_tables((*of_edges, *rows), of_nodes=False),
+            ),
             compressed_bytes=sum(spec.num_bytes for spec in attributes if spec.layout == "cold"),
             indptr_bytes=indptr_bytes,
             indices_bytes=indices_bytes,

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from gnnstore.features.source import RowSource
+from gnnstore.features.tables import SharedRows
 from gnnstore.graph.shared import shared_tables
 from gnnstore.pipeline.batch import SamplingSource
 
@@ -96,6 +97,9 @@ class OpenStore(Sources):
         shared = shared_tables(store)
 
         def open_rows(spec: AttributeSpec) -> RowSource:
+            if spec.path in elsewhere:
+                array, rows = elsewhere[spec.path]
+                return SharedRows(open_rows(array), open_rows(rows))
             if cache is not None and cache.holds(spec.path):
                 return cache.rows(spec.path)
             mode = placement.modes.get(spec.path, "memory")  # others are stored compressed
@@ -107,6 +111,7 @@ class OpenStore(Sources):
                 )
 
         schema = store.schema
+        elsewhere = schema.shared_rows()
         attributes = (*schema.node_attributes(), *schema.edge_attributes())
         self.tables = {spec.path: open_rows(spec) for spec in attributes}
         self.edge_ids = {

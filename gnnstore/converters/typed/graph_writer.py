@@ -300,7 +300,7 @@ class HeteroGraphWriter:
             for sources, targets, rows in edges.chunks():
                 builder.add(sources, targets, rows, f"the reverse of {forward.type}")
                 phase.advance(len(sources))
-        self._write_edges(reverse, builder, max(counts), edges.id_dtype)
+        self._write_edges(reverse, builder, max(counts), edges)
 
     def _paged(self, spec: AttributeSpec) -> ReadArray:
         return ReadArray(finished_array(self._store, spec))
@@ -310,19 +310,21 @@ class HeteroGraphWriter:
         edge_type: EdgeType,
         builder: EdgeBuilder,
         num_nodes: int,
-        carried: np.dtype[Any] | None = None,
+        reversed_edges: ReversedEdges | None = None,
     ) -> None:
         with self.progress.phase("sort edges", unit="edges"):
             built = builder.finish(num_nodes)
         num_targets = self.num_nodes[edge_type[2]]
         spec = write_adjacency(
             self._store,
-            built if carried is None else CarriedIds(built, carried),
+            built if reversed_edges is None else CarriedIds(built, reversed_edges.id_dtype),
             self._edge_attribute_types.get(edge_type, {}),
             self.progress,
             edge_type=edge_type,
             num_targets=num_targets,
         )
+        if reversed_edges is not None:
+            spec = reversed_edges.sharing(spec)
         record_edges(self._store, spec, num_targets)
         built.close()
         self._edges[edge_type] = spec

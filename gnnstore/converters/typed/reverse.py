@@ -1,8 +1,13 @@
-"""Reverse edge types: of (s, r, d) the type (d, rev_r, s), with the same ids and attributes."""
+"""Reverse edge types: of (s, r, d) the type (d, rev_r, s), with the same ids and attributes.
+
+Narrow attributes are copied: the edges of a list lie in one page, and the number of a row that is
+elsewhere would take about as much. Rows of wider ones are shared.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +19,13 @@ from gnnstore.converters.writer.carried_ids import CARRIED_IDS
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.container.names import edge_directory, encode
 from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec
 
 PREFIX = "rev_"
 _POINTER_BYTES = 2**20
 _CHUNK_EDGES = 2**18
+_MOST_COPIED_BYTES = 64  # of a row
 
 
 def reverse_of(edge_type: EdgeType) -> EdgeType:
@@ -61,7 +68,18 @@ class ReversedEdges:
     def __init__(self, paged: Callable[[AttributeSpec], ReadArray], forward: EdgeTypeSpec) -> None:
         self._paged = paged
         self._forward = forward
+        self._shared = {
+            name: spec
+            for name, spec in forward.attributes.items()
+            if spec.row_bytes > _MOST_COPIED_BYTES
+        }
         ids = forward.edge_id
+        # The name under which positions come, if attributes are shared and ids are no positions.
+        self._position = ""
+        if self._shared and ids is not None:
+            self._position = "position"
+            while self._position in forward.attributes:
+                self._position += "_"
         self.id_dtype = id_dtype(forward.num_edges) if ids is None else np.dtype(ids.dtype)
 
     def chunks(
@@ -70,7 +88,11 @@ class ReversedEdges:
         """Yield sources, targets and attributes, with the ids as `CARRIED_IDS`."""
         edge = self._forward
         indices = self._paged(edge.indices)
-        attributes = {name: self._paged(spec) for name, spec in edge.attributes.items()}
+        attributes = {
+            name: self._paged(spec)
+            for name, spec in edge.attributes.items()
+            if name not in self._shared
+        }
         ids = None if edge.edge_id is None else self._paged(edge.edge_id)
         if not edge.num_edges:
             yield self._rows(indices, attributes, ids, 0, np.empty(0, np.int64))
@@ -91,6 +113,25 @@ class ReversedEdges:
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], dict[str, npt.NDArray[Any]]]:
         last = first + len(columns)
         rows = {name: array.read_slice(first, last) for name, array in attributes.items()}
-        own = np.arange(first, last) if ids is None else ids.read_slice(first, last)
+        positions = np.arange(first, last)
+        own = positions if ids is None else ids.read_slice(first, last)
         rows[CARRIED_IDS] = own.astype(self.id_dtype, copy=False)
+        if self._position:
+            rows[self._position] = positions.astype(id_dtype(self._forward.num_edges))
         return columns, indices.read_slice(first, last), rows
+
+    def sharing(self, written: EdgeTypeSpec) -> EdgeTypeSpec:
+        """Return the reverse type as it was written, with the attributes that are shared."""
+        if not self._shared:
+            return written
+        own = dict(written.attributes)
+        rows = own.pop(self._position, written.edge_id)
+        for name, spec in self._shared.items():
+            path = f"{edge_directory(*written.type)}/attrs/{encode(name)}"
+            own[name] = replace(spec, path=path)
+        return replace(
+            written,
+            attributes={name: own[name] for name in self._forward.attributes},
+            shared={name: spec.path for name, spec in self._shared.items()},
+            shared_row=rows,
+        )

@@ -74,7 +74,8 @@ class ConvertOptions:
         get the sums that loaders with this `weight_attr` need.
     reverse : sequence of str
         Of graphs of several types: edge types that also get a reverse type `rev_RELATION`, with the
-        same ids and attributes: "all", relations, or types as in "author__writes__paper".
+        same ids and attributes: "all", relations, or types as in "author__writes__paper". Rows of
+        more than 64 bytes are shared by both types, narrower ones are copied.
     spill_directory : str, optional
         An existing directory for temporary files while edges are sorted on disk. None:
         next to the output.

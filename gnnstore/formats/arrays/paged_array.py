@@ -223,3 +223,22 @@ class PagedArray:
         self.check_place()  # raises a better message
         where = error.filename or (self.file_paths[0] if self.file_paths else self.spec.path)
         return storage_error(error, f"{doing} the array {self.spec.path!r}", where)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedArray(PagedArray):
+    """Rows that another array has, in an order of its own: its layout and files are the other's."""
+
+    rows: PagedArray  # int32 or int64 [rows]: the row of each in the other array
+
+    def load(self, num_threads: int = 1) -> npt.NDArray[Any]:
+        """Return all rows."""
+        return super().gather(self.rows.load(), num_threads)
+
+    def gather(self, ids: npt.ArrayLike, num_threads: int = 1) -> npt.NDArray[Any]:
+        """Copy rows out of the mapping of the other array."""
+        return super().gather(self.rows.gather(ids, num_threads), num_threads)
+
+    def read_slice(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Copy consecutive rows, which lie anywhere in the other array."""
+        return super().gather(self.rows.read_slice(start, stop))

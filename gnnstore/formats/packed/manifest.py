@@ -149,7 +149,8 @@ class PackedManifest(Manifest):
         return {edge.type: edge.edge_id.path for edge in edges if edge.edge_id is not None}
 
     def _specs(self, paths: tuple[str, ...]) -> tuple[AttributeSpec, ...]:
-        found = {spec.path: spec for spec in self.schema.arrays()}
+        attributes = (*self.schema.node_attributes(), *self.schema.edge_attributes())
+        found = {spec.path: spec for spec in attributes}
         return tuple(found[path] for path in paths)
 
     def arrays(self) -> tuple[AttributeSpec, ...]:

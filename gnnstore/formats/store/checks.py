@@ -58,6 +58,10 @@ def check_meaning(reader: Reader) -> Iterator[Problem]:
                 yield from _check_edge_ids(reader, split.edge_id, is_whole=False)
         if edge.original_id is not None:
             yield from _check_edge_ids(reader, edge.original_id, is_whole=False)
+        if edge.shared_row is not None:
+            yield from _check_range(
+                reader, edge.shared_row, edge.num_edges, "rows of shared attributes", kind="row"
+            )
         if not unsound:
             yield from _check_orders(reader, edge)
             yield from _check_sums(reader, edge)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import ClassVar
 
 from gnnstore.errors import CorruptStoreError
+from gnnstore.formats.arrays.paged_array import PagedArray, SharedArray
+from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.files import Problem
 from gnnstore.formats.container.manifest import KINDS, Kind
 from gnnstore.formats.container.reader import SealedReader
 from gnnstore.formats.store.checks import check_meaning
-from gnnstore.formats.store.schema import Schema, StoreManifest
+from gnnstore.formats.store.schema import Schema, SharedRows, StoreManifest
 
 
 class StoreReader(SealedReader[StoreManifest]):
@@ -22,6 +25,18 @@ class StoreReader(SealedReader[StoreManifest]):
     def schema(self) -> Schema:
         """Node types, edge types, attributes."""
         return self.manifest.schema
+
+    def paged(self, spec: AttributeSpec) -> PagedArray:
+        """Return a paged array; of a reverse type's attribute perhaps that of the other type."""
+        shared = self._shared.get(spec.path)
+        if shared is None:
+            return super().paged(spec)
+        array, rows = super().paged(shared.array), super().paged(shared.rows)
+        return SharedArray(spec, array.layout, array.file_paths, array.check_place, rows=rows)
+
+    @cached_property
+    def _shared(self) -> dict[str, SharedRows]:
+        return self.schema.shared_rows()
 
     def check(self) -> None:
         """Compare the ends of each `indptr` with the number of edges."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
@@ -18,8 +18,15 @@ from gnnstore.formats.container.strict_json import Fields
 from gnnstore.formats.store.edge_splits import EdgeSplitSpec, edge_splits_json
 
 FORMAT_VERSION = 1
+SHARED_ATTRIBUTES = "shared-attributes"  # that reverse types share those of another
 NODE_TYPE = "node"
 EDGE_TYPE = ("node", "to", "node")
+
+# Fields of edge types that few stores have; others omit them.
+_OPTIONAL = (
+    *("splits", "value_names", "orders", "weight_sums", "original_id"),
+    *("shared", "shared_row"),
+)
 
 IndexDtype = Literal["int64", "int32"]
 EdgeType = tuple[str, str, str]  # source, relation, target
@@ -56,6 +63,11 @@ class NodeTypeSpec:
     original_name: TextSpec | None = None
     # In stores of several types: whether batches carry `num_nodes` of this type.
     explicit_num_nodes: bool = False
+
+    def only(self, names: Container[str]) -> NodeTypeSpec:
+        """Return the type with some attributes alone."""
+        found = {name: spec for name, spec in self.attributes.items() if name in names}
+        return replace(self, attributes=found)
 
     @classmethod
     def from_json(cls, fields: Fields) -> NodeTypeSpec:
@@ -99,6 +111,11 @@ class EdgeTypeSpec:
     weight_sums: Mapping[str, AttributeSpec] = field(default_factory=dict)
     # Ids in the original data of edges that are numbered by their positions here, [E].
     original_id: AttributeSpec | None = None
+    # Of a reverse type: the paths of the arrays in which attributes have their rows, those of the
+    # other type, by name; and int32 or int64 [E], the row of each edge there, perhaps `edge_id`.
+    # What `attributes` has under these names has no files.
+    shared: Mapping[str, str] = field(default_factory=dict)
+    shared_row: AttributeSpec | None = None
 
     @property
     def type(self) -> EdgeType:
@@ -116,8 +133,35 @@ class EdgeTypeSpec:
         splits = (spec for split in self.splits.values() for spec in split.arrays())
         texts = (part for text in self.value_names.values() for part in (text.bytes, text.offsets))
         by_column = (*self.orders.values(), *self.weight_sums.values())
-        attributes = self.attributes.values()
+        attributes = self.own_attributes()
+        attributes += [row for row in (self.shared_row,) if row and row not in ids]
         return (self.indptr, self.indices, *ids, *attributes, *splits, *texts, *by_column)
+
+    def own_attributes(self) -> list[AttributeSpec]:
+        """Return the attributes whose rows are the type's own."""
+        return [spec for name, spec in self.attributes.items() if name not in self.shared]
+
+    def only(self, names: Container[str]) -> EdgeTypeSpec:
+        """Return the type with some attributes alone."""
+        shared = {name: path for name, path in self.shared.items() if name in names}
+        return replace(
+            self,
+            attributes={name: spec for name, spec in self.attributes.items() if name in names},
+            shared=shared,
+            shared_row=self.shared_row if shared else None,
+        )
+
+    def check_shared(self, unshared: Mapping[str, AttributeSpec], file: str) -> None:
+        """Raise if attributes with the rows of another type's arrays are not like these."""
+        for name, path in self.shared.items():
+            own, array = self.attributes.get(name), unshared.get(path)
+            alike = own and array and own == replace(array, name=own.name, path=own.path)
+            if not alike or self.shared_row is None:
+                raise CorruptStoreError(
+                    f"{file}: the attribute {name!r} of {self.type} shares the rows of {path!r}, "
+                    "which is no attribute like it of another edge type",
+                    path=file,
+                )
 
     def check_splits(self, file: str) -> None:
         """Raise if splits, or the names of an attribute's values, contradict the rest."""
@@ -144,6 +188,7 @@ class EdgeTypeSpec:
         none = Fields({}, fields.path)
         splits = fields.fields("splits") if fields.has("splits") else none
         texts = fields.fields("value_names") if fields.has("value_names") else none
+        shared = fields.fields("shared") if fields.has("shared") else none
         return cls(
             source=fields.text("source"),
             relation=fields.text("relation"),
@@ -158,7 +203,16 @@ class EdgeTypeSpec:
             orders=_attributes(fields, "orders") if fields.has("orders") else {},
             weight_sums=_attributes(fields, "weight_sums") if fields.has("weight_sums") else {},
             original_id=_optional(fields, "original_id"),
+            shared={name: shared.text(name) for name in shared.document},
+            shared_row=_optional(fields, "shared_row"),
         )
+
+
+class SharedRows(NamedTuple):
+    """Where the rows of an attribute are that has none of its own."""
+
+    array: AttributeSpec  # the other type's
+    rows: AttributeSpec  # int32 or int64 [E]: the row of each edge there
 
 
 @dataclass(frozen=True)
@@ -251,19 +305,24 @@ class Schema:
 
     def only(self, names: Container[str]) -> Schema:
         """Return the schema with some attributes of nodes and edges alone."""
-
-        def named(attributes: Mapping[str, AttributeSpec]) -> dict[str, AttributeSpec]:
-            return {name: spec for name, spec in attributes.items() if name in names}
-
         return replace(
             self,
-            node_types=tuple(
-                replace(each, attributes=named(each.attributes)) for each in self.node_types
-            ),
-            edge_types=tuple(
-                replace(each, attributes=named(each.attributes)) for each in self.edge_types
-            ),
+            node_types=tuple(each.only(names) for each in self.node_types),
+            edge_types=tuple(each.only(names) for each in self.edge_types),
         )
+
+    def shared_rows(self) -> dict[str, SharedRows]:
+        """Return where attributes of reverse types have their rows, if these are shared; by path.
+
+        The rows of others lie at their own paths.
+        """
+        specs = {spec.path: spec for spec in self.edge_attributes()}
+        return {
+            edge.attributes[name].path: SharedRows(specs[path], edge.shared_row)
+            for edge in self.edge_types
+            for name, path in edge.shared.items()
+            if edge.shared_row is not None
+        }
 
     def scales_of(self, attribute: AttributeSpec) -> AttributeSpec | None:
         """Return the graph-level array with the scales of a node attribute, if any."""
@@ -302,7 +361,7 @@ class Schema:
         document["edge_types"] = list(document["edge_types"])
         for edge in document["edge_types"]:
             edge["splits"] = edge_splits_json(edge["splits"])
-            for name in ("splits", "value_names", "orders", "weight_sums", "original_id"):
+            for name in _OPTIONAL:
                 if not edge[name]:
                     del edge[name]
         return document
@@ -341,6 +400,7 @@ class Schema:
                 require(spec, node.num_nodes, f"there are {node.num_nodes} nodes")
             if node.original_name is not None:
                 _check_text(node.original_name, node.num_nodes, file)
+        unshared = {spec.path: spec for edge in self.edge_types for spec in edge.own_attributes()}
         for edge in self.edge_types:
             missing = {edge.source, edge.target} - counts.keys()
             if missing:
@@ -350,7 +410,8 @@ class Schema:
                 )
             num_targets = counts[edge.target]
             require(edge.indptr, num_targets + 1, f"there are {num_targets} target nodes")
-            ids = (edge.edge_id, edge.original_id)
+            edge.check_shared(unshared, file)
+            ids = (edge.edge_id, edge.original_id, edge.shared_row)
             rows = [edge.indices, *(spec for spec in ids if spec)]
             for spec in [*rows, *edge.attributes.values()]:
                 require(spec, edge.num_edges, f"there are {edge.num_edges} edges")
@@ -409,6 +470,7 @@ class StoreManifest(Manifest):
     """Identity, contents and files of a store."""
 
     FORMAT: ClassVar[str] = "gnnstore"
+    READER_FEATURES: ClassVar[frozenset[str]] = frozenset({SHARED_ATTRIBUTES})
     VERSION: ClassVar[int] = FORMAT_VERSION
     WORD: ClassVar[str] = "store"
     NOUN: ClassVar[str] = "a gnnstore store"

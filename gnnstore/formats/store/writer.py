@@ -14,7 +14,7 @@ from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container import names
 from gnnstore.formats.container.writer import SealedWriter
 from gnnstore.formats.store.reader import StoreReader
-from gnnstore.formats.store.schema import Schema, StoreManifest, TextSpec
+from gnnstore.formats.store.schema import SHARED_ATTRIBUTES, Schema, StoreManifest, TextSpec
 
 # Set in each batch, after the attributes.
 RESERVED_NAMES = frozenset(
@@ -79,4 +79,12 @@ class StoreWriter(SealedWriter):
         """Finish every array, write the manifest, and rename the store into place."""
         schema.checked(str(self.path))
         created_by = f"gnnstore {__version__}"
-        return self.seal(StoreManifest(created_by=created_by, schema=schema, provenance=provenance))
+        features = (SHARED_ATTRIBUTES,) if schema.shared_rows() else ()
+        return self.seal(
+            StoreManifest(
+                created_by=created_by,
+                schema=schema,
+                provenance=provenance,
+                reader_features=features,
+            )
+        )
