@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 # Without memory= the memory of the model is unknown.
 _CACHE_SHARE = 2
+# Nodes of several types are chosen again while there is room for this many times as many.
+_WORTH_CHOOSING = 1.01
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,20 +99,53 @@ class CacheMaker:
         """Return the cache of another loader on the store with the same settings, if any."""
         return shared_tables(self.store).find_cache(self._key)
 
-    def open(self, num_rows: int, counted: list[npt.NDArray[Any]] | None = None) -> StaticCache:
-        """Return the cache, filling it with the best `num_rows` nodes if there is none yet."""
+    def open(
+        self,
+        num_rows: int,
+        counted: list[npt.NDArray[Any]] | None = None,
+        *,
+        fills: bool = False,
+    ) -> StaticCache:
+        """Return the cache, filling it with the best `num_rows` nodes if there is none yet.
+
+        With `fills`, with as many as fit where these would if all were of the widest type.
+        """
 
         def make() -> StaticCache:
             shared = shared_tables(self.store)
             tables = self.tables.open(lambda of: shared.rows_on_disk(self.store, of, self.engine))
             cache = StaticCache(tables, self.num_rows)
             scores = counted.pop() if counted else self.scores()
-            nodes = select_nodes(scores, num_rows)
+            nodes = self._best(scores, num_rows) if fills else select_nodes(scores, num_rows)
             scores = scores[nodes]
             cache.warm_up(nodes, scores)
             return cache
 
         return shared_tables(self.store).cache(self._key, make)
+
+    def _best(self, scores: npt.NDArray[Any], num_rows: int) -> npt.NDArray[np.int64]:
+        """Return as many of the best nodes as take the memory of `num_rows` of the widest type."""
+        cost, widths, nodes = self.cost, self.tables.widths, select_nodes(scores, num_rows)
+        widest = max(widths.values())
+        num_bytes = cost.bytes_of(num_rows)
+
+        def bytes_of(nodes: npt.NDArray[np.int64]) -> int:
+            narrower = sum(
+                (widest - width) * len(own.part(nodes)[1]) for own, width in widths.items()
+            )
+            return cost.bytes_of(len(nodes)) - narrower
+
+        while min(widths.values()) < widest and len(nodes):
+            held = bytes_of(nodes)
+            for each in (held // len(nodes), cost.node_bytes):  # the last ones fit in any case
+                more = select_nodes(scores, len(nodes) + (num_bytes - held) // each)
+                if bytes_of(more) <= num_bytes:
+                    break
+            is_full = len(more) <= _WORTH_CHOOSING * len(nodes)
+            nodes = more
+            if is_full:
+                break
+        return nodes
 
     def scores(self) -> npt.NDArray[Any]:
         """Return the score of each row: uint8 or uint32 [N]."""
@@ -186,7 +221,7 @@ class StaticStrategy(Strategy):
         elif note or num_rows == 0:
             cache, note = None, note or "batches leave no room for more"
         else:
-            cache = maker.open(num_rows, counted)
+            cache = maker.open(num_rows, counted, fills=True)
         score = maker.settings.score
         if cache is None:
             return placement.with_cache(StaticCacheInfo(score, 0, 0, note))

@@ -87,3 +87,16 @@ def test_reads_are_those_of_the_twin(path: Path, memory: str, read: tuple[str, .
     assert 0.1 < since.hit_rate < 0.9
     in_one_pool = belady_plan([rows.tolist() for rows in batches], [-1] * 162, [0] * 162)
     assert since.rows_read < sum(in_one_pool.misses)
+
+
+def test_a_static_cache_is_filled_by_the_widths_of_its_rows(path: Path) -> None:
+    """With 3 KiB for each node there would be room for 160."""
+    plain = NeighborLoader(path, [4, 3], "paper", strategy="memory", **OPTIONS)
+    store = gnnstore.open(path)
+    budget: dict[str, Any] = {"memory": "24MB", "cache_bytes": "500kB", "io_engine": "pread"}
+    loader = NeighborLoader(store, [4, 3], "paper", strategy="static", **budget, **OPTIONS)
+    assert_same_batches(batches_of(loader), batches_of(plain))
+    cache = loader._sources.placement.cache
+    assert cache is not None
+    assert 450_000 < cache.num_bytes <= 500_000
+    assert cache.num_rows == loader.stats().cache_rows > 1.5 * 160

@@ -191,8 +191,8 @@ def test_slots_in_pools(case: Case, is_warm: bool, num_slots: int) -> None:
     with ThreadPoolExecutor(3) as executor:
         list(executor.map(gather, range(NUM_BATCHES)))
     for (own,), section in zip(pools.ranges, pools.sections(num_slots), strict=True):
-        held = cache.planned_nodes[section]
-        assert all(own.first <= row < own.first + own.num_rows for row in held[held >= 0])
+        found = cache.planned_nodes[section]
+        assert all(own.first <= row < own.first + own.num_rows for row in found[found >= 0])
 
 
 def test_shares_of_pools() -> None:
