@@ -37,7 +37,7 @@ _HELD_SHARE = 4
 IDS_SHARE = 2
 
 # With several node types, a table of at most this share of the budget is held whole next to larger
-# ones: slots are as long as the longest row.
+# ones.
 _SMALL_SHARE = 100
 
 _WHERE = {"memory": "in memory", "mmap": "mapped", "disk": "on disk"}
