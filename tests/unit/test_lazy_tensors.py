@@ -93,7 +93,7 @@ def test_it_is_a_tensor(store: Any, data: Data, tmp_path: Path) -> None:
     torch.save(x, tmp_path / "x.pt")
     assert torch.equal(torch.load(tmp_path / "x.pt", weights_only=False), data.x)
     with pytest.raises(ValueError, match="it lies on disk, so reading it is a copy"):
-        np.array(x, copy=False)
+        store.x.__array__(copy=False)
 
 
 @pytest.mark.parametrize("kind", [GCNConv, SAGEConv, GATConv])
