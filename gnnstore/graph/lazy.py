@@ -107,10 +107,6 @@ class LazyTensor(Tensor):
         found = self.tensor()
         return found.view(torch.uint16 if found.dtype == torch.bfloat16 else found.dtype).numpy()
 
-    def is_same(self, other: object) -> bool:
-        """Whether another tensor is read from the same place."""
-        return isinstance(other, LazyTensor) and self.source == other.source
-
     def __getitem__(self, key: Any) -> Tensor:
         """Return a part as a tensor in memory."""
         try:
@@ -148,7 +144,9 @@ class LazyTensor(Tensor):
 
     def _part(self, func: Any, args: Sequence[Any]) -> Tensor | None:
         """Return what an operation takes of the rows, without reading others; None: it does not."""
-        axis, length = self.source.axis, self.shape[self.source.axis] if self.dim() else 0
+        if not self.dim():
+            return None
+        axis, length = self.source.axis, self.shape[self.source.axis]
         if func is _aten.index.Tensor:
             given = [(i, index) for i, index in enumerate(args[0]) if index is not None]
             return self._rows(given[0][1]) if len(given) == 1 and given[0][0] == axis else None
@@ -158,6 +156,10 @@ class LazyTensor(Tensor):
             return self._rows(args[1])
         if func is _aten.slice.Tensor:
             return self._rows(range(length)[slice(*args[1:])])
+        if not -length <= args[1] < length:
+            raise BadIndexError(
+                f"{self.source.name}: row id {args[1]} is outside [{-length}, {length})"
+            )
         found = self._rows(range(args[1] % length, args[1] % length + 1))
         return None if found is None else found.select(axis, 0)
 

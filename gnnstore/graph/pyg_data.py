@@ -21,7 +21,6 @@ from gnnstore.graph.original_ids import NodeIds
 
 if TYPE_CHECKING:
     from gnnstore.formats.store.csc import Csc
-    from gnnstore.graph.store import GraphStore
 
 # Names in PyG's data sets.
 _MASKS = {"valid": "val_mask"}
@@ -96,6 +95,7 @@ def split_ids(node: NodeTypeSpec) -> dict[str, str]:
 
 def read_mask(reader: StoreReader, node: NodeTypeSpec, split: str) -> Tensor:
     """Return a split of nodes as a mask."""
+    require_memory(f"the mask of {split!r}", node.num_nodes)
     mask = torch.zeros(node.num_nodes, dtype=torch.bool)
     mask[Splits(reader, node)[split]] = True
     return mask
@@ -142,55 +142,46 @@ def rows_of(reader: StoreReader, spec: AttributeSpec) -> ArrayRows:
 
 
 @dataclass(frozen=True)
-class EdgeRows(LazySource):
-    """An attribute of edges in the order of their ids, its rows along the axis that they had."""
+class EdgeRows(ArrayRows):
+    """An attribute of edges in the order of their ids."""
 
-    edge: EdgeTypeSpec
-    rows: ArrayRows
+    edge: EdgeTypeSpec | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.edge, self.rows)
+        return type(self), (self.reader, self.spec, self.axis, self.edge)
 
     @classmethod
     def of(cls, reader: StoreReader, edge: EdgeTypeSpec, spec: AttributeSpec) -> EdgeRows:
-        """Return an attribute of edges by its description."""
-        return cls(edge, rows_of(reader, spec))
-
-    name = property(lambda self: self.rows.name)
-    shape = property(lambda self: self.rows.shape)
-    dtype = property(lambda self: self.rows.dtype)
-    axis = property(lambda self: self.rows.axis)
-    spec = property(lambda self: self.rows.spec)
+        """Return an attribute of edges, its rows along the axis that they had."""
+        return cls(reader, spec, spec.cat_dim % len(spec.shape), edge)
 
     def read(self) -> Tensor:
         """Return all rows, after a check that there is memory for them twice, and their order."""
-        require_memory(self.name, 2 * self.num_bytes + 16 * self.edge.num_edges)
-        order, rows = order_of_ids(self.rows.reader, self.edge), self.rows.read()
-        return rows if order is None else rows.index_select(self.axis, order)
+        require_memory(self.name, 2 * self.num_bytes + 16 * self.spec.num_rows)
+        order = None if self.edge is None else order_of_ids(self.reader, self.edge)
+        return super().read() if order is None else super().read().index_select(self.axis, order)
 
     def take(self, rows: Rows) -> Tensor:
         """Return the rows of some edges, whose places are looked up."""
-        ids = np.asarray(rows, np.int64)
-        if self.edge.edge_id is None or not self._ids_are_dense:
-            return self.rows.take(ids)
-        asked, places = np.unique(ids, return_inverse=True)
-        return self.rows.take(self._finder.find_ascending(asked)[places])
+        if self._places is None:
+            return super().take(rows)
+        ids, at = np.unique(np.asarray(rows, np.int64), return_inverse=True)
+        return super().take(self._places.find_ascending(ids)[at])
 
     @cached_property
-    def _finder(self) -> NodeIds:
-        return NodeIds(self.rows.reader, self.edge.edge_id, self.edge.num_edges)
-
-    @cached_property
-    def _ids_are_dense(self) -> bool:
-        """Whether ids are those of the edges that are there, none left out."""
-        return self._finder.greatest < self.edge.num_edges
+    def _places(self) -> NodeIds | None:
+        """The place of each edge by its id; None: places are ids, or other edges were left out."""
+        if self.edge is None or self.edge.edge_id is None:
+            return None
+        found = NodeIds(self.reader, self.edge.edge_id, self.edge.num_edges)
+        return found if found.greatest < self.edge.num_edges else None
 
 
 @dataclass(frozen=True)
 class EdgeIndex(LazySource):
     """Source and target of each edge of a type, [2, E], in the order of their ids."""
 
-    store: GraphStore
+    store: Any
     edge: EdgeTypeSpec
     name = "edge_index"
 
@@ -208,20 +199,3 @@ class EdgeIndex(LazySource):
         """Return all edges."""
         columns = self.store.topology("mmap").columns(self.edge.type)
         return read_edge_index(self.store.reader, self.edge, columns)
-
-
-@dataclass(frozen=True)
-class SplitMask(LazySource):
-    """A split of nodes as a mask."""
-
-    reader: StoreReader
-    node: NodeTypeSpec
-    split: str
-    dtype = torch.bool
-
-    name = property(lambda self: f"mask of {self.split!r}")
-    shape = property(lambda self: (self.node.num_nodes,))
-
-    def read(self) -> Tensor:
-        """Return the mask."""
-        return read_mask(self.reader, self.node, self.split)

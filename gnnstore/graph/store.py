@@ -39,9 +39,9 @@ from gnnstore.graph.original_ids import NodeIds
 from gnnstore.graph.pyg_data import (
     EdgeIndex,
     EdgeRows,
-    SplitMask,
     read_data,
     read_hetero,
+    read_mask,
     rows_of,
     split_ids,
     split_masks,
@@ -308,10 +308,9 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         return LazyTensor(self._source((spec.path, "ids"), make))
 
     def _mask_of(self, node: NodeTypeSpec, split: str) -> Tensor:
-        source = SplitMask(self.reader, node, split)
-        if not is_small(source.num_bytes):
-            return LazyTensor(source)
-        return self._source((node.name, "mask", split), source.read)
+        read = partial(read_mask, self.reader, node, split)
+        is_kept = is_small(node.num_nodes)
+        return self._source((node.name, "mask", split), read) if is_kept else read()
 
     def _source(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return what is made once and shared by all tensors of an attribute."""
@@ -441,7 +440,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         """Whether a value is the store's own, as in `data.y = data.y`, or an equal number."""
         known = getattr(self, name)
         if isinstance(known, LazyTensor):
-            return known.is_same(value)
+            return isinstance(value, LazyTensor) and known.source == value.source
         if isinstance(known, Tensor):
             is_same_type = isinstance(value, Tensor) and known.dtype == value.dtype
             return is_same_type and torch.equal(known, value)

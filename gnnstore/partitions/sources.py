@@ -143,6 +143,7 @@ class PartitionSources(Sources):
             *self._contents().reserve(*sizes, num_slots, most),
             Reservation("compressed attributes", StoreSizes.of(self.store.schema).compressed_bytes),
             Reservation("seeds and their order", self.seeds.bytes_with(most)),
+            Reservation("assigned attributes", self.store.assigned.num_bytes),
             Reservation(STAGING, self.engine.staging_bytes),
             *(table.reserve(Slots(shape.capacity, shape.num_spare)) for table in self._tables),
         ]

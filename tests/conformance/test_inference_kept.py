@@ -210,7 +210,7 @@ def test_types(
         x = np.abs(x).astype(stored)
     changed = GraphArrays(NUM_NODES, graph.edge_index, {"x": np.ascontiguousarray(x)})
     store = gnnstore.open(changed.write(tmp_path / "t.gnn", options=options))
-    dense = torch.from_numpy(store.features[:]).float()
+    dense = store.features[:].float()
     if stored.endswith("scales"):
         dense *= store.graph_attributes()["x_scale"]
     model, notes = [kind(width, 8), torch.relu, kind(8, 4)], Notes()

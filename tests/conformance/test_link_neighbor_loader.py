@@ -816,7 +816,6 @@ def test_attributes_of_seed_edges(path: Path, edge_index: torch.Tensor) -> None:
     [
         ({"edge_label_index": torch.tensor([[0, 1], [2, N]])}, f"target {N} at position 1"),
         ({"edge_label_index": torch.tensor([[0, -1], [2, 3]])}, "source -1 at position 1"),
-        ({"edge_label_index": torch.zeros(2, 0)}, "no edges"),
         ({"edge_label_index": torch.zeros(3, 4, dtype=torch.long)}, r"\[3, 4\]; expected sources"),
         ({"edge_label_index": torch.zeros(2, 4)}, "float32; expected node ids"),
         ({"edge_label_index": (("a", "b", "c"), None)}, "edge type"),

@@ -70,7 +70,11 @@ def keys(draw: st.DrawFn, shape: tuple[int, ...]) -> Any:
         sides = hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=5)
         ids = st.integers(-length, length - 1)
         array = draw(hnp.arrays(dtype, sides, elements=ids))
-        forms = [array, torch.from_numpy(array), *([array.tolist()] if array.size else [])]
+        forms = [
+            array,
+            torch.from_numpy(array),
+            *([array.tolist()] if array.size and array.ndim == 1 else []),
+        ]
         rows = draw(st.sampled_from(forms))
     is_plain = isinstance(rows, slice) and len(shape) > 1
     return (rows, slice(None, None, 2)) if is_plain and draw(st.booleans()) else rows
