@@ -187,6 +187,8 @@ class LayerCall:
             if self.norm is not None:
                 stack.enter_context(not_normalizing(conv))
                 block, weights = self.norm.apply(block)
+            if block.x.dtype not in _SPARSE_DTYPES:
+                return conv(block.x, block.edge_index, weights)[: block.num_targets]
             is_single = isinstance(conv, _NORMALIZING)
             return conv(block.x if is_single else (block.x, block.x_dst), _matrix(block, weights))
 
