@@ -127,7 +127,7 @@ class BlockMaker:
         if self._is_in_front:
             rest = arena.take((len(ids), self._plan.source_width), kind.dtype)
         try:
-            self._number(numbered.numpy(), pieces, (first, last), others, len(ids), copied)
+            self._number(numbered.numpy(), pieces, (first, last), others, copied)
         except IndexError as error:
             raise graph.out_of_range(error) from error
         edges = {
@@ -245,13 +245,12 @@ class BlockMaker:
         pieces: list[npt.NDArray[Any]],
         targets: tuple[int, int],
         others: Words,
-        num_others: int,
         copied: Words,
     ) -> None:
         """Find the row of each edge's source: targets, then the others by id, then kept ones."""
         first, last = targets
-        num_before = last - first + num_others
-        ranks, copied_ranks = _core.bitmap_count(others)[0], _core.bitmap_count(copied)[0]
+        ranks, num_others = _core.bitmap_count(others)
+        copied_ranks, num_before = _core.bitmap_count(copied)[0], last - first + num_others
         at = 0
         pieces.reverse()
         while pieces:

@@ -33,8 +33,8 @@ _SUMMING = (SAGEConv, GINConv, GraphConv, GCNConv, LGConv)
 # These take x alone, and weights in their matrix that they do not normalise.
 _NORMALIZING = (GCNConv, LGConv)
 _SPARSE_DTYPES = (torch.float32, torch.float64)
-# A linear map of sums is the sum of mapped rows. Where it makes rows narrower, they are mapped once,
-# before they are kept or packed, and the convolution runs without it.
+# A linear map of sums is the sum of mapped rows. Where it makes rows narrower, they are mapped
+# once, before they are kept or packed, and the convolution runs without it.
 _MAPS = {SAGEConv: "lin_l", GraphConv: "lin_rel", GCNConv: "lin"}
 _LINEAR_MAPS = (torch.nn.Linear, torch_geometric.nn.Linear)
 _EDGE_DATA = ("edge_weight", "edge_attr")
@@ -144,12 +144,13 @@ class LayerCall:
         if conv is None:
             return cls(layer, "rows")
         takes = tuple(name for name in _edge_data_of(conv) if name in kind.edge_widths)
-        is_sparse = type(conv) in _SUMMING and conv.fuse and kind.dtype in _SPARSE_DTYPES
-        if not is_sparse and type(conv) not in _NORMALIZING:
+        is_summing = type(conv) in _SUMMING
+        is_sparse = is_summing and conv.fuse and kind.dtype in _SPARSE_DTYPES
+        if not is_sparse and not isinstance(conv, _NORMALIZING):
             return cls(layer, "pair", takes)
         norm = DegreeNorm.of(conv, "edge_weight" if "edge_weight" in takes else None)
         # Rows that are kept are in the memory of the host.
-        sums = kind.device.type == "cpu" and not getattr(conv, "project", False)
+        sums = is_summing and kind.device.type == "cpu" and not getattr(conv, "project", False)
         return cls(layer, "sparse", takes, norm, sums, Projection.of(conv) if sums else None)
 
     @property
@@ -163,13 +164,12 @@ class LayerCall:
 
     def __call__(self, block: Block, dtype: torch.dtype | None = None) -> Tensor:
         """Return the rows of the block's targets, in memory of their own: [D, width]."""
-        out: Any = self._convolve(block)
-        if not isinstance(out, Tensor) or out.dim() != 2 or not out.shape[1]:
-            found = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
-            raise ValueError(f"it gives {found} instead of rows [n, width]")
-        rows = self.layer.finish(out)
-        if rows.dim() != 2 or len(rows) != block.num_targets or not rows.shape[1]:
-            raise ValueError(f"it gives {list(rows.shape)} for {block.num_targets} nodes")
+        rows: Any = self.layer.finish(self._convolve(block))
+        found = list(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
+        if not isinstance(found, list) or len(found) != 2 or found[0] != block.num_targets:
+            raise ValueError(f"it gives {found} for {block.num_targets} nodes")
+        if not found[1]:
+            raise ValueError(f"it gives rows without elements, {found}")
         # Written while the layer runs on the next block, so not in shared memory.
         return rows.to("cpu", dtype or rows.dtype, copy=True).contiguous()
 
@@ -187,7 +187,9 @@ class LayerCall:
             if self.norm is not None:
                 stack.enter_context(not_normalizing(conv))
                 block, weights = self.norm.apply(block)
-            is_single = type(conv) in _NORMALIZING
+            if block.x.dtype not in _SPARSE_DTYPES:
+                return conv(block.x, block.edge_index, weights)[: block.num_targets]
+            is_single = isinstance(conv, _NORMALIZING)
             return conv(block.x if is_single else (block.x, block.x_dst), _matrix(block, weights))
 
 
@@ -244,10 +246,10 @@ def check_call(call: LayerCall, kind: RowKind) -> None:
         raise UsageError(
             f"{layer.name} is not layer-wise: on nodes with all their in-neighbours it computes "
             f"other values than on the whole graph (called with {call.form}: {failure}). It may "
-            "look further than one hop, use degrees or statistics of the whole graph, be random, or "
-            "take its arguments in another form. Split it into layers that look at in-neighbours "
-            "once, wrap it in a function that takes ((x, x_dst), edge_index), or evaluate with a "
-            "gnnstore.NeighborLoader"
+            "look further than one hop, use degrees or statistics of the whole graph, be random, "
+            "or take its arguments in another form. Split it into layers that look at "
+            "in-neighbours once, wrap it in a function that takes ((x, x_dst), edge_index), or "
+            "evaluate with a gnnstore.NeighborLoader"
         )
 
 

@@ -32,7 +32,7 @@ class DegreeNorm:
     @classmethod
     def of(cls, conv: Any, weight_name: str | None) -> DegreeNorm | None:
         """Return the normalisation of a convolution; None if it has none, or another kind."""
-        if type(conv) not in (GCNConv, LGConv) or not conv.normalize:
+        if not isinstance(conv, (GCNConv, LGConv)) or not conv.normalize:
             return None
         if isinstance(conv, LGConv):
             return cls(False, 1.0, weight_name)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from gnnstore.budget.ledger import Ledger, Reservation, least_more
-from gnnstore.errors import BudgetError, UsageError
+from gnnstore.errors import UsageError
 from gnnstore.formats import AttributeSpec
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, PageGeometry
 from gnnstore.layerwise.calls import LayerCall, RowKind, check_call
@@ -194,26 +194,15 @@ def rooms_of(
             refused.append((int((plan.costs @ largest).max()), plan, room))
     if refused:
         least_bytes, plan, room = max(refused, key=lambda one: one[0])
-        raise _refusal(least_bytes, plan, room, memory(memory_bytes), memory, graph)
+        who, remedy = plan.call.layer.name, "evaluate with a gnnstore.NeighborLoader that samples"
+        block = "node {} with its {} in-neighbours at once".format(*graph.hub)
+        needed, ledger = Reservation(block, least_bytes), memory(memory_bytes)
+        if ledger.left() >= least_bytes:
+            device = Ledger(room, (needed,), who, "of device memory", option="")
+            raise device.refusal(None, "run on device='cpu'", remedy)
+        more = least_more(lambda more: max(0, least_bytes - memory(memory_bytes + more).left()))
+        raise replace(ledger.add(needed), who=who, raise_by=more).refusal(None, remedy)
     return rooms
-
-
-def _refusal(
-    least_bytes: int,
-    plan: LayerPlan,
-    room: int,
-    ledger: Ledger,
-    memory: Callable[[int], Ledger],
-    graph: GraphSize,
-) -> BudgetError:
-    who, remedy = plan.call.layer.name, "evaluate with a gnnstore.NeighborLoader that samples"
-    block = "node {} with its {} in-neighbours at once".format(*graph.hub)
-    needed = Reservation(block, least_bytes)
-    if ledger.left() >= least_bytes:
-        device = Ledger(room, (needed,), who, "of device memory", option="")
-        return device.refusal(None, "run on device='cpu'", remedy)
-    more = least_more(lambda more: max(0, least_bytes - memory(ledger.limit + more).left()))
-    return replace(ledger.add(needed), who=who, raise_by=more).refusal(None, remedy)
 
 
 def check_dtype(dtype: Any) -> str | None:

@@ -38,7 +38,7 @@ class Notes(NullProgress):
 layers = {
     "sage": lambda: [SAGEConv(256, 64), torch.relu, SAGEConv(64, 32)],
     "gcn": lambda: [GCNConv(256, 64), torch.relu, GCNConv(64, 32)],
-    "gat": lambda: [GATConv(256, 16, heads=2), torch.relu, GATConv(32, 32)],
+    "gat": lambda: [GATConv(256, 16, heads=8), torch.relu, GATConv(128, 32)],
 }[kind]()
 Path(group, "cgroup.procs").write_text(str(os.getpid()))
 before = resident("VmRSS")

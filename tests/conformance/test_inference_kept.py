@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,18 +54,21 @@ def _memory_for_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
 
 
-def keeping(monkeypatch: pytest.MonkeyPatch, share: float, *, carries: bool = False) -> None:
-    """Let each layer keep a share of the rows with edges; those after the first as computed."""
+def keeping(monkeypatch: pytest.MonkeyPatch, share: float, how: str = "") -> None:
+    """Let each layer keep a share of the rows with edges; those after the first as `how` says."""
 
     def place(self: Placer, plans: Any, rooms: Any) -> list[Placement]:
         assert self.degrees is not None
         number = int(share * self.degrees.num_sources)
         placed = [
-            self._placed(plan, self.degrees, room, number, is_carried=carries and k > 0)
+            self._placed(plan, self.degrees, room, number, is_carried=how == "carried" and k > 0)
             for k, (plan, room) in enumerate(zip(plans, rooms, strict=True))
         ]
         assert None not in placed
-        return placed  # type: ignore[return-value]
+        return [
+            replace(one, is_spilled=how == "spilled" and k > 0)  # type: ignore[type-var]
+            for k, one in enumerate(placed)
+        ]
 
     monkeypatch.setattr(Placer, "place", place)
 
@@ -141,12 +145,20 @@ def test_rows_of_a_compressed_attribute_are_kept(
     torch.testing.assert_close(found.tensor(), expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("how", ["carried", "spilled"])
 @pytest.mark.parametrize("name", ["SAGE", "GCN", "GAT"])
 def test_rows_that_the_layer_before_has_kept(
-    graph: GraphArrays, path: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    graph: GraphArrays,
+    path: Path,
+    *,
+    name: str,
+    how: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nothing is read but the targets, once, and the graph."""
-    keeping(monkeypatch, 1.0, carries=True)
+    """Nothing is read but the targets, once, and the graph; or kept rows, which are written."""
+    keeping(monkeypatch, 1.0, how)
+    monkeypatch.setattr("gnnstore.layerwise.rows._MAX_PART_ROWS", 500)
     model, notes = layers()[name](), Notes()
     found = gnnstore.inference(model, path, tmp_path / "out", memory=MEMORY, progress=notes)
     assert isinstance(found, Embeddings)
@@ -155,13 +167,18 @@ def test_rows_that_the_layer_before_has_kept(
     assert first["rows_read"] == 2 * NUM_NODES
     assert second["rows_read"] == NUM_NODES
     assert second["bytes_packed"] == 0
+    row_bytes = 4 * {"SAGE": 16, "GCN": 24, "GAT": 16}[name]
+    spilled = row_bytes * len(np.unique(graph.edge_index[0])) if how == "spilled" else 0
+    assert first["bytes_packed"] == spilled
+    assert [item.name for item in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.parametrize("how", ["carried", "spilled"])
 def test_kept_rows_that_an_interrupted_run_has_lost(
-    graph: GraphArrays, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    graph: GraphArrays, path: Path, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A layer that was begun by an earlier run gives the next one only some rows."""
-    keeping(monkeypatch, 1.0, carries=True)
+    keeping(monkeypatch, 1.0, how)
     model = layers()["SAGE"]()
     options: dict[str, Any] = {"memory": MEMORY, "shard_bytes": 1 << 16, "resume": True}
     with monkeypatch.context() as patch:
