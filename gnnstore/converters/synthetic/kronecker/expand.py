@@ -14,7 +14,6 @@ better than they are.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from gnnstore.converters.synthetic.kronecker.patterns import FactorGraph
 from gnnstore.converters.writer.casting import SCALES
 from gnnstore.converters.writer.estimates import NodeTable, Workload
 from gnnstore.converters.writer.graph_writer import GraphWriter
-from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
+from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.progress import Progress
@@ -125,7 +124,7 @@ def from_kronecker(
         source={"inputs": inputs, "seed_uuid": graph.reader.uuid, "parameters": parameters},
         options=options,
         num_nodes=num_nodes,
-        index_dtype=_index_dtype(graph, num_nodes),
+        index_dtype=graph.reader.schema.index_dtype if num_nodes < 2**31 else "int64",
         edge_ids=False,
         progress=progress,
         workload=_workload(graph, factor, wanted, features),
@@ -175,36 +174,21 @@ def _check(graph: StoreInput, output: PathLike, factor: int, edge_factor: float,
     return num_nodes
 
 
-def _index_dtype(graph: StoreInput, num_nodes: int) -> IndexDtype:
-    small = num_nodes <= np.iinfo(np.int32).max
-    return graph.reader.schema.index_dtype if small else "int64"
-
-
 def _write_edges(writer: GraphWriter, graph: StoreInput, expander: EdgeExpander) -> None:
     expected = round(graph.num_edges * expander.factor.edge_factor)
     writer.expect_edges(expected)
     describe_edges(writer, graph.edges.attributes)
     with writer.progress.phase("expand edges", expected, "edges") as phase:
-        for copies in expander.expand(graph):
-            attributes = {
-                name: graph.rows(spec, copies.first, copies.last)[copies.parents]
-                for name, spec in graph.edges.attributes.items()
-            }
-            writer.add_edges(copies.sources, copies.targets, attributes)
-            phase.advance(len(copies.sources))
+        for first, last, parents, sources, targets in expander.expand(graph):
+            rows = graph.edge_rows(first, last)
+            writer.add_edges(sources, targets, {name: own[parents] for name, own in rows.items()})
+            phase.advance(len(sources))
     writer.finish_edges()
 
 
-@dataclass(frozen=True)
-class EdgeCopies:
-    """The copies of consecutive edges of the seed."""
-
-    first: int  # position of the first copied edge
-    last: int  # position behind the last copied edge
-    # int64, shape [k]: the copied edge of each copy, counted from `first`.
-    parents: npt.NDArray[np.int64]
-    sources: npt.NDArray[Any]  # int32 or int64, shape [k]: source nodes
-    targets: npt.NDArray[Any]  # int32 or int64, shape [k]: target nodes
+# Positions of the first copied edge and of the one behind the last; by copy the copied edge,
+# counted from the first, the source and the target.
+EdgeCopies = tuple[int, int, npt.NDArray[np.int64], npt.NDArray[Any], npt.NDArray[Any]]
 
 
 class EdgeExpander:
@@ -249,9 +233,7 @@ class EdgeExpander:
         new_sources += sources.astype(dtype)[parents]
         new_targets = self._columns[places]
         new_targets += targets.astype(dtype)[parents]
-        return EdgeCopies(
-            piece.first, piece.first + len(sources), parents, new_sources, new_targets
-        )
+        return piece.first, piece.first + len(sources), parents, new_sources, new_targets
 
     def _patterns(
         self,
