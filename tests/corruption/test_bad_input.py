@@ -346,7 +346,8 @@ def test_an_error_of_the_disk_is_named(output: Path) -> None:
 def test_an_existing_output_is_kept(ogb: Path, output: Path) -> None:
     from_ogb(ogb, output)
     uuid = StoreReader.open(output).uuid
-    (ogb / "raw" / "edge.csv.gz").write_bytes(b"this would fail, if it were read")
+    for name in ("edge", "node-feat", "node-label"):
+        (ogb / "raw" / f"{name}.csv.gz").write_bytes(b"this would fail, if it were read")
     for run in (partial(from_ogb, ogb, output), partial(from_rmat, output, scale=3)):
         with pytest.raises(StoreExistsError, match=r"store\.gnn exists; choose another output"):
             run()
