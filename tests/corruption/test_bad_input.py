@@ -189,7 +189,10 @@ def test_a_pickled_split_is_not_loaded(ogb: Path, output: Path) -> None:
         ({"num_nodes_list": np.array([20, 20])}, "num_nodes_list: lists 2 graphs"),
         ({"num_nodes_list": np.array([20.5])}, "is not a count"),
         ({"num_edges_list": np.array([99])}, "has shape [2, 100], but num_edges_list says [2, 99]"),
-        ({"edge_index": np.zeros((2, 100))}, "edge_index: has the element type float64, expected integers"),
+        (
+            {"edge_index": np.zeros((2, 100))},
+            "edge_index: has the element type float64, expected integers",
+        ),
         ({"edge_index": np.full((2, 100), 20)}, "source node id 20 at position 0 is outside [0, 2"),
         ({"node_feat": np.zeros((19, 2))}, "node_feat: has 19 rows, but the graph has 20 nodes"),
         ({"edge_feat": np.zeros((99, 2))}, "edge_feat: has 99 rows, but the graph has 100 edges"),

@@ -27,8 +27,9 @@ from gnnstore.converters.keyed_random import hash_pairs
 from gnnstore.converters.stores.copy import copy_graph_attributes, describe_edges, texts_of
 from gnnstore.converters.stores.graph import EdgePiece, StoreInput
 from gnnstore.converters.synthetic.kronecker.factor import check_factor, derive_factor
-from gnnstore.converters.synthetic.kronecker.nodes import check_noise, write_nodes
+from gnnstore.converters.synthetic.kronecker.nodes import write_nodes
 from gnnstore.converters.synthetic.kronecker.patterns import FactorGraph
+from gnnstore.converters.synthetic.synthetic_nodes import check_numbers
 from gnnstore.converters.writer.casting import SCALES
 from gnnstore.converters.writer.estimates import NodeTable, Workload
 from gnnstore.converters.writer.graph_writer import GraphWriter
@@ -102,7 +103,7 @@ def from_kronecker(
     graph = StoreInput(seed_store, "gnnstore convert kronecker")
     wanted = float(factor) if edge_factor is None else float(edge_factor)
     num_nodes = _check(graph, output, factor, wanted, seed)
-    check_noise(feature_noise)
+    check_numbers(feature_noise=feature_noise)
     options = options or ConvertOptions()
     if options.feature_scale and SCALES in graph.reader.schema.graph_arrays:
         raise UsageError(
@@ -165,8 +166,7 @@ def _check(graph: StoreInput, output: PathLike, factor: int, edge_factor: float,
             f"{graph.reader.path} has edge splits, {', '.join(graph.edges.splits)}, whose copies "
             "could be edges of the graph; expand the store that was split, and split the result"
         )
-    if not 0 <= seed < 2**64:
-        raise UsageError(f"seed={seed} is not in [0, 2**64)")
+    check_numbers(seed=seed)
     if Path(output).resolve() == graph.reader.path.resolve():
         raise UsageError(
             f"{output} is the store to be expanded; choose another place for the result"
