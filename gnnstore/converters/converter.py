@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import ParamSpec
 
+from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import limits_named
+from gnnstore.formats.container.transaction import check_final
 
 P = ParamSpec("P")
 
 
 def converter(convert: Callable[P, Path]) -> Callable[P, Path]:
-    """Let a converter's errors name the limit of the system, such as memory, that it met."""
-    return limits_named("convert")(convert)
+    """Refuse an output that is there before any work, and let errors name a limit of the system."""
+    signature = inspect.signature(convert)
+
+    @wraps(convert)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> Path:
+        given = signature.bind(*args, **kwargs).arguments
+        options = given.get("options") or ConvertOptions()
+        may_exist = options.overwrite or options.resume or "overwrite" in given.get("more", {})
+        if "output" in given and not may_exist:
+            final = Path(os.path.abspath(given["output"]))  # noqa: PTH100 - links stay
+            check_final(final, overwrite=False, is_replaceable=bool, noun="")
+        return convert(*args, **kwargs)
+
+    return limits_named("convert")(checked)

@@ -189,7 +189,10 @@ def test_a_pickled_split_is_not_loaded(ogb: Path, output: Path) -> None:
         ({"num_nodes_list": np.array([20, 20])}, "num_nodes_list: lists 2 graphs"),
         ({"num_nodes_list": np.array([20.5])}, "is not a count"),
         ({"num_edges_list": np.array([99])}, "has shape [2, 100], but num_edges_list says [2, 99]"),
-        ({"edge_index": np.zeros((2, 100))}, "source node id: has the element type float64; ids"),
+        (
+            {"edge_index": np.zeros((2, 100))},
+            "edge_index: has the element type float64, expected integers",
+        ),
         ({"edge_index": np.full((2, 100), 20)}, "source node id 20 at position 0 is outside [0, 2"),
         ({"node_feat": np.zeros((19, 2))}, "node_feat: has 19 rows, but the graph has 20 nodes"),
         ({"edge_feat": np.zeros((99, 2))}, "edge_feat: has 99 rows, but the graph has 100 edges"),
@@ -346,7 +349,8 @@ def test_an_error_of_the_disk_is_named(output: Path) -> None:
 def test_an_existing_output_is_kept(ogb: Path, output: Path) -> None:
     from_ogb(ogb, output)
     uuid = StoreReader.open(output).uuid
-    (ogb / "raw" / "edge.csv.gz").write_bytes(b"this would fail, if it were read")
+    for name in ("edge", "node-feat", "node-label"):
+        (ogb / "raw" / f"{name}.csv.gz").write_bytes(b"this would fail, if it were read")
     for run in (partial(from_ogb, ogb, output), partial(from_rmat, output, scale=3)):
         with pytest.raises(StoreExistsError, match=r"store\.gnn exists; choose another output"):
             run()

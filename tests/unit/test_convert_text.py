@@ -264,22 +264,7 @@ def test_line_numbers_count_comments_and_earlier_blocks(tmp_path: Path) -> None:
 
 
 FIELDS = st.sampled_from(
-    [
-        "0",
-        "1",
-        "23",
-        "-4",
-        "+5",
-        "",
-        " 6",
-        "7 ",
-        "x",
-        "0x8",
-        "9.5",
-        "nan",
-        "1e3",
-        "99999999999999999999",
-    ]
+    ["0", "1", "23", "-4", "+5", "", " 6", "7 ", "x", "0x8", "9.5", "nan", "1e3", 20 * "9"]
 )
 LINES = st.lists(
     st.one_of(
@@ -362,20 +347,8 @@ def test_decimals_are_rounded_once() -> None:
     middles = (rng.integers(2**24, 2**25, 300) * 2 + 1) / 2.0 ** rng.integers(1, 60, 300)
     texts += [f"{value:.60f}"[:end] for value in middles for end in (12, 17, 30, 62)]
     texts += [f"{value:.60f}1" for value in middles]
-    texts += [
-        "-0",
-        "0.0",
-        ".5",
-        "5.",
-        "1e5",
-        "1E-5",
-        "1e+22",
-        "-1e-22",
-        "9007199254740993",
-        "1e-40",
-        "-1e-400",
-        "0." + 400 * "0" + "1",
-    ]
+    texts += ["-0", "0.0", ".5", "5.", "1e5", "1E-5", "1e+22", "-1e-22", "9007199254740993"]
+    texts += ["1e-40", "-1e-400", "0." + 400 * "0" + "1"]
     texts += ["nan", "-inf", "Infinity", "123456789012345678901234567890", "0." + 40 * "0" + "1"]
     for kind, dtype in (("d", np.float64), ("f", np.float32)):
         expected = pa.array(texts).cast(pa.from_numpy_dtype(dtype)).to_numpy()

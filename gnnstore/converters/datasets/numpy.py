@@ -15,7 +15,6 @@ from gnnstore.converters.edges.node_ids import (
     check_edge_index,
     check_integers,
     columns_of_edges,
-    edge_pairs,
     some_targets,
 )
 from gnnstore.converters.inputs.derived import RowTaker
@@ -25,6 +24,7 @@ from gnnstore.converters.inputs.npz import open_npz
 from gnnstore.converters.inputs.opening import PathLike, describe_files, existing_path
 from gnnstore.converters.inputs.source import ArraySource, check_rows, read_one_number
 from gnnstore.converters.tables.sparse import open_sparse, sparse_format
+from gnnstore.converters.typed.inputs import EdgeInput
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.splits import SPLIT_KEYS
@@ -161,25 +161,8 @@ def copy_arrays(
         edges.num_edges,
         edge_attributes,
         where=edges.label,
-        some_targets=edges.some_targets(),
+        some_targets=None if edges.array is None else some_targets(edges.array),
     )
-
-
-class _EdgeIndex:
-    """Edges as pairs: `edge_index` [2, E]."""
-
-    def __init__(self, source: ArraySource) -> None:
-        self.label = source.label
-        self.num_edges = source.shape[1]
-        self._source = source
-
-    def pairs(self) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
-        """Yield sources and targets."""
-        return edge_pairs(self._source)
-
-    def some_targets(self) -> Iterator[npt.NDArray[Any]] | None:
-        """Return targets from all over the edges; None if they can only be read in order."""
-        return some_targets(self._source)
 
 
 class CompressedEdges:
@@ -200,9 +183,6 @@ class CompressedEdges:
                 indices = taker.take(len(nodes))
                 yield (indices, nodes) if self._layout == "csc" else (nodes, indices)
         taker.finish(self.num_edges)
-
-    def some_targets(self) -> None:
-        """Return None: the edges can only be read in order."""
 
     def _pointers(self) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
         """Yield (v, pointers of nodes v, v + 1, ... and the one behind), checked."""
@@ -231,9 +211,7 @@ class CompressedEdges:
             )
 
 
-def _structure(
-    arrays: Sources, path: str, layout: str
-) -> tuple[_EdgeIndex | CompressedEdges, int | None]:
+def _structure(arrays: Sources, path: str, layout: str) -> tuple[EdgeInput, int | None]:
     """Return the edges, and N if the structure has it."""
     num_nodes = (
         read_one_number(arrays["num_nodes"], "one non-negative integer")
@@ -249,7 +227,7 @@ def _structure(
     if has_pairs:
         source = arrays["edge_index"]
         check_edge_index(source)
-        return _EdgeIndex(source), num_nodes
+        return EdgeInput.of_array(source), num_nodes
     indices = arrays["indices"]
     check_integers(indices)
     if len(indices.shape) != 1:
@@ -263,7 +241,8 @@ def _structure(
             f"{indptr.label}: has {indptr.shape[0]} entries, but num_nodes is {num_nodes}, "
             f"which needs {num_nodes + 1}"
         )
-    return CompressedEdges(indptr, indices, layout), indptr.shape[0] - 1
+    edges = CompressedEdges(indptr, indices, layout)
+    return EdgeInput(edges.pairs, edges.label, edges.num_edges), indptr.shape[0] - 1
 
 
 def _count_rows(node_attributes: Sources) -> int | None:

@@ -21,7 +21,7 @@ from gnnstore.converters.inputs.derived import GeneratedRows
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.converters.keyed_random import draw_noise, draw_words
-from gnnstore.converters.synthetic.synthetic_nodes import SyntheticNodes
+from gnnstore.converters.synthetic.synthetic_nodes import SyntheticNodes, check_numbers
 from gnnstore.converters.typed.graph_writer import HeteroGraphWriter
 from gnnstore.converters.writer.estimates import NodeTable, Workload
 from gnnstore.converters.writer.options import ConvertOptions
@@ -106,7 +106,9 @@ def from_planted_types(
     if num_institutions is None:
         counts["institution"] = max(num_classes, counts["institution"])
     _check_counts(counts, num_classes, degree, feature_dim, author_dim)
-    _check_numbers(homophily, feature_noise, skew, seed)
+    check_numbers(homophily=homophily, feature_noise=feature_noise, seed=seed)
+    if not 0 <= skew <= _MAX_SKEW:
+        raise UsageError(f"skew={skew} is not in [0, {_MAX_SKEW}]")
     numbers = {
         CITES: degree * counts["paper"],
         WRITES: degree // 2 * counts["paper"],
@@ -164,21 +166,7 @@ def _check_counts(
             raise UsageError(
                 f"num_{name}s={count}: expected from num_classes={num_classes} to 2^32 - 1"
             )
-    numbers = {"degree": degree, "feature_dim": feature_dim, "author_dim": author_dim}
-    for name, number in numbers.items():
-        if number < 0:
-            raise UsageError(f"{name}={number} is negative")
-
-
-def _check_numbers(homophily: float, feature_noise: float, skew: float, seed: int) -> None:
-    if not 0 <= homophily <= 1:
-        raise UsageError(f"homophily={homophily} is not in [0, 1]")
-    if not feature_noise >= 0:  # also refuses NaN
-        raise UsageError(f"feature_noise={feature_noise} is not a standard deviation")
-    if not 0 <= skew <= _MAX_SKEW:
-        raise UsageError(f"skew={skew} is not in [0, {_MAX_SKEW}]")
-    if not 0 <= seed < 2**64:
-        raise UsageError(f"seed={seed} is not in [0, 2**64)")
+    check_numbers(degree=degree, feature_dim=feature_dim, author_dim=author_dim)
 
 
 def _write_features(

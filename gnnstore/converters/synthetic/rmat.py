@@ -17,7 +17,7 @@ from gnnstore import _core
 from gnnstore.converters.converter import converter
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.read_ahead import num_threads
-from gnnstore.converters.synthetic.synthetic_nodes import SyntheticNodes
+from gnnstore.converters.synthetic.synthetic_nodes import SyntheticNodes, check_numbers
 from gnnstore.converters.writer.estimates import NodeTable, Workload
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, check_features
@@ -182,12 +182,7 @@ def _write_nodes(writer: GraphWriter, nodes: SyntheticNodes) -> None:
 def _check_size(scale: int, edge_factor: int, feature_dim: int, seed: int) -> None:
     if not 0 <= scale <= MAX_SCALE:
         raise UsageError(f"scale={scale} is not in [0, {MAX_SCALE}]")
-    if edge_factor < 0:
-        raise UsageError(f"edge_factor={edge_factor} is negative")
-    if feature_dim < 0:
-        raise UsageError(f"feature_dim={feature_dim} is negative")
-    if not 0 <= seed < 2**64:
-        raise UsageError(f"seed={seed} is not in [0, 2**64)")
+    check_numbers(edge_factor=edge_factor, feature_dim=feature_dim, seed=seed)
 
 
 def _check_communities(
@@ -199,10 +194,7 @@ def _check_communities(
             f"num_communities={num_communities} is not a power of two from 1 to {num_nodes}, the "
             "number of nodes"
         )
-    if homophily is not None and not 0 <= homophily <= 1:
-        raise UsageError(f"homophily={homophily} is not in [0, 1]; None gives a plain R-MAT graph")
-    if not feature_noise >= 0:  # also refuses NaN
-        raise UsageError(f"feature_noise={feature_noise} is not a standard deviation")
+    check_numbers(homophily=homophily or 0, feature_noise=feature_noise)
 
 
 def _check_shares(split_fractions: tuple[float, ...], probabilities: tuple[float, ...]) -> None:

@@ -7,6 +7,7 @@ with exact arithmetic, so that any chunking, on any machine, gives the same byte
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,10 +15,27 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.converters.keyed_random import draw_noise, draw_words
+from gnnstore.errors import UsageError
 
 # The second word of the generator's key is the purpose, so that streams never meet.
 _NOISE = 0x6E6F697365  # "noise"
 _SPLIT = 0x73706C6974  # "split"
+
+
+# What is wrong with a parameter that is below or above some numbers.
+_LIMITS: dict[str, tuple[float, float, str]] = {
+    "seed": (0, 2**64 - 1, "is not in [0, 2**64)"),
+    "homophily": (0, 1, "is not in [0, 1]"),
+    "feature_noise": (0, sys.float_info.max, "is not a standard deviation"),
+}
+
+
+def check_numbers(**given: float) -> None:
+    """Refuse parameters out of range; those without limits of their own must not be negative."""
+    for name, value in given.items():
+        low, high, problem = _LIMITS.get(name, (0, math.inf, "is negative"))
+        if not low <= value <= high:  # also refuses NaN
+            raise UsageError(f"{name}={value} {problem}")
 
 
 @dataclass(frozen=True)

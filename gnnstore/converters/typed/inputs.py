@@ -205,7 +205,7 @@ def _workload(nodes: Mapping[str, NodeInput], edges: Mapping[EdgeType, EdgeInput
         ),
         is_exact=all(own.num_edges is not None for own in edges.values()),
     )
-    labels = [own.label for own in (*edges.values(), *sources)]
+    labels = [*(own.label for own in edges.values()), *(own.label for own in sources)]
     texts = inspect_inputs(Path(label) for label in labels if label.endswith(_TEXT_ENDINGS))
     guessed = 0 if total.is_exact else texts.num_edges
     read = Workload(num_edges=guessed, text_bytes=texts.text_bytes)

@@ -164,11 +164,6 @@ class GraphWriter:
         self._graph_arrays: dict[str, AttributeSpec] = {}
 
     @property
-    def split_sizes(self) -> dict[str, int]:
-        """Entries of each split so far."""
-        return {name: len(values) for name, (_, values) in self._splits.items()}
-
-    @property
     def num_nodes(self) -> int | None:
         """N, as far as it is known."""
         return self._nodes.num_nodes

@@ -8,6 +8,7 @@ layouts are read here directly: gzipped CSV files (most sets), `.npz` archives
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,6 @@ from gnnstore.converters.inputs.opening import (
 from gnnstore.converters.inputs.source import ArraySource, MemoryArray
 from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.typed.inputs import write_one_type
-from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import InputError, NotFoundError, UsageError
 from gnnstore.progress import Progress
@@ -141,13 +141,12 @@ def from_ogb(
     elif files.split is not None:
         node.splits.update(_open_splits(files.split, options))
 
-    def finish(writer: GraphWriter) -> None:
-        if links is None:
-            warn_of_splits(directory, writer.split_sizes, node.count)
-            return
-        as_given = options.self_loops == "keep" and not (options.undirected or add_inverse_edge)
-        set_link_splits(writer, links, edge, edges_are_as_given=as_given)
-
+    if links is None:
+        warn_of_splits(directory, node)
+    as_given = options.self_loops == "keep" and not (options.undirected or add_inverse_edge)
+    write_links = partial(
+        set_link_splits, splits=links or {}, edges=edge, edges_are_as_given=as_given
+    )
     return write_one_type(
         output,
         node,
@@ -157,7 +156,7 @@ def from_ogb(
         options=options,
         progress=progress,
         add_inverse_edge=add_inverse_edge,
-        finish=finish,
+        finish=write_links,
     )
 
 

@@ -8,7 +8,6 @@ institutions, which have no features of their own, are left out.
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 from gnnstore.converters.datasets.ogb.splits import open_splits, split_file, warn_of_splits
@@ -83,8 +82,7 @@ def convert_mag240m(
         papers.splits.update(
             open_splits(path, memory_ledger("reading the splits", options.memory_bytes))
         )
-    sizes = {name: math.prod(ids.shape) for name, ids in papers.splits.items()}
-    warn_of_splits(root, sizes, papers.count)
+    warn_of_splits(root, papers)
     files = (citations, *(directory / file for file in _ATTRIBUTES), path)
     return write_one_type(
         output,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from gnnstore.budget.ledger import Ledger
 from gnnstore.converters.inputs.npz import open_npz
 from gnnstore.converters.inputs.pickled import Arrays, open_pickled
 from gnnstore.converters.inputs.source import ArraySource
+from gnnstore.converters.typed.inputs import NodeInput
 from gnnstore.converters.writer.splits import SPLIT_KEYS
 from gnnstore.errors import InputError
 
@@ -41,8 +43,9 @@ def open_splits(path: Path, memory: Ledger) -> dict[str, ArraySource]:
     return found
 
 
-def warn_of_splits(directory: Path, sizes: Mapping[str, int], num_nodes: int) -> None:
+def warn_of_splits(directory: Path, nodes: NodeInput) -> None:
     """Warn if one of OGB's splits is not there."""
+    sizes = {name: math.prod(ids.shape) for name, ids in nodes.splits.items()}
     missing = [name for name in SPLITS if name not in sizes]
     if missing:
         found = ", ".join(f"{name} has {size}" for name, size in sizes.items()) or "there is none"
@@ -52,5 +55,5 @@ def warn_of_splits(directory: Path, sizes: Mapping[str, int], num_nodes: int) ->
             directory,
             ", ".join(missing),
             found,
-            num_nodes,
+            nodes.count,
         )

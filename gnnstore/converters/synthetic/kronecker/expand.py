@@ -14,7 +14,6 @@ better than they are.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,13 @@ from gnnstore.converters.keyed_random import hash_pairs
 from gnnstore.converters.stores.copy import copy_graph_attributes, describe_edges, texts_of
 from gnnstore.converters.stores.graph import EdgePiece, StoreInput
 from gnnstore.converters.synthetic.kronecker.factor import check_factor, derive_factor
-from gnnstore.converters.synthetic.kronecker.nodes import check_noise, write_nodes
+from gnnstore.converters.synthetic.kronecker.nodes import write_nodes
 from gnnstore.converters.synthetic.kronecker.patterns import FactorGraph
+from gnnstore.converters.synthetic.synthetic_nodes import check_numbers
 from gnnstore.converters.writer.casting import SCALES
 from gnnstore.converters.writer.estimates import NodeTable, Workload
 from gnnstore.converters.writer.graph_writer import GraphWriter
-from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
+from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.progress import Progress
@@ -103,7 +103,7 @@ def from_kronecker(
     graph = StoreInput(seed_store, "gnnstore convert kronecker")
     wanted = float(factor) if edge_factor is None else float(edge_factor)
     num_nodes = _check(graph, output, factor, wanted, seed)
-    check_noise(feature_noise)
+    check_numbers(feature_noise=feature_noise)
     options = options or ConvertOptions()
     if options.feature_scale and SCALES in graph.reader.schema.graph_arrays:
         raise UsageError(
@@ -125,7 +125,7 @@ def from_kronecker(
         source={"inputs": inputs, "seed_uuid": graph.reader.uuid, "parameters": parameters},
         options=options,
         num_nodes=num_nodes,
-        index_dtype=_index_dtype(graph, num_nodes),
+        index_dtype=graph.reader.schema.index_dtype if num_nodes < 2**31 else "int64",
         edge_ids=False,
         progress=progress,
         workload=_workload(graph, factor, wanted, features),
@@ -166,8 +166,7 @@ def _check(graph: StoreInput, output: PathLike, factor: int, edge_factor: float,
             f"{graph.reader.path} has edge splits, {', '.join(graph.edges.splits)}, whose copies "
             "could be edges of the graph; expand the store that was split, and split the result"
         )
-    if not 0 <= seed < 2**64:
-        raise UsageError(f"seed={seed} is not in [0, 2**64)")
+    check_numbers(seed=seed)
     if Path(output).resolve() == graph.reader.path.resolve():
         raise UsageError(
             f"{output} is the store to be expanded; choose another place for the result"
@@ -175,36 +174,21 @@ def _check(graph: StoreInput, output: PathLike, factor: int, edge_factor: float,
     return num_nodes
 
 
-def _index_dtype(graph: StoreInput, num_nodes: int) -> IndexDtype:
-    small = num_nodes <= np.iinfo(np.int32).max
-    return graph.reader.schema.index_dtype if small else "int64"
-
-
 def _write_edges(writer: GraphWriter, graph: StoreInput, expander: EdgeExpander) -> None:
     expected = round(graph.num_edges * expander.factor.edge_factor)
     writer.expect_edges(expected)
     describe_edges(writer, graph.edges.attributes)
     with writer.progress.phase("expand edges", expected, "edges") as phase:
-        for copies in expander.expand(graph):
-            attributes = {
-                name: graph.rows(spec, copies.first, copies.last)[copies.parents]
-                for name, spec in graph.edges.attributes.items()
-            }
-            writer.add_edges(copies.sources, copies.targets, attributes)
-            phase.advance(len(copies.sources))
+        for first, last, parents, sources, targets in expander.expand(graph):
+            rows = graph.edge_rows(first, last)
+            writer.add_edges(sources, targets, {name: own[parents] for name, own in rows.items()})
+            phase.advance(len(sources))
     writer.finish_edges()
 
 
-@dataclass(frozen=True)
-class EdgeCopies:
-    """The copies of consecutive edges of the seed."""
-
-    first: int  # position of the first copied edge
-    last: int  # position behind the last copied edge
-    # int64, shape [k]: the copied edge of each copy, counted from `first`.
-    parents: npt.NDArray[np.int64]
-    sources: npt.NDArray[Any]  # int32 or int64, shape [k]: source nodes
-    targets: npt.NDArray[Any]  # int32 or int64, shape [k]: target nodes
+# Positions of the first copied edge and of the one behind the last; by copy the copied edge,
+# counted from the first, the source and the target.
+EdgeCopies = tuple[int, int, npt.NDArray[np.int64], npt.NDArray[Any], npt.NDArray[Any]]
 
 
 class EdgeExpander:
@@ -249,9 +233,7 @@ class EdgeExpander:
         new_sources += sources.astype(dtype)[parents]
         new_targets = self._columns[places]
         new_targets += targets.astype(dtype)[parents]
-        return EdgeCopies(
-            piece.first, piece.first + len(sources), parents, new_sources, new_targets
-        )
+        return piece.first, piece.first + len(sources), parents, new_sources, new_targets
 
     def _patterns(
         self,

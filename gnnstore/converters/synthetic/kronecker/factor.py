@@ -41,7 +41,6 @@ def derive_factor(
 
     Needs 2 bytes a node of the seed while it runs.
     """
-    check_factor(num_copies, edge_factor)
     densities = np.ones((num_copies, num_copies))
     if num_copies > 1 and graph.num_edges:
         densities = group_densities(graph, num_copies, progress)

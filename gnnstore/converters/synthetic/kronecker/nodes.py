@@ -16,7 +16,6 @@ from gnnstore.converters.keyed_random import draw_noise
 from gnnstore.converters.stores.copy import CopiedRows
 from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.converters.writer.graph_writer import GraphWriter
-from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, from_bfloat16_bits, to_bfloat16_bits
 from gnnstore.formats.arrays.spec import AttributeSpec
 
@@ -25,12 +24,6 @@ _CHUNK_VALUES = 2**17  # intermediate results stay in a core's cache: twice as f
 # Deviations are taken from at most this many rows, in blocks spread over all rows.
 _SAMPLE_ROWS, _SAMPLE_BLOCK_ROWS = 2**16, 2**8
 _MAX_NOISY_INTEGER_BYTES = 4
-
-
-def check_noise(feature_noise: float) -> None:
-    """Raise a `UsageError` if this is no standard deviation."""
-    if not 0 <= feature_noise < math.inf:
-        raise UsageError(f"feature_noise={feature_noise} is not a standard deviation")
 
 
 def write_nodes(
