@@ -117,7 +117,7 @@ class PartitionBuffer:
         for partition in sorted(wanted - self._held.keys()):
             while (place := self._take(wanted)) is None:
                 unneeded = (k for k, swap in self._swaps.items() if swap.after not in wanted)
-                self._settle(next(unneeded), cancel=True)
+                self._settle(next(unneeded), gives_up=True)
             self._begin(*place, partition)
         for partition in sorted(wanted):
             self._settle(self._held[partition])
@@ -164,7 +164,7 @@ class PartitionBuffer:
     def leave(self) -> None:
         """Give up reading ahead, and end the threads."""
         try:
-            self._settle_all(cancel=True)
+            self._settle_all(gives_up=True)
         finally:
             pool, self._pool = self._pool, None
             if pool is not None:
@@ -204,27 +204,31 @@ class PartitionBuffer:
             self._pool = ThreadPoolExecutor(_NUM_THREADS, THREAD_NAME)
         return self._pool
 
-    def _settle(self, slot: int, *, cancel: bool = False) -> None:
-        """Wait for the work on a slot, and note who holds it; a failure is raised."""
+    def _settle(self, slot: int, *, gives_up: bool = False) -> None:
+        """Wait for the work on a slot, and note who holds it; a failure is raised.
+
+        Unless reading is given up: then only that of a write counts.
+        """
         swap = self._swaps.pop(slot, None)
         if swap is None:
             return
-        is_cancelled = cancel and swap.work.cancel()
+        is_cancelled = gives_up and swap.work.cancel()
         wait([swap.work])
+        is_written = swap.before < 0 or not self.dirty[swap.before]
         if swap.after >= 0:
-            if swap.before >= 0 and not self.dirty[swap.before]:
+            if swap.before >= 0 and is_written:
                 del self._held[swap.before]
             if is_cancelled or swap.work.exception() is not None:
                 del self._held[swap.after]
-        if not is_cancelled:
+        if not is_cancelled and not (gives_up and is_written):
             swap.work.result()
 
-    def _settle_all(self, *, cancel: bool = False) -> None:
+    def _settle_all(self, *, gives_up: bool = False) -> None:
         """Wait for all work; partitions that could not be written stay."""
         failure: BaseException | None = None
         for slot in list(self._swaps):
             try:
-                self._settle(slot, cancel=cancel)
+                self._settle(slot, gives_up=gives_up)
             except Exception as error:
                 failure = error
         if failure is not None:

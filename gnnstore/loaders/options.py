@@ -40,6 +40,63 @@ from gnnstore.units import parse_size
 _TEMPORAL_STRATEGIES = ("uniform", "last")
 _NOT_PARAMETERS = {"self", "kwargs", "__class__"}
 
+_CACHE = ("cache", "cache_bytes")
+_PLANNED = ("superbatch", "tmpdir", "disk")
+# Options that go unused with a strategy, with packed epochs or with partitions; and why.
+_UNUSED: dict[str, tuple[tuple[str, ...], str]] = {
+    "not read": (
+        ("io_engine",),
+        "no engine reads its rows; choose strategy='direct' or 'static', or leave the option out",
+    ),
+    "in memory": (
+        _CACHE,
+        (
+            "its rows are in memory or in the system's page cache; choose strategy='static', or "
+            "leave the option out"
+        ),
+    ),
+    "no spool": (
+        ("disk",),
+        "it keeps nothing there; choose strategy='packed' or 'belady', or leave the option out",
+    ),
+    "no plans": (
+        ("superbatch", "tmpdir"),
+        "it plans no superbatches; choose strategy='belady', or leave the option out",
+    ),
+    "own cache": (
+        ("cache",),
+        (
+            "it decides by itself which rows to cache; choose strategy='static' or 'packed', or "
+            "leave the option out"
+        ),
+    ),
+    "packed": (
+        ("strategy", "topology", *_CACHE, *_PLANNED, "attributes"),
+        (
+            "the cached rows, and where batches are read, were decided when the epochs were "
+            "packed; leave it out"
+        ),
+    ),
+    "partitions": (
+        ("strategy", "topology", *_CACHE, *_PLANNED, "packed"),
+        (
+            "rows and edges of the partitions in memory are in memory, and all others are read "
+            "when their turn comes; leave it out"
+        ),
+    ),
+    "no times": (
+        ("time_attr", "weight_attr"),
+        "what partitions hold of the graph has neither times nor weights; leave out one of them",
+    ),
+    "one process": (
+        ("rank",),
+        (
+            "partitions are not shared among processes yet; train with one process, or leave out "
+            "partitions="
+        ),
+    ),
+}
+
 
 @dataclass(frozen=True, eq=False)
 class LoaderOptions:
@@ -65,7 +122,7 @@ class LoaderOptions:
             )
         _call(_refuse_unsupported, given)
         if given.get("partitions") is not None:
-            _call(_refuse_with_partitions, given)
+            _check_partitions(given)
         _call(_refuse_no_tables, given)
         edge_ids = checked_edge_ids(given.get("edge_ids", "input"))
         read = dataclasses.replace(_call(read_options, given), edge_ids=edge_ids)
@@ -251,52 +308,37 @@ def read_options(
     attributes: Any = None,
 ) -> ReadOptions:
     """Check the options of reading the store."""
+    given = dict(locals())
     if io_engine is not None:
         check_choice("io_engine", io_engine, ENGINES)
     if memory is not None and memory != "auto":
         parse_size(memory, name="memory")
     chosen = find_strategy(strategy)
-    if io_engine is not None and not chosen.reads_disk:
-        raise UsageError(
-            f"strategy={strategy!r} has no use for io_engine={io_engine!r}: no engine reads its "
-            "rows; choose strategy='direct' or 'static', or leave the option out"
-        )
+    who = f"strategy={strategy!r}"
+    if not chosen.reads_disk:
+        _refuse("not read", who, given)
     if packed is not None:
         if not isinstance(packed, str | os.PathLike):
             raise UsageError(f"packed={packed!r}: expected a name of packed epochs, or their path")
-        _refuse_with_packed(
-            strategy=None if isinstance(chosen, Auto) or chosen.packs else strategy,
-            topology=None if topology == "auto" else topology,
-            cache=cache,
-            cache_bytes=cache_bytes,
-            superbatch=superbatch,
-            tmpdir=tmpdir,
-            disk=disk,
-            attributes=attributes,
-        )
+        is_open = isinstance(chosen, Auto) or chosen.packs
+        _refuse("packed", "packed=", {**given, "strategy": None if is_open else strategy})
         return ReadOptions(chosen, memory=memory, io_engine=io_engine, packed=os.fspath(packed))
     if isinstance(chosen, Auto):
-        _refuse_planning(strategy, superbatch)
+        _refuse("no plans", who, {"superbatch": superbatch})
         # For a strategy that samples ahead, if one is chosen.
         planned = _planned_settings(tmpdir=tmpdir, disk=disk)
         settings = _cache_settings(cache, cache_bytes)
         return ReadOptions(chosen, topology, memory, io_engine, settings, planned)
     if chosen.plans:
         planned = _planned_settings(cache_bytes, superbatch, tmpdir, disk)
-        if cache is not None and not chosen.takes_cache:
-            raise UsageError(
-                f"strategy={strategy!r} has no use for cache={cache!r}: it decides by itself "
-                "which rows to cache; choose strategy='static' or 'packed', or leave the option out"
-            )
+        if not chosen.takes_cache:
+            _refuse("own cache", who, given)
         return ReadOptions(chosen, topology, memory, io_engine, _cache_settings(cache), planned)
-    _refuse_planning(strategy, superbatch, tmpdir, disk)
+    _refuse("no spool", who, given)
+    _refuse("no plans", who, given)
     settings = _cache_settings(cache, cache_bytes)
-    if settings is not None and not chosen.reads_disk:
-        given = f"cache={cache!r}" if cache is not None else f"cache_bytes={cache_bytes!r}"
-        raise UsageError(
-            f"strategy={strategy!r} has no use for {given}: its rows are in memory or in the "
-            "system's page cache; choose strategy='static', or leave the option out"
-        )
+    if not chosen.reads_disk:
+        _refuse("in memory", who, given)
     if settings is None:
         settings = CacheSettings() if chosen.caches else None
     elif not chosen.caches:  # an alias without a cache, with options that ask for one
@@ -338,34 +380,17 @@ def _planned_settings(
     )
 
 
-def _refuse_planning(
-    strategy: str,
-    superbatch: int | str | None,
-    tmpdir: Any = None,
-    disk: int | str | None = None,
-) -> None:
-    """Refuse options of strategies that sample and plan ahead, for one that does not."""
-    if disk is not None:
-        raise UsageError(
-            f"strategy={strategy!r} has no use for disk={disk!r}: it keeps nothing there; "
-            "choose strategy='packed' or 'belady', or leave the option out"
-        )
-    for name, value in (("superbatch", superbatch), ("tmpdir", tmpdir)):
-        if value is not None:
-            raise UsageError(
-                f"strategy={strategy!r} has no use for {name}={value!r}: it plans no "
-                "superbatches; choose strategy='belady', or leave the option out"
-            )
-
-
-def _refuse_with_packed(**options: Any) -> None:
-    """Refuse options of sampling and caching, which were decided when the epochs were packed."""
-    given = [f"{name}={value!r}" for name, value in options.items() if value is not None]
-    if given:
-        raise UsageError(
-            f"packed= has no use for {' and '.join(given)}: the cached rows, and where batches are "
-            "read, were decided when the epochs were packed; leave it out"
-        )
+def _refuse(rule: str, who: str, given: Mapping[str, Any]) -> None:
+    """Refuse the given options that go unused by a rule."""
+    names, why = _UNUSED[rule]
+    defaults = {"strategy": "auto", "topology": "auto"}
+    unused = [
+        f"{name}={given[name]!r}"
+        for name in names
+        if given.get(name) is not None and given[name] != defaults.get(name)
+    ]
+    if unused:
+        raise UsageError(f"{who} has no use for {' and '.join(unused)}: {why}")
 
 
 def _refuse_no_tables(tables: Any = None) -> None:
@@ -375,54 +400,15 @@ def _refuse_no_tables(tables: Any = None) -> None:
         raise UsageError(f"tables={tables!r}: expected a list of gnnstore.EmbeddingTable")
 
 
-def _refuse_with_partitions(
-    partitions: Any,
-    *,
-    strategy: str = "auto",
-    topology: str = "auto",
-    cache: str | None = None,
-    cache_bytes: int | str | None = None,
-    superbatch: int | str | None = None,
-    tmpdir: Any = None,
-    disk: int | str | None = None,
-    packed: Any = None,
-    rank: int | None = None,
-    time_attr: str | None = None,
-    weight_attr: str | None = None,
-) -> None:
-    """Refuse options of where rows lie, which partitions decide; and of times and weights."""
-    for name, attribute in (("time_attr", time_attr), ("weight_attr", weight_attr)):
-        if attribute is not None:
-            raise UsageError(
-                f"partitions= and {name}={attribute!r}: what partitions hold of the graph has "
-                "neither times nor weights; leave out one of them"
-            )
-    options = {
-        "strategy": None if strategy == "auto" else strategy,
-        "topology": None if topology == "auto" else topology,
-        "cache": cache,
-        "cache_bytes": cache_bytes,
-        "superbatch": superbatch,
-        "tmpdir": tmpdir,
-        "disk": disk,
-        "packed": packed,
-    }
-    given = [f"{name}={value!r}" for name, value in options.items() if value is not None]
-    if given:
+def _check_partitions(given: Mapping[str, Any]) -> None:
+    for rule in ("no times", "partitions"):
+        _refuse(rule, "partitions=", given)
+    if not isinstance(given["partitions"], PartitionPolicy):
         raise UsageError(
-            f"partitions= has no use for {' and '.join(given)}: rows and edges of the partitions "
-            "in memory are in memory, and all others are read when their turn comes; leave it out"
-        )
-    if not isinstance(partitions, PartitionPolicy):
-        raise UsageError(
-            f"partitions={partitions!r}: expected a gnnstore.PartitionPolicy, as "
+            f"partitions={given['partitions']!r}: expected a gnnstore.PartitionPolicy, as "
             "PartitionPolicy('dispersed', capacity=0.5, name='random-8')"
         )
-    if rank is not None:
-        raise UsageError(
-            f"partitions= and rank={rank}: partitions are not shared among processes yet; train "
-            "with one process, or leave out partitions="
-        )
+    _refuse("one process", "partitions=", given)
 
 
 def _refuse_with_types(partitions: Any = None, tables: Any = ()) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -142,7 +143,8 @@ class PartitionPolicy:
             raise UsageError(f"capacity={capacity}: a share of all partitions is above 0, up to 1")
         if isinstance(capacity, bool) or not isinstance(capacity, int | float | None):
             raise UsageError(f"capacity={capacity!r}: expected a number of partitions, or a share")
-        if logical != "auto" and (isinstance(logical, bool) or not isinstance(logical, int)):
+        is_number = isinstance(logical, int) and not isinstance(logical, bool) and logical > 0
+        if logical != "auto" and not is_number:
             raise UsageError(f"logical={logical!r}: expected a number of groups, or 'auto'")
         if self.kind == "sequential" and logical != "auto":
             raise UsageError(f"logical={logical}: kind='sequential' has no groups; leave it out")
@@ -198,94 +200,74 @@ class PartitionPolicy:
                 "kind='sequential': training nodes lie in all partitions; partition the store "
                 "with 'gnnstore partition --train-first', or use kind='dispersed'"
             )
-        if self.capacity is None:
-            return self._within(num_partitions, num_train, contents, memory_bytes)
-        return [self._of_capacity(num_partitions, num_train, self.capacity)]
-
-    def _of_capacity(
-        self, num_partitions: int, num_train: int, capacity: int | float
-    ) -> BufferShape:
-        if isinstance(capacity, float):
-            capacity = self._nearest(num_partitions, capacity)
-        shape = self._shape(num_partitions, capacity, self._groups(num_partitions, capacity))
-        if self.kind == "sequential":
-            shape = BufferShape(
-                self.kind, "", "", num_partitions, capacity, num_partitions, num_train
-            )
-        shape.schedule(0, 0)  # refuses parameters that do not fit together
-        return shape
-
-    def _shape(self, num_partitions: int, capacity: int, num_groups: int) -> BufferShape:
-        is_two_level = self.kind == "two-level"
-        order, assignment = (self.order, self.assignment) if is_two_level else ("", "")
-        return BufferShape(self.kind, order, assignment, num_partitions, capacity, num_groups)
-
-    @property
-    def _resident_groups(self) -> int:
-        """Groups in memory if the number of groups is chosen."""
-        return 2 if self.kind == "two-level" else 1
-
-    def _groups(self, num_partitions: int, capacity: int) -> int:
-        if self.kind == "sequential":
-            return num_partitions
-        if self.logical != "auto":
-            group_size(num_partitions, capacity, self.logical)
-            return self.logical
-        if capacity == num_partitions:
-            return 1
-        if capacity not in self._capacities(num_partitions):
-            near = _nearest(self._capacities(num_partitions), capacity)
-            raise UsageError(
-                f"capacity={capacity} of {num_partitions} partitions: kind={self.kind!r} holds "
-                f"{self._resident_groups} of the groups that they are divided into; the nearest "
-                f"that work are {' and '.join(map(str, near))}"
-            )
-        return self._resident_groups * num_partitions // capacity
-
-    def _capacities(self, num_partitions: int) -> list[int]:
-        """Return the capacities that work if the number of groups is chosen, ascending."""
-        each = self._resident_groups
-        sizes = [f for f in range(1, num_partitions // each + 1) if num_partitions % f == 0]
-        found = {each * size for size in sizes if each * size <= num_partitions}
-        return sorted(found | {num_partitions})
-
-    def _nearest(self, num_partitions: int, share: float) -> int:
-        """Return the largest capacity that works up to a share of partitions, else the smallest."""
-        most = max(1, int(num_partitions * share + 1e-9))
-        if self.kind == "sequential":
-            return most
-        if self.logical != "auto":
-            size = max(1, num_partitions // self.logical)
-            return max(self._resident_groups, most // size) * size
-        allowed = self._capacities(num_partitions)
-        return max([c for c in allowed if c <= most], default=allowed[0])
-
-    def _within(
-        self,
-        num_partitions: int,
-        num_train: int,
-        contents: Contents | None,
-        memory_bytes: int | None,
-    ) -> list[BufferShape]:
-        if contents is None or memory_bytes is None:
+        if self.capacity is None and (contents is None or memory_bytes is None):
             raise UsageError(
                 "PartitionPolicy: capacity is not given; give it, or memory= to decide it by"
             )
         if self.kind == "sequential":
-            return [
-                self._of_capacity(num_partitions, num_train, capacity)
-                for capacity in range(num_partitions, num_train - 1, -1)
-            ]
-        found = sizes_of_partitions(
-            contents,
-            memory_bytes,
-            num_partitions,
-            order=self.order if self.kind == "two-level" else "dispersed",
-            max_bias=self.max_bias,
-        )
-        return [self._shape(num_partitions, s.capacity, s.num_groups) for s in found]
+            return self._sequential(num_partitions, num_train)
+        is_two_level = self.kind == "two-level"
+        order, assignment = (self.order, self.assignment) if is_two_level else ("", "")
+        if self.capacity is not None:
+            found = [self._of_capacity(num_partitions, self.capacity)]
+        else:
+            assert contents is not None  # noqa: S101 - checked above
+            assert memory_bytes is not None  # noqa: S101
+            sizes = sizes_of_partitions(
+                contents,
+                memory_bytes,
+                num_partitions,
+                order=order or "dispersed",
+                max_bias=self.max_bias,
+            )
+            found = [(each.capacity, each.num_groups) for each in sizes]
+        shapes = [
+            BufferShape(self.kind, order, assignment, num_partitions, capacity, num_groups)
+            for capacity, num_groups in found
+        ]
+        if self.capacity is not None:
+            shapes[0].schedule(0, 0)  # refuses parameters that do not fit together
+        return shapes
+
+    def _sequential(self, num_partitions: int, num_train: int) -> list[BufferShape]:
+        """Return the shapes that hold the training nodes, the largest first."""
+        capacities: Iterable[int] = range(num_partitions, num_train - 1, -1)
+        if self.capacity is not None:
+            is_share = isinstance(self.capacity, float)
+            capacities = [_count(num_partitions, self.capacity) if is_share else int(self.capacity)]
+        for capacity in capacities:
+            sequential(num_partitions, capacity, num_train)  # refuses too few
+        return [
+            BufferShape("sequential", "", "", num_partitions, capacity, num_partitions, num_train)
+            for capacity in capacities
+        ]
+
+    def _of_capacity(self, num_partitions: int, capacity: int | float) -> tuple[int, int]:
+        """Return the number of partitions in memory, and of groups of all partitions."""
+        # Groups in memory if their number is chosen.
+        each = 2 if self.kind == "two-level" else 1
+        sizes = [size for size in range(1, num_partitions // each + 1) if not num_partitions % size]
+        allowed = sorted({*(each * size for size in sizes), num_partitions})
+        if isinstance(capacity, float):
+            most = _count(num_partitions, capacity)
+            if self.logical != "auto":
+                size = max(1, num_partitions // self.logical)
+                capacity = max(each, most // size) * size
+            else:
+                capacity = max([c for c in allowed if c <= most], default=allowed[0])
+        if self.logical != "auto":
+            group_size(num_partitions, capacity, self.logical)  # refuses what does not divide
+            return capacity, self.logical
+        if capacity not in allowed:
+            near = [c for c in allowed if c < capacity][-1:]
+            near += [c for c in allowed if c > capacity][:1]
+            raise UsageError(
+                f"capacity={capacity} of {num_partitions} partitions: kind={self.kind!r} holds "
+                f"{each} of the groups that they are divided into; the nearest that work are "
+                f"{' and '.join(map(str, near))}"
+            )
+        return capacity, 1 if capacity == num_partitions else each * num_partitions // capacity
 
 
-def _nearest(allowed: list[int], wanted: int) -> list[int]:
-    below, above = [c for c in allowed if c < wanted], [c for c in allowed if c > wanted]
-    return below[-1:] + above[:1]
+def _count(num_partitions: int, share: float) -> int:
+    return max(1, int(num_partitions * share + 1e-9))

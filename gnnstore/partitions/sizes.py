@@ -8,7 +8,6 @@ least bias for the even order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, isqrt
 from typing import Literal
@@ -150,23 +149,17 @@ def buffer_sizes(
 ) -> list[BufferSizes]:
     """Return the sizes that fit a budget, one for each order and number of groups in the buffer."""
     most = most_partitions(contents, block_bytes)
-    shapes = list(_shapes(for_edges=for_edges))
-    found = []
-    for order, resident in shapes:
+    shapes = [("even", 2), *(("beta", resident) for resident in RESIDENT_GROUPS)]
+    found, too_large = [], []
+    for order, resident in shapes if for_edges else [("dispersed", 1)]:
         for num_groups in range(resident, most + 1):
             sizes = _sizes(contents, order, resident, num_groups, most)
             if sizes.memory_bytes <= memory_bytes:
                 found.append(sizes)
                 break
+            too_large.append(sizes)
     if not found:
-        least = min(
-            (
-                _sizes(contents, order, resident, num_groups, most)
-                for order, resident in shapes
-                for num_groups in range(resident, most + 1)
-            ),
-            key=lambda sizes: sizes.memory_bytes,
-        )
+        least = min(too_large, key=lambda sizes: sizes.memory_bytes)
         ledger = Ledger(memory_bytes, who="the partition buffer", source=source)
         parts = Reservation(
             f"{least.capacity} of {least.num_partitions} partitions", least.memory_bytes
@@ -191,7 +184,6 @@ def sizes_of_partitions(
         for num_groups in range(resident, num_partitions + 1)
         if num_partitions % num_groups == 0
     }
-
     biases = {sizes: sizes.bias() for sizes in found}
 
     def is_allowed(sizes: BufferSizes) -> bool:
@@ -209,21 +201,13 @@ def sizes_of_partitions(
         groups = sizes.num_groups if is_near else 0
         return 0, not is_allowed(sizes), not is_near, groups, sizes.bytes_read, biases[sizes]
 
-    return sorted(found, key=rank)
+    # Of those alike the fewest groups, not those that a set happens to yield first.
+    return sorted(found, key=lambda sizes: (rank(sizes), sizes.num_groups))
 
 
 def best_sizes(found: list[BufferSizes], *, read_rate: float, write_rate: float) -> BufferSizes:
     """Return the sizes with the shortest epoch, and of those alike the one with the least bias."""
     return min(found, key=lambda s: (s.io_seconds(read_rate, write_rate), s.bias()))
-
-
-def _shapes(*, for_edges: bool) -> Iterator[tuple[str, int]]:
-    if not for_edges:
-        yield "dispersed", 1
-        return
-    yield "even", 2
-    for resident in RESIDENT_GROUPS:
-        yield "beta", resident
 
 
 def _sizes(

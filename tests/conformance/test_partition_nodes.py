@@ -495,6 +495,7 @@ POLICIES_REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "empty name": (lambda: PartitionPolicy(name=""), "name='': expected a name"),
     "bias": (lambda: PartitionPolicy(max_bias=2), "max_bias=2: expected a number from 0 to 1"),
     "groups alone": (lambda: PartitionPolicy(logical=4), "give both"),
+    "no groups": (lambda: PartitionPolicy(capacity=0.5, logical=0), "expected a number of groups"),
 }
 
 

@@ -503,7 +503,7 @@ def test_times_of_links_that_cannot_be(path: Path) -> None:
 
 def test_partitions_have_neither_times_nor_weights(plain: Path) -> None:
     policy = gnnstore.PartitionPolicy("dispersed", capacity=0.5)
-    with pytest.raises(UsageError, match="partitions= and weight_attr='w'"):
+    with pytest.raises(UsageError, match="partitions= has no use for weight_attr='w'"):
         NeighborLoader(plain, [2], partitions=policy, weight_attr="w")
 
 

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from gnnstore.disk.measure import DiskMeasurement, measure_disk
-from gnnstore.disk.profile import DeviceProfile, ReadTuning, save_profile, tune_reads
+from gnnstore.disk.measure import measure_disk
+from gnnstore.disk.profile import DeviceProfile, save_profile, tune_reads
 from gnnstore.errors import StorageError
 from gnnstore.tools.plots.disk import block_name, draw_profile, speed
 from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.session import Session
 from gnnstore.tools.ui.tables import print_facts, print_table, print_title
 from gnnstore.units import format_size
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    """Results to print."""
-
-    measured: DiskMeasurement
-    tuning: ReadTuning
-    saved_to: Path | None
-    drawn_to: Path | None
-    problems: list[str]
 
 
 def bench_disk(
@@ -45,77 +34,63 @@ def bench_disk(
         measured = measure_disk(
             path, num_bytes=num_bytes, seconds=seconds, engine=engine, progress=progress
         )
-    problems: list[str] = []
-
-    def attempt(step: Callable[[], Path]) -> Path | None:
-        try:
-            return step()
-        except StorageError as error:
-            problems.append(str(error))
-            return None
-
-    profile = measured.profile
-    saved_to = attempt(lambda: save_profile(profile)) if is_saved else None
-    drawn_to = None
-    if plot_file is not None:
-        drawn_to = attempt(lambda: draw_profile(profile, plot_file))
-    outcome = _Outcome(measured, tune_reads(profile), saved_to, drawn_to, problems)
-    session.emit(_document(outcome), lambda console: _render(console, outcome))
-    return exits.STORAGE if problems else exits.OK
-
-
-def _document(outcome: _Outcome) -> dict[str, Any]:
-    measured, tuning = outcome.measured, outcome.tuning
-    return {
+    profile, tuning = measured.profile, tune_reads(measured.profile)
+    document: dict[str, Any] = {
         "what": "disk",
         "path": measured.directory,
         "engine_reason": measured.engine_reason,
         "file_bytes": measured.file_bytes,
         "seconds": measured.seconds,
         "remarks": list(measured.remarks),
-        "problems": outcome.problems,
-        "profile": measured.profile.to_document(),
-        "tuning": {
-            "gap_bytes": tuning.gap_bytes,
-            "queue_depth": tuning.queue_depth,
-            "max_read_bytes": tuning.max_read_bytes,
-            "source": tuning.source,
-        },
-        "saved_to": None if outcome.saved_to is None else str(outcome.saved_to),
-        "drawn_to": None if outcome.drawn_to is None else str(outcome.drawn_to),
+        "problems": [],
+        "profile": profile.to_document(),
+        "tuning": asdict(tuning),
+        "saved_to": None,
+        "drawn_to": None,
     }
+    steps: dict[str, Callable[[], Path]] = {}
+    if is_saved:
+        steps["saved_to"] = lambda: save_profile(profile)
+    if plot_file is not None:
+        steps["drawn_to"] = lambda: draw_profile(profile, plot_file)
+    for name, step in steps.items():
+        try:
+            document[name] = str(step())
+        except StorageError as error:
+            document["problems"].append(str(error))
+    session.emit(document, lambda console: _render(console, document, profile))
+    return exits.STORAGE if document["problems"] else exits.OK
 
 
-def _render(console: Console, outcome: _Outcome) -> None:
-    measured, tuning = outcome.measured, outcome.tuning
-    profile = measured.profile
-    console.print(f"Disk below {measured.directory}", style="bold")
+def _render(console: Console, document: Mapping[str, Any], profile: DeviceProfile) -> None:
+    tuning = document["tuning"]
+    console.print(f"Disk below {document['path']}", style="bold")
     print_facts(
         console,
         {
             "mounted at": f"{profile.mount_point} ({profile.filesystem_type}, {profile.device})",
             "sequential read": speed(profile.sequential_read_bytes_per_second),
             "sequential write": speed(profile.sequential_write_bytes_per_second),
-            "engine": measured.engine_reason,
+            "engine": document["engine_reason"],
             "page cache": "avoided" if profile.is_direct else "not avoided",
-            "measured with": f"a file of {format_size(measured.file_bytes)}, in "
-            f"{measured.seconds:.1f} s",
+            "measured with": f"a file of {format_size(document['file_bytes'])}, in "
+            f"{document['seconds']:.1f} s",
         },
     )
     print_title(console, "Random reads per second")
     _render_rates(console, profile)
-    for text in (*measured.remarks, *outcome.problems):
+    for text in (*document["remarks"], *document["problems"]):
         console.print(f"\n{text}", soft_wrap=True)
     print_title(console, "How loaders read here")
     print_facts(
         console,
         {
-            "gap": f"{tuning.gap_bytes} bytes: rows no further apart share a read",
-            "queue depth": f"{tuning.queue_depth} reads in flight for each thread",
-            "longest read": block_name(tuning.max_read_bytes),
-            "because of": "this measurement" if profile.is_direct else tuning.source,
-            "kept in": outcome.saved_to or "nothing was kept",
-            "drawn in": outcome.drawn_to,
+            "gap": f"{tuning['gap_bytes']} bytes: rows no further apart share a read",
+            "queue depth": f"{tuning['queue_depth']} reads in flight for each thread",
+            "longest read": block_name(tuning["max_read_bytes"]),
+            "because of": "this measurement" if profile.is_direct else tuning["source"],
+            "kept in": document["saved_to"] or "nothing was kept",
+            "drawn in": document["drawn_to"],
         },
     )
 
