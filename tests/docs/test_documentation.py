@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import shlex
@@ -313,6 +314,13 @@ def test_every_strategy_stands_in_the_docs() -> None:
         assert f'"{strategy.name}"' in loader
     for candidate in auto().candidates:
         assert f"`{candidate.choice}`" in manual
+
+
+def test_every_parameter_of_loaders_is_in_a_group() -> None:
+    text = (ROOT / "docs" / "reference" / "loaders.md").read_text()
+    for loader in (gnnstore.NeighborLoader, gnnstore.LinkNeighborLoader):
+        for name in inspect.signature(loader).parameters.keys() - {"kwargs"}:
+            assert f"`{name}`" in text, name
 
 
 def test_exit_statuses_in_the_manual_are_those_of_the_code() -> None:
