@@ -7,7 +7,7 @@ in any loader that samples (`sampled`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,9 @@ from gnnstore.seeds.negatives import MODES, SIDES, Negatives, cumulative_weights
 from gnnstore.seeds.nodes import resolve_input_ids, resolve_times
 
 if TYPE_CHECKING:
-    from torch_geometric.sampler import SamplerOutput
+    import numpy.typing as npt
+    from torch_geometric.sampler import NumNeighbors, SamplerOutput
+    from torch_geometric.sampler.base import SubgraphType
 
     from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec
     from gnnstore.graph.store import GraphStore
@@ -165,16 +167,16 @@ edge_format, adj_value, edge_ids, tables, progress
     @limits_named("prepare to load batches")
     def __init__(  # noqa: PLR0917 - PyG's parameters, in PyG's order
         self,
-        data: Any,
-        num_neighbors: Any,
-        edge_label_index: Any = None,
-        edge_label: Any = None,
-        edge_label_time: Any = None,
+        data: GraphStore | str | Path | tuple[Any, Any],
+        num_neighbors: Sequence[int] | Mapping[Any, Sequence[int]] | NumNeighbors,
+        edge_label_index: npt.ArrayLike | tuple[Any, ...] | None = None,
+        edge_label: npt.ArrayLike | None = None,
+        edge_label_time: npt.ArrayLike | None = None,
         replace: bool = False,
-        subgraph_type: Any = "directional",
+        subgraph_type: str | SubgraphType = "directional",
         disjoint: bool = False,
         temporal_strategy: str = "uniform",
-        neg_sampling: Any = None,
+        neg_sampling: NegativeSampling | str | Mapping[str, Any] | None = None,
         neg_sampling_ratio: float | None = None,
         time_attr: str | None = None,
         weight_attr: str | None = None,
@@ -207,7 +209,7 @@ edge_format, adj_value, edge_ids, tables, progress
         packed: str | Path | None = None,
         rank: int | None = None,
         world_size: int | None = None,
-        input_id: Any = None,
+        input_id: npt.ArrayLike | None = None,
         custom_cls: type[Data] | None = None,
         attributes: Sequence[str] | None = None,
         edge_format: str = "coo",

@@ -7,7 +7,7 @@ store (`sampled`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +25,11 @@ from gnnstore.seeds.nodes import InputNodes, resolve_input_nodes
 from gnnstore.seeds.typed import TypedInputNodes, resolve_typed_nodes
 
 if TYPE_CHECKING:
-    from torch_geometric.sampler import SamplerOutput
+    import numpy.typing as npt
+    from torch_geometric.sampler import NumNeighbors, SamplerOutput
+    from torch_geometric.sampler.base import SubgraphType
 
+    from gnnstore.graph.store import GraphStore
     from gnnstore.partitions.followers import ResidentTable
     from gnnstore.partitions.policy import PartitionPolicy
     from gnnstore.strategies.loader_spec import EdgeIds
@@ -199,12 +202,12 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
     @limits_named("prepare to load batches")
     def __init__(  # noqa: PLR0917 - PyG's parameters, in PyG's order
         self,
-        data: Any,
-        num_neighbors: Any,
-        input_nodes: Any = None,
-        input_time: Any = None,
+        data: GraphStore | str | Path | tuple[Any, Any],
+        num_neighbors: Sequence[int] | Mapping[Any, Sequence[int]] | NumNeighbors,
+        input_nodes: npt.ArrayLike | tuple[str, Any] | Mapping[str, Any] | None = None,
+        input_time: npt.ArrayLike | Mapping[str, Any] | None = None,
         replace: bool = False,
-        subgraph_type: Any = "directional",
+        subgraph_type: str | SubgraphType = "directional",
         disjoint: bool = False,
         temporal_strategy: str = "uniform",
         time_attr: str | None = None,
@@ -232,7 +235,7 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         packed: str | Path | None = None,
         rank: int | None = None,
         world_size: int | None = None,
-        input_id: Any = None,
+        input_id: npt.ArrayLike | Mapping[str, Any] | None = None,
         custom_cls: type[Data] | None = None,
         attributes: Sequence[str] | None = None,
         edge_format: str = "coo",

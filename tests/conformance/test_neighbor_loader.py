@@ -570,6 +570,7 @@ def test_what_cannot_work_is_refused(
 
 
 def test_other_data_is_refused(store: gnnstore.GraphStore, data: Data, tmp_path: Path) -> None:
+    wrong: Any
     for wrong in (data, HeteroData(), (data, store), None):
         with pytest.raises(UsageError, match=r"expected a gnnstore\.GraphStore or the path"):
             NeighborLoader(wrong, [2])

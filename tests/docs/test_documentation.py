@@ -1,8 +1,16 @@
-"""Every code block of the documentation is run; what is not run says why, and is listed here."""
+"""Every code block of the documentation is run; what is not run says why, and is listed here.
+
+Guides show what a command prints, below it. These outputs are checked but for their numbers; with
+GNNSTORE_UPDATE_DOCS=1 set, they are written anew.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import io
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -33,6 +41,10 @@ _FENCE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 
+_OUTPUT = re.compile(r"\n<!-- output -->\n```text\n(?P<body>.*?)```\n", re.DOTALL)
+MAX_WIDTH, MAX_LINES = 76, 8
+TREES = {"docs/architecture.md", "docs/format.md"}  # their drawings are wider
+
 # Page -> how each block that is not run begins; its reason stands on the page.
 NOT_RUN = {
     "README.md": [
@@ -45,11 +57,11 @@ NOT_RUN = {
         "gnnstore bench load large.gnn --num-neighbors 10,10 --batches 163 \\",
     ],
     "docs/howto-distributed.md": [
-        "torchrun --nproc-per-node 2 examples/train_distributed.py graph.gnn --memory 4GB",
+        "torchrun --nproc-per-node 2 examples/train_distributed.py graph.gnn \\",
         "from accelerate import Accelerator",
     ],
     "docs/howto-predict.md": [
-        "gnnstore convert rmat large.gnn --scale 24 --edge-factor 15 --feature-dim 128 --plain",
+        "gnnstore convert rmat large.gnn --scale 24 --edge-factor 15 \\",
     ],
     "docs/howto-lightning.md": ["pip install 'gnnstore[examples]'"],
     "docs/howto-train.md": ["from torch_geometric.loader import NeighborLoader"],
@@ -75,14 +87,51 @@ def blocks_of(page: Path) -> Iterator[Block]:
         yield Block(name, line, match["language"], match["body"], match["reason"])
 
 
-def run_shell(block: Block) -> None:
+def run_shell(block: Block) -> str:
+    """Run the commands of a block, and return what the first of them prints."""
+    outputs = []
     for line in block.body.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         if not words:
             continue
         assert words[0] == "gnnstore", f"{block.page}:{block.line}: {line!r} cannot be run here"
-        status = cli.main(words[1:])
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            status = cli.main(words[1:])
         assert status == 0, f"{block.page}:{block.line}: {line!r} exits with {status}"
+        outputs.append(printed.getvalue().replace(f"{Path.cwd()}/", ""))
+    return outputs[0]
+
+
+def excerpt(output: str) -> str:
+    """Return the beginning of an output, as pages show it."""
+    lines = output.strip("\n").splitlines()
+    kept = [line.rstrip() for line in lines[:MAX_LINES]]
+    kept = [f"{line[: MAX_WIDTH - 1]}\u2026" if len(line) > MAX_WIDTH else line for line in kept]
+    return "".join(f"{line}\n" for line in kept + ["..."] * (len(lines) > MAX_LINES))
+
+
+def labels_of(output: str) -> list[str]:
+    """Return the words of the first column: what follows differs from run to run and machine."""
+    columns = [re.split(r"\s{2,}", line.strip())[0] for line in output.splitlines()]
+    return [" ".join(re.findall(r"(?<![\w.-])[A-Za-z_]{3,}", label)) for label in columns]
+
+
+def check_output(page: Path, block: Block, output: str) -> None:
+    """Compare an output with the one that the page shows, or write it there."""
+    text = page.read_text()
+    end = text.index(block.body) + len(block.body) + len("```\n")
+    shown = _OUTPUT.match(text, end)
+    expected = excerpt(output)
+    if os.environ.get("GNNSTORE_UPDATE_DOCS"):
+        old = shown[0] if shown else ""
+        new = f"\n<!-- output -->\n```text\n{expected}```\n" if expected else ""
+        page.write_text(text[:end] + new + text[end + len(old) :])
+        return
+    found = labels_of(shown["body"]) if shown else []
+    assert found == labels_of(expected), (
+        f"{block.page}:{block.line}: the page shows another output; GNNSTORE_UPDATE_DOCS=1 pytest "
+        "tests/docs writes outputs anew"
+    )
 
 
 def run_python(block: Block, namespace: dict[str, Any]) -> None:
@@ -105,7 +154,9 @@ def test_code_blocks_run(page: Path, work_dir: Path, monkeypatch: pytest.MonkeyP
         if block.reason is not None or block.language in _NOT_CODE:
             continue
         if block.language == "sh":
-            run_shell(block)
+            output = run_shell(block)
+            if page.name.startswith("howto-"):
+                check_output(page, block, output)
         elif block.language == "python":
             run_python(block, namespace)
         else:
@@ -151,6 +202,19 @@ def test_every_fence_is_seen() -> None:
     for page in PAGES:
         fences = sum(line.startswith("```") for line in page.read_text().splitlines())
         assert fences == 2 * len(list(blocks_of(page))), page
+
+
+def test_code_fits_a_narrow_page() -> None:
+    """Also beside the two columns of navigation of the site: 76 characters."""
+    wide = [
+        f"{block.page}:{block.line + number}: {line}"
+        for page in PAGES
+        for block in blocks_of(page)
+        if block.page not in TREES or block.language != "text"
+        for number, line in enumerate(block.body.splitlines())
+        if len(line) > MAX_WIDTH
+    ]
+    assert not wide, "\n".join(wide)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -297,6 +361,13 @@ def test_every_strategy_stands_in_the_docs() -> None:
         assert f'"{strategy.name}"' in loader
     for candidate in auto().candidates:
         assert f"`{candidate.choice}`" in manual
+
+
+def test_every_parameter_of_loaders_is_in_a_group() -> None:
+    text = (ROOT / "docs" / "reference" / "loaders.md").read_text()
+    for loader in (gnnstore.NeighborLoader, gnnstore.LinkNeighborLoader):
+        for name in inspect.signature(loader).parameters.keys() - {"kwargs"}:
+            assert f"`{name}`" in text, name
 
 
 def test_exit_statuses_in_the_manual_are_those_of_the_code() -> None:
