@@ -91,7 +91,7 @@ def link_ranks(
         dot product: `lambda known, rows, queries: known @ rows.T`.
     queries : edge split, pair or triple of arrays [Q], or array [2, Q]
         Sources and targets of true edges; or sources, relations and targets.
-    table : str, Attribute, EmbeddingTable, ndarray, Tensor or path of a .npy file
+    table : Tensor, EmbeddingTable, ndarray or path of a .npy file
         A row for each of the N nodes: embeddings as `gnnstore.inference` writes them, an attribute
         of a store (`store.features`), a mapping, or a tensor; or embeddings that are learned, best
         in memory or as `export` writes them.

@@ -302,6 +302,11 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         split = split_ids(node).get(name)
         return None if split is None else Splits(self.reader, node)[split]
 
+    def names_of(self, node: NodeTypeSpec) -> tuple[Container[str], ...]:
+        """Return the names for which `value_of` has a tensor."""
+        own = self.assigned.of(node.name)
+        return own, node.attributes, split_masks(node), split_ids(node)
+
     def edges_of(self, edge: EdgeTypeSpec, spec: AttributeSpec) -> LazyTensor:
         """Return an attribute of edges as PyG has it: in the order of their ids."""
         make = partial(EdgeRows.of, self.reader, edge, spec)
@@ -402,10 +407,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
             {"edge_index"},
             schema.graph_attributes,
             schema.graph_arrays,
-            self._split_masks,
-            self._split_ids,
-            self.assigned.of(schema.node.name),
-            *(node.attributes for node in schema.node_types),
+            *(names for node in schema.node_types for names in self.names_of(node)),
             *(edge.attributes for edge in schema.edge_types),
         )
         return any(name in place for place in places)
@@ -480,16 +482,6 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
                 "attributes that they have: NeighborLoader(..., attributes=['y'])"
             )
         super().__delattr__(name)
-
-    @property
-    def _split_masks(self) -> dict[str, str]:
-        """The splits by the names that PyG's data sets give to their masks."""
-        return split_masks(self.schema.node) if self.schema.is_homogeneous else {}
-
-    @property
-    def _split_ids(self) -> dict[str, str]:
-        """The splits by the names that data sets give to the ids of their nodes."""
-        return split_ids(self.schema.node) if self.schema.is_homogeneous else {}
 
     @property
     def edge_index(self) -> LazyTensor:

@@ -96,6 +96,9 @@ class NodeView(AttrView):  # type: ignore[misc]
             found = self._store.value_of(self._spec, name)
         return super().__getattr__(name) if found is None else found
 
+    def __contains__(self, name: object) -> bool:
+        return any(name in names for names in self._store.names_of(self._spec))
+
     def __setattr__(self, name: str, value: Any) -> None:
         """Let batches show a tensor with a row for each node; set PyG's fields of the view."""
         if name in self._attr.__dataclass_fields__:

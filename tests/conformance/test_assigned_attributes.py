@@ -184,6 +184,9 @@ def test_stores_of_several_types(tmp_path: Path) -> None:
     for name in ("paper", "author"):
         store[name].rank = torch.arange(store[name].num_nodes)
     assert torch.equal(store["paper"].rank, torch.arange(60))
+    assert "rank" in store["paper"]
+    assert "x" in store["paper"]
+    assert "rank" not in store["institution"]
     store = pickle.loads(pickle.dumps(store))  # noqa: S301
     for strategy in ("memory", "static", "packed"):
         loader = gnnstore.NeighborLoader(
