@@ -66,8 +66,9 @@ def keeping(monkeypatch: pytest.MonkeyPatch, share: float, how: str = "") -> Non
         ]
         assert None not in placed
         return [
-            replace(one, is_spilled=how == "spilled" and k > 0)  # type: ignore[type-var]
+            replace(one, is_spilled=how == "spilled" and k > 0)
             for k, one in enumerate(placed)
+            if one is not None
         ]
 
     monkeypatch.setattr(Placer, "place", place)
@@ -227,7 +228,7 @@ def test_types(
         x = np.abs(x).astype(stored)
     changed = GraphArrays(NUM_NODES, graph.edge_index, {"x": np.ascontiguousarray(x)})
     store = gnnstore.open(changed.write(tmp_path / "t.gnn", options=options))
-    dense = torch.from_numpy(store.features[:]).float()
+    dense = torch.as_tensor(store.features[:]).float()
     if stored.endswith("scales"):
         dense *= store.graph_attributes()["x_scale"]
     model, notes = [kind(width, 8), torch.relu, kind(8, 4)], Notes()
