@@ -43,7 +43,7 @@ from gnnstore.formats.container.workdir import (
 )
 from gnnstore.formats.store.schema import StoreManifest
 from gnnstore.graph.store import GraphStore
-from gnnstore.layerwise.layers import Layer, describe, evaluating, read_layers
+from gnnstore.layerwise.models.layers import Layer, describe, evaluating, read_layers
 from gnnstore.layerwise.plan import check_dtype
 from gnnstore.layerwise.result import ARRAY_NAME, Embeddings, open_embeddings
 from gnnstore.layerwise.run import InferenceRequest, InferenceRun, check_input

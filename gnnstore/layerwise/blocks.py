@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from gnnstore import _core
-from gnnstore.layerwise.block import Block
 from gnnstore.layerwise.graph import LISTED_BYTES, GraphReader
-from gnnstore.layerwise.limits import NODES, TARGETS, BlockLimits
+from gnnstore.layerwise.memory import NODES, TARGETS, BlockLimits
+from gnnstore.layerwise.models.block import Block
 from gnnstore.layerwise.packing import BlockPacker
 from gnnstore.layerwise.rows import Arena, KeptRows, RowReader
 

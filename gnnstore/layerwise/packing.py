@@ -25,7 +25,7 @@ from gnnstore.disk.spool import FileSpool
 from gnnstore.errors import NoSpaceError, storage_error
 from gnnstore.features.files import FileRows
 from gnnstore.formats.arrays.dtypes import id_dtype
-from gnnstore.layerwise.limits import BlockLimits
+from gnnstore.layerwise.memory import BlockLimits
 from gnnstore.layerwise.rows import NUM_PARTS, KeptRows, RowReader, as_bits
 from gnnstore.strategies.predict.reads import count_reads
 from gnnstore.threads import CancelledError, Flag

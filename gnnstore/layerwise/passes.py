@@ -18,10 +18,9 @@ from torch import Tensor
 from gnnstore._core import release_heap, release_memory
 from gnnstore.errors import UsageError, described
 from gnnstore.formats import PagedArrayWriter
-from gnnstore.layerwise.block import Block
 from gnnstore.layerwise.blocks import BlockMaker, MadeBlock
-from gnnstore.layerwise.gcn import DegreeNorm
 from gnnstore.layerwise.graph import GraphReader
+from gnnstore.layerwise.models.block import Block, DegreeNorm
 from gnnstore.layerwise.plan import DTYPES, LayerPlan
 from gnnstore.progress import Phase
 from gnnstore.threads import ordered_map, prefetch

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.formats.arrays.dtypes import id_dtype
-from gnnstore.layerwise.limits import BlockLimits
+from gnnstore.layerwise.memory import BlockLimits
 from gnnstore.layerwise.plan import GraphSize, LayerPlan
 from gnnstore.units import format_count, format_size
 

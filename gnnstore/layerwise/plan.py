@@ -14,10 +14,9 @@ from gnnstore.budget.ledger import Ledger, Reservation, least_more
 from gnnstore.errors import UsageError
 from gnnstore.formats import AttributeSpec
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, PageGeometry
-from gnnstore.layerwise.calls import LayerCall, RowKind, check_call
-from gnnstore.layerwise.layers import Layer
-from gnnstore.layerwise.limits import EDGES, NODES, TARGETS, BlockLimits
-from gnnstore.layerwise.measure import measure_call
+from gnnstore.layerwise.memory import EDGES, NODES, TARGETS, BlockLimits, measure_call
+from gnnstore.layerwise.models.calls import LayerCall, RowKind, check_call
+from gnnstore.layerwise.models.layers import Layer
 
 DTYPES = {
     "float16": torch.float16,

@@ -23,7 +23,7 @@ from gnnstore._core import ReadCounts, empty, pool_trim
 from gnnstore.disk.spool import FileSpool
 from gnnstore.features.source import RowSource
 from gnnstore.graph.arrays import as_tensor
-from gnnstore.layerwise.block import Block
+from gnnstore.layerwise.models.block import Block
 from gnnstore.layerwise.plan import LayerPlan
 from gnnstore.threads import Workers
 

@@ -29,10 +29,10 @@ from gnnstore.graph.indices import IndexRows
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.store import GraphStore
 from gnnstore.layerwise.blocks import BlockMaker
-from gnnstore.layerwise.gcn import DegreeNorm
 from gnnstore.layerwise.graph import GraphReader, Pieces
-from gnnstore.layerwise.layers import Layer
-from gnnstore.layerwise.limits import NODES
+from gnnstore.layerwise.memory import NODES
+from gnnstore.layerwise.models.block import DegreeNorm
+from gnnstore.layerwise.models.layers import Layer
 from gnnstore.layerwise.packing import BlockPacker
 from gnnstore.layerwise.passes import degree_scale, run_pass
 from gnnstore.layerwise.placement import OutDegrees, Placement, Placer
@@ -155,7 +155,7 @@ class InferenceRun:
                         stats = run_pass(
                             plan, maker, rows, is_ahead=limits.is_ahead, offer=offer, phase=phase
                         )
-                del kept, maker, packer, found
+                del kept, maker, packer, found, reader
                 spilled = given.flush() if isinstance(given, SpilledRows) else 0
                 stats = replace(
                     stats,
@@ -168,7 +168,7 @@ class InferenceRun:
                 source, factors = self._opened(rows, self._directory(writer, number)), None
                 if number:
                     _core.remove_tree(self._directory(writer, number - 1))
-        del source, reader
+        del source
         last = len(self.plans) - 1
         if first > last:  # only the commit was missing
             with self._begin(writer, last) as rows:

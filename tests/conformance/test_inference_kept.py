@@ -66,8 +66,9 @@ def keeping(monkeypatch: pytest.MonkeyPatch, share: float, how: str = "") -> Non
         ]
         assert None not in placed
         return [
-            replace(one, is_spilled=how == "spilled" and k > 0)  # type: ignore[type-var]
+            replace(one, is_spilled=how == "spilled" and k > 0)
             for k, one in enumerate(placed)
+            if one is not None
         ]
 
     monkeypatch.setattr(Placer, "place", place)

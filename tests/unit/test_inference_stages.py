@@ -22,7 +22,7 @@ from gnnstore.errors import CorruptStoreError, NoSpaceError, UsageError, storage
 from gnnstore.features.tables import DirectRows
 from gnnstore.formats.container.files import ChecksummedFile
 from gnnstore.layerwise import packing as inference_packing
-from gnnstore.layerwise.limits import BlockLimits
+from gnnstore.layerwise.memory import BlockLimits
 from gnnstore.layerwise.packing import BlockPacker, PackedRows
 from gnnstore.layerwise.result import Embeddings
 from gnnstore.layerwise.rows import Arena

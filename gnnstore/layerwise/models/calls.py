@@ -24,9 +24,8 @@ from torch_geometric.nn import GCNConv, GINConv, GraphConv, LGConv, MessagePassi
 
 from gnnstore.errors import UsageError, described
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
-from gnnstore.layerwise.block import Block
-from gnnstore.layerwise.gcn import DegreeNorm, not_normalizing
-from gnnstore.layerwise.layers import Layer
+from gnnstore.layerwise.models.block import Block, DegreeNorm, not_normalizing
+from gnnstore.layerwise.models.layers import Layer
 
 # Sum rows as they are: such a block may refer to rows that are kept in memory.
 _SUMMING = (SAGEConv, GINConv, GraphConv, GCNConv, LGConv)
@@ -164,12 +163,11 @@ class LayerCall:
 
     def __call__(self, block: Block, dtype: torch.dtype | None = None) -> Tensor:
         """Return the rows of the block's targets, in memory of their own: [D, width]."""
-        rows: Any = self.layer.finish(self._convolve(block))
-        found = list(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
-        if not isinstance(found, list) or len(found) != 2 or found[0] != block.num_targets:
-            raise ValueError(f"it gives {found} for {block.num_targets} nodes")
-        if not found[1]:
-            raise ValueError(f"it gives rows without elements, {found}")
+        rows: Tensor = self.layer.finish(self._convolve(block))
+        if rows.dim() != 2 or len(rows) != block.num_targets:
+            raise ValueError(f"it gives {list(rows.shape)} for {block.num_targets} nodes")
+        if not rows.shape[1]:
+            raise ValueError(f"it gives rows without elements, {list(rows.shape)}")
         # Written while the layer runs on the next block, so not in shared memory.
         return rows.to("cpu", dtype or rows.dtype, copy=True).contiguous()
 

@@ -1,0 +1,1 @@
+"""The layers of a model, their calls, and their blocks."""
