@@ -16,15 +16,13 @@ from gnnstore.converters import ConvertOptions
 from gnnstore.converters.keyed_random import hash_pairs
 from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.converters.synthetic.kronecker.factor import (
+    FactorGraph,
+    _Splitter,
     balance,
     check_factor,
     derive_factor,
-    group_densities,
-)
-from gnnstore.converters.synthetic.kronecker.patterns import (
-    FactorGraph,
-    _Splitter,
     draw_patterns,
+    group_densities,
     round_ratio,
 )
 from gnnstore.errors import UsageError

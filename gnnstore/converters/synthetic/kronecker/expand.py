@@ -26,9 +26,12 @@ from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.keyed_random import hash_pairs
 from gnnstore.converters.stores.copy import copy_graph_attributes, describe_edges, texts_of
 from gnnstore.converters.stores.graph import EdgePiece, StoreInput
-from gnnstore.converters.synthetic.kronecker.factor import check_factor, derive_factor
+from gnnstore.converters.synthetic.kronecker.factor import (
+    FactorGraph,
+    check_factor,
+    derive_factor,
+)
 from gnnstore.converters.synthetic.kronecker.nodes import write_nodes
-from gnnstore.converters.synthetic.kronecker.patterns import FactorGraph
 from gnnstore.converters.synthetic.synthetic_nodes import check_numbers
 from gnnstore.converters.writer.casting import SCALES
 from gnnstore.converters.writer.estimates import NodeTable, Workload
