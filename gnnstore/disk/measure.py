@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -48,17 +48,16 @@ from gnnstore.errors import (
     storage_errors,
 )
 from gnnstore.formats.container.files import free_bytes
+from gnnstore.formats.container.workdir import take_lock
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.units import format_size
 
 BLOCK_BYTES: Final = (512, 4 << 10, 64 << 10)
 QUEUE_DEPTHS: Final = tuple(2**k for k in range(9))  # 1 to 256
 
-_MIB = 1 << 20
-_FREE_SHARE = 10
+_MIB, _FREE_SHARE = 1 << 20, 10
 _SEQUENTIAL_DEPTH = 8  # of 1 MiB: 8 MiB in flight are a millisecond of the fastest drive
-_WRITE_SHARE = 0.25
-_SEQUENTIAL_SHARE = 0.1
+_WRITE_SHARE, _SEQUENTIAL_SHARE = 0.25, 0.1  # of the time
 _NUM_ROUNDS = 3
 # If the second best of three is farther than this from the best, a queue depth or a gap that
 # follows from the numbers is a matter of chance.
@@ -66,31 +65,25 @@ _MAX_SPREAD = 0.3
 
 # The queue fills at the beginning of a slice and runs empty at its end. With 16 times the depth in
 # between, at most 1 read in 16 meets a shorter queue.
-_READS_PER_DEPTH = 16
-_WARM_UP_PER_DEPTH = 4
+_READS_PER_DEPTH, _WARM_UP_PER_DEPTH = 16, 4
 _BUFFER_BYTES = 2 << 20
 # Ctrl-C waits for the kernel, so slices are short.
 _MAX_SLICE_SECONDS = 0.5
 
 # 8 MiB a write: the kernel cuts it into requests that a drive works on side by side.
-_WRITE_BYTES = 8 << 20
-_BLOCK_BYTES = 4 << 10
-# Without O_DIRECT a write is only a copy into memory until it is synchronised.
-_SYNC_BYTES = 32 << 20
+_WRITE_BYTES, _BLOCK_BYTES = 8 << 20, 4 << 10
+_SYNC_BYTES = 32 << 20  # without O_DIRECT a write is a copy into memory until it is synchronised
 
 # Of a measurement at the first use: enough for every point on flash.
-_FIRST_SECONDS = 3.0
-_FIRST_BYTES = 256 << 20
+_FIRST_SECONDS, _FIRST_BYTES = 3.0, 256 << 20
 _MAX_AGE_SECONDS = 30 * 86400.0
 # The processes of a distributed run start together: one measures, and the others wait for it.
-_MAX_WAIT_SECONDS = 10.0
-_POLL_SECONDS = 0.05
+_MAX_ATTEMPTS = 100  # to lock, ten a second
 # Of a disk that cannot be measured: flash behind a SATA bus, or a virtual one.
 _ASSUMED_READS = {4 << 10: {1: 8_000.0, 128: 80_000.0}, 64 << 10: {1: 4_000.0, 128: 8_000.0}}
 _ASSUMED_BYTES_PER_SECOND = 5e8
 
-# Returns the offsets of a number of reads, in bytes from the file's beginning.
-Draw = Callable[[int], npt.NDArray[np.int64]]
+Draw = Callable[[int], npt.NDArray[np.int64]]  # offsets in bytes, of a number of reads
 
 _log = logging.getLogger(__name__)
 _kept: dict[str, DeviceProfile] = {}  # profiles that could not be saved, for the process
@@ -153,48 +146,23 @@ def _measured(
 
 
 def _assumed(identity: str) -> DeviceProfile:
-    return DeviceProfile(
-        filesystem_id=identity,
-        mount_point="unknown",
-        device="unknown",
-        filesystem_type="unknown",
-        engine="assumed",
-        is_direct=False,
-        measured_at="never",
-        sequential_read_bytes_per_second=_ASSUMED_BYTES_PER_SECOND,
-        sequential_write_bytes_per_second=_ASSUMED_BYTES_PER_SECOND,
-        random_reads_per_second=_ASSUMED_READS,
-    )
+    where, rate = ("unknown", "unknown", "unknown", "assumed"), _ASSUMED_BYTES_PER_SECOND
+    return DeviceProfile(identity, *where, False, "never", rate, rate, _ASSUMED_READS)
 
 
 @contextmanager
 def _alone(identity: str) -> Iterator[None]:
     """Wait until no other process of the user measures a disk, if locks work."""
-    try:
+    lock = None
+    with suppress(OSError, StorageError):
         directory = profile_path(identity).parent
         directory.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except (OSError, StorageError):
-        yield
-        return
+        lock = take_lock(directory, _MAX_ATTEMPTS)
     try:
-        deadline = time.monotonic() + _MAX_WAIT_SECONDS
-        while not _try_lock(descriptor) and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
         yield
     finally:
-        os.close(descriptor)
-
-
-def _try_lock(descriptor: int) -> bool:
-    """Return whether the lock is held, or locks do not work here."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
+        if lock is not None:
+            os.close(lock)
 
 
 @dataclass(frozen=True)
@@ -277,8 +245,8 @@ def measure_disk(
         sequential_write_bytes_per_second=written / max(write_seconds, 1e-9),
         random_reads_per_second=random,
     )
-    took = perf_counter() - started
-    return DiskMeasurement(profile, str(directory), choice.reason, written, took, tuple(remarks))
+    seconds = perf_counter() - started
+    return DiskMeasurement(profile, str(directory), choice.reason, written, seconds, tuple(remarks))
 
 
 def _directory_of(path: Path) -> Path:
@@ -377,11 +345,10 @@ def write_file(
 def _set_direct(descriptor: int, *, wanted: bool) -> bool:
     """Turn O_DIRECT on or off, and return whether it is on."""
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~os.O_DIRECT
-    try:
+    with suppress(OSError):
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | (os.O_DIRECT if wanted else 0))
-    except OSError:
-        return False
-    return wanted
+        return wanted
+    return False
 
 
 def _read(
@@ -402,11 +369,11 @@ def _read(
         )
     blocks = [block for block in BLOCK_BYTES if block >= min(files.alignment_bytes, 4 << 10)]
     if blocks[0] > BLOCK_BYTES[0]:
-        remark = f"direct reads are multiples of {files.alignment_bytes} bytes here: there are "
-        remark += "none of 512"
-        if files.alignment_bytes > BLOCK_BYTES[1]:
-            remark += f", and one of {BLOCK_BYTES[1]} reads {files.alignment_bytes}"
-        remarks.append(remark)
+        unit = files.alignment_bytes
+        longer = f", and one of {BLOCK_BYTES[1]} reads {unit}" if unit > BLOCK_BYTES[1] else ""
+        remarks.append(
+            f"direct reads are multiples of {unit} bytes here: there are none of 512{longer}"
+        )
     in_order = ReadRate(
         files,
         engine,
@@ -460,8 +427,7 @@ def _read(
 def at_random(num_bytes: int, block_bytes: int) -> Draw:
     """Return a function that draws blocks of a file independently of each other."""
     rng = np.random.default_rng()
-    num_blocks = num_bytes // block_bytes
-    return lambda size: rng.integers(0, num_blocks, size) * block_bytes
+    return lambda size: rng.integers(0, num_bytes // block_bytes, size) * block_bytes
 
 
 def in_sequence(num_bytes: int, block_bytes: int) -> Draw:

@@ -117,9 +117,13 @@ def take_lock(path: Path, attempts: int = 1) -> int | None:
     lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     for attempt in range(attempts):
         time.sleep(_LOCK_SECONDS if attempt else 0)
-        with suppress(OSError):
+        try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return lock
+        except BlockingIOError:
+            continue
+        except OSError:  # a file system without locks
+            break
+        return lock
     os.close(lock)
     return None
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Any
 
 import click
 from rich.console import Console
 
 from gnnstore.features.check import verify
-from gnnstore.formats.container.files import Problem
 from gnnstore.formats.container.verify import LEVELS, Level, Report
 from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.options import session_options, threads_option
@@ -69,16 +69,7 @@ def _document(store: str, report: Report, seconds: float) -> dict[str, Any]:
         "files": report.files,
         "bytes_read": report.bytes_read,
         "seconds": seconds,
-        "problems": [_problem(problem) for problem in report.problems],
-    }
-
-
-def _problem(problem: Problem) -> dict[str, Any]:
-    return {
-        "path": problem.path,
-        "message": problem.message,
-        "first_byte": problem.first_byte,
-        "end_byte": problem.end_byte,
+        "problems": [asdict(problem) for problem in report.problems],
     }
 
 
