@@ -57,7 +57,7 @@ class LazyTensor(Tensor):
     reads the whole tensor, each time anew: keep `tensor()` where it is used often. It cannot be
     written to, and pickles as its place.
 
-    Parameters
+    Attributes
     ----------
     source : LazySource
         Reads the values.

@@ -42,13 +42,13 @@ _FENCE = re.compile(
 )
 
 _OUTPUT = re.compile(r"\n<!-- output -->\n```text\n(?P<body>.*?)```\n", re.DOTALL)
-MAX_WIDTH, MAX_LINES = 76, 8
+MAX_WIDTH, MAX_LINES = 76, 6
 TREES = {"docs/architecture.md", "docs/format.md"}  # their drawings are wider
 
 # Page -> how each block that is not run begins; its reason stands on the page.
 NOT_RUN = {
     "README.md": [
-        "pip install . --extra-index-url https://download.pytorch.org/whl/cpu",
+        "pip install -e . --extra-index-url https://download.pytorch.org/whl/cpu",
     ],
     "CONTRIBUTING.md": ["make test"],
     "docs/benchmarks.md": ["make bench", "make bench-peers"],
@@ -98,14 +98,15 @@ def run_shell(block: Block) -> str:
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             status = cli.main(words[1:])
         assert status == 0, f"{block.page}:{block.line}: {line!r} exits with {status}"
-        outputs.append(printed.getvalue().replace(f"{Path.cwd()}/", ""))
+        text = printed.getvalue().replace(f"{Path.cwd()}/", "")
+        outputs.append(text.replace(f"{Path(gnnstore.__file__).parents[1]}/", "\u2026/"))
     return outputs[0]
 
 
 def excerpt(output: str) -> str:
     """Return the beginning of an output, as pages show it."""
     lines = output.strip("\n").splitlines()
-    kept = [line.rstrip() for line in lines[:MAX_LINES]]
+    kept = "\n".join(line.rstrip() for line in lines[:MAX_LINES]).strip("\n").splitlines()
     kept = [f"{line[: MAX_WIDTH - 1]}\u2026" if len(line) > MAX_WIDTH else line for line in kept]
     return "".join(f"{line}\n" for line in kept + ["..."] * (len(lines) > MAX_LINES))
 
