@@ -13,7 +13,10 @@ from torch_geometric.data import HeteroData
 
 import gnnstore
 from gnnstore import GraphStore, NeighborLoader
-from gnnstore.converters import add_order
+from gnnstore.converters import ConvertOptions, HeteroGraphWriter, add_order
+from gnnstore.converters.inputs.source import MemoryArray
+from gnnstore.converters.typed import graph_writer
+from gnnstore.converters.typed.reverse import ReversedEdges
 from gnnstore.errors import CorruptStoreError
 from gnnstore.features.tables import SharedRows
 from gnnstore.formats.container.strict_json import Fields
@@ -21,6 +24,7 @@ from gnnstore.graph.sizes import StoreSizes
 from gnnstore.tools.cli import main
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.hetero import AT, CITES, TEACHES, hetero_store, make_hetero
+from tests.support.stores import assert_same_files
 
 REVERSE = ("paper", "rev_cites", "paper")
 OPTIONS: dict[str, Any] = {"batch_size": 7, "shuffle": True, "seed": 3}
@@ -133,3 +137,32 @@ def test_a_schema_that_shares_what_is_not_alike(tmp_path: Path) -> None:
     edge["shared"]["wide"] = "edges/paper__cites__paper/attrs/edge_attr"
     with pytest.raises(CorruptStoreError, match=r"'wide' of .* shares the rows of"):
         type(store.schema).from_json(Fields(document, "zarr.json"))
+
+
+def test_an_interrupted_conversion_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reverse type was finished: it is taken as it is, with what it shares."""
+    data = wide_data(sort=False)
+
+    def convert(name: str, **options: Any) -> Path:
+        with HeteroGraphWriter(
+            tmp_path / name,
+            {"paper": data["paper"].num_nodes},
+            kind="test",
+            source={"parameters": {}},
+            options=ConvertOptions(reverse=("cites",), **options),
+        ) as writer:
+            wide = MemoryArray("wide", data[CITES].wide.numpy())
+            pairs = [tuple(data[CITES].edge_index.numpy())]
+            writer.read_edges(CITES, pairs, attributes={"wide": wide}, where="edges")
+            return writer.commit()
+
+    def interrupt(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    whole = convert("whole.gnn")
+    with monkeypatch.context() as patched:
+        patched.setattr(graph_writer, "add_orders", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            convert("a.gnn")
+    monkeypatch.setattr(ReversedEdges, "chunks", interrupt)
+    assert_same_files(convert("a.gnn", resume=True), whole)

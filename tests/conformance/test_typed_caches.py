@@ -100,3 +100,20 @@ def test_a_static_cache_is_filled_by_the_widths_of_its_rows(path: Path) -> None:
     assert cache is not None
     assert 450_000 < cache.num_bytes <= 500_000
     assert cache.num_rows == loader.stats().cache_rows > 1.5 * 160
+
+
+def test_packed_rows_of_all_widths(path: Path) -> None:
+    """Rows of 200 bytes and of 3 KiB come from chunks, and from the slots of their pools."""
+    plain = NeighborLoader(path, [4, 3], "paper", strategy="memory", **OPTIONS)
+    store = gnnstore.open(path)
+    budget: dict[str, Any] = {"memory": "40MB", "cache_bytes": "500kB", "io_engine": "pread"}
+    loader = NeighborLoader(store, [4, 3], "paper", strategy="packed", **budget, **OPTIONS)
+    superbatch = loader._sources.placement.superbatch
+    assert superbatch is not None
+    assert superbatch.pools is not None
+    assert superbatch.pools.widths == (3072, 200)
+    assert_same_batches(batches_of(loader, 3), batches_of(plain, 3))
+    stats = loader.stats()
+    assert stats.rows_cached > 100
+    assert stats.bytes_packing > 0
+    assert slots_of(store).num_bytes <= 500_000
