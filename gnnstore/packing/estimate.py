@@ -10,6 +10,7 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -139,7 +140,7 @@ def estimate_packing(packer: EpochPacker, profile: DeviceProfile | None) -> Pack
     """Sample and plan some batches; let batches share rows if a disk budget asks for it."""
     budget = packer.settings.disk_bytes
     found = _estimate(packer, profile, _BATCHES)
-    may_share = packer.settings.segment is None and packer.may_share
+    may_share = packer.settings.segment is None and packer.tables
     if budget is not None and may_share and found.total_bytes > _NEARLY * budget:
         found = _estimate(packer, profile, packer.superbatch, budget)
     elif packer.segment > 1:
@@ -166,13 +167,18 @@ def _estimate(
         layouts = [costs.packed(plan.misses)]
         if packer.tables and (budget is not None or packer.segment > 1):
             table = packer.collect_misses(sample, packer.packing_memory(sample))
-            missed = [table.batch(i) for i in range(count)]
+            ends = np.cumsum(table.counts, axis=1)
+            parts = [np.split(table.batch(i), ends[i][:-1]) for i in range(count)]
+            missed = [[part[t] for part in parts] for t in range(len(table.ranges))]  # by type
             segment = packer.segment
             if budget is not None:
-                segment = costs.shortest_segment(missed, layouts[0], budget)
+                *firsts, total = np.cumsum([0, *(of.num_rows for of in table.ranges)]).tolist()
+                numbers = [np.concatenate(list(map(np.add, part, firsts))) for part in parts]
+                segment = costs.shortest_segment(numbers, total, layouts[0], budget)
+                del numbers
             if segment > 1:
                 layouts.append(costs.segmented(missed, segment))
-            del table, missed
+            del table, missed, parts
         chosen = layouts[-1]
         if packer.tables and packer.rolling is not None:
             batches = [sample.trace.batch(i) for i in range(min(count, _BATCHES))]
@@ -212,6 +218,7 @@ class _Costs:
         self._epochs, self._num_batches = packer.settings.epochs, packer.batches_per_epoch
         self._superbatch, self._budget = packer.superbatch, packer.settings.disk_bytes
         self._tables = list(packer.tables.values())
+        self._types = packer.types_of_tables
         self.row_bytes = [table.row_bytes for table in self._tables]
         self._shares = shares  # of missed rows that each table has
         self.table_bytes = sum(table.num_rows * table.row_bytes for table in self._tables)
@@ -222,10 +229,12 @@ class _Costs:
         records = self._records_bytes * self._epochs
         return self._layout("packed", num_bytes * self._epochs, records, num_bytes)
 
-    def shortest_segment(self, missed: list[npt.NDArray[Any]], packed: Layout, budget: int) -> int:
+    def shortest_segment(
+        self, missed: list[npt.NDArray[Any]], num_rows: int, packed: Layout, budget: int
+    ) -> int:
         """Return the shortest segment with which the epochs fit; all batches where none does."""
         records, rows_bytes = packed.records_bytes, packed.disk_bytes - packed.records_bytes
-        recurrences = Recurrences.of(missed, self._tables[0].num_rows)
+        recurrences = Recurrences.of(missed, num_rows)
         num_missed = recurrences.num_missed * self._num_batches * self._epochs / len(missed)
 
         def fits(share: float) -> bool:
@@ -236,20 +245,21 @@ class _Costs:
         found = search_segment(recurrences, fits)
         return len(missed) if found is None else found
 
-    def segmented(self, missed: list[npt.NDArray[Any]], segment: int) -> Layout:
+    def segmented(self, missed: list[list[npt.NDArray[Any]]], segment: int) -> Layout:
         """Return the layout in segments, with their shared rows found and put in order."""
-        tuning, count, apart = self._tables[0].engine.tuning, len(missed), ReadTotals()
+        tuning, count, apart = self._tables[0].engine.tuning, len(missed[0]), ReadTotals()
         own_bytes = shared_bytes = num_shared = 0
-        for part in segments_of(count, segment):
-            batches = [missed[i] for i in part]
-            shared = SharedRows.of(batches, self._tables[0].num_rows)
-            shared_bytes += shared.num_rows * sum(self.row_bytes)
+        for of_type, part in product(range(len(missed)), segments_of(count, segment)):
+            tables = [t for t, k in zip(self._tables, self._types, strict=True) if k == of_type]
+            batches = [missed[of_type][i] for i in part]
+            shared = SharedRows.of(batches, tables[0].num_rows)
+            shared_bytes += shared.num_rows * sum(table.row_bytes for table in tables)
             for rows in batches:
                 ranks = np.sort(shared.find(rows)).astype(np.int64)  # negative: its own rows
                 own = int(np.searchsorted(ranks, 0))
                 num_shared += len(ranks) - own
-                own_bytes += self._chunks(np.array([own]))
-                for width in self.row_bytes:
+                for width in (table.row_bytes for table in tables):
+                    own_bytes += int(chunk_bytes(np.array([own]), width).sum())
                     apart += count_extents(ranks[own:] * width, width, DEFAULT_PAGE_BYTES, tuning)
         scale = partial(self._per_epoch, num_batches=count)
         records = self._records_bytes + scale(_SHARED_BYTES * num_shared)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from gnnstore._version import __version__
 from gnnstore.caching.pools import SlotPools, pooled
-from gnnstore.errors import NoSpaceError, UsageError
+from gnnstore.errors import NoSpaceError
 from gnnstore.features.packed.chunks import BLOCK_BYTES
 from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.misses import MissTable, collect_misses
@@ -84,20 +84,10 @@ class EpochPacker:
         self.tables = {path: rows.table for path, rows in self._typed.items()}
         # Without rows on disk there is nothing to share.
         self.segment = min(segment, superbatch) if self.tables else 1
-        if self.segment > 1 and not self.may_share:
-            raise UsageError(
-                f"segment={segment} is for rows of one node type, and several types have rows to "
-                "pack; leave it out"
-            )
         plain_nodes = [spec for spec in nodes if spec.path not in self.tables]
         self._records = RecordMaker(
             self._sampler.sources, tuple(plain_nodes), tuple(edges), store.schema
         )
-
-    @property
-    def may_share(self) -> bool:
-        """Whether batches may share rows on disk: those of one node type."""
-        return len(ranges_of(self._typed)) == 1
 
     @property
     def slot_bytes(self) -> int:
@@ -105,6 +95,12 @@ class EpochPacker:
         if self.pools is not None:
             return self.pools.slot_bytes
         return CachedTables.of(self.store.schema, self.tables.keys()).slot_bytes
+
+    @property
+    def types_of_tables(self) -> list[int]:
+        """The place of each table's type among those of the missed rows."""
+        ranges = ranges_of(self._typed)
+        return [ranges.index(rows.range) for rows in self._typed.values()]
 
     def shares_of_types(self, of: Superbatch) -> list[float]:
         """Return the share of the missed rows of a superbatch that each table has."""
@@ -284,13 +280,18 @@ class EpochPacker:
                 index.append([begin, num_bytes, crc, num_missed, *(o[i] for o in offsets), *rows])
                 largest = max(largest, batch_bytes)
                 advance(1)
+        types = [found.of_type for found in chunks]
         segments = [
             [
                 of.first + place.first,
                 of.first + place.end,
-                place.num_rows,
+                sum(place.num_rows),
                 place.part_rows,
-                *(o[of.planned.num_batches + place.first_part] for o in offsets),
+                *(
+                    o[of.planned.num_batches + place.first_part[t]]
+                    for o, t in zip(offsets, types, strict=True)
+                ),
+                *(place.num_rows[t] for t in types if len(place.num_rows) > 1),
             ]
             for place in (() if misses is None else misses.segments)
         ]
@@ -308,7 +309,6 @@ class EpochPacker:
         misses = divide_misses(
             self.collect_misses(of, memory_bytes),
             self.segment,
-            num_table_rows=self._sampler.tables.space.num_rows,
             row_bytes=max(table.row_bytes for table in self.tables.values()),
         )
         self._check_disk(writer, packed_bytes(self._typed, misses.missed.counts))

@@ -12,6 +12,9 @@ import torch
 
 import gnnstore
 from gnnstore import LinkNeighborLoader, NeighborLoader
+from gnnstore.errors import CorruptStoreError
+from gnnstore.features.segments import packing as segment_packing
+from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.tools.cli import main
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.hetero import CITES, TEACHES, WRITES, WRITTEN_BY, hetero_store, make_hetero
@@ -126,13 +129,63 @@ def test_damaged_packed_rows_of_a_type(
         list(gnnstore.open_packed(output).loader())
 
 
-def test_segments_are_of_one_type(
-    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("segment", [2, 9])
+def test_segments_of_several_types(
+    path: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    segment: int,
 ) -> None:
-    words = ["--output", str(tmp_path / "packed"), "--segment", "2", "--num-neighbors", "2"]
-    words += ["--batch-size", "7"]
-    assert main(["pack", str(path), *words]) == 2
-    assert "is for rows of one node type" in capsys.readouterr().err
+    """Each type has shared rows of its own; a segment's are cut into parts of a few rows."""
+    monkeypatch.setattr(segment_packing, "_PART_BYTES", 1500)
+    alone, shared = tmp_path / "alone", tmp_path / "shared"
+    words = ["--num-neighbors", "3,2", "--batch-size", "7", "--epochs", "2", "--seed", "3"]
+    words += ["--cache", "1kB", "--input-nodes", "paper:train", "--superbatch", "9"]
+    run(capsys, "pack", str(path), "--output", str(alone), *words)
+    words += ["--segment", str(segment)]
+    run(capsys, "pack", str(path), "--output", str(shared), *words)
+    arguments: dict[str, Any] = {"num_neighbors": [3, 2], "input_nodes": ("paper", "train")}
+    arguments |= {"batch_size": 7, "shuffle": True, "seed": 3}
+    expected = batches_of(NeighborLoader(path, strategy="memory", **arguments), 2)
+    assert_same_batches(batches_of(gnnstore.open_packed(shared).loader(), 2), expected)
+    assert main(["verify", str(shared)]) == 0
+    reader, apart = PackedReader.open(shared), PackedReader.open(alone)
+    assert reader.segments is not None
+    assert (reader.index[:, 3] < apart.index[:, 3]).any()
+    counts = reader.segments[:, 6:]
+    assert (counts > 6).any(axis=0).all()  # of authors, of papers: more than a part's
+    assert (counts.sum(axis=1) == reader.segments[:, 2]).all()
+    # Damage in rows that batches share is found, by type.
+    column = reader.manifest.cached.index("nodes/author/x")
+    begin = int(reader.segments[counts[:, column] > 0][0, 4 + column])
+    (file,) = reader.rows["nodes/author/x"].file_paths
+    content = bytearray(file.read_bytes())
+    content[begin] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CorruptStoreError, match=r"rows that batches share, are damaged.*author/x"):
+        batches_of(gnnstore.open_packed(shared).loader(), 2)
+
+
+def test_several_types_share_rows_where_disk_is_short(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counts = {"paper": 1500, "author": 1000}
+    degrees = {CITES: 6, WRITES: 4, WRITTEN_BY: 4}
+    data = make_hetero(counts=counts, degrees=degrees, widths={"paper": 300, "author": 120})
+    path = str(hetero_store(tmp_path / "s.gnn", data).path)
+    words = ["--num-neighbors", "5,5", "--batch-size", "64", "--seed", "3", "--cache", "0"]
+    words += ["--input-nodes", "paper:train"]
+    run(capsys, "pack", path, "--output", str(tmp_path / "a"), *words)
+    most = PackedReader.open(tmp_path / "a").total_bytes * 2 // 3
+    run(capsys, "pack", path, "--output", str(tmp_path / "b"), *words, "--disk", str(most))
+    reader = PackedReader.open(tmp_path / "b")
+    assert reader.manifest.segment > 1
+    assert most / 2 < reader.total_bytes <= most
+    loader = gnnstore.open_packed(tmp_path / "b").loader()
+    assert_same_batches(
+        batches_of(loader), batches_of(gnnstore.open_packed(tmp_path / "a").loader())
+    )
 
 
 def test_predictions(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -266,8 +266,40 @@ def test_room_for_packed_rows(case: Case) -> None:
     with pack(files, case.trace, slots, case.directory, memory_bytes=MEMORY_BYTES) as packed:
         assert packed.num_bytes == packed.counts.bytes_written == exact
     assert packed_bytes(files, missed.index.num_rows) > exact
-    with pytest.raises(UsageError, match="segment=3 is for rows of one node type, and 3 types"):
-        divide_misses(missed, 3, num_table_rows=SPACE.num_rows, row_bytes=512)
+
+
+@pytest.mark.parametrize("segment", [2, 5, NUM_BATCHES])
+def test_rows_that_batches_share(case: Case, segment: int) -> None:
+    """What a batch keeps for itself and what it shares are its missed rows, type by type."""
+    slots, ranges = np.full(case.trace.num_accesses, -1, np.int32), ranges_of(case.tables)
+    missed = collect_misses(case.trace, slots, ranges, memory_bytes=MEMORY_BYTES)
+    counts = missed.counts.copy()
+    divided = divide_misses(missed, segment, row_bytes=1 << 18)  # parts of 16 rows
+    parts = divided.missed
+    assert ((parts.counts[NUM_BATCHES:] > 0).sum(axis=1) == 1).all()  # each of one type
+    assert parts.counts[NUM_BATCHES:].max() == 16
+    ordered, begin = {}, 0
+    for place in divided.segments:
+        for t, num_rows in enumerate(place.num_rows):
+            ordered[place.first, t] = divided.ordered[begin : begin + num_rows]
+            begin += num_rows
+    for i in range(NUM_BATCHES):
+        first = next(place.first for place in divided.segments if place.first <= i < place.end)
+        found, own_counts = divided.batch(i), parts.counts[i]
+        assert (own_counts + divided.shared[i]).tolist() == counts[i].tolist()
+        own = parts.rows[parts.begins[i] :][: divided.own[i]]
+        ranks = np.split(found.shared_ranks, np.cumsum(divided.shared[i])[:-1])
+        rows = [
+            *np.split(own, np.cumsum(own_counts)[:-1]),
+            *(ordered[first, t][ranks[t]] for t in range(len(ranges))),
+        ]
+        numbers = np.concatenate(
+            [part + of.first for part, of in zip(rows, ranges * 2, strict=True)]
+        )
+        positions = np.concatenate([found.positions, found.shared_positions])
+        ids = case.trace.batch(i)
+        assert ids[positions].tolist() == numbers.tolist()
+        assert np.sort(numbers).tolist() == np.unique(ids).tolist()
 
 
 def test_a_static_cache(case: Case) -> None:

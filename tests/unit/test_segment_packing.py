@@ -52,7 +52,6 @@ def test_what_is_written_and_where(
     divided = divide_misses(
         collect_misses(trace, slots, [RowRange(0, NUM_ROWS)], memory_bytes=MEMORY_BYTES),
         segment,
-        num_table_rows=NUM_ROWS,
         row_bytes=row_bytes,
     )
     file = tmp_path / "packed"
@@ -71,11 +70,11 @@ def test_what_is_written_and_where(
     stride_bytes = int(chunk_bytes(np.array([min(part_rows, 10_000)]), row_bytes)[0])
     for place in divided.segments:
         shared = SharedRows.of(missed[place.first : place.end], NUM_ROWS)
-        assert (place.num_rows, place.part_rows) == (shared.num_rows, part_rows)
-        first = int(offsets[len(SIZES) + place.first_part])
+        assert (sum(place.num_rows), place.part_rows) == (shared.num_rows, part_rows)
+        first = int(offsets[len(SIZES) + place.first_part[0]])
         in_order = rows[shared.in_order()]
         crcs = [_core.crc32c_portable(row) for row in in_order]
-        assert chunks.shared_crcs[place.first_row :][: place.num_rows].tolist() == crcs
+        assert chunks.shared_crcs[place.first_row[0] :][: place.num_rows[0]].tolist() == crcs
         for i in range(place.first, place.end):
             own = divided.batch(i)
             groups = np.array(crcs, "<u4")[own.shared_ranks]
@@ -99,7 +98,7 @@ def test_what_is_written_and_where(
                     opened,
                     ids,
                     out.reshape(-1),
-                    num_rows=place.num_rows,
+                    num_rows=place.num_rows[0],
                     row_bytes=row_bytes,
                     rows_per_page=place.part_rows,
                     page_stride_bytes=stride_bytes,
@@ -122,7 +121,7 @@ def test_without_segments_nothing_is_divided() -> None:
     trace = Trace.of([np.arange(10), np.arange(10)])
     slots = np.full(20, -1, np.int32)
     missed = collect_misses(trace, slots, [RowRange(0, 10)], memory_bytes=MEMORY_BYTES)
-    divided = divide_misses(missed, 1, num_table_rows=10, row_bytes=4)
+    divided = divide_misses(missed, 1, row_bytes=4)
     assert divided.missed is missed
     assert (divided.segments, divided.own.tolist()) == ((), [10, 10])
     assert divided.batch(1).positions.tolist() == list(range(10))

@@ -217,9 +217,11 @@ class PackedFiles:
         counts = ReadCounts()
         if self._shared is not None and record.shared is not None:
             # First: a repeated row may be a shared one.
+            within = part.within(record.shared[0])
+            shared = record.shared[0][within] - np.int32(part.first), record.shared[1][within]
             try:
                 counts = self._shared.read(
-                    number, column, table, record.shared, out, crcs=record.shared_crcs[column]
+                    number, column, table, shared, out, crcs=record.shared_crcs[column]
                 )
             except CorruptStoreError as error:
                 error.message += f"; they are of {self.name_of(number)}, {path!r}. {_HELP}"

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.caching.segments import SharedRows, segments_of
 from gnnstore.disk.spool import MemorySpool
-from gnnstore.errors import CorruptStoreError, UsageError, storage_errors
+from gnnstore.errors import CorruptStoreError, storage_errors
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.chunks import (
     PACK_ELSEWHERE,
@@ -52,10 +52,10 @@ class SegmentPlace:
 
     first: int  # its first batch in the superbatch
     end: int  # the batch after its last one
-    num_rows: int  # shared rows
-    part_rows: int  # shared rows of a whole part
-    first_part: int  # among all parts of the superbatch
-    first_row: int  # among all shared rows of the superbatch
+    num_rows: tuple[int, ...]  # shared rows of each type
+    part_rows: int  # shared rows of a whole part, which are of one type
+    first_part: tuple[int, ...]  # of each type, among all parts of the superbatch
+    first_row: tuple[int, ...]  # of each type, among its shared rows of the superbatch
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +69,7 @@ class DividedChunks:
     checksums: ChunkChecksums
     # crc32c of each shared row, segment by segment in its order.
     shared_crcs: npt.NDArray[np.uint32]
+    of_type: int = 0  # the place of the table's type among those of the missed rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +83,8 @@ class DividedMisses:
     own: npt.NDArray[np.int64]  # int64 [S]: rows in the chunk of each batch
     ordered: npt.NDArray[Any]  # the rows of all parts, in their segment's order
     segments: tuple[SegmentPlace, ...]
+    # int64 [S, T]: shared rows of each batch and type; types follow one another in `ranks`.
+    shared: npt.NDArray[np.int64]
 
     @property
     def num_batches(self) -> int:
@@ -108,7 +111,9 @@ class DividedMisses:
     ) -> npt.NDArray[np.uint32]:
         """Return the checksums of the shared rows of a batch, by their ranks."""
         place = self.segments[bisect_right(self.segments, i, key=lambda place: place.end)]
-        return shared_crcs(chunks.shared_crcs[place.first_row + ranks])
+        of_type, counts = chunks.of_type, self.shared[i]
+        own = ranks[counts[:of_type].sum() :][: counts[of_type]]
+        return shared_crcs(chunks.shared_crcs[place.first_row[of_type] + own])
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,9 +123,9 @@ class BatchMisses:
     positions: npt.NDArray[np.int32]  # of each row of the batch's chunk
     repeat_targets: npt.NDArray[np.int32]  # positions that get the row of another one
     repeat_sources: npt.NDArray[np.int32]  # positions of these other rows
-    # Positions of rows that the segment's batches share, in the order of their ranks.
+    # Positions of rows that the segment's batches share, type after type in the order of ranks.
     shared_positions: npt.NDArray[np.int32]
-    # Ranks of these rows, ascending.
+    # Ranks of these rows among those of their type, ascending in each.
     shared_ranks: npt.NDArray[np.int32]
 
 
@@ -128,47 +133,51 @@ def divide_misses(
     missed: MissTable,
     segment: int,
     *,
-    num_table_rows: int,
     row_bytes: int,
 ) -> DividedMisses:
     """Find the rows that the batches of each segment share. Changes `missed` and owns it."""
     index, rows = missed.index, missed.rows
     own = index.num_rows.copy()
     if segment == 1:
-        return DividedMisses(missed, index, rows, own, rows[:0], ())
-    if len(missed.ranges) > 1:
-        raise UsageError(
-            f"segment={segment} is for rows of one node type, and {len(missed.ranges)} types have "
-            "rows to pack: leave it out"
-        )
-    num_batches = len(own)
-    found: list[tuple[range, int]] = []
+        none = np.zeros_like(missed.counts)
+        return DividedMisses(missed, index, rows, own, rows[:0], (), none)
+    num_batches, counts = len(own), missed.counts
+    own_counts = np.zeros_like(counts)
+    found: list[tuple[range, list[int]]] = []
     ordered: list[npt.NDArray[Any]] = []
     for batches in segments_of(num_batches, segment):
-        found_rows = [missed.batch(i) for i in batches]
-        shared = SharedRows.of(found_rows, num_table_rows)
-        ordered.append(shared.in_order())
-        found.append((batches, shared.num_rows))
-        for i, of_batch in zip(batches, found_rows, strict=True):
-            own[i] = _divide_batch(of_batch, index.batch(i)[0], shared)
-    total = sum(size for _, size in found)
+        parts = [np.split(missed.batch(i), np.cumsum(counts[i])[:-1]) for i in batches]
+        shared = [
+            SharedRows.of([part[t] for part in parts], of_type.num_rows)
+            for t, of_type in enumerate(missed.ranges)
+        ]
+        ordered += [each.in_order() for each in shared]
+        found.append((batches, [each.num_rows for each in shared]))
+        for i, part in zip(batches, parts, strict=True):
+            own_counts[i] = _divide_batch(missed.batch(i), part, index.batch(i)[0], shared)
+    own = own_counts.sum(axis=1)
+    total = sum(sum(sizes) for _, sizes in found)
     part_rows = max(1, _PART_BYTES // row_bytes)
     while total // part_rows > _MAX_PARTS_PER_BATCH * num_batches:
         part_rows *= 2
-    segments, part, row = [], 0, 0
-    for batches, size in found:
-        segments.append(SegmentPlace(batches.start, batches.stop, size, part_rows, part, row))
-        part += -(-size // part_rows)
-        row += size
+    segments, num_parts, first_row = [], 0, np.zeros(len(missed.ranges), np.int64)
+    for batches, sizes in found:
+        cut = [-(-size // part_rows) for size in sizes]
+        firsts = tuple(num_parts + sum(cut[:t]) for t in range(len(cut)))
+        place = (tuple(sizes), part_rows, firsts, tuple(first_row.tolist()))
+        segments.append(SegmentPlace(batches.start, batches.stop, *place))
+        num_parts += sum(cut)
+        first_row += sizes
     in_order = np.concatenate([rows[:0], *ordered])
     ordered.clear()
     return DividedMisses(
-        missed=_with_parts(missed, own, in_order, segments),
+        missed=_with_parts(missed, own_counts, in_order, segments),
         index=index,
         ranks=rows,
         own=own,
         ordered=in_order,
         segments=tuple(segments),
+        shared=counts - own_counts,
     )
 
 
@@ -202,25 +211,41 @@ def append_divided(
         path: DividedChunks(
             chunks[path].offsets,
             chunks[path].checksums,
-            _reorder(divided, files[path][0], chunks[path], rows.table.row_bytes),
+            _reorder(
+                divided,
+                files[path][0],
+                chunks[path],
+                rows.table.row_bytes,
+                divided.missed.ranges.index(rows.range),
+            ),
+            divided.missed.ranges.index(rows.range),
         )
         for path, rows in tables.items()
     }
 
 
 def _divide_batch(
-    rows: npt.NDArray[Any], positions: npt.NDArray[np.int32], shared: SharedRows
-) -> int:
-    """Bring a batch's own rows to the front, ranks behind them. Return the number of own rows."""
-    ranks = shared.find(rows)
-    is_own = ranks < 0
-    own = int(np.count_nonzero(is_own))
-    others = ranks[~is_own]
-    by_rank = np.argsort(others)
-    places = positions[~is_own]
-    rows[:own], rows[own:] = rows[is_own], others[by_rank]
-    positions[:own], positions[own:] = positions[is_own], places[by_rank]
-    return own
+    rows: npt.NDArray[Any],
+    parts: list[npt.NDArray[Any]],
+    positions: npt.NDArray[np.int32],
+    shared: list[SharedRows],
+) -> list[int]:
+    """Bring a batch's own rows to the front, ranks behind them. Return the own ones of each type.
+
+    `parts` are its rows by type.
+    """
+    own: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = []
+    others: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = []
+    places = np.split(positions, np.cumsum([len(part) for part in parts])[:-1])
+    for part, place, of_type in zip(parts, places, shared, strict=True):
+        ranks = of_type.find(part)
+        is_own = ranks < 0
+        by_rank = np.argsort(ranks[~is_own])
+        own.append((part[is_own], place[is_own]))
+        others.append((ranks[~is_own][by_rank], place[~is_own][by_rank]))
+    rows[:] = np.concatenate([found for found, _ in (*own, *others)])
+    positions[:] = np.concatenate([found for _, found in (*own, *others)])
+    return [len(found) for found, _ in own]
 
 
 def _with_parts(
@@ -230,37 +255,47 @@ def _with_parts(
     segments: list[SegmentPlace],
 ) -> MissTable:
     """Return the misses for the kernel to pack: parts of segments are further batches."""
-    sizes = np.array([size for place in segments for size in _part_sizes(place)], np.int64)
+    parts = [part for place in segments for part in _parts(place)]
+    counts = np.zeros((len(parts), len(missed.ranges)), np.int64)
+    for part, (of_type, size) in enumerate(parts):
+        counts[part, of_type] = size
+    sizes = counts.sum(axis=1)
     ends = np.cumsum(sizes)
     num_rows = len(missed.rows)
     packed = np.concatenate([missed.rows, ordered])
     for end, size in zip(num_rows + ends, sizes, strict=True):
         packed[end - size : end].sort()
     begins = np.concatenate([missed.begins, num_rows + ends - sizes])
-    index = MissIndex(np.concatenate([own, sizes]), MemorySpool())
-    return MissTable(packed, begins, index, missed.ranges, index.num_rows.reshape(-1, 1))
+    counts = np.concatenate([own, counts])
+    index = MissIndex(counts.sum(axis=1), MemorySpool())
+    return MissTable(packed, begins, index, missed.ranges, counts)
 
 
-def _part_sizes(place: SegmentPlace) -> list[int]:
+def _parts(place: SegmentPlace) -> list[tuple[int, int]]:
+    """Return the type and the rows of each part of a segment."""
     return [
-        min(place.part_rows, place.num_rows - first)
-        for first in range(0, place.num_rows, place.part_rows)
+        (of_type, min(place.part_rows, num_rows - first))
+        for of_type, num_rows in enumerate(place.num_rows)
+        for first in range(0, num_rows, place.part_rows)
     ]
 
 
 def _reorder(
-    divided: DividedMisses, path: Path, chunks: PackedChunks, row_bytes: int
+    divided: DividedMisses, path: Path, chunks: PackedChunks, row_bytes: int, of_type: int
 ) -> npt.NDArray[np.uint32]:
     """Put the rows of each part of a file in their segment's order; return their checksums."""
-    sizes = [size for place in divided.segments for size in _part_sizes(place)]
-    crcs = np.empty(sum(sizes), np.uint32)
+    parts = [part for place in divided.segments for part in _parts(place)]
+    crcs = np.empty(sum(size for t, size in parts if t == of_type), np.uint32)
     with storage_errors("order the rows of a segment", path):
         descriptor = open_regular(path, os.O_RDWR, error=CorruptStoreError, root=path.parent)
         try:
-            begin = 0
-            for part, size in enumerate(sizes, divided.num_batches):
+            begin = end = 0
+            for part, (t, size) in enumerate(parts, divided.num_batches):
+                end += size
+                if t != of_type:
+                    continue
                 offset = int(chunks.offsets[part])
-                order = np.argsort(divided.ordered[begin : begin + size])
+                order = np.argsort(divided.ordered[end - size : end])
                 content = read_part(descriptor, size * row_bytes, offset)
                 chunks.checksums.compare(part, content, offset, advice=PACK_ELSEWHERE)
                 found = content.reshape(size, row_bytes)

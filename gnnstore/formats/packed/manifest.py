@@ -37,7 +37,8 @@ MAX_PIECE_BYTES = 512 << 10
 # Rows shared by batches that one checksum covers.
 CHECKED_ROWS = 64
 # Columns of the segments: the first batch and the one behind the last, shared rows, and rows of a
-# part. One more for each cached attribute: where the first part begins.
+# part. One more for each cached attribute: where the first part begins. If these are of several
+# node types, then one more for each: the rows of its type.
 SEGMENT_COLUMNS = 4
 # Records, chunks and shared rows begin at multiples of this.
 PACKED_ALIGNMENT_BYTES = ALIGNMENT_BYTES
@@ -123,6 +124,11 @@ class PackedManifest(Manifest):
     def index_columns(self) -> int:
         """Columns of the index."""
         return INDEX_COLUMNS + (2 if self.caches_types else 1) * len(self.cached)
+
+    @property
+    def segment_columns(self) -> int:
+        """Columns of the segments."""
+        return SEGMENT_COLUMNS + (2 if self.caches_types else 1) * len(self.cached)
 
     @property
     def caches_types(self) -> bool:

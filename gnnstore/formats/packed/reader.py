@@ -21,7 +21,6 @@ from gnnstore.formats.packed.manifest import (
     PACKED_ALIGNMENT_BYTES,
     PACKED_DIRECTORY,
     ROWS_GROUP,
-    SEGMENT_COLUMNS,
     SEGMENTS_ARRAY,
     PackedManifest,
     name_of_batch,
@@ -56,8 +55,8 @@ class PackedReader(SealedReader[PackedManifest]):
         }
         self.segments: npt.NDArray[np.int64] | None = None
         if manifest.has_segments:
-            columns = SEGMENT_COLUMNS + len(manifest.cached)
-            self.segments = self._one_file(SEGMENTS_ARRAY, "int64", (None, columns)).load()
+            shape = (None, manifest.segment_columns)
+            self.segments = self._one_file(SEGMENTS_ARRAY, "int64", shape).load()
         shape = (manifest.num_batches, manifest.index_columns)
         self.index = self._one_file(INDEX_ARRAY, "int64", shape).load()
         self._check_index()

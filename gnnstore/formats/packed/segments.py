@@ -51,6 +51,8 @@ def segment_layout(
 ) -> SegmentLayout:
     """Return the layout of a segment's shared rows of a cached attribute, by its number."""
     _, _, num_rows, part_rows, *begins = (int(value) for value in segments[segment])
+    if len(begins) > len(specs):  # of several node types
+        num_rows = begins[len(specs) + column]
     row_bytes = specs[column].row_bytes
     unit = PACKED_ALIGNMENT_BYTES
     part_bytes = -(-part_rows * row_bytes // unit) * unit
@@ -96,6 +98,6 @@ def check_segments(
             size = file_bytes[spec.path]
             if not 0 <= layout.begin <= size or layout.begin % PACKED_ALIGNMENT_BYTES:
                 return f"segment {number} begins at byte {layout.begin} of {size}"
-            if layout.end > size:
+            if not 0 <= layout.num_rows < _MAX_ROWS or layout.end > size:
                 return f"segment {number} ends at byte {layout.end} of {size}"
     return ""

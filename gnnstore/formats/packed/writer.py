@@ -28,7 +28,6 @@ from gnnstore.formats.container.writer import SealedWriter
 from gnnstore.formats.packed.manifest import (
     BATCHES_ARRAY,
     INDEX_ARRAY,
-    SEGMENT_COLUMNS,
     SEGMENTS_ARRAY,
     PackedManifest,
 )
@@ -117,8 +116,8 @@ class PackedWriter(SealedWriter):
             self._files |= file.finish()
         arrays.append(self._write_table(INDEX_ARRAY, self.index, manifest.index_columns))
         if manifest.has_segments:
-            width = SEGMENT_COLUMNS + len(manifest.cached)
-            arrays.append(self._write_table(SEGMENTS_ARRAY, self.segments, width))
+            columns = manifest.segment_columns
+            arrays.append(self._write_table(SEGMENTS_ARRAY, self.segments, columns))
         for spec in manifest.schema.graph_arrays.values():
             self.compressed(spec.path, graph[spec.path], name=spec.name, dtype=spec.dtype)
         return self.seal(replace(manifest, paged_arrays=tuple(arrays)))
