@@ -55,8 +55,8 @@ class PackedReader(SealedReader[PackedManifest]):
         }
         self.segments: npt.NDArray[np.int64] | None = None
         if manifest.has_segments:
-            shape = (None, manifest.segment_columns)
-            self.segments = self._one_file(SEGMENTS_ARRAY, "int64", shape).load()
+            columns = manifest.segment_columns
+            self.segments = self._one_file(SEGMENTS_ARRAY, "int64", (None, columns)).load()
         shape = (manifest.num_batches, manifest.index_columns)
         self.index = self._one_file(INDEX_ARRAY, "int64", shape).load()
         self._check_index()
