@@ -154,6 +154,7 @@ class BlockMaker:
 
     def _outline(self, first: int) -> tuple[int, npt.NDArray[np.int64]]:
         """Return the end of a block, and the ids of its rows that are read for it alone."""
+        self._arenas[0].clear()  # ids, and rows to be packed, take its place
         begins, _ = self._grow(first, None)
         last = first + len(begins) - 1
         return last, _listed(self._others(first, last)[0])

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnstore._core import release_heap, release_memory
+from gnnstore._core import release_heap
 from gnnstore.errors import UsageError, described
 from gnnstore.formats import PagedArrayWriter
 from gnnstore.layerwise.blocks import BlockMaker, MadeBlock
@@ -122,7 +122,6 @@ def run_pass(
         for num_rows in written:
             phase.advance(num_rows)
     wrote = perf_counter() - begun - waited - ran
-    release_memory()
     return PassStats(
         plan.call.layer.name,
         plan.call.form,

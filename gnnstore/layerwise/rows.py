@@ -47,10 +47,14 @@ class Arena:
         """Make room for the arrays of a block; what earlier blocks used stays up to a limit."""
         num_bytes += 8 * _PAGE_BYTES
         if not num_bytes <= len(self._bytes) <= max(num_bytes, max_bytes):
-            self._bytes = np.empty(0, np.uint8)
-            pool_trim(0)
+            self.clear()
             self._bytes = empty((num_bytes,), np.uint8)
         self._at = 0
+
+    def clear(self) -> None:
+        """Return the memory to the system."""
+        self._bytes = np.empty(0, np.uint8)
+        pool_trim(0)
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return the next part of it as a tensor, which begins at a page."""

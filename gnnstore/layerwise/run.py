@@ -156,6 +156,7 @@ class InferenceRun:
                             plan, maker, rows, is_ahead=limits.is_ahead, offer=offer, phase=phase
                         )
                 del kept, maker, packer, found, reader
+                _core.release_memory()
                 spilled = given.flush() if isinstance(given, SpilledRows) else 0
                 stats = replace(
                     stats,
@@ -294,10 +295,11 @@ class InferenceRun:
         place, plan = self.places[number], self.plans[number]
         if place.is_carried:
             return self._room_for_kept(number)
-        num_bytes = place.num_kept * plan.source_bytes
+        if not place.is_spilled:
+            return None
         directory = writer.journal.spill_directory
         directory.mkdir(exist_ok=True)
-        if not place.is_spilled or self._free_bytes(number - 1, directory) < num_bytes:
+        if self._free_bytes(number - 1, directory) < place.num_kept * plan.source_bytes:
             return None
         return SpilledRows(
             directory / f"rows-{number}",

@@ -757,3 +757,25 @@ def test_how_layers_are_called(path: Path) -> None:
     gnnstore.inference(layers, path, progress=notes)
     forms = [PassStats(**stats).form for stats in notes.stats]
     assert forms == ["sparse", "sparse", "pair", "sparse", "sparse"]
+
+
+class Renamed(GCNConv):  # type: ignore[misc]
+    """A convolution that is one of PyTorch Geometric's in all but its name."""
+
+
+class Negated(SAGEConv):  # type: ignore[misc]
+    """Has messages of its own, which a product with a sparse matrix does not see."""
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return -x_j
+
+
+def test_subclasses_and_half_precision(graph: GraphArrays, path: Path) -> None:
+    x, edges = torch.from_numpy(graph.attributes["x"]), torch.from_numpy(graph.edge_index)
+    layers = [Renamed(NUM_FEATURES, 8), Negated(8, 3)]
+    found = gnnstore.inference(layers, path, memory=SMALL)
+    torch.testing.assert_close(found, on_whole_graph(layers, x, edges), atol=1e-5, rtol=1e-5)
+    for conv in (GCNConv(NUM_FEATURES, 3), SAGEConv(NUM_FEATURES, 3)):
+        expected = on_whole_graph([conv], x, edges)
+        half: Any = gnnstore.inference([conv.bfloat16()], path, memory=SMALL)
+        torch.testing.assert_close(half.float(), expected, atol=0.05, rtol=0.05)

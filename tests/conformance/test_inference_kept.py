@@ -308,3 +308,18 @@ def test_estimated_accesses() -> None:
             other &= ~degrees.largest(kept)[sources]
             exact = len(np.unique(NUM_NODES * (targets // size)[other] + sources[other]))
             assert degrees.accesses(kept, blocks) == pytest.approx(exact, rel=0.05, abs=5)
+
+
+def test_rows_for_the_next_layer_are_written_where_that_moves_less(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Narrow rows of all sources fit in the second layer, and the first has no room for them."""
+    model, moved = [SAGEConv(WIDTH, 128), torch.relu, SAGEConv(128, 8)], []
+    for is_as_chosen in (True, False):
+        if not is_as_chosen:
+            monkeypatch.setattr(Placer, "_spilled", lambda _, __, own: own)
+        notes = Notes()
+        gnnstore.inference(model, path, memory="2MB", progress=notes)
+        assert ("written for it" in notes.texts[1]) == is_as_chosen
+        moved.append(sum(one["bytes_read"] + one["bytes_written"] for one in notes.stats))
+    assert moved[0] < 0.95 * moved[1]
