@@ -206,7 +206,7 @@ def test_every_fence_is_seen() -> None:
 
 
 def test_code_fits_a_narrow_page() -> None:
-    """Also beside the two columns of navigation of the site: 76 characters."""
+    """Between the two columns of navigation of the site there is room for 76 characters."""
     wide = [
         f"{block.page}:{block.line + number}: {line}"
         for page in PAGES
