@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 import numpy as np
 import torch
@@ -13,14 +16,17 @@ from torch_geometric.data import Data, HeteroData
 
 from gnnstore.budget.ledger import OF_FREE_MEMORY, Ledger, Reservation
 from gnnstore.budget.limits import available_bytes
-from gnnstore.errors import CorruptStoreError
+from gnnstore.errors import CorruptStoreError, NotFoundError, UsageError
 from gnnstore.formats import AttributeSpec, EdgeTypeSpec, NodeTypeSpec, Schema, StoreReader
-from gnnstore.graph.arrays import ArrayRows, Splits
-from gnnstore.graph.lazy import LazySource, Rows, require_memory
+from gnnstore.graph.arrays import ArrayRows, Splits, is_small, plain_if_small
+from gnnstore.graph.assigned import AssignedAttributes
+from gnnstore.graph.lazy import LazySource, LazyTensor, Rows, require_memory
 from gnnstore.graph.original_ids import NodeIds
 
 if TYPE_CHECKING:
     from gnnstore.formats.store.csc import Csc
+
+T = TypeVar("T")
 
 # Names in PyG's data sets.
 _MASKS = {"valid": "val_mask"}
@@ -199,3 +205,117 @@ class EdgeIndex(LazySource):
         """Return all edges."""
         columns = self.store.topology("mmap").columns(self.edge.type)
         return read_edge_index(self.store.reader, self.edge, columns)
+
+
+class StoreTensors:
+    """The tensors of a store by their names, as PyG has them: base of `GraphStore`."""
+
+    reader: StoreReader
+    assigned: AssignedAttributes  # attributes of nodes that the user has assigned
+    selected: tuple[str, ...] | None  # names of the attributes that are seen; None: all
+    _lazy: dict[Hashable, Any]  # what is made once, by attribute
+    _lock: threading.Lock
+
+    def select(self, attributes: Sequence[str] | None) -> Self:
+        """Return the store as a loader sees it: as it is now, and with some attributes alone.
+
+        Raises
+        ------
+        UsageError, NotFoundError
+            If `attributes` is no list of names; if neither nodes nor edges have one of a name.
+        """
+        found = object.__new__(type(self))
+        if isinstance(attributes, str) or not all(isinstance(a, str) for a in attributes or ()):
+            raise UsageError(f"attributes={attributes!r}: expected a list of names, as ['y']")
+        found.__dict__.update(vars(self), assigned=self.assigned.only(attributes))
+        if attributes is None:
+            return found
+        schema = self.reader.schema
+        there = dict.fromkeys(name for each in schema.node_types for name in each.attributes)
+        there |= dict.fromkeys(name for each in schema.edge_types for name in each.attributes)
+        there |= dict.fromkeys(name for _, name, _ in self.assigned)
+        for name in attributes:
+            if name not in there:
+                raise NotFoundError(
+                    f"attributes=: neither nodes nor edges of {self.reader.path} have an attribute "
+                    f"{name!r}; there are: {', '.join(there) or 'none'}",
+                    path=self.reader.path,
+                )
+        found.__dict__.update(selected=tuple(attributes), _schema=schema.only(attributes))
+        return found
+
+    def assign(self, node: NodeTypeSpec, name: str, value: Any) -> bool:
+        """Let batches of later loaders show a tensor with a row for each node, under a name.
+
+        Returns False for other values.
+        """
+        where = f"{self.reader.path}: {name!r}"
+        if name in node.attributes or name in split_masks(node):
+            raise immutable(self.reader.path, f"{name!r} cannot be assigned to")
+        return self.assigned.assign(node.name, name, value, node.num_nodes, where)
+
+    def labels_of(self, node: NodeTypeSpec) -> Tensor:
+        """Return the labels of a node type, whole."""
+        spec = spec_of(self.reader.path, "node", "y", node.attributes)
+        source = self._source(spec.path, partial(ArrayRows, self.reader, spec))
+        is_kept = spec.layout == "cold" or is_small(spec.num_bytes)
+        return source.whole if is_kept else LazyTensor(source).tensor()
+
+    def attribute_of(self, spec: AttributeSpec) -> LazyTensor:
+        """Return an attribute by its description, rows first; what is kept of it is shared."""
+        return LazyTensor(self._source(spec.path, partial(ArrayRows, self.reader, spec)))
+
+    def value_of(self, node: NodeTypeSpec, name: str) -> Tensor | None:
+        """Return what nodes have under a name, as in PyG; in memory if it is small.
+
+        It was assigned, is stored, or is a split as a mask or as ids.
+        """
+        if (found := self.assigned.of(node.name).get(name)) is not None:
+            return found
+        if (spec := node.attributes.get(name)) is not None:
+            make = partial(rows_of, self.reader, spec)
+            return plain_if_small(self._source((spec.path, "pyg"), make))
+        if (split := split_masks(node).get(name)) is not None:
+            return self._mask_of(node, split)
+        split = split_ids(node).get(name)
+        return None if split is None else Splits(self.reader, node)[split]
+
+    def names_of(self, node: NodeTypeSpec) -> tuple[Container[str], ...]:
+        """Return the names for which `value_of` has a tensor."""
+        own = self.assigned.of(node.name)
+        return own, node.attributes, split_masks(node), split_ids(node)
+
+    def edges_of(self, edge: EdgeTypeSpec, spec: AttributeSpec) -> LazyTensor:
+        """Return an attribute of edges as PyG has it: in the order of their ids."""
+        make = partial(EdgeRows.of, self.reader, edge, spec)
+        return LazyTensor(self._source((spec.path, "ids"), make))
+
+    def _mask_of(self, node: NodeTypeSpec, split: str) -> Tensor:
+        read = partial(read_mask, self.reader, node, split)
+        is_kept = is_small(node.num_nodes)
+        return self._source((node.name, "mask", split), read) if is_kept else read()
+
+    def _source(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return what is made once and shared by all tensors of an attribute."""
+        if key not in self._lazy:
+            made = make()
+            with self._lock:
+                return cast("T", self._lazy.setdefault(key, made))
+        return cast("T", self._lazy[key])
+
+
+def spec_of(path: Path, kind: str, name: str, specs: Mapping[str, AttributeSpec]) -> AttributeSpec:
+    """Return the description of an attribute; refuse a name that is not there."""
+    spec = specs.get(name)
+    if spec is None:
+        there = ", ".join(specs) or "none"
+        raise NotFoundError(f"{path}: no {kind} attribute {name!r}; there are: {there}", path=path)
+    return spec
+
+
+def immutable(path: Path, problem: str = "a store is immutable") -> UsageError:
+    """Return the error for a change of what is on disk."""
+    return UsageError(
+        f"{path}: {problem}; change batches with transform= of a loader, or convert the changed "
+        "data into a new store ('gnnstore convert', or gnnstore.converters.from_pyg)"
+    )

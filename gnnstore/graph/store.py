@@ -9,10 +9,10 @@ from __future__ import annotations
 import copy
 import os
 import threading
-from collections.abc import Callable, Container, Hashable, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Container, Hashable
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -23,36 +23,31 @@ from torch_geometric.data import GraphStore as PygGraphStore
 from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
 
 from gnnstore.errors import (
-    NotFoundError,
     UsageError,
     limits_named,
 )
 from gnnstore.formats import AttributeSpec, Schema, StoreReader
 from gnnstore.formats.container.reader import reopened
 from gnnstore.formats.store.csc import TopologyMode
-from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, NodeTypeSpec
-from gnnstore.graph.arrays import ArrayRows, Splits, Texts, as_tensor, is_small, plain_if_small
+from gnnstore.formats.store.schema import EdgeType
+from gnnstore.graph.arrays import Splits, Texts, as_tensor
 from gnnstore.graph.assigned import AssignedAttributes
 from gnnstore.graph.edge_splits import EdgeSplits
 from gnnstore.graph.lazy import LazyTensor
 from gnnstore.graph.original_ids import NodeIds
 from gnnstore.graph.pyg_data import (
     EdgeIndex,
-    EdgeRows,
+    StoreTensors,
+    immutable,
     read_data,
     read_hetero,
-    read_mask,
-    rows_of,
-    split_ids,
-    split_masks,
+    spec_of,
 )
 from gnnstore.graph.topology import Topology
 from gnnstore.graph.typed import EdgeView, NodeView
 
-T = TypeVar("T")
 
-
-class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
+class GraphStore(StoreTensors, FeatureStore, PygGraphStore):  # type: ignore[misc]
     """A graph on disk: nodes, edges, features by id, labels, splits.
 
     Also a PyG `FeatureStore` and `GraphStore`, so `(store, store)` can be handed to any code
@@ -86,44 +81,6 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         if self.selected is None and not any(self.assigned):
             return plain
         return _restored, (*plain, self.assigned, self.selected)
-
-    def select(self, attributes: Sequence[str] | None) -> Self:
-        """Return the store as a loader sees it: as it is now, and with some attributes alone.
-
-        Raises
-        ------
-        UsageError, NotFoundError
-            If `attributes` is no list of names; if neither nodes nor edges have one of a name.
-        """
-        found = object.__new__(type(self))
-        if isinstance(attributes, str) or not all(isinstance(a, str) for a in attributes or ()):
-            raise UsageError(f"attributes={attributes!r}: expected a list of names, as ['y']")
-        found.__dict__.update(vars(self), assigned=self.assigned.only(attributes))
-        if attributes is None:
-            return found
-        schema = self.reader.schema
-        there = dict.fromkeys(name for each in schema.node_types for name in each.attributes)
-        there |= dict.fromkeys(name for each in schema.edge_types for name in each.attributes)
-        there |= dict.fromkeys(name for _, name, _ in self.assigned)
-        for name in attributes:
-            if name not in there:
-                raise NotFoundError(
-                    f"attributes=: neither nodes nor edges of {self.path} have an attribute "
-                    f"{name!r}; there are: {', '.join(there) or 'none'}",
-                    path=self.path,
-                )
-        found.__dict__.update(selected=tuple(attributes), _schema=schema.only(attributes))
-        return found
-
-    def assign(self, node: NodeTypeSpec, name: str, value: Any) -> bool:
-        """Let batches of later loaders show a tensor with a row for each node, under a name.
-
-        Returns False for other values.
-        """
-        where = f"{self.path}: {name!r}"
-        if name in node.attributes or name in split_masks(node):
-            raise _immutable(self.path, f"{name!r} cannot be assigned to")
-        return self.assigned.assign(node.name, name, value, node.num_nodes, where)
 
     def __repr__(self) -> str:
         if not self.schema.is_homogeneous:
@@ -192,13 +149,6 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
     def labels(self) -> Tensor:
         """The node labels, PyG's `y`, whole; [N] or [N, tasks]. Do not write to it."""
         return self.labels_of(self.schema.node)
-
-    def labels_of(self, node: NodeTypeSpec) -> Tensor:
-        """Return the labels of a node type, whole."""
-        spec = _spec_of(self.path, "node", "y", node.attributes)
-        source = self._source(spec.path, partial(ArrayRows, self.reader, spec))
-        is_kept = spec.layout == "cold" or is_small(spec.num_bytes)
-        return source.whole if is_kept else LazyTensor(source).tensor()
 
     @property
     def splits(self) -> Splits:
@@ -271,7 +221,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         NotFoundError
             If there is none of this name; the message lists those there are.
         """
-        return self.attribute_of(_spec_of(self.path, "node", name, self.schema.node.attributes))
+        return self.attribute_of(spec_of(self.path, "node", name, self.schema.node.attributes))
 
     def edge_attribute(self, name: str) -> LazyTensor:
         """Return an edge attribute, [E, ...]; its rows are in the order of the CSC's `indices`.
@@ -281,49 +231,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         NotFoundError
             If there is none of this name.
         """
-        return self.attribute_of(_spec_of(self.path, "edge", name, self.schema.edge.attributes))
-
-    def attribute_of(self, spec: AttributeSpec) -> LazyTensor:
-        """Return an attribute by its description, rows first; what is kept of it is shared."""
-        return LazyTensor(self._source(spec.path, partial(ArrayRows, self.reader, spec)))
-
-    def value_of(self, node: NodeTypeSpec, name: str) -> Tensor | None:
-        """Return what nodes have under a name, as in PyG; in memory if it is small.
-
-        It was assigned, is stored, or is a split as a mask or as ids.
-        """
-        if (found := self.assigned.of(node.name).get(name)) is not None:
-            return found
-        if (spec := node.attributes.get(name)) is not None:
-            make = partial(rows_of, self.reader, spec)
-            return plain_if_small(self._source((spec.path, "pyg"), make))
-        if (split := split_masks(node).get(name)) is not None:
-            return self._mask_of(node, split)
-        split = split_ids(node).get(name)
-        return None if split is None else Splits(self.reader, node)[split]
-
-    def names_of(self, node: NodeTypeSpec) -> tuple[Container[str], ...]:
-        """Return the names for which `value_of` has a tensor."""
-        own = self.assigned.of(node.name)
-        return own, node.attributes, split_masks(node), split_ids(node)
-
-    def edges_of(self, edge: EdgeTypeSpec, spec: AttributeSpec) -> LazyTensor:
-        """Return an attribute of edges as PyG has it: in the order of their ids."""
-        make = partial(EdgeRows.of, self.reader, edge, spec)
-        return LazyTensor(self._source((spec.path, "ids"), make))
-
-    def _mask_of(self, node: NodeTypeSpec, split: str) -> Tensor:
-        read = partial(read_mask, self.reader, node, split)
-        is_kept = is_small(node.num_nodes)
-        return self._source((node.name, "mask", split), read) if is_kept else read()
-
-    def _source(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return what is made once and shared by all tensors of an attribute."""
-        if key not in self._lazy:
-            made = make()
-            with self._lock:
-                return cast("T", self._lazy.setdefault(key, made))
-        return cast("T", self._lazy[key])
+        return self.attribute_of(spec_of(self.path, "edge", name, self.schema.edge.attributes))
 
     def graph_attributes(self) -> dict[str, Any]:
         """Return the graph-level attributes: JSON values, and tensors."""
@@ -428,11 +336,11 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         is_assigned = node is not None and name in self.assigned.of(node.name)
         if not is_assigned and (name in self or _is_property(type(self), name)):
             if not self._has_already(name, value):
-                raise _immutable(self.path, f"{name!r} cannot be assigned to")
+                raise immutable(self.path, f"{name!r} cannot be assigned to")
         elif node is not None and self.assign(node, name, value):
             self.__dict__.pop(name, None)
         elif isinstance(value, Tensor) and value.dim() and len(value) == self.num_edges:
-            raise _immutable(self.path, f"{name!r}: attributes of edges cannot be assigned")
+            raise immutable(self.path, f"{name!r}: attributes of edges cannot be assigned")
         else:
             if node is not None:
                 self.assigned.remove(node.name, name)
@@ -567,10 +475,10 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         return tuple(self._node_attribute_of(attr).shape)
 
     def _put_tensor(self, *_: Any) -> bool:
-        raise _immutable(self.path)
+        raise immutable(self.path)
 
     def _remove_tensor(self, *_: Any) -> bool:
-        raise _immutable(self.path)
+        raise immutable(self.path)
 
     # PyG's GraphStore.
 
@@ -597,10 +505,10 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         return torch.from_numpy(csc.indices).to(torch.int64), torch.from_numpy(csc.indptr)
 
     def _put_edge_index(self, *_: Any) -> bool:
-        raise _immutable(self.path)
+        raise immutable(self.path)
 
     def _remove_edge_index(self, *_: Any) -> bool:
-        raise _immutable(self.path)
+        raise immutable(self.path)
 
 
 def _restored(
@@ -615,14 +523,6 @@ def _restored(
     return store if selected is None else store.select(selected)
 
 
-def _spec_of(path: Path, kind: str, name: str, specs: Mapping[str, AttributeSpec]) -> AttributeSpec:
-    spec = specs.get(name)
-    if spec is None:
-        there = ", ".join(specs) or "none"
-        raise NotFoundError(f"{path}: no {kind} attribute {name!r}; there are: {there}", path=path)
-    return spec
-
-
 def _is_property(of: type, name: str) -> bool:
     return isinstance(getattr(of, name, None), property | cached_property)
 
@@ -632,13 +532,6 @@ def _width(spec: AttributeSpec | None) -> int:
     if spec is None:
         return 0
     return spec.shape[-1] if len(spec.shape) > 1 else 1
-
-
-def _immutable(path: Path, problem: str = "a store is immutable") -> UsageError:
-    return UsageError(
-        f"{path}: {problem}; change batches with transform= of a loader, or convert the changed "
-        "data into a new store ('gnnstore convert', or gnnstore.converters.from_pyg)"
-    )
 
 
 @limits_named("open the store")
