@@ -72,6 +72,8 @@ def _placers(
     yield lambda more: placed(more_bytes=more, topology=topology)
     if strategy.mode == "memory":
         return
+    if strategy.reads_disk and loader.sizes.edge_ids:  # before the topology gives way
+        yield lambda more: placed(more_bytes=more, topology=topology, holds_ids=False)
     frugal = partial(placed, is_frugal=True)
     if topology != "auto":
         yield lambda more: frugal(more_bytes=more, topology=topology)
