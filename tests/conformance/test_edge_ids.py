@@ -78,10 +78,11 @@ def test_ids_are_those_of_the_input_or_positions_or_none(
         assert torch.equal(batch["n_id"][batch["edge_index"]], edges[:, batch["e_id"]])
     again = nodes_loader(gnnstore.open(store.path), strategy=strategy)
     assert_same_batches(batches_of(again), wanted)
-    note = {"held": " of it ids of edges (none", "read": "ids of edges are read from disk"}[place]
-    note = {"memory": "", "mmap": "ids of edges are mapped"}.get(strategy, note)
+    where = {"held": "in memory", "read": "read from disk for each batch"}[place]
     if strategy in {"belady", "packed"} and place == "read":
-        note = "ids of edges are read in a pass for many batches"
+        where = "read in a pass for many batches"
+    where = {"memory": "", "mmap": "mapped"}.get(strategy, where)
+    note = f"ids of edges: 16 kB {where} (none with edge_ids='store')" if where else ""
     assert note in again.stats().reason
     positions = nodes_loader(gnnstore.open(store.path), strategy=strategy, edge_ids="store")
     found = batches_of(positions)

@@ -387,12 +387,12 @@ def _describe_ids(sizes: StoreSizes, strategy: StrategyTraits, held_bytes: int, 
     if not num_bytes:
         return ""
     if held_bytes:
-        parts.append(f"{format_size(held_bytes)} of it ids of edges")
+        parts.append(f"{format_size(held_bytes)} in memory")
     if num_bytes > held_bytes:
         place = "mapped" if strategy.mode == "mmap" else "read from disk for each batch"
         place = "read in a pass for many batches" if strategy.plans else place
-        parts.append(f"{format_size(num_bytes - held_bytes)} of ids of edges are {place}")
-    note = f"{' and '.join(parts)} (none with edge_ids='store'"
+        parts.append(f"{format_size(num_bytes - held_bytes)} {place}")
+    note = f"ids of edges: {' and '.join(parts)} (none with edge_ids='store'"
     without = sizes.total_bytes - num_bytes
     if without <= limit - limit // _BATCH_SHARE < sizes.total_bytes:
         note += f", and the other {format_size(without)} fit in memory"
