@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gnnstore.sampling.neighbor import Sample
 
 _MAX_PIECES = 64
-_PIECE_BYTES = 4 << 20
+_PIECE_BYTES = 1 << 20
 _INDEX_BYTES = 64 << 10  # of a piece: the places of its parts of a thousand batches
 # A pass is made for batches with at least one edge for so many of the table: reading an edge's id
 # by itself costs a page, which other edges seldom share.
@@ -34,7 +34,7 @@ _EDGES_PER_READ = 64
 
 def piece_bytes(num_bytes: int) -> int:
     """Return the bytes of the pieces in which a table of ids is read."""
-    return max(_PIECE_BYTES, -(-num_bytes // _MAX_PIECES))
+    return min(num_bytes, max(_PIECE_BYTES, -(-num_bytes // _MAX_PIECES)))
 
 
 def reserve(num_bytes: int) -> int:
