@@ -168,13 +168,13 @@ class LoaderSpec:
             return replace(self, options=replace(options, cache=replace(cache, num_bytes=0)))
         return self
 
-    def ids_on_disk(self, placement: Placement) -> dict[EdgeType, AttributeSpec]:
-        """Return the ids of edges that are read from disk, by edge type."""
+    def ids_read_ahead(self, placement: Placement) -> dict[EdgeType, AttributeSpec]:
+        """Return the ids of edges that are read in a pass for a superbatch, by edge type."""
         ids = {edge.type: edge.edge_id for edge in self.store.schema.edge_types}
         return {
             kind: spec
             for kind, spec in ids.items()
-            if spec is not None and placement.modes.get(spec.path) == "disk"
+            if spec is not None and placement.modes.get(spec.path) == "disk" and self.disk_bytes()
         }
 
     def cached_tables(self, placement: Placement) -> CachedTables:

@@ -174,7 +174,7 @@ def _sizer(
 ) -> LookaheadSizer:
     """Return the sizer of a loader; fields that differ in a prediction are given by name."""
     presampler = loader.presampler
-    read_ahead = {spec.path for spec in (*tables.specs, *loader.ids_on_disk(placement).values())}
+    read_ahead = {spec.path for spec in (*tables.specs, *loader.ids_read_ahead(placement).values())}
     return LookaheadSizer(
         strategy=placement.strategy,
         settings=loader.planned,
@@ -193,7 +193,7 @@ def _sizer(
 
 def _ids_disk_bytes(loader: LoaderSpec, placement: Placement) -> int:
     """Return the disk for ids of edges that one of two superbatches may take."""
-    return loader.disk_bytes() // _IDS_SHARE if loader.ids_on_disk(placement) else 0
+    return loader.disk_bytes() // _IDS_SHARE if loader.ids_read_ahead(placement) else 0
 
 
 def _pools(
@@ -243,7 +243,7 @@ class LookaheadSources(OpenStore):
             degrees=partial(out_degrees, topology, space, size.degrees_bytes(space.num_rows)),
             edge_ids={
                 kind: loader.store.reader.paged(spec)
-                for kind, spec in loader.ids_on_disk(placement).items()
+                for kind, spec in loader.ids_read_ahead(placement).items()
             },
             edge_ids_bytes=ids_bytes,
         )

@@ -159,6 +159,7 @@ def place(
     more_bytes: int = 0,
     is_frugal: bool = False,
     holds_ids: bool = True,
+    reads_ids_ahead: bool = False,
     shared_tables: Collection[str] = (),
     staging_bytes: Callable[[int], int] = lambda _: 0,
     held_row_bytes: Callable[[str], int] | None = None,
@@ -215,12 +216,13 @@ def place(
 
     modes, held_rows, ids_note = _place_rows(
         sizes,
-        strategy,
+        mode,
         shared_tables,
         limit=limit,
         left_bytes=left_bytes(),
         held_row_bytes=held_row_bytes,
         holds_ids=holds_ids,
+        reads_ids_ahead=reads_ids_ahead,
     )
     memory = memory.add(*held_rows)
     most = sizes.indices_bytes if where == "disk" else 0
@@ -298,16 +300,16 @@ def read_tables(attributes: Iterable[AttributeSpec]) -> list[AttributeSpec]:
 
 def _place_rows(
     sizes: StoreSizes,
-    strategy: StrategyTraits,
+    mode: Mode,
     shared_tables: Collection[str],
     *,
     limit: int,
     left_bytes: int,
     held_row_bytes: Callable[[str], int] | None,
     holds_ids: bool,
+    reads_ids_ahead: bool,
 ) -> tuple[dict[str, Mode], list[Reservation], str]:
     """Return the places of rows and of ids of edges, their memory, and what ids cost in words."""
-    mode = strategy.mode
     modes = dict.fromkeys((table.path for table in (*sizes.tables, *sizes.edge_ids)), mode)
     if mode == "memory":
         return modes, [], ""
@@ -327,9 +329,11 @@ def _place_rows(
         *([Reservation("ids of edges", sum(ids.values()))] if ids else []),
     ]
     on_disk = [table.num_bytes for table in sizes.edge_ids if modes[table.path] == "disk"]
-    if strategy.plans and on_disk:
+    if reads_ids_ahead and on_disk:
         reservations.append(Reservation("a piece of the ids of edges", reserve(max(on_disk))))
-    return modes, reservations, _describe_ids(sizes, strategy, sum(ids.values()), limit)
+    place = "mapped" if mode == "mmap" else "read from disk for each batch"
+    place = "read in a pass for many batches" if reads_ids_ahead else place
+    return modes, reservations, _describe_ids(sizes, sum(ids.values()), place, limit)
 
 
 def _narrow_tables(
@@ -381,7 +385,7 @@ def _held_ids(sizes: StoreSizes, shared_tables: Collection[str], most_bytes: int
     return held
 
 
-def _describe_ids(sizes: StoreSizes, strategy: StrategyTraits, held_bytes: int, limit: int) -> str:
+def _describe_ids(sizes: StoreSizes, held_bytes: int, place: str, limit: int) -> str:
     """Return a phrase on what ids of edges cost."""
     num_bytes, parts = sizes.edge_ids_bytes, []
     if not num_bytes:
@@ -389,8 +393,6 @@ def _describe_ids(sizes: StoreSizes, strategy: StrategyTraits, held_bytes: int, 
     if held_bytes:
         parts.append(f"{format_size(held_bytes)} in memory")
     if num_bytes > held_bytes:
-        place = "mapped" if strategy.mode == "mmap" else "read from disk for each batch"
-        place = "read in a pass for many batches" if strategy.plans else place
         parts.append(f"{format_size(num_bytes - held_bytes)} {place}")
     note = f"ids of edges: {' and '.join(parts)} (none with edge_ids='store'"
     without = sizes.total_bytes - num_bytes
