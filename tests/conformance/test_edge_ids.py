@@ -17,7 +17,7 @@ from gnnstore.converters import reorder, split_edges
 from gnnstore.converters.partitions.partition import partition
 from gnnstore.errors import UsageError
 from gnnstore.formats.packed.reader import PACKED
-from gnnstore.formats.store.units import unit_path
+from gnnstore.formats.store.units import make_units_directory, unit_path
 from gnnstore.strategies.sizes import placement
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from tests.support.batches import assert_same_batches, batches_of
@@ -167,12 +167,13 @@ def test_ids_of_each_type(tmp_path: Path, strategy: str, edge_ids: Any, place: s
 
 
 @pytest.mark.parametrize("edge_ids", ["input", "store", None])
-def test_packed_epochs_show_any_ids(store: gnnstore.GraphStore, edge_ids: Any) -> None:
-    path = unit_path(PACKED, store.path, "base")
+def test_packed_epochs_show_any_ids(store: gnnstore.GraphStore, edge_ids: Any, place: str) -> None:
+    path = unit_path(PACKED, store.path, place)
     if not path.exists():
-        pack(store.path, [4, 3])
+        make_units_directory(PACKED, store.path)
+        pack(store.path, [4, 3], output=path)
     wanted = batches_of(nodes_loader(store, strategy="memory", edge_ids=edge_ids))
-    by_store = loader_of_packed(store, num_neighbors=[4, 3], edge_ids=edge_ids)
+    by_store = loader_of_packed(store, place, num_neighbors=[4, 3], edge_ids=edge_ids)
     assert_same_batches(batches_of(by_store), wanted)
     alone = gnnstore.open_packed(path).loader(edge_ids=edge_ids)
     assert_same_batches(batches_of(alone), wanted)

@@ -22,7 +22,7 @@ from gnnstore.features.source import Rows
 if TYPE_CHECKING:
     from gnnstore.formats.arrays.paged_array import PagedArray
     from gnnstore.formats.store.schema import EdgeType
-    from gnnstore.sampling.neighbor import Sample
+    from gnnstore.sampling.neighbor import Subgraph
 
 _MAX_PIECES = 64
 _PIECE_BYTES = 1 << 20
@@ -55,7 +55,7 @@ class SuperbatchIds:
             for number, (kind, table) in enumerate(tables.items())
         }
 
-    def put(self, i: int, sample: Sample) -> None:
+    def put(self, i: int, sample: Subgraph[Any]) -> None:
         """Note the edges of batch i, if there is room on disk."""
         if self.num_disk_bytes < self._most_bytes:
             for kind, table in self._tables.items():
@@ -65,7 +65,7 @@ class SuperbatchIds:
         """Read the ids of all edges; return the bytes that were read of the tables."""
         return sum(table.read(check) for table in self._tables.values())
 
-    def rows(self, i: int, sample: Sample) -> dict[str, Rows]:
+    def rows(self, i: int, sample: Subgraph[Any]) -> dict[str, Rows]:
         """Return the ids of the edges of batch i by table, and forget them."""
         found = {}
         for kind, table in self._tables.items():

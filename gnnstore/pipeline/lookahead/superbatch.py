@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gnnstore.pipeline.batch import Batch
     from gnnstore.pipeline.lookahead.edge_ids import SuperbatchIds
     from gnnstore.pipeline.lookahead.packer import PackedBatches
-    from gnnstore.sampling.neighbor import Sample
+    from gnnstore.sampling.neighbor import Subgraph
     from gnnstore.sampling.row_space import RowSpace
 
 
@@ -157,7 +157,7 @@ class Superbatch:
             slots, positions = self.pinned.add(rows, slots, positions)
         return PlanStep(rows, slots, positions, entering)
 
-    def ids_of(self, i: int, sample: Sample) -> dict[str, Rows]:
+    def ids_of(self, i: int, sample: Subgraph[Any]) -> dict[str, Rows]:
         """Return the ids of the edges of batch i, by table, if they were read ahead."""
         return {} if self.edge_ids is None else self.edge_ids.rows(i, sample)
 
