@@ -104,9 +104,7 @@ class Superbatch:
     turns: TurnLock | None = None
     first_turn: int = 0  # the turn of the first batch
     packed: PackedBatches | None = None  # where rows are that the plan misses; None: in the tables
-    edge_ids: SuperbatchIds | None = (
-        None  # ids of edges that are not in memory; None: in the tables
-    )
+    edge_ids: SuperbatchIds | None = None  # those read ahead; None: they are in their tables
     seconds_planning: float = 0.0
     bytes_spilled: int = 0
     bytes_of_ids: int = 0  # read of the tables of ids
