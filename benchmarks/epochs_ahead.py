@@ -154,7 +154,7 @@ def measure_whole(
     devices.append(measure_disk_of(gnnstore.open(path)))
 
     def later(found: list[Epoch], what: str = "seconds") -> float:
-        return num_batches * sum(getattr(epoch, what) for epoch in found[STEADY[WHOLE]])
+        return num_batches * sum(float(getattr(epoch, what)) for epoch in found[STEADY[WHOLE]])
 
     rows = []
     for order, own in rounds.items():

@@ -257,7 +257,10 @@ class EpochPacker:
             labels = of.batches[i].labels
             assert labels is not None  # noqa: S101 - for the type checker
             of.samples.drop(i)
-            record = self._records.make(compact, labels, of.planned, misses, i, chunks=chunks)
+            ids = of.ids_of(i, compact)
+            record = self._records.make(
+                compact, labels, of.planned, misses, i, chunks=chunks, edge_ids=ids
+            )
             return record, self._records.batch_bytes(compact)
 
         index, largest = [], 0
@@ -296,6 +299,8 @@ class EpochPacker:
             for place in (() if misses is None else misses.segments)
         ]
         writer.finish_superbatch(index, largest, segments)
+        if of.edge_ids is not None:
+            of.edge_ids.close()
 
     def _pack_rows(
         self, writer: PackedWriter, of: Superbatch

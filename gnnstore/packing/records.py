@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from gnnstore.features.segments.packing import BatchMisses
 if TYPE_CHECKING:
     from gnnstore.caching.plan import CachePlan
     from gnnstore.features.segments.packing import DividedChunks, DividedMisses
+    from gnnstore.features.source import Rows
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.formats.store.schema import Schema
     from gnnstore.sampling.compact import CompactSample
@@ -45,6 +46,7 @@ class RecordMaker:
         i: int,
         *,
         chunks: Sequence[DividedChunks],
+        edge_ids: Mapping[str, Rows],
     ) -> SavedRecord:
         """Return the record of batch i of a superbatch."""
         places = _NONE_MISSED if misses is None else misses.batch(i)
@@ -62,10 +64,12 @@ class RecordMaker:
             sources.tables[spec.path].gather(ids_of[spec.path]).values
             for spec in (*self.plain_nodes, *self.edges)
         ]
-        edge_ids = tuple(
-            ids.gather(subgraph.edges[edge_type].positions).values
-            for edge_type, ids in sources.edge_ids.items()
-        )
+        specs = {edge.type: edge.edge_id for edge in self.schema.edge_types}
+        found_ids = []
+        for edge_type, ids in sources.edge_ids.items():
+            spec = specs[edge_type]
+            known = None if spec is None else edge_ids.get(spec.path)
+            found_ids.append(known or ids.gather(subgraph.edges[edge_type].positions))
         return SavedRecord(
             seeds=tuple(labels.arrays()),
             slots=plan.batch_slots(i),
@@ -75,7 +79,7 @@ class RecordMaker:
             repeat_targets=places.repeat_targets,
             repeat_sources=places.repeat_sources,
             plain=tuple(rows),
-            edge_ids=edge_ids,
+            edge_ids=tuple(found.values for found in found_ids),
             subgraph=subgraph,
             shared=shared,
             chunk_crcs=tuple(found.checksums.of_chunk(i) for found in chunks),

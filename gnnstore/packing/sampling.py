@@ -15,6 +15,7 @@ from gnnstore.caching.scores import SCORES
 from gnnstore.disk.scratch import default_parent
 from gnnstore.errors import UsageError, check_choice
 from gnnstore.features.source import CachedTables
+from gnnstore.formats.container.files import free_bytes
 from gnnstore.loaders.options import read_options
 from gnnstore.packing.size import size_packing, without_pools
 from gnnstore.pipeline.batch import EpochRun, Recorder
@@ -32,6 +33,7 @@ from gnnstore.seeds.base import SeedSource
 from gnnstore.seeds.typed import seed_nodes
 from gnnstore.strategies.builtin import PACKED
 from gnnstore.strategies.loader_spec import LoaderSpec
+from gnnstore.strategies.lookahead import ids_disk_bytes
 from gnnstore.strategies.open import open_sources
 from gnnstore.strategies.sizes.settings import CacheSettings
 from gnnstore.strategies.static import CacheMaker
@@ -125,17 +127,17 @@ class EpochSampler:
         seeds_bytes = self.seeds.num_bytes
         seeds_bytes += order_bytes(len(self.seeds), shuffles=settings.shuffle, num_orders=1)
         # The store's parts, opened within the budget of memory.
-        self.sources = open_sources(
-            LoaderSpec(
-                store,
-                options,
-                presampler,
-                seeds_bytes=seeds_bytes,
-                num_threads=settings.num_threads,
-                may_use_fewer=True,
-            )
+        spec = LoaderSpec(
+            store,
+            options,
+            presampler,
+            seeds_bytes=seeds_bytes,
+            num_threads=settings.num_threads,
+            may_use_fewer=True,
         )
+        self.sources = open_sources(spec)
         placement = self.sources.placement
+        ids = spec.ids_read_ahead(placement)
         self.tables = CachedTables.of(store.schema, placement.read_paths)
         if settings.cached_by in SCORES:  # rows are scored whatever their width
             placement = without_pools(placement, self.tables.slot_bytes)
@@ -173,6 +175,10 @@ class EpochSampler:
             types=Types.of(store.schema),
             index_dtype=store.schema.index_dtype,
             most_ids=most_ids(store.schema),
+            edge_ids={kind: store.reader.paged(own) for kind, own in ids.items()},
+            edge_ids_bytes=ids_disk_bytes(
+                free_bytes(settings.tmpdir or default_parent(store.path))
+            ),
         )
         self._closing = ExitStack()
 
@@ -229,7 +235,9 @@ class EpochSampler:
         wanted = list(islice(run.batches(self._order, Position(epoch)), most))
         for first in range(0, len(wanted), superbatch):
             number = epoch * self.batches_per_epoch + first
-            sampled = producer.sample(number, wanted[first : first + superbatch])
+            batches = wanted[first : first + superbatch]
+            # An estimate of the first batches shows no ids.
+            sampled = producer.sample(number, batches, reads_ids=most is None)
             try:
                 if sampled.error is not None:
                     raise sampled.error

@@ -111,8 +111,9 @@ class StrategyOptimizer:
         loader = replace(self.loader, options=options).without_second_cache()
 
         def predict(place: Placer) -> Prediction:
-            epoch = self.epoch.sampled_for(loader, place(0))
-            return strategy.predict(epoch, loader, place)
+            placement = place(0)
+            epoch = self.epoch.sampled_for(loader, placement)
+            return replace(strategy.predict(epoch, loader, place), ids_note=placement.ids_note)
 
         return first_that_fits(loader, strategy, predict)
 

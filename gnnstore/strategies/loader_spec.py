@@ -22,6 +22,8 @@ from gnnstore.strategies.sizes.settings import CacheSettings, PlannedSettings
 
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
+    from gnnstore.formats.arrays.spec import AttributeSpec
+    from gnnstore.formats.store.schema import EdgeType
     from gnnstore.graph.store import GraphStore
     from gnnstore.graph.topology import Topology
     from gnnstore.pipeline.lookahead.presample import Presampler
@@ -165,6 +167,15 @@ class LoaderSpec:
         if cache is not None and cache.num_bytes is None:
             return replace(self, options=replace(options, cache=replace(cache, num_bytes=0)))
         return self
+
+    def ids_read_ahead(self, placement: Placement) -> dict[EdgeType, AttributeSpec]:
+        """Return the ids of edges that are read in a pass for a superbatch, by edge type."""
+        ids = {edge.type: edge.edge_id for edge in self.store.schema.edge_types}
+        return {
+            kind: spec
+            for kind, spec in ids.items()
+            if spec is not None and placement.modes.get(spec.path) == "disk" and self.disk_bytes()
+        }
 
     def cached_tables(self, placement: Placement) -> CachedTables:
         """Return the node attributes that are read from disk."""

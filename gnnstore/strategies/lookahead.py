@@ -52,6 +52,9 @@ if TYPE_CHECKING:
 # of an epoch that they make faster. Small ones are done at once.
 _PROFILE_BATCHES = 128
 
+# Of the disk, for ids of edges of one of two superbatches.
+_IDS_SHARE = 8
+
 # Seconds of a processor of 3 GHz to plan a row (Belady, with its trace on disk).
 _PLAN_SECONDS = 20e-9
 # On disk, for each row of a planned batch: its id, its slot, and an entry of the cache.
@@ -171,6 +174,8 @@ def _sizer(
 ) -> LookaheadSizer:
     """Return the sizer of a loader; fields that differ in a prediction are given by name."""
     presampler = loader.presampler
+    ids, disk_bytes = loader.ids_read_ahead(placement), loader.disk_bytes()
+    read_ahead = {spec.path for spec in (*tables.specs, *ids.values())}
     return LookaheadSizer(
         strategy=placement.strategy,
         settings=loader.planned,
@@ -181,10 +186,15 @@ def _sizer(
         may_use_fewer=loader.may_use_fewer,
         reads_neighbors=topology.is_read,
         samples_slowly=topology.is_slow or topology.is_read,
-        disk_bytes=loader.disk_bytes(),
-        reads_more=bool(placement.read_paths - {spec.path for spec in tables.specs}),
+        disk_bytes=disk_bytes - (2 * ids_disk_bytes(disk_bytes) if ids else 0),
+        reads_more=bool(placement.read_paths - read_ahead),
         **measured,
     )
+
+
+def ids_disk_bytes(disk_bytes: int) -> int:
+    """Return the disk that ids of edges of one of two superbatches may take, of a limit."""
+    return disk_bytes // _IDS_SHARE
 
 
 def _pools(
@@ -220,18 +230,22 @@ class LookaheadSources(OpenStore):
         strategy, size = placement.strategy, placement.superbatch
         assert size is not None and engine is not None  # noqa: S101, PT018 - else nothing is read
         schema, tables = loader.store.schema, loader.cached_tables(placement)
-        space = tables.space
+        space, disk_bytes = tables.space, loader.disk_bytes()
+        ids = loader.ids_read_ahead(placement)
+        ids_bytes = ids_disk_bytes(disk_bytes) if ids else 0
         job = LookaheadJob(
             pooled(_policy(loader, placement, topology, engine), size.pools),
             size,
             packs=strategy.packs,
             tmpdir=loader.tmpdir,
-            quota=DiskQuota(loader.disk_bytes()),
+            quota=DiskQuota(disk_bytes - 2 * ids_bytes),
             space=space,
             types=Types.of(schema),
             index_dtype=schema.index_dtype,
             most_ids=most_ids(schema),
             degrees=partial(out_degrees, topology, space, size.degrees_bytes(space.num_rows)),
+            edge_ids={kind: loader.store.reader.paged(spec) for kind, spec in ids.items()},
+            edge_ids_bytes=ids_bytes,
         )
         make = partial(_make_slots, loader.store, tables, engine, size)
         take_slots = partial(shared_tables(loader.store).take_slots, make=make)

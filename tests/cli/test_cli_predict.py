@@ -242,16 +242,19 @@ def test_budgets_of_predictions(run: Any, store: Path, monkeypatch: pytest.Monke
     assert (predicted["memory_bytes"], predicted["disk_bytes"]) == (90 * 10**6, 0)
     found = {one["strategy"]: one for one in predicted["strategies"]}
     assert list(found) == ["static-degree", "static-frequency", "belady", "packed", "packed-epochs"]
+    ids = "ids of edges: 16 kB in memory (none with edge_ids='store')"
     for name in ("static-degree", "static-frequency", "belady"):
         assert found[name]["problem"] is None
         assert found[name]["memory_bytes"] <= 90 * 10**6
         assert found[name]["cached_bytes"] == size
+        assert found[name]["edge_ids"] == ids
     # Without disk, rows are packed in memory; epochs that are saved have no other place.
     assert found["packed"]["problem"] is None
     assert found["packed"]["memory_bytes"] <= 90 * 10**6
     assert found["packed"]["disk_bytes"] == 0
     assert "but has 0 bytes of disk space" in found["packed-epochs"]["problem"]
     text = run("predict", store, *more, "--disk", "0").stdout
+    assert f"static-degree, static-frequency, belady, packed: {ids}" in text
     assert "but has 0 bytes of disk space" in text
 
 

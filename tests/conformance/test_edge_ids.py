@@ -17,7 +17,7 @@ from gnnstore.converters import reorder, split_edges
 from gnnstore.converters.partitions.partition import partition
 from gnnstore.errors import UsageError
 from gnnstore.formats.packed.reader import PACKED
-from gnnstore.formats.store.units import unit_path
+from gnnstore.formats.store.units import make_units_directory, unit_path
 from gnnstore.strategies.sizes import placement
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from tests.support.batches import assert_same_batches, batches_of
@@ -78,8 +78,11 @@ def test_ids_are_those_of_the_input_or_positions_or_none(
         assert torch.equal(batch["n_id"][batch["edge_index"]], edges[:, batch["e_id"]])
     again = nodes_loader(gnnstore.open(store.path), strategy=strategy)
     assert_same_batches(batches_of(again), wanted)
-    note = {"held": " of it ids of edges (none", "read": "ids of edges are read from disk"}[place]
-    note = {"memory": "", "mmap": "ids of edges are mapped"}.get(strategy, note)
+    where = {"held": "in memory", "read": "read from disk for each batch"}[place]
+    if strategy in {"belady", "packed"} and place == "read":
+        where = "read in a pass for many batches"
+    where = {"memory": "", "mmap": "mapped"}.get(strategy, where)
+    note = f"ids of edges: 16 kB {where} (none with edge_ids='store')" if where else ""
     assert note in again.stats().reason
     positions = nodes_loader(gnnstore.open(store.path), strategy=strategy, edge_ids="store")
     found = batches_of(positions)
@@ -87,9 +90,7 @@ def test_ids_are_those_of_the_input_or_positions_or_none(
     assert store.original_edge_ids is not None
     for batch, expected in zip(found, wanted, strict=True):
         assert batch["e_id"].dtype == torch.int64
-        assert torch.equal(
-            torch.from_numpy(store.original_edge_ids[batch["e_id"]]).long(), expected["e_id"]
-        )
+        assert torch.equal(store.original_edge_ids[batch["e_id"]].long(), expected["e_id"])
     assert not positions._sources.edge_ids
     assert "ids of edges" not in positions.stats().reason
     bare = nodes_loader(store, strategy=strategy, edge_ids=None)
@@ -105,6 +106,22 @@ def test_less_is_read_without_ids(store: gnnstore.GraphStore, place: str) -> Non
         batches_of(loader)
         read[edge_ids] = loader.stats().reads
     assert (read["store"] < read["input"]) == (place == "read")
+
+
+@pytest.mark.parametrize("strategy", ["belady", "packed"])
+def test_without_disk_ids_are_read_batch_by_batch(
+    store: gnnstore.GraphStore, strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement, "IDS_SHARE", 2**60)
+    wanted = batches_of(nodes_loader(store, strategy="memory"), 3)
+    read = {}
+    for disk in ("0", "1GB"):
+        loader = nodes_loader(gnnstore.open(store.path), strategy=strategy, disk=disk)
+        assert_same_batches(batches_of(loader, 3), wanted)
+        where = "read from disk for each" if disk == "0" else "read in a pass for many batches"
+        assert f"ids of edges: 16 kB {where}" in loader.stats().reason
+        read[disk] = loader.stats().reads
+    assert read["1GB"] < read["0"]
 
 
 @pytest.mark.parametrize("strategy", ["memory", "packed"])
@@ -145,17 +162,18 @@ def test_ids_of_each_type(tmp_path: Path, strategy: str, edge_ids: Any, place: s
                 continue
             e_id = batch[kind]["e_id"]
             if edge_ids == "store" and ids is not None:
-                e_id = torch.from_numpy(ids[e_id]).long()
+                e_id = ids[e_id].long()
             assert torch.equal(e_id, expected[kind]["e_id"])
 
 
 @pytest.mark.parametrize("edge_ids", ["input", "store", None])
-def test_packed_epochs_show_any_ids(store: gnnstore.GraphStore, edge_ids: Any) -> None:
-    path = unit_path(PACKED, store.path, "base")
+def test_packed_epochs_show_any_ids(store: gnnstore.GraphStore, edge_ids: Any, place: str) -> None:
+    path = unit_path(PACKED, store.path, place)
     if not path.exists():
-        pack(store.path, [4, 3])
+        make_units_directory(PACKED, store.path)
+        pack(store.path, [4, 3], output=path)
     wanted = batches_of(nodes_loader(store, strategy="memory", edge_ids=edge_ids))
-    by_store = loader_of_packed(store, num_neighbors=[4, 3], edge_ids=edge_ids)
+    by_store = loader_of_packed(store, place, num_neighbors=[4, 3], edge_ids=edge_ids)
     assert_same_batches(batches_of(by_store), wanted)
     alone = gnnstore.open_packed(path).loader(edge_ids=edge_ids)
     assert_same_batches(batches_of(alone), wanted)
@@ -171,7 +189,7 @@ def test_partitions_show_any_ids(store: gnnstore.GraphStore, edge_ids: Any) -> N
     for batch, expected in zip(found, wanted, strict=True):
         assert ("e_id" in batch) == (edge_ids is not None)
         if edge_ids is not None:
-            ids = torch.from_numpy(store.original_edge_ids[batch["e_id"]]).long()
+            ids = store.original_edge_ids[batch["e_id"]].long()
             assert torch.equal(ids, expected["e_id"])
 
 
@@ -207,10 +225,10 @@ def test_a_store_made_from_another_has_positions(
     for batch in wanted:
         ends = batch["n_id"][batch["edge_index"]]
         assert torch.equal(ends, made.edge_index[:, batch["e_id"]])
-        original = torch.from_numpy(ids[batch["e_id"]]).long()
+        original = ids[batch["e_id"]].long()
         if make is reorder:
             assert made.original_ids is not None
-            ends = torch.from_numpy(made.original_ids)[ends]
+            ends = torch.as_tensor(made.original_ids)[ends]
         assert torch.equal(ends, before[:, original])
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import gnnstore
-from gnnstore.converters import split_edges
+from gnnstore.converters import ConvertOptions, split_edges
 from gnnstore.converters.inputs.source import MemoryArray
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import CorruptStoreError, InputError, NoSplitError, NotFoundError, UsageError
@@ -200,16 +200,31 @@ class TestLoading:
 
     def test_labels_need_the_ids_of_all_edges(self, tmp_path: Path) -> None:
         edges = np.random.default_rng(0).integers(0, 50, (2, 1000))
-        whole = write_store(tmp_path / "whole.gnn", edges)
-        store = gnnstore.open(split_edges(whole, tmp_path / "a.gnn", (0.5, 0.5, 0)))
+        edges[:, 10] = 7  # a self-loop
+        path = write_store(tmp_path / "a.gnn", edges, options=ConvertOptions(self_loops="drop"))
+        store = gnnstore.open(path)
         for name in ("edge_label", "input_id"):
             given: Any = {name: torch.zeros(store.num_edges, dtype=torch.int64)}
             with pytest.raises(InputError, match="others were left out of it"):
-                gnnstore.LinkNeighborLoader(store, [], "train", **given)
-        shown = [batch.input_id for batch in gnnstore.LinkNeighborLoader(store, [], "train")]
+                gnnstore.LinkNeighborLoader(store, [], **given)
+        shown = [batch.input_id for batch in gnnstore.LinkNeighborLoader(store, [])]
         ids = torch.cat(shown).numpy()
         found = store.topology("mmap").columns()
         np.testing.assert_array_equal(edges[0, ids], found.indices)
+
+    def test_labels_of_a_split_graph_are_by_position(self, tmp_path: Path) -> None:
+        edges = np.random.default_rng(0).integers(0, 50, (2, 1000))
+        whole = write_store(tmp_path / "whole.gnn", edges)
+        store = gnnstore.open(split_edges(whole, tmp_path / "a.gnn", (0.5, 0.5, 0)))
+        labels = torch.arange(store.num_edges) + 5
+        loader = gnnstore.LinkNeighborLoader(store, [], "train", edge_label=labels)
+        batches = list(loader)
+        ids = torch.cat([batch.input_id for batch in batches])
+        assert ids.equal(torch.arange(store.num_edges))
+        assert torch.cat([batch.edge_label for batch in batches]).equal(labels)
+        assert store.original_edge_ids is not None
+        before = store.original_edge_ids[ids].numpy()
+        np.testing.assert_array_equal(edges[0, before], store.topology("mmap").columns().indices)
 
     def test_errors_list_what_there_is(self, tmp_path: Path) -> None:
         store = gnnstore.open(write(tmp_path / "a.gnn", valid=VALID))

@@ -98,8 +98,8 @@ def test_auto_takes_what_fits(memory: str, strategy: str, topology: str, residen
     assert chosen.spare_bytes == chosen.budget_bytes - resident > 0
 
 
-HELD = "1 GB of it ids of edges (none with edge_ids='store'"
-READ = "1 GB of ids of edges are read from disk for each batch (none with edge_ids='store'"
+HELD = "ids of edges: 1 GB in memory (none with edge_ids='store'"
+READ = "ids of edges: 1 GB read from disk for each batch (none with edge_ids='store'"
 
 
 @pytest.mark.parametrize(

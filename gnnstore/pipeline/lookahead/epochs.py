@@ -315,10 +315,13 @@ class LookaheadSource(SamplingSource):
 
     def gather(self, batch: Batch) -> None:
         """Gather the rows that the plan provides for, if there is one."""
-        if batch.place is None or batch.place.step is None:
+        if batch.place is None or batch.sample is None:
             return
         superbatch, i, step, _ = batch.place
-        batch.rows = superbatch.gather(i, step)
+        batch.rows = superbatch.ids_of(i, batch.sample)
+        if step is None:
+            return
+        batch.rows |= superbatch.gather(i, step)
         batch.place = PlannedPlace(superbatch, i, has_rows=True)
 
     def release(self, batch: Batch, error: BaseException | None = None) -> None:

@@ -87,6 +87,7 @@ class Prediction:
     written_bytes: int  # bytes that an epoch writes
     resources: Resources
     problem: str = ""  # why the strategy is impossible; empty if it is not
+    ids_note: str = ""  # what ids of edges cost, if they are not free
 
     @classmethod
     def of(  # noqa: PLR0917 - in the order of the fields

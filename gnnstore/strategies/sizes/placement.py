@@ -16,6 +16,7 @@ from gnnstore.caching.scores import StaticCacheInfo
 from gnnstore.errors import UsageError, check_choice
 from gnnstore.features.compact import MAX_ROW_BYTES
 from gnnstore.graph.sizes import StoreSizes
+from gnnstore.pipeline.lookahead.edge_ids import reserve
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.strategies.predict.traits import TOPOLOGIES, Mode, StrategyTraits
 from gnnstore.units import format_size
@@ -157,6 +158,8 @@ def place(
     taken_bytes: int = 0,
     more_bytes: int = 0,
     is_frugal: bool = False,
+    holds_ids: bool = True,
+    reads_ids_ahead: bool = False,
     shared_tables: Collection[str] = (),
     staging_bytes: Callable[[int], int] = lambda _: 0,
     held_row_bytes: Callable[[str], int] | None = None,
@@ -218,6 +221,8 @@ def place(
         limit=limit,
         left_bytes=left_bytes(),
         held_row_bytes=held_row_bytes,
+        holds_ids=holds_ids,
+        reads_ids_ahead=reads_ids_ahead,
     )
     memory = memory.add(*held_rows)
     most = sizes.indices_bytes if where == "disk" else 0
@@ -301,6 +306,8 @@ def _place_rows(
     limit: int,
     left_bytes: int,
     held_row_bytes: Callable[[str], int] | None,
+    holds_ids: bool,
+    reads_ids_ahead: bool,
 ) -> tuple[dict[str, Mode], list[Reservation], str]:
     """Return the places of rows and of ids of edges, their memory, and what ids cost in words."""
     modes = dict.fromkeys((table.path for table in (*sizes.tables, *sizes.edge_ids)), mode)
@@ -313,14 +320,20 @@ def _place_rows(
     if mode == "disk":
         small = _small_tables(sizes, held, limit, left_bytes)
     left_bytes -= sum(held.values()) + sum(small.values())
-    ids = _held_ids(sizes, shared_tables, left_bytes // IDS_SHARE if mode == "disk" else 0)
+    may_hold = holds_ids and mode == "disk"
+    ids = _held_ids(sizes, shared_tables, left_bytes // IDS_SHARE if may_hold else 0)
     modes |= dict.fromkeys((*held, *small, *ids), "memory")
     reservations = [
         Reservation("narrow attributes", sum(held.values())),
         *(Reservation(f"all of {path}", of) for path, of in small.items()),
         *([Reservation("ids of edges", sum(ids.values()))] if ids else []),
     ]
-    return modes, reservations, _describe_ids(sizes, mode, sum(ids.values()), limit)
+    on_disk = [table.num_bytes for table in sizes.edge_ids if modes[table.path] == "disk"]
+    if reads_ids_ahead and on_disk:
+        reservations.append(Reservation("a piece of the ids of edges", reserve(max(on_disk))))
+    place = "mapped" if mode == "mmap" else "read from disk for each batch"
+    place = "read in a pass for many batches" if reads_ids_ahead else place
+    return modes, reservations, _describe_ids(sizes, sum(ids.values()), place, limit)
 
 
 def _narrow_tables(
@@ -372,17 +385,16 @@ def _held_ids(sizes: StoreSizes, shared_tables: Collection[str], most_bytes: int
     return held
 
 
-def _describe_ids(sizes: StoreSizes, mode: Mode, held_bytes: int, limit: int) -> str:
+def _describe_ids(sizes: StoreSizes, held_bytes: int, place: str, limit: int) -> str:
     """Return a phrase on what ids of edges cost."""
     num_bytes, parts = sizes.edge_ids_bytes, []
     if not num_bytes:
         return ""
     if held_bytes:
-        parts.append(f"{format_size(held_bytes)} of it ids of edges")
+        parts.append(f"{format_size(held_bytes)} in memory")
     if num_bytes > held_bytes:
-        place = "mapped" if mode == "mmap" else "read from disk for each batch"
-        parts.append(f"{format_size(num_bytes - held_bytes)} of ids of edges are {place}")
-    note = f"{' and '.join(parts)} (none with edge_ids='store'"
+        parts.append(f"{format_size(num_bytes - held_bytes)} {place}")
+    note = f"ids of edges: {' and '.join(parts)} (none with edge_ids='store'"
     without = sizes.total_bytes - num_bytes
     if without <= limit - limit // _BATCH_SHARE < sizes.total_bytes:
         note += f", and the other {format_size(without)} fit in memory"

@@ -66,12 +66,15 @@ def _placers(
         shared_tables=shared.tables_in_memory,
         held_row_bytes=partial(shared.held_row_bytes, loader.store, progress=loader.progress),
         staging_bytes=loader.staging_bytes if staging else lambda _: 0,
+        reads_ids_ahead=bool(strategy.plans and loader.sizes.edge_ids and loader.disk_bytes()),
         **reasons,
     )
     topology = options.topology
     yield lambda more: placed(more_bytes=more, topology=topology)
     if strategy.mode == "memory":
         return
+    if strategy.reads_disk and loader.sizes.edge_ids:  # before the topology gives way
+        yield lambda more: placed(more_bytes=more, topology=topology, holds_ids=False)
     frugal = partial(placed, is_frugal=True)
     if topology != "auto":
         yield lambda more: frugal(more_bytes=more, topology=topology)

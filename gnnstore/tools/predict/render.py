@@ -112,6 +112,12 @@ def _render_strategies(console: Console, predictions: Mapping[str, Any]) -> None
     for one in found:
         if one["problem"] is not None:
             console.print(f"\n{one['strategy']}: {one['problem']}", soft_wrap=True)
+    by_note: dict[str, list[str]] = {}
+    for one in found:
+        by_note.setdefault(one["edge_ids"] or "", []).append(one["strategy"])
+    for note, strategies in by_note.items():
+        if note:
+            console.print(f"\n{', '.join(strategies)}: {note}", soft_wrap=True)
     console.print(f"\n{_PREDICTED}", soft_wrap=True)
     if predictions["disk_is_assumed"]:
         console.print(f"\n{_ASSUMED}", soft_wrap=True)

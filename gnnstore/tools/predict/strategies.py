@@ -87,6 +87,7 @@ def _describe(prediction: Prediction, *, is_chosen: bool) -> dict[str, Any]:
         "strategy": prediction.choice,
         "is_chosen": is_chosen,
         "problem": prediction.problem or None,
+        "edge_ids": prediction.ids_note or None,
         "seconds_per_epoch": _number(prediction.seconds),
         "seconds_once": _number(prediction.seconds_once),
         "stages": dict(prediction.stages),
