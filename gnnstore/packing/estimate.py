@@ -7,6 +7,7 @@ strategy "packed", which packs a superbatch at a time while it trains, and keeps
 
 from __future__ import annotations
 
+import math
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -17,15 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.budget.ledger import Ledger, Reservation
-from gnnstore.caching.plan import Trace
-from gnnstore.caching.policies.registry import POLICIES
-from gnnstore.caching.pools import pooled
 from gnnstore.caching.segment_search import Recurrences, search_segment
 from gnnstore.caching.segments import SharedRows, segments_of
 from gnnstore.features.packed.chunks import chunk_bytes
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES
-from gnnstore.strategies.builtin import PACKED
 from gnnstore.strategies.predict.reads import ReadTotals, count_extents
+from gnnstore.strategies.sizes.packing import epoch_bytes
 from gnnstore.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -34,6 +32,7 @@ if TYPE_CHECKING:
     from gnnstore.disk.profile import DeviceProfile
     from gnnstore.packing.job import EpochPacker
     from gnnstore.pipeline.superbatch_size import SuperbatchSize
+    from gnnstore.strategies.sizes.misses import MissModel
 
 _NO_READS = ReadTotals()
 # Enough to tell sizes within a few per cent. The first batches miss a little more than later ones.
@@ -163,8 +162,18 @@ def _estimate(
             for i in range(count)
         )
         shares = packer.shares_of_types(sample)
-        costs = _Costs(packer, profile, records // count * packer.batches_per_epoch, shares)
-        layouts = [costs.packed(plan.misses)]
+        misses, epoch_records = plan.misses, records // count * packer.batches_per_epoch
+        model = None
+        if packer.tables:
+            model, seen = packer.miss_model()
+            if count < packer.superbatch:  # the first batches of a superbatch miss the most
+                sizes = {"num_slots": packer.num_slots, "superbatch": packer.superbatch}
+                _, epoch_records = epoch_bytes(model, seen, **sizes)
+                missed_rows = model.misses(packer.num_slots, packer.superbatch, initial="nothing")
+                each = math.ceil(missed_rows / packer.batches_per_epoch)
+                misses = np.full(packer.batches_per_epoch, each)
+        costs = _Costs(packer, profile, epoch_records, shares)
+        layouts = [costs.packed(misses)]
         if packer.tables and (budget is not None or packer.segment > 1):
             table = packer.collect_misses(sample, packer.packing_memory(sample))
             ends = np.cumsum(table.counts, axis=1)
@@ -180,9 +189,8 @@ def _estimate(
                 layouts.append(costs.segmented(missed, segment))
             del table, missed, parts
         chosen = layouts[-1]
-        if packer.tables and packer.rolling is not None:
-            batches = [sample.trace.batch(i) for i in range(min(count, _BATCHES))]
-            layouts.append(costs.rolling(batches, packer.rolling))
+        if model is not None and packer.rolling is not None:
+            layouts.append(costs.rolling(model, packer.rolling))
     read_bytes = packer.settings.epochs * costs.scanned(packer.superbatch)
     return PackEstimate(
         batches=packer.settings.epochs * packer.batches_per_epoch,
@@ -272,20 +280,17 @@ class _Costs:
             segment=segment,
         )
 
-    def rolling(self, batches: list[npt.NDArray[Any]], rolling: SuperbatchSize) -> Layout:
+    def rolling(self, model: MissModel, rolling: SuperbatchSize) -> Layout:
         """Return the layout of packing while training, with the same memory and disk."""
         size = min(rolling.num_batches, self._num_batches)
-        policy = pooled(POLICIES[PACKED.policy], rolling.pools)
         for _ in range(2):  # a shorter superbatch misses more rows: again with its own number
-            planner = policy.planner(rolling.num_slots)
-            parts = [batches[first : first + size] for first in range(0, len(batches), size)]
-            misses = np.concatenate([planner.plan(Trace.of(part)).misses for part in parts])
-            chunk = max(1, self._chunks(misses) // len(misses))
+            each = math.ceil(model.misses(rolling.num_slots, size) / self._num_batches)
+            chunk = max(1, self._chunks(np.array([each])))
             if self._budget is not None:
                 at_once = 1 if size >= self._num_batches else 2
                 size = max(1, min(size, self._budget // (at_once * chunk)))
         at_once = 1 if size >= self._num_batches else 2
-        written = self._per_epoch(self._chunks(misses), len(misses))
+        written = chunk * self._num_batches
         disk_bytes, read_bytes = at_once * size * chunk, self.scanned(size) + written
         return self._layout("rolling", disk_bytes, 0, read_bytes, written, superbatch=size)
 

@@ -44,7 +44,9 @@ if TYPE_CHECKING:
     from gnnstore.features.source import RowSource
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.store import GraphStore
+    from gnnstore.pipeline.lookahead.presample import Presampled
     from gnnstore.pipeline.superbatch_size import SuperbatchSize
+    from gnnstore.strategies.sizes.misses import MissModel
 
 
 class EpochPacker:
@@ -117,6 +119,10 @@ class EpochPacker:
     def plain(self) -> tuple[AttributeSpec, ...]:
         """The attributes whose rows are in the records: of nodes, and then of edges."""
         return (*self._records.plain_nodes, *self._records.edges)
+
+    def miss_model(self) -> tuple[MissModel, Presampled]:
+        """Sample some batches for an estimate: how often rows are needed, and the largest."""
+        return self._sampler.miss_model()
 
     @property
     def rolling(self) -> SuperbatchSize | None:

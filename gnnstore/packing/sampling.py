@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,24 +17,28 @@ from gnnstore.errors import UsageError, check_choice
 from gnnstore.features.source import CachedTables
 from gnnstore.formats.container.files import free_bytes
 from gnnstore.loaders.options import read_options
-from gnnstore.packing.size import size_packing, without_pools
 from gnnstore.pipeline.batch import EpochRun, Recorder
 from gnnstore.pipeline.lookahead.packer import DiskQuota
-from gnnstore.pipeline.lookahead.presample import Presampler
+from gnnstore.pipeline.lookahead.presample import Presampled, Presampler
 from gnnstore.pipeline.lookahead.producer import LookaheadJob, Producer, most_ids
 from gnnstore.pipeline.lookahead.superbatch import Superbatch
 from gnnstore.pipeline.order.epoch import order_bytes
 from gnnstore.pipeline.order.keyed import KeyedOrder
 from gnnstore.pipeline.order.state import OrderFields, Position, sampling_fingerprint
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
+from gnnstore.progress import NullProgress
 from gnnstore.sampling.compact import Types
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.seeds.base import SeedSource
 from gnnstore.seeds.typed import seed_nodes
 from gnnstore.strategies.builtin import PACKED
 from gnnstore.strategies.loader_spec import LoaderSpec
-from gnnstore.strategies.lookahead import ids_disk_bytes
+from gnnstore.strategies.lookahead import PROFILE_BATCHES, ids_disk_bytes
 from gnnstore.strategies.open import open_sources
+from gnnstore.strategies.predict.sampled_epoch import row_degrees, sample_workload
+from gnnstore.strategies.predict.workload import TableReads
+from gnnstore.strategies.sizes.misses import MissModel
+from gnnstore.strategies.sizes.packing import size_packing, without_pools
 from gnnstore.strategies.sizes.settings import CacheSettings
 from gnnstore.strategies.static import CacheMaker
 
@@ -124,6 +128,8 @@ class EpochSampler:
             tmpdir=settings.tmpdir,
             disk=_NO_DISK_LIMIT,
         )
+        # Sized as `gnnstore predict` sizes packed epochs.
+        options = replace(options, strategy=replace(PACKED, is_offline=True))
         seeds_bytes = self.seeds.num_bytes
         seeds_bytes += order_bytes(len(self.seeds), shuffles=settings.shuffle, num_orders=1)
         # The store's parts, opened within the budget of memory.
@@ -156,7 +162,8 @@ class EpochSampler:
         )
         self._sampler = self.sources.topology.sampler(settings.config, store.schema.index_dtype)
         # Chooses the cached rows.
-        self.policy = self._policy_of(presampler.over(self.tables.space))
+        self._presampler = presampler.over(self.tables.space)
+        self.policy = self._policy_of(self._presampler)
         # Keeps as many subgraphs in memory as a loader would.
         kept = rolling is not None and rolling.in_memory
         self._job = LookaheadJob(
@@ -197,6 +204,25 @@ class EpochSampler:
             self.settings.num_threads,
         )
         return Fixed(maker.choose, maker.num_rows)
+
+    def miss_model(self) -> tuple[MissModel, Presampled]:
+        """Sample some batches for an estimate: how often rows are needed, and the largest."""
+        sources, tables, placement = self.sources, self.tables, self.sources.placement
+        assert sources.engine is not None  # noqa: S101 - there are rows to read
+        arrays = [self.store.reader.paged(spec) for spec in tables.specs]
+        seen, workload = sample_workload(
+            self._presampler,
+            sources.topology,
+            TableReads.of(arrays, sources.engine.tuning, tables.ranges),
+            num_threads=self.settings.num_threads,
+            # Nothing is packed yet.
+            spare_bytes=placement.ledger.left() if placement.budget_is_promise else None,
+            progress=NullProgress(),
+            most_batches=PROFILE_BATCHES,
+        )
+        if self.settings.cached_by == "degree":
+            workload = workload.with_degrees(row_degrees(sources.topology, tables.space))
+        return MissModel(workload, self.policy, by_degree=workload.degree is not None), seen
 
     @property
     def fingerprint(self) -> dict[str, Any]:

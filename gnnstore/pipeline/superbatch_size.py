@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import numpy.typing as npt
 
@@ -44,6 +44,12 @@ class SuperbatchSize:
     # or if there are none.
     pinned: npt.NDArray[Any] | None = field(default=None, repr=False, compare=False)
     pools: SlotPools | None = None  # of slots of several widths
+
+    def with_pinned(self, nodes: npt.NDArray[Any]) -> Self:
+        """Return the size with these rows pinned; if they are fewer, there are fewer slots."""
+        num_slots = self.num_planned_slots + len(nodes)
+        pinned = nodes if len(nodes) else None
+        return replace(self, num_slots=num_slots, num_pinned=len(nodes), pinned=pinned)
 
     @property
     def num_planned_slots(self) -> int:

@@ -7,10 +7,14 @@ same rules that divide them later: the prediction is of the epoch that would run
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from gnnstore.budget.limits import parse_memory
 from gnnstore.disk.measure import disk_profile
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.graph.sizes import StoreSizes
@@ -23,6 +27,7 @@ from gnnstore.strategies.sizes.placement import ASKED_FOR, Placement, Placer
 from gnnstore.strategies.sizes.placing import first_that_fits, place_for
 from gnnstore.strategies.sizes.prefetch import has_two_batches
 from gnnstore.strategies.sizes.settings import CacheSettings, PlannedSettings
+from gnnstore.units import format_size
 
 if TYPE_CHECKING:
     from gnnstore.strategies.loader_spec import LoaderSpec, ReadOptions
@@ -31,6 +36,11 @@ if TYPE_CHECKING:
 SMALLEST_BYTES = 32 << 20
 _WORTH_COUNTING = 2
 _RUNNERS_UP = 2
+# Larger budgets are named if an epoch takes less than this share of that of smaller ones.
+_WORTH_NAMING = 2 / 3
+_MOST_NAMED = 3
+# A refusal names what its part misses; others may miss more.
+_MOST_RAISES = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,9 +108,34 @@ class StrategyOptimizer:
                 continue
             try:
                 found.append(self._predict(strategy, memory))
-            except (BudgetError, UsageError) as error:
-                found.append(Prediction.impossible(strategy, str(error)))
+            except UsageError as error:
+                missing = getattr(error, "missing_bytes", None)
+                found.append(Prediction.impossible(strategy, str(error), missing))
         return found
+
+    def beyond(self, memory: int, auto: Auto) -> list[tuple[int, Prediction]]:
+        """Return larger budgets that allow strategies which this one does not, and what is best."""
+        candidates = [c for c in auto.candidates if not c.is_offline and c.score != "degree"]
+        limits = sorted({limit for c in candidates if (limit := self._least(c, memory))} - {memory})
+        least = math.inf
+        found: list[tuple[int, Prediction]] = []
+        for limit in (memory, *limits):
+            best = fastest_first(self.predictions(candidates, memory=limit))
+            if best and best[0].cost < _WORTH_NAMING * least:
+                found.append((limit, best[0]))
+                least = best[0].cost
+        return [each for each in found if each[0] > memory][:_MOST_NAMED]
+
+    def _least(self, strategy: Strategy, memory: int) -> int | None:
+        """Return a budget that is just enough for a strategy, at least `memory`."""
+        for _ in range(_MOST_RAISES):
+            (tried,) = self.predictions([strategy], memory=memory)
+            if tried.is_feasible:
+                return memory
+            if not tried.missing_bytes:
+                break
+            memory = _rounded_up(memory + tried.missing_bytes)
+        return None
 
     def _predict(self, strategy: Strategy, memory: int | None) -> Prediction:
         """Predict an epoch by one strategy."""
@@ -149,6 +184,8 @@ class Chosen:
     why: str = ASKED_FOR  # the reason; see `gnnstore.strategies.sizes.placement.place`
     instead_of_static: str = ""  # why "static" is not used; see `place`
     predicted: Prediction | None = None  # the predicted epoch; None without a prediction
+    # Returns a phrase with larger budgets that allow faster strategies, if only a mapping fits.
+    limits: Callable[[], str] = str
 
 
 def choices_for(loader: LoaderSpec, auto: Auto) -> Iterator[Chosen]:
@@ -167,7 +204,7 @@ def choices_for(loader: LoaderSpec, auto: Auto) -> Iterator[Chosen]:
         if not may_map:
             raise
         # A mapping works in the least memory: its pages can be taken back at any time.
-        yield mapped
+        yield replace(mapped, limits=partial(_limits_beyond, loader, auto))
         return
     optimizer = None
     if is_worth_it(loader, placement):
@@ -181,6 +218,9 @@ def choices_for(loader: LoaderSpec, auto: Auto) -> Iterator[Chosen]:
             yield mapped
         return
     predicted = optimizer.ranked(auto.loadable)
+    limits: Callable[[], str] = str
+    if not predicted or predicted[0].strategy.mode == "mmap":
+        limits = partial(_limits_beyond, loader, auto, optimizer)
     del optimizer  # frees a sample of 100 MB before a cache is filled
     for i, prediction in enumerate(predicted):
         others = _others(prediction, predicted[i + 1 :])
@@ -189,8 +229,37 @@ def choices_for(loader: LoaderSpec, auto: Auto) -> Iterator[Chosen]:
         more = "" if first == each else f", the first {first}"
         why = f"it is predicted to take {each} an epoch{more}{others}"
         chosen = with_candidate(options, prediction.strategy)
-        yield Chosen(chosen, why, predicted=prediction)
-    yield mapped if may_map else simple
+        yield Chosen(chosen, why, predicted=prediction, limits=limits)
+    yield replace(mapped, limits=limits) if may_map else simple
+
+
+def _limits_beyond(
+    loader: LoaderSpec, auto: Auto, optimizer: StrategyOptimizer | None = None
+) -> str:
+    """Return a phrase with the next larger budgets, and the strategies that they allow."""
+    memory = loader.options.memory
+    if memory is None or memory == "auto":
+        return ""
+    memory = parse_memory(memory)
+    if optimizer is None:
+        with suppress(BudgetError):
+            # Batches are sampled with the memory there is, for predictions within budgets.
+            roomier = replace(loader, options=replace(loader.options, memory=None))
+            placement = place_for(roomier, auto.by_mode["disk"])
+            if is_worth_it(roomier, placement):
+                optimizer = StrategyOptimizer.of(roomier, placement)
+    found = [] if optimizer is None else optimizer.beyond(memory, auto)
+    return ", ".join(
+        f"{format_size(limit)} would allow {best.strategy.name!r}, predicted to take "
+        f"{describe_seconds(best.seconds)}"
+        for limit, best in found
+    )
+
+
+def _rounded_up(num_bytes: int) -> int:
+    """Return a number of bytes that three digits tell."""
+    unit: int = 10 ** max(0, len(str(num_bytes)) - 3)
+    return -(-num_bytes // unit) * unit
 
 
 def _others(chosen: Prediction, slower: list[Prediction]) -> str:

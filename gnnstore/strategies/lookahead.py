@@ -1,7 +1,4 @@
-"""Reserves, predicts and opens batches that are sampled and planned ahead.
-
-A loader is sized by the misses of batches that are planned beforehand, a prediction by an estimate.
-"""
+"""Reserves, predicts and opens batches that are sampled and planned ahead."""
 
 from __future__ import annotations
 
@@ -10,13 +7,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from gnnstore._core import release_memory
+from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.caching.policies.base import CachePolicy
 from gnnstore.caching.policies.fixed import Fixed
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.pools import SlotPools, pooled
+from gnnstore.caching.scores import select_nodes
+from gnnstore.errors import DiskBudgetError
 from gnnstore.features.planned import SlotCache
 from gnnstore.features.source import CachedTables
+from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.graph.shared import shared_tables
 from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs, LookaheadSource
 from gnnstore.pipeline.lookahead.packer import DiskQuota
@@ -27,14 +30,16 @@ from gnnstore.strategies.base import Strategy
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.predict.cost import EPOCHS, EpochCosts, Machine, Prediction, Resources
 from gnnstore.strategies.predict.reads import ReadTotals
-from gnnstore.strategies.predict.sampled_epoch import SampledEpoch, out_degrees
+from gnnstore.strategies.predict.sampled_epoch import SampledEpoch, out_degrees, sample_workload
 from gnnstore.strategies.predict.traits import StrategyTraits
-from gnnstore.strategies.predict.workload import Workload
-from gnnstore.strategies.sizes.lookahead import LookaheadSizer
-from gnnstore.strategies.sizes.misses import EstimatedMisses, MeasuredMisses
+from gnnstore.strategies.predict.workload import TableReads, Workload
+from gnnstore.strategies.sizes.costs import Horizon
+from gnnstore.strategies.sizes.misses import MissModel
+from gnnstore.strategies.sizes.packing import epoch_bytes, size_packing
+from gnnstore.strategies.sizes.parts import LookaheadFacts
 from gnnstore.strategies.sizes.placement import Placement, Placer
 from gnnstore.strategies.sizes.placing import with_engine
-from gnnstore.strategies.sizes.superbatch import Horizon
+from gnnstore.strategies.sizes.solve import solve
 from gnnstore.strategies.sources import OpenStore
 from gnnstore.strategies.static import CacheMaker
 
@@ -42,19 +47,19 @@ if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
     from gnnstore.graph.store import GraphStore
     from gnnstore.graph.topology import Topology
-    from gnnstore.pipeline.lookahead.presample import Presampled
+    from gnnstore.pipeline.lookahead.presample import Presampled, Presampler
     from gnnstore.pipeline.stats import LoaderStats
     from gnnstore.pipeline.superbatch_size import SuperbatchSize
     from gnnstore.sampling.neighbor import SamplingConfig
     from gnnstore.seeds.base import SeedSource
 
-# Sampling and planning these takes about 1.5 s for batches of 136,000 nodes: less than a tenth
-# of an epoch that they make faster. Small ones are done at once.
-_PROFILE_BATCHES = 128
-
+# Sampling and counting these takes about 1.5 s for batches of 136,000 nodes: less than a tenth of
+# an epoch that they make faster; of a mapped topology, 60,000 page faults for each.
+PROFILE_BATCHES, _SLOW_BATCHES = 128, 32
+# The share of the memory for batches that counts of rows may take before there are any.
+_COUNTS_SHARE = 4
 # Of the disk, for ids of edges of one of two superbatches.
 _IDS_SHARE = 8
-
 # Seconds of a processor of 3 GHz to plan a row (Belady, with its trace on disk).
 _PLAN_SECONDS = 20e-9
 # On disk, for each row of a planned batch: its id, its slot, and an entry of the cache.
@@ -74,53 +79,65 @@ class LookaheadStrategy(Strategy):
         presampler = loader.presampler.over(tables.space)
         staging_bytes = 0 if engine is None else engine.staging_bytes
         spare_bytes = placement.spare_bytes
-
-        def sample(num_threads: int, **options: Any) -> Presampled:
-            found = presampler.run(topology, num_threads, spare_bytes=spare_bytes, **options)
-            release_memory()  # the samples' buffers, which would stay until the first batch
-            return found
-
-        def misses(num_threads: int, num_batches: int) -> MeasuredMisses:
-            return MeasuredMisses(
-                topology,
-                presampler,
-                policy=policy,
-                packs=self.packs,
-                num_batches=max(1, min(_PROFILE_BATCHES, presampler.epoch_batches, num_batches)),
-                num_threads=num_threads,
-                spare_bytes=spare_bytes,
-            )
-
         sampling = num_threads
         if staging_bytes:
             sampling = max(1, min(num_threads, placement.staging_bytes // staging_bytes))
-        seen = sample(sampling)
         policy = _policy(loader, placement, topology, engine)
+        counts = model = None
+        if engine is None or not tables.specs:
+            seen = presampler.run(topology, sampling, spare_bytes=spare_bytes)
+        else:
+            if not (self.packs or policy.is_fixed) and _may_count(presampler, spare_bytes):
+                counts = np.zeros(presampler.space.num_rows, np.uint8)
+            arrays = [loader.store.reader.paged(spec) for spec in tables.specs]
+            seen, workload = sample_workload(
+                presampler,
+                topology,
+                TableReads.of(arrays, engine.tuning, tables.ranges),
+                num_threads=sampling,
+                spare_bytes=spare_bytes,
+                progress=loader.progress,
+                counts=counts,
+                # By their number, not by a clock: sizes are the same in every run.
+                most_batches=_SLOW_BATCHES if topology.is_slow else PROFILE_BATCHES,
+            )
+            model = MissModel(workload, policy)
         pools = None if policy.is_fixed else _pools(loader, tables, seen, placement)
-        policy = pooled(policy, pools)
-        found = _sizer(
-            loader,
-            placement,
-            topology,
-            tables,
-            placed=placed,
-            pools=pools,
-            seen=seen,
-            see_many=lambda: sample(1, num_batches=MANY_BATCHES),
-            misses=misses,
-            num_threads=num_threads,
-            staging_bytes=staging_bytes,
-        ).choose()
-        release_memory()  # buffers of the batches that were sampled and planned for the sizes
-        return found.placement.with_superbatch(found.size)
+        release_memory()  # the samples' buffers, which would stay until the first batch
+
+        def see_many() -> Presampled:
+            found = presampler.run(topology, 1, spare_bytes=spare_bytes, num_batches=MANY_BATCHES)
+            release_memory()
+            return found
+
+        found = solve(
+            _facts(
+                loader,
+                placement,
+                topology,
+                tables,
+                placed=placed,
+                pools=pools,
+                seen=seen,
+                see_many=see_many,
+                misses=model,
+                num_threads=num_threads,
+                staging_bytes=staging_bytes,
+            )
+        )
+        size = found.size
+        if size.num_pinned and counts is not None and model is not None:
+            counts[counts < model.least_uses] = 0
+            nodes = select_nodes(counts, size.num_pinned)
+            size = size.with_pinned(nodes.astype(id_dtype(presampler.space.num_rows - 1)))
+        return found.placement.with_superbatch(size)
 
     def predict(self, epoch: SampledEpoch, loader: LoaderSpec, place: Placer) -> Prediction:
         """Predict an epoch, its misses estimated from how often rows are needed again."""
         work = epoch.workload
-        misses = EstimatedMisses(work, POLICIES[self.policy], packs=self.packs)
         placement, tables = place(0), epoch.tables
         pools = _pools(loader, tables, epoch.seen, placement)
-        found = _sizer(
+        facts = _facts(
             loader,
             placement,
             epoch.topology,
@@ -129,25 +146,53 @@ class LookaheadStrategy(Strategy):
             placed=place,
             seen=epoch.seen,
             see_many=epoch.see_many,
-            misses=lambda *_: misses,
+            misses=MissModel(work, POLICIES[self.policy]),
             num_threads=epoch.machine.num_threads,
             staging_bytes=epoch.engine.staging_bytes,
-            packed_bytes=misses.packed_bytes if self.is_offline else None,
-        ).choose()
-        size, placement = found.size, found.placement
+        )
+        found = solve(facts)
+        size, placement, disk_bytes = found.size, found.placement, found.disk_bytes
+        if self.is_offline:
+            size, disk_bytes = self._before(facts, placement.with_superbatch(size), loader)
         resources = Resources(
             placement.resident_bytes + placement.staging_bytes + size.num_bytes,
             size.num_slots,
             size.num_slots * (tables.slot_bytes if pools is None else pools.slot_bytes),
             size.num_batches,
             size.in_memory and size.plans_in_memory,
-            found.disk_bytes,
+            disk_bytes,
             size.chunk_memory_bytes,
             overlaps=size.overlaps,
             num_threads=found.num_threads,
             num_unplanned=size.num_unplanned,
         )
         return self.predict_with(work, epoch.machine, resources)
+
+    def _before(
+        self, facts: LookaheadFacts, placement: Placement, loader: LoaderSpec
+    ) -> tuple[SuperbatchSize, int]:
+        """Return the sizes of packed epochs, and the disk that one takes, checked."""
+        size, settings = placement.superbatch, facts.settings
+        assert size is not None and facts.misses is not None  # noqa: S101, PT018 - just solved
+        larger = size_packing(
+            placement,
+            row_bytes=facts.row_bytes if facts.pools is None else facts.pools.slot_bytes,
+            num_rows=facts.num_rows,
+            seeds_bytes=loader.seeds_bytes,
+            num_batches=facts.epoch_batches,
+            cache_is_given=settings.cache_bytes is not None,
+            superbatch_is_given=settings.num_batches is not None,
+        )
+        rows, records = epoch_bytes(
+            facts.misses, facts.seen, num_slots=larger.num_slots, superbatch=larger.superbatch
+        )
+        who = placement.ledger.who
+        disk = Ledger(facts.disk_bytes, (), who, "of disk space", "disk=")
+        disk = disk.add(Reservation("packed rows", rows), Reservation("records", records))
+        if disk.left() < 0:
+            raise disk.refusal(None, "name a roomier tmpdir=", error=DiskBudgetError)
+        size = replace(size, num_slots=larger.num_slots, num_batches=larger.superbatch)
+        return size, rows + records
 
     def predict_with(
         self, workload: Workload, machine: Machine, resources: Resources
@@ -165,18 +210,23 @@ class LookaheadStrategy(Strategy):
         return LookaheadSources(loader, placement)
 
 
-def _sizer(
+def _may_count(presampler: Presampler, spare_bytes: int | None) -> bool:
+    """Whether there is memory to count the batches that need each row, a byte for each."""
+    return spare_bytes is None or presampler.space.num_rows <= spare_bytes // _COUNTS_SHARE
+
+
+def _facts(
     loader: LoaderSpec,
     placement: Placement,
     topology: Topology,
     tables: CachedTables,
     **measured: Any,
-) -> LookaheadSizer:
-    """Return the sizer of a loader; fields that differ in a prediction are given by name."""
+) -> LookaheadFacts:
+    """Return what the budget of a loader is divided by; what was measured is given by name."""
     presampler = loader.presampler
     ids, disk_bytes = loader.ids_read_ahead(placement), loader.disk_bytes()
     read_ahead = {spec.path for spec in (*tables.specs, *ids.values())}
-    return LookaheadSizer(
+    return LookaheadFacts(
         strategy=placement.strategy,
         settings=loader.planned,
         num_rows=tables.space.num_rows,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import cast
 
@@ -28,6 +29,14 @@ def open_sources(loader: LoaderSpec) -> OpenStore:
         except BudgetError as error:
             refusals.append(error)
         else:
+            if strategy.mode == "mmap" and (limits := chosen.limits()):
+                placement = placement.because(f"of more memory, {limits}")
+                warnings.warn(
+                    f"memory={loader.options.memory!r} leaves strategy {strategy.name!r} only, "
+                    f"the slowest; {limits} an epoch",
+                    UserWarning,
+                    stacklevel=5,  # behind the loader's constructor
+                )
             return strategy.open(own, replace(placement, predicted=chosen.predicted))
     raise refusals[-1]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -34,6 +35,14 @@ CGROUPS = Path("/sys/fs/cgroup")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("load") / "a.gnn"
     from_rmat(path, scale=11, feature_dim=32)
+    return path
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a store whose 134 MB of features do not fit a limit with a slack of 100 MB."""
+    path = tmp_path_factory.mktemp("wide") / "b.gnn"
+    from_rmat(path, scale=13, feature_dim=4096)
     return path
 
 
@@ -175,7 +184,7 @@ def test_nothing_that_could_be_timed(run: Any, store: Path, answers: list[Task])
 
 
 def test_a_group_for_all_but_memory(
-    run: Any, store: Path, answers: list[Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Any, wide: Path, answers: list[Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Path] = []
 
@@ -185,11 +194,12 @@ def test_a_group_for_all_but_memory(
         yield MemoryGroup(made[-1], 2)
 
     monkeypatch.setattr(harness, "memory_group", group)
-    document = bench(run, store, "--strategies", "map,memory,direct", "--json").document
+    words = ("--strategies", "map,memory,direct", "--slack", "100MB", "--json")
+    document = bench(run, wide, *words).document
     assert [(task.group, task.group_version) for task in answers] == [
         *((str(made[1]), 2), ("", 0), (str(made[2]), 2))
     ]
-    assert document["limit"] == {"cgroup": 2, "share": 0.1, "slack_bytes": 200 * 10**6}
+    assert document["limit"] == {"cgroup": 2, "share": 0.1, "slack_bytes": 100 * 10**6}
     assert document["remarks"] == []
 
 
@@ -215,14 +225,36 @@ def test_a_limit_in_bytes_is_a_share(run: Any, store: Path, answers: list[Task])
     assert answers[0].share == 65536 / document["feature_bytes"] == 0.25
 
 
-def test_under_a_real_limit(run: Any, store: Path, tmp_path: Path) -> None:
+def test_a_limit_that_holds_all_features_limits_nothing(
+    run: Any, store: Path, answers: list[Task]
+) -> None:
+    with memory_group() as group:
+        if group is None:
+            pytest.skip("memory cgroups need root")
+    done = bench(run, store, "--strategies", "direct")
+    assert done.status == 2
+    assert "leave 200 MB to features of 262 kB, so the limit would limit nothing" in done.stderr
+    assert "lower --slack (now 200 MB)" in done.stderr
+    assert answers == []
+
+
+def test_a_limit_that_leaves_a_loader_nothing(run: Any, store: Path, answers: list[Task]) -> None:
+    done = bench(run, store, "--strategies", "direct", "--slack", "60MB", "--no-limit")
+    assert done.status == 2
+    (more,) = re.findall(r"raise --slack by ([\d.]+) MB", done.stderr)
+    assert answers == []
+    slack = f"{60 + float(more):.2f}MB"
+    assert bench(run, store, "--strategies", "direct", "--slack", slack, "--no-limit").status == 0
+
+
+def test_under_a_real_limit(run: Any, wide: Path, tmp_path: Path) -> None:
     with memory_group() as group:
         if group is None:
             pytest.skip("memory cgroups need root")
     pytest.importorskip("matplotlib")
     picture = tmp_path / "epochs.png"
     words = ("--strategies", "map,static-degree", "--batches", 4, "--plot", picture)
-    done = bench(run, store, *words, "--json")
+    done = bench(run, wide, *words, "--slack", "100MB", "--json")
     assert (done.status, done.stderr) == (0, "")
     document = done.document
     assert document["limit"]["cgroup"] in (1, 2)
@@ -247,8 +279,7 @@ def _groups_of(pid: int) -> list[Path]:
 def test_an_interrupt_leaves_nothing(store: Path, tmp_path: Path) -> None:
     words = ["bench", "load", str(store), "--strategies", "packed,map", "--num-neighbors", "9,9,9"]
     words += ["--batch-size", "2", "--repeats", "1000", "--epoch"]
-    with memory_group() as group:
-        words += ["--no-limit"] if group is None else []
+    words += ["--no-limit"]
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     process = subprocess.Popen(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import pickle
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -322,6 +323,27 @@ def test_less_than_the_least(path: Path) -> None:
     with pytest.raises(BudgetError, match="raise memory= by at least") as caught:
         loader_of(path, memory=10)
     assert "bytes too few" in str(caught.value)
+
+
+def test_a_budget_for_a_mapping_alone_names_larger_ones(path: Path) -> None:
+    save_profile(profile_of(path))
+    with pytest.warns(UserWarning, match="leaves strategy 'mmap' only") as caught:
+        loader = loader_of(path, memory=10_000_000)
+    (warning,) = caught
+    assert warning.filename == __file__
+    stats = loader.stats()
+    assert stats.strategy == "mmap"
+    told = re.findall(
+        r"([\d.]+) MB would allow '(\w+)', predicted to take ([\d.]+) s", stats.reason
+    )
+    assert told
+    assert str(warning.message).count("would allow") == len(told)
+    assert [float(limit) for limit, *_ in told] == sorted(float(limit) for limit, *_ in told)
+    assert [float(each) for *_, each in told] == sorted((float(s) for *_, s in told), reverse=True)
+    for limit, strategy, _ in told:
+        memory = round(float(limit) * 1e6)
+        assert loader_of(path, memory=memory).stats().strategy != "mmap"
+        loader_of(path, memory=memory, strategy=strategy)
 
 
 # --- what is predicted is what would run --------------------------------------------------------

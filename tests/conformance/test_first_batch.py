@@ -25,7 +25,7 @@ from gnnstore.pipeline.lookahead.epochs import LookaheadSource
 from gnnstore.pipeline.lookahead.producer import Producer
 from gnnstore.strategies import static as static_strategy
 from gnnstore.strategies.builtin import STRATEGIES
-from gnnstore.strategies.sizes import lookahead as sizes
+from gnnstore.strategies.sizes import parts as sizes
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.graphs import N
 

@@ -290,6 +290,7 @@ def differences(found: Found, recorded: Found) -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.filterwarnings("ignore:.*leaves strategy 'mmap' only")
 @pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize("case", LOADERS, ids=_named)
 def test_loaders_take_what_is_recorded(graph: Path, frozen: dict[str, Found], case: Case) -> None:

@@ -20,13 +20,12 @@ from gnnstore.caching.reuse import ReuseCurve, reuse_distances
 from gnnstore.caching.scores import most_needed, select_nodes
 from gnnstore.disk.profile import tune_reads
 from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout
-from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.strategies.auto import StrategyOptimizer
 from gnnstore.strategies.builtin import auto
 from gnnstore.strategies.predict.cost import EpochCosts, Machine, Prediction, Resources
 from gnnstore.strategies.predict.reads import ReadTotals
 from gnnstore.strategies.predict.workload import SampledTrace, SpatialSampling, TableReads, Workload
-from gnnstore.strategies.sizes.misses import EstimatedMisses
+from gnnstore.strategies.sizes.misses import MissModel
 from gnnstore.testing.twins.caches import run_lru
 from tests.support.disks import usual_profile
 from tests.support.effort import examples
@@ -76,6 +75,7 @@ def workload_of(
         ids_bytes=10_000,
         kept_bytes=10_000,
         seconds_sampling=0.01,
+        of_uses=trace.of_uses,
     )
 
 
@@ -265,12 +265,41 @@ def test_warming_up_takes_one_pass_at_most(batches: list[Any], num_slots: int) -
 
 def test_a_cache_begins_empty_where_rows_are_packed(batches: list[Any]) -> None:
     """Disk is needed for the rows that enter it, too, as a planner shows."""
-    work, size = workload_of(batches), SuperbatchSize(len(batches), 4000, in_memory=True)
+    model, size = MissModel(workload_of(batches), BELADY), len(batches)
     planned = BeladyPlanner(4000).plan(Trace.of(batches)).num_misses
-    found = {packs: EstimatedMisses(work, BELADY, packs) for packs in (False, True)}
-    assert found[True].first(size).num_missed == pytest.approx(planned, rel=0.05)
-    assert found[False].first(size).num_missed < 0.95 * planned
-    assert found[True].later(size) == found[False].later(size)
+    assert model.misses(4000, size, initial="nothing") == pytest.approx(planned, rel=0.05)
+    assert model.misses(4000, size) < 0.95 * planned
+
+
+@pytest.mark.parametrize("num_slots", [1000, 3000])
+def test_pinned_rows_are_never_missed(batches: list[Any], num_slots: int) -> None:
+    """The others share the slots that are left, as a planner of these shows."""
+    model, size = MissModel(workload_of(batches), BELADY), len(batches)
+    pins = model.pins(num_slots // 2)
+    assert pins is not None
+    nodes = most_needed(Trace.of(batches), NUM_ROWS, pins.num_rows)
+    others = [np.setdiff1d(batch, nodes) for batch in batches]
+    share = sum(map(len, others)) / sum(map(len, batches))
+    assert pins.planned_share == pytest.approx(share, rel=0.1)
+    planned = planned_misses(others, num_slots - pins.num_rows, size)
+    found = model.misses(num_slots, size, num_pinned=pins.num_rows)
+    assert found == pytest.approx(planned, rel=0.1)
+    assert found > 0.98 * model.misses(num_slots, size), "no plan is better than that of all rows"
+
+
+def test_uses_of_the_kept_blocks_count_for_all(batches: list[Any]) -> None:
+    """Whether the rows that most batches need are among those of the sample is chance."""
+    expected = workload_of(batches).misses(BELADY, 1000, 120)
+    for bits in (1, 2):
+        spatial = SpatialSampling(6, bits)
+        trace = SampledTrace(len(batches), NUM_ROWS, spatial)
+        for i, batch in enumerate(batches):
+            trace.put(i, batch)
+        kept = sum(int(spatial.keeps(batch).sum()) for batch in batches)
+        assert trace.of_uses == kept / sum(map(len, batches))
+        part = workload_of(batches, spatial)
+        assert part.batch_rows == pytest.approx(600, rel=1e-9)
+        assert part.misses(BELADY, 1000, 120) == pytest.approx(expected, rel=0.1)
 
 
 def test_gaps_between_kept_blocks_are_as_wide_as_within_them() -> None:

@@ -7,11 +7,11 @@ import pytest
 from gnnstore.budget.ledger import PLANNED, SLOTS, STAGING, Ledger, Reservation
 from gnnstore.caching.policies.registry import BELADY
 from gnnstore.features.planned import SlotCache
-from gnnstore.packing.size import PackSize, size_packing
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.strategies.builtin import PACKED
+from gnnstore.strategies.sizes.costs import SuperbatchCosts
+from gnnstore.strategies.sizes.packing import PackSize, size_packing
 from gnnstore.strategies.sizes.placement import Placement
-from gnnstore.strategies.sizes.superbatch import SuperbatchCosts
 
 MIB = 1 << 20
 COSTS = SuperbatchCosts(10**6, 400, 10_000, id_bytes=4, kept_bytes=100_000, policy=BELADY)

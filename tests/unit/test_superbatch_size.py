@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from itertools import pairwise
-from typing import cast
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger
+from gnnstore.budget.ledger import PLANNED, STAGING, Ledger, Reservation
 from gnnstore.caching.plan import TraceBuilder
 from gnnstore.caching.policies.registry import BELADY
-from gnnstore.errors import BudgetError
+from gnnstore.errors import BudgetError, DiskBudgetError
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.memory import (
     PackedBatch,
@@ -25,11 +25,19 @@ from gnnstore.features.packed.memory import (
     spilled_bytes,
 )
 from gnnstore.formats.arrays.dtypes import id_dtype
+from gnnstore.pipeline.lookahead.presample import Presampled
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
+from gnnstore.strategies.base import Strategy
+from gnnstore.strategies.builtin import BELADY as BELADY_STRATEGY
+from gnnstore.strategies.builtin import PACKED
+from gnnstore.strategies.sizes.costs import Horizon, Pins, SuperbatchCosts
+from gnnstore.strategies.sizes.parts import LookaheadFacts
+from gnnstore.strategies.sizes.placement import Placement
 from gnnstore.strategies.sizes.settings import PlannedSettings
-from gnnstore.strategies.sizes.superbatch import Horizon, Pins, SuperbatchCosts, SuperbatchSizer
+from gnnstore.strategies.sizes.solve import solve
 
 MB = 10**6
+NUM_ROWS, EPOCH_ACCESSES = 10**6, 100 * 10_000
 COSTS = SuperbatchCosts(
     num_rows=10**6, row_bytes=512, batch_nodes=10_000, id_bytes=4, kept_bytes=60_000, policy=BELADY
 )
@@ -39,148 +47,246 @@ EACH = 10_000 * (4 + 8 + 1 + 16) + COUNTS  # planned batch
 SLOT = 512 + 8 + BELADY.planning.per_slot + BELADY.planning.more_per_slot
 
 
-def sizer(
-    left: int,
-    num_batches: int = 1000,
+def misses(num_slots: int, num_batches: int, **_: object) -> float:
+    """Return fewer rows for more slots, and for plans that look further."""
+    return EPOCH_ACCESSES * max(0.0, 1 - num_slots / NUM_ROWS) * (0.4 + 2 / (num_batches + 3))
+
+
+@dataclass(frozen=True)
+class Misses:
+    """Stands for a model of misses."""
+
+    accesses: float = 100 * 10_000
+    least_uses: int = 2
+    pinned_share: float | None = None
+    misses: Callable[..., float] = misses
+
+    def pins(self, num_rows: int) -> Pins | None:
+        """Return a share of a batch's rows that is always the same."""
+        return None if self.pinned_share is None else Pins(num_rows, self.pinned_share)
+
+
+def facts(
+    memory: int,
     *,
-    costs: SuperbatchCosts = COSTS,
+    epoch: int = 100,
     disk_bytes: int = 0,
     cache_bytes: int | None = None,
     superbatch: int | None = None,
     horizon: Horizon | None = None,
-) -> SuperbatchSizer:
-    memory = Ledger(left, who="strategy 'belady'")
-    settings = PlannedSettings(cache_bytes, superbatch)
-    return SuperbatchSizer(costs, settings, memory, num_batches, disk_bytes, horizon)
+    strategy: Strategy = BELADY_STRATEGY,
+    model: Misses | None = None,
+    is_promise: bool = True,
+    **others: Any,
+) -> LookaheadFacts:
+    def placed(more: int) -> Placement:
+        return Placement(
+            strategy=strategy,
+            topology="memory",
+            modes={},
+            ledger=Ledger(memory + more, (Reservation(STAGING, 2 * MB),), "strategy 'belady'"),
+            budget_is_promise=is_promise,
+            reason="",
+        )
+
+    sizes = (10_000, 60_000, (10_000,) * 64, (6 * MB,) * 64, 0, 60_000)
+    seen = Presampled(64, 6 * MB, *sizes)
+    given: dict[str, Any] = {
+        "misses": model or Misses(),
+        "num_rows": NUM_ROWS,
+        "row_bytes": 512,
+        "pools": None,
+        "epoch_batches": epoch,
+        "num_threads": 2,
+        "may_use_fewer": True,
+        "staging_bytes": MB,
+        "reads_neighbors": False,
+        "samples_slowly": False,
+        "reads_more": False,
+    }
+    return LookaheadFacts(
+        placed=placed,
+        seen=seen,
+        see_many=lambda: seen,
+        strategy=strategy,
+        settings=PlannedSettings(cache_bytes, superbatch),
+        horizon=horizon,
+        disk_bytes=disk_bytes,
+        **{**given, **others},
+    )
+
+
+def solved(memory: int, **options: Any) -> SuperbatchSize:
+    return solve(facts(memory, **options)).size
 
 
 def test_what_plans_take() -> None:
     # An id and two slots of 4 bytes, 1 of the planner and its counts, twice a position and a slot.
     planning = Ledger(0, tuple(COSTS.plans))
     assert planning.peak({PLANNED: 1}) == EACH + FIXED
-    few = COSTS.with_changes(changes=1000, accesses=10_000)
-    assert few.changes_share == 0.125, "a quarter more than was measured"
+    few = COSTS.with_misses(100 * 1000, 0, 100 * 10_000, 0, lambda largest: largest)
+    assert few.changes_share == 0.125, "a quarter more than are missed"
     of_few = Ledger(0, tuple(few.plans))
     assert of_few.peak({PLANNED: 7}) == 7 * (10_000 * (4 + 8 + 1 + 2) + COUNTS) + FIXED
-    assert COSTS.with_changes(10_000, 10_000).changes_share == 1.0
-    assert COSTS.with_changes(0, 0).changes_share == 1.0
+    missed = COSTS.with_misses(90, 90, 100, 5, lambda largest: largest)
+    assert missed.changes_share == 0.1875, "10 are hit, and 5 are kept"
+    assert COSTS.with_misses(10, 10, 10, 10, lambda largest: largest).changes_share == 1.0
+    pinned = replace(COSTS, pins=Pins(30_000, 0.4))
+    assert pinned.planned_nodes == 4000
+    found = pinned.with_misses(100 * 1000, 0, 100 * 10_000, 0, lambda largest: largest)
+    assert found.changes_share == pytest.approx(0.125 / 0.4)
+    planned = Ledger(0, tuple(found.plans))
+    assert planned.bytes_each(PLANNED) < 0.5 * planning.bytes_each(PLANNED)
 
 
-@pytest.mark.parametrize("cache_bytes", [None, 60 * MB])
-def test_pinned_rows_are_reserved_apart(cache_bytes: int | None) -> None:
-    pins = Pins(30_000, 0.4, np.arange(30_000, dtype=np.int32))
-    costs = COSTS.with_changes(1000, 10_000).with_pins(pins)
-    assert costs.planned_nodes == 4000
-    assert costs.changes_share == pytest.approx(0.125 / 0.4)
-    planned = Ledger(0, tuple(costs.plans))
-    assert planned.bytes_each(PLANNED) < 0.5 * Ledger(0, tuple(COSTS.plans)).bytes_each(PLANNED)
-
-    with_pins = sizer(100 * MB, costs=costs, cache_bytes=cache_bytes)
-    size = with_pins.size_of(100)
-    assert size.num_pinned == 30_000
-    assert size.pinned is pins.nodes
-    assert size.num_planned_slots == size.num_slots - 30_000
-    assert size.sizes == {PLANNED: 100, SLOTS: size.num_planned_slots}
-    parts = {part.what: part for part in size.reservations}
-    # A row, its node, its place in the index and in a list of 4 bytes; 1.5 bits of each node.
-    index = 12 * (10**6 // 64 + 1) if 10**6 % 64 else 12 * (10**6 // 64)
-    assert parts["pinned rows"].fixed == 30_000 * (512 + 8 + 8 + 4) + index
-    assert parts["filling the cache"].phase == "filling the cache"
-    if cache_bytes is None:
-        assert 0 <= 100 * MB - size.num_bytes < SLOT
-    else:
-        assert size.num_planned_slots == (60 * MB - costs.pinned_bytes) // SLOT
-    alone = sizer(100 * MB, costs=replace(costs, pins=None), cache_bytes=cache_bytes)
-    assert with_pins.choose().num_batches > alone.choose().num_batches
+def test_what_is_missed_is_packed() -> None:
+    costs = replace(packed(COSTS, 10_000), epoch_batches=100)
+    found = costs.with_misses(5000, 3000, 10**6, 0, lambda largest: largest + 10)
+    assert found.packed is not None
+    assert (found.packed.mean_missed, found.later_missed) == (60, 40)
+    assert found.packed.most_missed == 10_000, "the first batch misses all of its rows"
 
 
-def test_what_is_left_is_for_rows() -> None:
-    size = sizer(100 * MB).size_of(10)
-    # The subgraphs of 20 batches, 2 MB, are less than a sixteenth.
-    assert size.in_memory
-    assert size.num_slots == (100 * MB - 10 * EACH - FIXED - 2 * MB) // SLOT
-    assert size.num_bytes <= 100 * MB < size.num_bytes + SLOT
-    more = sizer(100 * MB).size_of(32)
-    assert not more.in_memory, "6.4 MB are more"
-    assert more.num_slots == (100 * MB - 32 * EACH - FIXED) // SLOT
-    assert sizer(10**12).size_of(10).num_slots == 10**6, "no more than there are rows"
-    assert sizer(100 * MB, costs=replace(COSTS, row_bytes=0)).size_of(10).num_slots == 0
-
-
-def test_a_cache_of_a_given_size() -> None:
-    assert sizer(100 * MB, cache_bytes=100 * SLOT).size_of(10).num_slots == 100
-    with pytest.raises(BudgetError, match=r"of cached rows \+ 8.96 MB of traces") as caught:
-        sizer(100 * MB, cache_bytes=96 * MB).size_of(32)
-    missing = 96 * MB // SLOT * SLOT + 32 * EACH + FIXED - 100 * MB
-    assert f": {missing} bytes too few" in str(caught.value)
-    assert str(caught.value).endswith(", lower cache_bytes=, or lower superbatch=")
-    with pytest.raises(BudgetError, match=r"MB, or lower superbatch=$"):
-        sizer(10 * MB).size_of(32)
-
-
-def test_the_largest_size_that_disk_has_room_for_is_tried() -> None:
-    tried: list[int] = []
-
-    def misses(size: SuperbatchSize) -> float:
-        tried.append(size.num_batches)
-        return math.inf if size.num_batches > 100 else 1000 - size.num_batches
-
-    assert sizer(100 * MB).choose(misses).num_batches == 92
-    assert tried == [161, 140, 122, 106, 92, 46, 23, 12]
-    # Where none will do, the smallest says what it would take.
-    assert sizer(100 * MB).choose(lambda _: math.inf).num_batches == 2
-
-
-def test_the_size_that_misses_least_is_chosen() -> None:
-    tried: list[SuperbatchSize] = []
-
-    def misses(size: SuperbatchSize) -> int:
-        tried.append(size)
-        return abs(size.num_batches - 40)
-
-    chosen = sizer(100 * MB).choose(misses)
-    assert [size.num_batches for size in tried] == [161, 81, 41, 21]
-    assert chosen.num_batches == 41
-    assert all(a.num_slots < b.num_slots for a, b in pairwise(tried))
-    assert sizer(100 * MB).choose(lambda _: 7).num_batches == 21
-
-    tried.clear()
-    assert sizer(100 * MB, 20).choose(misses).num_batches == 20
-    assert tried[0].num_batches == 20, "an epoch is as far as one can look"
+def test_more_memory_is_for_rows() -> None:
+    sizes = [solved(memory * MB) for memory in range(60, 400, 20)]
+    slots = [size.num_slots for size in sizes]
+    assert slots == sorted(slots)
+    assert slots[0] < slots[-1]
+    for memory, size in zip(range(60, 400, 20), sizes, strict=True):
+        assert size.num_bytes <= memory * MB
+    assert solved(10**12).num_slots == NUM_ROWS, "no more than there are rows"
+    assert solved(100 * MB, row_bytes=0).num_slots == 0
 
 
 def test_plans_that_are_large_go_to_the_disk() -> None:
-    few = sizer(100 * MB, 10, disk_bytes=10**9).choose()
-    assert few.plans_in_memory, "3 MB are less than a sixteenth"
-    whole = sizer(100 * MB, 500, disk_bytes=10**9).choose()
+    assert solved(10**9, epoch=10, disk_bytes=10**9).plans_in_memory
+    whole = solved(100 * MB, epoch=500, disk_bytes=10**9)
     assert (whole.num_batches, whole.plans_in_memory) == (500, False)
-    # However far it looks, it takes the same but for what is known of each batch.
-    near = sizer(100 * MB, 500, disk_bytes=10**9, superbatch=100).choose()
-    assert not near.plans_in_memory
-    assert 0 <= near.num_slots - whole.num_slots <= 400 * 200 // 500
-    assert whole.table_bytes == 4 * 10**6, "an entry for each row: one pass over the trace"
+    without = solved(100 * MB, epoch=500)
+    assert without.plans_in_memory
+    assert without.num_batches < 500
     assert COSTS.tables(48 * MB) == [4 * MB, 2 * MB], "two passes are worth their memory"
     assert COSTS.tables(0)[-1] == 10**6, "four"
-    # Where packing takes more than planning does, in another phase, one pass takes nothing.
-    packing = replace(packed(COSTS, 1000), epoch_batches=100)
-    with_files = sizer(48 * MB, 100, costs=packing, disk_bytes=10**9).size_of(100)
-    assert with_files.table_bytes == 4 * MB
-    assert with_files.packing_bytes > 4 * MB + 10_000 * 24 + 4 * 2**20
-    with_half = sizer(100 * MB, 500, disk_bytes=50 * MB).choose()
-    assert with_half.plans_in_memory, "there is no room on the disk for so many"
-    assert with_half.num_batches < 500
 
 
-def test_a_roomier_table_leaves_room_for_all_else() -> None:
-    """With a cache of a given size, subgraphs in memory have what is left."""
-    costs = replace(COSTS, num_rows=2 * 10**6, batch_nodes=2000, kept_bytes=12_000)
-    for megabytes in range(30, 51):
-        limited = sizer(
-            60 * MB, 400, costs=costs, disk_bytes=10**12, cache_bytes=megabytes * MB, superbatch=200
-        )
-        size = limited.choose()
-        assert size.num_bytes <= 60 * MB
-        assert not size.plans_in_memory
+def test_rows_are_pinned_where_that_misses_less() -> None:
+    pins = solved(100 * MB, epoch=500, model=Misses(pinned_share=0.3))
+    assert pins.num_pinned > 0
+    assert pins.num_planned_slots == pins.num_slots - pins.num_pinned
+    assert pins.num_slots > solved(100 * MB, epoch=500).num_slots, "plans are shorter"
+    assert solved(100 * MB, epoch=500, model=Misses(pinned_share=0.95)).num_pinned == 0
+    nodes = np.arange(pins.num_pinned - 5)
+    fewer = pins.with_pinned(nodes)
+    assert fewer.num_slots == pins.num_slots - 5
+    assert fewer.sizes == pins.sizes
+
+
+def test_a_cache_of_a_given_size() -> None:
+    size = solved(100 * MB, cache_bytes=100 * SLOT)
+    assert size.num_slots == 100
+    with pytest.raises(BudgetError, match=", lower cache_bytes=, or lower superbatch=") as caught:
+        solved(100 * MB, cache_bytes=96 * MB)
+    missing = caught.value.missing_bytes
+    assert missing is not None
+    assert solved(100 * MB + missing, cache_bytes=96 * MB).num_slots == 96 * MB // SLOT
+
+
+@pytest.mark.parametrize(
+    ("given", "epoch", "expected"),
+    [(20, 10, 20), (39, 10, 20), (40, 10, 40), (4000, 10, 40), (19, 10, 10), (2000, 400, 800)],
+)
+def test_a_given_number_of_batches(given: int, epoch: int, expected: int) -> None:
+    options: dict[str, Any] = {"strategy": PACKED, "disk_bytes": 10**12, "epoch": epoch}
+    size = solved(10**10, superbatch=given, horizon=Horizon(10_000), **options)
+    assert size.num_batches == expected
+    assert solved(10**10, superbatch=given, **options).num_batches == min(given, epoch)
+    assert solved(10**10, superbatch=given, epoch=epoch).num_batches == min(given, epoch)
+
+
+@pytest.mark.parametrize("memory", [120, 130, 140])
+@pytest.mark.parametrize("epoch", [500, 701])
+def test_an_epoch_is_packed_in_equal_parts(memory: int, epoch: int) -> None:
+    """As often is the table read; and the last part is as long as others to pack the next in."""
+    options: dict[str, Any] = {"strategy": PACKED, "epoch": epoch}
+    size = solved(memory * MB, disk_bytes=1500 * MB, **options)
+    parts = math.ceil(epoch / size.num_batches)
+    assert parts > 1
+    assert size.num_batches == math.ceil(epoch / parts)
+
+
+def test_several_epochs_share_a_pass() -> None:
+    known = Horizon(num_seeds=10**4)
+    options: dict[str, Any] = {"strategy": PACKED, "disk_bytes": 10**12, "row_bytes": 4096}
+    assert solved(4000 * MB, horizon=known, **options).num_batches == 400
+    assert solved(4000 * MB, **options).num_batches == 100, "nobody knows of other epochs"
+
+
+def test_rows_that_memory_has_room_for_are_not_written() -> None:
+    kept = solved(10**9, strategy=PACKED, disk_bytes=10**12, cache_bytes=100 * SLOT)
+    assert kept.chunk_memory_bytes > 0
+    assert kept.num_bytes <= 10**9
+    assert solved(10**9, strategy=PACKED, disk_bytes=0).chunk_memory_bytes > 0
+    with pytest.raises(DiskBudgetError, match="name a roomier tmpdir="):
+        solved(120 * MB, strategy=PACKED, disk_bytes=0, cache_bytes=70 * MB)
+
+
+def test_one_thread_before_a_refusal() -> None:
+    roomy = solve(facts(100 * MB))
+    assert roomy.num_threads == 2
+    with pytest.raises(BudgetError) as caught:
+        solve(facts(12 * MB))
+    least = 12 * MB + (caught.value.missing_bytes or 0)
+    assert solve(facts(least)).num_threads == 1
+    assert "one thread" in solve(facts(least)).placement.reason
+    with pytest.raises(BudgetError):
+        solve(facts(least - 50_000))
+    with pytest.raises(BudgetError):
+        solve(facts(least, may_use_fewer=False))
+
+
+@given(
+    memory=st.integers(0, 10**10),
+    epoch=st.integers(1, 3000),
+    row_bytes=st.integers(0, 5000),
+    cache_bytes=st.none() | st.integers(0, 10**10),
+    superbatch=st.none() | st.integers(1, 5000),
+    disk=st.integers(0, 10**11),
+    packs=st.booleans(),
+    pinned=st.none() | st.floats(0.1, 1),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_choice_stays_within_the_budget(
+    *,
+    memory: int,
+    epoch: int,
+    row_bytes: int,
+    cache_bytes: int | None,
+    superbatch: int | None,
+    disk: int,
+    packs: bool,
+    pinned: float | None,
+) -> None:
+    asked = facts(
+        memory,
+        epoch=epoch,
+        row_bytes=row_bytes,
+        cache_bytes=cache_bytes,
+        superbatch=superbatch,
+        disk_bytes=disk,
+        strategy=PACKED if packs else BELADY_STRATEGY,
+        model=Misses(pinned_share=pinned),
+        horizon=Horizon(1000),
+    )
+    try:
+        found = solve(asked)
+    except BudgetError:
+        return
+    size = found.size
+    assert found.placement.ledger.add(*size.reservations).left(size.sizes) >= 0
+    assert not packs or not row_bytes or found.disk_bytes <= disk
+    most = max(1, epoch)
+    assert 1 <= size.num_batches <= (4 * most if packs else most)
+    assert 0 <= size.num_pinned <= size.num_slots <= NUM_ROWS
 
 
 def packed(costs: SuperbatchCosts, rows: int) -> SuperbatchCosts:
@@ -236,44 +342,6 @@ def test_packing_has_what_was_promised() -> None:
         assert rows >= batches * min(missed, 4096)
 
 
-@pytest.mark.parametrize(("epoch", "expected"), [(0, 1), (1, 1), (2, 2)])
-def test_short_epochs(epoch: int, expected: int) -> None:
-    assert sizer(100 * MB, epoch).choose(lambda _: 0).num_batches == expected
-
-
-def test_a_given_number_of_batches() -> None:
-    def misses(_: SuperbatchSize) -> int:
-        raise AssertionError("nothing is to be measured")
-
-    for given_batches, expected in ((1, 1), (50, 50), (5000, 200)):
-        chosen = sizer(200 * MB, 200, superbatch=given_batches).choose(misses)
-        assert chosen.num_batches == expected
-
-
-@pytest.mark.parametrize("left", [60, 70, 80])
-@pytest.mark.parametrize("epoch", [500, 701])
-def test_an_epoch_is_packed_in_equal_parts(left: int, epoch: int) -> None:
-    """As often is the table read; and the last part is as long as others to pack the next in."""
-    costs = replace(packed(COSTS, 5000), epoch_batches=epoch)
-    size = sizer(left * MB, epoch, costs=costs, disk_bytes=10**12).choose()
-    parts = math.ceil(epoch / size.num_batches)
-    assert size.num_batches == math.ceil(epoch / parts)
-    assert parts > 1, "or this says nothing"
-    costs = replace(costs, packed=None)
-    lengths = {sizer(left * MB, epoch, costs=costs).choose().num_batches for left in range(30, 60)}
-    assert any(n != math.ceil(epoch / math.ceil(epoch / n)) for n in lengths), "others may be any"
-
-
-@pytest.mark.parametrize(
-    ("given", "epoch", "expected"),
-    [(20, 10, 20), (39, 10, 20), (40, 10, 40), (4000, 10, 40), (19, 10, 10), (2000, 400, 800)],
-)
-def test_a_given_number_of_epochs(given: int, epoch: int, expected: int) -> None:
-    known = Horizon(num_seeds=10_000)
-    assert sizer(10**9, epoch, superbatch=given, horizon=known).choose().num_batches == expected
-    assert sizer(10**9, epoch, superbatch=given).choose().num_batches == min(given, epoch)
-
-
 @pytest.mark.parametrize(
     ("later", "one", "two"), [(100, 500, 275), (400, 500, 400), (600, 600, 600)]
 )
@@ -294,110 +362,6 @@ def test_several_epochs_begin_with_a_full_cache(later: int, one: int, two: int) 
     assert Ledger(0, (costs.of_length(20).packing[-1],)).peak(sizes) >= first
     unknown = replace(costs, later_missed=None)
     assert unknown.of_length(20) is unknown
-
-
-def test_several_epochs_where_that_costs_less() -> None:
-    def cost(size: SuperbatchSize) -> float:
-        """Return a pass over the tables for each superbatch, and a read of what is not cached."""
-        return 10 / size.num_batches * passes + (10**6 - size.num_slots) / 10**4
-
-    def costs_of(size: SuperbatchSize) -> SuperbatchCosts:
-        return COSTS
-
-    known, passes = Horizon(num_seeds=10**6), 1000
-    several = sizer(300 * MB, 10, horizon=known)
-    one = several.choose()
-    assert one.num_batches == 10
-    _, four = several.lengthen(one, cost, costs_of)
-    assert four.num_batches == 40
-    # The orders of its epochs, 8 bytes a seed, lie in memory as well.
-    alone = sizer(300 * MB, 40).size_of(40)
-    assert (alone.num_slots - four.num_slots) * SLOT == pytest.approx(4 * 8 * MB, abs=SLOT)
-    passes = 0
-    assert several.lengthen(one, cost, costs_of)[1] is one
-    passes = 1000
-    assert sizer(300 * MB, 10).lengthen(one, cost, costs_of)[1] is one, (
-        "nobody knows of other epochs"
-    )
-    part = several.size_of(5)
-    assert several.lengthen(part, cost, costs_of)[1] is part, "not even one epoch was worth it"
-
-
-def test_too_little_for_two_batches() -> None:
-    with pytest.raises(BudgetError, match="of traces and plans"):
-        sizer(FIXED + 500_000, 100).choose()
-    assert sizer(FIXED + 620_000, 100).choose().num_batches == 2
-
-
-@given(
-    left=st.integers(0, 10**9),
-    batches=st.integers(1, 2000),
-    nodes=st.integers(0, 10**6),
-    rows=st.integers(1, 10**8),
-    cache=st.none() | st.integers(0, 10**9),
-)
-def test_what_planning_on_disk_takes_is_counted(
-    left: int, batches: int, nodes: int, rows: int, cache: int | None
-) -> None:
-    costs = SuperbatchCosts(rows, 512, nodes, id_bytes=4, kept_bytes=10 * nodes, policy=BELADY)
-    try:
-        size = sizer(left, 2000, costs=costs, disk_bytes=10**15, cache_bytes=cache).size_of(batches)
-    except BudgetError:
-        return
-    if size.plans_in_memory:
-        return
-    parts = BELADY.reserve_spilled(
-        num_nodes=rows, largest_batch=nodes, table_bytes=size.table_bytes
-    )
-    taken = Ledger(0, tuple(parts)).peak({PLANNED: batches, SLOTS: size.num_slots})
-    cached = (512 + 8) * size.num_slots
-    kept = costs.samples.bytes_of(size.sizes) if size.in_memory else 0
-    assert taken + cached + kept == size.num_bytes <= left
-
-
-@given(
-    left=st.integers(0, 10**10),
-    epoch=st.integers(0, 5000),
-    costs=st.builds(
-        SuperbatchCosts,
-        num_rows=st.just(10**7),
-        row_bytes=st.integers(0, 5000),
-        batch_nodes=st.integers(0, 10**6),
-        id_bytes=st.sampled_from([4, 8]),
-        kept_bytes=st.integers(0, 10**7),
-        policy=st.just(BELADY),
-    ),
-    settings=st.builds(
-        PlannedSettings,
-        cache_bytes=st.none() | st.integers(0, 10**10),
-        num_batches=st.none() | st.integers(1, 5000),
-    ),
-    disk=st.integers(0, 10**11),
-    has_cost=st.booleans(),
-)
-def test_a_choice_stays_within_the_budget(
-    *,
-    left: int,
-    epoch: int,
-    costs: SuperbatchCosts,
-    settings: PlannedSettings,
-    disk: int,
-    has_cost: bool,
-) -> None:
-    cost = (lambda size: -size.num_slots) if has_cost else None
-    sized = SuperbatchSizer(costs, settings, Ledger(left), epoch, disk)
-    try:
-        size = sized.choose(cost)
-    except BudgetError:
-        return
-    assert size.num_bytes <= left
-    on_disk = Ledger(disk, tuple(costs.spilled_on_disk(size.num_batches)))
-    assert size.plans_in_memory or on_disk.left(costs.on_disk(size.num_batches)) >= 0
-    assert 1 <= size.num_batches <= max(1, epoch)
-    assert 0 <= size.num_slots <= costs.num_rows
-    more = Ledger(left, size.reservations).peak({**size.sizes, SLOTS: size.num_slots + 1})
-    is_free = settings.cache_bytes is None and costs.row_bytes
-    assert not is_free or size.num_slots == costs.num_rows or more > left, "one more had room"
 
 
 def test_a_trace_is_put_together_in_any_order() -> None:

@@ -71,6 +71,8 @@ class Presampled:
     largest_labels_bytes: int = 0
     # Bytes of a subgraph while it waits for its batch, its node ids not included.
     largest_kept_bytes: int = 0
+    # Bytes of its record in packed epochs, as if all of its rows were in it.
+    largest_record_bytes: int = 0
     # Rows that the batches need of each type, by their numbers.
     needed: Mapping[RowRange, int] = field(default_factory=dict)
 
@@ -94,6 +96,7 @@ class Presampler:
     value_bytes: Mapping[str | EdgeType, int]
     most_ids: tuple[int, int]  # all node ids, and all positions of edges, are below
     space: RowSpace  # rows that are counted, and traced
+    edge_id_bytes: Mapping[EdgeType, int]  # of an edge's id in the input, where the store has them
     index_dtype: IndexDtype = "int64"  # of `n_id` and `edge_index`
     world_size: int = 1  # loaders that the batches of an epoch are dealt out to
     # Displays the batches that are sampled.
@@ -127,6 +130,9 @@ class Presampler:
             value_bytes=value_bytes,
             most_ids=most_ids(schema),
             space=RowSpace.of_schema(schema),
+            edge_id_bytes={
+                edge.type: edge.edge_id.row_bytes for edge in schema.edge_types if edge.edge_id
+            },
             index_dtype=schema.index_dtype,
             world_size=world_size,
             progress=progress or NullProgress(),
@@ -156,7 +162,7 @@ class Presampler:
         """Sample some batches."""
         if trace is not None:
             num_batches = trace.num_batches
-        if counts is not None:
+        elif counts is not None:
             num_batches = _MAPPED_BATCHES if topology.is_slow else MAX_COUNTED_BATCHES
         sampler = topology.sampler(replace(self.config, seed=_SEED), self.index_dtype)
         if spare_bytes is not None:
@@ -197,9 +203,11 @@ class Presampler:
                 visits += len(rows)
                 for name, own in self.space.ranges.items():
                     needed[own] += len(subgraph.nodes.get(name, ()))
-                ids_bytes, kept_bytes = subgraph.num_bytes, largest.largest_kept_bytes
+                ids_bytes = subgraph.num_bytes
+                kept_bytes, record_bytes = largest.largest_kept_bytes, largest.largest_record_bytes
                 if ids_bytes > largest.largest_ids_bytes:
                     kept_bytes = max(kept_bytes, self._kept_bytes(subgraph))
+                    record_bytes = max(record_bytes, self._record_bytes(subgraph))
                 batch_bytes = self._bytes_of(subgraph) + _MAKING_LABELS * more_bytes
                 largest = Presampled(
                     done,
@@ -210,6 +218,7 @@ class Presampler:
                     (*largest.num_bytes, batch_bytes),
                     max(largest.largest_labels_bytes, more_bytes),
                     kept_bytes,
+                    record_bytes,
                     needed,
                 )
                 # Else it stays at one at a time; the caller says how much two batches need.
@@ -250,10 +259,22 @@ class Presampler:
 
     def _bytes_of(self, subgraph: Sample) -> int:
         more_bytes = 8 * (subgraph.num_seeds + subgraph.num_edges)  # input_id and e_id
+        return subgraph.num_bytes + more_bytes + self._values_of(subgraph)
+
+    def _values_of(self, subgraph: Sample) -> int:
         each = self.value_bytes
         of_nodes = sum(len(ids) * each[name] for name, ids in subgraph.nodes.items())
         of_edges = sum(len(own.positions) * each[kind] for kind, own in subgraph.edges.items())
-        return subgraph.num_bytes + more_bytes + of_nodes + of_edges
+        return of_nodes + of_edges
+
+    def _record_bytes(self, subgraph: Sample) -> int:
+        ids, positions = (id_dtype(most - 1) for most in self.most_ids)
+        edge_ids = sum(
+            len(own.positions) * self.edge_id_bytes.get(kind, 0)
+            for kind, own in subgraph.edges.items()
+        )
+        compact = CompactSample.of(subgraph, ids, positions)
+        return compact.num_bytes + 8 * subgraph.num_seeds + self._values_of(subgraph) + edge_ids
 
     def _kept_bytes(self, subgraph: Sample) -> int:
         ids, positions = (id_dtype(most - 1) for most in self.most_ids)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gnnstore.disk.profile import DeviceProfile
 from gnnstore.strategies.predict.reads import ReadTotals
@@ -88,6 +88,7 @@ class Prediction:
     resources: Resources
     problem: str = ""  # why the strategy is impossible; empty if it is not
     ids_note: str = ""  # what ids of edges cost, if they are not free
+    missing_bytes: int | None = None  # by which to raise memory= at least, if that would help
 
     @classmethod
     def of(  # noqa: PLR0917 - in the order of the fields
@@ -116,10 +117,12 @@ class Prediction:
         )
 
     @classmethod
-    def impossible(cls, strategy: StrategyTraits, problem: str) -> Prediction:
+    def impossible(
+        cls, strategy: StrategyTraits, problem: str, missing_bytes: int | None = None
+    ) -> Prediction:
         """Return the prediction for an impossible strategy."""
-        nothing = ReadTotals()
-        return cls(strategy, math.nan, math.nan, {}, "", nothing, 0, 0, Resources(0), problem)
+        found = cls.of(strategy, Resources(0), math.nan, math.nan, {"": 0.0}, ReadTotals())
+        return replace(found, stages={}, problem=problem, missing_bytes=missing_bytes)
 
     @property
     def choice(self) -> str:

@@ -160,15 +160,21 @@ def sample_workload(
     num_threads: int,
     spare_bytes: int | None,
     progress: Progress,
+    counts: npt.NDArray[np.uint8] | None = None,
+    most_batches: int | None = None,
 ) -> tuple[Presampled, Workload]:
-    """Sample some batches, and analyse them."""
+    """Sample as many batches as some seconds allow, or `most_batches`, and analyse them.
+
+    If there are `counts`, the number of batches that need each row is added to them.
+    """
     num_nodes = presampler.space.num_rows
     with progress.phase("sample"):
         began = perf_counter()
         seen = presampler.run(topology, num_threads, spare_bytes=spare_bytes)
         each = (perf_counter() - began) / max(1, seen.num_batches)
         batch_nodes = max(1, seen.largest_nodes)
-        wanted = min(int(_SECONDS / max(each, 1e-6)), ENOUGH_VISITS * num_nodes // batch_nodes)
+        wanted = int(_SECONDS / max(each, 1e-6)) if most_batches is None else most_batches
+        wanted = min(wanted, ENOUGH_VISITS * num_nodes // batch_nodes)
         num_batches = min(max(wanted, _LEAST_BATCHES), MAX_COUNTED_BATCHES)
         spare = None if spare_bytes is None else spare_bytes // 2
         spatial = SpatialSampling.fit(num_batches * batch_nodes, num_nodes, reads.row_bytes, spare)
@@ -177,7 +183,7 @@ def sample_workload(
         trace = SampledTrace(num_batches, num_nodes, spatial)
         release_memory()
         began = perf_counter()
-        sampled = presampler.run(topology, num_threads, spare_bytes=spare, trace=trace)
+        sampled = presampler.run(topology, num_threads, counts, spare_bytes=spare, trace=trace)
         seconds = (perf_counter() - began) / max(1, sampled.num_batches)
         release_memory()
     if sampled.num_batches > seen.num_batches:
@@ -193,6 +199,7 @@ def sample_workload(
             ids_bytes=float(seen.largest_ids_bytes),
             kept_bytes=float(seen.largest_kept_bytes),
             seconds_sampling=min(each, seconds),
+            of_uses=trace.of_uses,
         )
         workload = replace(workload, samples_from_disk=topology.is_read)
     release_memory()

@@ -98,10 +98,19 @@ class SampledTrace(TraceBuilder):
     def __init__(self, num_batches: int, num_nodes: int, spatial: SpatialSampling) -> None:
         super().__init__(num_batches, num_nodes)
         self._spatial = spatial
+        self._uses = np.zeros((2, num_batches))  # of each batch: all, and those that are kept
+
+    @property
+    def of_uses(self) -> float:
+        """The kept uses of rows as a share of all."""
+        total, kept = self._uses.sum(1)
+        return float(kept / total) if kept else self._spatial.share
 
     def put(self, i: int, n_id: npt.NDArray[Any]) -> None:
         """Add the nodes of batch i, each once."""
-        super().put(i, np.unique(n_id[self._spatial.keeps(n_id)]))
+        kept = n_id[self._spatial.keeps(n_id)]
+        self._uses[:, i] = len(n_id), len(kept)
+        super().put(i, np.unique(kept))
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,9 +200,12 @@ class Workload:
         ids_bytes: float,
         kept_bytes: float,
         seconds_sampling: float,
+        of_uses: float | None = None,
     ) -> Self:
-        """Return the workload that a sample represents."""
+        """Return the workload that a sample represents, given the share of all uses in it."""
         share, num_batches = spatial.share, trace.num_batches
+        # A few rows that most batches need are among the kept ones, or are not.
+        of_uses = share if of_uses is None else of_uses
         ids, places = np.unique(trace.ids, return_inverse=True)
         dense = Trace(places.astype(np.int32), trace.offsets)
         distances = np.concatenate(list(reuse_distances(dense, len(ids))))
@@ -210,6 +222,7 @@ class Workload:
             trace,
             distances,
             counts[dense.ids] - 1,
+            of_uses,
         )
         return cls(
             num_rows=num_rows,
@@ -220,9 +233,9 @@ class Workload:
             ids_bytes=ids_bytes,
             kept_bytes=kept_bytes,
             seconds_sampling=seconds_sampling,
-            rows=ReuseCurve.of(np.bincount(distances, minlength=num_batches), share),
-            pages=_page_curve(trace, share, reads),
-            frequency=ScoreCurve(rows_of / share, uses / share, num_rows),
+            rows=ReuseCurve.of(np.bincount(distances, minlength=num_batches), of_uses),
+            pages=_page_curve(trace, of_uses, reads),
+            frequency=ScoreCurve(rows_of / share, uses / of_uses, num_rows),
             degree=None,
             _sample=sample,
         )
@@ -268,6 +281,23 @@ class Workload:
         # rows, planned by 24 batches, 1.1 million, while that misses 1.6 million and the sum above
         # is 3.
         return min(misses, self.epoch_batches * self.frequency.misses(num_slots))
+
+    def without_highest(self, num_rows: int, least: int) -> Self:
+        """Return the workload without the rows that most batches need, which are cached anyway."""
+        sample = self._sample
+        lowest = max(least, self.frequency.lowest_score(num_rows))
+        others = sample.distances[sample.others < lowest]
+        rows = ReuseCurve.of(
+            np.bincount(others, minlength=sample.trace.num_batches), sample.of_uses
+        )
+        kept = np.arange(len(self.frequency.rows)) < lowest
+        frequency = replace(
+            self.frequency,
+            rows=self.frequency.rows * kept,
+            uses=self.frequency.uses * kept,
+            num_rows=self.num_rows - num_rows,
+        )
+        return replace(self, rows=rows, frequency=frequency, num_rows=self.num_rows - num_rows)
 
     def planned_reads(self, policy: CachePolicy, num_slots: int, superbatch: int) -> ReadTotals:
         """Return the reads of an epoch with a planned cache."""
@@ -325,7 +355,7 @@ class Workload:
         """Return the workload with the curve of a cache by out-degree."""
         sample = self._sample
         capped = np.minimum(degrees[sample.trace.ids], _MAX_DEGREE - 1)
-        curve = _degree_curve(sample.trace, sample.share, degrees)
+        curve = _degree_curve(sample.trace, sample.of_uses, degrees)
         return replace(self, degree=curve, _sample=replace(sample, degrees=capped))
 
 
@@ -342,6 +372,7 @@ class _Sample:
     distances: npt.NDArray[Any]
     # In the order of the trace's ids: the number of other batches that need each.
     others: npt.NDArray[Any]
+    of_uses: float  # the kept uses of rows as a share of all
     # In the order of the trace's ids: the out-degree of each.
     degrees: npt.NDArray[Any] | None = None
 

@@ -1,78 +1,99 @@
-"""Finds the memory for packed rows that are not written, which the cache loses.
+"""The sizes of packed epochs: cached rows, superbatches, and their bytes on disk.
 
-A superbatch reads the tables once. Its packed rows are written and read back, unless they stay in
-memory: then the next superbatch, which is made meanwhile, needs as much. Each row that is kept so
-takes two rows from the cache, and saves one write and one read; so it pays if the cache has more
-than it needs, or superbatches are short for lack of disk. A superbatch that is kept whole needs no
-disk at all.
+A loader with strategy "packed" divides its budget between sampling, planning, packing and training.
+Here these come one after the other, so that rows and superbatches may be larger.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
-from gnnstore.budget.ledger import SLOTS
-from gnnstore.errors import BudgetError
-from gnnstore.pipeline.superbatch_size import SuperbatchSize
-from gnnstore.strategies.sizes.superbatch import SuperbatchCosts, SuperbatchSizer
+from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger
+from gnnstore.caching.policies.base import MAX_PLANNED
+from gnnstore.features.planned import SlotCache
 
-# Shares of the cache that packed rows may take: beyond, it misses too much with any length.
-_MOST_OF_ROWS, _SOME_OF_ROWS = 3 / 4, 1 / 4
-# A smaller cache misses more: a superbatch that is to be kept whole has room for this many times
-# its packed rows.
-_MORE_MISSES = 1.25
-# Lengths that are tried; each is planned, which takes seconds.
-_TRIED = 3
+if TYPE_CHECKING:
+    from gnnstore.pipeline.lookahead.presample import Presampled
+    from gnnstore.strategies.sizes.misses import MissModel
+    from gnnstore.strategies.sizes.placement import Placement
 
-# Returns the cost of some batches with some size; infinity if the size is not possible.
-Cost = Callable[[SuperbatchCosts, SuperbatchSize], float]
+# Without rows on disk, packing takes next to nothing.
+_PACKING_BYTES = 24 << 20
+# For records of batches while they are read: they were not part of a loader's staging.
+_RECORDS_SHARE = 16
 
 
-@dataclass(frozen=True)
-class ChunkMemory:
-    """Weighs memory for packed rows against longer superbatches, whose rows go to disk."""
+# Of a number in the plan of a batch.
+_PLAN_BYTES = 4
 
-    sizer: SuperbatchSizer
-    cost: Cost  # cost of a size, given the costs that it was found with
-    # Returns the least cost of superbatches of this many batches, with any memory.
-    passes_cost: Callable[[int], float]
 
-    def improve(self, size: SuperbatchSize) -> tuple[SuperbatchCosts, SuperbatchSize]:
-        """Return the cheapest size; of equal ones the given size."""
-        best = self.sizer.costs, size
-        least = self.cost(*best)
-        for num_batches, num_bytes in self._candidates(size, least):
-            costs = replace(self.sizer.costs, chunk_memory_bytes=num_bytes)
-            with suppress(BudgetError):
-                found = replace(self.sizer, costs=costs).size_of(num_batches)
-                if (price := self.cost(costs, found)) < least:
-                    best, least = (costs, found), price
-        return best
+class PackSize(NamedTuple):
+    """Numbers of cached rows and of batches in a superbatch, with the memory for packing one."""
 
-    def _candidates(self, size: SuperbatchSize, least: float) -> Iterator[tuple[int, int]]:
-        """Yield numbers of batches, and memory for packed rows of this many."""
-        costs = self.sizer.costs
-        ledger = self.sizer.memory.add(*size.reservations)
-        free = max(0, ledger.left(size.sizes))
-        rows = size.num_slots * ledger.bytes_each(SLOTS)
-        if self.sizer.settings.cache_bytes is not None:
-            rows = 0  # the user has set their number
-        whole = costs.chunks_of(size.num_batches)
-        if free // 2 >= costs.chunks_of(1):  # it has no other use
-            yield size.num_batches, min(free // 2, math.ceil(_MORE_MISSES * whole))
-        if size.num_batches < self.sizer.num_batches:
-            yield size.num_batches, int(free + _SOME_OF_ROWS * rows) // 2
-        # Without disk for any length, lengths have not been compared.
-        tried, num_batches = 0, size.num_batches if least < math.inf else self.sizer.counts[-1]
-        fewest = min(2, num_batches)
-        while tried < _TRIED and self.passes_cost(num_batches) < least:
-            kept = math.ceil(_MORE_MISSES * costs.chunks_of(num_batches))
-            if 2 * kept <= free + _MOST_OF_ROWS * rows:
-                tried += 1
-                yield num_batches, kept
-            if num_batches == fewest or self.sizer.settings.num_batches is not None:
-                break
-            num_batches = max(fewest, num_batches // 2)
+    num_slots: int
+    superbatch: int
+    memory_bytes: int  # for its trace, plan, subgraphs and packing
+
+
+def without_pools(placement: Placement, slot_bytes: int) -> Placement:
+    """Return a placement with as much memory for slots that are all of one width."""
+    size = placement.superbatch
+    if size is None or size.pools is None:
+        return placement
+    rows, mean_bytes = SlotCache.reserve(size.pools.slot_bytes), size.pools.slot_bytes
+    others = [part for part in size.reservations if part != rows]
+    alike = replace(
+        size,
+        num_slots=size.num_slots * mean_bytes // slot_bytes,
+        reservations=(SlotCache.reserve(slot_bytes), *others),
+        pools=None,
+    )
+    return replace(placement, superbatch=alike)
+
+
+def size_packing(
+    placement: Placement,
+    *,
+    row_bytes: int,
+    num_rows: int,
+    seeds_bytes: int,
+    num_batches: int,
+    cache_is_given: bool,
+    superbatch_is_given: bool,
+) -> PackSize:
+    """Enlarge the sizes that a loader would have."""
+    size = placement.superbatch
+    if size is None:
+        return PackSize(0, min(num_batches, MAX_PLANNED), _PACKING_BYTES)
+    if row_bytes == 0 or num_rows == 0:
+        return PackSize(0, size.num_batches, size.num_bytes)
+    # While packing no row is cached; in training there is neither graph, nor trace, nor packing.
+    rows = SlotCache.reserve(row_bytes)
+    others = [part for part in size.reservations if part != rows]
+    packing = Ledger(size.num_bytes, (*others, SlotCache.reserve(0)))
+    room = placement.resident_bytes - seeds_bytes + size.num_bytes
+    training = Ledger(room - room // _RECORDS_SHARE, (rows,))
+    num_slots, superbatch = size.num_slots, size.num_batches
+    if not cache_is_given:
+        planned = packing.largest(SLOTS, {PLANNED: superbatch})
+        num_slots = max(num_slots, min(planned, training.largest(SLOTS, most=num_rows)))
+    if not superbatch_is_given:
+        most = min(num_batches, MAX_PLANNED)
+        superbatch = max(superbatch, packing.largest(PLANNED, {SLOTS: num_slots}, most))
+    memory_bytes = size.num_bytes - num_slots * packing.bytes_each(SLOTS)
+    return PackSize(num_slots, superbatch, memory_bytes)
+
+
+def epoch_bytes(
+    misses: MissModel, seen: Presampled, *, num_slots: int, superbatch: int
+) -> tuple[int, int]:
+    """Return the bytes of an epoch's packed rows, and of its records."""
+    work = misses.workload
+    # Each packed epoch begins with an empty cache, since training may begin with any epoch.
+    missed = misses.misses(num_slots, superbatch, initial="nothing")
+    plain_bytes = max(0, seen.largest_record_bytes - seen.largest_nodes * work.row_bytes)
+    plain = plain_bytes * work.epoch_batches * work.batch_rows / max(1, seen.largest_nodes)
+    # The slot of each row; the place and slot of each that enters; the place of each missed row.
+    planned = _PLAN_BYTES * (misses.accesses + 3 * missed)
+    return int(missed * work.row_bytes), int(plain + planned)

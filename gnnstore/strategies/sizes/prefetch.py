@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from gnnstore.budget.ledger import IN_FLIGHT, Ledger, Reservation, Wish
 from gnnstore.threads import SMALLER_BATCHES
-
-# Number of batches in flight. "double_buffered": enough for two threads to assemble batches,
-# regardless of the rest, if rows that are not cached are packed: they cost little. "default": the
-# most that leave enough to a cache. "minimal": one and the one before it, when the budget would
-# have to be refused otherwise.
-PrefetchDepth = Literal["double_buffered", "default", "minimal"]
 
 # While the consumer has a batch, the next one is read: next to these two, threads have samples, and
 # wait for the memory of the batch that the consumer frees. With a batch for each thread, one that
@@ -19,8 +11,7 @@ PrefetchDepth = Literal["double_buffered", "default", "minimal"]
 # cache's memory. With only two batches, half a batch more, since later ones may be larger than any
 # of the sample: on R-MAT, by 27 % with 64 seeds.
 _BATCH_SHARE = 4
-_LEAST, _BUFFERED = 2, 3
-_LEAST_HALF_BATCHES = 5
+_LEAST, _LEAST_HALF_BATCHES = 2, 5
 
 
 def with_batches(memory: Ledger) -> Ledger:
@@ -38,18 +29,9 @@ def has_two_batches(memory: Ledger, batch_bytes: int) -> bool:
     return with_batches(memory).left({IN_FLIGHT: 2 * batch_bytes}) >= 0
 
 
-def prefetch_wish(
-    left_bytes: int,
-    batch_bytes: int,
-    sample_bytes: int,
-    num_threads: int,
-    depth: PrefetchDepth = "default",
-) -> Wish:
+def prefetch_wish(left_bytes: int, batch_bytes: int, sample_bytes: int, num_threads: int) -> Wish:
     """Return the preferred bytes for batches in flight."""
     least = _LEAST * batch_bytes
-    if depth == "minimal":
-        return Wish(IN_FLIGHT, least, least)
-    fewest = 2 * _BUFFERED if depth == "double_buffered" else _LEAST_HALF_BATCHES
-    enough = max(fewest * batch_bytes // 2, _LEAST * batch_bytes + num_threads * sample_bytes)
+    enough = max(_LEAST_HALF_BATCHES * batch_bytes // 2, least + num_threads * sample_bytes)
     most = (num_threads + 2) * batch_bytes
     return Wish(IN_FLIGHT, least, max(enough, min(left_bytes // _BATCH_SHARE, most)))

@@ -14,6 +14,8 @@ import numpy as np
 from rich.console import Console
 
 from gnnstore.disk.scratch import default_parent, sweep_stale
+from gnnstore.errors import UsageError
+from gnnstore.graph.sizes import StoreSizes
 from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store
 from gnnstore.pipeline.order.epoch import epoch_order
@@ -26,6 +28,7 @@ from gnnstore.tools.bench import harness
 from gnnstore.tools.bench.harness import Task, split_tables, spread
 from gnnstore.tools.bench.stages import STAGES, stages_of
 from gnnstore.tools.bench.ways import BASELINE, Way, ways
+from gnnstore.tools.bench.worker import ALLOWANCE_BYTES
 from gnnstore.tools.plots.load import draw_load
 from gnnstore.tools.plots.pictures import draw_into
 from gnnstore.tools.predict.seeds import choose_seeds, config_of
@@ -38,7 +41,7 @@ from gnnstore.tools.ui.options import (
 )
 from gnnstore.tools.ui.session import Session
 from gnnstore.tools.ui.tables import print_facts, print_table, print_title
-from gnnstore.units import format_duration, format_size
+from gnnstore.units import format_at_least, format_duration, format_size
 
 WORKER = "gnnstore.tools.bench.worker"
 NO_LIMIT = "without a limit: the page cache serves every strategy that reads through it"
@@ -76,7 +79,9 @@ def bench_load(
     config = config_of(store, sampling, seed=task["seed"])
     names, seeds = choose_seeds(store, config, seeds_asked)
     feature_bytes = sum(spec.num_bytes for spec in split_tables(store.schema)[0])
+    share = memory if isinstance(memory, float) else memory / max(1, feature_bytes)
     version = 0 if no_limit else harness.require_group()
+    _check_limit(store, feature_bytes, share, task["slack_bytes"], is_limited=version > 0)
     with tempfile.TemporaryDirectory(prefix="gnnstore-bench-") as scratch:
         suffix = "npz" if isinstance(seeds, TypedInputNodes) else "npy"
         file = Path(scratch, f"seeds.{suffix}")
@@ -89,7 +94,7 @@ def bench_load(
             seeds=str(file) if file.exists() else "",
             links=None if seeds_asked.links is None else seeds_asked.of_links,
             edge_type=_edge_type(seeds),
-            share=memory if isinstance(memory, float) else memory / feature_bytes,
+            share=share,
             trace=str(Path(scratch, "trace.json")),
             fanouts=sampling.fanouts,
             sampling=sampling.of_loader,
@@ -116,6 +121,26 @@ def bench_load(
     if document["problems"]:
         return exits.STORAGE
     return exits.OK if is_timed else exits.USAGE
+
+
+def _check_limit(
+    store: GraphStore, feature_bytes: int, share: float, slack_bytes: int, *, is_limited: bool
+) -> None:
+    """Refuse a limit that holds all features, and one that leaves a loader no memory at all."""
+    room_bytes = round(share * feature_bytes) + slack_bytes
+    if is_limited and room_bytes >= feature_bytes:
+        raise UsageError(
+            f"--memory and --slack leave {format_size(room_bytes)} to features of "
+            f"{format_size(feature_bytes)}, so the limit would limit nothing; lower --slack (now "
+            f"{format_size(slack_bytes)}) or --memory, take a larger store, or give --no-limit"
+        )
+    held = StoreSizes.of(store.schema).topology_bytes
+    held += sum(spec.num_bytes for spec in split_tables(store.schema)[1])
+    if (missing := ALLOWANCE_BYTES - room_bytes - held) >= 0:
+        raise UsageError(
+            f"--memory and --slack leave a loader no memory: {format_size(ALLOWANCE_BYTES)} of "
+            f"them are for Python and the kernel; raise --slack by {format_at_least(missing + 1)}"
+        )
 
 
 def _write_seeds(

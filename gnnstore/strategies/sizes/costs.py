@@ -1,0 +1,250 @@
+"""What superbatches take, of memory and of disk, by the sizes of a batch.
+
+The further a plan looks ahead, the fewer rows are missed. In memory it would take more and more of
+the memory for rows, so if the traces and plans of a whole epoch are not small next to the cache,
+they go through files: then a plan takes the same memory however far it looks (Ginex, section 3.5,
+divides memory between the two by a profile instead).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
+
+from gnnstore.budget.ledger import PLANNED, Reservation
+from gnnstore.caching.policies.base import CachePolicy, SpillingPolicy
+from gnnstore.caching.pools import SlotPools
+from gnnstore.features.packed.memory import PackedBatch
+from gnnstore.features.planned import SlotCache
+
+# The slot of each row, in the plan that is followed and in the one that is being made.
+_ACCESS_BYTES = 2 * np.dtype(np.int32).itemsize
+# A row that enters the cache: its position and slot, in two plans.
+_CHANGE_BYTES = 2 * 2 * np.dtype(np.int32).itemsize
+# A share of the rest for subgraphs in memory, and as much for plans: more is cheap to write to disk
+# and read back (2.8 MB for a batch of 136,000 nodes, in one piece), unlike rows.
+KEPT_SHARE = 16
+# The same share at most for the table in which a plan on disk finds next uses, but at least this.
+_LEAST_TABLE_BYTES = 1 << 20
+_TABLE_ENTRY_BYTES = 4
+# On disk, for each node of a batch: its slot, and the change that it may bring; its id is counted
+# once for the trace and the subgraph.
+_SPILLED_NODE_BYTES = 4 + 8
+
+# Superbatches on disk at a time: one that is followed, and one that is being made.
+_ON_DISK = 2
+_ORDER_BYTES = 8  # bytes of a seed in the order of an epoch
+
+
+@dataclass(frozen=True)
+class Horizon:
+    """The epochs after the next one, whose batches are known before they begin."""
+
+    num_seeds: int  # seeds of an epoch, whose order is kept while its batches wait
+
+    def reserve(self, epoch_batches: int) -> Reservation:
+        """Return the memory of the orders of epochs that are planned together."""
+        per_batch = -(-_ORDER_BYTES * self.num_seeds // max(1, epoch_batches))
+        return Reservation("orders of later epochs", 0, {PLANNED: per_batch})
+
+
+@dataclass(frozen=True)
+class Pins:
+    """Rows that a cache may hold under any plan."""
+
+    num_rows: int  # number of these rows
+    planned_share: float  # share of a batch's rows that are not pinned
+
+
+@dataclass(frozen=True)
+class SuperbatchCosts:
+    """The reservations of superbatches, by the sizes of a batch."""
+
+    num_rows: int  # rows of the tables: more slots are of no use
+    row_bytes: int  # bytes of a row, of all tables that are cached
+    batch_nodes: int  # nodes of the largest batch
+    id_bytes: int  # bytes of a node id in a trace
+    # Bytes of a batch's subgraph without node ids, from sampling until it is joined with its rows.
+    kept_bytes: int
+    policy: CachePolicy  # the policy that plans
+    # Bytes of a batch's labels, in memory from sampling until they are joined.
+    labels_bytes: int = 0
+    changes_share: float = 1.0  # share of a batch's rows that enter the cache
+    packed: PackedBatch | None = None  # None if missed rows are not packed
+    # Rows that a batch misses on average with a cache that earlier epochs have filled, for
+    # superbatches of several epochs, which are never the first; None: as in `packed`.
+    later_missed: int | None = None
+    # Batches of an iteration; with a superbatch of this many, there is one at a time.
+    epoch_batches: int = 0
+    chunk_memory_bytes: int = 0  # for packed rows of a superbatch that are not written
+    pins: Pins | None = None  # the rows that are pinned
+    pools: SlotPools | None = None  # of slots of several widths; no rows are pinned then
+
+    def of_length(self, num_batches: int, num_superbatches: int = 1) -> SuperbatchCosts:
+        """Return the costs of superbatches of `num_batches` batches.
+
+        Two superbatches of one epoch each come before them, and the first of these fills the cache:
+        it packs more rows an epoch; they must fit as well, next to the second.
+        """
+        packed, later, epoch = self.packed, self.later_missed, self.epoch_batches
+        if packed is None or later is None or num_batches <= epoch:
+            return self
+        at_first = epoch * (packed.mean_missed + (num_superbatches - 1) * later)
+        most = max(later, -(-at_first // (num_superbatches * num_batches)))
+        mean_missed = min(packed.mean_missed, most)
+        return replace(self, packed=replace(packed, mean_missed=mean_missed), later_missed=None)
+
+    @property
+    def planned_nodes(self) -> int:
+        """Nodes of the largest batch whose rows are not pinned."""
+        share = 1.0 if self.pins is None else self.pins.planned_share
+        return math.ceil(self.batch_nodes * share)
+
+    @property
+    def num_pinned(self) -> int:
+        """Rows that are pinned."""
+        return 0 if self.pins is None else self.pins.num_rows
+
+    @property
+    def plans(self) -> list[Reservation]:
+        """The memory of traces and plans of two superbatches: one made, one followed."""
+        access_bytes = self.id_bytes + _ACCESS_BYTES
+        access_bytes += math.ceil(_CHANGE_BYTES * self.changes_share)
+        return [
+            Reservation("traces and plans", 0, {PLANNED: self.planned_nodes * access_bytes}),
+            *self.policy.reserve(self.planned_nodes),
+        ]
+
+    @property
+    def packing(self) -> list[Reservation]:
+        """The memory for packing a superbatch with its trace and plan in memory."""
+        return [] if self.packed is None else self.packed.reserve()
+
+    @property
+    def spilled_packing(self) -> list[Reservation]:
+        """The memory for packing a superbatch with its trace and plan on disk."""
+        return [] if self.packed is None else self.packed.reserve_spilled()
+
+    @property
+    def in_memory(self) -> list[Reservation]:
+        """The memory of superbatches whose traces and plans are in memory."""
+        positions = [] if self.packed is None else [self.packed.reserve_positions()]
+        rows = [self.rows, *self.pinned_rows]
+        return [*rows, *self.plans, *self.packing, *positions, *self.chunks, self.labels]
+
+    def spilled(self, table_bytes: int) -> list[Reservation]:
+        """Return the memory of superbatches whose traces and plans are on disk."""
+        planning = cast("SpillingPolicy", self.policy).reserve_spilled(
+            num_nodes=self.num_rows, largest_batch=self.planned_nodes, table_bytes=table_bytes
+        )
+        rows = [self.rows, *self.pinned_rows]
+        return [*rows, *planning, *self.spilled_packing, *self.chunks, self.labels]
+
+    @property
+    def chunks(self) -> list[Reservation]:
+        """The memory of packed rows of two superbatches, if they are not written."""
+        kept = 2 * self.chunk_memory_bytes
+        return [Reservation("packed rows in memory", kept)] if kept else []
+
+    @property
+    def rows(self) -> Reservation:
+        """The memory of cached rows that are not pinned."""
+        return SlotCache.reserve(self.row_bytes if self.pools is None else self.pools.slot_bytes)
+
+    @property
+    def pinned_rows(self) -> list[Reservation]:
+        """The memory of pinned rows, and of filling the cache with them."""
+        return SlotCache.reserve_pinned(self.row_bytes, self.num_pinned, self.num_rows)
+
+    @property
+    def pinned_bytes(self) -> int:
+        """The bytes of pinned rows."""
+        return SlotCache.pinned_bytes(self.row_bytes, self.num_pinned, self.num_rows)
+
+    @property
+    def samples(self) -> Reservation:
+        """The memory of the subgraphs of two superbatches, if they stay in memory."""
+        batch_bytes = self.kept_bytes + self.id_bytes * self.batch_nodes
+        return Reservation("sampled subgraphs", 0, {PLANNED: 2 * batch_bytes})
+
+    @property
+    def labels(self) -> Reservation:
+        """The memory of the labels of two superbatches."""
+        return Reservation("labels of seeds", 0, {PLANNED: 2 * self.labels_bytes})
+
+    @property
+    def may_spill(self) -> bool:
+        """Whether traces and plans may be on disk."""
+        return isinstance(self.policy, SpillingPolicy)
+
+    def tables(self, left_bytes: int) -> list[int]:
+        """Return the possible sizes of a table of next uses, from the largest down.
+
+        With fewer than 4 bytes a node, a plan reads its trace in several passes: 0.8 ms each for a
+        batch of 136,000 nodes, and more if the files have to come from the disk.
+        """
+        whole = _TABLE_ENTRY_BYTES * max(1, self.num_rows)
+        most = max(_LEAST_TABLE_BYTES, left_bytes // KEPT_SHARE)
+        return [-(-whole // num_passes) for num_passes in range(1, 1 - (-whole // most))]
+
+    def chunks_of(self, num_batches: int) -> int:
+        """Return the bytes of the packed rows of `num_batches` batches."""
+        packed = self.of_length(num_batches).packed
+        if packed is None:
+            return 0
+        return packed.reserve_disk(self.row_bytes).bytes_of({PLANNED: num_batches})
+
+    def packed_on_disk(self, num_batches: int) -> list[Reservation]:
+        """Return the disk space of packed rows of superbatches of `num_batches` batches."""
+        packed = self.of_length(num_batches, _ON_DISK).packed
+        if packed is None:
+            return []
+        all_of_them = packed.reserve_disk(self.row_bytes)
+        if not self.chunk_memory_bytes:
+            return [all_of_them]
+        written = max(0, self.chunks_of(num_batches) - self.chunk_memory_bytes)
+        num_superbatches = self.on_disk(num_batches)[PLANNED] // num_batches
+        return [replace(all_of_them, fixed=num_superbatches * written, per={})]
+
+    def spilled_on_disk(self, num_batches: int) -> list[Reservation]:
+        """Return the disk space of traces, plans, subgraphs and sorted misses on disk."""
+        batch_bytes = (self.id_bytes + _SPILLED_NODE_BYTES) * self.planned_nodes + self.kept_bytes
+        if self.num_pinned:  # the subgraph has its ids apart from the trace
+            batch_bytes += self.id_bytes * self.batch_nodes
+        found = [Reservation("batches sampled ahead", 0, {PLANNED: batch_bytes})]
+        packed = self.of_length(num_batches, _ON_DISK).packed
+        return found if packed is None else [*found, packed.reserve_sorted()]
+
+    def on_disk(self, num_batches: int) -> dict[str, int]:
+        """Return the sizes by which disk space grows: two superbatches, or an epoch's only one."""
+        return {PLANNED: (1 if num_batches == self.epoch_batches else _ON_DISK) * num_batches}
+
+    def with_misses(
+        self, first: float, later: float, accesses: float, kept: float, most: Callable[[int], int]
+    ) -> SuperbatchCosts:
+        """Return the costs if a run's first epoch, and later ones, miss some of the accessed rows.
+
+        At the ends of superbatches the cache holds `kept` rows. `most` returns the number to expect
+        where a sample has shown another one.
+        """
+        planned = accesses * (1.0 if self.pins is None else self.pins.planned_share)
+        # A row enters only to be hit, or to be kept for later superbatches. And a quarter more:
+        # more rows enter a cache while it is being filled than later.
+        entering = 1.25 * min(first, max(0.0, planned - first) + kept)
+        found = replace(self, changes_share=min(1.0, entering / max(planned, 1.0)))
+        if self.packed is None:
+            return found
+        at_first, each = (
+            max(1, most(math.ceil(missed / max(1, self.epoch_batches))))
+            for missed in (first, later)
+        )
+        return replace(found, packed=replace(self.packed, mean_missed=at_first), later_missed=each)
+
+
+def per_batch(reservations: list[Reservation]) -> int:
+    """Return the bytes by which some reservations grow with each planned batch."""
+    return sum(reservation.per.get(PLANNED, 0) for reservation in reservations)
