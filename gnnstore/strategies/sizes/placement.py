@@ -321,7 +321,12 @@ def _place_rows(
         small = _small_tables(sizes, held, limit, left_bytes)
     left_bytes -= sum(held.values()) + sum(small.values())
     may_hold = holds_ids and mode == "disk"
-    ids = _held_ids(sizes, shared_tables, left_bytes // IDS_SHARE if may_hold else 0)
+    shared = {
+        table.path
+        for table in sizes.edge_ids
+        if table.path in shared_tables and table.num_bytes <= left_bytes
+    }
+    ids = _held_ids(sizes, shared, left_bytes // IDS_SHARE if may_hold else 0)
     modes |= dict.fromkeys((*held, *small, *ids), "memory")
     reservations = [
         Reservation("narrow attributes", sum(held.values())),
