@@ -49,7 +49,7 @@ from gnnstore.timeline import MAX_EVENTS, OFF, Timeline, recorded
 if TYPE_CHECKING:
     from torch_geometric.sampler import SamplerOutput
 
-    from gnnstore.loaders.assemble.base import Assembler
+    from gnnstore.loaders.assemble.homogeneous import Assembler
     from gnnstore.pipeline.order.epoch import EpochOrder
     from gnnstore.strategies.sources import Sources
 

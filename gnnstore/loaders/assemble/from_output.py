@@ -12,7 +12,7 @@ from gnnstore.features.source import Rows
 from gnnstore.pipeline.batch import Batch, BatchCost
 
 if TYPE_CHECKING:
-    from gnnstore.loaders.assemble.base import Assembler, Selection
+    from gnnstore.loaders.assemble.homogeneous import Assembler, Selection
     from gnnstore.seeds.base import SeedLabels
 
 _NOTHING: Mapping[str, Rows] = {}

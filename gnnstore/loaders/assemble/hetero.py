@@ -14,22 +14,22 @@ from torch_geometric.data import HeteroData
 from torch_geometric.sampler import HeteroSamplerOutput
 
 from gnnstore.loaders.assemble.adjacency import adjacency
-from gnnstore.loaders.assemble.base import (
+from gnnstore.loaders.assemble.homogeneous import (
     Assembler,
     AttributeRows,
+    BatchAssembler,
     Selection,
     checked_class,
     edge_index_of,
     id_path,
 )
-from gnnstore.loaders.assemble.homogeneous import BatchAssembler
 from gnnstore.sampling.hetero import with_reverse_edges
 
 if TYPE_CHECKING:
     from gnnstore.features.source import RowSource
     from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec
     from gnnstore.loaders.assemble.adjacency import CsrEdges
-    from gnnstore.loaders.assemble.base import BatchSchema, Gathering
+    from gnnstore.loaders.assemble.homogeneous import BatchSchema, Gathering
     from gnnstore.nn.adjacency import AdjT
     from gnnstore.sampling.neighbor import NodeType, Sample
     from gnnstore.strategies.sources import Sources

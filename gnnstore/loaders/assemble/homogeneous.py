@@ -1,35 +1,250 @@
 """The assembly of a sampled subgraph into the `Data` object that PyG's own loader would yield.
 
-Only this module and the labels of a batch's seeds decide on its contents: names, order and
-element types.
+Only this folder and the labels of a batch's seeds decide on its contents: names, order and
+element types. `hetero.py` builds on what is here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.sampler import SamplerOutput
 
+from gnnstore._core import ReadCounts, empty
+from gnnstore.errors import UsageError
+from gnnstore.features.tables import MemoryRows
+from gnnstore.formats.store.schema import Schema
 from gnnstore.loaders.assemble.adjacency import adjacency
-from gnnstore.loaders.assemble.base import (
-    Assembler,
-    AttributeRows,
-    Selection,
-    checked_class,
-    edge_index_of,
-    id_path,
-)
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from gnnstore.features.source import Rows, RowSource, RowSpec
+    from gnnstore.formats.arrays.spec import AttributeSpec
+    from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec
+    from gnnstore.graph.assigned import AssignedAttributes
     from gnnstore.loaders.assemble.adjacency import CsrEdges
-    from gnnstore.loaders.assemble.base import BatchSchema, Gathering
     from gnnstore.nn.adjacency import AdjT
+    from gnnstore.pipeline.batch import Batch, BatchCost
     from gnnstore.sampling.neighbor import Sample
+    from gnnstore.seeds.base import SeedLabels
     from gnnstore.strategies.sources import Sources
+
+
+def hold_nothing(_: object) -> None:
+    """Do nothing: nobody counts the arrays of this batch."""
+
+
+@dataclass(frozen=True)
+class AttributeRows:
+    """One attribute of nodes or edges: the source of its rows, and their form as a tensor."""
+
+    path: str
+    rows: RowSource
+    spec: RowSpec
+    is_bfloat16: bool  # whether the values are the bits of bfloat16, which NumPy does not know
+    cat_dim: int  # the row axis in the source data
+
+    @classmethod
+    def all_of(
+        cls, specs: Mapping[str, AttributeSpec], tables: Mapping[str, RowSource]
+    ) -> dict[str, AttributeRows]:
+        """Return the attributes of nodes or edges by name; tables are by path."""
+        return {
+            name: cls(
+                spec.path,
+                tables[spec.path],
+                tables[spec.path].spec,
+                spec.dtype == "bfloat16",
+                spec.cat_dim,
+            )
+            for name, spec in specs.items()
+        }
+
+    @classmethod
+    def of_nodes(
+        cls, store: BatchSchema, node: NodeTypeSpec, tables: Mapping[str, RowSource]
+    ) -> dict[str, AttributeRows]:
+        """Return the attributes of a node type, those that were assigned to the store included."""
+        found = cls.all_of(node.attributes, tables)
+        for name, values in store.assigned.of(node.name).items():
+            is_bfloat16 = values.dtype == torch.bfloat16
+            rows = MemoryRows((values.view(torch.int16) if is_bfloat16 else values).numpy())
+            found[name] = cls(f"assigned/{node.name}/{name}", rows, rows.spec, is_bfloat16, 0)
+        return found
+
+    def gather(self, ids: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], ReadCounts]:
+        """Return the rows of some ids, and the reads that they cost."""
+        out = empty((ids.size, *self.spec.shape), self.spec.dtype)
+        return out, self.rows.read_rows(ids, out)
+
+
+class Gathering:
+    """The attributes of one batch: rows that its source provided, and others read by ids."""
+
+    def __init__(
+        self, rows: Mapping[str, Rows], hold: Callable[[npt.NDArray[Any]], None] = hold_nothing
+    ) -> None:
+        self._rows = rows
+        self._hold = hold
+        self._num_bytes, self._counts = 0, ReadCounts()
+
+    def tensors(
+        self, attributes: Mapping[str, AttributeRows], ids: npt.NDArray[Any]
+    ) -> dict[str, Tensor]:
+        """Return attributes by name, their rows in the order of the ids."""
+        values: dict[str, Tensor] = {}
+        for name, attribute in attributes.items():
+            found, read = self._rows.get(attribute.path) or attribute.gather(ids)
+            self._hold(found)
+            tensor = torch.from_numpy(found)
+            if attribute.is_bfloat16:
+                tensor = tensor.view(torch.bfloat16)
+            if attribute.cat_dim not in (0, -tensor.dim()):
+                tensor = tensor.movedim(0, attribute.cat_dim).contiguous()
+            values[name] = tensor
+            self._num_bytes += tensor.nbytes
+            self._counts += read
+        return values
+
+    def edge_ids(self, path: str, source: RowSource | None, positions: Tensor) -> Tensor:
+        """Return the ids of edges at some positions, int64; without a source, the positions."""
+        known = self._rows.get(path)
+        if known is None and source is None:
+            found = positions.to(torch.int64)
+        else:
+            ids, read = known or source.gather(positions.numpy())  # type: ignore[union-attr]
+            self._counts += read
+            if ids.dtype != np.int64:
+                wide = empty(ids.shape, np.int64)
+                np.copyto(wide, ids)
+                ids = wide
+            found = torch.from_numpy(ids)
+        self._num_bytes += found.nbytes
+        return found
+
+    def note(self, cost: BatchCost) -> None:
+        """Note what gathering took."""
+        cost.bytes_gathered, cost.counts = self._num_bytes, self._counts
+
+
+def id_path(edge: EdgeTypeSpec, sources: Sources) -> str:
+    """Return the path of the ids that batches show; empty where these are positions."""
+    return edge.edge_id.path if edge.edge_id is not None and sources.e_id == "input" else ""
+
+
+class BatchSchema(Protocol):
+    """The parts of a graph that batches show, except rows: of a store, or of packed epochs."""
+
+    @property
+    def schema(self) -> Schema:
+        """Attributes, and the element type of ids."""
+
+    @property
+    def assigned(self) -> AssignedAttributes:
+        """Attributes of nodes that the user has assigned."""
+
+    def graph_attributes(self) -> dict[str, Any]:
+        """Return the graph-level attributes."""
+
+
+class Selection(NamedTuple):
+    """The nodes or edges of one type in a sample, and in what `transform_sampler_output` left."""
+
+    what: str  # in messages
+    paths: set[str]  # of their attributes
+    ids: npt.NDArray[Any]
+    wanted: Tensor | None  # None: they have no attributes
+
+
+class Assembler(ABC):
+    """Assembles the batches of one loader. Safe to use from many threads at once."""
+
+    def __init__(self, store: BatchSchema, sources: Sources, data_class: Any, *more: Any) -> None:
+        self._arguments = (store, sources, data_class, *more)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy in another process opens the store itself; nothing large is pickled.
+        return (type(self), self._arguments)
+
+    def assemble(
+        self, batch: Batch, hold: Callable[[npt.NDArray[Any]], None] = hold_nothing
+    ) -> None:
+        """Set a batch's output to its sample with the attributes."""
+        sample, labels = batch.sample, batch.labels
+        if sample is None or labels is None:
+            raise TypeError("a batch without a sample cannot be assembled")
+        batch.output = self.join(self.parts_of(sample), labels, batch.rows, batch.cost, hold)
+
+    @abstractmethod
+    def parts_of(self, sample: Sample) -> Any:
+        """Return the parts of a sample; they share its memory."""
+
+    @abstractmethod
+    def output_of(self, sample: Sample, metadata: Any) -> Any:
+        """Return a sample as PyG's samplers do, but that `edge` holds positions in the columns."""
+
+    @abstractmethod
+    def parts_from(self, output: Any) -> Any:
+        """Return the parts of a sampler's output."""
+
+    @abstractmethod
+    def selections(self, sample: Sample, parts: Any) -> Iterator[Selection]:
+        """Yield for nodes and edges the ids of a sample, and those of parts made from it."""
+
+    def join(
+        self,
+        parts: Any,
+        labels: SeedLabels,
+        rows: Mapping[str, Rows],
+        cost: BatchCost,
+        hold: Callable[[npt.NDArray[Any]], None] = hold_nothing,
+    ) -> Any:
+        """Return a subgraph with its attributes; those that are not in `rows` are read by ids."""
+        gathering = Gathering(rows, hold)
+        data = self.joined(parts, gathering)
+        labels.label(data)
+        gathering.note(cost)
+        return data
+
+    @abstractmethod
+    def joined(self, parts: Any, gathering: Gathering) -> Any:
+        """Return a subgraph with its attributes, but without the labels of its seeds."""
+
+
+def checked_class(data_class: Any, wanted: type) -> Any:
+    """Refuse a class that makes no `Data` or `HeteroData`, before the first batch."""
+    try:
+        if issubclass(data_class, wanted):
+            data_class()
+            return data_class
+        problem = "it is no subclass"
+    except TypeError as error:  # also if it is not a class
+        problem = str(error)
+    raise UsageError(
+        f"custom_cls={data_class!r}: expected torch_geometric.data.{wanted.__name__} or a subclass "
+        f"that is made without arguments ({problem})"
+    )
+
+
+def edge_index_of(row: Tensor, col: Tensor) -> Tensor:
+    """Return [2, E]: the array that holds both rows, or a new one."""
+    base = row._base
+    if (
+        base is not None
+        and base is col._base
+        and base.shape == (2, row.numel())
+        and (row.data_ptr(), col.data_ptr()) == (base[0].data_ptr(), base[1].data_ptr())
+    ):
+        return base
+    return torch.stack([row, col])
 
 
 class Parts(NamedTuple):
