@@ -109,7 +109,10 @@ def disk_profile(path: Path, progress: Progress | None = None) -> DeviceProfile:
 
 
 def _is_old(identity: str) -> bool:
-    return time.time() - profile_path(identity).stat().st_mtime > _MAX_AGE_SECONDS
+    try:
+        return time.time() - profile_path(identity).stat().st_mtime > _MAX_AGE_SECONDS
+    except FileNotFoundError:  # removed meanwhile
+        return True
 
 
 def _measured(

@@ -84,7 +84,7 @@ class LookaheadStrategy(Strategy):
             sampling = max(1, min(num_threads, placement.staging_bytes // staging_bytes))
         policy = _policy(loader, placement, topology, engine)
         counts = model = None
-        if engine is None or not tables.specs:
+        if engine is None or not tables.specs or not presampler.epoch_batches:
             seen = presampler.run(topology, sampling, spare_bytes=spare_bytes)
         else:
             if not (self.packs or policy.is_fixed) and _may_count(presampler, spare_bytes):

@@ -16,6 +16,7 @@ from gnnstore.formats import StoreWriter
 from gnnstore.formats.container import workdir
 from gnnstore.formats.container.files import directory_bytes
 from gnnstore.formats.tables.commit import MANIFEST_FILE, SLOTS_FILE
+from gnnstore.tools.commands import gc
 from gnnstore.units import format_duration
 
 
@@ -66,6 +67,23 @@ def test_a_store_names_its_own_leftovers(run: Any, tmp_path: Path) -> None:
     assert not other.exists()
     assert run("gc", tmp_path / "b.gnn").status == 3
     assert run("gc", tmp_path / "none").status == 3
+
+
+def test_what_is_removed_is_locked(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a conversion that goes on with it would lose its work."""
+    half, removed = leave(tmp_path, "b.gnn"), []
+
+    def remove(path: Path) -> None:
+        with workdir.locked(path) as free:
+            assert not free
+        removed.append(path)
+        shutil.rmtree(path)
+
+    monkeypatch.setattr(gc, "remove", remove)
+    assert run("gc", tmp_path / "b.gnn", "--yes").status == 0
+    assert removed == [half]
 
 
 def leave_beside(output: Path) -> Path:

@@ -418,7 +418,7 @@ def test_a_pair_with_several_types(tmp_path: Path) -> None:
     columns = store.topology().columns(("author", "writes", "paper"))
     assert (columns.indices.tolist(), columns.indptr.tolist()) == ([0, 2], [0, 0, 2, 2])
     with pytest.raises(UsageError, match=r"or a pair .*, got tuple"):
-        from_pyg((features, features), tmp_path / "a.gnn")
+        from_pyg((features, features), tmp_path / "b.gnn")
 
 
 def test_a_batch_becomes_one_graph(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

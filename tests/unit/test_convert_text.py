@@ -445,6 +445,18 @@ def test_what_is_no_text_is_named(tmp_path: Path, data: bytes, said: str) -> Non
         read(path, SNAP)
 
 
+def test_blocks_that_are_parsed_at_once_find_the_types_of_two_columns(tmp_path: Path) -> None:
+    fractions = ("1 2 3.5 4\n", "1 2 3 4.5\n")
+    text = "".join("1 2 3 4\n" * 4000 + fraction for fraction in fractions)
+    columns = (TextColumn(2), TextColumn(3))
+    form = TableFormat("int64", num_columns=4, columns=columns, delimiter=None, minimum=0)
+    for _ in range(10):
+        table = TextTable(write(tmp_path / "t", text), form, block_bytes=len(text) // 2)
+        list(table.blocks())
+        table.settle_types()
+        assert table.types == ("float32", "float32")
+
+
 def test_names_that_begin_as_a_compressed_file_does(tmp_path: Path) -> None:
     path = write(tmp_path / "edges.txt", "BZhang Bob\n")
     (block,) = TextTable(path, TableFormat("text", num_columns=2, delimiter=None)).blocks()

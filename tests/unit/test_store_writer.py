@@ -28,7 +28,7 @@ from gnnstore.formats.container.names import (
     edge_split_directory,
     node_array,
 )
-from gnnstore.formats.container.workdir import locked
+from gnnstore.formats.container.workdir import alone_in, locked
 from gnnstore.formats.store.writer import RESERVED_NAMES
 from tests.support.stores import write_example_store
 
@@ -204,6 +204,21 @@ def test_what_is_taken_over_is_let_go_where_another_writes(
         assert free
     with locked(tmp_path / "none") as free:
         assert not free
+
+
+def test_without_locks_nobody_is_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    half = leave_half(tmp_path)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with StoreWriter(tmp_path / "a.gnn") as writer:
+        writer.commit(EMPTY, {})
+    assert half.exists()  # for nobody knows
+    with alone_in(half):
+        pass
+    assert (tmp_path / "a.gnn").exists()
 
 
 @pytest.mark.parametrize("at", ["mkdir", "flock"])

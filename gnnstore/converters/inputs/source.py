@@ -26,6 +26,7 @@ from gnnstore.errors import InputError, UsageError
 # stay behind in the pool.
 MAX_POOLED_BYTES = 2**24
 _SMALL_BYTES = 2**26  # smaller arrays are read without asking for free memory
+_PIECE_ITEMS = 2**18  # read at a time where elements go to an array that is there
 
 
 Items = Callable[[int, int], npt.NDArray[Any]]  # returns elements: the first, and their number
@@ -137,7 +138,7 @@ class StoredArray(ABC):
             block = memory[:, : num_rows - first]
             with self._open() as items:
                 for column in range(row_items):
-                    block[column] = items(column * num_rows + first, block.shape[1])
+                    _fill(block[column], items, column * num_rows + first)
             found = block.reshape(*tail[::-1], block.shape[1]).T
             for begin in range(0, len(found), step):
                 piece = _core.empty((min(step, len(found) - begin), *tail), self.dtype)
@@ -156,10 +157,11 @@ class StoredArray(ABC):
                 count = min(step, width - first)
                 if self._fortran_order:
                     yield rows[0](first * height, count * height).reshape(count, height).T
-                else:
-                    yield np.stack(
-                        [items(row * width + first, count) for row, items in enumerate(rows)]
-                    )
+                    continue
+                found = _core.empty((height, count), self.dtype)
+                for row, items in enumerate(rows):
+                    _fill(found[row], items, row * width + first)
+                yield found
 
     def read(self) -> npt.NDArray[Any]:
         """Return the whole array."""
@@ -167,6 +169,13 @@ class StoredArray(ABC):
         with self._open() as items:
             flat = items(0, math.prod(self.shape))
         return flat.reshape(self.shape[::-1]).T if self._fortran_order else flat.reshape(self.shape)
+
+
+def _fill(out: npt.NDArray[Any], items: Items, first: int) -> None:
+    """Read elements from `first` on into an array, by way of small pieces."""
+    for begin in range(0, len(out), _PIECE_ITEMS):
+        piece = out[begin : begin + _PIECE_ITEMS]
+        piece[:] = items(first + begin, len(piece))
 
 
 def empty_piece(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 from typing import Any, NoReturn
 
 import numpy as np
@@ -78,6 +79,7 @@ class TextTable:
         self.format = table_format
         # Types of the columns; while those of values are looked for, float64 has fractions.
         self.types = tuple(column.dtype or "int64" for column in table_format.columns)
+        self._lock = Lock()
         self.has_all_types = all(column.dtype for column in table_format.columns)
         self._delimiter = table_format.delimiter
         self._num_columns = table_format.num_columns
@@ -295,8 +297,7 @@ class TextTable:
             line, num_fields, position, begin, end = fault
             column = {c.position: i for i, c in enumerate(form.columns)}.get(position)
             field = data[begin:end]
-            if column is not None and self._may_widen(column, field):
-                self.types = (*types[:column], "float64", *types[column + 1 :])
+            if column is not None and types[column] == "int64" and self._widens(column, field):
                 continue
             text = data[line:].partition(b"\n")[0]
             self._fail(
@@ -312,10 +313,14 @@ class TextTable:
             return self._encode(block, rows), num_comments
         return rows if types else rows.reshape(-1, self._num_columns or 0), 0
 
-    def _may_widen(self, column: int, field: bytes) -> bool:
-        """Whether a field is a fraction in a column whose type is not known yet."""
+    def _widens(self, column: int, field: bytes) -> bool:
+        """Give a column whose type is not known yet that of a fraction, if a field is one."""
         is_open = not self.has_all_types and self.format.columns[column].dtype is None
-        return is_open and self.types[column] == "int64" and is_fraction(field)
+        if is_open and is_fraction(field):
+            with self._lock:  # other blocks are parsed meanwhile
+                self.types = (*self.types[:column], "float64", *self.types[column + 1 :])
+            return True
+        return False
 
     def _encode(self, block: TextBlock, rows: npt.NDArray[Any]) -> NameBlock:
         """Return rows whose names are places in a block."""

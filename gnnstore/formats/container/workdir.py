@@ -9,6 +9,7 @@ that an overwrite had set aside when it stopped, on a file system that cannot ex
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -30,6 +31,7 @@ from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY, KINDS
 # 'gnnstore gc' holds a lock while it measures a directory; a writer holds it for good.
 LOCK_ATTEMPTS = 5
 _LOCK_SECONDS = 0.1
+_WITHOUT_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}  # file systems
 
 State = Literal["running", "resumable", "unfinished", "set aside", "stale"]
 
@@ -122,7 +124,8 @@ def take_lock(path: Path, attempts: int = 1) -> int | None:
         except BlockingIOError:
             continue
         except OSError:  # a file system without locks
-            break
+            os.close(lock)
+            raise
         return lock
     os.close(lock)
     return None
@@ -150,8 +153,11 @@ def alone_in(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         yield
         return
-    except OSError as error:  # a link, perhaps
-        raise storage_error(error, "lock", path) from error
+    except OSError as error:
+        if error.errno not in _WITHOUT_LOCKS:  # a link, perhaps
+            raise storage_error(error, "lock", path) from error
+        yield
+        return
     if lock is None:
         raise UsageError(
             f"{path}: another process is at work there right now; wait for it, or choose another "

@@ -71,15 +71,17 @@ def _find(path: Path) -> Iterator[Leftover]:
         for store in sorted(filter(StoreManifest.is_at, path.iterdir())):
             yield from _find_in_store(store)
         return
-    nearby = find_leftovers(path.parent) if path.parent.is_dir() else ()
-    of_store = [item for item in nearby if item.final == path]
     if path.is_file():
         raise UsageError(f"{path}: is a file; name a store, or a directory of stores")
-    if not of_store and not path.exists():
-        raise NotFoundError(f"{path}: there is no such directory or store", path=path)
-    yield from of_store
-    if path.exists():
+    is_there = path.exists()
+    if is_there:
         yield from _find_in_store(path)
+    for item in find_leftovers(path.parent) if path.parent.is_dir() else ():
+        if item.final == path:
+            is_there = True
+            yield item
+    if not is_there:
+        raise NotFoundError(f"{path}: there is no such directory or store", path=path)
 
 
 def _find_in_store(store: Path) -> Iterator[Leftover]:
