@@ -88,7 +88,7 @@ def test_what_a_refusal_asks_for_is_enough_and_no_more(
         loader_of(store, memory + missing - 1 - missing // 100, **options)
 
 
-@pytest.mark.parametrize("memory", [46 * MB, 48 * MB, 50 * MB])
+@pytest.mark.parametrize("memory", [48 * MB, 49 * MB, 52 * MB])
 def test_batches_in_flight_do_not_leave_a_superbatch_of_two(store: Path, memory: int) -> None:
     """The table would be read for every other batch: rather one batch at a time."""
     options: dict[str, Any] = {"strategy": "packed", "batch_size": 48, "seed": 0}

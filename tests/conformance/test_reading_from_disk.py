@@ -483,14 +483,15 @@ def budget_of(loader: NeighborLoader) -> int:
 def test_too_small_for_two_batches_says_what_is_needed(path: Path, strategy: str) -> None:
     def loader(memory: int) -> NeighborLoader:
         options: dict[str, Any] = {"topology": "memory", "num_threads": 2, **OPTIONS}
+        options["edge_ids"] = "store"
         return NeighborLoader(path, [4, 4], "train", strategy=strategy, memory=memory, **options)
 
     with pytest.raises(BudgetError) as caught:
-        loader(17_700_000)
+        loader(17_500_000)
     message = str(caught.value)
     needed = needed_by(caught.value)
     assert message.endswith("or choose a smaller batch_size or fan-out")
-    assert f": {needed - 17_700_000} bytes too few; raise memory= by at least" in message
+    assert f": {needed - 17_500_000} bytes too few; raise memory= by at least" in message
     assert re.search(r"of staging for reads \+ [\d.]+ .B of batches in flight\)", message)
     with pytest.raises(BudgetError):
         loader(needed - 1)
@@ -516,6 +517,7 @@ def test_a_cache_that_does_not_fit_says_so(path: Path) -> None:
             num_threads=2,
             memory=memory,
             cache_bytes=cache_bytes,
+            edge_ids="store",
         )
 
     with pytest.raises(BudgetError) as caught:
