@@ -37,7 +37,7 @@ from gnnstore.pipeline.batch import (
 from gnnstore.pipeline.order.cursor import EpochCursor
 from gnnstore.pipeline.order.from_torch import order_of, own_sampler, shuffles
 from gnnstore.pipeline.order.keyed import SeededShuffle, SeedPositions, drawn_seed
-from gnnstore.pipeline.order.ranks import ALONE, RankShard
+from gnnstore.pipeline.order.ranks import ALONE, RankSampler, RankShard
 from gnnstore.pipeline.order.state import LoaderState, OrderFields, Position
 from gnnstore.pipeline.stats import LoaderStats
 from gnnstore.progress import WaitProgress, open_progress, peak_rss_bytes
@@ -116,7 +116,6 @@ class BatchLoader(DataLoader[Any]):
         # By name: the next class in line may be PyG's loader.
         DataLoader.__init__(self, positions, collate_fn=self.collate_fn, **options)
         self.seed = None if seed is None else check_word("seed", seed)
-        self.epoch = 0
         for name, given in (
             ("transform", transform),
             ("transform_sampler_output", transform_sampler_output),
@@ -132,6 +131,8 @@ class BatchLoader(DataLoader[Any]):
         if own_order is not None:
             self._order = own_order(self._order)
         self._cursor = EpochCursor(self._order)
+        if isinstance(self.sampler, (SeededShuffle, RankSampler)):
+            self.sampler.cursor = self._cursor
         self._totals = Totals()
         self._recorder = Recorder(_displayed(progress, shard))
         self._num_iterations = self._num_calls = 0
@@ -225,6 +226,15 @@ class BatchLoader(DataLoader[Any]):
 
     # --- epochs ------------------------------------------------------------------------------
 
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch that the next iteration will be."""
+        return self._cursor.epoch
+
+    @epoch.setter
+    def epoch(self, value: int) -> None:
+        self._cursor.epoch = value
+
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own class
         """Start the next epoch."""
         return self._get_iterator()
@@ -254,10 +264,9 @@ class BatchLoader(DataLoader[Any]):
         )
         run, order = self._run(iteration.start, seed), self._order
         # A loader that does not shuffle evaluates, often once.
-        if order.is_keyed and (order.shuffles or self._num_iterations > 1):
-            run = replace(run, following=partial(_epoch_after, run, order))
+        is_followed = order.is_keyed and (order.shuffles or self._num_iterations > 1)
         return load_batches(
-            run,
+            partial(_run_from, run, order, is_followed),
             iteration,
             order,
             finisher,
@@ -551,16 +560,24 @@ def _describe(order: EpochOrder, start: Position, k: int) -> str:
     return f"while preparing batch {order.number(start.batches, k)} of epoch {start.epoch}"
 
 
+def _run_from(
+    run: EpochRun,
+    order: EpochOrder,
+    is_followed: bool,
+    start: Position,
+) -> EpochRun:
+    """Return the run that begins at a position, with the settings of another."""
+    describe = partial(_describe, order, start)
+    coming = replace(run, epoch=start.epoch, first=start.batches, describe=describe)
+    if is_followed:
+        coming = replace(coming, following=partial(_epoch_after, coming, order))
+    return coming
+
+
 def _epoch_after(run: EpochRun, order: EpochOrder) -> tuple[EpochRun, Iterator[Batch]]:
     """Return the whole epoch after that of a run, and its batches."""
     start = Position(run.epoch + 1)
-    coming = replace(
-        run,
-        epoch=start.epoch,
-        first=start.batches,
-        describe=partial(_describe, order, start),
-    )
-    coming = replace(coming, following=partial(_epoch_after, coming, order))
+    coming = _run_from(run, order, True, start)
     return coming, coming.batches(order, start)
 
 

@@ -438,7 +438,7 @@ class _Submitted(Iterator[Batch]):
 
 
 def load_batches(
-    run: EpochRun,
+    run_from: Callable[[Position], EpochRun],
     iteration: Iteration,
     order: EpochOrder,
     finisher: Finisher,
@@ -446,7 +446,9 @@ def load_batches(
     lookahead: Lookahead,
     initializer: Callable[[], None] | None,
 ) -> Generator[Any, None, None]:
-    """Yield the batches of a run, prepared ahead by threads."""
+    """Yield the batches of an iteration, prepared ahead by threads."""
+    start = iteration.begin()
+    run = run_from(start)
     recorder, gate = finisher.recorder, finisher.gate
 
     def waiting(k: int) -> AbstractContextManager[object]:
@@ -457,9 +459,7 @@ def load_batches(
     if lookahead.recycled_bytes is not None:
         pool_exchange(True)
     with limits_named("prepare a batch"), ExitStack() as stack:
-        batches = stack.enter_context(
-            finisher.source.epoch(run.batches(order, iteration.start), run)
-        )
+        batches = stack.enter_context(finisher.source.epoch(run.batches(order, start), run))
         prepared = ordered_map(
             finisher.prepare,
             batches if gate is None else _Submitted(batches, gate),

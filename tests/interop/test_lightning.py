@@ -110,6 +110,51 @@ def test_steps_since_the_last_checkpoint_are_done_again(
     assert run(example, store, tmp_path / "runs", every=4, strategy="belady") == whole[4:]
 
 
+@pytest.mark.parametrize("ranks", [{}, {"rank": 1, "world_size": 2}])
+def test_it_goes_on_after_an_epoch(store: Path, tmp_path: Path, ranks: dict[str, int]) -> None:
+    """Lightning loads no loader's state from a checkpoint at the end of an epoch."""
+    import lightning  # noqa: PLC0415
+    from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: PLC0415
+
+    class Model(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(16, 1)
+            self.seen: list[tuple[int, list[int], int]] = []
+
+        def training_step(self, batch: Any) -> torch.Tensor:
+            self.seen.append((self.current_epoch, batch.input_id.tolist(), batch.num_edges))
+            loss: torch.Tensor = self.layer(batch.x).mean()
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def fit(max_epochs: int, **options: Any) -> tuple[list[Any], gnnstore.NeighborLoader]:
+        loader = gnnstore.NeighborLoader(
+            store, [2], torch.arange(100), batch_size=32, shuffle=True, seed=0, **ranks
+        )
+        model = Model()
+        lightning.Trainer(
+            max_epochs=max_epochs,
+            accelerator="cpu",
+            logger=False,
+            callbacks=[ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)],
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+        ).fit(model, loader, weights_only=False, **options)
+        return model.seen, loader
+
+    whole, loader = fit(4)
+    assert len({tuple(seeds) for _, seeds, _ in whole}) == len(whole)
+    state = loader.state_dict()
+    for epoch in (0, 1):
+        rest, loader = fit(4, ckpt_path=tmp_path / f"epoch={epoch}.ckpt")
+        assert rest == [step for step in whole if step[0] > epoch]
+        assert (loader.epoch, loader.state_dict()) == (4, state)
+
+
 # --- loops, with a loader that is first used within a hook --------------------------------------
 
 LOOPS = Path(__file__).with_name("lightning_loops.py")

@@ -438,6 +438,40 @@ def test_the_sampler_counts_epochs() -> None:
     assert list(shuffle) == epoch_permutation(100, 1, 7).tolist()
 
 
+@pytest.mark.parametrize("ranks", [{}, {"rank": 1, "world_size": 2}])
+def test_the_loader_moves_on_with_its_sampler(
+    store: gnnstore.GraphStore, ranks: dict[str, int]
+) -> None:
+    loader, plain = (
+        gnnstore.NeighborLoader(
+            store, [2], "train", batch_size=8, shuffle=True, seed=3, num_threads=1, **ranks
+        )
+        for _ in range(2)
+    )
+    sampler: Any = loader.sampler
+
+    def seeds_of(batches: Any) -> list[list[int]]:
+        return [batch.input_id.tolist() for batch in batches]
+
+    epochs = [seeds_of(plain) for _ in range(9)]
+    begun = iter(loader)
+    sampler.set_epoch(2)
+    state = loader.state_dict()
+    assert (state["epoch"], state["batches"]) == (2, 0)
+    first = next(begun)
+    sampler.set_epoch(0)  # it never goes back
+    assert seeds_of([first, *begun]) == epochs[2]
+    assert seeds_of(loader) == epochs[3]
+    iter(loader)
+    sampler.set_epoch(5)
+    assert seeds_of(loader) == epochs[5]  # in the place of the one that gave no batch
+    begun = iter(loader)
+    first = next(begun)
+    sampler.set_epoch(8)  # an iteration under way goes on
+    assert seeds_of([first, *begun]) == epochs[6]
+    assert seeds_of(loader) == epochs[8]
+
+
 def test_kinds_of_seeds_are_told_by_the_fingerprint() -> None:
     assert labels_of({}) is NodeLabels
     assert labels_of(LinkLabels.fingerprint()) is LinkLabels

@@ -15,6 +15,7 @@ class EpochCursor:
 
     def __init__(self, order: EpochOrder) -> None:
         self._order = order
+        self.epoch = 0  # the next to begin
         self._loaded: Position | None = None
         self._newest: Iteration | None = None
 
@@ -32,6 +33,22 @@ class EpochCursor:
         """Move on to the next epoch, until the iteration that is under way gives a batch."""
         if self._newest is not None:
             self._newest.is_left = True
+
+    def advance(self, epoch: int) -> None:
+        """Move on to a later epoch, and with it an iteration that has not begun to give batches."""
+        newest = self._newest
+        if newest is None or newest.has_begun or newest.is_left:
+            if epoch > self.epoch:
+                self.epoch = epoch
+                self.leave()
+        elif epoch > newest.start.epoch:
+            newest.start, newest.position = Position(epoch), self._first(epoch)
+            self.epoch = epoch  # until it begins: another iteration may take its place
+
+    def begun(self, iteration: Iteration) -> None:
+        """Note that an iteration begins to give batches."""
+        if iteration is self._newest and not iteration.is_left:
+            self.epoch = max(self.epoch, iteration.start.epoch + 1)
 
     def begin(self, epoch: int) -> Iteration:
         """Return the iteration of an epoch that begins now."""
@@ -65,7 +82,14 @@ class Iteration:
         self.position = position  # where the consumer is
         # Whether the loader has moved on to another epoch since the last batch.
         self.is_left = False
+        self.has_begun = False  # to give batches
         self._cursor = cursor
+
+    def begin(self) -> Position:
+        """Return where it begins, which it does now."""
+        self.has_begun = True
+        self._cursor.begun(self)
+        return self.start
 
     def end(self) -> None:
         """Move to the next epoch."""

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import Dataset, RandomSampler
@@ -15,6 +15,9 @@ from gnnstore.errors import UsageError
 from gnnstore.pipeline.order.epoch import epoch_order
 from gnnstore.pipeline.order.ranks import ALONE, RankShard
 from gnnstore.pipeline.order.state import Position
+
+if TYPE_CHECKING:
+    from gnnstore.pipeline.order.cursor import EpochCursor
 
 _INT_CHUNK = 65536
 
@@ -98,6 +101,7 @@ class SeededShuffle(RandomSampler):
         self.generator = generator
         self.seed = seed
         self.epoch = epoch
+        self.cursor: EpochCursor | None = None  # of the loader
 
     def draw_seed(self) -> int:
         """Return the seed, which is drawn at the first use if none was given."""
@@ -106,8 +110,14 @@ class SeededShuffle(RandomSampler):
         return self.seed
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the epoch that is iterated next; it counts up by itself."""
+        """Set the number of the epoch that is iterated next; it counts up by itself.
+
+        The loader moves on to that epoch, too, if it has not come so far: Lightning calls this
+        alone when it resumes at the end of an epoch.
+        """
         self.epoch = epoch
+        if self.cursor is not None:
+            self.cursor.advance(int(epoch))
 
     def __iter__(self) -> Iterator[int]:
         """Yield every position once, as Python integers."""

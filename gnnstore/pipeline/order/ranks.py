@@ -12,12 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from torch.utils.data.distributed import DistributedSampler
 
 from gnnstore.errors import UsageError, whole_number
 from gnnstore.pipeline.order.epoch import epoch_order
+
+if TYPE_CHECKING:
+    from gnnstore.pipeline.order.cursor import EpochCursor
 
 _INSTEAD = ("sampler", "batch_sampler")
 
@@ -113,6 +116,13 @@ class RankSampler(DistributedSampler[int]):
         self._batch_size = batch_size
         self.num_samples = sum(len(batch) for batch in self._batches(range(num_seeds)))
         self.total_size = num_seeds
+        self.cursor: EpochCursor | None = None  # of the loader
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch that is iterated next; the loader moves on, as with `SeededShuffle`."""
+        super().set_epoch(epoch)
+        if self.cursor is not None:
+            self.cursor.advance(int(epoch))
 
     def __iter__(self) -> Iterator[int]:
         """Yield the positions of an epoch, as Python integers; the next call, of the next one."""
