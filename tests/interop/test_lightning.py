@@ -111,7 +111,7 @@ def test_steps_since_the_last_checkpoint_are_done_again(
 
 
 @pytest.mark.parametrize("ranks", [{}, {"rank": 1, "world_size": 2}])
-def test_it_goes_on_after_an_epoch(store: Path, tmp_path: Path, ranks: dict[str, int]) -> None:
+def test_it_goes_on_after_an_epoch(store: Path, tmp_path: Path, ranks: dict[str, Any]) -> None:
     """Lightning loads no loader's state from a checkpoint at the end of an epoch."""
     import lightning  # noqa: PLC0415
     from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: PLC0415

@@ -440,7 +440,7 @@ def test_the_sampler_counts_epochs() -> None:
 
 @pytest.mark.parametrize("ranks", [{}, {"rank": 1, "world_size": 2}])
 def test_the_loader_moves_on_with_its_sampler(
-    store: gnnstore.GraphStore, ranks: dict[str, int]
+    store: gnnstore.GraphStore, ranks: dict[str, Any]
 ) -> None:
     loader, plain = (
         gnnstore.NeighborLoader(
