@@ -91,6 +91,9 @@ class MemorySpool:
         self._records.clear()
 
 
+SPOOLED_BYTES = 21  # memory for each vector of a `FileSpool`
+
+
 class FileSpool:
     """Keeps vectors of int32 and int64 in one file, in the order in which threads append them.
 

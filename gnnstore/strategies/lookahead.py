@@ -21,6 +21,7 @@ from gnnstore.features.planned import SlotCache
 from gnnstore.features.source import CachedTables
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.graph.shared import shared_tables
+from gnnstore.pipeline.lookahead.edge_ids import index_bytes
 from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs, LookaheadSource
 from gnnstore.pipeline.lookahead.packer import DiskQuota
 from gnnstore.pipeline.lookahead.producer import LookaheadJob, most_ids
@@ -237,6 +238,7 @@ def _facts(
         reads_neighbors=topology.is_read,
         samples_slowly=topology.is_slow or topology.is_read,
         disk_bytes=disk_bytes - (2 * ids_disk_bytes(disk_bytes) if ids else 0),
+        ids_bytes=sum(index_bytes(spec.num_bytes) for spec in ids.values()),
         reads_more=bool(placement.read_paths - read_ahead),
         **measured,
     )

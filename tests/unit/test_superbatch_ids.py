@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import gnnstore
+from gnnstore.disk.spool import SPOOLED_BYTES, FileSpool
 from gnnstore.formats.store.schema import EDGE_TYPE
 from gnnstore.pipeline.lookahead import edge_ids
-from gnnstore.pipeline.lookahead.edge_ids import SuperbatchIds, piece_bytes, reserve
+from gnnstore.pipeline.lookahead.edge_ids import SuperbatchIds, index_bytes, piece_bytes
 from gnnstore.sampling.neighbor import EdgeSample, Sample
 from gnnstore.testing.graphs import random_graph
 
@@ -79,5 +81,48 @@ def test_batches_beyond_the_disk_are_read_by_themselves(
 
 
 def test_memory_of_a_pass_is_a_piece_and_places() -> None:
-    assert reserve(4000) == 4000 + (64 << 10)
-    assert reserve(1 << 30) == (16 << 20) + 64 * (64 << 10)
+    assert piece_bytes(4000) == 4000
+    assert piece_bytes(1 << 30) == 16 << 20
+    assert index_bytes(4000) == 4 * SPOOLED_BYTES
+    for num_bytes in (1 << 30, (1 << 30) + 4, (100 << 20) - 4):
+        assert 50 * 4 * SPOOLED_BYTES < index_bytes(num_bytes) <= 64 * 4 * SPOOLED_BYTES
+
+
+def held(ids: SuperbatchIds) -> int:
+    """Return the bytes of the places in all files that are still referred to."""
+    found, seen = 0, [ids]
+    known: set[int] = set()
+    while seen:
+        each: Any = seen.pop()
+        if id(each) in known:
+            continue
+        known.add(id(each))
+        if isinstance(each, FileSpool):
+            found += each.num_bytes
+        elif isinstance(each, dict):
+            seen += each.values()
+        elif type(each).__module__ == edge_ids.__name__:
+            seen += vars(each).values()
+    return found
+
+
+@pytest.mark.parametrize("piece", [4, 1000, 1 << 20])
+def test_places_take_the_memory_that_is_reserved(
+    store: gnnstore.GraphStore, tmp_path: Path, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a superbatch that is made, one that is read, and one whose last batch is read."""
+    monkeypatch.setattr(edge_ids, "_PIECE_BYTES", piece)
+    rng, reserved = np.random.default_rng(0), 5 * index_bytes(4 * NUM_EDGES)
+    three = []
+    for name in "abc":
+        (tmp_path / name).mkdir()
+        ids = ids_in(store, tmp_path / name)
+        for i in range(5):
+            ids.put(i, sample_of(rng.integers(0, NUM_EDGES, 300)))
+        three.append(ids)
+        assert 0 < sum(map(held, three)) <= reserved
+        ids.read(lambda: None)
+    for ids in three:
+        ids.close()
+    assert sum(map(held, three)) == 0
+    assert ids.rows(0, sample_of(np.arange(3))) == {}

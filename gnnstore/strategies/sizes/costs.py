@@ -73,6 +73,7 @@ class SuperbatchCosts:
     policy: CachePolicy  # the policy that plans
     # Bytes of a batch's labels, in memory from sampling until they are joined.
     labels_bytes: int = 0
+    ids_bytes: int = 0  # of a batch, for the places of ids of edges that are read ahead
     changes_share: float = 1.0  # share of a batch's rows that enter the cache
     packed: PackedBatch | None = None  # None if missed rows are not packed
     # Rows that a batch misses on average with a cache that earlier epochs have filled, for
@@ -134,7 +135,14 @@ class SuperbatchCosts:
         """The memory of superbatches whose traces and plans are in memory."""
         positions = [] if self.packed is None else [self.packed.reserve_positions()]
         rows = [self.rows, *self.pinned_rows]
-        return [*rows, *self.plans, *self.packing, *positions, *self.chunks, self.labels]
+        return [
+            *rows,
+            *self.plans,
+            *self.packing,
+            *positions,
+            *self.chunks,
+            *self.of_seeds_and_edges,
+        ]
 
     def spilled(self, table_bytes: int) -> list[Reservation]:
         """Return the memory of superbatches whose traces and plans are on disk."""
@@ -142,7 +150,7 @@ class SuperbatchCosts:
             num_nodes=self.num_rows, largest_batch=self.planned_nodes, table_bytes=table_bytes
         )
         rows = [self.rows, *self.pinned_rows]
-        return [*rows, *planning, *self.spilled_packing, *self.chunks, self.labels]
+        return [*rows, *planning, *self.spilled_packing, *self.chunks, *self.of_seeds_and_edges]
 
     @property
     def chunks(self) -> list[Reservation]:
@@ -172,9 +180,12 @@ class SuperbatchCosts:
         return Reservation("sampled subgraphs", 0, {PLANNED: 2 * batch_bytes})
 
     @property
-    def labels(self) -> Reservation:
-        """The memory of the labels of two superbatches."""
-        return Reservation("labels of seeds", 0, {PLANNED: 2 * self.labels_bytes})
+    def of_seeds_and_edges(self) -> list[Reservation]:
+        """The memory of labels of two superbatches, and for their ids of edges."""
+        labels = Reservation("labels of seeds", 0, {PLANNED: 2 * self.labels_bytes})
+        if not self.ids_bytes:
+            return [labels]
+        return [labels, Reservation("places of ids of edges", 0, {PLANNED: self.ids_bytes})]
 
     @property
     def may_spill(self) -> bool:

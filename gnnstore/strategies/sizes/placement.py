@@ -16,7 +16,7 @@ from gnnstore.caching.scores import StaticCacheInfo
 from gnnstore.errors import UsageError, check_choice
 from gnnstore.features.compact import MAX_ROW_BYTES
 from gnnstore.graph.sizes import StoreSizes
-from gnnstore.pipeline.lookahead.edge_ids import reserve
+from gnnstore.pipeline.lookahead.edge_ids import piece_bytes
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.strategies.predict.traits import TOPOLOGIES, Mode, StrategyTraits
 from gnnstore.units import format_size
@@ -335,7 +335,7 @@ def _place_rows(
     ]
     on_disk = [table.num_bytes for table in sizes.edge_ids if modes[table.path] == "disk"]
     if reads_ids_ahead and on_disk:
-        reservations.append(Reservation("a piece of the ids of edges", reserve(max(on_disk))))
+        reservations.append(Reservation("a piece of the ids of edges", piece_bytes(max(on_disk))))
     place = "mapped" if mode == "mmap" else "read from disk for each batch"
     place = "read in a pass for many batches" if reads_ids_ahead else place
     return modes, reservations, _describe_ids(sizes, sum(ids.values()), place, limit)
