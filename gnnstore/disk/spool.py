@@ -97,8 +97,8 @@ SPOOLED_BYTES = 21  # memory for each vector of a `FileSpool`
 class FileSpool:
     """Keeps vectors of int32 and int64 in one file, in the order in which threads append them.
 
-    Positions and checksums are in memory: 21 bytes for each vector. A process that was forked off
-    may read, but not write. Kernels read and write the file, too.
+    Positions and checksums are in memory: `SPOOLED_BYTES` for each vector. A process that was
+    forked off may read, but not write. Kernels read and write the file, too.
     """
 
     def __init__(
