@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gnnstore.errors import BadIndexError, CorruptStoreError, NoSplitError
+from gnnstore.errors import BadIndexError, CorruptStoreError, NoSplitError, UsageError
 from gnnstore.formats import AttributeSpec, StoreReader
 from gnnstore.formats.store.schema import NodeTypeSpec, TextSpec
 from gnnstore.graph.lazy import LazySource, LazyTensor, Rows, require_memory
@@ -96,6 +96,18 @@ def plain_if_small(source: ArrayRows) -> Tensor:
     """Return labels and masks of a usual size as a tensor in memory, read once; do not write."""
     is_narrow = source.spec.row_bytes <= _NARROW_BYTES
     return source.whole if is_narrow and is_small(source.num_bytes) else LazyTensor(source)
+
+
+def kept_tensor(values: npt.NDArray[Any], dtype: str) -> Tensor:
+    """Return a tensor of which torch counts the writes."""
+    with torch.inference_mode(mode=False):
+        return as_tensor(values, dtype)
+
+
+def refuse_written(tensor: Tensor, name: str, remedy: str) -> None:
+    """Refuse a tensor that someone has written to in place."""
+    if tensor._version:
+        raise UsageError(f"{name}: it cannot be written to, but was, in place; {remedy}")
 
 
 def as_tensor(values: npt.NDArray[Any], dtype: str) -> Tensor:

@@ -271,7 +271,7 @@ class StoreTensors:
         It was assigned, is stored, or is a split as a mask or as ids.
         """
         if (found := self.assigned.of(node.name).get(name)) is not None:
-            return found
+            return found.tensor
         if (spec := node.attributes.get(name)) is not None:
             make = partial(rows_of, self.reader, spec)
             return plain_if_small(self._source((spec.path, "pyg"), make))

@@ -441,8 +441,8 @@ class GraphStore(StoreTensors, FeatureStore, PygGraphStore):  # type: ignore[mis
             data = read_hetero(self.reader, columns)
         for name, value in self.graph_attributes().items():
             data[name] = value
-        for node_type, name, (values, _) in self.assigned:
-            (data if self.schema.is_homogeneous else data[node_type])[name] = values
+        for node_type, name, each in self.assigned:
+            (data if self.schema.is_homogeneous else data[node_type])[name] = each.tensor.clone()
         return data
 
     # PyG's FeatureStore. A homogeneous store has no group and edge type names there (None).
@@ -459,7 +459,7 @@ class GraphStore(StoreTensors, FeatureStore, PygGraphStore):  # type: ignore[mis
         by_name = {node.name: node for node in self.schema.node_types}
         node = self.schema.node if attr.group_name is None else by_name.get(attr.group_name)
         if node is not None and attr.attr_name in (own := self.assigned.of(node.name)):
-            return own[attr.attr_name]
+            return own[attr.attr_name].tensor
         if node is None or attr.attr_name not in node.attributes:
             raise KeyError(f"no tensor {attr.attr_name!r} of {attr.group_name!r} in {self.path}")
         return self.attribute_of(node.attributes[attr.attr_name])

@@ -108,6 +108,31 @@ def test_loaders_of_one_budget_show_other_attributes(
         assert_same_batches(found, expected[: len(found)])
 
 
+def test_they_are_copies(path: Path) -> None:
+    """Sending a tensor to a process moves its memory; neither that nor writes change batches."""
+    given = torch.arange(N) * 2
+    store: Any = gnnstore.open(path)
+    store.rank = given
+    loader = gnnstore.NeighborLoader(store, [3], batch_size=40, seed=0)
+    state = loader.state_dict()
+    given.share_memory_()
+    store.rank.share_memory_()
+    given.add_(5)
+    for batch in loader:
+        assert torch.equal(batch.rank, 2 * batch.n_id)
+    assert torch.equal(store.rank, 2 * torch.arange(N))
+    gnnstore.NeighborLoader(store, [3], batch_size=40, seed=0).load_state_dict(state)
+    store.to_pyg().rank.zero_()
+    with torch.inference_mode():
+        store.rank += 0 * store.rank  # assigns the result
+    assert torch.equal(store.rank, 2 * torch.arange(N))
+    store.rank[:] = 7
+    with pytest.raises(UsageError, match="'rank': it cannot be written to, but was, in place"):
+        gnnstore.NeighborLoader(store, [3])
+    store.rank = torch.zeros(N)
+    gnnstore.NeighborLoader(store, [3])
+
+
 def test_resumed_and_pickled(path: Path, expected: list[dict[str, Any]]) -> None:
     def loader(store: Any, **options: Any) -> Any:
         return gnnstore.NeighborLoader(store, [4, 3], "train", **OPTIONS, **options)
