@@ -62,10 +62,20 @@ class ArrayRows(LazySource):
         require_memory(self.name, self.spec.num_bytes)
         return self.reader.read(self.spec)
 
+    @cached_property
+    def _kept(self) -> Tensor:
+        return kept_tensor(self.values, self.spec.dtype)
+
     @property
     def whole(self) -> Tensor:
         """All values, read once and kept. Do not write to it."""
-        return as_tensor(self.values, self.spec.dtype).movedim(0, self.axis)
+        refuse_written(self._kept, self.name)
+        return self._kept.movedim(0, self.axis)
+
+    def check(self) -> None:
+        """Refuse values that someone has written to."""
+        if "_kept" in vars(self):
+            refuse_written(self._kept, self.name)
 
     def take(self, rows: Rows) -> Tensor:
         """Return a copy of some rows; of a compressed array all are read, once."""
@@ -104,8 +114,12 @@ def kept_tensor(values: npt.NDArray[Any], dtype: str) -> Tensor:
         return as_tensor(values, dtype)
 
 
-def refuse_written(tensor: Tensor, name: str, remedy: str) -> None:
-    """Refuse a tensor that someone has written to in place."""
+def refuse_written(
+    tensor: Tensor,
+    name: str,
+    remedy: str = "open the store again, and change a copy, as in y = store.y.clone()",
+) -> None:
+    """Refuse a tensor that someone has written to in place, which no batch would show."""
     if tensor._version:
         raise UsageError(f"{name}: it cannot be written to, but was, in place; {remedy}")
 

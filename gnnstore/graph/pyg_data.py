@@ -18,7 +18,14 @@ from gnnstore.budget.ledger import OF_FREE_MEMORY, Ledger, Reservation
 from gnnstore.budget.limits import available_bytes
 from gnnstore.errors import CorruptStoreError, NotFoundError, UsageError
 from gnnstore.formats import AttributeSpec, EdgeTypeSpec, NodeTypeSpec, Schema, StoreReader
-from gnnstore.graph.arrays import ArrayRows, Splits, is_small, plain_if_small
+from gnnstore.graph.arrays import (
+    ArrayRows,
+    Splits,
+    is_small,
+    kept_tensor,
+    plain_if_small,
+    refuse_written,
+)
 from gnnstore.graph.assigned import AssignedAttributes
 from gnnstore.graph.lazy import LazySource, LazyTensor, Rows, require_memory
 from gnnstore.graph.original_ids import NodeIds
@@ -224,6 +231,7 @@ class StoreTensors:
         UsageError, NotFoundError
             If `attributes` is no list of names; if neither nodes nor edges have one of a name.
         """
+        self._refuse_written()
         found = object.__new__(type(self))
         if isinstance(attributes, str) or not all(isinstance(a, str) for a in attributes or ()):
             raise UsageError(f"attributes={attributes!r}: expected a list of names, as ['y']")
@@ -257,13 +265,13 @@ class StoreTensors:
     def labels_of(self, node: NodeTypeSpec) -> Tensor:
         """Return the labels of a node type, whole."""
         spec = spec_of(self.reader.path, "node", "y", node.attributes)
-        source = self._source(spec.path, partial(ArrayRows, self.reader, spec))
+        source = self._rows(spec)
         is_kept = spec.layout == "cold" or is_small(spec.num_bytes)
         return source.whole if is_kept else LazyTensor(source).tensor()
 
     def attribute_of(self, spec: AttributeSpec) -> LazyTensor:
         """Return an attribute by its description, rows first; what is kept of it is shared."""
-        return LazyTensor(self._source(spec.path, partial(ArrayRows, self.reader, spec)))
+        return LazyTensor(self._rows(spec))
 
     def value_of(self, node: NodeTypeSpec, name: str) -> Tensor | None:
         """Return what nodes have under a name, as in PyG; in memory if it is small.
@@ -273,8 +281,7 @@ class StoreTensors:
         if (found := self.assigned.of(node.name).get(name)) is not None:
             return found.tensor
         if (spec := node.attributes.get(name)) is not None:
-            make = partial(rows_of, self.reader, spec)
-            return plain_if_small(self._source((spec.path, "pyg"), make))
+            return plain_if_small(self._rows(spec, spec.cat_dim % len(spec.shape)))
         if (split := split_masks(node).get(name)) is not None:
             return self._mask_of(node, split)
         split = split_ids(node).get(name)
@@ -290,10 +297,25 @@ class StoreTensors:
         make = partial(EdgeRows.of, self.reader, edge, spec)
         return LazyTensor(self._source((spec.path, "ids"), make))
 
+    def _rows(self, spec: AttributeSpec, axis: int = 0) -> ArrayRows:
+        return self._source((spec.path, axis), partial(ArrayRows, self.reader, spec, axis))
+
     def _mask_of(self, node: NodeTypeSpec, split: str) -> Tensor:
-        read = partial(read_mask, self.reader, node, split)
-        is_kept = is_small(node.num_nodes)
-        return self._source((node.name, "mask", split), read) if is_kept else read()
+        if not is_small(node.num_nodes):
+            return read_mask(self.reader, node, split)
+        mask = self._source(
+            (node.name, "mask", split),
+            lambda: kept_tensor(read_mask(self.reader, node, split).numpy(), "bool"),
+        )
+        refuse_written(mask, f"the mask of {split!r}")
+        return mask.detach()
+
+    def _refuse_written(self) -> None:
+        for key, made in list(self._lazy.items()):
+            if isinstance(made, ArrayRows):
+                made.check()
+            else:
+                refuse_written(made, f"the mask of {key[2]!r}")  # type: ignore[index]
 
     def _source(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return what is made once and shared by all tensors of an attribute."""
