@@ -46,6 +46,8 @@ from gnnstore.graph.pyg_data import (
 from gnnstore.graph.topology import Topology
 from gnnstore.graph.typed import EdgeView, NodeView
 
+_FIELDS = ("reader", "assigned", "selected")  # of a store, that no class has
+
 
 class GraphStore(StoreTensors, FeatureStore, PygGraphStore):  # type: ignore[misc]
     """A graph on disk: nodes, edges, features by id, labels, splits.
@@ -332,6 +334,11 @@ class GraphStore(StoreTensors, FeatureStore, PygGraphStore):  # type: ignore[mis
         if "_schema" not in self.__dict__ or name.startswith("_"):
             super().__setattr__(name, value)
             return
+        is_own = hasattr(type(self), name) and not _is_property(type(self), name)
+        if is_own or name in _FIELDS:
+            raise UsageError(
+                f"{self.path}: {name!r} is a name of the store's own; assign to another name"
+            )
         node = self.schema.node if self.schema.is_homogeneous else None
         is_assigned = node is not None and name in self.assigned.of(node.name)
         if not is_assigned and (name in self or _is_property(type(self), name)):

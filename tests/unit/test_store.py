@@ -277,6 +277,13 @@ def test_what_is_on_disk_cannot_be_assigned_to(store: gnnstore.GraphStore) -> No
     assert anything.note == "yours"
 
 
+@pytest.mark.parametrize("name", ["selected", "assigned", "reader", "select", "topology"])
+def test_names_of_its_own_cannot_be_assigned_to(store: Any, name: str) -> None:
+    with pytest.raises(UsageError, match=f"'{name}' is a name of the store's own; assign to anoth"):
+        setattr(store, name, torch.rand(300) > 0.5)
+    gnnstore.NeighborLoader(store, [2])
+
+
 def test_writes_in_place_are_refused(example: ExampleStore) -> None:
     """Loaders and the other names of the same values would not see them."""
     for name, known in (("y", "node/y"), ("labels", "node/y"), ("val_mask", "mask of 'valid'")):
