@@ -238,6 +238,7 @@ class StoreTensors:
         found.__dict__.update(vars(self), assigned=self.assigned.only(attributes))
         if attributes is None:
             return found
+        attributes = tuple(dict.fromkeys(map(str, attributes)))
         schema = self.reader.schema
         there = dict.fromkeys(name for each in schema.node_types for name in each.attributes)
         there |= dict.fromkeys(name for each in schema.edge_types for name in each.attributes)
@@ -249,7 +250,7 @@ class StoreTensors:
                     f"{name!r}; there are: {', '.join(there) or 'none'}",
                     path=self.reader.path,
                 )
-        found.__dict__.update(selected=tuple(attributes), _schema=schema.only(attributes))
+        found.__dict__.update(selected=attributes, _schema=schema.only(attributes))
         return found
 
     def assign(self, node: NodeTypeSpec, name: str, value: Any) -> bool:

@@ -194,6 +194,22 @@ def test_csr_needs_its_values(path: Path, data: Data, tmp_path: Path) -> None:
         assert "x" not in batch
 
 
+def test_names_are_read_once(path: Path, data: Data) -> None:
+    """Given as an iterator, or twice, they are the same, also for a saved state."""
+    with pytest.raises(UsageError, match=r"attributes=3: expected a list of names"):
+        gnnstore.NeighborLoader(path, [2], attributes=3)
+    with pytest.raises(UsageError, match=r"attributes=3: expected a list of names"):
+        gnnstore.NeighborLoader(path, [2], attributes=3, edge_format="csr", adj_value="w")
+    state = gnnstore.NeighborLoader(path, [2], attributes=["y"], **OPTIONS).state_dict()
+    for names in (iter(["y"]), np.array(["y"]), {"y"}, ["y", "y"]):
+        loader: Any = gnnstore.NeighborLoader(path, [2], attributes=names, **OPTIONS)
+        loader.load_state_dict(state)
+        batch = next(iter(loader))
+        assert torch.equal(batch.y, data.y[batch.n_id])
+        assert "x" not in batch
+        assert list(pickle.loads(pickle.dumps(loader)).attributes) == list(loader.attributes)  # noqa: S301
+
+
 def test_link_loaders(path: Path, data: Data) -> None:
     loader = gnnstore.LinkNeighborLoader(
         opened(path), [3], neg_sampling="binary", attributes=["rank"], **OPTIONS
