@@ -42,8 +42,11 @@ class Assigned:
                 f"{where}: batches get rows of dense tensors in the memory of the CPU that need no "
                 f"gradient; assign values.detach().cpu(), and what is learned is an EmbeddingTable"
             )
-        is_bfloat16 = values.dtype == torch.bfloat16
-        array = np.array((values.view(torch.int16) if is_bfloat16 else values).numpy(), order="C")
+        bits = values.view(torch.int16) if values.dtype == torch.bfloat16 else values
+        try:
+            array = np.array(bits.resolve_conj().resolve_neg().numpy(), order="C")
+        except TypeError as error:
+            raise UsageError(f"{where}: {error}; assign values of another type") from None
         dtype = str(values.dtype).removeprefix("torch.")
         return cls(array, dtype, _core.crc32c(array.reshape(-1).view(np.uint8)), where)
 
@@ -61,6 +64,14 @@ class Assigned:
         return self._tensor.detach()
 
 
+def as_rows(value: Any) -> Tensor | None:
+    """Return a tensor with rows; None of other values, and of texts, objects and dates."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        native = value.dtype.newbyteorder("=")
+        value = torch.from_numpy(np.require(value, native, ["C_CONTIGUOUS", "WRITEABLE"]))
+    return value if isinstance(value, Tensor) and value.dim() else None
+
+
 @dataclass(frozen=True)
 class AssignedAttributes:
     """Attributes by node type and name."""
@@ -73,12 +84,10 @@ class AssignedAttributes:
 
     def assign(self, node_type: str, name: str, value: Any, num_nodes: int, where: str) -> bool:
         """Keep a value if it has a row for each node; return whether it has."""
-        if isinstance(value, np.ndarray):
-            value = torch.from_numpy(value)
-        is_of_nodes = isinstance(value, Tensor) and value.dim() > 0 and len(value) == num_nodes
-        if is_of_nodes:
-            self.by_type.setdefault(node_type, {})[name] = Assigned.of(value, where)
-        return is_of_nodes
+        if (rows := as_rows(value)) is None or len(rows) != num_nodes:
+            return False
+        self.by_type.setdefault(node_type, {})[name] = Assigned.of(rows, where)
+        return True
 
     def remove(self, node_type: str, name: str) -> bool:
         """Forget an attribute; return whether there was one."""

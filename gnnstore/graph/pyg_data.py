@@ -260,6 +260,8 @@ class StoreTensors:
         """
         where = f"{self.reader.path}: {name!r}"
         if name in node.attributes or name in split_masks(node):
+            if is_same(self.value_of(node, name), value):
+                return True
             raise immutable(self.reader.path, f"{name!r} cannot be assigned to")
         return self.assigned.assign(node.name, name, value, node.num_nodes, where)
 
@@ -334,6 +336,16 @@ def spec_of(path: Path, kind: str, name: str, specs: Mapping[str, AttributeSpec]
         there = ", ".join(specs) or "none"
         raise NotFoundError(f"{path}: no {kind} attribute {name!r}; there are: {there}", path=path)
     return spec
+
+
+def is_same(known: Any, value: Any) -> bool:
+    """Whether a value is the store's own, as in `data.y = data.y`, or an equal number."""
+    if isinstance(known, LazyTensor):
+        return isinstance(value, LazyTensor) and known.source == value.source
+    if isinstance(known, Tensor):
+        is_same_type = isinstance(value, Tensor) and known.dtype == value.dtype
+        return is_same_type and torch.equal(known, value)
+    return type(known) is type(value) and bool(known == value)
 
 
 def immutable(path: Path, problem: str = "a store is immutable") -> UsageError:

@@ -31,7 +31,7 @@ from gnnstore.formats.container.reader import reopened
 from gnnstore.formats.store.csc import TopologyMode
 from gnnstore.formats.store.schema import EdgeType
 from gnnstore.graph.arrays import Splits, Texts, as_tensor
-from gnnstore.graph.assigned import AssignedAttributes
+from gnnstore.graph.assigned import AssignedAttributes, as_rows
 from gnnstore.graph.edge_splits import EdgeSplits
 from gnnstore.graph.lazy import LazyTensor
 from gnnstore.graph.original_ids import NodeIds
@@ -39,6 +39,7 @@ from gnnstore.graph.pyg_data import (
     EdgeIndex,
     StoreTensors,
     immutable,
+    is_same,
     read_data,
     read_hetero,
     spec_of,
@@ -342,26 +343,24 @@ class GraphStore(StoreTensors, FeatureStore, PygGraphStore):  # type: ignore[mis
         node = self.schema.node if self.schema.is_homogeneous else None
         is_assigned = node is not None and name in self.assigned.of(node.name)
         if not is_assigned and (name in self or _is_property(type(self), name)):
-            if not self._has_already(name, value):
+            if not is_same(getattr(self, name), value):
                 raise immutable(self.path, f"{name!r} cannot be assigned to")
+        elif self._is_of_edges(name, value):
+            raise immutable(self.path, f"{name!r}: attributes of edges cannot be assigned")
         elif node is not None and self.assign(node, name, value):
             self.__dict__.pop(name, None)
-        elif isinstance(value, Tensor) and value.dim() and len(value) == self.num_edges:
-            raise immutable(self.path, f"{name!r}: attributes of edges cannot be assigned")
         else:
             if node is not None:
                 self.assigned.remove(node.name, name)
             super().__setattr__(name, value)
 
-    def _has_already(self, name: str, value: Any) -> bool:
-        """Whether a value is the store's own, as in `data.y = data.y`, or an equal number."""
-        known = getattr(self, name)
-        if isinstance(known, LazyTensor):
-            return isinstance(value, LazyTensor) and known.source == value.source
-        if isinstance(known, Tensor):
-            is_same_type = isinstance(value, Tensor) and known.dtype == value.dtype
-            return is_same_type and torch.equal(known, value)
-        return type(known) is type(value) and bool(known == value)
+    def _is_of_edges(self, name: str, value: Any) -> bool:
+        """Whether a value has a row for each edge; if it may be of nodes, the name decides."""
+        rows = as_rows(value)
+        if rows is None or len(rows) != self.num_edges:
+            return False
+        is_of_nodes = self.schema.is_homogeneous and len(rows) == self.num_nodes
+        return not is_of_nodes or name.startswith("edge_")
 
     def to(self, device: int | str | torch.device, *_: str, non_blocking: bool = False) -> Self:  # noqa: ARG002
         """Return the store for the CPU, to which its tensors are read; it is on disk.

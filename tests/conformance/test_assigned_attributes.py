@@ -240,6 +240,8 @@ def test_stores_of_several_types(tmp_path: Path) -> None:
             assert "rank" not in batch["institution"]
     whole = store.to_pyg()
     assert torch.equal(whole["author"].rank, torch.arange(35))
+    store["paper"].y = store["paper"].y
+    store["paper"].x = store["paper"].x
     with pytest.raises(UsageError, match="'x' cannot be assigned to"):
         store["paper"].x = torch.zeros(60)
     with pytest.raises(UsageError, match="attributes of edges cannot be assigned"):
@@ -288,6 +290,46 @@ def test_what_cannot_be_shown(path: Path, data: Data) -> None:
         loader.input_data = None  # type: ignore[misc]
     with pytest.raises(UsageError, match=r"'num_nodes' of 'node' cannot be assigned to"):
         store["node"].num_nodes = 3
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.arange(N)[::-1],
+        np.arange(N).astype(">i8"),
+        np.broadcast_to(np.float32(1), N),
+        torch.arange(N).to(torch.complex64).mul(1j).conj(),
+        torch.arange(2 * N).view(N, 2).T.contiguous().T,
+    ],
+)
+def test_any_layout(path: Path, value: Any) -> None:
+    store: Any = gnnstore.open(path)
+    store.rank = value
+    batch = next(iter(gnnstore.NeighborLoader(store, [2], **OPTIONS)))
+    assert batch.rank.tolist() == value[batch.n_id.numpy()].tolist()
+
+
+def test_arrays_that_are_no_tensors_stay_with_the_store(path: Path) -> None:
+    for value in (np.array(["a"] * N), np.array([None] * N), np.zeros(N, "datetime64[D]")):
+        store: Any = gnnstore.open(path)
+        store.names = value
+        assert store.names is value
+        assert "names" not in next(iter(gnnstore.NeighborLoader(store, [2], **OPTIONS)))
+        with pytest.raises(UsageError, match="'names' of 'node' cannot be assigned to"):
+            store["node"].names = value
+    with pytest.raises(UsageError, match=r"'rank': .*; assign values of another type"):
+        store.rank = torch.zeros(N).to(torch.float8_e4m3fn)
+
+
+def test_as_many_edges_as_nodes(tmp_path: Path) -> None:
+    edges = torch.stack([torch.arange(9), torch.arange(9).roll(1)])
+    store: Any = gnnstore.open(
+        from_pyg(Data(edge_index=edges, x=torch.ones(9)), tmp_path / "c.gnn")
+    )
+    store.rank = torch.arange(9)
+    for value in (torch.rand(9), np.zeros(9)):
+        with pytest.raises(UsageError, match="'edge_w': attributes of edges cannot be assigned"):
+            store.edge_w = value
 
 
 def test_their_memory_is_in_the_budget(path: Path) -> None:
