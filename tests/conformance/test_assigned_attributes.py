@@ -196,12 +196,14 @@ def test_csr_needs_its_values(path: Path, data: Data, tmp_path: Path) -> None:
 
 def test_names_are_read_once(path: Path, data: Data) -> None:
     """Given as an iterator, or twice, they are the same, also for a saved state."""
+    number: Any = 3
     with pytest.raises(UsageError, match=r"attributes=3: expected a list of names"):
-        gnnstore.NeighborLoader(path, [2], attributes=3)
+        gnnstore.NeighborLoader(path, [2], attributes=number)
     with pytest.raises(UsageError, match=r"attributes=3: expected a list of names"):
-        gnnstore.NeighborLoader(path, [2], attributes=3, edge_format="csr", adj_value="w")
+        gnnstore.NeighborLoader(path, [2], attributes=number, edge_format="csr", adj_value="w")
     state = gnnstore.NeighborLoader(path, [2], attributes=["y"], **OPTIONS).state_dict()
-    for names in (iter(["y"]), np.array(["y"]), {"y"}, ["y", "y"]):
+    some: tuple[Any, ...] = iter(["y"]), np.array(["y"]), {"y"}, ["y", "y"]
+    for names in some:
         loader: Any = gnnstore.NeighborLoader(path, [2], attributes=names, **OPTIONS)
         loader.load_state_dict(state)
         batch = next(iter(loader))
