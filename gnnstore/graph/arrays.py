@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gnnstore.errors import BadIndexError, CorruptStoreError, NoSplitError
+from gnnstore.errors import BadIndexError, CorruptStoreError, NoSplitError, UsageError
 from gnnstore.formats import AttributeSpec, StoreReader
 from gnnstore.formats.store.schema import NodeTypeSpec, TextSpec
 from gnnstore.graph.lazy import LazySource, LazyTensor, Rows, require_memory
@@ -62,10 +62,20 @@ class ArrayRows(LazySource):
         require_memory(self.name, self.spec.num_bytes)
         return self.reader.read(self.spec)
 
+    @cached_property
+    def _kept(self) -> Tensor:
+        return kept_tensor(self.values, self.spec.dtype)
+
     @property
     def whole(self) -> Tensor:
         """All values, read once and kept. Do not write to it."""
-        return as_tensor(self.values, self.spec.dtype).movedim(0, self.axis)
+        refuse_written(self._kept, self.name)
+        return self._kept.movedim(0, self.axis)
+
+    def check(self) -> None:
+        """Refuse values that someone has written to."""
+        if "_kept" in vars(self):
+            refuse_written(self._kept, self.name)
 
     def take(self, rows: Rows) -> Tensor:
         """Return a copy of some rows; of a compressed array all are read, once."""
@@ -96,6 +106,22 @@ def plain_if_small(source: ArrayRows) -> Tensor:
     """Return labels and masks of a usual size as a tensor in memory, read once; do not write."""
     is_narrow = source.spec.row_bytes <= _NARROW_BYTES
     return source.whole if is_narrow and is_small(source.num_bytes) else LazyTensor(source)
+
+
+def kept_tensor(values: npt.NDArray[Any], dtype: str) -> Tensor:
+    """Return a tensor of which torch counts the writes."""
+    with torch.inference_mode(mode=False):
+        return as_tensor(values, dtype)
+
+
+def refuse_written(
+    tensor: Tensor,
+    name: str,
+    remedy: str = "open the store again, and change a copy, as in y = store.y.clone()",
+) -> None:
+    """Refuse a tensor that someone has written to in place, which no batch would show."""
+    if tensor._version:
+        raise UsageError(f"{name}: it cannot be written to, but was, in place; {remedy}")
 
 
 def as_tensor(values: npt.NDArray[Any], dtype: str) -> Tensor:

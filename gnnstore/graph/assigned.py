@@ -4,29 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from functools import cached_property
+from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from gnnstore import _core
 from gnnstore.errors import UsageError
+from gnnstore.graph.arrays import kept_tensor, refuse_written
 from gnnstore.graph.lazy import LazyTensor
 
 # Of what a fingerprint says of them.
 FINGERPRINT = "crc32c of the assigned "
 
 
-class Assigned(NamedTuple):
-    """A tensor that was assigned."""
+@dataclass(frozen=True, eq=False)
+class Assigned:
+    """A copy of a tensor that was assigned."""
 
-    values: Tensor  # [N, ...]
-    crc: int  # of the values as they were then
+    # [N, ...], bfloat16 as its bits. NumPy's memory: when a tensor is sent to another process,
+    # torch moves its memory, and frees that which an array would go on showing.
+    array: npt.NDArray[Any]
+    dtype: str
+    crc: int  # of the values
+    where: str  # in messages
 
     @classmethod
     def of(cls, values: Tensor, where: str) -> Self:
-        """Check that threads can read rows of a tensor."""
+        """Copy a tensor; refuse one of which threads cannot read rows."""
         if isinstance(values, LazyTensor):
             values = values.tensor()
         if values.device.type != "cpu" or values.layout != torch.strided or values.requires_grad:
@@ -34,9 +42,34 @@ class Assigned(NamedTuple):
                 f"{where}: batches get rows of dense tensors in the memory of the CPU that need no "
                 f"gradient; assign values.detach().cpu(), and what is learned is an EmbeddingTable"
             )
-        values = values.contiguous()
         bits = values.view(torch.int16) if values.dtype == torch.bfloat16 else values
-        return cls(values, _core.crc32c(bits.numpy().reshape(-1).view(np.uint8)))
+        try:
+            array = np.array(bits.resolve_conj().resolve_neg().numpy(), order="C")
+        except TypeError as error:
+            raise UsageError(f"{where}: {error}; assign values of another type") from None
+        dtype = str(values.dtype).removeprefix("torch.")
+        return cls(array, dtype, _core.crc32c(array.reshape(-1).view(np.uint8)), where)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.array, self.dtype, self.crc, self.where)
+
+    @cached_property
+    def _tensor(self) -> Tensor:
+        return kept_tensor(self.array, self.dtype)
+
+    @property
+    def tensor(self) -> Tensor:
+        """The values. Do not write to it."""
+        refuse_written(self._tensor, self.where, "assign the changed tensor")
+        return self._tensor.detach()
+
+
+def as_rows(value: Any) -> Tensor | None:
+    """Return a tensor with rows; None of other values, and of texts, objects and dates."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        native = value.dtype.newbyteorder("=")
+        value = torch.from_numpy(np.require(value, native, ["C_CONTIGUOUS", "WRITEABLE"]))
+    return value if isinstance(value, Tensor) and value.dim() else None
 
 
 @dataclass(frozen=True)
@@ -45,18 +78,16 @@ class AssignedAttributes:
 
     by_type: dict[str, dict[str, Assigned]]
 
-    def of(self, node_type: str) -> dict[str, Tensor]:
+    def of(self, node_type: str) -> dict[str, Assigned]:
         """Return the attributes of a node type."""
-        return {name: each.values for name, each in self.by_type.get(node_type, {}).items()}
+        return self.by_type.get(node_type, {})
 
     def assign(self, node_type: str, name: str, value: Any, num_nodes: int, where: str) -> bool:
         """Keep a value if it has a row for each node; return whether it has."""
-        if isinstance(value, np.ndarray):
-            value = torch.from_numpy(value)
-        is_of_nodes = isinstance(value, Tensor) and value.dim() > 0 and len(value) == num_nodes
-        if is_of_nodes:
-            self.by_type.setdefault(node_type, {})[name] = Assigned.of(value, where)
-        return is_of_nodes
+        if (rows := as_rows(value)) is None or len(rows) != num_nodes:
+            return False
+        self.by_type.setdefault(node_type, {})[name] = Assigned.of(rows, where)
+        return True
 
     def remove(self, node_type: str, name: str) -> bool:
         """Forget an attribute; return whether there was one."""
@@ -80,19 +111,18 @@ class AssignedAttributes:
     @property
     def num_bytes(self) -> int:
         """Bytes of all of them."""
-        return sum(each.values.nbytes for _, _, each in self)
+        return sum(each.array.nbytes for _, _, each in self)
 
     def row_bytes(self, node_type: str) -> int:
         """Bytes that a node of a type brings into a batch."""
-        own = self.of(node_type).values()
-        return sum(values.nbytes // max(1, len(values)) for values in own)
+        own = [each.array for each in self.of(node_type).values()]
+        return sum(array.nbytes // max(1, len(array)) for array in own)
 
     def fingerprint(self) -> dict[str, str]:
         """Return a checksum, the type and shape of each."""
         return {
             f"{FINGERPRINT}{node_type}.{name}": (
-                f"{each.crc:08x} {str(each.values.dtype).removeprefix('torch.')} "
-                f"{list(each.values.shape)}"
+                f"{each.crc:08x} {each.dtype} {list(each.tensor.shape)}"
             )
             for node_type, name, each in self
         }

@@ -55,7 +55,8 @@ class LazyTensor(Tensor):
 
     Indexing by rows reads these: `x[ids]`, `x[10:20]`, `x[mask]`. Every other operation of torch
     reads the whole tensor, each time anew: keep `tensor()` where it is used often. It cannot be
-    written to, and pickles as its place.
+    written to, and pickles as its place. A module that keeps it, as `torch.nn.Embedding` and
+    `torch.nn.Parameter` do, takes its values: `torch.nn.Parameter(store.x.tensor())`.
 
     Attributes
     ----------
@@ -142,6 +143,13 @@ class LazyTensor(Tensor):
             return found.reshape(*shape, *found.shape[1:]) if not source.axis else None
         return found.movedim(0, source.axis)
 
+    def _selected(self, ids: Tensor) -> Tensor | None:
+        if ids.dim() > 1 or ids.dtype not in (torch.int32, torch.int64):
+            return None
+        if bool((ids < 0).any()):  # unlike indexing, it does not count them from the end
+            raise BadIndexError(f"{self.source.name}: index_select takes no negative row ids")
+        return self._rows(ids.reshape(-1))
+
     def _part(self, func: Any, args: Sequence[Any]) -> Tensor | None:
         """Return what an operation takes of the rows, without reading others; None: it does not."""
         if not self.dim():
@@ -153,7 +161,7 @@ class LazyTensor(Tensor):
         if func not in _ALONG_AXIS or (args[0] if args else 0) % self.dim() != axis:
             return None
         if func is _aten.index_select.default:
-            return self._rows(args[1])
+            return self._selected(args[1])
         if func is _aten.slice.Tensor:
             return self._rows(range(length)[slice(*args[1:])])
         if not -length <= args[1] < length:

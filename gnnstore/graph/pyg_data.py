@@ -18,7 +18,14 @@ from gnnstore.budget.ledger import OF_FREE_MEMORY, Ledger, Reservation
 from gnnstore.budget.limits import available_bytes
 from gnnstore.errors import CorruptStoreError, NotFoundError, UsageError
 from gnnstore.formats import AttributeSpec, EdgeTypeSpec, NodeTypeSpec, Schema, StoreReader
-from gnnstore.graph.arrays import ArrayRows, Splits, is_small, plain_if_small
+from gnnstore.graph.arrays import (
+    ArrayRows,
+    Splits,
+    is_small,
+    kept_tensor,
+    plain_if_small,
+    refuse_written,
+)
 from gnnstore.graph.assigned import AssignedAttributes
 from gnnstore.graph.lazy import LazySource, LazyTensor, Rows, require_memory
 from gnnstore.graph.original_ids import NodeIds
@@ -224,12 +231,14 @@ class StoreTensors:
         UsageError, NotFoundError
             If `attributes` is no list of names; if neither nodes nor edges have one of a name.
         """
+        self._refuse_written()
         found = object.__new__(type(self))
         if isinstance(attributes, str) or not all(isinstance(a, str) for a in attributes or ()):
             raise UsageError(f"attributes={attributes!r}: expected a list of names, as ['y']")
         found.__dict__.update(vars(self), assigned=self.assigned.only(attributes))
         if attributes is None:
             return found
+        attributes = tuple(dict.fromkeys(map(str, attributes)))
         schema = self.reader.schema
         there = dict.fromkeys(name for each in schema.node_types for name in each.attributes)
         there |= dict.fromkeys(name for each in schema.edge_types for name in each.attributes)
@@ -241,7 +250,7 @@ class StoreTensors:
                     f"{name!r}; there are: {', '.join(there) or 'none'}",
                     path=self.reader.path,
                 )
-        found.__dict__.update(selected=tuple(attributes), _schema=schema.only(attributes))
+        found.__dict__.update(selected=attributes, _schema=schema.only(attributes))
         return found
 
     def assign(self, node: NodeTypeSpec, name: str, value: Any) -> bool:
@@ -251,19 +260,21 @@ class StoreTensors:
         """
         where = f"{self.reader.path}: {name!r}"
         if name in node.attributes or name in split_masks(node):
+            if is_same(self.value_of(node, name), value):
+                return True
             raise immutable(self.reader.path, f"{name!r} cannot be assigned to")
         return self.assigned.assign(node.name, name, value, node.num_nodes, where)
 
     def labels_of(self, node: NodeTypeSpec) -> Tensor:
         """Return the labels of a node type, whole."""
         spec = spec_of(self.reader.path, "node", "y", node.attributes)
-        source = self._source(spec.path, partial(ArrayRows, self.reader, spec))
+        source = self._rows(spec)
         is_kept = spec.layout == "cold" or is_small(spec.num_bytes)
         return source.whole if is_kept else LazyTensor(source).tensor()
 
     def attribute_of(self, spec: AttributeSpec) -> LazyTensor:
         """Return an attribute by its description, rows first; what is kept of it is shared."""
-        return LazyTensor(self._source(spec.path, partial(ArrayRows, self.reader, spec)))
+        return LazyTensor(self._rows(spec))
 
     def value_of(self, node: NodeTypeSpec, name: str) -> Tensor | None:
         """Return what nodes have under a name, as in PyG; in memory if it is small.
@@ -271,10 +282,9 @@ class StoreTensors:
         It was assigned, is stored, or is a split as a mask or as ids.
         """
         if (found := self.assigned.of(node.name).get(name)) is not None:
-            return found
+            return found.tensor
         if (spec := node.attributes.get(name)) is not None:
-            make = partial(rows_of, self.reader, spec)
-            return plain_if_small(self._source((spec.path, "pyg"), make))
+            return plain_if_small(self._rows(spec, spec.cat_dim % len(spec.shape)))
         if (split := split_masks(node).get(name)) is not None:
             return self._mask_of(node, split)
         split = split_ids(node).get(name)
@@ -290,10 +300,25 @@ class StoreTensors:
         make = partial(EdgeRows.of, self.reader, edge, spec)
         return LazyTensor(self._source((spec.path, "ids"), make))
 
+    def _rows(self, spec: AttributeSpec, axis: int = 0) -> ArrayRows:
+        return self._source((spec.path, axis), partial(ArrayRows, self.reader, spec, axis))
+
     def _mask_of(self, node: NodeTypeSpec, split: str) -> Tensor:
-        read = partial(read_mask, self.reader, node, split)
-        is_kept = is_small(node.num_nodes)
-        return self._source((node.name, "mask", split), read) if is_kept else read()
+        if not is_small(node.num_nodes):
+            return read_mask(self.reader, node, split)
+        mask = self._source(
+            (node.name, "mask", split),
+            lambda: kept_tensor(read_mask(self.reader, node, split).numpy(), "bool"),
+        )
+        refuse_written(mask, f"the mask of {split!r}")
+        return mask.detach()
+
+    def _refuse_written(self) -> None:
+        for key, made in list(self._lazy.items()):
+            if isinstance(made, ArrayRows):
+                made.check()
+            else:
+                refuse_written(made, f"the mask of {key[2]!r}")  # type: ignore[index]
 
     def _source(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return what is made once and shared by all tensors of an attribute."""
@@ -311,6 +336,16 @@ def spec_of(path: Path, kind: str, name: str, specs: Mapping[str, AttributeSpec]
         there = ", ".join(specs) or "none"
         raise NotFoundError(f"{path}: no {kind} attribute {name!r}; there are: {there}", path=path)
     return spec
+
+
+def is_same(known: Any, value: Any) -> bool:
+    """Whether a value is the store's own, as in `data.y = data.y`, or an equal number."""
+    if isinstance(known, LazyTensor):
+        return isinstance(value, LazyTensor) and known.source == value.source
+    if isinstance(known, Tensor):
+        is_same_type = isinstance(value, Tensor) and known.dtype == value.dtype
+        return is_same_type and torch.equal(known, value)
+    return type(known) is type(value) and bool(known == value)
 
 
 def immutable(path: Path, problem: str = "a store is immutable") -> UsageError:

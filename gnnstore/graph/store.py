@@ -31,7 +31,7 @@ from gnnstore.formats.container.reader import reopened
 from gnnstore.formats.store.csc import TopologyMode
 from gnnstore.formats.store.schema import EdgeType
 from gnnstore.graph.arrays import Splits, Texts, as_tensor
-from gnnstore.graph.assigned import AssignedAttributes
+from gnnstore.graph.assigned import AssignedAttributes, as_rows
 from gnnstore.graph.edge_splits import EdgeSplits
 from gnnstore.graph.lazy import LazyTensor
 from gnnstore.graph.original_ids import NodeIds
@@ -39,12 +39,15 @@ from gnnstore.graph.pyg_data import (
     EdgeIndex,
     StoreTensors,
     immutable,
+    is_same,
     read_data,
     read_hetero,
     spec_of,
 )
 from gnnstore.graph.topology import Topology
 from gnnstore.graph.typed import EdgeView, NodeView
+
+_FIELDS = ("reader", "assigned", "selected")  # of a store, that no class has
 
 
 class GraphStore(StoreTensors, FeatureStore, PygGraphStore):  # type: ignore[misc]
@@ -332,29 +335,32 @@ class GraphStore(StoreTensors, FeatureStore, PygGraphStore):  # type: ignore[mis
         if "_schema" not in self.__dict__ or name.startswith("_"):
             super().__setattr__(name, value)
             return
+        is_own = hasattr(type(self), name) and not _is_property(type(self), name)
+        if is_own or name in _FIELDS:
+            raise UsageError(
+                f"{self.path}: {name!r} is a name of the store's own; assign to another name"
+            )
         node = self.schema.node if self.schema.is_homogeneous else None
         is_assigned = node is not None and name in self.assigned.of(node.name)
         if not is_assigned and (name in self or _is_property(type(self), name)):
-            if not self._has_already(name, value):
+            if not is_same(getattr(self, name), value):
                 raise immutable(self.path, f"{name!r} cannot be assigned to")
+        elif self._is_of_edges(name, value):
+            raise immutable(self.path, f"{name!r}: attributes of edges cannot be assigned")
         elif node is not None and self.assign(node, name, value):
             self.__dict__.pop(name, None)
-        elif isinstance(value, Tensor) and value.dim() and len(value) == self.num_edges:
-            raise immutable(self.path, f"{name!r}: attributes of edges cannot be assigned")
         else:
             if node is not None:
                 self.assigned.remove(node.name, name)
             super().__setattr__(name, value)
 
-    def _has_already(self, name: str, value: Any) -> bool:
-        """Whether a value is the store's own, as in `data.y = data.y`, or an equal number."""
-        known = getattr(self, name)
-        if isinstance(known, LazyTensor):
-            return isinstance(value, LazyTensor) and known.source == value.source
-        if isinstance(known, Tensor):
-            is_same_type = isinstance(value, Tensor) and known.dtype == value.dtype
-            return is_same_type and torch.equal(known, value)
-        return type(known) is type(value) and bool(known == value)
+    def _is_of_edges(self, name: str, value: Any) -> bool:
+        """Whether a value has a row for each edge; if it may be of nodes, the name decides."""
+        rows = as_rows(value)
+        if rows is None or len(rows) != self.num_edges:
+            return False
+        is_of_nodes = self.schema.is_homogeneous and len(rows) == self.num_nodes
+        return not is_of_nodes or name.startswith("edge_")
 
     def to(self, device: int | str | torch.device, *_: str, non_blocking: bool = False) -> Self:  # noqa: ARG002
         """Return the store for the CPU, to which its tensors are read; it is on disk.
@@ -441,8 +447,8 @@ class GraphStore(StoreTensors, FeatureStore, PygGraphStore):  # type: ignore[mis
             data = read_hetero(self.reader, columns)
         for name, value in self.graph_attributes().items():
             data[name] = value
-        for node_type, name, (values, _) in self.assigned:
-            (data if self.schema.is_homogeneous else data[node_type])[name] = values
+        for node_type, name, each in self.assigned:
+            (data if self.schema.is_homogeneous else data[node_type])[name] = each.tensor.clone()
         return data
 
     # PyG's FeatureStore. A homogeneous store has no group and edge type names there (None).
@@ -459,7 +465,7 @@ class GraphStore(StoreTensors, FeatureStore, PygGraphStore):  # type: ignore[mis
         by_name = {node.name: node for node in self.schema.node_types}
         node = self.schema.node if attr.group_name is None else by_name.get(attr.group_name)
         if node is not None and attr.attr_name in (own := self.assigned.of(node.name)):
-            return own[attr.attr_name]
+            return own[attr.attr_name].tensor
         if node is None or attr.attr_name not in node.attributes:
             raise KeyError(f"no tensor {attr.attr_name!r} of {attr.group_name!r} in {self.path}")
         return self.attribute_of(node.attributes[attr.attr_name])

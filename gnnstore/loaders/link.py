@@ -128,8 +128,8 @@ class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[
     custom_cls : type, optional
         Class of the batches, derived from `Data`, or from `HeteroData` if nodes have types.
     attributes : sequence of str, optional
-        Names of the attributes of nodes and edges that batches have; no others are read. By default
-        all.
+        Names of the attributes of nodes and edges that batches have; no others are read, but that
+        `partitions` have all attributes of their nodes. By default all.
     partitions : PartitionPolicy, optional
         Hold some partitions of the store in memory at a time (`gnnstore partition`), which changes
         batches: each edge is trained once an epoch while both endpoints are in memory, and

@@ -143,7 +143,8 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         Class of the batches, derived from `Data`, or from `HeteroData` if nodes have types.
     attributes : sequence of str, optional
         Names of the attributes of nodes and edges that batches have; no others are read. By default
-        all. `attributes=["y"]` reads no features.
+        all. `attributes=["y"]` reads no features; with `partitions`, which have all attributes of
+        their nodes, they are read and left out.
     edge_format : "coo" or "csr"
         Edges of the batches: `edge_index`, or `adj_t`, a `gnnstore.nn.AdjT`, which layers of PyG
         take in its place, and some in one fused product. Edges of each type have their own.

@@ -116,6 +116,8 @@ class LoaderOptions:
     def of(cls, parameters: Mapping[str, Any]) -> LoaderOptions:
         """Check the `locals()` of a loader's constructor; missing options have their defaults."""
         given = {name: v for name, v in parameters.items() if name not in _NOT_PARAMETERS}
+        if "attributes" in given:
+            given["attributes"] = _names_of(given["attributes"])
         if "plan" in parameters["kwargs"]:
             raise UsageError(
                 f"plan= is called packed=; write packed={parameters['kwargs']['plan']!r}"
@@ -178,6 +180,16 @@ def checked_edge_ids(value: Any) -> EdgeIds | None:
     if value is not None and value not in ("input", "store"):
         raise UsageError(f"edge_ids={value!r} is unknown; choose one of 'input', 'store' or None")
     return cast("EdgeIds | None", value)
+
+
+def _names_of(attributes: Any) -> Any:
+    """Return the option `attributes` such that it can be read more than once."""
+    if attributes is None or isinstance(attributes, str | list | tuple):
+        return attributes
+    try:
+        return list(attributes)
+    except TypeError:
+        raise UsageError(f"attributes={attributes!r}: expected a list of names, as ['y']") from None
 
 
 def _seen(store: GraphStore, attributes: Any, adj_value: str | None) -> GraphStore:

@@ -108,6 +108,31 @@ def test_loaders_of_one_budget_show_other_attributes(
         assert_same_batches(found, expected[: len(found)])
 
 
+def test_they_are_copies(path: Path) -> None:
+    """Sending a tensor to a process moves its memory; neither that nor writes change batches."""
+    given = torch.arange(N) * 2
+    store: Any = gnnstore.open(path)
+    store.rank = given
+    loader = gnnstore.NeighborLoader(store, [3], batch_size=40, seed=0)
+    state = loader.state_dict()
+    given.share_memory_()
+    store.rank.share_memory_()
+    given.add_(5)
+    for batch in loader:
+        assert torch.equal(batch.rank, 2 * batch.n_id)
+    assert torch.equal(store.rank, 2 * torch.arange(N))
+    gnnstore.NeighborLoader(store, [3], batch_size=40, seed=0).load_state_dict(state)
+    store.to_pyg().rank.zero_()
+    with torch.inference_mode():
+        store.rank += 0 * store.rank  # assigns the result
+    assert torch.equal(store.rank, 2 * torch.arange(N))
+    store.rank[:] = 7
+    with pytest.raises(UsageError, match="'rank': it cannot be written to, but was, in place"):
+        gnnstore.NeighborLoader(store, [3])
+    store.rank = torch.zeros(N)
+    gnnstore.NeighborLoader(store, [3])
+
+
 def test_resumed_and_pickled(path: Path, expected: list[dict[str, Any]]) -> None:
     def loader(store: Any, **options: Any) -> Any:
         return gnnstore.NeighborLoader(store, [4, 3], "train", **OPTIONS, **options)
@@ -169,6 +194,24 @@ def test_csr_needs_its_values(path: Path, data: Data, tmp_path: Path) -> None:
         assert "x" not in batch
 
 
+def test_names_are_read_once(path: Path, data: Data) -> None:
+    """Given as an iterator, or twice, they are the same, also for a saved state."""
+    number: Any = 3
+    with pytest.raises(UsageError, match=r"attributes=3: expected a list of names"):
+        gnnstore.NeighborLoader(path, [2], attributes=number)
+    with pytest.raises(UsageError, match=r"attributes=3: expected a list of names"):
+        gnnstore.NeighborLoader(path, [2], attributes=number, edge_format="csr", adj_value="w")
+    state = gnnstore.NeighborLoader(path, [2], attributes=["y"], **OPTIONS).state_dict()
+    some: tuple[Any, ...] = iter(["y"]), np.array(["y"]), {"y"}, ["y", "y"]
+    for names in some:
+        loader: Any = gnnstore.NeighborLoader(path, [2], attributes=names, **OPTIONS)
+        loader.load_state_dict(state)
+        batch = next(iter(loader))
+        assert torch.equal(batch.y, data.y[batch.n_id])
+        assert "x" not in batch
+        assert list(pickle.loads(pickle.dumps(loader)).attributes) == list(loader.attributes)  # noqa: S301
+
+
 def test_link_loaders(path: Path, data: Data) -> None:
     loader = gnnstore.LinkNeighborLoader(
         opened(path), [3], neg_sampling="binary", attributes=["rank"], **OPTIONS
@@ -199,6 +242,8 @@ def test_stores_of_several_types(tmp_path: Path) -> None:
             assert "rank" not in batch["institution"]
     whole = store.to_pyg()
     assert torch.equal(whole["author"].rank, torch.arange(35))
+    store["paper"].y = store["paper"].y
+    store["paper"].x = store["paper"].x
     with pytest.raises(UsageError, match="'x' cannot be assigned to"):
         store["paper"].x = torch.zeros(60)
     with pytest.raises(UsageError, match="attributes of edges cannot be assigned"):
@@ -247,6 +292,46 @@ def test_what_cannot_be_shown(path: Path, data: Data) -> None:
         loader.input_data = None  # type: ignore[misc]
     with pytest.raises(UsageError, match=r"'num_nodes' of 'node' cannot be assigned to"):
         store["node"].num_nodes = 3
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.arange(N)[::-1],
+        np.arange(N).astype(">i8"),
+        np.broadcast_to(np.float32(1), N),
+        torch.arange(N).to(torch.complex64).mul(1j).conj(),
+        torch.arange(2 * N).view(N, 2).T.contiguous().T,
+    ],
+)
+def test_any_layout(path: Path, value: Any) -> None:
+    store: Any = gnnstore.open(path)
+    store.rank = value
+    batch = next(iter(gnnstore.NeighborLoader(store, [2], **OPTIONS)))
+    assert batch.rank.tolist() == value[batch.n_id.numpy()].tolist()
+
+
+def test_arrays_that_are_no_tensors_stay_with_the_store(path: Path) -> None:
+    for value in (np.array(["a"] * N), np.array([None] * N), np.zeros(N, "datetime64[D]")):
+        store: Any = gnnstore.open(path)
+        store.names = value
+        assert store.names is value
+        assert "names" not in next(iter(gnnstore.NeighborLoader(store, [2], **OPTIONS)))
+        with pytest.raises(UsageError, match="'names' of 'node' cannot be assigned to"):
+            store["node"].names = value
+    with pytest.raises(UsageError, match=r"'rank': .*; assign values of another type"):
+        store.rank = torch.zeros(N).to(torch.float8_e4m3fn)
+
+
+def test_as_many_edges_as_nodes(tmp_path: Path) -> None:
+    edges = torch.stack([torch.arange(9), torch.arange(9).roll(1)])
+    store: Any = gnnstore.open(
+        from_pyg(Data(edge_index=edges, x=torch.ones(9)), tmp_path / "c.gnn")
+    )
+    store.rank = torch.arange(9)
+    for value in (torch.rand(9), np.zeros(9)):
+        with pytest.raises(UsageError, match="'edge_w': attributes of edges cannot be assigned"):
+            store.edge_w = value
 
 
 def test_their_memory_is_in_the_budget(path: Path) -> None:

@@ -209,6 +209,29 @@ def test_what_is_no_index(store: Any, key: Any, message: str) -> None:
     assert isinstance(caught.value, UsageError)
 
 
+@pytest.mark.parametrize(
+    "ids",
+    [
+        torch.tensor(3),
+        torch.tensor([4, 3, 4], dtype=torch.int32),
+        torch.tensor([[1, 2], [3, 4]]),
+        torch.tensor([-1, 2]),
+        torch.tensor([N]),
+        torch.ones(N, dtype=torch.bool),
+        torch.tensor([1], dtype=torch.int16),
+        torch.empty(0, dtype=torch.int64),
+    ],
+)
+def test_index_select_is_torch_s(store: Any, data: Data, ids: torch.Tensor) -> None:
+    try:
+        expected = data.x.index_select(0, ids)
+    except (IndexError, RuntimeError) as error:
+        with pytest.raises((type(error), IndexError)):
+            store.x.index_select(0, ids)
+    else:
+        assert torch.equal(store.x.index_select(0, ids), expected)
+
+
 def test_it_cannot_be_written_to(store: Any, data: Data) -> None:
     x = store.x
     writes: list[Callable[[], Any]] = [

@@ -277,6 +277,30 @@ def test_what_is_on_disk_cannot_be_assigned_to(store: gnnstore.GraphStore) -> No
     assert anything.note == "yours"
 
 
+@pytest.mark.parametrize("name", ["selected", "assigned", "reader", "select", "topology"])
+def test_names_of_its_own_cannot_be_assigned_to(store: Any, name: str) -> None:
+    with pytest.raises(UsageError, match=f"'{name}' is a name of the store's own; assign to anoth"):
+        setattr(store, name, torch.rand(300) > 0.5)
+    gnnstore.NeighborLoader(store, [2])
+
+
+def test_writes_in_place_are_refused(example: ExampleStore) -> None:
+    """Loaders and the other names of the same values would not see them."""
+    for name, known in (("y", "node/y"), ("labels", "node/y"), ("val_mask", "mask of 'valid'")):
+        for is_inference in (False, True):
+            store = gnnstore.open(example.path)
+            assert store.y.data_ptr() == store.labels.data_ptr()  # in memory once
+            with torch.inference_mode(is_inference):
+                getattr(store, name).clone().zero_()
+                gnnstore.NeighborLoader(store, [2])
+                getattr(store, name)[:5] = 0
+            message = f"{known}: it cannot be written to, but was, in place; open the store again"
+            with pytest.raises(UsageError, match=message):
+                gnnstore.NeighborLoader(store, [2])
+            with pytest.raises(UsageError, match=message):
+                getattr(store, name)
+
+
 def test_what_a_store_has_already_may_be_assigned(store: gnnstore.GraphStore) -> None:
     """As scripts do that prepare a `Data`: nothing changes."""
     anything: Any = store

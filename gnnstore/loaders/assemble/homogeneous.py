@@ -74,9 +74,8 @@ class AttributeRows:
     ) -> dict[str, AttributeRows]:
         """Return the attributes of a node type, those that were assigned to the store included."""
         found = cls.all_of(node.attributes, tables)
-        for name, values in store.assigned.of(node.name).items():
-            is_bfloat16 = values.dtype == torch.bfloat16
-            rows = MemoryRows((values.view(torch.int16) if is_bfloat16 else values).numpy())
+        for name, each in store.assigned.of(node.name).items():
+            rows, is_bfloat16 = MemoryRows(each.array), each.dtype == "bfloat16"
             found[name] = cls(f"assigned/{node.name}/{name}", rows, rows.spec, is_bfloat16, 0)
         return found
 
