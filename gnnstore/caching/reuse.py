@@ -58,11 +58,6 @@ class ReuseCurve:
             found += np.bincount(distances, minlength=trace.num_batches)
         return cls.of(found, share)
 
-    @staticmethod
-    def scratch_bytes(num_rows: int) -> int:
-        """Return the memory for finding the curve of a trace: when each row was last needed."""
-        return num_rows * np.dtype(np.int32).itemsize
-
     @property
     def batch_rows(self) -> float:
         """Rows of a batch."""

@@ -76,11 +76,10 @@ class ChunkChecksums:
         return self.crcs[self.begins[i] : self.begins[i + 1]]
 
     def compare(
-        self, i: int, content: npt.NDArray[np.uint8], offset: int, begin: int = 0, advice: str = ""
+        self, i: int, content: npt.NDArray[np.uint8], offset: int, advice: str = ""
     ) -> None:
-        """Compare the bytes that were read of a chunk."""
-        found, first = _core.crc32c_blocks(content, BLOCK_BYTES), begin // BLOCK_BYTES
-        expected = self.of_chunk(i)[first : first + len(found)]
+        """Compare a chunk that was read whole."""
+        found, expected = _core.crc32c_blocks(content, BLOCK_BYTES), self.of_chunk(i)
         bad = np.flatnonzero(found != expected)
         if len(bad):
             at = offset + int(bad[0]) * BLOCK_BYTES
@@ -344,30 +343,6 @@ class PackedSuperbatch:
             where = error.filename or table.file_path
             what = f"batch {i} of the array {path!r}"
             raise packed_read_error(error, where, offset, what, _HELP) from error
-        return counts
-
-    def read_in_order(
-        self,
-        i: int,
-        path: str,
-        out: npt.NDArray[np.uint8],
-        begin: int = 0,
-        reader: _core.Reader | None = None,
-    ) -> ReadCounts:
-        """Read packed rows of batch `i` of a table as they lie on disk: in its order."""
-        table = self.tables[path]
-        offset = table.file_offset(i) + begin
-        parts = (0, offset, len(out), 0)
-        file, offsets, sizes, places = (np.array([part], np.int64) for part in parts)
-        try:
-            counts = (reader or self._reader).read_ranges(
-                table.files, file, offsets, sizes, places, out
-            )
-            table.chunks.checksums.compare(i, out, offset, begin)
-        except OSError as error:
-            where = error.filename or table.file_path
-            what = f"batch {i} of the array {path!r}"
-            raise packed_read_error(error, where, offset - begin, what, _HELP) from error
         return counts
 
     def close(self) -> None:
