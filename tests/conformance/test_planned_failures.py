@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
@@ -28,6 +29,7 @@ from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.features.planned import TurnLock
 from gnnstore.pipeline import batch as pipeline
 from gnnstore.pipeline.lookahead.packer import DiskQuota
+from gnnstore.pipeline.lookahead.producer import Producer
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.faults import inject
 from gnnstore.testing.graphs import random_graph
@@ -59,6 +61,13 @@ def threads(wait_seconds: float = 10) -> list[str]:
         found = [each.name for each in threading.enumerate() if each.name.startswith("gnnstore")]
         if not found or time.monotonic() > deadline:
             return found
+        time.sleep(0.01)
+
+
+def wait_for(condition: Callable[[], object], wait_seconds: float = 20) -> None:
+    deadline = time.monotonic() + wait_seconds
+    while not condition():
+        assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
@@ -325,8 +334,8 @@ def test_what_a_killed_run_leaves_is_swept_by_the_next(
 ) -> None:
     with forks.start(KILLED, path, tmp_path) as run:
         assert run.stdout.readline() == "one\n"
+        wait_for(lambda: list(tmp_path.rglob("*/*")))  # made while the first batches are read
         (left,) = tmp_path.iterdir()
-        assert any(left.iterdir())
         # The run is alive: its directory is not swept.
         list(loader_of(path, strategy="packed", tmpdir=tmp_path))
         assert left.exists()
@@ -393,6 +402,36 @@ def test_interrupts_at_any_time(
             time.sleep(0.01)
     loader.set_epoch(0)
     assert_same_batches(batches_of(loader), expected)
+
+
+@pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if s.plans])
+def test_an_interrupt_while_an_iteration_is_closed(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    loader = loader_of(path, strategy=strategy, superbatch=2, num_threads=3, tmpdir=tmp_path)
+    override_sizes(loader, in_memory=False)
+    close, calls = Producer.close, iter(range(10**6))
+
+    def interrupted(self: Producer) -> None:
+        if next(calls) == 0:
+            raise KeyboardInterrupt
+        close(self)
+
+    monkeypatch.setattr(Producer, "close", interrupted)
+    running: Any = iter(loader)
+    next(running)
+    assert any(tmp_path.iterdir())
+    with pytest.raises(KeyboardInterrupt):
+        running.close()
+    del running
+
+    def is_clean() -> bool:
+        gc.collect()
+        return not threads(0) and not any(tmp_path.iterdir())
+
+    wait_for(is_clean)
+    monkeypatch.undo()
+    assert len(list(loader)) == len(loader)
 
 
 def test_a_batch_that_takes_too_long_to_sample(

@@ -8,6 +8,7 @@ batches of several epochs, so that one pass over the tables packs the rows of al
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -44,14 +45,14 @@ class _Iteration:
 
     _is_done: Callable[[], bool]  # whether all of its batches have their rows
     _leave: Callable[[], None]
-    _is_over: bool = False
+    is_over: bool = False
 
     def ends(self) -> bool:
         """Whether it is done; then what was made ahead is left to the next iteration."""
-        if not self._is_over and self._is_done():
-            self._is_over = True
+        if not self.is_over and self._is_done():
+            self.is_over = True
             self._leave()
-        return self._is_over
+        return self.is_over
 
 
 class LookaheadEpochs:
@@ -64,7 +65,9 @@ class LookaheadEpochs:
     ) -> None:
         self.job = job
         self._take_slots = take_slots
-        self._open: _Iteration | None = None  # the one that has the slots
+        # The iteration that has the slots. It keeps the files of its superbatches, which go with it
+        # where Ctrl-C came while it was closed.
+        self._open: weakref.ref[_Iteration] | None = None
         self._session: Session | None = None  # of the last iteration, if it came to its end
         self._next: NextSuperbatch | None = None
         self._carried: MadeAhead | None = None  # whose next batches are the coming iteration's
@@ -81,7 +84,8 @@ class LookaheadEpochs:
         A loop that counts batches, as Lightning's, asks for none after the last one: its iteration
         is closed after validation, or when the next one begins.
         """
-        return self._open is None or self._open.ends()
+        iteration = None if self._open is None else self._open()
+        return iteration is None or iteration.ends()
 
     def lose_slots(self) -> None:
         """Free what was planned for the slots: another loader takes their memory."""
@@ -171,7 +175,8 @@ class LookaheadEpochs:
             is_carried = ahead is not None and ahead.has_more
             self._keep(ahead if is_carried else None, coming, session)
 
-        iteration = self._open = _Iteration(is_done, leave)
+        iteration = _Iteration(is_done, leave)
+        self._open = weakref.ref(iteration)
         with ExitStack() as stack:
 
             @stack.callback
@@ -184,8 +189,7 @@ class LookaheadEpochs:
                 finally:
                     if not is_carried:
                         producer.close()
-                    if self._open is iteration:
-                        self._open = None
+                    iteration.is_over = True
 
             superbatches = ordered_map(
                 make,

@@ -8,6 +8,7 @@ that memory has room for are not written.
 from __future__ import annotations
 
 import threading
+import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -157,27 +158,29 @@ class DiskQuota:
 
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
-        self._taken: list[tuple[SuperbatchPacker, int]] = []
+        # A packer that was forgotten, its iteration's end cut off by Ctrl-C, has no files.
+        self._taken: list[tuple[weakref.ref[SuperbatchPacker], int]] = []
         self._lock = threading.Lock()
 
     def take(self, packer: SuperbatchPacker, wanted: int) -> bool:
         """Take room for a superbatch, if there is some; one alone may always try."""
         with self._lock:
-            is_fitting = len(self._taken) == 1 and self._taken[0][1] + wanted <= self.num_bytes
-            if not self._taken or is_fitting:
-                self._taken.append((packer, wanted))
+            taken = self._taken = [each for each in self._taken if each[0]() is not None]
+            is_fitting = len(taken) == 1 and taken[0][1] + wanted <= self.num_bytes
+            if not taken or is_fitting:
+                taken.append((weakref.ref(packer), wanted))
                 return True
             return False
 
     def is_of(self, packer: SuperbatchPacker) -> bool:
         """Whether all that is taken is one packer's."""
         with self._lock:
-            return all(other is packer for other, _ in self._taken)
+            return all(other() is packer for other, _ in self._taken)
 
     def give_back(self, packer: SuperbatchPacker, taken: int) -> None:
         """Give back what a superbatch has taken."""
         with self._lock:
-            self._taken.remove((packer, taken))
+            self._taken.remove((weakref.ref(packer), taken))
 
 
 class PackedBatches:
