@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnstore.converters import from_rmat
+from gnnstore.converters import ConvertOptions, from_rmat
 from gnnstore.converters.synthetic.rmat import GRAPH500
 
 FANOUTS, BATCH_SIZE, SEED = (10, 10, 10), 1024, 0
@@ -60,10 +60,13 @@ def make_store(
     edge_factor: int = EDGE_FACTOR,
     feature_dim: int = FEATURE_DIM,
     probabilities: tuple[float, float, float, float] = GRAPH500,
+    *,
+    page_bytes: int | None = None,
 ) -> Path:
     """Return the store of an R-MAT graph, converted unless it is there already."""
     kind = "rmat" if probabilities == GRAPH500 else "rmat-flat"
-    path = directory / f"{kind}-{scale}-{edge_factor}-{feature_dim}.gnn"
+    pages = "" if page_bytes is None else f"-pages-{page_bytes}"
+    path = directory / f"{kind}-{scale}-{edge_factor}-{feature_dim}{pages}.gnn"
     if not path.exists():
         directory.mkdir(parents=True, exist_ok=True)
         from_rmat(
@@ -73,5 +76,6 @@ def make_store(
             feature_dim=feature_dim,
             homophily=None,
             probabilities=probabilities,
+            options=ConvertOptions(page_bytes=page_bytes),
         )
     return path
