@@ -124,11 +124,11 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         Number of batches that are sampled and planned together; by default an epoch of up to
         1,024, two or four epochs if rows are packed and the tables are large, or as many as
         memory or disk have room for. Two superbatches exist at a time.
-    tmpdir : str or Path, optional
+    spill_dir : str or Path, optional
         Directory for packed rows, and for subgraphs that do not fit in memory, while they are
         needed; by default that of the store.
     disk : int or str, optional
-        Limit for what "packed" and "belady" keep in `tmpdir`; by default half of the free space.
+        Limit for what "packed" and "belady" keep in `spill_dir`; by default half of the free space.
     packed : str or Path, optional
         Packed epochs of `gnnstore pack` to read, by their name in the store or by their path.
     rank, world_size : int, optional
@@ -231,7 +231,7 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         cache: str | None = None,
         cache_bytes: int | str | None = None,
         superbatch: int | str | None = None,
-        tmpdir: str | Path | None = None,
+        spill_dir: str | Path | None = None,
         disk: int | str | None = None,
         packed: str | Path | None = None,
         rank: int | None = None,

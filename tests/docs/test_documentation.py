@@ -413,7 +413,7 @@ def test_the_example_script_trains(
     """Training and evaluation, in memory and under one budget for both."""
     _make_graph_store()
     script = ROOT / "examples" / "train_sage.py"
-    options = ["--epochs", "1", "--fanouts", "5", "5", "--hidden", "16", "--batch-size", "100"]
+    options = ["--epochs", "1", "--fanouts", "5,5", "--hidden", "16", "--batch-size", "100"]
     options += ["--strategy", strategy, "--memory", "100MB", *edges]
     done = forks.run(RUN_SCRIPT, script, work_dir / "graph.gnn", *options)
     assert done.returncode == 0, done.stderr
