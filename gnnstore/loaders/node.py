@@ -87,13 +87,14 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         PyG's deprecated name of `subgraph_type="induced"` (when False).
     time_window : int, optional
         With `time_attr`: edges of (t - time_window, t] only, t being the time of their seed.
-    strategy : "auto", "memory", "mmap", "direct", "static", "belady" or "packed"
+    strategy : str
         How attributes are read. "memory" loads everything into memory; "mmap" maps the files.
-        "static" reads rows from disk, except for a fixed set of cached rows; "direct" is the
-        same without a cache. "belady" samples ahead and caches the rows that are needed again
-        soonest; "packed" also gathers the rows that this cache misses ahead, in one pass over
-        the table. "auto" is "memory" if everything fits, else the strategy that is predicted
-        to be fastest within `memory` and `disk`, for which the disk is measured once.
+        "static" reads rows from disk, except for a fixed set of cached rows, by frequency or as
+        `cache` says; "static-degree" and "static-frequency" are the same with `cache` in the name,
+        and "direct" without a cache. "belady" samples ahead and caches the rows that are needed
+        again soonest; "packed" also gathers the rows that this cache misses ahead, in one pass over
+        the table. "auto" is "memory" if everything fits, else the strategy that is predicted to be
+        fastest within `memory` and `disk`, for which the disk is measured once.
     memory : int or str, optional
         Limit for everything that the loader holds, such as "8GB". "auto": three quarters of the
         free memory of the machine or its cgroup; by default all of its free memory.

@@ -302,7 +302,15 @@ def _groups_of(pid: int) -> list[Path]:
 
 @pytest.mark.timeout(400)
 def test_an_interrupt_leaves_nothing(store: Path, tmp_path: Path) -> None:
-    words = ["bench", "load", str(store), "--strategies", "packed,map", "--num-neighbors", "9,9,9"]
+    words = [
+        "bench",
+        "load",
+        str(store),
+        "--strategies",
+        "packed,numpy-mmap",
+        "--num-neighbors",
+        "9,9,9",
+    ]
     words += ["--batch-size", "2", "--repeats", "1000", "--epoch"]
     words += ["--no-limit"]
     temporary = tmp_path / "temporary"

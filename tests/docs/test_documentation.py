@@ -289,7 +289,7 @@ _SAMPLED = "--num-neighbors 2,2 --batch-size 32"
         (f"predict graph.gnn {_SAMPLED}", ""),
         (f"pack graph.gnn --name fixed {_SAMPLED}", "inspect"),
         ("partition graph.gnn", "inspect"),
-        (f"bench load graph.gnn --strategies map --batches 2 --no-limit {_SAMPLED}", ""),
+        (f"bench load graph.gnn --strategies numpy-mmap --batches 2 --no-limit {_SAMPLED}", ""),
     ],
 )
 def test_every_field_of_a_json_document_stands_in_the_manual(
