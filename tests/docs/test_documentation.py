@@ -53,7 +53,7 @@ NOT_RUN = {
     "CONTRIBUTING.md": ["make test"],
     "docs/benchmarks.md": ["make bench", "make bench-peers"],
     "docs/howto-compare.md": [
-        "gnnstore bench load papers100M.gnn --memory 10% --plot epochs.png",
+        "gnnstore bench load papers100M.gnn --loader-memory 10% --plot epochs.png",
         "gnnstore bench load large.gnn --num-neighbors 10,10 --batches 163 \\",
     ],
     "docs/howto-distributed.md": [
