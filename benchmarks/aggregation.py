@@ -40,7 +40,7 @@ from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
 from torch_geometric.utils import scatter, spmm, trim_to_layer
 
 import gnnstore
-from benchmarks.harness import Timing, directory_of, parser, report, time_in_turns
+from benchmarks.harness import Timing, directory_of, parser, report, several, time_in_turns
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, FEATURE_DIM, SEED, WORKLOADS, Workload
 from gnnstore.converters.synthetic.rmat import GRAPH500
 from gnnstore.nn import gcn_norm, trim
@@ -322,8 +322,8 @@ def main() -> None:
     """Read the options and run."""
     options = parser(__doc__)
     options.set_defaults(repeats=5)
-    options.add_argument("--workloads", nargs="+", choices=sorted(WORKLOADS), default=["W", "w"])
-    options.add_argument("--layers", nargs="+", default=["SAGE", "GIN", "GCN", "GAT"])
+    options.add_argument("--workloads", type=several(choices=sorted(WORKLOADS)), default=["W", "w"])
+    options.add_argument("--layers", type=several(), default=["SAGE", "GIN", "GCN", "GAT"])
     options.add_argument("--batches", type=int, default=2, help="batches of a timing (2)")
     options.add_argument("--loader-batches", type=int, default=64, help="of an epoch (64)")
     options.add_argument("--hidden", type=int, default=64, help="width of the layers (64)")

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from benchmarks.harness import parser, report
+from benchmarks.harness import parser, report, several
 from gnnstore import NeighborLoader
 from gnnstore.converters import from_rmat
 from gnnstore.strategies.builtin import STRATEGIES
@@ -102,7 +102,7 @@ def pack(store: Path, output: Path) -> Path:
         "--input-nodes": "train",
         "--epochs": 2,
         "--seed": SEED,
-        "--cache": CACHE_BYTES,
+        "--cache-bytes": CACHE_BYTES,
         "--superbatch": SUPERBATCH,
     }
     words = [str(word) for pair in arguments.items() for word in pair]
@@ -133,7 +133,7 @@ def main() -> None:
     options.add_argument(
         "--functions", action="store_true", help="print the functions of each module too"
     )
-    options.add_argument("--strategies", nargs="+", choices=WAYS, default=[*WAYS], help="(all)")
+    options.add_argument("--strategies", type=several(choices=WAYS), default=[*WAYS], help="(all)")
     arguments = options.parse_args()
     repeats = min(arguments.repeats, 2) if arguments.quick else arguments.repeats
     entered: dict[str, list[str]] = {}

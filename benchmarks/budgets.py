@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import directory_of, parser, report
+from benchmarks.harness import directory_of, parser, report, several
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, WORKLOADS
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.tools.bench.harness import ask_process
@@ -108,8 +108,8 @@ def main() -> None:
     """Read the options and compare."""
     options = parser(__doc__)
     options.add_argument("--workload", choices=sorted(WORKLOADS), default="W", help="(W)")
-    options.add_argument("--budgets", nargs="+", default=[*BUDGETS], help="(0.3GB 1GB 4GB)")
-    options.add_argument("--strategies", nargs="+", choices=READING, default=[*READING])
+    options.add_argument("--budgets", type=several(), default=[*BUDGETS], help="(0.3GB,1GB,4GB)")
+    options.add_argument("--strategies", type=several(choices=READING), default=[*READING])
     options.add_argument("--batches", type=int, default=40, help="(40)")
     options.add_argument("--cache", type=Path, help="directory that keeps the store")
     arguments = options.parse_args()

@@ -31,6 +31,7 @@ from benchmarks.harness import (
     limit_version,
     parser,
     report,
+    several,
 )
 from benchmarks.parts.topology import WAYS, Outcome
 from benchmarks.parts.workloads import WORKLOADS
@@ -139,7 +140,7 @@ def main() -> None:
     options = parser(__doc__)
     options.set_defaults(repeats=3)
     options.add_argument("--workload", choices=sorted(WORKLOADS), default="W", help="(W)")
-    options.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS])
+    options.add_argument("--ways", type=several(choices=WAYS), default=[*WAYS])
     options.add_argument("--share", type=float, default=0.2, help="of the topology (0.2)")
     options.add_argument("--amount", type=float, default=1.0, help="factor of the batches (1)")
     add_limit_options(options)

@@ -119,7 +119,7 @@ class Way:
             [],
             neg_sampling={"mode": "triplet", "amount": NEGATIVES},
             neg_side="both",
-            shared_negatives=max(1, arguments.batch_size // CHUNK),
+            negative_chunks=max(1, arguments.batch_size // CHUNK),
             batch_size=arguments.batch_size,
             shuffle=True,
             seed=0,

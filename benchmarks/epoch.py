@@ -39,6 +39,7 @@ from benchmarks.harness import (
     limit_version,
     parser,
     report,
+    several,
 )
 from benchmarks.parts.epoch_plot import draw_epochs
 from benchmarks.parts.strategies import PEERS, WAYS
@@ -50,7 +51,7 @@ from gnnstore.tools.plots.pictures import check_picture
 BAR, BAR_SCALE = 1.1, 24
 IN_MEMORY, HELD_TO_THE_BAR, SHARE_OF_THE_BAR = "memory", "packed", 0.1
 DEFAULT = ("mmap", "static-degree", "packed")
-ALL = tuple(name for name in WAYS if name not in {"map", *PEERS})
+ALL = tuple(name for name in WAYS if name not in {"numpy-mmap", *PEERS})
 SHARES, ALL_SHARES = (1.0, 0.1), (1.0, 0.3, 0.1, 0.05)
 NUM_EPOCHS, TEST_BATCHES = 2, 8
 WORKER = "benchmarks.parts.training"
@@ -191,8 +192,8 @@ def main() -> None:
     options.add_argument("--batch-size", type=int, default=BATCH_SIZE, help=f"({BATCH_SIZE})")
     options.add_argument("--edge-format", choices=["coo", "csr"], default="coo", help="(coo)")
     options.add_argument("--hidden", type=int, default=64, help="width of the layers (64)")
-    options.add_argument("--strategies", nargs="+", choices=ALL, default=[*DEFAULT])
-    options.add_argument("--shares", nargs="+", type=float, default=[*SHARES], help="(1.0 0.1)")
+    options.add_argument("--strategies", type=several(choices=ALL), default=[*DEFAULT])
+    options.add_argument("--shares", type=several(float), default=[*SHARES], help="(1.0,0.1)")
     options.add_argument("--all", action="store_true", help="all strategies; 100, 30, 10 and 5 %%")
     options.add_argument("--plot", type=Path, help="picture to be drawn, .svg or .png")
     add_limit_options(options)

@@ -30,7 +30,7 @@ import numpy.typing as npt
 import torch
 
 import gnnstore
-from benchmarks.harness import device_numbers, device_row, directory_of, parser, report
+from benchmarks.harness import device_numbers, device_row, directory_of, parser, report, several
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, WORKLOADS, Workload
 from gnnstore.converters import reorder
 from gnnstore.graph.sizes import StoreSizes
@@ -178,7 +178,7 @@ def main() -> None:
     """Make the stores, load, and print."""
     options = parser(__doc__)
     options.add_argument("--workload", choices=sorted(WORKLOADS), default="W", help="(%(default)s)")
-    options.add_argument("--orders", nargs="+", choices=ORDERS, default=ORDERS)
+    options.add_argument("--orders", type=several(choices=ORDERS), default=ORDERS)
     options.add_argument("--whole", action="store_true", help="five epochs of each order in turns")
     options.add_argument("--cache", type=Path, help="directory that keeps the stores")
     arguments = options.parse_args()

@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -128,6 +128,20 @@ def _lines(path: str) -> list[str]:
         return []
 
 
+def several(kind: Callable[[str], Any] = str, choices: Iterable[Any] = ()) -> Callable[[str], Any]:
+    """Return a function that parses values with commas between them."""
+    allowed = tuple(choices)
+
+    def values(text: str) -> list[Any]:
+        found = [kind(part) for part in text.split(",")]
+        if allowed and (unknown := [each for each in found if each not in allowed]):
+            names = ", ".join(map(str, allowed))
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {names}")
+        return found
+
+    return values
+
+
 def parser(description: str | None) -> argparse.ArgumentParser:
     """Return a parser with the options that every benchmark has."""
     result = argparse.ArgumentParser(
@@ -143,7 +157,7 @@ def add_loader_options(options: argparse.ArgumentParser) -> None:
     """Add the options of benchmarks that compare a loader in memory with peers."""
     options.add_argument("--threads", type=int, help="threads of the loader (all cores)")
     options.add_argument("--peer-batches", type=int, default=12, help="batches of a peer (12)")
-    options.add_argument("--peer-workers", type=int, nargs="+", default=[0, 2], help="(0 2)")
+    options.add_argument("--peer-workers", type=several(int), default=[0, 2], help="(0,2)")
     options.add_argument("--cache", type=Path, help="directory that keeps the store")
 
 

@@ -13,12 +13,13 @@ and some slack.
 - `belady`: at least 0.8 of the disk's random reads of 4 KiB a second. Rows near one another, of
   edges above all, are read at once, and that takes longer: next to the bar is the share of the time
   that the disk needs for as many reads of 4 KiB, and for the rest of the bytes in order
-- `map`, NumPy with 32 threads over a mapping of the features, and all in memory, next to them
+- `numpy-mmap`, NumPy with 32 threads over a mapping of the features, and all in memory, next to
+  them
 
-`map` runs as in `gnnstore bench load`: in a process of its own, in a memory cgroup, page cache
-included, that allows a tenth of the features and the slack beyond what it holds, which are the
-topology and what edges have; some batches are timed, since all cost the same. Only root may make
-memory cgroups: without, the page cache serves most of its reads, which the report says.
+`numpy-mmap` runs as in `gnnstore bench load`: in a process of its own, in a memory cgroup, page
+cache included, that allows a tenth of the features and the slack beyond what it holds, which are
+the topology and what edges have; some batches are timed, since all cost the same. Only root may
+make memory cgroups: without, the page cache serves most of its reads, which the report says.
 
 `--peer` instead compares the loader in memory with PyG's `NeighborLoader` on the same graph as
 `HeteroData`, if torch-sparse or pyg-lib can be imported here; the bar is 8 times its speed.
@@ -43,7 +44,7 @@ import torch
 from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 
 import gnnstore
-from benchmarks.harness import device_row, directory_of, parser, report
+from benchmarks.harness import device_row, directory_of, parser, report, several
 from benchmarks.loader import seconds_of
 from gnnstore.converters import ConvertOptions, from_planted_types
 from gnnstore.errors import UsageError
@@ -64,7 +65,7 @@ FANOUTS, BATCH_SIZE, SEED, NUM_BATCHES = (10, 5), 1024, 0, 100
 SHARE, SLACK_BYTES, SKEW = 0.1, 200_000_000, 2.0
 MAP_BATCHES, MAP_WORKER = 8, "gnnstore.tools.bench.worker"
 BAR_PACKED, BAR_BELADY, BAR_PYG = 1.25, 0.8, 8.0
-STRATEGIES = ("packed", "belady", "map", "mmap", "memory")
+STRATEGIES = ("packed", "belady", "numpy-mmap", "mmap", "memory")
 
 Found = dict[str, Any]
 
@@ -145,7 +146,7 @@ def mapped(path: Path, num_batches: int, number: int) -> Found:
             is_limited = False
         found = run_task(task, worker=MAP_WORKER, is_limited=is_limited)
     if isinstance(found, str):
-        raise SystemExit(f"map: {found}")
+        raise SystemExit(f"numpy-mmap: {found}")
     return {
         "seconds": found["seconds"] * num_batches,
         "bytes": int(found["disk_bytes"] * num_batches),
@@ -249,7 +250,7 @@ def main() -> None:
     options.add_argument("--papers", type=int, default=NUM_PAPERS, help=f"({NUM_PAPERS})")
     options.add_argument("--skew", type=float, default=SKEW, help=f"of degrees ({SKEW:g})")
     options.add_argument("--batches", type=int, default=NUM_BATCHES, help=f"({NUM_BATCHES})")
-    options.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=STRATEGIES)
+    options.add_argument("--strategies", type=several(choices=STRATEGIES), default=STRATEGIES)
     options.add_argument("--peer", action="store_true", help="compare with PyG's loader in memory")
     options.add_argument("--cache", type=Path, help="directory that keeps the store")
     arguments = options.parse_args()

@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 import gnnstore
-from benchmarks.harness import directory_of, parser, report
+from benchmarks.harness import directory_of, parser, report, several
 from benchmarks.parts.workloads import FANOUTS, FEATURE_DIM, FLAT, make_store
 from gnnstore.converters import ConvertOptions, GraphWriter, from_kronecker, from_numpy, reorder
 from gnnstore.converters.stores.graph import StoreInput
@@ -292,7 +292,7 @@ def main() -> None:
     options.add_argument("--scale", type=int, default=20, help="logarithm of the nodes (20)")
     options.add_argument("--graph", type=Path, help="a real graph to expand, .npz")
     options.add_argument("--factor", type=int, default=32, help="of the expansion (32)")
-    options.add_argument("--graphs", nargs="+", help="names of some of the graphs")
+    options.add_argument("--graphs", type=several(), help="names of some of the graphs")
     options.set_defaults(repeats=3)
     arguments = options.parse_args()
     if arguments.quick:

@@ -6,9 +6,9 @@ page cache included, that allows what it holds with the graph's structure and la
 beyond that 10 % of the features and 0.2 GB of slack. `memory` runs without a limit, as the upper
 bound.
 
-`map` is the usual solution: our sampler, and NumPy gathering rows from a mapping of the
+`numpy-mmap` is the usual solution: our sampler, and NumPy gathering rows from a mapping of the
 features with MADV_RANDOM by 32 threads (with 2 threads, or without the advice, it is several
-times slower). The bar: `static-frequency` is 4 times as fast as `map` on W.
+times slower). The bar: `static-frequency` is 4 times as fast as `numpy-mmap` on W.
 
 Run `python -m benchmarks.out_of_core --workload W --cache DIR` as a user who may make memory
 cgroups (root), with DIR on the disk in question: the store is kept there, 11 GB for W and 6 GB
@@ -32,6 +32,7 @@ from benchmarks.harness import (
     limit_version,
     parser,
     report,
+    several,
 )
 from benchmarks.parts.peers import missing, peers_of
 from benchmarks.parts.strategies import PEERS, WAYS
@@ -46,7 +47,7 @@ BAR, HELD_TO_THE_BAR = 4.0, "static-frequency"
 SHARE = 0.1
 DEFAULT = tuple(name for name, way in WAYS.items() if way.is_compared and not way.is_made_ahead)
 # They take their time, and every batch takes the same.
-PER_BATCH = {"map", "mmap", *PEERS}
+PER_BATCH = {"numpy-mmap", "mmap", *PEERS}
 WORKER = "benchmarks.parts.strategies"
 RATES = ("random_reads_per_second", "bytes_per_second")
 QUICK = "the slack alone holds these features: this shows that all runs, not how fast"
@@ -121,7 +122,7 @@ def main() -> None:
     options.add_argument("--workload", choices=sorted(WORKLOADS), default="W", help="(W)")
     options.add_argument("--scale", type=int, help="2^scale nodes instead of the workload's")
     options.add_argument(
-        "--strategies", dest="ways", nargs="+", choices=tuple(WAYS), default=[*DEFAULT]
+        "--strategies", dest="ways", type=several(choices=tuple(WAYS)), default=[*DEFAULT]
     )
     options.add_argument(
         "--peers", action="store_true", help="the peers that can be had, too (make bench-peers)"
@@ -131,7 +132,7 @@ def main() -> None:
     options.add_argument(
         "--epoch",
         action="store_true",
-        help="time the second of two whole epochs, for all but map, mmap and peers",
+        help="time the second of two whole epochs, for all but numpy-mmap, mmap and peers",
     )
     add_limit_options(options)
     arguments = options.parse_args()

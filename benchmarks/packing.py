@@ -42,7 +42,7 @@ from gnnstore.features.tables import DirectRows
 from gnnstore.formats import PagedArray
 from gnnstore.tools.bench.harness import spread
 from gnnstore.tools.bench.page_cache import drop_from_cache
-from gnnstore.units import format_size
+from gnnstore.units import format_size, parse_size
 
 BAR_PACKING, BAR_ONE_BY_ONE, BAR_READING, BAR_AMPLIFICATION = 0.75, 7.0, 0.85, 1.1
 THREADS = (2, 4, 8)
@@ -69,7 +69,7 @@ class Workload:
         self.rows = DirectRows.open(array, open_engine(self.path, arguments.engine))
         self.trace = draw_trace(array.num_rows, arguments.batches, arguments.rows)
         self.slots = np.full(self.trace.num_accesses, -1, np.int32)
-        self.memory_bytes = arguments.memory_bytes
+        self.memory_bytes = arguments.memory
         self.num_threads = arguments.threads
         self.num_one_by_one = arguments.one_by_one
         self.packed: PackedSuperbatch | None = None
@@ -234,7 +234,7 @@ def run(arguments: argparse.Namespace, directory: Path) -> None:
         [
             ("missed rows", f"{work.trace.num_accesses} of 512 bytes, {format_size(missed)}"),
             ("read of the table", f"{format_size(counts.bytes_read)} in {counts.reads} reads"),
-            ("memory", format_size(arguments.memory_bytes)),
+            ("memory", format_size(arguments.memory)),
             (f"in order: read, {readers} threads", rate("read")),
             (f"in order: write, {writers} threads", rate("write")),
             ("packing, read and written", f"{spread(shares)} GB/s"),
@@ -274,7 +274,7 @@ def main() -> None:
     options.add_argument("--threads", type=int, default=2, help="that copy, or read back (2)")
     options.add_argument("--engine", help="what reads: io_uring, pread or mmap")
     options.add_argument(
-        "--memory-bytes", type=int, default=256 << 20, help="for packing (256 MiB)"
+        "--memory", type=parse_size, default=256 << 20, help="for packing (256 MiB)"
     )
     arguments = options.parse_args()
     if arguments.quick:

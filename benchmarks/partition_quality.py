@@ -197,7 +197,7 @@ def rank(
         exclude_edges="self" if args.encoder else None,
         neg_sampling={"mode": "triplet", "amount": 128},
         neg_side="both",
-        shared_negatives=CHUNKS,
+        negative_chunks=CHUNKS,
         edge_label_attrs=("edge_type",),
         batch_size=args.batch_size or TRIPLES_PER_BATCH,
         shuffle=True,

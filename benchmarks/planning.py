@@ -30,6 +30,7 @@ from benchmarks.harness import (
     limit_version,
     parser,
     report,
+    several,
 )
 from benchmarks.parts.planning import UNPINNED, WAYS, Outcome
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, WORKLOADS
@@ -117,7 +118,7 @@ def main() -> None:
     options = parser(__doc__)
     options.set_defaults(repeats=5)
     options.add_argument("--workload", choices=sorted(WORKLOADS), default="W", help="(W)")
-    options.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS])
+    options.add_argument("--ways", type=several(choices=WAYS), default=[*WAYS])
     options.add_argument("--unpinned", action="store_true", help="no row is pinned")
     add_limit_options(options)
     arguments = options.parse_args()

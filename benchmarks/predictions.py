@@ -31,13 +31,14 @@ from benchmarks.harness import (
     limit_version,
     parser,
     report,
+    several,
 )
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, WORKLOADS
 from gnnstore.tools.bench.harness import Task, measure_disk_of, run_task
 
 FACTOR, CLOSE = 1.5, 1.15
 WORKER = "benchmarks.parts.predicted"
-MEMORY, DISK = (0.02, 0.1, 0.3, 1.0), (0.0, 0.5, 3.0)
+SHARES, DISK = (0.02, 0.1, 0.3, 1.0), (0.0, 0.5, 3.0)
 
 
 def play(task: Task, *, limited: bool, far: float) -> dict[str, Any]:
@@ -101,7 +102,7 @@ def compare(arguments: argparse.Namespace, directory: Path, *, limited: bool) ->
         np.save(seeds, workload.seeds())
         opened = gnnstore.open(store)
         features = opened.schema.node.attributes["x"].num_bytes
-        for share in arguments.memory:
+        for share in arguments.shares:
             for times in arguments.disk:
                 task = Task(
                     strategy="",
@@ -138,15 +139,15 @@ def compare(arguments: argparse.Namespace, directory: Path, *, limited: bool) ->
 def main() -> None:
     """Read the options, and compare."""
     options = parser(__doc__)
-    options.add_argument("--workloads", nargs="+", choices=sorted(WORKLOADS), default=["W", "F"])
-    options.add_argument("--memory", nargs="+", type=float, default=[*MEMORY], help="shares")
-    options.add_argument("--disk", nargs="+", type=float, default=[*DISK], help="times")
+    options.add_argument("--workloads", type=several(choices=sorted(WORKLOADS)), default=["W", "F"])
+    options.add_argument("--shares", type=several(float), default=[*SHARES], help="of memory")
+    options.add_argument("--disk", type=several(float), default=[*DISK], help="times")
     options.set_defaults(batch_size=BATCH_SIZE)
     options.add_argument("--far", type=float, default=3.0, help="times the fastest (3)")
     add_limit_options(options)
     arguments = options.parse_args()
     if arguments.quick:
-        arguments.workloads, arguments.memory, arguments.disk = ["w", "f"], [0.1], [0.0, 3.0]
+        arguments.workloads, arguments.shares, arguments.disk = ["w", "f"], [0.1], [0.0, 3.0]
         arguments.batch_size, arguments.slack = 64, 110 * 10**6
     limited = bool(limit_version(arguments))
     with directory_of(arguments) as directory:

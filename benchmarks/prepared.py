@@ -72,7 +72,7 @@ def pack(task: Task, directory: Path) -> tuple[Path, float]:
         memory=run.memory_bytes,
         cache_bytes=max(0, run.room_bytes - ALLOWANCE_BYTES - in_flight),
         topology="memory",
-        tmpdir=directory,
+        spill_dir=directory,
         num_threads=run.num_threads,
     )
     start = perf_counter()

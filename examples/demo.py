@@ -33,7 +33,7 @@ BATCH_SIZE = 256
 LEARNING_RATE = 0.01
 NEXT = """Now with your own graph:
   gnnstore convert numpy graph.npz graph.gnn   # or: snap, ogb, table, ... (gnnstore convert --help)
-  python examples/train_sage.py graph.gnn --fanouts 10 10
+  python examples/train_sage.py graph.gnn --fanouts 10,10
 A PyG Data object needs no files: gnnstore.converters.from_pyg(data, "graph.gnn")"""
 
 
@@ -126,7 +126,7 @@ def shuffled_features(store: gnnstore.GraphStore, seed: int) -> Callable[[Data],
 def convert(path: Path, scale: int, seed: int) -> None:
     """Make a random graph with few labelled nodes, as in real data sets; print what was written."""
     words = ["convert", "rmat", str(path), "--scale", str(scale), "--seed", str(seed)]
-    words += ["--feature-dim", "128", "--split-fractions", "0.025", "0.025", "0.05"]
+    words += ["--feature-dim", "128", "--split-fractions", "0.025,0.025,0.05"]
     words += ["--undirected", "--overwrite"]
     print(f"$ gnnstore {shlex.join(words)}", flush=True)
     done = subprocess.run([sys.executable, "-m", "gnnstore", *words], check=False)  # noqa: S603

@@ -105,13 +105,20 @@ def accuracy(model: RelationalSage, loader: gnnstore.NeighborLoader) -> float:
     return right / max(1, count)
 
 
+def numbers(text: str) -> list[int]:
+    """Return the numbers in a text such as "15,10,5"."""
+    return [int(part) for part in text.split(",")]
+
+
 def main() -> None:
     """Train, and print losses and accuracies."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("store", nargs="?", type=Path, help="default: a generated graph")
     parser.add_argument("--target", default="paper", help="node type whose labels are learned")
     parser.add_argument("--papers", type=int, default=3000, help="of the generated graph")
-    parser.add_argument("--fanouts", type=int, nargs="+", default=[8, 4], help="of every edge type")
+    parser.add_argument(
+        "--fanouts", type=numbers, default=[8, 4], metavar="N,N,...", help="of every edge type"
+    )
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=256)

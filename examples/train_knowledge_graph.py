@@ -199,7 +199,7 @@ def run(arguments: argparse.Namespace) -> float:
             [],  # triples alone, without neighbours
             neg_sampling={"mode": "triplet", "amount": arguments.negatives},
             neg_side="both",
-            shared_negatives=arguments.chunks,
+            negative_chunks=arguments.negative_chunks,
             edge_label_attrs=("edge_type",),
             batch_size=arguments.batch_size,
             shuffle=True,
@@ -214,7 +214,7 @@ def run(arguments: argparse.Namespace) -> float:
         ]
         print(store, flush=True)
         for epoch in range(1, arguments.epochs + 1):
-            loss = train(model, table, loader, optimizers, arguments.chunks)
+            loss = train(model, table, loader, optimizers, arguments.negative_chunks)
             valid = mrr(ranks_of(model, table, store, "valid", arguments.memory))
             print(f"epoch {epoch:3d}  loss {loss:.4f}  valid MRR {valid:.4f}", flush=True)
         ranks = ranks_of(model, table, store, "test", arguments.memory)
@@ -238,7 +238,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=1024, help="triples of a batch")
     parser.add_argument("--negatives", type=int, default=128, help="entities that a chunk shares")
-    parser.add_argument("--chunks", type=int, default=4, help="parts of a batch")
+    parser.add_argument("--negative-chunks", type=int, default=4, help="parts of a batch")
     parser.add_argument("--lr", type=float, default=0.2)
     parser.add_argument("--capacity", type=float, help="share of partitions in memory")
     parser.add_argument("--table", type=Path, help="where the rows of entities are kept")

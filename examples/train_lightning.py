@@ -147,6 +147,11 @@ def main(arguments: argparse.Namespace, **trainer_options: Any) -> lightning.Tra
     return trainer
 
 
+def numbers(text: str) -> list[int]:
+    """Return the numbers in a text such as "15,10,5"."""
+    return [int(part) for part in text.split(",")]
+
+
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
@@ -156,7 +161,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("store", help="a store, as gnnstore convert makes it")
     parser.add_argument("--checkpoints", type=Path, default=Path("runs"), help="their directory")
     parser.add_argument("--every", type=int, default=100, help="batches between checkpoints")
-    parser.add_argument("--fanouts", type=int, nargs="+", default=[10, 10])
+    parser.add_argument("--fanouts", type=numbers, default=[10, 10], metavar="N,N,...")
     parser.add_argument("--hidden", type=int, default=256, help="width of hidden layers")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=1024)

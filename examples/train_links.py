@@ -130,6 +130,11 @@ def run(arguments: argparse.Namespace) -> float:
         return mrr(ranks)
 
 
+def numbers(text: str) -> list[int]:
+    """Return the numbers in a text such as "15,10,5"."""
+    return [int(part) for part in text.split(",")]
+
+
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
@@ -137,7 +142,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("graph", type=Path, nargs="?", help="a .npz file or a text edge list")
-    parser.add_argument("--fanouts", type=int, nargs="+", default=[10, 10])
+    parser.add_argument("--fanouts", type=numbers, default=[10, 10], metavar="N,N,...")
     parser.add_argument("--hidden", type=int, default=64, help="width of the embeddings")
     parser.add_argument("--learned", type=int, metavar="DIM", help="learn embeddings of nodes")
     parser.add_argument("--epochs", type=int, default=3)

@@ -1,7 +1,7 @@
 """Train GraphSAGE on a gnnstore: plain PyTorch Geometric code, but for two lines.
 
     gnnstore convert ogb path/to/ogbn_products products.gnn --undirected
-    python examples/train_sage.py products.gnn --fanouts 15 10 5
+    python examples/train_sage.py products.gnn --fanouts 15,10,5
 
 Prints the loss of every epoch, where the time went and what was read from disk; and every few
 epochs the accuracy of all splits, for which `gnnstore.inference` runs the model once over all
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> Result:
         "strategy": arguments.strategy,
         "memory": arguments.memory,
         "io_engine": arguments.io_engine,
-        "cache": arguments.cache,
+        "cache": arguments.cache_by,
         "cache_bytes": arguments.cache_bytes,
         "num_threads": arguments.threads,
         "seed": arguments.seed,
@@ -218,6 +218,11 @@ def labels_of_seeds(batch: Any) -> Tensor:
     return labels
 
 
+def numbers(text: str) -> list[int]:
+    """Return the numbers in a text such as "15,10,5"."""
+    return [int(part) for part in text.split(",")]
+
+
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
@@ -227,9 +232,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("store", help="a store, as gnnstore convert makes it")
     parser.add_argument(
         "--fanouts",
-        type=int,
-        nargs="+",
+        type=numbers,
         default=[10],
+        metavar="N,N,...",
         help="neighbours to sample per hop, -1 for all; a single number holds for all layers",
     )
     parser.add_argument("--layers", type=int, help="by default one per fan-out, at least 2")
@@ -246,7 +251,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--strategy", default="auto", help="as in NeighborLoader (auto)")
     parser.add_argument("--memory", help="budget, such as 8GB; by default what is available")
     parser.add_argument("--io-engine", help="what reads rows from disk; by default the fastest")
-    parser.add_argument("--cache", choices=SCORES, help="which rows to cache in memory")
+    parser.add_argument("--cache-by", choices=SCORES, help="which rows to cache in memory")
     parser.add_argument("--cache-bytes", help="memory for the cache, such as 1GB")
     parser.add_argument(
         "--threads",

@@ -128,7 +128,7 @@ class Run:
             Belady(),
             SuperbatchSize(task.batches, 0, not table_bytes, table_bytes=table_bytes),
             packs=False,
-            tmpdir=directory,
+            spill_dir=directory,
             quota=DiskQuota(0),
             space=RowSpace.of_schema(schema),
             types=Types.of(schema),

@@ -42,7 +42,7 @@ def only(choice: str) -> Callable[[Any, Auto], Iterator[Chosen]]:
     """Return what has "auto" take one choice."""
 
     def choices(request: Any, auto: Auto) -> Iterator[Chosen]:
-        yield Chosen(with_candidate(request.options, auto.candidate(choice)), "it is measured")
+        yield Chosen(with_candidate(request.options, auto.by_choice[choice]), "it is measured")
 
     return choices
 

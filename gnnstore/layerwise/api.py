@@ -72,7 +72,7 @@ def inference(
     overwrite: bool = False,
     resume: bool = False,
     shard_bytes: int | str | None = None,
-    tmpdir: str | os.PathLike[str] | None = None,
+    spill_dir: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Embeddings | npt.NDArray[Any] | Tensor:
     """Run a model over all nodes of a store, layer by layer, with all in-neighbours.
@@ -122,7 +122,7 @@ def inference(
     shard_bytes : int or str, optional
         Size of the files that rows are written to: a resumed run repeats no more than that. By
         default 64 MiB, and more if there would be over 64 files.
-    tmpdir : path-like, optional
+    spill_dir : path-like, optional
         A directory for rows during the run, without `output`; by default next to the store.
     progress : Progress, optional
         Receives each layer as a phase that counts nodes whose rows are written.
@@ -177,9 +177,9 @@ def inference(
         if output is None:
             if resume or overwrite:
                 raise UsageError("resume= and overwrite= need an output= that lasts")
-            return _to_memory(run, request, asked, tmpdir)
-        if tmpdir is not None:
-            raise UsageError("tmpdir= has no use with output=: rows lie next to the output")
+            return _to_memory(run, request, asked, spill_dir)
+        if spill_dir is not None:
+            raise UsageError("spill_dir= has no use with output=: rows lie next to the output")
         path = Path(output)
         if not path.name:
             raise UsageError(
@@ -326,13 +326,13 @@ def _to_memory(
     run: InferenceRun,
     request: InferenceRequest,
     asked: Mapping[str, Any],
-    tmpdir: str | os.PathLike[str] | None,
+    spill_dir: str | os.PathLike[str] | None,
 ) -> Tensor:
     result = Reservation("rows", run.result_bytes)
     Ledger(request.memory_bytes, (result,), "the result in memory").check(
         None, "give an output= to write it to"
     )
-    parent = default_parent(request.store.path) if tmpdir is None else Path(tmpdir)
+    parent = default_parent(request.store.path) if spill_dir is None else Path(spill_dir)
     with RunDirectory.create(parent, purpose="the rows of layers") as directory:
         return _to_directory(run, request, asked, directory.path / "rows").tensor()
 

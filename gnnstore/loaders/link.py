@@ -114,7 +114,7 @@ class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[
     neg_side : "dst", "src" or "both"
         The endpoint of a positive that negatives of triplets replace; with "src" and "both" a
         batch has `src_neg_index`.
-    shared_negatives : int, optional
+    negative_chunks : int, optional
         Number of chunks into which a batch is divided; the triplets of a chunk share `amount`
         negatives, so that a batch of C chunks has at most C x amount negative nodes for each side.
     degree_fraction : float
@@ -135,7 +135,7 @@ class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[
         batches: each edge is trained once an epoch while both endpoints are in memory, and
         neighbours and negatives are drawn from the nodes in memory. Kind "two-level".
     strategy, memory, seed, num_threads, prefetch_batches, topology, io_engine, cache, \
-cache_bytes, superbatch, tmpdir, disk, packed, rank, world_size, \
+cache_bytes, superbatch, spill_dir, disk, packed, rank, world_size, \
 edge_format, adj_value, edge_ids, tables, progress
         As for `NeighborLoader`.
     **kwargs
@@ -191,7 +191,7 @@ edge_format, adj_value, edge_ids, tables, progress
         exclude_edges: str | None = None,
         strict_negatives: bool = False,
         neg_side: str = "dst",
-        shared_negatives: int | None = None,
+        negative_chunks: int | None = None,
         degree_fraction: float = 0.0,
         edge_label_attrs: Sequence[str] = (),
         strategy: str = "auto",
@@ -204,7 +204,7 @@ edge_format, adj_value, edge_ids, tables, progress
         cache: str | None = None,
         cache_bytes: int | str | None = None,
         superbatch: int | str | None = None,
-        tmpdir: str | Path | None = None,
+        spill_dir: str | Path | None = None,
         disk: int | str | None = None,
         packed: str | Path | None = None,
         rank: int | None = None,
@@ -248,7 +248,7 @@ edge_format, adj_value, edge_ids, tables, progress
             exclude_edges=exclude_edges,
             strict_negatives=strict_negatives,
             neg_side=neg_side,
-            shared_negatives=shared_negatives,
+            negative_chunks=negative_chunks,
             degree_fraction=degree_fraction,
             edge_label_attrs=edge_label_attrs,
         )
@@ -316,7 +316,7 @@ def resolve_links(
     exclude_edges: str | None = None,
     strict_negatives: bool = False,
     neg_side: str = "dst",
-    shared_negatives: int | None = None,
+    negative_chunks: int | None = None,
     degree_fraction: float = 0.0,
     edge_label_attrs: Sequence[str] = (),
 ) -> Links:
@@ -334,7 +334,7 @@ def resolve_links(
         neg_sampling,
         strict=strict_negatives,
         side=neg_side,
-        num_chunks=shared_negatives,
+        num_chunks=negative_chunks,
         degree_fraction=degree_fraction,
         time_attr=config.time_attr,
     )
@@ -374,7 +374,7 @@ def _negatives(
     given = {
         "strict_negatives": strict,
         "neg_side": side != "dst",
-        "shared_negatives": num_chunks is not None,
+        "negative_chunks": num_chunks is not None,
         "degree_fraction": degree_fraction != 0,
     }
     if neg_sampling is None:
@@ -398,7 +398,7 @@ def _negatives(
         given_chunks, num_chunks = num_chunks, as_whole_number(num_chunks)
         if num_chunks is None or num_chunks < 1:
             raise UsageError(
-                f"shared_negatives={given_chunks!r}: expected a number of chunks, at least 1 chunk"
+                f"negative_chunks={given_chunks!r}: expected a number of chunks, at least 1 chunk"
             )
     degree_fraction = as_plain(degree_fraction)
     if not isinstance(degree_fraction, (int, float)) or not 0 <= degree_fraction <= 1:
@@ -410,7 +410,7 @@ def _negatives(
         )
     if degree_fraction and num_chunks == 1:
         raise UsageError(
-            "degree_fraction needs positives of other chunks, and shared_negatives=1 makes a "
+            "degree_fraction needs positives of other chunks, and negative_chunks=1 makes a "
             "single one; give at least 2"
         )
     is_binary = cast.is_binary()

@@ -87,13 +87,14 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         PyG's deprecated name of `subgraph_type="induced"` (when False).
     time_window : int, optional
         With `time_attr`: edges of (t - time_window, t] only, t being the time of their seed.
-    strategy : "auto", "memory", "mmap", "direct", "static", "belady" or "packed"
+    strategy : str
         How attributes are read. "memory" loads everything into memory; "mmap" maps the files.
-        "static" reads rows from disk, except for a fixed set of cached rows; "direct" is the
-        same without a cache. "belady" samples ahead and caches the rows that are needed again
-        soonest; "packed" also gathers the rows that this cache misses ahead, in one pass over
-        the table. "auto" is "memory" if everything fits, else the strategy that is predicted
-        to be fastest within `memory` and `disk`, for which the disk is measured once.
+        "static" reads rows from disk, except for a fixed set of cached rows, by frequency or as
+        `cache` says; "static-degree" and "static-frequency" are the same with `cache` in the name,
+        and "direct" without a cache. "belady" samples ahead and caches the rows that are needed
+        again soonest; "packed" also gathers the rows that this cache misses ahead, in one pass over
+        the table. "auto" is "memory" if everything fits, else the strategy that is predicted to be
+        fastest within `memory` and `disk`, for which the disk is measured once.
     memory : int or str, optional
         Limit for everything that the loader holds, such as "8GB". "auto": three quarters of the
         free memory of the machine or its cgroup; by default all of its free memory.
@@ -124,11 +125,11 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         Number of batches that are sampled and planned together; by default an epoch of up to
         1,024, two or four epochs if rows are packed and the tables are large, or as many as
         memory or disk have room for. Two superbatches exist at a time.
-    tmpdir : str or Path, optional
+    spill_dir : str or Path, optional
         Directory for packed rows, and for subgraphs that do not fit in memory, while they are
         needed; by default that of the store.
     disk : int or str, optional
-        Limit for what "packed" and "belady" keep in `tmpdir`; by default half of the free space.
+        Limit for what "packed" and "belady" keep in `spill_dir`; by default half of the free space.
     packed : str or Path, optional
         Packed epochs of `gnnstore pack` to read, by their name in the store or by their path.
     rank, world_size : int, optional
@@ -231,7 +232,7 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         cache: str | None = None,
         cache_bytes: int | str | None = None,
         superbatch: int | str | None = None,
-        tmpdir: str | Path | None = None,
+        spill_dir: str | Path | None = None,
         disk: int | str | None = None,
         packed: str | Path | None = None,
         rank: int | None = None,

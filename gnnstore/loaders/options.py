@@ -41,7 +41,7 @@ _TEMPORAL_STRATEGIES = ("uniform", "last")
 _NOT_PARAMETERS = {"self", "kwargs", "__class__"}
 
 _CACHE = ("cache", "cache_bytes")
-_PLANNED = ("superbatch", "tmpdir", "disk")
+_PLANNED = ("superbatch", "spill_dir", "disk")
 # Options that go unused with a strategy, with packed epochs or with partitions; and why.
 _UNUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "not read": (
@@ -60,7 +60,7 @@ _UNUSED: dict[str, tuple[tuple[str, ...], str]] = {
         "it keeps nothing there; choose strategy='packed' or 'belady', or leave the option out",
     ),
     "no plans": (
-        ("superbatch", "tmpdir"),
+        ("superbatch", "spill_dir"),
         "it plans no superbatches; choose strategy='belady', or leave the option out",
     ),
     "own cache": (
@@ -69,6 +69,10 @@ _UNUSED: dict[str, tuple[tuple[str, ...], str]] = {
             "it decides by itself which rows to cache; choose strategy='static' or 'packed', or "
             "leave the option out"
         ),
+    ),
+    "own score": (
+        ("cache",),
+        "its name says which rows are cached; choose strategy='static', or leave the option out",
     ),
     "packed": (
         ("strategy", "topology", *_CACHE, *_PLANNED, "attributes"),
@@ -314,7 +318,7 @@ def read_options(
     cache: str | None = None,
     cache_bytes: int | str | None = None,
     superbatch: int | str | None = None,
-    tmpdir: Any = None,
+    spill_dir: Any = None,
     disk: int | str | None = None,
     packed: Any = None,
     attributes: Any = None,
@@ -329,6 +333,9 @@ def read_options(
     who = f"strategy={strategy!r}"
     if not chosen.reads_disk:
         _refuse("not read", who, given)
+    if chosen.score is not None:
+        _refuse("own score", who, given)
+        cache = chosen.score
     if packed is not None:
         if not isinstance(packed, str | os.PathLike):
             raise UsageError(f"packed={packed!r}: expected a name of packed epochs, or their path")
@@ -338,11 +345,11 @@ def read_options(
     if isinstance(chosen, Auto):
         _refuse("no plans", who, {"superbatch": superbatch})
         # For a strategy that samples ahead, if one is chosen.
-        planned = _planned_settings(tmpdir=tmpdir, disk=disk)
+        planned = _planned_settings(spill_dir=spill_dir, disk=disk)
         settings = _cache_settings(cache, cache_bytes)
         return ReadOptions(chosen, topology, memory, io_engine, settings, planned)
     if chosen.plans:
-        planned = _planned_settings(cache_bytes, superbatch, tmpdir, disk)
+        planned = _planned_settings(cache_bytes, superbatch, spill_dir, disk)
         if not chosen.takes_cache:
             _refuse("own cache", who, given)
         return ReadOptions(chosen, topology, memory, io_engine, _cache_settings(cache), planned)
@@ -373,7 +380,7 @@ def _cache_settings(
 def _planned_settings(
     cache_bytes: int | str | None = None,
     superbatch: int | str | None = None,
-    tmpdir: Any = None,
+    spill_dir: Any = None,
     disk: int | str | None = None,
 ) -> PlannedSettings:
     """Parse the options of a strategy that samples and plans ahead."""
@@ -387,7 +394,7 @@ def _planned_settings(
     return PlannedSettings(
         None if cache_bytes is None else parse_size(cache_bytes, name="cache_bytes"),
         num_batches,
-        None if tmpdir is None else str(tmpdir),
+        None if spill_dir is None else str(spill_dir),
         None if disk is None else parse_size(disk, name="disk"),
     )
 

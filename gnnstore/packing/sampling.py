@@ -79,7 +79,7 @@ class PackSettings:
     # (see `estimate_packing`).
     segment: int | None = None
     # For subgraphs that do not fit `memory`; None: next to the store.
-    tmpdir: Path | None = None
+    spill_dir: Path | None = None
     num_threads: int = 1
 
     def __post_init__(self) -> None:
@@ -125,7 +125,7 @@ class EpochSampler:
             cache=None,
             cache_bytes=settings.cache_bytes,
             superbatch=settings.superbatch,
-            tmpdir=settings.tmpdir,
+            spill_dir=settings.spill_dir,
             disk=_NO_DISK_LIMIT,
         )
         # Sized as `gnnstore predict` sizes packed epochs.
@@ -176,7 +176,7 @@ class EpochSampler:
                 bulk_bytes=0 if rolling is None else rolling.bulk_bytes,
             ),
             packs=False,
-            tmpdir=settings.tmpdir or default_parent(store.path),
+            spill_dir=settings.spill_dir or default_parent(store.path),
             quota=DiskQuota(0),
             space=self.tables.space,
             types=Types.of(store.schema),
@@ -184,7 +184,7 @@ class EpochSampler:
             most_ids=most_ids(store.schema),
             edge_ids={kind: store.reader.paged(own) for kind, own in ids.items()},
             edge_ids_bytes=ids_disk_bytes(
-                free_bytes(settings.tmpdir or default_parent(store.path))
+                free_bytes(settings.spill_dir or default_parent(store.path))
             ),
         )
         self._closing = ExitStack()

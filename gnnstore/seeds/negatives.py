@@ -74,7 +74,7 @@ class Negatives:
             "crc32c of src_weight": _crc(self.src_weights),
             "crc32c of dst_weight": _crc(self.dst_weights),
             "neg_side": self.side,
-            "shared_negatives": self.num_chunks,
+            "negative_chunks": self.num_chunks,
             "degree_fraction": self.degree_fraction,
             "strict_negatives": self.is_strict,
         }

@@ -90,9 +90,14 @@ class Auto(StrategyTraits):
         """The choice among those that do not load everything into memory."""
         return replace(self, strategies=tuple(s for s in self.strategies if s.mode != "memory"))
 
-    def candidate(self, choice: str) -> Strategy:
-        """Return the candidate of a name."""
-        return next(found for found in self.candidates if found.choice == choice)
+    @property
+    def by_choice(self) -> dict[str, Strategy]:
+        """The candidates by name; "static" alone is that of the score `cache=` has by default."""
+        found: dict[str, Strategy] = {}
+        for candidate in self.candidates:
+            found |= {candidate.name: candidate} if candidate.score else {}
+            found[candidate.choice] = candidate
+        return found
 
     @property
     def by_mode(self) -> dict[Mode, Strategy]:

@@ -80,5 +80,8 @@ def find_strategy(name: str) -> Strategy | Auto:
         return choice
     if name in STRATEGIES:
         return STRATEGIES[name]
-    names = f"choose one of {', '.join((choice.name, *STRATEGIES.names))}"
+    known = {each: found for each, found in choice.by_choice.items() if not found.is_offline}
+    if isinstance(name, str) and name in known:
+        return known[name]
+    names = f"choose one of {', '.join((choice.name, *known))}"
     raise UsageError(f"strategy={name!r} is unknown; {names}")

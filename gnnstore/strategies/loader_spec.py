@@ -129,15 +129,15 @@ class LoaderSpec:
         return self.options.planned or PlannedSettings()
 
     @property
-    def tmpdir(self) -> Path:
+    def spill_dir(self) -> Path:
         """The directory for temporary files."""
-        given = self.planned.tmpdir
+        given = self.planned.spill_dir
         return default_parent(self.store.path) if given is None else Path(given)
 
     def disk_bytes(self) -> int:
         """Return the disk space for temporary files."""
         given = self.planned.disk_bytes
-        return free_bytes(self.tmpdir) // _FREE_SHARE if given is None else given
+        return free_bytes(self.spill_dir) // _FREE_SHARE if given is None else given
 
     def taken_bytes(self, strategy: StrategyTraits) -> int:
         """Return the part of the budget in other loaders' caches, under some strategy."""

@@ -191,7 +191,7 @@ class LookaheadStrategy(Strategy):
         disk = Ledger(facts.disk_bytes, (), who, "of disk space", "disk=")
         disk = disk.add(Reservation("packed rows", rows), Reservation("records", records))
         if disk.left() < 0:
-            raise disk.refusal(None, "name a roomier tmpdir=", error=DiskBudgetError)
+            raise disk.refusal(None, "name a roomier spill_dir=", error=DiskBudgetError)
         size = replace(size, num_slots=larger.num_slots, num_batches=larger.superbatch)
         return size, rows + records
 
@@ -289,7 +289,7 @@ class LookaheadSources(OpenStore):
             pooled(_policy(loader, placement, topology, engine), size.pools),
             size,
             packs=strategy.packs,
-            tmpdir=loader.tmpdir,
+            spill_dir=loader.spill_dir,
             quota=DiskQuota(disk_bytes - 2 * ids_bytes),
             space=space,
             types=Types.of(schema),

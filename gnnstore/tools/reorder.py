@@ -56,7 +56,7 @@ def count_batches(
 def estimate_order(
     session: Session,
     path: str,
-    by: str,
+    order: str,
     scores: npt.NDArray[np.uint8] | None,
     edge_ids: bool,
 ) -> None:
@@ -72,7 +72,7 @@ def estimate_order(
     widest = max((spec.num_bytes for spec in schema.node.attributes.values()), default=0)
     document = {
         "store": str(reader.path),
-        "by": by,
+        "order": order,
         "node_order": None if saving is None else saving.to_json(),
         "result_bytes": reader.total_bytes + added + 8 * schema.node.num_nodes,
         "spill_bytes": widest + 8 * schema.node.num_nodes,
@@ -87,7 +87,7 @@ def _render(console: Console, document: dict[str, Any]) -> None:
         said = f"{saving['needed_share']:.1%} of the rows are needed; {describe_saving(saving)}"
     most = {name: format_size(document[f"{name}_bytes"]) for name in ("result", "spill")}
     facts = {
-        "order": f"by {document['by']}",
+        "order": f"by {document['order']}",
         "saves": said,
         "takes": f"{most['result']} for the store, and up to {most['spill']} meanwhile",
     }

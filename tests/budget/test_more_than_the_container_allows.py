@@ -49,7 +49,11 @@ def refusals(store: str, output: str) -> dict[str, str]:
         ),
         "inference": lambda: gnnstore.inference([abs], store, memory=TOO_MUCH),
         "options": lambda: ConvertOptions(memory_bytes=2_500_000_000),
-        **{name: partial(main, [*words, "--memory", TOO_MUCH]) for name, words in commands.items()},
+        **{
+            name: partial(main, [*words, option, TOO_MUCH])
+            for name, words in commands.items()
+            for option in ["--loader-memory" if words[0] == "bench" else "--memory"]
+        },
     }
     said = {}
     for name, ask in asked.items():

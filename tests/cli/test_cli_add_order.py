@@ -157,7 +157,7 @@ TYPES = (
         (("partition", "STORE", "--num-partitions", "4"), "gnnstore partition"),
         (("reorder", "STORE", "OUT"), "gnnstore reorder"),
         (("reorder", "STORE", "--estimate"), "gnnstore reorder"),
-        (("reorder", "STORE", "OUT", "--by", "frequency"), "gnnstore reorder"),
+        (("reorder", "STORE", "OUT", "--order", "frequency"), "gnnstore reorder"),
         (("split-edges", "STORE", "OUT"), "gnnstore split-edges"),
         (("convert", "kronecker", "STORE", "OUT", "--factor", "2"), "gnnstore convert kronecker"),
     ],

@@ -53,7 +53,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
     The disk is not measured either; `test_under_a_real_limit` is of both.
     """
     tasks: list[Task] = []
-    seconds = {"map": 0.4, "direct": 0.2, "memory": 0.01}
+    seconds = {"numpy-mmap": 0.4, "direct": 0.2, "memory": 0.01}
 
     def ask(words: Sequence[str], group: Any, *, on_mark: Any) -> dict[str, Any] | str:
         task = Task.of_json(words[2])
@@ -75,7 +75,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
             "peak_rss_bytes": 6 * 10**8,
             "reads": 1234.0 if task.strategy == "direct" else 0.0,
             "hit_rate": 0.0,
-            "chosen": "" if task.strategy == "map" else task.strategy,
+            "chosen": "" if task.strategy == "numpy-mmap" else task.strategy,
         }
 
     def measured(_: object) -> DeviceLimits:
@@ -100,7 +100,14 @@ def test_strategies_are_those_that_workers_know(run: Any) -> None:
 
 
 def test_the_tasks(run: Any, store: Path, answers: list[Task]) -> None:
-    words = ("--strategies", "map,direct,packed,memory", "--memory", "20%", "--slack", "90MB")
+    words = (
+        "--strategies",
+        "numpy-mmap,direct,packed,memory",
+        "--loader-memory",
+        "20%",
+        "--slack",
+        "90MB",
+    )
     done = bench(
         run, store, *words, "--disk", "1GB", "--threads", 3, "--seed", 7, "--no-limit", "--json"
     )
@@ -108,7 +115,7 @@ def test_the_tasks(run: Any, store: Path, answers: list[Task]) -> None:
     document = done.document
     batches = document["epoch_batches"]
     assert batches == document["num_input_nodes"] // 64
-    assert [task.strategy for task in answers] == ["map", "direct", "packed", "memory"]
+    assert [task.strategy for task in answers] == ["numpy-mmap", "direct", "packed", "memory"]
     for task in answers:
         assert (task.fanouts, task.batch_size, task.seed) == ((5, 5), 64, 7)
         assert (task.share, task.slack_bytes, task.disk_bytes) == (0.2, 90 * 10**6, 10**9)
@@ -120,7 +127,14 @@ def test_the_tasks(run: Any, store: Path, answers: list[Task]) -> None:
     assert [task.warm_up for task in answers] == [0, 0, batches, 0]
     answers.clear()
     document = bench(
-        run, store, "--strategies", "map,packed", "--input-nodes", "all", "--no-limit", "--json"
+        run,
+        store,
+        "--strategies",
+        "numpy-mmap,packed",
+        "--input-nodes",
+        "all",
+        "--no-limit",
+        "--json",
     ).document
     assert document["epoch_batches"] == 2**11 // 64
     of_map, of_packed = ((task.warm_up, task.batches) for task in answers)
@@ -128,22 +142,33 @@ def test_the_tasks(run: Any, store: Path, answers: list[Task]) -> None:
 
 
 def test_whole_epochs_and_short_ones(run: Any, store: Path, answers: list[Task]) -> None:
-    bench(run, store, "--strategies", "map,memory", "--no-limit", "--epoch", "--input-nodes", "all")
+    bench(
+        run,
+        store,
+        "--strategies",
+        "numpy-mmap,memory",
+        "--no-limit",
+        "--epoch",
+        "--input-nodes",
+        "all",
+    )
     assert {(task.warm_up, task.batches) for task in answers} == {(0, 2**11 // 64)}
     answers.clear()
-    done = bench(run, store, "--strategies", "map,memory", "--no-limit", "--batches", 3, "--json")
+    done = bench(
+        run, store, "--strategies", "numpy-mmap,memory", "--no-limit", "--batches", 3, "--json"
+    )
     assert {(task.warm_up, task.batches) for task in answers} == {(0, 3)}
     assert done.document["epoch_batches"] == 3
 
 
 def test_rounds_in_turns(run: Any, store: Path, answers: list[Task]) -> None:
-    words = ("--strategies", "map,packed,direct", "--repeats", 3, "--no-limit", "--json")
+    words = ("--strategies", "numpy-mmap,packed,direct", "--repeats", 3, "--no-limit", "--json")
     document = bench(run, store, *words).document
     played = [(task.strategy, task.round) for task in answers]
     # One that fails is not tried again.
     assert played == [
-        *(("map", 0), ("packed", 0), ("direct", 0)),
-        *(("map", 1), ("direct", 1), ("map", 2), ("direct", 2)),
+        *(("numpy-mmap", 0), ("packed", 0), ("direct", 0)),
+        *(("numpy-mmap", 1), ("direct", 1), ("numpy-mmap", 2), ("direct", 2)),
     ]
     by_name = {item["strategy"]: item for item in document["strategies"]}
     assert by_name["packed"]["problem"] == "packed does not fit"
@@ -156,11 +181,11 @@ def test_rounds_in_turns(run: Any, store: Path, answers: list[Task]) -> None:
     assert list(direct["stages"]) == list(STAGES)
     assert sum(direct["stages"].values()) == pytest.approx(direct["seconds_per_epoch"])
     assert len(document["device"]["random_reads_per_second"]) == 7
-    assert document["baseline"] == "map"
+    assert document["baseline"] == "numpy-mmap"
 
 
 def test_the_table(run: Any, store: Path, answers: list[Task]) -> None:
-    words = ("--strategies", "map,direct,packed,memory", "--batches", 10, "--no-limit")
+    words = ("--strategies", "numpy-mmap,direct,packed,memory", "--batches", 10, "--no-limit")
     done = bench(run, store, *words)
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
     direct = "direct 0.200 s 2 s 2.0 5 MB 1,234 - 600 MB 1.5 s"
@@ -194,7 +219,7 @@ def test_a_group_for_all_but_memory(
         yield MemoryGroup(made[-1], 2)
 
     monkeypatch.setattr(harness, "memory_group", group)
-    words = ("--strategies", "map,memory,direct", "--slack", "100MB", "--json")
+    words = ("--strategies", "numpy-mmap,memory,direct", "--slack", "100MB", "--json")
     document = bench(run, wide, *words).document
     assert [(task.group, task.group_version) for task in answers] == [
         *((str(made[1]), 2), ("", 0), (str(made[2]), 2))
@@ -219,7 +244,7 @@ def test_without_a_cgroup_it_says_so_and_stops(
 
 
 def test_a_limit_in_bytes_is_a_share(run: Any, store: Path, answers: list[Task]) -> None:
-    words = ("--strategies", "direct", "--no-limit", "--memory", "65536", "--json")
+    words = ("--strategies", "direct", "--no-limit", "--loader-memory", "65536", "--json")
     document = bench(run, store, *words).document
     assert document["feature_bytes"] == 2**11 * 32 * 4
     assert answers[0].share == 65536 / document["feature_bytes"] == 0.25
@@ -253,7 +278,7 @@ def test_under_a_real_limit(run: Any, wide: Path, tmp_path: Path) -> None:
             pytest.skip("memory cgroups need root")
     pytest.importorskip("matplotlib")
     picture = tmp_path / "epochs.png"
-    words = ("--strategies", "map,static-degree", "--batches", 4, "--plot", picture)
+    words = ("--strategies", "numpy-mmap,static-degree", "--batches", 4, "--plot", picture)
     done = bench(run, wide, *words, "--slack", "100MB", "--json")
     assert (done.status, done.stderr) == (0, "")
     document = done.document
@@ -262,7 +287,7 @@ def test_under_a_real_limit(run: Any, wide: Path, tmp_path: Path) -> None:
     for name, item in by_name.items():
         assert item["problem"] is None, (name, item["problem"])
         (outcome,) = item["rounds"]
-        assert outcome["nodes"] == by_name["map"]["rounds"][0]["nodes"]
+        assert outcome["nodes"] == by_name["numpy-mmap"]["rounds"][0]["nodes"]
         assert 0 < outcome["group_peak_bytes"] <= outcome["limit_bytes"]
     assert by_name["static-degree"]["rounds"][0]["cache_rows"] > 0
     assert document["drawn_to"] == str(picture)
@@ -277,7 +302,15 @@ def _groups_of(pid: int) -> list[Path]:
 
 @pytest.mark.timeout(400)
 def test_an_interrupt_leaves_nothing(store: Path, tmp_path: Path) -> None:
-    words = ["bench", "load", str(store), "--strategies", "packed,map", "--num-neighbors", "9,9,9"]
+    words = [
+        "bench",
+        "load",
+        str(store),
+        "--strategies",
+        "packed,numpy-mmap",
+        "--num-neighbors",
+        "9,9,9",
+    ]
     words += ["--batch-size", "2", "--repeats", "1000", "--epoch"]
     words += ["--no-limit"]
     temporary = tmp_path / "temporary"
@@ -342,10 +375,10 @@ def test_the_picture_shows_the_numbers(
         return figures[-1]
 
     monkeypatch.setattr(matplotlib_figure, "Figure", remember)
-    words = ("--strategies", "map,direct,packed", "--batches", 10, "--no-limit")
+    words = ("--strategies", "numpy-mmap,direct,packed", "--batches", 10, "--no-limit")
     assert bench(run, store, *words, "--plot", tmp_path / "a.png").status == 0
     ((times, shares),) = [figure.axes for figure in figures]
-    assert [text.get_text() for text in times.get_yticklabels()] == ["map", "direct"]
+    assert [text.get_text() for text in times.get_yticklabels()] == ["numpy-mmap", "direct"]
     # A quarter is sampling, and nothing is said of the rest.
     widths = [[bar.get_width() for bar in container] for container in times.containers]
     assert widths == [pytest.approx([1.0, 0.5]), pytest.approx([3.0, 1.5])]
@@ -378,7 +411,7 @@ def test_a_picture_that_cannot_be_written_costs_no_result(
         raise NoSpaceError("cannot write the picture: no space left")
 
     monkeypatch.setattr(bench_load, "draw_load", refuse)
-    words = ("--strategies", "map", "--no-limit", "--plot", tmp_path / "a.png", "--json")
+    words = ("--strategies", "numpy-mmap", "--no-limit", "--plot", tmp_path / "a.png", "--json")
     done = bench(run, store, *words)
     assert done.status == 5
     assert done.document["drawn_to"] is None
@@ -392,9 +425,9 @@ def test_a_picture_that_cannot_be_written_costs_no_result(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--strategies", "map,fast"), "'fast' is none of map, mmap"),
-        (("--memory", "101%"), "neither a share from 0% to 100% nor a size"),
-        (("--memory", "much"), "write 10% or 2GiB"),
+        (("--strategies", "numpy-mmap,fast"), "'fast' is none of numpy-mmap, mmap"),
+        (("--loader-memory", "101%"), "neither a share from 0% to 100% nor a size"),
+        (("--loader-memory", "much"), "write 10% or 2GiB"),
         (("--repeats", "0"), "0 is not in the range"),
         (("--num-neighbors", "x"), "not a list of fan-outs"),
     ],

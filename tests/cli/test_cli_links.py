@@ -20,13 +20,13 @@ LOADER: dict[str, Any] = {"batch_size": 90, "shuffle": True, "seed": 7}
 EXTENSIONS: dict[str, Any] = {
     "neg_sampling": {"mode": "triplet", "amount": 4},
     "neg_side": "both",
-    "shared_negatives": 3,
+    "negative_chunks": 3,
     "degree_fraction": 0.5,
     "strict_negatives": True,
     "exclude_edges": "reverse",
 }
 ASKED = (
-    *("--negatives", "triplet:4", "--neg-side", "both", "--shared-negatives", "3"),
+    *("--negatives", "triplet:4", "--neg-side", "both", "--negative-chunks", "3"),
     *("--degree-fraction", "0.5", "--strict-negatives", "--exclude-edges", "reverse"),
 )
 
@@ -46,7 +46,17 @@ def edges(store: Path) -> torch.Tensor:
 
 
 def pack(run: Any, store: Path, name: str, *options: object) -> Any:
-    where = ("--name", name, "--seed", "7", "--superbatch", "3", "--cache", "50kB", "--overwrite")
+    where = (
+        "--name",
+        name,
+        "--seed",
+        "7",
+        "--superbatch",
+        "3",
+        "--cache-bytes",
+        "50kB",
+        "--overwrite",
+    )
     return run("pack", store, *where, *BATCH, *options, "--json")
 
 
@@ -148,7 +158,7 @@ def test_plan_samples_what_a_link_loader_does(run: Any, store: Path) -> None:
 @pytest.mark.parametrize("num_batches", [None, 4])
 def test_bench_times_link_loaders(run: Any, store: Path, num_batches: int | None) -> None:
     shorter = () if num_batches is None else ("--batches", num_batches)
-    asked = ("--links", "all", *ASKED, "--strategies", "map,memory", "--no-limit", *shorter)
+    asked = ("--links", "all", *ASKED, "--strategies", "numpy-mmap,memory", "--no-limit", *shorter)
     done = run("bench", "load", store, *BATCH, *asked, "--epoch", "--json")
     assert done.status == 0
     document = done.document

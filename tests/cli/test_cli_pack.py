@@ -20,7 +20,16 @@ from gnnstore.testing.graphs import random_graph
 from tests.support.disks import usual_profile
 from tests.support.stores import assert_same_files
 
-PACK = ("--num-neighbors", "4,4", "--batch-size", "50", "--superbatch", "3", "--cache", "100kB")
+PACK = (
+    "--num-neighbors",
+    "4,4",
+    "--batch-size",
+    "50",
+    "--superbatch",
+    "3",
+    "--cache-bytes",
+    "100kB",
+)
 
 
 @pytest.fixture(scope="module")

@@ -61,7 +61,7 @@ def batches_of_a_loader(store: Path, num_batches: int, seed: int) -> list[list[i
 
 
 def test_the_document(run: Any, store: Path) -> None:
-    done = run("predict", store, *QUICK, "--batches", "5", "--cache", "0%,25%,4000", "--json")
+    done = run("predict", store, *QUICK, "--batches", "5", "--cache-bytes", "0%,25%,4000", "--json")
     assert (done.status, done.stderr) == (0, "")
     document = done.document
     assert list(document)[:2] == ["schema_version", "command"]
@@ -86,7 +86,7 @@ def test_the_document(run: Any, store: Path) -> None:
 
 
 def test_misses_are_those_of_a_loaders_batches(run: Any, store: Path) -> None:
-    words = ("--batches", "4", "--cache", "20%", "--seed", "7", "--json")
+    words = ("--batches", "4", "--cache-bytes", "20%", "--seed", "7", "--json")
     document = run("predict", store, *QUICK, *words).document
     batches = batches_of_a_loader(store, 4, seed=7)
     assert document["rows_needed"] == sum(len(set(batch)) for batch in batches)
@@ -97,7 +97,7 @@ def test_misses_are_those_of_a_loaders_batches(run: Any, store: Path) -> None:
 
 
 def test_belady_is_the_least_there_can_be(run: Any, store: Path) -> None:
-    words = ("--num-neighbors", "1", "--batch-size", "2", "--batches", "4", "--cache", "300")
+    words = ("--num-neighbors", "1", "--batch-size", "2", "--batches", "4", "--cache-bytes", "300")
     document = run("predict", store, *words, "-q", "--json").document
     loader = gnnstore.NeighborLoader(
         str(store), [1], input_nodes="train", batch_size=2, shuffle=True, seed=0
@@ -109,7 +109,7 @@ def test_belady_is_the_least_there_can_be(run: Any, store: Path) -> None:
 
 
 def test_reads_are_those_that_the_readers_make(run: Any, store: Path) -> None:
-    words = ("--batches", "1000", "--cache", "0%", "--json")
+    words = ("--batches", "1000", "--cache-bytes", "0%", "--json")
     document = run("predict", store, *QUICK, *words).document
     assert document["num_batches"] == document["epoch_batches"]
     opened = gnnstore.open(store)
@@ -134,7 +134,7 @@ def test_reads_are_those_that_the_readers_make(run: Any, store: Path) -> None:
 
 
 def test_the_table(run: Any, store: Path) -> None:
-    done = run("predict", store, *QUICK, "--batches", "3", "--cache", "10%,50%")
+    done = run("predict", store, *QUICK, "--batches", "3", "--cache-bytes", "10%,50%")
     assert (done.status, done.stderr) == (0, "")
     lines = [line.split() for line in done.stdout.splitlines()]
     shown = [(line[0], line[3]) for line in lines if line and line[0] in {"10.0%", "50.0%"}]
@@ -159,7 +159,7 @@ def profile_of(place: Path, *, is_direct: bool = True) -> DeviceProfile:
 def test_times_come_from_the_measurements(run: Any, store: Path) -> None:
     profile = profile_of(store)
     save_profile(profile)
-    words = ("--batches", "1000", "--cache", "10%")
+    words = ("--batches", "1000", "--cache-bytes", "10%")
     document = run("predict", store, *QUICK, *words, "--json").document
     assert document["measured_at"] == profile.measured_at
     for policy in document["caches"][0]["policies"]:
@@ -176,13 +176,13 @@ def test_times_come_from_the_measurements(run: Any, store: Path) -> None:
 
 def test_measurements_of_the_page_cache_say_nothing(run: Any, store: Path) -> None:
     save_profile(profile_of(store, is_direct=False))
-    document = run("predict", store, *QUICK, "--cache", "10%", "--json").document
+    document = run("predict", store, *QUICK, "--cache-bytes", "10%", "--json").document
     assert document["measured_at"] is None
     assert document["caches"][0]["policies"][0]["seconds_per_epoch"] is None
 
 
 def test_other_seeds_and_all_nodes(run: Any, store: Path) -> None:
-    words = (*QUICK, "--batches", "3", "--cache", "10%", "--json")
+    words = (*QUICK, "--batches", "3", "--cache-bytes", "10%", "--json")
     everything = run("predict", store, *words, "--input-nodes", "all").document
     assert (everything["input_nodes"], everything["num_input_nodes"]) == ("all", 400)
     one, other = (run("predict", store, *words, "--seed", seed).document for seed in (1, 2))
@@ -201,7 +201,7 @@ def test_other_seeds_and_all_nodes(run: Any, store: Path) -> None:
 
 def test_strategies_are_predicted(run: Any, store: Path) -> None:
     save_profile(profile_of(store))
-    words = (*QUICK, "--batches", "3", "--cache", "10%")
+    words = (*QUICK, "--batches", "3", "--cache-bytes", "10%")
     document = run("predict", store, *words, "--json").document
     predicted = document["predictions"]
     assert not predicted["disk_is_assumed"]
@@ -230,13 +230,19 @@ def test_budgets_of_predictions(run: Any, store: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(optimizer, "SMALLEST_BYTES", 1)
     save_profile(profile_of(store))
     size = gnnstore.open(store).schema.node.attributes["x"].num_bytes
-    words = (*QUICK, "--batches", "3", "--cache", "10%", "--threads", "1")
+    words = (*QUICK, "--batches", "3", "--cache-bytes", "10%", "--threads", "1")
     least = run("predict", store, *words, "--memory", "1kB", "--json").document["predictions"]
     problems = [one["problem"] for one in least["strategies"]]
     assert all("raise memory= by at least" in problem for problem in problems)
     assert not any(one["seconds_per_epoch"] for one in least["strategies"])
 
-    more = (*words, "--memory", "90MB", "--strategies", "static,packed,belady,packed-epochs")
+    more = (
+        *words,
+        "--memory",
+        "90MB",
+        "--strategies",
+        "static,static-degree,packed,belady,packed-epochs",
+    )
     document = run("predict", store, *more, "--disk", "0", "--json").document
     predicted = document["predictions"]
     assert (predicted["memory_bytes"], predicted["disk_bytes"]) == (90 * 10**6, 0)
@@ -260,7 +266,7 @@ def test_budgets_of_predictions(run: Any, store: Path, monkeypatch: pytest.Monke
 
 def test_narrow_rows_are_not_predicted(run: Any, tmp_path: Path) -> None:
     narrow = write_example_store(tmp_path / "n.gnn", num_nodes=400, feature_shape=(4,)).path
-    done = run("predict", narrow, *QUICK, "--batches", "2", "--cache", "10%")
+    done = run("predict", narrow, *QUICK, "--batches", "2", "--cache-bytes", "10%")
     assert done.status == 0
     assert "No strategy is predicted: rows are so narrow" in done.stdout
 
@@ -275,7 +281,7 @@ def test_measuring_the_disk_first(
         return SimpleNamespace(profile=profile_of(path))
 
     monkeypatch.setattr(first_measurement, "measure_disk", measure)
-    words = (*QUICK, "--batches", "2", "--cache", "10%", "--json")
+    words = (*QUICK, "--batches", "2", "--cache-bytes", "10%", "--json")
     documents = [run("predict", store, *words).document for _ in range(2)]
     assert measured == [store], "once"
     assert len(list(cache.rglob("*.json"))) == 1
@@ -371,7 +377,7 @@ def test_pictures_that_cannot_be_written(run: Any, store: Path, tmp_path: Path) 
     assert "create it first" in done.stderr
     # One that fails at the end must not take the table with it.
     (tmp_path / "full.png").symlink_to("/dev/full")
-    done = run("predict", store, *QUICK, "--cache", "10%", "--plot", tmp_path / "full.png")
+    done = run("predict", store, *QUICK, "--cache-bytes", "10%", "--plot", tmp_path / "full.png")
     assert done.status == 5
     assert "belady" in done.stdout
     assert "write the picture" in done.stdout
@@ -476,10 +482,10 @@ def test_partitions_that_do_not_fit_are_refused(run: Any, store: Path) -> None:
     [
         (("--num-neighbors", "10,x"), "not a list of fan-outs"),
         (("--num-neighbors", "-2"), "not a list of fan-outs"),
-        (("--cache", "101%"), "neither a share from 0% to 100% nor a size"),
-        (("--cache", "much"), "neither a share from 0% to 100% nor a size"),
-        (("--cache", "5%,,"), "neither a share from 0% to 100% nor a size"),
-        (("--cache", "nan%"), "neither a share from 0% to 100% nor a size"),
+        (("--cache-bytes", "101%"), "neither a share from 0% to 100% nor a size"),
+        (("--cache-bytes", "much"), "neither a share from 0% to 100% nor a size"),
+        (("--cache-bytes", "5%,,"), "neither a share from 0% to 100% nor a size"),
+        (("--cache-bytes", "nan%"), "neither a share from 0% to 100% nor a size"),
         (("--batch-size", "0"), "0 is not in the range"),
         (("--strategies", "fast,belady"), "'fast' is no strategy that is predicted"),
         (("--strategies", ""), "'' is no strategy that is predicted"),

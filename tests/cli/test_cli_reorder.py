@@ -27,17 +27,17 @@ def test_it_orders_and_says_so(run: Any, store: Path, tmp_path: Path) -> None:
     assert done.status == 0
     (nodes,) = done.document["store"]["graph"]["node_types"]
     assert nodes["original_ids"]
-    assert done.document["store"]["provenance"]["parameters"] == {"by": "degree"}
+    assert done.document["store"]["provenance"]["parameters"] == {"order": "degree"}
     assert run("verify", tmp_path / "b.gnn", "--level", "full").status == 0
     assert run("reorder", store, tmp_path / "b.gnn").status == 2
     assert run("reorder", store, tmp_path / "b.gnn", "--overwrite", "-q").status == 0
-    assert run("reorder", store, tmp_path / "c.gnn", "--by", "size").status == 2
+    assert run("reorder", store, tmp_path / "c.gnn", "--order", "size").status == 2
 
 
 def test_by_frequency_rows_that_batches_need_come_first(
     run: Any, store: Path, tmp_path: Path
 ) -> None:
-    words = ("--by", "frequency", "--num-neighbors", "3", "--batch-size", "5", "-q")
+    words = ("--order", "frequency", "--num-neighbors", "3", "--batch-size", "5", "-q")
     done = run("reorder", store, tmp_path / "b.gnn", *words)
     assert (done.status, done.stderr) == (0, "")
     ordered = gnnstore.open(tmp_path / "b.gnn")
@@ -49,16 +49,16 @@ def test_by_frequency_rows_that_batches_need_come_first(
     needed = np.unique(np.concatenate([batch.n_id.numpy() for batch in loader]))
     assert set(needed) <= set(reached)
     assert train.max() < len(reached)
-    done = run("reorder", store, tmp_path / "c.gnn", "--by", "frequency", "--input-nodes", "no")
+    done = run("reorder", store, tmp_path / "c.gnn", "--order", "frequency", "--input-nodes", "no")
     assert done.status == 3
 
 
 def test_options_that_nothing_would_read(run: Any, store: Path, tmp_path: Path) -> None:
     for words, text in (
-        (("--seed", "5"), "--seed: only with --by community"),
-        (("--by", "frequency", "--seed", "5"), "--seed: only with --by community"),
-        (("--num-neighbors", "3"), "--num-neighbors: only with --by frequency"),
-        (("--by", "community", "--links", "all"), "--links: only with --by frequency"),
+        (("--seed", "5"), "--seed: only with --order community"),
+        (("--order", "frequency", "--seed", "5"), "--seed: only with --order community"),
+        (("--num-neighbors", "3"), "--num-neighbors: only with --order frequency"),
+        (("--order", "community", "--links", "all"), "--links: only with --order frequency"),
     ):
         done = run("reorder", store, tmp_path / "b.gnn", *words)
         assert (done.status, text in done.stderr) == (2, True), words
@@ -92,7 +92,7 @@ def test_sampling_keeps_to_the_budget(
         return place(sizes, budget, **options)
 
     monkeypatch.setattr("gnnstore.tools.predict.trace.place", placed)
-    words = ("--by", "frequency", "--num-neighbors", "3", "--batch-size", "5", "-q")
+    words = ("--order", "frequency", "--num-neighbors", "3", "--batch-size", "5", "-q")
     assert run("reorder", store, tmp_path / "b.gnn", *words, "--memory", "64MB").status == 0
     assert [(budget.num_bytes, budget.is_promise) for budget in budgets] == [(64 * 10**6, True)]
 

@@ -61,7 +61,7 @@ def test_packed_epochs(
     shared = ["--batch-size", "7", "--epochs", "2", "--seed", "3", "--superbatch", "2"]
     if "--num-neighbors" not in words:
         shared += ["--num-neighbors", "3,2"]
-    run(capsys, "pack", str(path), "--output", output, "--cache", "2kB", *shared, *words)
+    run(capsys, "pack", str(path), "--output", output, "--cache-bytes", "2kB", *shared, *words)
     arguments: dict[str, Any] = {"num_neighbors": [3, 2], "input_nodes": ("paper", "train")}
     arguments |= {"batch_size": 7, "shuffle": True, "seed": 3, **options}
     expected = batches_of(NeighborLoader(path, strategy="memory", **arguments), 2)
@@ -115,7 +115,7 @@ def test_damaged_packed_rows_of_a_type(
     """Rows of two types called `x` lie apart; damage is found in the type that has it."""
     output = tmp_path / "packed"
     run(
-        *(capsys, "pack", str(path), "--output", str(output), "--cache", "0"),
+        *(capsys, "pack", str(path), "--output", str(output), "--cache-bytes", "0"),
         *("--num-neighbors", "3,2", "--batch-size", "30"),
     )
     names = sorted(own.name for own in (output / "rows").iterdir() if own.is_dir())
@@ -141,7 +141,7 @@ def test_segments_of_several_types(
     monkeypatch.setattr(segment_packing, "_PART_BYTES", 1500)
     alone, shared = tmp_path / "alone", tmp_path / "shared"
     words = ["--num-neighbors", "3,2", "--batch-size", "7", "--epochs", "2", "--seed", "3"]
-    words += ["--cache", "1kB", "--input-nodes", "paper:train", "--superbatch", "9"]
+    words += ["--cache-bytes", "1kB", "--input-nodes", "paper:train", "--superbatch", "9"]
     run(capsys, "pack", str(path), "--output", str(alone), *words)
     words += ["--segment", str(segment)]
     run(capsys, "pack", str(path), "--output", str(shared), *words)
@@ -174,7 +174,7 @@ def test_several_types_share_rows_where_disk_is_short(
     degrees = {CITES: 6, WRITES: 4, WRITTEN_BY: 4}
     data = make_hetero(counts=counts, degrees=degrees, widths={"paper": 300, "author": 120})
     path = str(hetero_store(tmp_path / "s.gnn", data).path)
-    words = ["--num-neighbors", "5,5", "--batch-size", "64", "--seed", "3", "--cache", "0"]
+    words = ["--num-neighbors", "5,5", "--batch-size", "64", "--seed", "3", "--cache-bytes", "0"]
     words += ["--input-nodes", "paper:train"]
     run(capsys, "pack", path, "--output", str(tmp_path / "a"), *words)
     most = PackedReader.open(tmp_path / "a").total_bytes * 2 // 3
@@ -200,8 +200,8 @@ def test_predictions(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_strategies_are_timed(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--num-neighbors", "3,2", "--batch-size", "7", "--no-limit", "--memory", "50MB")
-    document = run(capsys, "bench", "load", str(path), *words, "--strategies", "map,belady")
+    words = ("--num-neighbors", "3,2", "--batch-size", "7", "--no-limit", "--loader-memory", "50MB")
+    document = run(capsys, "bench", "load", str(path), *words, "--strategies", "numpy-mmap,belady")
     for found in document["strategies"]:
         assert found["problem"] is None
         assert found["rounds"][0]["nodes"] > 7

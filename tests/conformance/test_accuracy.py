@@ -63,7 +63,7 @@ def test_links_of_twitch(pytestconfig: pytest.Config) -> None:
 def test_knowledge_graph(model: str, least: float) -> None:
     """Filtered, among 1,000 entities: a model that learns nothing has an MRR of 1/500."""
     example = module_of("train_knowledge_graph")
-    options = ["--model", model, "--epochs", "4", "--chunks", "3"]
+    options = ["--model", model, "--epochs", "4", "--negative-chunks", "3"]
     assert example.run(example.parse(options)) > least
 
 

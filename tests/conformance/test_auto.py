@@ -178,7 +178,7 @@ def test_it_keeps_within_the_disk_budget(path: Path, tmp_path: Path) -> None:
     short = MEMORY - 35_000_000
     assert loader_of(path, memory=short, disk="4GB").stats().strategy == "packed"
     assert loader_of(path, memory=short, disk=0).stats().strategy != "packed"
-    elsewhere = loader_of(path, memory=MEMORY, disk="4GB", tmpdir=tmp_path / "run")
+    elsewhere = loader_of(path, memory=MEMORY, disk="4GB", spill_dir=tmp_path / "run")
     assert elsewhere.stats().strategy == "packed"
     with pytest.raises(UsageError, match="disk='lots' is not a size"):
         loader_of(path, disk="lots")
@@ -358,7 +358,7 @@ def test_a_strategy_gets_what_was_predicted_for_it(
     predictions: list[Prediction] = []
 
     def only(request: Any, auto: Auto) -> Iterator[optimizer.Chosen]:
-        candidate = auto.candidate(choice)
+        candidate = auto.by_choice[choice]
         found = optimizer.StrategyOptimizer.of(request, place_for(request, STATIC))
         assert found is not None
         predictions.extend(found.with_degrees().predictions((candidate,)))
@@ -398,7 +398,7 @@ def test_pages_of_a_mapped_topology_take_those_of_rows(
     for topology, request in requests_of(path, monkeypatch, "memory", "mmap").items():
         found = optimizer.StrategyOptimizer.of(request, place_for(request, STATIC))
         assert found is not None
-        (prediction,) = found.predictions([auto().candidate("mmap")])
+        (prediction,) = found.predictions([auto().by_choice["mmap"]])
         mapped[topology] = prediction.resources.cached_bytes
     assert mapped["mmap"] == mapped["memory"] > 0
 
@@ -416,7 +416,7 @@ def test_sampling_is_timed_as_a_strategy_would_sample(
         return run(self, topology, *args, **options)
 
     requests = requests_of(path, monkeypatch, "memory", "disk")
-    candidates = [auto().candidate(name) for name in ("direct", "static-frequency", "belady")]
+    candidates = [auto().by_choice[name] for name in ("direct", "static-frequency", "belady")]
     for elsewhere, here in (("disk", "memory"), ("memory", "disk")):
         request = requests[here]
         found = optimizer.StrategyOptimizer.of(request, place_for(request, STATIC))

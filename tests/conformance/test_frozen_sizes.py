@@ -153,10 +153,10 @@ COMMANDS: tuple[tuple[Any, ...], ...] = (
         ("pack", "--estimate", "--name", "other", "--memory", memory, *more)
         for memory, *more in (
             ("24MB",),
-            ("48MB", "--cache", "5MB"),
+            ("48MB", "--cache-bytes", "5MB"),
             ("70MB",),
             ("70MB", "--epochs", 5, "--superbatch", 10),
-            ("100MB", "--cache", "5MB", "--cached-by", "degree"),
+            ("100MB", "--cache-bytes", "5MB", "--cache-by", "degree"),
             ("100MB", "--disk", "30MB", "--epochs", 2),
             ("100MB", "--disk", "1MB"),
         )

@@ -630,7 +630,7 @@ def test_options_that_are_refused(path: Path, tmp_path: Path) -> None:
         ({"output": ""}, UsageError, "expected the name of a file or directory"),
         ({"io_engine": "fast"}, UsageError, "is unknown"),
         ({"resume": True}, UsageError, "need an output="),
-        ({"output": tmp_path / "a", "tmpdir": tmp_path}, UsageError, "no use with output="),
+        ({"output": tmp_path / "a", "spill_dir": tmp_path}, UsageError, "no use with output="),
         ({"output": tmp_path / "a.npy", "dtype": "bfloat16"}, UsageError, "no bfloat16"),
         ({"output": tmp_path / "no" / "a"}, NotFoundError, "does not exist"),
         ({"input": "y"}, UsageError, r"input='y': layers take rows \[N, F\].* the shape \[1200\]"),

@@ -40,7 +40,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "extensions": {
         "neg_sampling": NegativeSampling("triplet", 4),
         "neg_side": "both",
-        "shared_negatives": 3,
+        "negative_chunks": 3,
         "degree_fraction": 0.5,
         "strict_negatives": True,
         "edge_label_attrs": ("edge_attr",),
@@ -50,7 +50,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "neg_sampling": NegativeSampling("triplet", 3),
         "disjoint": True,
         "neg_side": "both",
-        "shared_negatives": 5,
+        "negative_chunks": 5,
         "exclude_edges": "reverse",
     },
     "strict, of sources": {
@@ -512,7 +512,7 @@ def test_weights_of_float32_that_sum_beyond_its_whole_numbers() -> None:
     [
         {"neg_sampling": "binary"},
         {"neg_sampling": {"mode": "triplet", "amount": 5}},
-        {"neg_sampling": {"mode": "triplet", "amount": 5}, "shared_negatives": 4},
+        {"neg_sampling": {"mode": "triplet", "amount": 5}, "negative_chunks": 4},
     ],
     ids=str,
 )
@@ -525,7 +525,7 @@ def test_strict_negatives_are_no_edges(
     strict = loader_of(path, **kind, strict_negatives=True, num_threads=0, strategy="memory")
     found = [(u, v) for u, v in drawn(strict).T.tolist() if (u, v) in csc or u == v]
     kept = strict.stats().negatives_kept
-    if "shared_negatives" in kind:  # one negative may collide with several positives of its chunk
+    if "negative_chunks" in kind:  # one negative may collide with several positives of its chunk
         assert len(found) >= kept
         assert (kept == 0) == (not found)
     else:
@@ -578,7 +578,7 @@ def test_a_chunk_by_itself_has_no_ends_of_others_to_draw_from(tmp_path: Path) ->
     store = GraphArrays(4, np.array([[0, 1], [1, 0]])).write(tmp_path / "s.gnn")
     options: dict[str, Any] = {
         "neg_sampling": NegativeSampling("triplet", 4),
-        "shared_negatives": 2,
+        "negative_chunks": 2,
         "degree_fraction": 0.5,
         "batch_size": 1,
         "seed": 0,
@@ -672,7 +672,7 @@ def test_what_cannot_be_avoided_is_counted(
 def test_negatives_are_shared_by_chunks_and_drawn_by_degree(path: Path) -> None:
     sampling = NegativeSampling("triplet", 6)
     loader = loader_of(
-        path, neg_sampling=sampling, shared_negatives=4, degree_fraction=0.5, neg_side="both"
+        path, neg_sampling=sampling, negative_chunks=4, degree_fraction=0.5, neg_side="both"
     )
     batch = next(iter(loader))
     for side, positive in (("dst", batch.dst_pos_index), ("src", batch.src_index)):
@@ -841,16 +841,16 @@ def test_attributes_of_seed_edges(path: Path, edge_index: torch.Tensor) -> None:
         ({"edge_label": ["a"] * E}, "edge_label is a list"),
         ({"edge_label_attrs": "edge_attr"}, "expected a list of names"),
         ({"exclude_edges": ["self"]}, "is unknown"),
-        ({"shared_negatives": 2.5, "neg_sampling": "triplet"}, "at least 1 chunk"),
+        ({"negative_chunks": 2.5, "neg_sampling": "triplet"}, "at least 1 chunk"),
         ({"degree_fraction": 0.1, "neg_sampling": "triplet"}, "is none"),
         ({"strict_negatives": True}, "strict_negatives: no negatives are drawn"),
         ({"exclude_edges": "all"}, "exclude_edges='all' is unknown"),
         ({"neg_side": "src", "neg_sampling": "binary"}, "only of use to neg_sampling='triplet'"),
         ({"neg_side": "top", "neg_sampling": "triplet"}, "neg_side='top' is unknown"),
-        ({"shared_negatives": 0, "neg_sampling": "triplet"}, "at least 1 chunk"),
+        ({"negative_chunks": 0, "neg_sampling": "triplet"}, "at least 1 chunk"),
         ({"degree_fraction": 2.0, "neg_sampling": "triplet"}, "expected a share"),
         (
-            {"degree_fraction": 1.0, "shared_negatives": 1, "neg_sampling": "triplet"},
+            {"degree_fraction": 1.0, "negative_chunks": 1, "neg_sampling": "triplet"},
             "give at least 2",
         ),
         ({"edge_label_attrs": ["nope"]}, "no edge attribute 'nope'"),

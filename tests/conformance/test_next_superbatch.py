@@ -168,21 +168,21 @@ def test_where_it_cannot_be(path: Path, options: dict[str, Any]) -> None:
 def test_two_superbatches_must_fit_on_disk(
     path: Path, tmp_path: Path, expected: list[list[dict[str, Any]]]
 ) -> None:
-    loader = loader_of(path, tmpdir=tmp_path)
+    loader = loader_of(path, spill_dir=tmp_path)
     list(loader)
     one = ahead_of(loader).job.totals.bytes_spilled
     del loader
-    small = loader_of(path, tmpdir=tmp_path, disk=one + one // 2, superbatch=BATCHES)
+    small = loader_of(path, spill_dir=tmp_path, disk=one + one // 2, superbatch=BATCHES)
     for epoch in expected:
         assert_same_batches(batches_of(small), epoch)
         assert coming(small) is None
     # Half an epoch at a time is packed while the other half is read.
-    halves = loader_of(path, tmpdir=tmp_path, disk=one + one // 2)
+    halves = loader_of(path, spill_dir=tmp_path, disk=one + one // 2)
     assert halves.stats().superbatch == BATCHES // 2
     for epoch in expected:
         assert_same_batches(batches_of(halves), epoch)
         assert coming(halves) is not None
-    large = loader_of(path, tmpdir=tmp_path, disk=3 * one)
+    large = loader_of(path, spill_dir=tmp_path, disk=3 * one)
     assert_same_batches(batches_of(large), expected[0])
     assert large.stats().superbatch == BATCHES
     assert coming(large) is not None
@@ -248,7 +248,7 @@ def test_validation_in_the_middle_of_packed_rows(
 def test_another_epoch_than_expected(
     path: Path, tmp_path: Path, expected: list[list[dict[str, Any]]]
 ) -> None:
-    loader = loader_of(path, tmpdir=tmp_path)
+    loader = loader_of(path, spill_dir=tmp_path)
     assert_same_batches(batches_of(loader), expected[0])
     loader.set_epoch(3)
     assert_same_batches(batches_of(loader), expected[3])
@@ -308,7 +308,7 @@ def test_an_interrupt_while_it_is_kept(
 ) -> None:
     """The next epoch waits for no turn of batches that it has lost."""
     name, num_epochs = where.split(maxsplit=1)[0], int(where.split()[1])
-    loader = long_loader(path, tmpdir=tmp_path)
+    loader = long_loader(path, spill_dir=tmp_path)
     override_sizes(loader, in_memory=False)
     for epoch in many[:num_epochs]:
         assert_same_batches(batches_of(loader), epoch)
@@ -353,7 +353,7 @@ def test_a_disk_that_is_full_when_nobody_asked(
             raise NoSpaceError("no space left", path=tmp_path)
         return packing.pack(*args, **options)
 
-    loader = loader_of(path, tmpdir=tmp_path)
+    loader = loader_of(path, spill_dir=tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(rolling, "pack", pack)
         assert_same_batches(batches_of(loader), expected[0])
@@ -376,7 +376,7 @@ def test_a_forgotten_loader_is_gone(
     """At once: not when the garbage collector finds it, which may be never."""
     options: dict[str, Any] = {}
     if STRATEGIES[strategy].plans:
-        options = {"tmpdir": tmp_path, "cache_bytes": "20kB"}
+        options = {"spill_dir": tmp_path, "cache_bytes": "20kB"}
     gc.collect()
     gc.disable()
     try:
@@ -457,7 +457,7 @@ class Trainer:
 def test_a_trainer_in_a_cycle_is_collected(path: Path, tmp_path: Path, strategy: str) -> None:
     options: dict[str, Any] = {}
     if STRATEGIES[strategy].plans:
-        options = {"tmpdir": tmp_path, "cache_bytes": "20kB"}
+        options = {"spill_dir": tmp_path, "cache_bytes": "20kB"}
     trainer = Trainer(path, strategy, **options)
     next(trainer.batches)
     alive = weakref.ref(trainer)
@@ -489,7 +489,7 @@ def test_what_works_for_a_loader_may_find_it_forgotten(
             found.set()
         return compact(*args)
 
-    loader = loader_of(path, tmpdir=tmp_path, superbatch=2)
+    loader = loader_of(path, spill_dir=tmp_path, superbatch=2)
     monkeypatch.setattr(CompactSample, "of", collect)
     gc.disable()
     try:
@@ -546,7 +546,7 @@ def test_what_hands_the_slots_over_may_find_an_iteration_forgotten(
         return look(turns, number)
 
     store = gnnstore.open(path)
-    loader = loader_of(store, strategy="belady", tmpdir=tmp_path, superbatch=4)
+    loader = loader_of(store, strategy="belady", spill_dir=tmp_path, superbatch=4)
     monkeypatch.setattr(SharedTables, "take_slots", collect_and_take)
     monkeypatch.setattr(TurnLock, "leave", collect_and_leave)
     monkeypatch.setattr(TurnLock, "look", wait_and_look)
@@ -559,7 +559,7 @@ def test_what_hands_the_slots_over_may_find_an_iteration_forgotten(
         cycle.append(cycle)
         if another:
             cycle.append(loader)
-            loader = loader_of(store, strategy="belady", tmpdir=tmp_path, superbatch=4)
+            loader = loader_of(store, strategy="belady", spill_dir=tmp_path, superbatch=4)
         del batches, cycle
         assert len(list(loader)) == BATCHES
     finally:
@@ -579,7 +579,7 @@ from gnnstore import NeighborLoader
 
 loader = NeighborLoader(
     sys.argv[1], [4, 4], range(200), batch_size=25, shuffle=True, seed=3, strategy="packed",
-    cache_bytes="20kB", num_threads=2, tmpdir=sys.argv[2],
+    cache_bytes="20kB", num_threads=2, spill_dir=sys.argv[2],
 )
 for number, batch in enumerate(loader):
     if number == 0:
@@ -670,7 +670,7 @@ def test_slots_are_taken_while_the_next_epoch_is_made(
 
     monkeypatch.setattr(Producer, phase, make_unless_stopped)
     store = gnnstore.open(path)
-    loader, other = (loader_of(store, tmpdir=tmp_path, superbatch=BATCHES) for _ in range(2))
+    loader, other = (loader_of(store, spill_dir=tmp_path, superbatch=BATCHES) for _ in range(2))
     assert_same_batches(batches_of(loader), expected[0])
     ahead = ahead_of(loader)._next
     assert ahead is not None
@@ -717,7 +717,7 @@ def test_an_older_iteration_leaves_nothing_to_those_after_a_newer(
     path: Path, tmp_path: Path, many: list[list[dict[str, Any]]]
 ) -> None:
     """Its slots are the newer one's, and what comes next is another epoch."""
-    loader = long_loader(path, tmpdir=tmp_path, prefetch_batches=1)
+    loader = long_loader(path, spill_dir=tmp_path, prefetch_batches=1)
     for epoch in many[:2]:
         assert_same_batches(batches_of(loader), epoch)
     older: Any = iter(loader)
@@ -743,7 +743,7 @@ def test_a_fork_between_epochs(
     path: Path, tmp_path: Path, expected: list[list[dict[str, Any]]], goes_on: bool
 ) -> None:
     """The child has no such thread: it makes its own, and leaves the parent's files alone."""
-    loader = loader_of(path, tmpdir=tmp_path)
+    loader = loader_of(path, spill_dir=tmp_path)
     list(loader)
     ahead = coming(loader)
     assert ahead is not None
@@ -784,7 +784,7 @@ def test_a_fork_while_a_batch_has_its_turn(
         done(turns, number)
 
     monkeypatch.setattr(TurnLock, "done", wait_and_end)
-    loader = loader_of(path, strategy="belady", tmpdir=tmp_path, superbatch=BATCHES)
+    loader = loader_of(path, strategy="belady", spill_dir=tmp_path, superbatch=BATCHES)
     running: Any = iter(loader)
     found = batches_of(islice(running, 2))
     assert in_turn.wait(60)
@@ -890,11 +890,11 @@ def test_strategies_that_do_not_pack_plan_an_epoch(path: Path) -> None:
 
 def test_epochs_that_disk_has_no_room_for_are_refused(path: Path, tmp_path: Path) -> None:
     """Where they were asked for; the error says which option to lower."""
-    loader = loader_of(path, tmpdir=tmp_path)
+    loader = loader_of(path, spill_dir=tmp_path)
     list(loader)
     one = ahead_of(loader).job.totals.bytes_spilled
     with pytest.raises(gnnstore.BudgetError, match="lower superbatch="):
-        long_loader(path, tmpdir=tmp_path, disk=3 * one)
+        long_loader(path, spill_dir=tmp_path, disk=3 * one)
 
 
 def test_later_epochs_need_less_disk_than_the_first(
@@ -931,7 +931,7 @@ def test_whatever_comes_between_epochs_of_a_superbatch(
     path: Path, tmp_path: Path, many: list[list[dict[str, Any]]]
 ) -> None:
     """An epoch that is left, another than expected, one that is resumed, validation."""
-    loader = long_loader(path, tmpdir=tmp_path, prefetch_batches=1)
+    loader = long_loader(path, spill_dir=tmp_path, prefetch_batches=1)
     for epoch in many[:3]:
         assert_same_batches(batches_of(loader), epoch)
     assert ahead_of(loader)._carried is not None  # epoch 3
@@ -948,7 +948,7 @@ def test_whatever_comes_between_epochs_of_a_superbatch(
     loader.load_state_dict(state)
     for epoch in [many[3][3:], *many[4:6]]:
         assert_same_batches(batches_of(loader), epoch)
-    validation = loader_of(loader.data, shuffle=False, tmpdir=tmp_path)
+    validation = loader_of(loader.data, shuffle=False, spill_dir=tmp_path)
     list(validation)
     for epoch in many[6:8]:
         assert_same_batches(batches_of(loader), epoch)
@@ -965,7 +965,7 @@ def test_a_forgotten_loader_leaves_no_epoch_behind(
     gc.collect()
     gc.disable()
     try:
-        loader = long_loader(path, tmpdir=tmp_path)
+        loader = long_loader(path, spill_dir=tmp_path)
         for epoch in many[:3]:
             assert_same_batches(batches_of(loader), epoch)
         coming(loader)
@@ -1008,7 +1008,7 @@ def test_a_fork_between_epochs_of_a_superbatch(
     path: Path, tmp_path: Path, many: list[list[dict[str, Any]]]
 ) -> None:
     """The child makes its own, and leaves the parent's files alone."""
-    loader = long_loader(path, tmpdir=tmp_path)
+    loader = long_loader(path, spill_dir=tmp_path)
     for epoch in many[:3]:
         assert_same_batches(batches_of(loader), epoch)
     coming(loader)

@@ -336,7 +336,7 @@ def test_packed_epochs_of_another_store(path: Path, tmp_path: Path) -> None:
         {"cache": "degree"},
         {"cache_bytes": "1MB"},
         {"superbatch": 4},
-        {"tmpdir": "/tmp"},  # noqa: S108 - not used
+        {"spill_dir": "/tmp"},  # noqa: S108 - not used
         {"disk": "1GB"},
     ],
     ids=lambda options: next(iter(options)),

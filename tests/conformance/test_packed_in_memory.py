@@ -79,7 +79,7 @@ def test_without_disk(
     superbatch: int | None,
 ) -> None:
     options: dict[str, Any] = {"memory": MEMORY, "cache_bytes": "1MB", "superbatch": superbatch}
-    loader = loader_of(store, num_threads=num_threads, disk="0B", tmpdir=tmp_path, **options)
+    loader = loader_of(store, num_threads=num_threads, disk="0B", spill_dir=tmp_path, **options)
     assert memory_for_chunks(loader) > 0
     assert "of packed rows not written" in loader.stats().reason
     found: list[dict[str, Any]] = []
@@ -107,7 +107,7 @@ def test_a_cache_of_a_given_size_leaves_memory_to_packed_rows(
 def test_some_are_written(
     store: Path, tmp_path: Path, expected: list[dict[str, Any]], share: float
 ) -> None:
-    options: dict[str, Any] = {"cache_bytes": "1MB", "superbatch": 8, "tmpdir": tmp_path}
+    options: dict[str, Any] = {"cache_bytes": "1MB", "superbatch": 8, "spill_dir": tmp_path}
     loader = loader_of(store, **options, num_threads=2)
     superbatches = loader._sources.superbatches
     assert isinstance(superbatches, LookaheadEpochs)

@@ -64,7 +64,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "neg_sampling": NegativeSampling("triplet", 3),
         "num_neighbors": [],
         "neg_side": "both",
-        "shared_negatives": 2,
+        "negative_chunks": 2,
         "degree_fraction": 0.4,
         "edge_label_attrs": ("edge_attr",),
     },

@@ -94,7 +94,7 @@ def test_batches_and_misses_are_the_same(
 
 def test_files_of_a_superbatch(path: Path, expected: list[dict[str, Any]], tmp_path: Path) -> None:
     """Subgraphs have their ids in files of their own, and the trace is gone once it is planned."""
-    loader = loader_of(path, tmpdir=tmp_path, num_threads=0)
+    loader = loader_of(path, spill_dir=tmp_path, num_threads=0)
     size = job_of(loader).size
     object.__setattr__(size, "in_memory", False)
     object.__setattr__(size, "table_bytes", 1 << 16)

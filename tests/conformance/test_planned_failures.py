@@ -84,7 +84,7 @@ def test_packed_rows_that_cannot_be_read(
     """
     loader = loader_of(
         path, strategy="packed", superbatch=superbatch, num_threads=4, prefetch_batches=16,
-        tmpdir=tmp_path, cache_bytes=1000,
+        spill_dir=tmp_path, cache_bytes=1000,
     )  # fmt: skip
     read, calls = PackedSuperbatch.read, iter(range(10**6))
 
@@ -108,7 +108,7 @@ def test_a_batch_that_fails_between_its_sample_and_its_rows(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """The next one waits for it to have taken its turn; the consumer waits for that thread."""
-    options: dict[str, Any] = {"num_threads": 2, "tmpdir": tmp_path, "strategy": kind}
+    options: dict[str, Any] = {"num_threads": 2, "spill_dir": tmp_path, "strategy": kind}
     if kind == "packed before":
         packed = pack(path, [4, 4], batch_size=25, output=tmp_path / "packed", cache_bytes="20kB")
         options = {"num_threads": 2, "packed": packed, "strategy": "auto", "cache_bytes": None}
@@ -162,7 +162,7 @@ def test_spilled_subgraphs_that_cannot_be_read(
     loader = override_sizes(
         loader_of(
             path, strategy="packed", superbatch=superbatch, num_threads=4, prefetch_batches=16,
-            tmpdir=tmp_path,
+            spill_dir=tmp_path,
         ),
         in_memory=False,
     )  # fmt: skip
@@ -193,7 +193,7 @@ def test_no_more_than_two_superbatches_are_packed(
         return output
 
     loader = loader_of(
-        path, strategy="packed", superbatch=1, num_threads=3, tmpdir=tmp_path,
+        path, strategy="packed", superbatch=1, num_threads=3, spill_dir=tmp_path,
         prefetch_batches=prefetch_batches, transform_sampler_output=look,
     )  # fmt: skip
     assert_same_batches(batches_of(loader), expected)
@@ -205,7 +205,7 @@ def test_two_superbatches_stay_within_what_is_given_on_disk(
 ) -> None:
     """A second one waits until there is room beside, or in place of, the first."""
     loader = loader_of(
-        path, strategy="packed", superbatch=3, num_threads=2, tmpdir=tmp_path, prefetch_batches=8
+        path, strategy="packed", superbatch=3, num_threads=2, spill_dir=tmp_path, prefetch_batches=8
     )
     superbatches = loader._sources.superbatches
     assert superbatches is not None
@@ -230,7 +230,7 @@ def test_more_is_missed_than_there_is_disk_for(
     path: Path, tmp_path: Path, expected: list[dict[str, Any]], share: float, on_disk: bool
 ) -> None:
     """What does not fit is read from the table."""
-    loader = loader_of(path, strategy="packed", superbatch=6, tmpdir=tmp_path)
+    loader = loader_of(path, strategy="packed", superbatch=6, spill_dir=tmp_path)
     superbatches = loader._sources.superbatches
     assert superbatches is not None
     if on_disk:
@@ -288,24 +288,24 @@ def test_a_disk_that_is_full(
 ) -> None:
     tmp_path = tiny_disk.parent
     loader = loader_of(
-        path, strategy=strategy, superbatch=20, tmpdir=tmp_path, num_threads=num_threads
+        path, strategy=strategy, superbatch=20, spill_dir=tmp_path, num_threads=num_threads
     )
     override_sizes(loader, in_memory=False)
     superbatches = loader._sources.superbatches
     assert superbatches is not None
-    superbatches.job.tmpdir = tiny_disk
+    superbatches.job.spill_dir = tiny_disk
     got: list[Any] = []
     with pytest.raises(NoSpaceError, match=r"no space left .* Free "):
         got.extend(loader)
     assert not list(tiny_disk.iterdir())
     assert not threads()
-    superbatches.job.tmpdir = tmp_path
+    superbatches.job.spill_dir = tmp_path
     loader.set_epoch(0)
     assert_same_batches(batches_of(loader), expected)
 
 
 def test_a_disk_that_is_full_while_rows_are_packed(path: Path, tmp_path: Path) -> None:
-    loader = loader_of(path, strategy="packed", num_threads=2, tmpdir=tmp_path, cache_bytes=0)
+    loader = loader_of(path, strategy="packed", num_threads=2, spill_dir=tmp_path, cache_bytes=0)
     with (
         inject("pwrite", errno=errno.ENOSPC, skip=2, times=10**6) as fault,
         pytest.raises(NoSpaceError),
@@ -321,7 +321,7 @@ import sys
 from gnnstore import NeighborLoader
 loader = NeighborLoader(
     sys.argv[1], [4, 4], "train", batch_size=25, strategy="packed", superbatch=2,
-    cache_bytes=1000, tmpdir=sys.argv[2],
+    cache_bytes=1000, spill_dir=sys.argv[2],
 )
 for batch in loader:
     print("one", flush=True)
@@ -337,11 +337,11 @@ def test_what_a_killed_run_leaves_is_swept_by_the_next(
         wait_for(lambda: list(tmp_path.rglob("*/*")))  # made while the first batches are read
         (left,) = tmp_path.iterdir()
         # The run is alive: its directory is not swept.
-        list(loader_of(path, strategy="packed", tmpdir=tmp_path))
+        list(loader_of(path, strategy="packed", spill_dir=tmp_path))
         assert left.exists()
         run.send_signal(signal.SIGKILL)
     assert left.exists()
-    list(loader_of(path, strategy="packed", tmpdir=tmp_path))
+    list(loader_of(path, strategy="packed", spill_dir=tmp_path))
     assert not list(tmp_path.iterdir())
 
 
@@ -374,7 +374,7 @@ def test_interrupts_at_any_time(
     path: Path, tmp_path: Path, expected: list[dict[str, Any]], strategy: str, num_threads: int
 ) -> None:
     loader = loader_of(
-        path, strategy=strategy, superbatch=2, num_threads=num_threads, tmpdir=tmp_path
+        path, strategy=strategy, superbatch=2, num_threads=num_threads, spill_dir=tmp_path
     )
     override_sizes(loader, in_memory=False)
     gc.collect()  # what tests before have left would be closed in the middle of an interrupt
@@ -408,7 +408,7 @@ def test_interrupts_at_any_time(
 def test_an_interrupt_while_an_iteration_is_closed(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
-    loader = loader_of(path, strategy=strategy, superbatch=2, num_threads=3, tmpdir=tmp_path)
+    loader = loader_of(path, strategy=strategy, superbatch=2, num_threads=3, spill_dir=tmp_path)
     override_sizes(loader, in_memory=False)
     close, calls = Producer.close, iter(range(10**6))
 
@@ -462,7 +462,7 @@ def test_a_fork_in_the_middle(
     path: Path, tmp_path: Path, expected: list[dict[str, Any]], strategy: str
 ) -> None:
     """A child that lets go of an iterator, and begins another, takes nothing from its parent."""
-    loader = loader_of(path, strategy=strategy, num_threads=2, tmpdir=tmp_path)
+    loader = loader_of(path, strategy=strategy, num_threads=2, spill_dir=tmp_path)
     override_sizes(loader, in_memory=False)
     running: Any = iter(loader)
     found = batches_of(islice(running, 2))

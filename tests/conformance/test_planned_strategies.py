@@ -56,7 +56,7 @@ def test_batches_are_the_same(
     tmp_path: Path, request: pytest.FixtureRequest, num_threads: int, strategy: str, on_disk: str
 ) -> None:
     path, expected = request.getfixturevalue("path"), request.getfixturevalue("expected")
-    loader = loader_of(path, strategy=strategy, num_threads=num_threads, tmpdir=tmp_path)
+    loader = loader_of(path, strategy=strategy, num_threads=num_threads, spill_dir=tmp_path)
     override_sizes(loader, in_memory=on_disk != "subgraphs")
     if on_disk == "plans":
         override_sizes(loader, table_bytes=256)
@@ -491,7 +491,7 @@ def test_a_read_that_fails(path: Path, expected: list[dict[str, Any]], num_threa
 
 
 def test_a_damaged_spill(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    loader = loader_of(path, tmpdir=tmp_path, num_threads=3)
+    loader = loader_of(path, spill_dir=tmp_path, num_threads=3)
     override_sizes(loader, in_memory=False)
     with pytest.raises(gnnstore.errors.CorruptStoreError):  # noqa: PT012 - one that comes late
         for _ in loader:
@@ -505,7 +505,7 @@ def test_a_damaged_spill(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_a_forgotten_iterator_leaves_nothing(path: Path, tmp_path: Path) -> None:
-    loader = loader_of(path, tmpdir=tmp_path)
+    loader = loader_of(path, spill_dir=tmp_path)
     override_sizes(loader, in_memory=False)
     running = iter(loader)
     next(running)
@@ -517,7 +517,7 @@ def test_a_forgotten_iterator_leaves_nothing(path: Path, tmp_path: Path) -> None
 
 
 def test_a_directory_that_is_not_there(path: Path, tmp_path: Path) -> None:
-    loader = loader_of(path, tmpdir=tmp_path / "absent" / "deeper")
+    loader = loader_of(path, spill_dir=tmp_path / "absent" / "deeper")
     override_sizes(loader, in_memory=False)
     with pytest.raises(NotFoundError, match="absent"):
         next(iter(loader))
@@ -531,7 +531,7 @@ def test_a_directory_that_is_not_there(path: Path, tmp_path: Path) -> None:
         ({"superbatch": 2.5}, "superbatch=2.5"),
         ({"cache": "degree"}, "decides by itself which rows to cache"),
         ({"strategy": "direct", "superbatch": 4}, "plans no superbatches"),
-        ({"strategy": "static", "superbatch": None, "tmpdir": "/x"}, "has no use for tmpdir"),
+        ({"strategy": "static", "superbatch": None, "spill_dir": "/x"}, "has no use for spill_dir"),
         ({"cache_bytes": -1}, "cache_bytes"),
         ({"strategy": "lru"}, "strategy='lru' is unknown; choose one of auto, memory, "),
     ],

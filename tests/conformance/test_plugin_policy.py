@@ -123,7 +123,7 @@ def test_it_goes_on_where_another_stopped(path: Path, other: str) -> None:
 def test_it_is_predicted_and_compared(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def plan(*more: str) -> str:
         words = ["--num-neighbors", "4,4", "--batch-size", "50", "--batches", "5", "--threads", "1"]
-        assert main(["predict", str(path), *words, "--cache", "10%", *more]) == 0
+        assert main(["predict", str(path), *words, "--cache-bytes", "10%", *more]) == 0
         return capsys.readouterr().out
 
     document = json.loads(plan("--json"))

@@ -203,7 +203,7 @@ def test_a_budget_without_room_is_refused(path: Path) -> None:
 
 def test_it_is_predicted(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--num-neighbors", "4,4", "--batch-size", "50", "--batches", "5", "--threads", "1"]
-    assert main(["predict", str(path), *words, "--cache", "10%", "--json"]) == 0
+    assert main(["predict", str(path), *words, "--cache-bytes", "10%", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     found = {one["strategy"]: one for one in document["predictions"]["strategies"]}
     assert found["first-come"]["problem"] is None

@@ -126,6 +126,28 @@ def test_caches_of_any_size(
     assert bool(stats.rows_cached) == bool(num_rows)
 
 
+@pytest.mark.parametrize("score", ["degree", "frequency"])
+def test_a_strategy_with_a_score_in_its_name(
+    store: gnnstore.GraphStore, expected: list[dict[str, Any]], score: str
+) -> None:
+    options: dict[str, Any] = {"cache_bytes": 60_000, **OPTIONS}
+    loader = NeighborLoader(store, [4, 4], "train", strategy=f"static-{score}", **options)
+    assert_same_batches(batches_of(loader, 2), expected)
+    stats = loader.stats()
+    assert (stats.strategy, stats.cache) == ("static", score)
+    options |= {"strategy": "static", "cache": score}
+    same = NeighborLoader(store, [4, 4], "train", **options)
+    assert same._sources.cache is loader._sources.cache
+
+
+def test_a_strategy_whose_name_has_a_score_takes_no_other(store: gnnstore.GraphStore) -> None:
+    with pytest.raises(UsageError, match="has no use for cache='frequency': its name says which"):
+        NeighborLoader(store, [4], strategy="static-degree", cache="frequency")
+    for name in ("packed-epochs", "belady-degree", ["static"]):
+        with pytest.raises(UsageError, match="static, static-degree, static-frequency, belady"):
+            NeighborLoader(store, [4], strategy=name)  # type: ignore[arg-type]
+
+
 def test_a_byte_less_is_a_row_less(store: gnnstore.GraphStore) -> None:
     num_bytes = cost(store).bytes_of(7)
     for given, num_rows in ((num_bytes, 7), (num_bytes - 1, 6), (1, 0), (0, 0)):

@@ -173,7 +173,7 @@ def test_traces_and_plans_on_disk(
         "SuperbatchFiles",
         lambda *a, **k: SuperbatchFiles(*a, **k | {"table_bytes": 1 << 20}),
     )
-    packed = pack(path, [4, 4], output=tmp_path / "spilled", tmpdir=tmp_path, **options)
+    packed = pack(path, [4, 4], output=tmp_path / "spilled", spill_dir=tmp_path, **options)
     assert_same_files(packed, whole)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in-memory", "spilled"]
     assert_same_batches(batches_of(loader_of_packed(path, packed), EPOCHS), expected)

@@ -252,7 +252,7 @@ def test_times_of_triplets(path: Path, amount: int, chunks: int | None) -> None:
     loader = link_loader(
         *(path,),
         neg_sampling={"mode": "triplet", "amount": amount},
-        shared_negatives=chunks,
+        negative_chunks=chunks,
         degree_fraction=0.4 if chunks and amount > 1 else 0.0,
     )
     for batch in loader:

@@ -74,7 +74,7 @@ def test_rows_that_change_while_training_packs_ahead(
         superbatch=5,
         cache_bytes="100kB",
         num_threads=num_threads,
-        tmpdir=tmp_path,
+        spill_dir=tmp_path,
         **OPTIONS,
     )
     taken: list[Any] = []

@@ -180,7 +180,7 @@ def test_killed_at_random_points(
         def draw_attempt() -> dict[str, Any]:
             # In memory or not, with runs here or there: none of it makes a difference.
             drawn: dict[str, Any] = {"memory_bytes": draw.choice([None, 700_000, 1_200_000])}
-            drawn["spill_directory"] = draw.choice([None, str(spill)])
+            drawn["spill_dir"] = draw.choice([None, str(spill)])
             if draw.random() < 0.5:
                 return {**drawn, "touch": draw.randrange(1, MAX_TOUCH)}
             return {**drawn, "seconds": draw.uniform(0.01, 0.9) * seconds}

@@ -31,7 +31,7 @@ def store(tmp_path: Path) -> Path:
 
 
 def command(store: Path, checkpoint: Path, *options: str) -> list[str]:
-    words = f"--epochs {NUM_EPOCHS} --every {EVERY} --fanouts 4 4 --hidden 8 --batch-size 40"
+    words = f"--epochs {NUM_EPOCHS} --every {EVERY} --fanouts 4,4 --hidden 8 --batch-size 40"
     arguments = [str(store), "--checkpoint", str(checkpoint), *words.split(), *options]
     return [str(SCRIPT), *arguments]
 

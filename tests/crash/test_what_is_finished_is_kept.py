@@ -164,7 +164,7 @@ def test_runs_that_a_crash_left_beside_finished_edges_go(folder: Path) -> None:
     whole = numpy(folder, folder / "whole.gnn")
     output, spill = folder / "out" / "g.gnn", folder / "spill"
     spill.mkdir()
-    options = ConvertOptions(memory_bytes=300_000, resume=True, spill_directory=str(spill))
+    options = ConvertOptions(memory_bytes=300_000, resume=True, spill_dir=str(spill))
 
     def crash(*_: Any) -> None:
         shutil.copytree(spill, folder / "left")

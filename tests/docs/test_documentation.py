@@ -53,7 +53,7 @@ NOT_RUN = {
     "CONTRIBUTING.md": ["make test"],
     "docs/benchmarks.md": ["make bench", "make bench-peers"],
     "docs/howto-compare.md": [
-        "gnnstore bench load papers100M.gnn --memory 10% --plot epochs.png",
+        "gnnstore bench load papers100M.gnn --loader-memory 10% --plot epochs.png",
         "gnnstore bench load large.gnn --num-neighbors 10,10 --batches 163 \\",
     ],
     "docs/howto-distributed.md": [
@@ -289,7 +289,7 @@ _SAMPLED = "--num-neighbors 2,2 --batch-size 32"
         (f"predict graph.gnn {_SAMPLED}", ""),
         (f"pack graph.gnn --name fixed {_SAMPLED}", "inspect"),
         ("partition graph.gnn", "inspect"),
-        (f"bench load graph.gnn --strategies map --batches 2 --no-limit {_SAMPLED}", ""),
+        (f"bench load graph.gnn --strategies numpy-mmap --batches 2 --no-limit {_SAMPLED}", ""),
     ],
 )
 def test_every_field_of_a_json_document_stands_in_the_manual(
@@ -413,7 +413,7 @@ def test_the_example_script_trains(
     """Training and evaluation, in memory and under one budget for both."""
     _make_graph_store()
     script = ROOT / "examples" / "train_sage.py"
-    options = ["--epochs", "1", "--fanouts", "5", "5", "--hidden", "16", "--batch-size", "100"]
+    options = ["--epochs", "1", "--fanouts", "5,5", "--hidden", "16", "--batch-size", "100"]
     options += ["--strategy", strategy, "--memory", "100MB", *edges]
     done = forks.run(RUN_SCRIPT, script, work_dir / "graph.gnn", *options)
     assert done.returncode == 0, done.stderr

@@ -32,7 +32,7 @@ pytestmark = [
 
 EPOCHS = 2
 BATCHES = 7  # an epoch's
-OPTIONS = ["--fanouts", "5", "5", "--hidden", "16", "--batch-size", "32", "--threads", "2"]
+OPTIONS = ["--fanouts", "5,5", "--hidden", "16", "--batch-size", "32", "--threads", "2"]
 
 
 class Killed(Exception):  # noqa: N818 - not an error of the code under test

@@ -149,7 +149,7 @@ def losses(output: str, rank: int) -> list[tuple[str, str]]:
 
 def test_the_example(store: Path, tmp_path: Path, forks: ForkServer) -> None:
     """Under torchrun; and it goes on after its last checkpoint, dropout included."""
-    options: Sequence[object] = (store, "--fanouts", 5, 5, "--hidden", 16, "--batch-size", 32)
+    options: Sequence[object] = (store, "--fanouts", "5,5", "--hidden", 16, "--batch-size", 32)
     options = (*options, "--epochs", 2)
     script = EXAMPLES / "train_distributed.py"
     whole = torchrun(forks, script, *options, "--checkpoint", tmp_path / "run.pt", "--every", 3)

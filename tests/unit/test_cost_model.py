@@ -348,7 +348,7 @@ def predict(
 
 
 def forecast(name: str, *of: Any) -> Prediction:
-    return predict(ALL.candidate(name), *of)
+    return predict(ALL.by_choice[name], *of)
 
 
 def test_stages_at_the_same_time_take_as_long_as_the_longest(batches: list[Any]) -> None:
@@ -371,7 +371,7 @@ def test_one_superbatch_is_followed_while_the_next_is_made(batches: list[Any]) -
     assert whole.seconds == pytest.approx(making + stages["assembling"])  # by the processors
     assert whole.seconds_once == pytest.approx(making + stages["filling"])
     slow = predict(
-        ALL.candidate("belady"),
+        ALL.by_choice["belady"],
         work,
         machine(reads_a_second=1000),
         Resources(0, 1000, superbatch=120),
@@ -387,7 +387,7 @@ def test_the_first_epoch_reads_what_nobody_has_planned(batches: list[Any]) -> No
     on_disk = machine(reads_a_second=1000)
     planned, with_some = (
         predict(
-            ALL.candidate("packed"),
+            ALL.by_choice["packed"],
             work,
             on_disk,
             Resources(0, 1000, superbatch=120, num_unplanned=num_unplanned),
@@ -400,7 +400,7 @@ def test_the_first_epoch_reads_what_nobody_has_planned(batches: list[Any]) -> No
 
 
 def test_what_neither_memory_nor_disk_has_room_for_is_read_row_by_row(batches: list[Any]) -> None:
-    work, packed = workload_of(batches), ALL.candidate("packed")
+    work, packed = workload_of(batches), ALL.by_choice["packed"]
     has = Resources(0, 500, superbatch=30, chunk_memory_bytes=1_000_000)
     (spilling, without) = (
         predict(packed, work, machine(), replace(has, disk_bytes=num_bytes))
@@ -417,7 +417,7 @@ def test_what_neither_memory_nor_disk_has_room_for_is_read_row_by_row(batches: l
 def test_one_pass_packs_the_rows_of_several_epochs(batches: list[Any]) -> None:
     work, on_disk = workload_of(batches), machine(bytes_a_second=1e8)
     one, four = (
-        predict(ALL.candidate("packed"), work, on_disk, Resources(0, 1000, superbatch=120 * n))
+        predict(ALL.by_choice["packed"], work, on_disk, Resources(0, 1000, superbatch=120 * n))
         for n in (1, 4)
     )
     scan = work.scan_bytes(BELADY, 1000, 120)
@@ -432,14 +432,14 @@ def test_one_superbatch_is_made_and_then_followed(batches: list[Any]) -> None:
     work = workload_of(batches)
     alone = {"overlaps": False}
     whole = predict(
-        ALL.candidate("belady"), work, machine(), Resources(0, 1000, superbatch=120, **alone)
+        ALL.by_choice["belady"], work, machine(), Resources(0, 1000, superbatch=120, **alone)
     )
     stages = whole.stages
     following = max(stages["reading rows"], stages["assembling"])
     assert whole.seconds == pytest.approx(stages["sampling"] + stages["planning"] + following)
     # With several, the next is sampled meanwhile.
     parts = predict(
-        ALL.candidate("belady"), work, machine(), Resources(0, 1000, superbatch=12, **alone)
+        ALL.by_choice["belady"], work, machine(), Resources(0, 1000, superbatch=12, **alone)
     )
     assert parts.seconds < parts.stages["sampling"] + parts.stages["reading rows"]
     assert parts.reads.reads > whole.reads.reads
@@ -465,7 +465,7 @@ def test_what_waits_on_disk_is_written_and_read(batches: list[Any]) -> None:
     work = workload_of(batches)
     held, spilled = (
         predict(
-            ALL.candidate("belady"),
+            ALL.by_choice["belady"],
             work,
             machine(),
             Resources(0, 500, superbatch=120, keeps_in_memory=kept),
@@ -481,7 +481,7 @@ def test_a_mapping_lives_off_the_page_cache(batches: list[Any]) -> None:
     work = workload_of(batches)
     times = [
         predict(
-            ALL.candidate("mmap"), work, machine(), Resources(0, cached_bytes=num_bytes)
+            ALL.by_choice["mmap"], work, machine(), Resources(0, cached_bytes=num_bytes)
         ).seconds
         for num_bytes in (0, NUM_ROWS * ROW_BYTES // 2, NUM_ROWS * ROW_BYTES)
     ]
@@ -516,7 +516,7 @@ def test_more_slots_never_take_longer(batches: list[Any]) -> None:
 
 
 def test_what_cannot_be_costs_without_end() -> None:
-    impossible = Prediction.impossible(ALL.candidate("packed"), "there is no disk")
+    impossible = Prediction.impossible(ALL.by_choice["packed"], "there is no disk")
     assert not impossible.is_feasible
     assert impossible.cost == math.inf
     assert math.isnan(impossible.seconds)
@@ -535,7 +535,7 @@ def test_a_disk_that_is_sampled_from_has_no_time_for_rows(batches: list[Any]) ->
     work = replace(workload_of(batches), seconds_sampling=0.5)
     from_disk = replace(work, samples_from_disk=True)
     for name in ("direct", "static-frequency", "belady", "packed"):
-        candidate, has = ALL.candidate(name), Resources(0, 500, superbatch=30)
+        candidate, has = ALL.by_choice[name], Resources(0, 500, superbatch=30)
         found = predict(candidate, from_disk, machine(), has)
         reading = sum(
             found.stages.get(s, 0.0) for s in ("reading rows", "packing", "reading packed")
@@ -565,8 +565,8 @@ def test_degrees_are_counted_where_a_sample_does_not_tell_what_to_cache(
     work, disk = workload_of(batches), machine()
     num_needed = len(np.unique(np.concatenate(batches)))
     slow = forecast("static-frequency", work, disk, Resources(0, int(share * num_needed), 0, 0))
-    fast = replace(slow, strategy=ALL.candidate("packed"), seconds=slow.seconds / 10)
-    counted = replace(slow, strategy=ALL.candidate("static-degree"), seconds=slow.seconds / 100)
+    fast = replace(slow, strategy=ALL.by_choice["packed"], seconds=slow.seconds / 10)
+    counted = replace(slow, strategy=ALL.by_choice["static-degree"], seconds=slow.seconds / 100)
 
     def predictions(self: StrategyOptimizer, _: Any) -> list[Prediction]:
         return [slow, fast, *[counted] * (self.epoch is counts)]

@@ -39,7 +39,7 @@ def task(tmp_path: Path) -> Task:
     store = write_example_store(tmp_path / "a.gnn", num_nodes=600, num_edges=3000)
     np.save(tmp_path / "seeds.npy", np.arange(200))
     return Task(
-        strategy="map",
+        strategy="numpy-mmap",
         store=str(store.path),
         seeds=str(tmp_path / "seeds.npy"),
         group="",
@@ -76,9 +76,9 @@ def test_every_way_loads_the_same_batches(
     if strategy == "direct":
         assert outcome["rows_read"] == pytest.approx(np.mean(nodes))
         assert outcome["reads"] > 0
-    if strategy in ("map", "mmap", "memory"):
+    if strategy in ("numpy-mmap", "mmap", "memory"):
         assert outcome["reads"] == 0
-    if strategy == "map":
+    if strategy == "numpy-mmap":
         assert outcome["chosen"] == ""
     elif strategy != "auto":
         assert outcome["chosen"] == strategy.split("-", maxsplit=1)[0]

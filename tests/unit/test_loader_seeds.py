@@ -191,7 +191,7 @@ def test_numbers_of_numpy_are_numbers_of_links_and_partitions(store: gnnstore.Gr
             [2],
             edges,
             neg_sampling=("triplet", 4),
-            shared_negatives=2,
+            negative_chunks=2,
             degree_fraction=number,
             batch_size=64,
             seed=5,

@@ -355,11 +355,11 @@ def test_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "b.gnn"
     with pytest.raises(UsageError, match="choose another place"):
         reorder(before, before)
-    with pytest.raises(UsageError, match="by='size' is unknown; choose one of degree"):
+    with pytest.raises(UsageError, match="order='size' is unknown; choose one of degree"):
         reorder(before, output, "size")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="go with by='frequency'"):
+    with pytest.raises(UsageError, match="go with order='frequency'"):
         reorder(before, output, scores=np.zeros(300, np.uint8))
-    with pytest.raises(UsageError, match="go with by='frequency'"):
+    with pytest.raises(UsageError, match="go with order='frequency'"):
         reorder(before, output, "frequency")
     with pytest.raises(UsageError, match="one for each node"):
         reorder(before, output, "frequency", scores=np.zeros(299, np.uint8))

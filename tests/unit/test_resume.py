@@ -374,10 +374,10 @@ def test_budget_and_spill_directory_may_change(
     for name in ("out", "spill", "spill2"):
         (tmp_path / name).mkdir()
     output = tmp_path / "out" / "r.gnn"
-    before = ConvertOptions(spill_directory=str(tmp_path / "spill"))
+    before = ConvertOptions(spill_dir=str(tmp_path / "spill"))
     interrupt(monkeypatch, lambda: from_rmat(output, scale=6, options=before))
     after = ConvertOptions(
-        resume=True, memory_bytes=2**30, spill_directory=str(tmp_path / "spill2"), overwrite=True
+        resume=True, memory_bytes=2**30, spill_dir=str(tmp_path / "spill2"), overwrite=True
     )
     from_rmat(output, scale=6, options=after)
     from_rmat(tmp_path / "whole.gnn", scale=6)
@@ -397,9 +397,9 @@ def spill_and_fail(output: Path, options: ConvertOptions) -> None:
 def test_what_was_spilled_elsewhere_goes_with_the_rest(tmp_path: Path) -> None:
     (tmp_path / "spill").mkdir()
     with pytest.raises(InputError, match="a bad line"):
-        spill_and_fail(tmp_path / "g.gnn", ConvertOptions(spill_directory=str(tmp_path / "spill")))
+        spill_and_fail(tmp_path / "g.gnn", ConvertOptions(spill_dir=str(tmp_path / "spill")))
     assert list((tmp_path / "spill").iterdir()) == []
-    nowhere = ConvertOptions(spill_directory=str(tmp_path / "x"))
+    nowhere = ConvertOptions(spill_dir=str(tmp_path / "x"))
     with pytest.raises(NotFoundError, match=r"the spill directory: .* does not exist"):
         from_rmat(tmp_path / "r.gnn", scale=4, options=nowhere)
     assert [path.name for path in tmp_path.iterdir()] == ["spill"]

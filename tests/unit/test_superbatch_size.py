@@ -236,7 +236,7 @@ def test_rows_that_memory_has_room_for_are_not_written() -> None:
     assert kept.chunk_memory_bytes > 0
     assert kept.num_bytes <= 10**9
     assert solved(10**9, strategy=PACKED, disk_bytes=0).chunk_memory_bytes > 0
-    with pytest.raises(DiskBudgetError, match="name a roomier tmpdir="):
+    with pytest.raises(DiskBudgetError, match="name a roomier spill_dir="):
         solved(120 * MB, strategy=PACKED, disk_bytes=0, cache_bytes=70 * MB)
 
 

@@ -207,7 +207,7 @@ class EdgeBuilder:
             self._spill_directory,
             needed,
             f"sort {num_edges} edges on disk",
-            "choose a directory on another disk (spill_directory=)",
+            "choose a directory on another disk (spill_dir=)",
             "allow more memory (memory_bytes=)",
         )
 

@@ -108,7 +108,7 @@ class ScatteredRows(SequentialArray):
             self._directory,
             self.shape[0] * (self._row_bytes + 8),
             f"put the rows of {self._source.label} in order",
-            "choose another place with spill_directory=",
+            "choose another place with spill_dir=",
         )
         taker, position = RowTaker(self._nodes), 0
         for rows in read_ahead(self._source.rows(max(1, _STEP_BYTES // self._row_bytes))):

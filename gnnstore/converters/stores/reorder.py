@@ -61,7 +61,7 @@ _MAX_MEMORY_BYTES = 2**28
 def reorder(
     store: PathLike,
     output: PathLike,
-    by: Order = "degree",
+    order: Order = "degree",
     *,
     scores: npt.NDArray[Any] | None = None,
     seed: int = 0,
@@ -79,14 +79,14 @@ def reorder(
     ----------
     store : path-like
         The store.
-    by : "degree", "frequency" or "community"
+    order : "degree", "frequency" or "community"
         "degree": by out-degree, how many lists of in-neighbours a node is in. "frequency": by
         `scores`, then by out-degree. "community": communities whose nodes are drawn most come
         first, and in each the nodes of high out-degree; nodes that are never drawn come last. Of
         nodes that are equal by that, those of splits come first, "train" before others, and
         isolated ones last; then the lower id.
     scores : ndarray of unsigned integers [N], optional
-        Number of batches that need each node, as `gnnstore reorder --by frequency` samples it.
+        Number of batches that need each node, as `gnnstore reorder --order frequency` samples it.
     seed : int
         With "community": which of communities that are equally good a node joins.
     output, options, progress
@@ -101,13 +101,13 @@ def reorder(
     """
     options = options or ConvertOptions()
     refuse_rules(options, "reordering a store")
-    parameters: dict[str, Any] = {"by": by}
-    if by == "community":
+    parameters: dict[str, Any] = {"order": order}
+    if order == "community":
         parameters["seed"] = seed
     graph = StoreInput(store, "gnnstore reorder")
-    check_choice("by", by, ORDERS)
-    if (by == "frequency") != (scores is not None):
-        raise UsageError("scores: go with by='frequency', which needs them; see the how-to")
+    check_choice("order", order, ORDERS)
+    if (order == "frequency") != (scores is not None):
+        raise UsageError("scores: go with order='frequency', which needs them; see the how-to")
     if scores is not None:
         if scores.shape != (graph.num_nodes,) or scores.dtype.kind != "u":
             raise UsageError(
@@ -117,7 +117,7 @@ def reorder(
         parameters["scores_crc"] = _core.crc32c(np.ascontiguousarray(scores).view(np.uint8))
     if Path(output).resolve() == graph.reader.path.resolve():
         raise UsageError(f"{output} is the store to be reordered; choose another place")
-    scoring, source = Scoring(by, scores, seed), graph.source(**parameters)
+    scoring, source = Scoring(order, scores, seed), graph.source(**parameters)
     return write_reordered(graph, output, options, progress, scoring, source=source)
 
 
@@ -125,7 +125,7 @@ def reorder(
 class Scoring:
     """The score that decides the order of nodes; see `reorder`."""
 
-    by: Order
+    order: Order
     scores: npt.NDArray[Any] | None = None
     seed: int = 0
 
@@ -188,7 +188,7 @@ def _check_space(writer: GraphWriter, graph: StoreInput) -> None:
         writer.spill_directory,
         widest + 8 * graph.num_nodes,
         "put the widest array in order, in addition to the result",
-        "choose another place with spill_directory=",
+        "choose another place with spill_dir=",
     )
 
 
@@ -201,7 +201,7 @@ def _in_memory_bytes(options: ConvertOptions) -> int:
 def find_places(graph: StoreInput, writer: GraphWriter, scoring: Scoring) -> npt.NDArray[Any]:
     """Return the new number of each node, and set the writer's memory to the rest."""
     memory = memory_ledger("numbering the nodes", writer.options.memory_bytes)
-    is_by_community = scoring.by == "community"
+    is_by_community = scoring.order == "community"
     node_bytes = (_NODE_BYTES + (_COMMUNITY_BYTES if is_by_community else 0)) * graph.num_nodes
     memory.add(
         Reservation("new numbers and degrees of nodes", node_bytes),

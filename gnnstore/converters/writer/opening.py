@@ -119,8 +119,8 @@ def place_spill(store: StoreWriter, options: ConvertOptions) -> Path:
     """Return the directory for temporary files of edges; nothing is created."""
     building = store.temporary_path
     place = building / SPILL_DIRECTORY
-    if options.spill_directory is not None:
-        base = existing_directory(options.spill_directory, "the spill directory")
+    if options.spill_dir is not None:
+        base = existing_directory(options.spill_dir, "the spill directory")
         place = base.absolute() / foreign_spill_name(building)
     store.journal.use_spill_directory(place)
     return place

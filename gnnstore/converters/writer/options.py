@@ -60,7 +60,7 @@ class ConvertOptions:
         one (`from_pyg`), else int64.
     resume : bool
         Go on with what an interrupted conversion to this output left: the same data, with
-        the same options but `memory_bytes`, `spill_directory` and `overwrite`. The result is
+        the same options but `memory_bytes`, `spill_dir` and `overwrite`. The result is
         that of an uninterrupted one, byte for byte. If nothing was left, start.
     feature_scale : "column", optional
         With feature_dtype "int8": divide every column of `x` by a scale of its own, so that its
@@ -76,7 +76,7 @@ class ConvertOptions:
         Of graphs of several types: edge types that also get a reverse type `rev_RELATION`, with the
         same ids and attributes: "all", relations, or types as in "author__writes__paper". Rows of
         more than 64 bytes are shared by both types, narrower ones are copied.
-    spill_directory : str, optional
+    spill_dir : str, optional
         An existing directory for temporary files while edges are sorted on disk. None:
         next to the output.
     """
@@ -90,7 +90,7 @@ class ConvertOptions:
     edge_ids: bool | None = None
     index_dtype: IndexDtype | None = None
     resume: bool = False
-    spill_directory: str | None = None
+    spill_dir: str | None = None
     feature_scale: FeatureScale | None = None
     time_attr: tuple[str, ...] = ()
     weight_attr: tuple[str, ...] = ()
@@ -135,7 +135,7 @@ class ConvertOptions:
         """Return the options that affect the store's contents, for its provenance."""
         document = asdict(self)
         # None of these changes a byte of the result.
-        for name in ("overwrite", "memory_bytes", "resume", "spill_directory"):
+        for name in ("overwrite", "memory_bytes", "resume", "spill_dir"):
             del document[name]
         for name in ("time_attr", "weight_attr", "reverse"):
             if not document[name]:

@@ -47,7 +47,7 @@ CHUNK_STAGING_BYTES = _READ_BYTES * _QUEUE_DEPTH
 PACK_ELSEWHERE = ". Test the disk, or pack to another one"
 _HELP = (
     "The disk or another program has changed them: start the run again, which packs rows anew, and "
-    "with another directory for packed rows (tmpdir=) if this happens again"
+    "with another directory for packed rows (spill_dir=) if this happens again"
 )
 
 

@@ -266,7 +266,7 @@ def pack_command(
         "--edge-label-time": "TIMES.npy" if asked.get("crc32c of edge_label_time") else None,
         "--negatives": f"{mode}:{amount:g}" if mode and isinstance(amount, int | float) else None,
         "--neg-side": None if asked.get("neg_side") == "dst" else asked.get("neg_side"),
-        "--shared-negatives": asked.get("shared_negatives"),
+        "--negative-chunks": asked.get("negative_chunks"),
         "--degree-fraction": asked.get("degree_fraction") or None,
         "--exclude-edges": asked.get("exclude_edges"),
         "--src-weight": "WEIGHTS.npy" if asked.get("crc32c of src_weight") else None,

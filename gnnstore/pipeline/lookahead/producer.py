@@ -153,7 +153,7 @@ class LookaheadJob:
     policy: CachePolicy
     size: SuperbatchSize  # as it was decided
     packs: bool  # whether missed rows are packed
-    tmpdir: Path  # where subgraphs wait that do not fit in memory, and packed rows
+    spill_dir: Path  # where subgraphs wait that do not fit in memory, and packed rows
     quota: DiskQuota  # for packed rows
     space: RowSpace  # the rows that are cached
     types: Types
@@ -250,7 +250,7 @@ class Producer:
         self.session = session
         self._closing = ExitStack()
         self._files = SuperbatchFiles(
-            job.tmpdir,
+            job.spill_dir,
             job.space,
             job.types,
             most_in_memory=job.size.num_batches if job.size.in_memory else 0,

@@ -225,7 +225,7 @@ class SuperbatchFiles:
 
     def __init__(
         self,
-        tmpdir: Path,
+        spill_dir: Path,
         space: RowSpace,
         types: Types,
         *,
@@ -234,7 +234,7 @@ class SuperbatchFiles:
         purpose: str,
     ) -> None:
         self.space, self.types = space, types
-        self._tmpdir = tmpdir
+        self._spill_dir = spill_dir
         self._most_in_memory = most_in_memory
         self._table_bytes = table_bytes
         self._purpose = purpose
@@ -245,7 +245,7 @@ class SuperbatchFiles:
     def directory(self) -> Path:
         """The directory for files, which is removed by `close`."""
         if self._directory is None:
-            run = RunDirectory.create(self._tmpdir, purpose=self._purpose)
+            run = RunDirectory.create(self._spill_dir, purpose=self._purpose)
             self._directory = self._closing.enter_context(run).path
         return self._directory
 

@@ -28,7 +28,7 @@ class PlannedSettings:
     num_batches: int | None = None
     # Directory for packed rows, and for subgraphs that do not fit in memory; None: next to the
     # store.
-    tmpdir: str | None = None
+    spill_dir: str | None = None
     # For packed rows, and for traces and plans that do not fit in memory; None: half of the free
     # space there.
     disk_bytes: int | None = None

@@ -112,7 +112,7 @@ class _Split(BudgetParts):
         costs, size = self._best(memory)
         disk, on_disk = self._disk(costs, size), costs.on_disk(size.num_batches)
         if self.packs and disk.left(on_disk) < 0:
-            remedies = ["name a roomier tmpdir=", "choose strategy='belady'"]
+            remedies = ["name a roomier spill_dir=", "choose strategy='belady'"]
             if size.num_batches > facts.epoch_batches:  # as the user has set
                 remedies.insert(0, "lower superbatch=")
             raise disk.refusal(on_disk, *remedies, error=DiskBudgetError)

@@ -54,8 +54,8 @@ rows. Memory: the most that the process held, page cache included (*: without a 
 one-time work, before or during the first epoch."""
 _STAGES = """
 A moment in which several threads work is divided evenly among what they do, so that a row adds up \
-to the time of an epoch. For map and mmap, reading is page faults, and copying is counted with \
-them; what is left over is under other."""
+to the time of an epoch. For numpy-mmap and mmap, reading is page faults, and copying is counted \
+with them; what is left over is under other."""
 _SAMPLE_BATCHES, _WARM_UP = 24, 6
 
 
@@ -130,16 +130,18 @@ def _check_limit(
     room_bytes = round(share * feature_bytes) + slack_bytes
     if is_limited and room_bytes >= feature_bytes:
         raise UsageError(
-            f"--memory and --slack leave {format_size(room_bytes)} to features of "
+            f"--loader-memory and --slack leave {format_size(room_bytes)} to features of "
             f"{format_size(feature_bytes)}, so the limit would limit nothing; lower --slack (now "
-            f"{format_size(slack_bytes)}) or --memory, take a larger store, or give --no-limit"
+            f"{format_size(slack_bytes)}) or --loader-memory, take a larger store, or give "
+            "--no-limit"
         )
     held = StoreSizes.of(store.schema).topology_bytes
     held += sum(spec.num_bytes for spec in split_tables(store.schema)[1])
     if (missing := ALLOWANCE_BYTES - room_bytes - held) >= 0:
         raise UsageError(
-            f"--memory and --slack leave a loader no memory: {format_size(ALLOWANCE_BYTES)} of "
-            f"them are for Python and the kernel; raise --slack by {format_at_least(missing + 1)}"
+            "--loader-memory and --slack leave a loader no memory: "
+            f"{format_size(ALLOWANCE_BYTES)} of them are for Python and the kernel; raise "
+            f"--slack by {format_at_least(missing + 1)}"
         )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from gnnstore.strategies.builtin import auto
 
-BASELINE = "map"
+BASELINE = "numpy-mmap"
 
 
 @dataclass(frozen=True)

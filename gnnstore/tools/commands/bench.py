@@ -8,6 +8,7 @@ import click
 
 from gnnstore.budget.limits import parse_memory
 from gnnstore.errors import UsageError
+from gnnstore.strategies.builtin import auto
 from gnnstore.tools.bench.ways import ways
 from gnnstore.tools.ui.options import (
     SIZE,
@@ -78,11 +79,12 @@ def disk(session: Session, path: str, no_save: bool, **options: Any) -> int:
 
 
 def _parse_ways(text: str, _: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(","))
-    for name in names:
-        if name not in ways():
+    choices, names = auto().by_choice, []
+    for name in map(str.strip, text.split(",")):
+        names.append(choices[name].choice if name in choices else name)
+        if names[-1] not in ways():
             raise UsageError(f"{name!r} is none of {', '.join(ways())}")
-    return names
+    return tuple(names)
 
 
 def _parse_limit(text: str, name: str) -> float | int:
@@ -93,22 +95,22 @@ def _parse_limit(text: str, name: str) -> float | int:
 _LOAD_HELP = """Time the strategies on STORE when its features do not fit in memory.
 
 Each strategy runs in a process of its own, in a memory cgroup that also counts the page cache. The
-limit has room for the graph's topology and narrow attributes such as labels, and for --memory and
---slack in addition. Whole epochs are timed; for strategies that sample ahead, the second one, which
-is prepared during the first. Strategies whose batches all cost the same (map, mmap, direct) are
-timed on 24 batches.
+limit has room for the graph's topology and narrow attributes such as labels, and for
+--loader-memory and --slack in addition. Whole epochs are timed; for strategies that sample ahead,
+the second one, which is prepared during the first. Strategies whose batches all cost the same
+(numpy-mmap, mmap, direct) are timed on 24 batches.
 
-The baseline is map: the same sampler, and rows gathered by NumPy with 32 threads from a mapping of
-the features with MADV_RANDOM. memory runs without a limit, with everything in memory. The disk is
-measured before each run.
+The baseline is numpy-mmap: the same sampler, and rows gathered by NumPy with 32 threads from a
+mapping of the features with MADV_RANDOM. memory runs without a limit, with everything in memory.
+The disk is measured before each run.
 
 No model is trained: batches are loaded and dropped.
 
 \b
 Examples:
   gnnstore bench load papers100M.gnn
-  gnnstore bench load papers100M.gnn --num-neighbors 15,10 --memory 8GiB --plot epochs.png
-  gnnstore bench load papers100M.gnn --strategies map,static-degree,packed --batches 50
+  gnnstore bench load papers100M.gnn --num-neighbors 15,10 --loader-memory 8GiB --plot epochs.png
+  gnnstore bench load papers100M.gnn --strategies numpy-mmap,static-degree,packed --batches 50
 """
 
 
@@ -123,11 +125,13 @@ Examples:
     help=f"Strategies to time, in this order: any of {', '.join(ways())}.",
 )
 @click.option(
-    "--memory",
+    "--loader-memory",
+    "memory",
     type=Parsed("memory", _parse_limit),
     metavar="SHARE|SIZE",
     default="10%",
-    help="Memory in addition to topology and labels: a share of the features' bytes, or bytes.",
+    help="Memory of a loader in addition to topology and labels: a share of the features' bytes, "
+    "or bytes.",
 )
 @click.option(
     "--slack",
@@ -149,7 +153,10 @@ Examples:
     help="Shorten the epoch to this many batches; one-time costs then weigh more.",
 )
 @click.option(
-    "--epoch", "whole_epochs", is_flag=True, help="Time whole epochs also of map, mmap, direct."
+    "--epoch",
+    "whole_epochs",
+    is_flag=True,
+    help="Time whole epochs also of numpy-mmap, mmap, direct.",
 )
 @click.option(
     "--repeats", type=click.IntRange(min=1), default=1, help="Rounds that time each strategy once."

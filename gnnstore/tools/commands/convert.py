@@ -17,6 +17,7 @@ from gnnstore.progress import Style
 from gnnstore.tools.convert import convert
 from gnnstore.tools.ui.options import (
     MEMORY,
+    SHARES,
     SIZE,
     Decorator,
     Parsed,
@@ -168,7 +169,6 @@ _common_options = together(
     ),
     click.option(
         "--spill-dir",
-        "spill_directory",
         type=click.Path(),
         metavar="DIR",
         help="Directory for edges that are sorted on disk. Default: that of OUTPUT.",
@@ -670,16 +670,16 @@ Examples:
     ),
     click.option(
         "--split-fractions",
-        type=float,
-        nargs=3,
-        default=(0.5, 0.25, 0.25),
+        type=SHARES,
+        metavar="F,F,F",
+        default="0.5,0.25,0.25",
         help="Train, valid and test, as shares of the nodes with an in-neighbour.",
     ),
     click.option(
         "--probabilities",
-        type=float,
-        nargs=4,
-        default=(0.57, 0.19, 0.19, 0.05),
+        type=SHARES,
+        metavar="P,P,P,P",
+        default="0.57,0.19,0.19,0.05",
         help="a, b, c and d of R-MAT, by default those of Graph500.",
     ),
     seed_option("Seed of the graph."),

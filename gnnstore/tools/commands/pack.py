@@ -21,7 +21,7 @@ from gnnstore.tools.ui.options import (
 )
 from gnnstore.tools.ui.session import Session
 
-_CACHED_BY = (PACKED.policy, *SCORES)
+_CACHE_BY = (PACKED.policy, *SCORES)
 _OF_LINKS = ("src_weight", "dst_weight", "edge_label", "edge_label_time", "edge_label_attrs")
 _OF_SEEDS = ("input_time", *_OF_LINKS)
 
@@ -63,13 +63,11 @@ Examples:
     metavar="SIZE",
     help="Budget of packing, and of the cache and batches of training.",
 )
+@click.option("--cache-bytes", type=SIZE, help="Size of the cache. Default: what --memory leaves.")
 @click.option(
-    "--cache", "cache_bytes", type=SIZE, help="Size of the cache. Default: what --memory leaves."
-)
-@click.option(
-    "--cached-by",
+    "--cache-by",
     "cache",
-    type=click.Choice(_CACHED_BY),
+    type=click.Choice(_CACHE_BY),
     default=PACKED.policy,
     help="Policy that chooses the cached rows.",
 )
@@ -150,7 +148,7 @@ Examples:
     help="Where the topology is held while packing.",
 )
 @click.option(
-    "--tmpdir",
+    "--spill-dir",
     type=click.Path(),
     help="Directory for subgraphs that exceed memory. Default: that of the store.",
 )

@@ -39,7 +39,7 @@ order is from a shuffle of all edges. Loaders do this with partitions=.
 \b
 Examples:
   gnnstore predict papers100M.gnn --memory 16GB --disk 100GB
-  gnnstore predict papers100M.gnn --num-neighbors 15,10 --cache 4GiB,16GiB --batches 200
+  gnnstore predict papers100M.gnn --num-neighbors 15,10 --cache-bytes 4GiB,16GiB --batches 200
   gnnstore predict papers100M.gnn --plot misses.png
   gnnstore predict freebase.gnn --partitions edges --memory 8GB --embedding-dim 100
 """
@@ -49,18 +49,15 @@ _OF_PARTITIONS = {"store", "partitions", "embedding_dim", "memory_bytes", "plot_
 
 
 def _parse_candidates(text: str, _: str) -> tuple[str, ...]:
-    """Return the names of candidates in their usual order; a strategy stands for all its scores."""
-    named = {part.strip() for part in text.split(",")}
-    candidates = auto().candidates
-    scored = {found.choice: found.name for found in candidates if found.score}
-    named |= {name for name, strategy in scored.items() if strategy in named}
-    names = [found.choice for found in candidates]
-    if unknown := sorted(named - {*names, *scored.values()}):
+    """Return the names of candidates in their usual order."""
+    named, known = {part.strip() for part in text.split(",")}, auto().by_choice
+    if unknown := sorted(named - known.keys()):
         raise UsageError(
             f"{', '.join(unknown)!r} is no strategy that is predicted; choose some of "
-            f"{', '.join(dict.fromkeys((*scored.values(), *names)))}"
+            f"{', '.join(known)}"
         )
-    return tuple(name for name in names if name in named)
+    chosen = {known[name].choice for name in named}
+    return tuple(name for name in known if name in chosen)
 
 
 def _parse_caches(text: str, name: str) -> tuple[float | int, ...]:
@@ -100,7 +97,7 @@ def _parse_caches(text: str, name: str) -> tuple[float | int, ...]:
     help="Batches that caches are simulated on: at most an epoch.",
 )
 @click.option(
-    "--cache",
+    "--cache-bytes",
     "caches",
     type=Parsed("caches", _parse_caches),
     metavar="SIZE,SIZE,...",

@@ -85,7 +85,11 @@ def _stack(
 def _label(item: Mapping[str, Any]) -> str:
     seconds = f"{item['seconds_per_epoch']:.3g} s"
     times = item["times_baseline"]
-    return seconds if times is None or item["strategy"] == "map" else f"{seconds}, {times:.1f} x"
+    return (
+        seconds
+        if times is None or item["strategy"] == "numpy-mmap"
+        else f"{seconds}, {times:.1f} x"
+    )
 
 
 def _title(document: Mapping[str, Any]) -> str:

@@ -84,8 +84,7 @@ def _parse_shares(text: str, _: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
         raise UsageError(
-            f"{text!r} is not a list of shares; write one for each of train, valid and test, as in "
-            "0.8,0.1,0.1"
+            f"{text!r} is not a list of shares; write numbers with commas, as in 0.8,0.1,0.1"
         ) from None
 
 
@@ -195,7 +194,7 @@ class SeedOptions:
     # Mode and amount; this and the rest as in `LinkNeighborLoader`.
     neg_sampling: dict[str, Any] | None = None
     neg_side: str | None = None
-    shared_negatives: int | None = None
+    negative_chunks: int | None = None
     degree_fraction: float | None = None
     strict_negatives: bool = False
     exclude_edges: str | None = None
@@ -296,7 +295,7 @@ _link_options = together(
         help="Endpoints that negatives of triplets replace: dst (default), src or both.",
     ),
     click.option(
-        "--shared-negatives",
+        "--negative-chunks",
         type=click.IntRange(min=1),
         metavar="N",
         help="Chunks of a batch; the triplets of a chunk share their negatives.",

@@ -14,9 +14,10 @@ _HELP = """Write a partitioned copy of the nodes and edges of STORE.
 Loaders with partitions= train on some partitions at a time, and read each as a whole: its rows, and
 the buckets of edges between it and others. Nodes are assigned to partitions at random. With
 --train-first, the nodes of a split fill the first partitions, so that node classification reads few
-others. With --order none, partitions are ranges of node ids: if `gnnstore reorder --by community`
-made the store, they hold many neighbours together. The copy is partitions/NAME in the store, and
-takes somewhat more space than the node attributes and edges. The rest of the store stays as it is.
+others. With --order none, partitions are ranges of node ids: if `gnnstore reorder --order
+community` made the store, they hold many neighbours together. The copy is partitions/NAME in the
+store, and takes somewhat more space than the node attributes and edges. The rest of the store
+stays as it is.
 
 Finished work survives a full disk, Ctrl-C or a crash; --resume continues it.
 

@@ -28,16 +28,16 @@ OUT is another store with everything that STORE has. Node ids change, in edges, 
 batches: store.original_ids[node] is the id in the original data, and store.ids_of(original) maps
 back. Edges are known by their positions in OUT; store.original_edge_ids[position] is the old id.
 
---by degree sorts nodes by descending out-degree, so that nodes without out-edges come last.
---by frequency samples batches, with the options of `gnnstore predict`, and puts the nodes that most
-batches need first. --by community groups nodes that share in-neighbours, the most needed
+--order degree sorts nodes by descending out-degree, so that nodes without out-edges come last.
+--order frequency samples batches, with the options of `gnnstore predict`, and puts the nodes that
+most batches need first. --order community groups nodes that share in-neighbours, the most needed
 communities first, and sorts each community by degree.
 
 \b
 Examples:
   gnnstore reorder graph.gnn --estimate
   gnnstore reorder graph.gnn ordered.gnn
-  gnnstore reorder graph.gnn ordered.gnn --by frequency --num-neighbors 15,10 --input-nodes train
+  gnnstore reorder graph.gnn ordered.gnn --order frequency --num-neighbors 15,10 --input-nodes train
 """
 
 
@@ -45,7 +45,7 @@ Examples:
 @click.argument("store", type=click.Path())
 @click.argument("output", metavar="[OUT]", type=click.Path(), required=False)
 @click.option(
-    "--by", type=click.Choice(ORDERS), default="degree", help="The order of nodes; see above."
+    "--order", type=click.Choice(ORDERS), default="degree", help="The order of nodes; see above."
 )
 @click.option("--estimate", is_flag=True, help="Print savings and cost, and write nothing.")
 @click.option(
@@ -53,11 +53,10 @@ Examples:
     default=None,
     help="Store the ids that edges have in STORE. Default: yes.",
 )
-@seed_option("With --by community: decides between equally good communities.")
+@seed_option("With --order community: decides between equally good communities.")
 @batch_options
 @click.option(
     "--spill-dir",
-    "spill_directory",
     type=click.Path(),
     metavar="DIR",
     help="Directory for data that is sorted on disk. Default: that of OUT.",
@@ -76,13 +75,13 @@ def command(
     """Reorder a store; users see `_HELP`."""
     if not estimate and arguments["output"] is None:
         raise UsageError("OUT is missing: where the new store is to be; or give --estimate")
-    by = arguments["by"]
-    if by != "frequency":
-        refuse_given(is_batch_option, "only with --by frequency, which samples batches")
-    if by != "community":
-        refuse_given("seed".__eq__, "only with --by community")
+    order = arguments["order"]
+    if order != "frequency":
+        refuse_given(is_batch_option, "only with --order frequency, which samples batches")
+    if order != "community":
+        refuse_given("seed".__eq__, "only with --order community")
     scores = None
-    if arguments["by"] == "frequency":
+    if order == "frequency":
         # On demand: torch and the kernels take longer to load than --help may.
         from gnnstore.tools.reorder import count_batches  # noqa: PLC0415
 
@@ -98,5 +97,5 @@ def command(
         from gnnstore.tools.reorder import estimate_order  # noqa: PLC0415
 
         edge_ids = arguments["edge_ids"] is not False
-        return estimate_order(session, arguments["store"], arguments["by"], scores, edge_ids)
+        return estimate_order(session, arguments["store"], order, scores, edge_ids)
     return convert(session, "reorder", scores=scores, **arguments)
