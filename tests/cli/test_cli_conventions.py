@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from gnnstore.errors import (
     UsageError,
 )
 from gnnstore.tools import cli
-from gnnstore.tools.ui.options import session_options
+from gnnstore.tools.ui.options import MEMORY, session_options
 from gnnstore.tools.ui.session import SCHEMA_VERSION
 
 COMMANDS = ("convert", "inspect", "verify", "info")
@@ -95,6 +95,34 @@ def test_help_has_examples(run: Any, name: str) -> None:
     assert done.status == 0
     assert "Examples:" in done.stdout
     assert f"  gnnstore {name}".rstrip() in done.stdout
+
+
+def options_of(command: click.Command, *names: str) -> Iterator[tuple[str, click.Option]]:
+    """Yield the options of a command and of those below it, each with the command's name."""
+    for param in command.params:
+        if isinstance(param, click.Option):
+            yield " ".join(names), param
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from options_of(below, *names, name)
+
+
+def test_a_word_means_one_thing() -> None:
+    found: dict[str, dict[str, click.Option]] = {}
+    for command, option in options_of(cli.root):
+        found.setdefault(option.opts[-1], {})[command] = option
+        assert option.nargs == 1, f"{command} {option.opts}: values of a tuple have commas"
+    assert found["--memory"].keys() > {"convert ogb", "partition", "pack", "predict", "reorder"}
+    for command, option in found["--memory"].items():
+        assert (option.type, option.metavar) == (MEMORY, "SIZE"), command
+    assert list(found["--loader-memory"]) == ["bench load"]
+    assert list(found["--cache-bytes"]) == ["pack", "predict"]
+    assert {option.name for option in found["--spill-dir"].values()} == {"spill_dir"}
+    old = ("by", "cache", "cached-by", "tmpdir", "shared-negatives")
+    assert not found.keys() & {f"--{word}" for word in old}
 
 
 def test_short_help_option(run: Any) -> None:

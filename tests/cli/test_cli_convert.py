@@ -157,8 +157,13 @@ def test_rmat_is_reproducible(run: Any, tmp_path: Path) -> None:
     for name in ("a.gnn", "b.gnn"):
         assert run("convert", "rmat", tmp_path / name, *arguments).status == 0
     assert csc(tmp_path / "a.gnn") == csc(tmp_path / "b.gnn")
-    plain = run("convert", "rmat", tmp_path / "c.gnn", *arguments, "--plain", "--json")
-    assert plain.document["store"]["provenance"]["parameters"]["homophily"] is None
+    arguments += ["--plain", "--split-fractions", "0.2,0.3,0.4"]
+    arguments += ["--probabilities", "0.4,0.3,0.2,0.1"]
+    plain = run("convert", "rmat", tmp_path / "c.gnn", *arguments, "--json")
+    parameters = plain.document["store"]["provenance"]["parameters"]
+    assert parameters["homophily"] is None
+    assert parameters["split_fractions"] == [0.2, 0.3, 0.4]
+    assert parameters["probabilities"] == [0.4, 0.3, 0.2, 0.1]
     assert csc(tmp_path / "a.gnn") != csc(tmp_path / "c.gnn")
 
 
