@@ -13,15 +13,28 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO, TypeAlias
 
 from gnnstore.errors import NotFoundError, StorageError, UsageError, storage_error, storage_errors
 
 # Some 460 bytes each in memory, 170 in the file, and 4 to 7 a batch: 30 MB for 10 000 batches.
 MAX_EVENTS = 2**16
+
+
+# Start and end in nanoseconds, thread, name, arguments.
+Event: TypeAlias = tuple[int, int, int, str, dict[str, Any]]
+
+
+class Recording(NamedTuple):
+    """What a timeline has recorded."""
+
+    begin_ns: int
+    events: list[Event]  # by their start, those before others that lie within them
+    threads: dict[int, str]  # names; the thread that began the recording comes first
+    num_dropped: int  # events that were not kept
 
 
 class Timeline:
@@ -32,8 +45,7 @@ class Timeline:
             raise UsageError(f"max_events={max_events}: a timeline keeps at least 1 event")
         self._max_events = max_events
         self._begin_ns = time.perf_counter_ns()
-        # Start, end, thread, name, arguments.
-        self._events: list[tuple[int, int, int, str, dict[str, Any]]] = []
+        self._events: list[Event] = []
         self._num_dropped = 0
         # The thread that begins the recording stands on top.
         self._threads = {threading.get_native_id(): threading.current_thread().name}
@@ -83,11 +95,16 @@ class Timeline:
             finally:
                 temporary.unlink(missing_ok=True)
 
-    def _write(self, file: TextIO) -> None:
+    def recording(self) -> Recording:
+        """Return the events so far, in order."""
         with self._lock:
             events, threads, num_dropped = [*self._events], {**self._threads}, self._num_dropped
         # Longer ones first: others with the same beginning lie within them.
         events.sort(key=lambda event: (event[0], -event[1]))
+        return Recording(self._begin_ns, events, threads, num_dropped)
+
+    def _write(self, file: TextIO) -> None:
+        _, events, threads, num_dropped = self.recording()
         pid = os.getpid()
 
         def write(end: str = ",\n", /, **event: Any) -> None:
@@ -119,7 +136,11 @@ OFF: Timeline = _Off()
 
 
 @contextmanager
-def recorded(path: str | os.PathLike[str], max_events: int = MAX_EVENTS) -> Iterator[Timeline]:
+def recorded(
+    path: str | os.PathLike[str],
+    max_events: int = MAX_EVENTS,
+    write: Callable[[Timeline, Path], object] = Timeline.write,
+) -> Iterator[Timeline]:
     """Yield a timeline for a path that is checked now; write it as the block ends, however."""
     file = Path(path).absolute()
     if not file.parent.is_dir():
@@ -132,11 +153,11 @@ def recorded(path: str | os.PathLike[str], max_events: int = MAX_EVENTS) -> Iter
         yield timeline
     except BaseException as error:
         try:
-            timeline.write(file)
+            write(timeline, file)
         except StorageError as second:
             error.add_note(f"and no timeline has been written: {second}")
         raise
-    timeline.write(file)
+    write(timeline, file)
 
 
 def _plain(value: Any) -> Any:

@@ -41,6 +41,22 @@ settings.load_profile("gnnstore")
 # Real graphs are not part of the project; they lie beside it where somebody put them there.
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return the list that figures of matplotlib get into as they are made."""
+    module = pytest.importorskip("matplotlib.figure")
+    made: list[Any] = []
+    real = module.Figure
+
+    def remember(*arguments: Any, **options: Any) -> Any:
+        made.append(real(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr(module, "Figure", remember)
+    return made
+
+
 # Threads that libraries start once and keep: zarr's event loop, and its executor.
 _KEPT_BY_LIBRARIES = ("zarr_io", "asyncio_")
 _GRACE_SECONDS = 5.0

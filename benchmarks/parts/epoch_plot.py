@@ -7,11 +7,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gnnstore.tools.plots.pictures import GREY, new_axes, save_picture
+from gnnstore.palette import GREY, PARTS
+from gnnstore.pictures import new_axes, save_picture
 from gnnstore.units import format_size
 
-# Colours that the colour-blind can tell apart; a hatch and a marker for grey print.
-_TRAINING, _WAITING, _ALONE = "#0072b2", "#e69f00", "#000000"
+_TRAINING, _WAITING, _ALONE = PARTS["training"].colour, PARTS["wait"].colour, "#000000"
 
 
 def draw_epochs(document: Mapping[str, Any], file: Path) -> Path:

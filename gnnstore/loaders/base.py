@@ -25,6 +25,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from gnnstore.errors import UsageError, whole_number
 from gnnstore.loaders.assemble.from_output import OutputAssembler
+from gnnstore.loaders.trace_picture import writer_of
 from gnnstore.pipeline.batch import (
     Batch,
     BatchSource,
@@ -434,7 +435,8 @@ class BatchLoader(DataLoader[Any]):
         Parameters
         ----------
         path : path-like
-            A JSON file for chrome://tracing or ui.perfetto.dev; replaced if it is there.
+            A JSON file for chrome://tracing or ui.perfetto.dev, or a picture of the stages by
+            thread if the name ends in ``.png`` or ``.svg``; replaced if it is there.
         max_events : int
             The most events to record; those after them are left out, and counted in the file.
 
@@ -446,13 +448,13 @@ class BatchLoader(DataLoader[Any]):
         Raises
         ------
         UsageError
-            If the loader is being traced already.
+            If the loader is being traced already, or matplotlib is missing for a picture.
         NotFoundError, StorageError
             If the file cannot be written; checked before anything else if possible.
         """
         if self._recorder.timeline is not OFF:
             raise UsageError("the loader is being traced already; traces do not nest")
-        with recorded(path, max_events) as timeline:
+        with recorded(path, max_events, writer_of(path)) as timeline:
             self._recorder.timeline = timeline
             try:
                 yield timeline

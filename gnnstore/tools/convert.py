@@ -93,7 +93,8 @@ def _compare_degrees(before: str, after: Path, plot_file: Path | None) -> dict[s
     if plot_file is not None:
         from gnnstore.tools.plots.degrees import draw_comparison  # noqa: PLC0415 - optional
 
-        document["plot"] = str(draw_comparison(comparison, plot_file))
+        kind = StoreReader.open(before).manifest.provenance.get("kind", "")
+        document["plot"] = str(draw_comparison(comparison, plot_file, kind))
     return document
 
 

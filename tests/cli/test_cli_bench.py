@@ -133,16 +133,7 @@ def test_the_picture(run: Any, place: Path, tmp_path: Path) -> None:
     assert list(place.iterdir()) == []
 
 
-def test_the_picture_shows_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    figures: list[Any] = []
-    matplotlib_figure = pytest.importorskip("matplotlib.figure")
-    real = matplotlib_figure.Figure
-
-    def remember(*arguments: Any, **options: Any) -> Any:
-        figures.append(real(*arguments, **options))
-        return figures[-1]
-
-    monkeypatch.setattr(matplotlib_figure, "Figure", remember)
+def test_the_picture_shows_the_numbers(tmp_path: Path, figures: list[Any]) -> None:
     from gnnstore.tools.plots.disk import draw_profile  # noqa: PLC0415
 
     rates = {512: {1: 10.0, 2: 20.0, 4: 30.0}, 4096: {1: 9.0, 2: 18.0}, 65536: {1: 5.0}}
@@ -164,6 +155,9 @@ def test_the_picture_shows_the_numbers(tmp_path: Path, monkeypatch: pytest.Monke
         assert drawn == expected
     assert list(bandwidth.lines[3].get_ydata()) == [1e6, 1e6]
     assert "through the page cache" in figures[0].get_suptitle()
+    colours = [[line.get_color() for line in axes.lines[:3]] for axes in (reads, bandwidth)]
+    assert colours[0] == colours[1]
+    assert len(set(colours[0])) == 3
 
 
 def test_without_matplotlib_nothing_is_measured(

@@ -19,6 +19,7 @@ import pytest
 from gnnstore.converters import from_rmat
 from gnnstore.disk.scratch import find_runs
 from gnnstore.errors import NoSpaceError
+from gnnstore.palette import PARTS
 from gnnstore.strategies.builtin import auto
 from gnnstore.tools.bench import harness
 from gnnstore.tools.bench import load as bench_load
@@ -364,27 +365,23 @@ def _children(pid: int) -> list[str]:
 
 
 def test_the_picture_shows_the_numbers(
-    run: Any, store: Path, answers: list[Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Any, store: Path, answers: list[Task], tmp_path: Path, figures: list[Any]
 ) -> None:
-    figures: list[Any] = []
-    matplotlib_figure = pytest.importorskip("matplotlib.figure")
-    real = matplotlib_figure.Figure
-
-    def remember(*arguments: Any, **options: Any) -> Any:
-        figures.append(real(*arguments, **options))
-        return figures[-1]
-
-    monkeypatch.setattr(matplotlib_figure, "Figure", remember)
     words = ("--strategies", "numpy-mmap,direct,packed", "--batches", 10, "--no-limit")
     assert bench(run, store, *words, "--plot", tmp_path / "a.png").status == 0
-    ((times, shares),) = [figure.axes for figure in figures]
-    assert [text.get_text() for text in times.get_yticklabels()] == ["numpy-mmap", "direct"]
+    to_hex = pytest.importorskip("matplotlib.colors").to_hex
+    (axes,) = figures[0].axes  # bars are drawn once
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["numpy-mmap", "direct"]
     # A quarter is sampling, and nothing is said of the rest.
-    widths = [[bar.get_width() for bar in container] for container in times.containers]
+    widths = [[bar.get_width() for bar in container] for container in axes.containers]
     assert widths == [pytest.approx([1.0, 0.5]), pytest.approx([3.0, 1.5])]
-    widths = [[bar.get_width() for bar in container] for container in shares.containers]
-    assert widths == [pytest.approx([25, 25]), pytest.approx([75, 75])]
-    assert [text.get_text() for text in times.texts] == ["4 s", "2 s, 2.0 x"]
+    texts = [text.get_text() for text in axes.texts]
+    assert texts == ["4 s, 25% sampling", "2 s, 2.0 x as fast as numpy-mmap, 25% sampling"]
+    (legend,) = figures[0].legends
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names == ["sampling neighbours", "none of these"]
+    colours = [to_hex(container[0].get_facecolor()) for container in axes.containers]
+    assert colours == [PARTS["sampling"].colour, PARTS["other"].colour]
     assert "no memory limit" in figures[0].get_suptitle()
 
 

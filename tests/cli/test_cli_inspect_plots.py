@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gnnstore.converters import from_rmat
 from gnnstore.features.packed.saved import PackedFiles
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.loaders.saved import open_packed
@@ -17,22 +18,6 @@ from tests.support.packed import pack
 from tests.support.stores import write_example_store
 
 pytest.importorskip("matplotlib")
-
-
-@pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return the list that figures get into as they are made."""
-    import matplotlib.figure  # noqa: PLC0415
-
-    made: list[Any] = []
-    real = matplotlib.figure.Figure
-
-    def remember(*arguments: Any, **options: Any) -> Any:
-        made.append(real(*arguments, **options))
-        return made[-1]
-
-    monkeypatch.setattr(matplotlib.figure, "Figure", remember)
-    return made
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +52,16 @@ def test_degrees_equal_numpy(run: Any, tmp_path: Path, figures: list[Any]) -> No
         assert list(line.get_xdata()) == degrees.tolist()
         shares = [(expected >= degree).mean() for degree in degrees]
         assert line.get_ydata() == pytest.approx(shares)
+
+
+def test_steps_of_a_generator_are_explained(run: Any, tmp_path: Path, figures: list[Any]) -> None:
+    written = write_example_store(tmp_path / "a.gnn", num_nodes=50, num_edges=70)
+    from_rmat(tmp_path / "rmat.gnn", scale=6, edge_factor=4, feature_dim=0)
+    for path in (written.path, tmp_path / "rmat.gnn"):
+        assert run("inspect", path, "--plot", tmp_path / "a.png").status == 0
+    plain, generated = (figure.legends[0].get_title().get_text() for figure in figures)
+    assert plain == ""
+    assert generated.startswith("Steps are R-MAT's")
 
 
 def test_degrees_in_several_chunks(
@@ -111,9 +106,11 @@ def test_rows_of_packed_epochs_equal_their_batches(
     assert rows["ages"] == ages.tolist()
 
     by_batch, reuse = figures[0].axes
-    drawn = {line.get_label().split(":")[0]: list(line.get_ydata()) for line in by_batch.lines}
+    drawn = {line.get_label().split()[0]: list(line.get_ydata()) for line in by_batch.lines}
     for name in ("needed", "missed", "packed"):
         assert drawn[name] == rows[name]
+    # What is drawn in both panels are the rows that batches need.
+    assert reuse.lines[0].get_color() == by_batch.lines[0].get_color()
     shares = 100 * np.cumsum(ages[1:]) / ages.sum()
     assert list(reuse.lines[0].get_ydata()) == pytest.approx(shares)
 

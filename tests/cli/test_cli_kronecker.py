@@ -86,30 +86,21 @@ def test_a_picture_is_drawn(run: Any, seed: Path, tmp_path: Path) -> None:
     assert done.document["plot"] == str(picture)
 
 
-def test_a_picture_shows_both_distributions(
-    seed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    matplotlib_figure = pytest.importorskip("matplotlib.figure")
+def test_a_picture_shows_both_distributions(seed: Path, tmp_path: Path, figures: list[Any]) -> None:
     from gnnstore.converters import from_kronecker  # noqa: PLC0415
     from gnnstore.converters.synthetic.degrees import compare_degrees  # noqa: PLC0415
     from gnnstore.tools.plots.degrees import draw_comparison  # noqa: PLC0415
 
-    figures: list[Any] = []
-    real = matplotlib_figure.Figure
-
-    def remember(*arguments: Any, **options: Any) -> Any:
-        figures.append(real(*arguments, **options))
-        return figures[-1]
-
-    monkeypatch.setattr(matplotlib_figure, "Figure", remember)
     comparison = compare_degrees(seed, from_kronecker(seed, tmp_path / "a.gnn", factor=3))
     draw_comparison(comparison, tmp_path / "a.png")
     for axes in figures[0].axes:
-        assert [line.get_label() for line in axes.get_lines()] == ["seed", "expanded"]
+        assert [line.get_label() for line in axes.get_lines()] == ["before", "after"]
         before, after = axes.get_lines()
         # The same degrees three times over: the curves lie on one another.
         assert before.get_xdata().tolist() == after.get_xdata().tolist()
         assert before.get_ydata().tolist() == pytest.approx(after.get_ydata().tolist())
+    colours = [[line.get_color() for line in axes.get_lines()] for axes in figures[0].axes]
+    assert colours[0] == colours[1]
 
 
 def test_what_cannot_be_drawn_is_said_before_the_work(

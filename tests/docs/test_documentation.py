@@ -61,7 +61,7 @@ NOT_RUN = {
         "from accelerate import Accelerator",
     ],
     "docs/howto-predict.md": [
-        "gnnstore convert rmat large.gnn --scale 24 --edge-factor 15 \\",
+        "gnnstore convert rmat rmat20.gnn --scale 20 --edge-factor 15 \\",
     ],
     "docs/howto-lightning.md": ["pip install 'gnnstore[examples]'"],
     "docs/howto-train.md": ["from torch_geometric.loader import NeighborLoader"],

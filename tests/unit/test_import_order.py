@@ -25,7 +25,8 @@ LAYERS = (
     ("threads",),
     ("progress", "timeline", "registry"),
     ("formats",),
-    ("disk",),
+    ("disk", "palette"),
+    ("pictures",),
     ("sampling",),
     ("caching",),
     ("features",),
@@ -61,6 +62,8 @@ TORCH_FREE = (
     "_core",
     "formats",
     "disk",
+    "palette",
+    "pictures",
     "converters",
 )
 
@@ -186,6 +189,7 @@ OPENERS = {
         "formats/container/regular_files.py",
         "budget/limits.py",
         "progress.py",
+        "pictures.py",
         "disk/profile.py",
     ),
     *("disk/engines.py", "disk/scratch.py", "layerwise/api.py", "converters/inputs/opening.py"),

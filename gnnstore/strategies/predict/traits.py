@@ -53,10 +53,3 @@ class StrategyTraits:
         if self.is_offline:
             return self.packed_before
         return f"{self.name}-{self.score}" if self.score else self.name
-
-    @property
-    def title(self) -> str:
-        """Name in a picture."""
-        if self.is_offline:
-            return f"a {self.choice} of gnnstore pack"
-        return f"{self.name} ({self.score})" if self.score else self.name

@@ -18,6 +18,7 @@ from gnnstore.errors import UsageError
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store
+from gnnstore.pictures import draw_into
 from gnnstore.pipeline.order.epoch import epoch_order
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.sampling.neighbor import only
@@ -30,7 +31,6 @@ from gnnstore.tools.bench.stages import STAGES, stages_of
 from gnnstore.tools.bench.ways import BASELINE, Way, ways
 from gnnstore.tools.bench.worker import ALLOWANCE_BYTES
 from gnnstore.tools.plots.load import draw_load
-from gnnstore.tools.plots.pictures import draw_into
 from gnnstore.tools.predict.seeds import choose_seeds, config_of
 from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.options import (

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from gnnstore.converters.synthetic.degrees import DegreeComparison, DegreeDistribution
-from gnnstore.tools.plots.pictures import LINES, legend_below, new_axes, save_picture
+from gnnstore.palette import SERIES
+from gnnstore.pictures import legend_below, new_axes, save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,9 +18,23 @@ if TYPE_CHECKING:
     from gnnstore.tools.inspect.scan import Degrees
 
 
-def draw_degrees(name: str, degrees: Degrees, file: Path) -> Path:
-    """Plot the share of nodes with at least each in-degree and out-degree, as a PNG."""
-    figure, (axes,) = new_axes(1, 7)
+_FEW = 12  # degrees, of which a line alone would not show all
+# Levels choose bits of a node's number, and the probability of 0 differs from that of 1.
+_STEPS = (
+    "Steps are R-MAT's: the expected degree of a node depends on how many bits of its number are "
+    "1, so that degrees come in groups. Real graphs have no such steps."
+)
+
+
+def draw_degrees(name: str, degrees: Degrees, file: Path, kind: str = "") -> Path:
+    """Plot the share of nodes with at least each in-degree and out-degree, as a PNG.
+
+    Parameters
+    ----------
+    kind : str
+        The converter of the store: steps in the curves of "rmat" are explained.
+    """
+    figure, (axes,) = new_axes(1, 8)
     for line, (direction, found) in enumerate((("in", degrees.inward), ("out", degrees.outward))):
         label = (
             f"{direction}-degree: highest {found.max:,}, {found.zero_share:.1%} "
@@ -26,7 +44,7 @@ def draw_degrees(name: str, degrees: Degrees, file: Path) -> Path:
     inward = degrees.inward
     axes.set_xlabel("degree")
     axes.set_ylabel("share of nodes with at least this degree")
-    axes.legend(frameon=False, fontsize=9, loc="lower left")
+    legend_below(figure, axes, ncols=1, **_explained(kind))
     return save_picture(
         figure,
         file,
@@ -35,11 +53,17 @@ def draw_degrees(name: str, degrees: Degrees, file: Path) -> Path:
     )
 
 
-def draw_comparison(comparison: DegreeComparison, file: Path) -> Path:
-    """Plot the share of nodes with at least each in-degree, before and after, as a PNG."""
+def draw_comparison(comparison: DegreeComparison, file: Path, kind: str = "") -> Path:
+    """Plot the share of nodes with at least each in-degree, before and after, as a PNG.
+
+    Parameters
+    ----------
+    kind : str
+        The converter of the graph before, as in `draw_degrees`.
+    """
     before, after = comparison.before, comparison.after
     figure, (plain, scaled) = new_axes(2, 10)
-    for line, (name, found) in enumerate((("seed", before), ("expanded", after))):
+    for line, (name, found) in enumerate((("before", before), ("after", after))):
         _draw(plain, found, line, name)
         _draw(scaled, found, line, name, unit=found.mean)
     plain.set_xlabel("in-degree")
@@ -51,7 +75,7 @@ def draw_comparison(comparison: DegreeComparison, file: Path) -> Path:
         xycoords="axes fraction",
         fontsize=9,
     )
-    legend_below(figure, plain)
+    legend_below(figure, plain, **_explained(kind))
     return save_picture(
         figure,
         file,
@@ -64,18 +88,27 @@ def _draw(
     axes: Axes, distribution: DegreeDistribution, line: int, label: str, unit: float = 1.0
 ) -> None:
     """Draw the survival function; a logarithmic axis has no place for degree 0."""
-    colour, marker = LINES[line]
-    shown = distribution.degrees > 0
+    look, shown = SERIES[line], distribution.degrees > 0
     axes.plot(
         distribution.degrees[shown] / unit,
         distribution.survival()[shown],
-        linestyle="none",
-        color=colour,
-        marker=marker,
+        drawstyle="steps-pre",
+        linestyle="-" if line == 0 else (0, (4, 2)),  # where they lie on one another
+        linewidth=2,
+        color=look.colour,
+        marker=look.marker if np.count_nonzero(shown) < _FEW else "",
         markersize=4,
-        markerfacecolor="none",
         label=label,
     )
     if shown.any():
         axes.set_xscale("log")
         axes.set_yscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.12g}")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %")
+
+
+def _explained(kind: str) -> dict[str, Any]:
+    """Return a title of the legend that says where steps come from, if a generator made them."""
+    if kind != "rmat":
+        return {}
+    return {"title": fill(_STEPS, 110), "title_fontsize": 9}

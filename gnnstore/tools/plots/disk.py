@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from gnnstore.disk.profile import DeviceProfile
-from gnnstore.tools.plots.pictures import LINES, draw_level, legend_below, new_axes, save_picture
+from gnnstore.palette import SERIES
+from gnnstore.pictures import draw_level, legend_below, new_axes, save_picture
 from gnnstore.units import format_size
 
 
@@ -24,12 +25,12 @@ def draw_profile(profile: DeviceProfile, file: Path) -> Path:
     """Plot reads per second and bandwidth over the queue depth, as a PNG."""
     figure, (reads, bandwidth) = new_axes(2, 10)
     blocks = sorted(profile.random_reads_per_second.items())
-    for (block, rates), (colour, marker) in zip(blocks, LINES, strict=False):
+    for (block, rates), series in zip(blocks, SERIES, strict=False):
         depths = sorted(rates)
         label = f"{block_name(block)} per read"
         look: dict[str, Any] = {
-            "color": colour,
-            "marker": marker,
+            "color": series.colour,
+            "marker": series.marker,
             "markersize": 4.5,
             "label": label,
         }

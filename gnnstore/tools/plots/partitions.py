@@ -7,20 +7,21 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from gnnstore.tools.plots.pictures import LINES, new_axes, save_picture
+from gnnstore.palette import SERIES
+from gnnstore.pictures import new_axes, save_picture
 
 
 def draw_partitions(document: Mapping[str, Any], file: Path) -> Path:
     """Plot the Edge Permutation Bias over the seconds of an epoch's reads and writes, as a PNG."""
     figure, (axes,) = new_axes(1, 7)
     orders = list(dict.fromkeys(one["order"] for one in document["sizes"]))
-    for order, (colour, marker) in zip(orders, cycle(LINES), strict=False):
+    for order, series in zip(orders, cycle(SERIES), strict=False):
         of_order = [one for one in document["sizes"] if one["order"] == order]
         axes.plot(
             [one["seconds_per_epoch"] for one in of_order],
             [one["bias"] or 0 for one in of_order],
-            color=colour,
-            marker=marker,
+            color=series.colour,
+            marker=series.marker,
             label=order,
         )
         for one in of_order:

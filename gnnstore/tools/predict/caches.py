@@ -13,11 +13,11 @@ from gnnstore.disk.profile import DeviceProfile, load_profile, tune_reads
 from gnnstore.errors import UsageError
 from gnnstore.features.source import CachedTables
 from gnnstore.graph.store import open as open_store
+from gnnstore.pictures import draw_into
 from gnnstore.strategies.builtin import auto
 from gnnstore.strategies.predict.reads import ReadTotals
 from gnnstore.strategies.predict.workload import TableReads
 from gnnstore.strategies.sizes.placement import read_tables
-from gnnstore.tools.plots.pictures import draw_into
 from gnnstore.tools.plots.predict import draw_predictions
 from gnnstore.tools.predict.render import render_predictions
 from gnnstore.tools.predict.seeds import choose_seeds, config_of

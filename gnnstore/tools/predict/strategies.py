@@ -57,7 +57,8 @@ class PredictionRequest:
 
 def predict_strategies(asked: PredictionRequest, progress: Progress) -> dict[str, Any]:
     """Measure the disk if it has not been, sample, and predict."""
-    spec = asked.spec(asked.memory_bytes)
+    spec, memory_bytes = asked.spec(asked.memory_bytes), asked.memory_bytes
+    memory = {"memory_bytes": memory_bytes, "is_memory_asked": memory_bytes is not None}
     try:
         placement = place_for(spec, STATIC)
     except BudgetError:
@@ -65,14 +66,15 @@ def predict_strategies(asked: PredictionRequest, progress: Progress) -> dict[str
         placement = place_for(asked.spec(None), STATIC)
     optimizer = StrategyOptimizer.of(spec, placement, progress)
     if optimizer is None:
-        return {"memory_bytes": asked.memory_bytes, "disk_bytes": 0, "strategies": [], "curve": []}
+        return {**memory, "disk_bytes": 0, "strategies": [], "curve": []}
     if any(candidate.score == "degree" for candidate in asked.candidates):
         with progress.phase("count degrees"):
             optimizer = optimizer.with_degrees()
     predictions = optimizer.predictions(asked.candidates)
     chosen = optimizer.choice(auto(), predictions)
     return {
-        "memory_bytes": asked.memory_bytes or placement.budget_bytes,
+        **memory,
+        "memory_bytes": memory_bytes or placement.budget_bytes,
         "disk_bytes": spec.disk_bytes(),
         "sampled_batches": optimizer.epoch.workload.sampled_batches,
         "disk_is_assumed": optimizer.epoch.machine.disk.engine == "assumed",

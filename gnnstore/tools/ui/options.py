@@ -137,7 +137,7 @@ def plot_option(help_text: str) -> Decorator:
 
     def check(_ctx: click.Context, _param: click.Parameter, file: Path | None) -> Path | None:
         if file is not None:
-            from gnnstore.tools.plots.pictures import check_picture  # noqa: PLC0415 - optional
+            from gnnstore.pictures import check_picture  # noqa: PLC0415 - optional
 
             check_picture(file)
         return file

@@ -9,23 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from gnnstore.errors import StorageError, UsageError, storage_errors
 from gnnstore.formats.container.transaction import check_parent
+from gnnstore.palette import GREY
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-# Colours and markers that the colour-blind can tell apart, and the markers in grey print, too.
-LINES = (
-    ("#0072b2", "o"),
-    ("#d55e00", "s"),
-    ("#009e73", "^"),
-    ("#cc79a7", "D"),
-    ("#56b4e9", "v"),
-    ("#e69f00", "P"),
-    ("#000000", "*"),
-    ("#999999", "x"),
-)
-GREY = "#555555"
 
 
 def draw_into(
@@ -42,13 +30,13 @@ def draw_into(
             document["problems"].append(str(error))
 
 
-def check_picture(file: Path) -> None:
+def check_picture(file: Path, option: str = "--plot") -> None:
     """Check that a plot can be drawn, before work that may take hours."""
     try:
         import matplotlib.figure  # noqa: F401, PLC0415 - optional, and slow to import
     except ImportError as error:
         raise UsageError(
-            f"--plot draws with matplotlib, which cannot be imported ({error}); install it with: "
+            f"{option} draws with matplotlib, which cannot be imported ({error}); install it with: "
             "pip install 'gnnstore[plot]'"
         ) from error
     check_parent(file.absolute())
@@ -87,9 +75,8 @@ def draw_level(axes: Axes, height: float, text: str) -> None:
 def legend_below(figure: Figure, axes: Axes, **options: Any) -> None:
     """Put one legend for all axes below them."""
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, **options
-    )
+    options = {"ncols": len(labels), "frameon": False, **options}
+    figure.legend(handles, labels, loc="outside lower center", **options)
 
 
 def save_picture(figure: Figure, file: Path, title: str) -> Path:
