@@ -144,7 +144,7 @@ class InferenceRun:
                 with self._begin(writer, number) as rows:
                     given = self._next_rows(number + 1, writer, rows)
                     if isinstance(given, SpilledRows):
-                        stack.callback(given.close)
+                        stack.callback(given.file.close)
                     packer = self._packer(writer, number, reader, kept, is_filled=is_filled)
                     with packer as found, self._phase(number) as phase:
                         limits = self.places[number].limits
@@ -157,7 +157,7 @@ class InferenceRun:
                         )
                 del kept, maker, packer, found, reader
                 _core.release_memory()
-                spilled = given.flush() if isinstance(given, SpilledRows) else 0
+                spilled = given.file.num_bytes if isinstance(given, SpilledRows) else 0
                 stats = replace(
                     stats,
                     bytes_read=stats.bytes_read + bytes_read + graph.bytes_read - graph_bytes,
@@ -301,13 +301,7 @@ class InferenceRun:
         directory.mkdir(exist_ok=True)
         if self._free_bytes(number - 1, directory) < place.num_kept * plan.source_bytes:
             return None
-        return SpilledRows(
-            directory / f"rows-{number}",
-            self._chosen[number],
-            place.num_kept,
-            plan,
-            self._pieces.part_bytes,
-        )
+        return SpilledRows(directory / f"rows-{number}", self._chosen[number], plan)
 
     def _free_bytes(self, number: int, directory: Path) -> int:
         """Return the space that a layer may use besides its results and those of the next."""
