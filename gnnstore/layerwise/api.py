@@ -46,7 +46,7 @@ from gnnstore.graph.store import GraphStore
 from gnnstore.layerwise.models.layers import Layer, describe, evaluating, read_layers
 from gnnstore.layerwise.plan import check_dtype
 from gnnstore.layerwise.result import ARRAY_NAME, Embeddings, open_embeddings
-from gnnstore.layerwise.run import InferenceRequest, InferenceRun, check_input
+from gnnstore.layerwise.run import InferenceRun, check_input
 from gnnstore.loaders.options import as_store
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.units import parse_size
@@ -154,30 +154,31 @@ def inference(
     source = as_store(os.fspath(store) if isinstance(store, os.PathLike) else store)
     source.schema.refuse_types(source.path, "layer-wise inference")
     found = read_layers(layers)
-    request = InferenceRequest(
-        store=source,
-        layers=found,
-        input_spec=check_input(source, input),
-        edge_specs={
-            name: source.edge_attribute(attribute).spec
-            for name, attribute in (("edge_weight", edge_weight), ("edge_attr", edge_attr))
-            if attribute is not None
-        },
-        dtype=check_dtype(dtype),
-        device=_device_of(found) if device is None else _as_device(device),
-        memory_bytes=MemoryBudget.of("auto" if memory is None else memory).num_bytes,
-        num_threads=_threads(num_threads),
-        io_engine=io_engine,
-        shard_bytes=None if shard_bytes is None else parse_size(shard_bytes, name="shard_bytes"),
-        progress=progress or NullProgress(),
-    )
     with evaluating(found):
-        run = InferenceRun(request)
-        asked = _fingerprint(request, run)
+        run = InferenceRun(
+            source,
+            found,
+            check_input(source, input),
+            {
+                name: source.edge_attribute(attribute).spec
+                for name, attribute in (("edge_weight", edge_weight), ("edge_attr", edge_attr))
+                if attribute is not None
+            },
+            dtype=check_dtype(dtype),
+            device=_device_of(found) if device is None else _as_device(device),
+            memory_bytes=MemoryBudget.of("auto" if memory is None else memory).num_bytes,
+            num_threads=_threads(num_threads),
+            io_engine=io_engine,
+            asked_shard_bytes=(
+                None if shard_bytes is None else parse_size(shard_bytes, name="shard_bytes")
+            ),
+            progress=progress or NullProgress(),
+        )
+        asked = _fingerprint(run)
         if output is None:
             if resume or overwrite:
                 raise UsageError("resume= and overwrite= need an output= that lasts")
-            return _to_memory(run, request, asked, tmpdir)
+            return _to_memory(run, asked, tmpdir)
         if tmpdir is not None:
             raise UsageError("tmpdir= has no use with output=: rows lie next to the output")
         path = Path(output)
@@ -187,8 +188,8 @@ def inference(
             )
         _check_output(path, source.path)
         if path.suffix == ".npy":
-            return _to_npy(run, request, asked, path, overwrite=overwrite, resume=resume)
-        return _to_directory(run, request, asked, path, overwrite=overwrite, resume=resume)
+            return _to_npy(run, asked, path, overwrite=overwrite, resume=resume)
+        return _to_directory(run, asked, path, overwrite=overwrite, resume=resume)
 
 
 def _check_output(path: Path, store: Path) -> None:
@@ -220,7 +221,6 @@ def _may_be_removed(path: Path) -> bool:
 
 def _to_directory(
     run: InferenceRun,
-    request: InferenceRequest,
     asked: Mapping[str, Any],
     path: Path,
     *,
@@ -232,20 +232,19 @@ def _to_directory(
         path,
         overwrite=overwrite,
         shard_bytes=run.shard_bytes,
-        on_event=request.progress.note,
+        on_event=run.progress.note,
         fingerprint=asked,
         resume=resume,
     ) as writer:
         run.check_disk(writer.path.parent, writer.temporary_path, copy_bytes)
         spec = run.execute(writer)
-        node = NodeTypeSpec(NODE_TYPE, request.store.num_nodes, {ARRAY_NAME: spec})
+        node = NodeTypeSpec(NODE_TYPE, run.store.num_nodes, {ARRAY_NAME: spec})
         final = writer.commit(Schema((node,), ()), asked)
     return open_embeddings(final)
 
 
 def _to_npy(
     run: InferenceRun,
-    request: InferenceRequest,
     asked: Mapping[str, Any],
     path: Path,
     *,
@@ -270,7 +269,7 @@ def _to_npy(
         with alone_in(whole):
             _core.remove_tree(whole)
         rows = _to_directory(
-            run, request, asked, whole, overwrite=True, resume=resume, copy_bytes=run.result_bytes
+            run, asked, whole, overwrite=True, resume=resume, copy_bytes=run.result_bytes
         )
     with alone_in(whole):  # no other process removes it as garbage
         return _copied(rows, path)
@@ -324,30 +323,29 @@ def _without(rows: Embeddings, path: Path) -> npt.NDArray[Any]:
 
 def _to_memory(
     run: InferenceRun,
-    request: InferenceRequest,
     asked: Mapping[str, Any],
     tmpdir: str | os.PathLike[str] | None,
 ) -> Tensor:
     result = Reservation("rows", run.result_bytes)
-    Ledger(request.memory_bytes, (result,), "the result in memory").check(
+    Ledger(run.memory_bytes, (result,), "the result in memory").check(
         None, "give an output= to write it to"
     )
-    parent = default_parent(request.store.path) if tmpdir is None else Path(tmpdir)
+    parent = default_parent(run.store.path) if tmpdir is None else Path(tmpdir)
     with RunDirectory.create(parent, purpose="the rows of layers") as directory:
-        return _to_directory(run, request, asked, directory.path / "rows").tensor()
+        return _to_directory(run, asked, directory.path / "rows").tensor()
 
 
-def _fingerprint(request: InferenceRequest, run: InferenceRun) -> dict[str, Any]:
+def _fingerprint(run: InferenceRun) -> dict[str, Any]:
     """Return the values that the result depends on, as JSON."""
     # An attempt of earlier versions did not multiply by them.
-    scales = request.store.schema.scales_of(request.input_spec)
+    scales = run.store.schema.scales_of(run.input_spec)
     return {
         **({} if scales is None else {"scales": scales.name}),
         "kind": "inference",
-        "store": request.store.reader.uuid,
-        "input": request.input_spec.name,
-        "edge_data": {name: spec.name for name, spec in request.edge_specs.items()},
-        "layers": [describe(layer) for layer in request.layers],
+        "store": run.store.reader.uuid,
+        "input": run.input_spec.name,
+        "edge_data": {name: spec.name for name, spec in run.edge_specs.items()},
+        "layers": [describe(layer) for layer in run.layers],
         "dtypes": [plan.dtype for plan in run.plans],
         "shard_bytes": run.shard_bytes,
     }
