@@ -165,7 +165,7 @@ def inference(
                 if attribute is not None
             },
             dtype=check_dtype(dtype),
-            device=_device_of(found) if device is None else _as_device(device),
+            device=_device(device, found),
             memory_bytes=MemoryBudget.of("auto" if memory is None else memory).num_bytes,
             num_threads=_threads(num_threads),
             io_engine=io_engine,
@@ -214,9 +214,10 @@ def _may_be_removed(path: Path) -> bool:
     if not StoreManifest.is_at(path):
         return is_ours(path)
     try:
-        return open_embeddings(path).provenance.get("kind") == "inference"
+        open_embeddings(path)
     except (GnnstoreError, OSError):
         return False
+    return True
 
 
 def _to_directory(
@@ -257,9 +258,9 @@ def _to_npy(
     whole = rows_path(path)
     with alone_in(whole):
         rows = _finished(whole, asked) if resume else None
-        if rows is not None and not overwrite and _holds(path, rows):
-            return _without(rows, path)  # an attempt was killed at its end
-    if os.path.lexists(path) and not overwrite:
+        # An attempt may have been killed at its end.
+        is_there = rows is not None and not overwrite and _holds(path, rows)
+    if os.path.lexists(path) and not overwrite and not is_there:
         raise StoreExistsError(
             f"{path} exists; choose another output, or pass overwrite=True to replace it once the "
             "new one is complete",
@@ -272,7 +273,12 @@ def _to_npy(
             run, asked, whole, overwrite=True, resume=resume, copy_bytes=run.result_bytes
         )
     with alone_in(whole):  # no other process removes it as garbage
-        return _copied(rows, path)
+        if not is_there:
+            _copy(rows, path)
+        rows.remove()
+        remove_leftovers(whole)
+    mapped: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    return mapped
 
 
 def _finished(path: Path, asked: Mapping[str, Any]) -> Embeddings | None:
@@ -298,8 +304,8 @@ def _holds(path: Path, rows: Embeddings) -> bool:
     )
 
 
-def _copied(rows: Embeddings, path: Path) -> npt.NDArray[Any]:
-    """Turn a directory into a .npy file, which gets its name once it is complete."""
+def _copy(rows: Embeddings, path: Path) -> None:
+    """Write a .npy file from a directory, which gets its name once it is complete."""
     unfinished = rows.path / COPY_FILE
     try:
         with storage_errors("write the embeddings", path):
@@ -310,15 +316,6 @@ def _copied(rows: Embeddings, path: Path) -> npt.NDArray[Any]:
     except StorageError:
         unfinished.unlink(missing_ok=True)
         raise
-    return _without(rows, path)
-
-
-def _without(rows: Embeddings, path: Path) -> npt.NDArray[Any]:
-    """Remove the directory that a file was copied from, and map the file."""
-    rows.remove()
-    remove_leftovers(rows.path)
-    mapped: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    return mapped
 
 
 def _to_memory(
@@ -351,13 +348,11 @@ def _fingerprint(run: InferenceRun) -> dict[str, Any]:
     }
 
 
-def _device_of(layers: tuple[Layer, ...]) -> torch.device:
-    tensors = (tensor for layer in layers for one in layer.modules for tensor in one.parameters())
-    return next((tensor.device for tensor in tensors), torch.device("cpu"))
-
-
-def _as_device(device: Any) -> torch.device:
-    """Return a device that tensors can be made on."""
+def _device(device: Any, layers: tuple[Layer, ...]) -> torch.device:
+    """Return a device that tensors can be made on; by default that of the weights."""
+    if device is None:
+        weights = (one for layer in layers for part in layer.modules for one in part.parameters())
+        return next((tensor.device for tensor in weights), torch.device("cpu"))
     try:
         found = torch.device(device)
         torch.empty(0, device=found)

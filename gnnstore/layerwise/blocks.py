@@ -105,7 +105,7 @@ class BlockMaker:
         try:
             self._number(numbered.numpy(), pieces, (first, last), others, copied)
         except IndexError as error:
-            raise graph.out_of_range(error) from error
+            raise graph.damaged(error) from error
         edges = {
             name: torch.from_numpy(graph.data(name, begin, end)).to(kind.dtype)
             for name in self._plan.call.takes
@@ -202,7 +202,7 @@ class BlockMaker:
                 sources = _core.drop_pinned(self._kept.index[0], sources)
             _core.bitmap_mark(self._words, sources.astype(np.int64, copy=False))
         except IndexError as error:
-            raise self._graph.out_of_range(error) from error
+            raise self._graph.damaged(error) from error
         _core.bitmap_mark(self._words, np.arange(first, last, dtype=np.int64))
 
     def _others(self, first: int, last: int) -> tuple[Words, Words]:

@@ -130,9 +130,8 @@ class InferenceRun:
             graph_bytes = 0
             for number, plan in enumerate(self.plans[first:], first):
                 if plan.call.norm != norm:
-                    norm, scale = plan.call.norm, None
-                if norm is not None and scale is None:
-                    scale = self._degree_scale(graph, norm, plan.call.layer.name)
+                    norm = plan.call.norm
+                    scale = None if norm is None else self._degree_scale(graph, norm, number)
                 reader = RowReader(source, plan, self._pieces.part_bytes, workers, factors=factors)
                 name, limits = plan.call.layer.name, self._places[number].limits
                 kept, is_filled = self._kept(number, given)
@@ -184,7 +183,10 @@ class InferenceRun:
         return GraphReader(
             IndexRows.open(paged(edge.indptr), self._engine),
             IndexRows.open(paged(edge.indices), self._engine) if self._num_edges else None,
-            {name: self._rows_of(spec) for name, spec in self.edge_specs.items()},
+            {
+                name: open_attribute(self.store.reader, spec, self._engine)
+                for name, spec in self.edge_specs.items()
+            },
             str(self.store.path),
             pieces=self._pieces,
             workers=workers,
@@ -223,8 +225,9 @@ class InferenceRun:
                 self._chosen[number] = np.packbits(degrees.largest(place.num_kept))
                 self.progress.note(place.describe(self.plans[number], self._num_nodes))
 
-    def _degree_scale(self, graph: GraphReader, norm: DegreeNorm, name: str) -> Tensor:
-        with self.progress.phase(f"degrees for {name}", self._num_nodes, "nodes") as phase:
+    def _degree_scale(self, graph: GraphReader, norm: DegreeNorm, number: int) -> Tensor:
+        name = f"degrees for {self.plans[number].call.layer.name}"
+        with self.progress.phase(name, self._num_nodes, "nodes") as phase:
             return degree_scale(graph, norm, self._scale_dtype, phase.advance)
 
     @property
@@ -319,9 +322,6 @@ class InferenceRun:
 
     # ---- tables
 
-    def _rows_of(self, spec: AttributeSpec) -> RowSource:
-        return open_attribute(self.store.reader, spec, self._engine)
-
     def _spec(self, number: int) -> AttributeSpec:
         """Return the array of a layer's results."""
         plan = self.plans[number]
@@ -366,7 +366,7 @@ class InferenceRun:
         factors = (
             None if scales is None else as_tensor(self.store.reader.read(scales), scales.dtype)
         )
-        return 0, self._rows_of(self.input_spec), factors
+        return 0, open_attribute(self.store.reader, self.input_spec, self._engine), factors
 
     def _opened(self, rows: PagedArrayWriter, directory: Path) -> RowSource:
         """Open the rows that a layer has written, as the input of the next."""
