@@ -46,7 +46,7 @@ from gnnstore.graph.store import GraphStore
 from gnnstore.layerwise.models.layers import Layer, describe, evaluating, read_layers
 from gnnstore.layerwise.plan import check_dtype
 from gnnstore.layerwise.result import ARRAY_NAME, Embeddings, open_embeddings
-from gnnstore.layerwise.run import InferenceRequest, InferenceRun, check_input
+from gnnstore.layerwise.run import InferenceRun, check_input
 from gnnstore.loaders.options import as_store
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.units import parse_size
@@ -154,30 +154,31 @@ def inference(
     source = as_store(os.fspath(store) if isinstance(store, os.PathLike) else store)
     source.schema.refuse_types(source.path, "layer-wise inference")
     found = read_layers(layers)
-    request = InferenceRequest(
-        store=source,
-        layers=found,
-        input_spec=check_input(source, input),
-        edge_specs={
-            name: source.edge_attribute(attribute).spec
-            for name, attribute in (("edge_weight", edge_weight), ("edge_attr", edge_attr))
-            if attribute is not None
-        },
-        dtype=check_dtype(dtype),
-        device=_device_of(found) if device is None else _as_device(device),
-        memory_bytes=MemoryBudget.of("auto" if memory is None else memory).num_bytes,
-        num_threads=_threads(num_threads),
-        io_engine=io_engine,
-        shard_bytes=None if shard_bytes is None else parse_size(shard_bytes, name="shard_bytes"),
-        progress=progress or NullProgress(),
-    )
     with evaluating(found):
-        run = InferenceRun(request)
-        asked = _fingerprint(request, run)
+        run = InferenceRun(
+            source,
+            found,
+            check_input(source, input),
+            {
+                name: source.edge_attribute(attribute).spec
+                for name, attribute in (("edge_weight", edge_weight), ("edge_attr", edge_attr))
+                if attribute is not None
+            },
+            dtype=check_dtype(dtype),
+            device=_device(device, found),
+            memory_bytes=MemoryBudget.of("auto" if memory is None else memory).num_bytes,
+            num_threads=_threads(num_threads),
+            io_engine=io_engine,
+            asked_shard_bytes=(
+                None if shard_bytes is None else parse_size(shard_bytes, name="shard_bytes")
+            ),
+            progress=progress or NullProgress(),
+        )
+        asked = _fingerprint(run)
         if output is None:
             if resume or overwrite:
                 raise UsageError("resume= and overwrite= need an output= that lasts")
-            return _to_memory(run, request, asked, spill_dir)
+            return _to_memory(run, asked, spill_dir)
         if spill_dir is not None:
             raise UsageError("spill_dir= has no use with output=: rows lie next to the output")
         path = Path(output)
@@ -187,8 +188,8 @@ def inference(
             )
         _check_output(path, source.path)
         if path.suffix == ".npy":
-            return _to_npy(run, request, asked, path, overwrite=overwrite, resume=resume)
-        return _to_directory(run, request, asked, path, overwrite=overwrite, resume=resume)
+            return _to_npy(run, asked, path, overwrite=overwrite, resume=resume)
+        return _to_directory(run, asked, path, overwrite=overwrite, resume=resume)
 
 
 def _check_output(path: Path, store: Path) -> None:
@@ -213,14 +214,14 @@ def _may_be_removed(path: Path) -> bool:
     if not StoreManifest.is_at(path):
         return is_ours(path)
     try:
-        return open_embeddings(path).provenance.get("kind") == "inference"
+        open_embeddings(path)
     except (GnnstoreError, OSError):
         return False
+    return True
 
 
 def _to_directory(
     run: InferenceRun,
-    request: InferenceRequest,
     asked: Mapping[str, Any],
     path: Path,
     *,
@@ -232,20 +233,19 @@ def _to_directory(
         path,
         overwrite=overwrite,
         shard_bytes=run.shard_bytes,
-        on_event=request.progress.note,
+        on_event=run.progress.note,
         fingerprint=asked,
         resume=resume,
     ) as writer:
         run.check_disk(writer.path.parent, writer.temporary_path, copy_bytes)
         spec = run.execute(writer)
-        node = NodeTypeSpec(NODE_TYPE, request.store.num_nodes, {ARRAY_NAME: spec})
+        node = NodeTypeSpec(NODE_TYPE, run.store.num_nodes, {ARRAY_NAME: spec})
         final = writer.commit(Schema((node,), ()), asked)
     return open_embeddings(final)
 
 
 def _to_npy(
     run: InferenceRun,
-    request: InferenceRequest,
     asked: Mapping[str, Any],
     path: Path,
     *,
@@ -258,9 +258,9 @@ def _to_npy(
     whole = rows_path(path)
     with alone_in(whole):
         rows = _finished(whole, asked) if resume else None
-        if rows is not None and not overwrite and _holds(path, rows):
-            return _without(rows, path)  # an attempt was killed at its end
-    if os.path.lexists(path) and not overwrite:
+        # An attempt may have been killed at its end.
+        is_there = rows is not None and not overwrite and _holds(path, rows)
+    if os.path.lexists(path) and not overwrite and not is_there:
         raise StoreExistsError(
             f"{path} exists; choose another output, or pass overwrite=True to replace it once the "
             "new one is complete",
@@ -270,10 +270,15 @@ def _to_npy(
         with alone_in(whole):
             _core.remove_tree(whole)
         rows = _to_directory(
-            run, request, asked, whole, overwrite=True, resume=resume, copy_bytes=run.result_bytes
+            run, asked, whole, overwrite=True, resume=resume, copy_bytes=run.result_bytes
         )
     with alone_in(whole):  # no other process removes it as garbage
-        return _copied(rows, path)
+        if not is_there:
+            _copy(rows, path)
+        rows.remove()
+        remove_leftovers(whole)
+    mapped: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    return mapped
 
 
 def _finished(path: Path, asked: Mapping[str, Any]) -> Embeddings | None:
@@ -299,8 +304,8 @@ def _holds(path: Path, rows: Embeddings) -> bool:
     )
 
 
-def _copied(rows: Embeddings, path: Path) -> npt.NDArray[Any]:
-    """Turn a directory into a .npy file, which gets its name once it is complete."""
+def _copy(rows: Embeddings, path: Path) -> None:
+    """Write a .npy file from a directory, which gets its name once it is complete."""
     unfinished = rows.path / COPY_FILE
     try:
         with storage_errors("write the embeddings", path):
@@ -311,55 +316,43 @@ def _copied(rows: Embeddings, path: Path) -> npt.NDArray[Any]:
     except StorageError:
         unfinished.unlink(missing_ok=True)
         raise
-    return _without(rows, path)
-
-
-def _without(rows: Embeddings, path: Path) -> npt.NDArray[Any]:
-    """Remove the directory that a file was copied from, and map the file."""
-    rows.remove()
-    remove_leftovers(rows.path)
-    mapped: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    return mapped
 
 
 def _to_memory(
     run: InferenceRun,
-    request: InferenceRequest,
     asked: Mapping[str, Any],
     spill_dir: str | os.PathLike[str] | None,
 ) -> Tensor:
     result = Reservation("rows", run.result_bytes)
-    Ledger(request.memory_bytes, (result,), "the result in memory").check(
+    Ledger(run.memory_bytes, (result,), "the result in memory").check(
         None, "give an output= to write it to"
     )
-    parent = default_parent(request.store.path) if spill_dir is None else Path(spill_dir)
+    parent = default_parent(run.store.path) if spill_dir is None else Path(spill_dir)
     with RunDirectory.create(parent, purpose="the rows of layers") as directory:
-        return _to_directory(run, request, asked, directory.path / "rows").tensor()
+        return _to_directory(run, asked, directory.path / "rows").tensor()
 
 
-def _fingerprint(request: InferenceRequest, run: InferenceRun) -> dict[str, Any]:
+def _fingerprint(run: InferenceRun) -> dict[str, Any]:
     """Return the values that the result depends on, as JSON."""
     # An attempt of earlier versions did not multiply by them.
-    scales = request.store.schema.scales_of(request.input_spec)
+    scales = run.store.schema.scales_of(run.input_spec)
     return {
         **({} if scales is None else {"scales": scales.name}),
         "kind": "inference",
-        "store": request.store.reader.uuid,
-        "input": request.input_spec.name,
-        "edge_data": {name: spec.name for name, spec in request.edge_specs.items()},
-        "layers": [describe(layer) for layer in request.layers],
+        "store": run.store.reader.uuid,
+        "input": run.input_spec.name,
+        "edge_data": {name: spec.name for name, spec in run.edge_specs.items()},
+        "layers": [describe(layer) for layer in run.layers],
         "dtypes": [plan.dtype for plan in run.plans],
         "shard_bytes": run.shard_bytes,
     }
 
 
-def _device_of(layers: tuple[Layer, ...]) -> torch.device:
-    tensors = (tensor for layer in layers for one in layer.modules for tensor in one.parameters())
-    return next((tensor.device for tensor in tensors), torch.device("cpu"))
-
-
-def _as_device(device: Any) -> torch.device:
-    """Return a device that tensors can be made on."""
+def _device(device: Any, layers: tuple[Layer, ...]) -> torch.device:
+    """Return a device that tensors can be made on; by default that of the weights."""
+    if device is None:
+        weights = (one for layer in layers for part in layer.modules for one in part.parameters())
+        return next((tensor.device for tensor in weights), torch.device("cpu"))
     try:
         found = torch.device(device)
         torch.empty(0, device=found)

@@ -49,16 +49,16 @@ class BlockMaker:
         graph: GraphReader,
         rows: RowReader,
         limits: BlockLimits,
+        packer: BlockPacker,
         *,
         kept: KeptRows | None = None,
         scale: Tensor | None = None,
-        packer: BlockPacker | None = None,
     ) -> None:
-        self._packer = packer
+        self.limits = limits
+        self.packer = packer
         self._rows = rows
         self._graph = graph
         self._plan = rows.plan
-        self._limits = limits
         self._scale = scale
         self._kept = kept
         # Of the block that is made, and of the one on which the layer runs.
@@ -68,35 +68,13 @@ class BlockMaker:
         self._kept_scale = None
         if kept is not None and self._is_in_front and scale is not None:
             self._kept_scale = scale[torch.from_numpy(kept.nodes)]
-        self.num_nodes = graph.num_nodes
-        needs_edges = rows.plan.call.needs_edges
-        self._words: Words = np.zeros(-(-self.num_nodes // 64) if needs_edges else 0, np.uint64)
-
-    @property
-    def rows_read(self) -> int:
-        """Rows that were read, packed ones not included."""
-        return self._rows.counts.rows_read
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes of all reads of rows, packed ones included."""
-        packed = 0 if self._packer is None else self._packer.bytes_read
-        return self._rows.counts.bytes_read + packed
-
-    @property
-    def bytes_packed(self) -> int:
-        """Bytes of packed rows that were written."""
-        return 0 if self._packer is None else self._packer.bytes_written
-
-    def stop(self) -> None:
-        """End `blocks` soon, from another thread: no more blocks are needed."""
-        if self._packer is not None:
-            self._packer.stop.set()
+        num_words = -(-graph.num_nodes // 64) if rows.plan.call.needs_edges else 0
+        self._words: Words = np.zeros(num_words, np.uint64)
 
     def blocks(self, first: int) -> Iterator[MadeBlock]:
         """Make the blocks of all nodes from `first` on."""
         make = self._make if self._plan.call.needs_edges else self._make_without_edges
-        while first < self.num_nodes:
+        while first < self._graph.num_nodes:
             made = [make(first)]
             first = made[0].last
             yield made.pop()  # only the caller refers to it
@@ -110,9 +88,7 @@ class BlockMaker:
 
     def _make(self, first: int) -> MadeBlock:
         graph, kind = self._graph, self._plan.kind
-        found = None
-        if self._packer is not None:
-            found = self._packer.find(first, self.num_nodes, self._outline)
+        found = self.packer.find(first, graph.num_nodes, self._outline)
         begins, pieces = self._grow(first, None if found is None else found[0])
         num_targets, begin, end = len(begins) - 1, int(begins[0]), int(begins[-1])
         last = first + num_targets
@@ -129,7 +105,7 @@ class BlockMaker:
         try:
             self._number(numbered.numpy(), pieces, (first, last), others, copied)
         except IndexError as error:
-            raise graph.out_of_range(error) from error
+            raise graph.damaged(error) from error
         edges = {
             name: torch.from_numpy(graph.data(name, begin, end)).to(kind.dtype)
             for name in self._plan.call.takes
@@ -138,8 +114,7 @@ class BlockMaker:
         if found is None:
             self._rows.read_ids(ids, rest)
         else:
-            assert self._packer is not None  # noqa: S101 - it has found the block
-            self._packer.read(found[1], rest)
+            self.packer.read(found[1], rest)
         if len(copied_ids):
             assert self._kept is not None  # noqa: S101 - it has these rows
             self._kept.copy(copied_ids, x[num_targets + len(ids) :])
@@ -161,7 +136,7 @@ class BlockMaker:
 
     def _make_without_edges(self, first: int) -> MadeBlock:
         kind = self._plan.kind
-        num_rows = min(max(1, self._limits.most(NODES + TARGETS)), self.num_nodes - first)
+        num_rows = min(max(1, self.limits.most(NODES + TARGETS)), self._graph.num_nodes - first)
         arena = self._next_arena(0, num_rows, 0)
         x = arena.take((num_rows, kind.width), kind.dtype)
         self._rows.read_range(first, x)
@@ -176,7 +151,7 @@ class BlockMaker:
         num_bytes = 8 * num_edges + num_rows * plan.kind.row_bytes + num_sources * plan.source_bytes
         # Sources as stored, lists of ids and the like are there as well.
         others = 8 * (num_edges + num_rows + num_sources)
-        arena.begin(num_bytes, self._limits.making - others if self._limits.is_ahead else 0)
+        arena.begin(num_bytes, self.limits.making - others if self.limits.is_ahead else 0)
         return arena
 
     def _grow(
@@ -188,7 +163,7 @@ class BlockMaker:
         begins = [graph.begins(first, first)]
         pieces: list[npt.NDArray[Any]] = []
         size = (0, 0, 0)  # edges, nodes, targets
-        until = self.num_nodes if last is None else last
+        until = self._graph.num_nodes if last is None else last
         while (at := first + size[2]) < until:
             window = graph.begins(at, min(at + graph.piece.targets, until))
             edges = window[1:] - window[0]
@@ -214,8 +189,8 @@ class BlockMaker:
         def is_too_large(number: int) -> bool:
             more = int(edges[number])
             # Each edge may bring a new node.
-            num_nodes = min(size[1] + more + number + 1, self.num_nodes)
-            return not self._limits.admits((size[0] + more, num_nodes, size[2] + number + 1))
+            num_nodes = min(size[1] + more + number + 1, self._graph.num_nodes)
+            return not self.limits.admits((size[0] + more, num_nodes, size[2] + number + 1))
 
         return bisect_left(range(len(edges)), True, key=is_too_large)
 
@@ -227,7 +202,7 @@ class BlockMaker:
                 sources = _core.drop_pinned(self._kept.index[0], sources)
             _core.bitmap_mark(self._words, sources.astype(np.int64, copy=False))
         except IndexError as error:
-            raise self._graph.out_of_range(error) from error
+            raise self._graph.damaged(error) from error
         _core.bitmap_mark(self._words, np.arange(first, last, dtype=np.int64))
 
     def _others(self, first: int, last: int) -> tuple[Words, Words]:
@@ -256,7 +231,7 @@ class BlockMaker:
         pieces.reverse()
         while pieces:
             piece = np.ascontiguousarray(pieces.pop(), np.int64)
-            if len(piece) and int(piece.max()) >= self.num_nodes:
+            if len(piece) and int(piece.max()) >= self._graph.num_nodes:
                 raise IndexError(f"the id {int(piece.max())} is out of range")
             out = numbered[at : at + len(piece)]
             at += len(piece)

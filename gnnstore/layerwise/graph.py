@@ -112,10 +112,8 @@ class GraphReader:
         """Return the begins of the edges into nodes first ... last - 1, and the end of the last."""
         begins = self._indptr.take(first, last + 1)
         if begins[0] < 0 or begins[-1] > self.num_edges or (np.diff(begins) < 0).any():
-            raise CorruptStoreError(
-                f"{self._path}: the edges of nodes {first} to {last} do not follow one another "
-                "in 'indptr'; run 'gnnstore verify' on the store, or convert the graph again",
-                path=self._path,
+            raise self.damaged(
+                f"the edges of nodes {first} to {last} do not follow one another in 'indptr'"
             )
         return begins
 
@@ -147,7 +145,7 @@ class GraphReader:
             try:
                 _core.count_ids(np.ascontiguousarray(sources), counts)
             except IndexError as error:
-                raise self.out_of_range(error) from error
+                raise self.damaged(error) from error
             advance(len(begins) - 1)
         return counts
 
@@ -181,10 +179,10 @@ class GraphReader:
                 most = np.maximum(most, np.cumsum(np.bincount(edges, minlength=len(most))))
         return most
 
-    def out_of_range(self, error: Exception) -> CorruptStoreError:
-        """Return the error of an edge whose source does not exist."""
+    def damaged(self, what: object) -> CorruptStoreError:
+        """Return the error of edges that cannot be."""
         return CorruptStoreError(
-            f"{self._path}: the graph is damaged: {error}; run 'gnnstore verify' on the store, or "
+            f"{self._path}: the graph is damaged: {what}; run 'gnnstore verify' on the store, or "
             "convert the graph again",
             path=self._path,
         )

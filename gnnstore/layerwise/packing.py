@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -21,12 +21,11 @@ import numpy.typing as npt
 from torch import Tensor
 
 from gnnstore import _core
-from gnnstore.disk.spool import FileSpool
 from gnnstore.errors import NoSpaceError, storage_error
 from gnnstore.features.files import FileRows
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.layerwise.memory import BlockLimits
-from gnnstore.layerwise.rows import NUM_PARTS, KeptRows, RowReader, as_bits
+from gnnstore.layerwise.rows import NUM_PARTS, KeptRows, RowFile, RowReader, as_bits
 from gnnstore.strategies.predict.reads import count_reads
 from gnnstore.threads import CancelledError, Flag
 
@@ -132,7 +131,7 @@ class BlockPacker:
             raise
         self._is_wanted = True
         self._packed = packed
-        self.bytes_written += packed.bytes_written
+        self.bytes_written += packed.file.num_bytes
         self._is_first = False
         self._group = {begin: (end, place) for place, (begin, end) in enumerate(bounds)}
 
@@ -140,21 +139,22 @@ class BlockPacker:
         """Read the table in order, and put its rows where they belong."""
         reader, kept = self._reader, self._unfilled
         projects = reader.plan.call.projection is not None
-        for first, rows in self._parts():
-            sources = None
+        for first, part in self._parts():
+            rows, counts = part.result()
+            reader.counts += counts
             if kept is not None or projects:
                 sources = reader.plan.call.as_sources(reader.converted(rows))
-            if kept is not None:
-                assert sources is not None  # noqa: S101 - see above
-                kept.fill(first, sources)
+                if kept is not None:
+                    kept.fill(first, sources)
+                if projects:
+                    rows = as_bits(sources)
             if packed is not None:
-                stored = as_bits(sources) if sources is not None and projects else rows
-                packed.append(first, stored)
+                packed.append(first, rows)
         if packed is not None:
             packed.flush()
         self._unfilled = None
 
-    def _parts(self) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+    def _parts(self) -> Iterator[tuple[int, Any]]:
         """Read the parts of the table in order, some ahead."""
         reader = self._reader
         coming: deque[tuple[int, Any]] = deque()
@@ -164,14 +164,8 @@ class BlockPacker:
             last = min(first + reader.part_rows, reader.source.num_rows)
             coming.append((first, reader.workers.submit(reader.stored_range, first, last)))
             if len(coming) == NUM_PARTS - 1:
-                yield self._part(*coming.popleft())
-        while coming:
-            yield self._part(*coming.popleft())
-
-    def _part(self, first: int, call: Any) -> tuple[int, npt.NDArray[Any]]:
-        rows, counts = call.result()
-        self._reader.counts += counts
-        return first, rows
+                yield coming.popleft()
+        yield from coming
 
 
 class PackedRows:
@@ -190,42 +184,26 @@ class PackedRows:
         self._wanted = wanted  # the ids of the rows of each block, ascending
         self._places = np.zeros((len(wanted), 1), np.int64)  # see `_look_up`
         self._max_pending = max_pending  # rows gathered before they are written, a run each block
-        self._pending: list[npt.NDArray[Any]] = []
-        # For each piece of pending rows: the blocks that they are for, and where each begins.
-        self._pieces: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]] = []
+        self._pending: dict[int, list[npt.NDArray[Any]]] = defaultdict(list)
         self._num_pending = 0
-        self._first: list[npt.NDArray[Any]] | None = [] if keeps_first else None
-        self._runs: list[dict[int, int]] = [{} for _ in wanted]  # record -> rows
-        self._num_records = 0
+        self._keeps_first = keeps_first  # the runs of the first block stay in memory
+        # The runs of each block: its rows, or their record in the file; and their number.
+        self._runs: list[list[tuple[npt.NDArray[Any] | int, int]]] = [[] for _ in wanted]
         try:
             self._directory = Path(tempfile.mkdtemp(prefix="packed-", dir=directory))
         except OSError as error:
             raise storage_error(error, "make a directory for packed rows", directory) from error
-        # Two runs together have more rows than can be pending, but for the last one.
-        num_runs = 2 * sum(map(len, wanted)) // max_pending + 2
-        self._spool = FileSpool(
-            self._directory / "rows", len(wanted) * num_runs, what="the packed rows"
-        )
-        self.bytes_written = 0
+        self.file = RowFile(self._directory / "rows", "the packed rows")
 
     def append(self, first: int, rows: npt.NDArray[Any]) -> None:
         """Add the rows of a part of the table to the blocks that need them."""
         begins, ends = self._look_up(first)
-        blocks = np.flatnonzero(ends > begins)
-        while len(blocks):
-            counts = ends[blocks] - begins[blocks]
-            offsets = np.concatenate([[0], np.cumsum(counts)])
-            room = self._max_pending - self._num_pending
-            fits = int(np.searchsorted(offsets, room, "right")) - 1
-            if fits:
-                now, offsets = blocks[:fits], offsets[: fits + 1]
-                ids = [self._wanted[block][begins[block] : ends[block]] for block in now]
-                self._pending.append(rows[np.concatenate(ids) - first])
-                self._pieces.append((now, offsets))
-                self._num_pending += int(offsets[-1])
-                blocks = blocks[fits:]
-            if len(blocks):
+        for block in np.flatnonzero(ends > begins).tolist():
+            ids = self._wanted[block][begins[block] : ends[block]]
+            if self._num_pending + len(ids) > self._max_pending:
                 self.flush()
+            self._pending[block].append(rows[ids - first])
+            self._num_pending += len(ids)
 
     def _look_up(self, first: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return where the ids of a part begin and end in the list of each block."""
@@ -233,65 +211,41 @@ class PackedRows:
         number = first // size % _PARTS_AT_A_TIME
         if number == 0:
             bounds = first + size * np.arange(_PARTS_AT_A_TIME + 1)
-            self._places = np.stack([np.searchsorted(ids, bounds) for ids in self._wanted], axis=1)
+            self._places = np.stack([np.searchsorted(ids, bounds) for ids in self._wanted])
+            self._places = np.ascontiguousarray(self._places.T)
         return self._places[number], self._places[number + 1]
 
     def flush(self) -> None:
         """Write the rows that were gathered."""
-        runs: list[list[npt.NDArray[Any]]] = [[] for _ in self._wanted]
-        for rows, (blocks, offsets) in zip(self._pending, self._pieces, strict=True):
-            at = offsets.tolist()
-            for number, block in enumerate(blocks.tolist()):
-                runs[block].append(rows[at[number] : at[number + 1]])
-        for block, pieces in enumerate(runs):
-            if not pieces:
-                continue
-            whole = np.concatenate(pieces)
-            if block == 0 and self._first is not None:
-                self._first.append(whole)
-                continue
-            flat = whole.reshape(-1).view(np.uint8)
-            if missing := -len(flat) % 4:
-                flat = np.concatenate([flat, np.zeros(missing, np.uint8)])
-            self._spool.append(self._num_records, [flat.view(np.int32)])
-            self._runs[block][self._num_records] = len(whole)
-            self._num_records += 1
-            self.bytes_written += len(flat)
+        for block, pieces in self._pending.items():
+            rows = np.concatenate(pieces)
+            stays = block == 0 and self._keeps_first
+            self._runs[block].append((rows if stays else self.file.append(rows), len(rows)))
         self._pending.clear()
-        self._pieces.clear()
         self._num_pending = 0
 
     def read(self, block: int, sources: Tensor) -> int:
         """Read the rows of a block, as its layer sums them; return the bytes read from the file."""
-        at = 0
-        if block == 0 and self._first is not None:
-            for rows in self._first:
-                self._put(rows, sources[at : at + len(rows)])
-                at += len(rows)
-            self._first = []
-            return 0
-        tasks = []
-        for record, size in self._runs[block].items():
-            tasks.append(partial(self._read, record, sources[at : at + size]))
+        tasks, at = [], 0
+        for run, size in self._runs[block]:
+            tasks.append(partial(self._read, run, sources[at : at + size]))
             at += size
+        self._runs[block] = []
         return sum(self._reader.workers.run(tasks))
 
-    def _read(self, record: int, out: Tensor) -> int:
-        (flat,) = self._spool.read(record)
-        self._put(flat.view(np.uint8)[: len(out) * self._reader.plan.packed_bytes], out)
-        return flat.nbytes
-
-    def _put(self, rows: npt.NDArray[Any], out: Tensor) -> None:
+    def _read(self, run: npt.NDArray[Any] | int, out: Tensor) -> int:
         plan = self._reader.plan
+        rows = self.file.read(run) if isinstance(run, int) else run
         if plan.call.projection is not None:
             as_bits(out)[:] = rows.view(as_bits(out).dtype).reshape(out.shape)
         else:
             out.copy_(self._reader.converted(rows.view(plan.kind.stored_dtype)))
+        return rows.nbytes if isinstance(run, int) else 0
 
     def close(self) -> None:
         """Remove the rows. Idempotent."""
-        self._first = None
-        self._spool.close()
+        self._runs.clear()
+        self.file.close()
         _core.remove_tree(self._directory)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,15 +37,11 @@ class PassStats:
     rows_read: int  # rows of the layer's input; one that k blocks need counts k times
     bytes_read: int  # bytes of rows and edges, packing included
     bytes_written: int  # bytes of rows, packing included
-    # Bytes of rows that are removed again, which are part of the written bytes.
-    bytes_packed: int
-    seconds: float  # the whole pass
-    # Seconds of waiting for blocks that were not made yet.
-    seconds_waiting: float
-    # Seconds in the layer.
-    seconds_running: float
-    # Seconds of waiting for rows of the block before that were not written yet.
-    seconds_writing: float
+    bytes_packed: int  # of these, bytes of rows that are removed again
+    seconds: float
+    seconds_waiting: float  # for blocks that were not made yet
+    seconds_running: float  # in the layer
+    seconds_writing: float  # waiting for rows of the block before that were not written yet
 
     def __str__(self) -> str:
         rate = (self.bytes_read + self.bytes_written) / max(self.seconds, 1e-9) / 1e9
@@ -62,13 +59,12 @@ def run_pass(
     maker: BlockMaker,
     writer: PagedArrayWriter,
     *,
-    is_ahead: bool,
     offer: Callable[[int, Tensor], None] | None,
     phase: Phase,
-) -> PassStats:
+) -> tuple[int, dict[str, Any]]:
     """Run a layer on the rows that are not written yet, and write its results.
 
-    `offer` takes results that the next layer keeps. The bytes of the graph are not counted.
+    `offer` takes results that the next layer keeps. Returns bytes written, and counts and times.
     """
     start = perf_counter()
     waited = ran = 0.0
@@ -76,12 +72,12 @@ def run_pass(
     done = writer.skip(writer.num_committed_rows)
     phase.advance(done)
     bytes_before = writer.remaining_bytes
-    num_ahead = 1 if is_ahead else 0
+    num_ahead = 1 if maker.limits.is_ahead else 0
     blocks = prefetch(
         maker.blocks(done),
         num_ahead=num_ahead,
         describe="while making block {}".format,
-        stop=maker.stop,
+        stop=maker.packer.stop.set,
     )
 
     def run_next() -> Tensor:
@@ -101,7 +97,7 @@ def run_pass(
         return rows
 
     def results() -> Iterator[Tensor]:
-        while done < maker.num_nodes:
+        while done < writer.spec.num_rows:
             yield run_next()
 
     def write(rows: Tensor) -> int:
@@ -121,20 +117,14 @@ def run_pass(
     with closing(blocks), closing(written):
         for num_rows in written:
             phase.advance(num_rows)
-    wrote = perf_counter() - begun - waited - ran
-    return PassStats(
-        plan.call.layer.name,
-        plan.call.form,
-        num_blocks,
-        maker.rows_read,
-        maker.bytes_read,
-        bytes_before - writer.remaining_bytes + maker.bytes_packed,
-        maker.bytes_packed,
-        perf_counter() - start,
-        waited,
-        ran,
-        wrote,
-    )
+    end = perf_counter()
+    return bytes_before - writer.remaining_bytes, {
+        "num_blocks": num_blocks,
+        "seconds": end - start,
+        "seconds_waiting": waited,
+        "seconds_running": ran,
+        "seconds_writing": end - begun - waited - ran,
+    }
 
 
 def _run(plan: LayerPlan, block: Block, made: MadeBlock) -> Tensor:

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from gnnstore import _core
-from gnnstore._core import ReadCounts, empty, pool_trim
-from gnnstore.disk.spool import FileSpool
+from gnnstore._core import ReadCounts, SpillFile, empty, pool_trim
+from gnnstore.disk.spool import guarded
+from gnnstore.errors import storage_errors
 from gnnstore.features.source import RowSource
 from gnnstore.graph.arrays import as_tensor
 from gnnstore.layerwise.models.block import Block
@@ -30,7 +31,6 @@ from gnnstore.threads import Workers
 # A part of a block's rows is sorted by place before it is read, with 16 bytes a row.
 _MAX_PART_ROWS = 1 << 18
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-# A read of less is of single rows.
 _PAGE_BYTES = 4096
 # Parts of the table that are in memory in a pass over it.
 NUM_PARTS = 3
@@ -104,64 +104,67 @@ class KeptRows:
         return replace(block, x=x, own=own if self._plan.call.projection else None)
 
 
+class RowFile:
+    """Rows that are written in records, and read back once; checked."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        self.path = path
+        self.num_bytes = 0
+        self._what = what
+        self._records: list[tuple[int, int, int, int]] = []  # begin, words, checksum, bytes
+        with storage_errors("create a file", path):
+            self._file = SpillFile(path)
+
+    def append(self, rows: npt.NDArray[Any]) -> int:
+        """Write rows; return the number of their record."""
+        flat, number = rows.reshape(-1).view(np.uint8), len(self._records)
+        if missing := -len(flat) % 4:
+            flat = np.concatenate([flat, np.zeros(missing, np.uint8)])
+        words = flat.view(np.int32)
+        place = guarded(lambda: self._file.append(words, number), f"write {self._what}", self.path)
+        self._records.append((place[0], len(words), place[1], rows.nbytes))
+        self.num_bytes += words.nbytes
+        return number
+
+    def read(self, number: int) -> npt.NDArray[np.uint8]:
+        """Read the bytes of a record. Thread-safe."""
+        begin, words, checksum, num_bytes = self._records[number]
+        read = partial(self._file.read_int32, begin, words, checksum, number)
+        return guarded(read, f"read {self._what}", self.path).view(np.uint8)[:num_bytes]
+
+    def close(self) -> None:
+        """Remove the file. Idempotent."""
+        self._file.close()
+
+
 class SpilledRows:
     """Rows that the next layer keeps, in a file: this one has no memory for them."""
 
-    def __init__(
-        self,
-        path: Path,
-        chosen: npt.NDArray[np.uint8],
-        num_rows: int,
-        plan: LayerPlan,
-        record_bytes: int,
-    ) -> None:
+    def __init__(self, path: Path, chosen: npt.NDArray[np.uint8], plan: LayerPlan) -> None:
         self._plan = plan
         self._chosen = chosen  # bits of the nodes
-        self._record_bytes = record_bytes
-        self._pending: list[npt.NDArray[np.uint8]] = []
-        self._num_pending = 0
-        num_records = num_rows * plan.source_bytes // record_bytes + 1
-        self._spool = FileSpool(path, num_records, what="the next layer's rows")
-        self._lengths: list[int] = []  # bytes of each record
+        self._num_records = 0
+        self.file = RowFile(path, "the next layer's rows")
 
     def offer(self, first: int, rows: Tensor) -> None:
         """Write those of the results of a layer that belong here."""
         last = first + len(rows)
         bits = np.unpackbits(self._chosen[first // 8 : -(-last // 8)])
         chosen = np.flatnonzero(bits[first % 8 : first % 8 + len(rows)])
-        kind = self._plan.kind
         for begin in range(0, len(chosen), _MAX_PART_ROWS):
             some = rows[torch.from_numpy(chosen[begin : begin + _MAX_PART_ROWS])]
-            sources = as_bits(self._plan.call.as_sources(some.to(kind.dtype)).contiguous())
-            self._pending.append(sources.reshape(-1).view(np.uint8))
-            self._num_pending += sources.nbytes
-            if self._num_pending >= self._record_bytes:
-                self.flush()
+            sources = self._plan.call.as_sources(some.to(self._plan.kind.dtype))
+            self._num_records = 1 + self.file.append(as_bits(sources.contiguous()))
 
     def fill(self, kept: KeptRows) -> int:
         """Move all rows to memory; return the bytes read."""
         flat, at = as_bits(kept.rows).reshape(-1).view(np.uint8), 0
-        for record, length in enumerate(self._lengths):
-            (values,) = self._spool.read(record)
-            flat[at : at + length] = values.view(np.uint8)[:length]
-            at += length
-        self.close()
+        for number in range(self._num_records):
+            values = self.file.read(number)
+            flat[at : at + len(values)] = values
+            at += len(values)
+        self.file.close()
         return at
-
-    def flush(self) -> int:
-        """Write the rows that were gathered; return the bytes in the file."""
-        if self._pending:
-            padding = np.zeros(-self._num_pending % 4, np.uint8)
-            flat = np.concatenate([*self._pending, padding])
-            self._spool.append(len(self._lengths), [flat.view(np.int32)])
-            self._lengths.append(self._num_pending)
-        self._pending.clear()
-        self._num_pending = 0
-        return sum(self._lengths)
-
-    def close(self) -> None:
-        """Remove the file. Idempotent."""
-        self._spool.close()
 
 
 class RowReader:
@@ -210,20 +213,15 @@ class RowReader:
         self.counts = sum(self.workers.run(tasks), self.counts)
 
     def _read_range(self, first: int, x: Tensor) -> ReadCounts:
-        if self._kind.is_as_stored and len(x) * self._kind.stored_bytes >= _PAGE_BYTES:
-            return self.source.read_range(first, as_bits(x))
-        return self._read_rows(np.arange(first, first + len(x)), x)
-
-    def _read_rows(self, ids: npt.NDArray[Any], x: Tensor) -> ReadCounts:
         if self._kind.is_as_stored:
-            return self.source.read_rows(ids, as_bits(x))
-        rows, counts = self.source.gather(ids)
+            return self.source.read_range(first, as_bits(x))
+        rows, counts = self.stored_range(first, first + len(x))
         x.copy_(self.converted(rows))
         return counts
 
     def _read_ids(self, ids: npt.NDArray[Any], sources: Tensor) -> ReadCounts:
-        if self.plan.call.projection is None:
-            return self._read_rows(ids, sources)
+        if self._kind.is_as_stored and self.plan.call.projection is None:
+            return self.source.read_rows(ids, as_bits(sources))
         rows, counts = self.source.gather(ids)
         sources.copy_(self.plan.call.as_sources(self.converted(rows)))
         return counts

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -34,12 +35,12 @@ from gnnstore.layerwise.memory import NODES
 from gnnstore.layerwise.models.block import DegreeNorm
 from gnnstore.layerwise.models.layers import Layer
 from gnnstore.layerwise.packing import BlockPacker
-from gnnstore.layerwise.passes import degree_scale, run_pass
+from gnnstore.layerwise.passes import PassStats, degree_scale, run_pass
 from gnnstore.layerwise.placement import OutDegrees, Placement, Placer
 from gnnstore.layerwise.plan import GraphSize, plan_layers, rooms_of
 from gnnstore.layerwise.result import ARRAY_NAME
 from gnnstore.layerwise.rows import KeptRows, RowReader, SpilledRows, part_memory
-from gnnstore.progress import Phase, Progress
+from gnnstore.progress import Progress
 from gnnstore.threads import Workers
 
 # Finished rows are journalled by shards: a resumed run repeats no more than one.
@@ -54,9 +55,9 @@ _COUNT_BYTES = 4 + 8 + 1
 _ASSUMED_RATE = 1e9
 
 
-@dataclass(frozen=True, eq=False)
-class InferenceRequest:
-    """The arguments of an inference, checked one by one."""
+@dataclass(eq=False)
+class InferenceRun:
+    """An inference over all layers: planned and checked when it is made, and run by `execute`."""
 
     store: GraphStore
     layers: tuple[Layer, ...]
@@ -68,34 +69,26 @@ class InferenceRequest:
     memory_bytes: int
     num_threads: int
     io_engine: str | None
-    # Size of the files that are written; by default 64 MiB, and more if there would be many.
-    shard_bytes: int | None
+    asked_shard_bytes: int | None
     progress: Progress
 
-
-class InferenceRun:
-    """An inference over all layers: planned and checked when it is made, and run by `execute`."""
-
-    def __init__(self, request: InferenceRequest) -> None:
-        self._request = request
-        store = request.store
-        edge = store.schema.edge
-        # The plan of each layer.
+    def __post_init__(self) -> None:
+        reader, edge = self.store.reader, self.store.schema.edge
         self.plans = plan_layers(
-            request.layers,
-            request.input_spec,
-            request.edge_specs,
-            id_bytes=store.reader.paged(edge.indices).dtype.itemsize,
-            dtype=request.dtype,
-            device=request.device,
+            self.layers,
+            self.input_spec,
+            self.edge_specs,
+            id_bytes=reader.paged(edge.indices).dtype.itemsize,
+            dtype=self.dtype,
+            device=self.device,
         )
-        indptr = store.reader.paged(edge.indptr)
-        engine = shared_tables(store).engine(indptr.file_paths[0], request.io_engine)
-        self._engine = engine.within(request.memory_bytes // _STAGING_SHARE)
-        self._num_readers = self._readers_in(request.memory_bytes)
-        self._pieces = Pieces.of(request.memory_bytes)
-        self._num_nodes, self._num_edges = store.num_nodes, store.num_edges
-        self.places: list[Placement] = []
+        path = reader.paged(edge.indptr).file_paths[0]
+        engine = shared_tables(self.store).engine(path, self.io_engine)
+        self._engine = engine.within(self.memory_bytes // _STAGING_SHARE)
+        self._pieces = Pieces.of(self.memory_bytes)
+        self._num_nodes, self._num_edges = self.store.num_nodes, self.store.num_edges
+        self._tables = [plan.disk_bytes(self._num_nodes) for plan in self.plans]
+        self._places: list[Placement] = []
         self._chosen: dict[int, npt.NDArray[np.uint8]] = {}  # bits of the nodes that layers keep
 
     @property
@@ -105,20 +98,18 @@ class InferenceRun:
 
     @property
     def shard_bytes(self) -> int:
-        """Size of the files that rows are written to."""
-        if self._request.shard_bytes is not None:
-            return self._request.shard_bytes
-        largest = max(plan.disk_bytes(self._num_nodes) for plan in self.plans)
-        return max(_LEAST_SHARD_BYTES, largest // _MAX_SHARDS)
+        """Size of the files that rows are written to; more if there would be many."""
+        if self.asked_shard_bytes is not None:
+            return self.asked_shard_bytes
+        return max(_LEAST_SHARD_BYTES, max(self._tables) // _MAX_SHARDS)
 
     def check_disk(self, directory: Path, present: Path | None, copy_bytes: int) -> None:
         """Check that the disk has room for all layers, before hours of work."""
-        tables = [plan.disk_bytes(self._num_nodes) for plan in self.plans]
-        needed = max([sum(tables[max(0, k - 1) : k + 1]) for k in range(len(tables))])
-        needed = max(needed, tables[-1] + copy_bytes)
+        needed = max(map(sum, pairwise([0, *self._tables])))
         require_space(
             directory,
-            needed - (0 if present is None else directory_bytes(present)),
+            max(needed, self._tables[-1] + copy_bytes)
+            - (0 if present is None else directory_bytes(present)),
             "write the rows of all nodes, after one layer and the next",
             "choose an output on another file system",
             "write narrower rows (dtype='float16')",
@@ -126,7 +117,10 @@ class InferenceRun:
 
     def execute(self, writer: StoreWriter) -> AttributeSpec:
         """Run all layers that are not finished."""
-        with Workers(self._num_readers) as workers, ExitStack() as stack:
+        last = len(self.plans) - 1
+        spills = writer.journal.spill_directory
+        spills.mkdir(exist_ok=True)
+        with Workers(self._readers_in(self.memory_bytes)) as workers, ExitStack() as stack:
             graph = self._open_graph(workers)
             first, source, factors = self._find_start(writer)
             self._place(graph, first)
@@ -136,41 +130,45 @@ class InferenceRun:
             graph_bytes = 0
             for number, plan in enumerate(self.plans[first:], first):
                 if plan.call.norm != norm:
-                    norm, scale = plan.call.norm, None
-                if norm is not None and scale is None:
-                    scale = self._degree_scale(graph, norm, plan.call.layer.name)
+                    norm = plan.call.norm
+                    scale = None if norm is None else self._degree_scale(graph, norm, number)
                 reader = RowReader(source, plan, self._pieces.part_bytes, workers, factors=factors)
-                kept, is_filled, bytes_read = self._kept(number, given)
-                with self._begin(writer, number) as rows:
-                    given = self._next_rows(number + 1, writer, rows)
+                name, limits = plan.call.layer.name, self._places[number].limits
+                kept, is_filled = self._kept(number, given)
+                packer = self._packer(number, reader, kept, spills, is_filled=is_filled)
+                filled = given.file.num_bytes if isinstance(given, SpilledRows) else 0
+                with (
+                    self._begin(writer, number) as rows,
+                    closing(packer),
+                    self.progress.phase(f"{name} of {last + 1}", self._num_nodes, "nodes") as phase,
+                ):
+                    given = self._next_rows(number + 1, rows, spills)
                     if isinstance(given, SpilledRows):
-                        stack.callback(given.close)
-                    packer = self._packer(writer, number, reader, kept, is_filled=is_filled)
-                    with packer as found, self._phase(number) as phase:
-                        limits = self.places[number].limits
-                        maker = BlockMaker(
-                            graph, reader, limits, kept=kept, scale=scale, packer=found
-                        )
-                        offer = None if given is None else given.offer
-                        stats = run_pass(
-                            plan, maker, rows, is_ahead=limits.is_ahead, offer=offer, phase=phase
-                        )
-                del kept, maker, packer, found, reader
-                _core.release_memory()
-                spilled = given.flush() if isinstance(given, SpilledRows) else 0
-                stats = replace(
-                    stats,
-                    bytes_read=stats.bytes_read + bytes_read + graph.bytes_read - graph_bytes,
-                    bytes_written=stats.bytes_written + spilled,
-                    bytes_packed=stats.bytes_packed + spilled,
+                        stack.callback(given.file.close)
+                    maker = BlockMaker(graph, reader, limits, packer, kept=kept, scale=scale)
+                    offer = None if given is None else given.offer
+                    written, times = run_pass(plan, maker, rows, offer=offer, phase=phase)
+                packed = packer.bytes_written
+                if isinstance(given, SpilledRows):
+                    packed += given.file.num_bytes
+                read = reader.counts.bytes_read + packer.bytes_read + filled
+                stats = PassStats(
+                    name,
+                    plan.call.form,
+                    rows_read=reader.counts.rows_read,
+                    bytes_read=read + graph.bytes_read - graph_bytes,
+                    bytes_written=written + packed,
+                    bytes_packed=packed,
+                    **times,
                 )
                 graph_bytes = graph.bytes_read
-                self._request.progress.note(str(stats), vars(stats))
+                del kept, maker, packer, reader
+                _core.release_memory()
+                self.progress.note(str(stats), vars(stats))
                 source, factors = self._opened(rows, self._directory(writer, number)), None
                 if number:
                     _core.remove_tree(self._directory(writer, number - 1))
         del source
-        last = len(self.plans) - 1
         if first > last:  # only the commit was missing
             with self._begin(writer, last) as rows:
                 rows.skip(self._num_nodes)
@@ -178,21 +176,20 @@ class InferenceRun:
             _core.remove_tree(self._directory(writer, number))
         return self._spec(last)
 
-    def _phase(self, number: int) -> AbstractContextManager[Phase]:
-        name = f"{self.plans[number].call.layer.name} of {len(self.plans)}"
-        return self._request.progress.phase(name, self._num_nodes, "nodes")
-
     # ---- sizes
 
     def _open_graph(self, workers: Workers) -> GraphReader:
-        store, edge = self._request.store, self._request.store.schema.edge
-        indices = None
-        if store.num_edges:
-            indices = IndexRows.open(store.reader.paged(edge.indices), self._engine)
-        edge_data = {name: self._rows_of(spec) for name, spec in self._request.edge_specs.items()}
-        indptr = IndexRows.open(store.reader.paged(edge.indptr), self._engine)
+        paged, edge = self.store.reader.paged, self.store.schema.edge
         return GraphReader(
-            indptr, indices, edge_data, str(store.path), pieces=self._pieces, workers=workers
+            IndexRows.open(paged(edge.indptr), self._engine),
+            IndexRows.open(paged(edge.indices), self._engine) if self._num_edges else None,
+            {
+                name: open_attribute(self.store.reader, spec, self._engine)
+                for name, spec in self.edge_specs.items()
+            },
+            str(self.store.path),
+            pieces=self._pieces,
+            workers=workers,
         )
 
     def _place(self, graph: GraphReader, first: int) -> None:
@@ -200,39 +197,37 @@ class InferenceRun:
         nodes, numbers = graph.find_hubs()
         hub = (int(nodes[0]), int(numbers[0])) if len(nodes) else (0, 0)
         size = GraphSize(self._num_nodes, self._num_edges, hub)
-        memory = self._request.memory_bytes
         rooms = rooms_of(
-            self.plans, memory, lambda limit: Ledger(limit, self._reservations(limit)), size
+            self.plans,
+            self.memory_bytes,
+            lambda limit: Ledger(limit, self._reservations(limit)),
+            size,
         )
-        degrees = None
-        if self._may_keep(rooms, size, first):
-            with self._request.progress.phase("out-degrees", self._num_nodes, "nodes") as phase:
-                counts = graph.count_sources(phase.advance)
-            degrees = OutDegrees.of(counts, graph.most_others(nodes, numbers, counts))
-        profile = load_profile(self._request.store.path)
-        seconds = _seconds_of_bytes if profile is None else profile.sequential_seconds
-        placer = Placer(size, degrees, seconds, self._engine.tuning.gap_bytes)
-        done = [Placement(self.plans[k].limits(rooms[k], size)) for k in range(first)]
-        self.places = done + placer.place(self.plans[first:], rooms[first:])
-        for number, place in enumerate(self.places):
-            if place.num_kept:
-                assert degrees is not None  # noqa: S101 - else nothing is kept
-                self._chosen[number] = np.packbits(degrees.largest(place.num_kept))
-                self._request.progress.note(place.describe(self.plans[number], self._num_nodes))
-
-    def _may_keep(self, rooms: list[int], size: GraphSize, first: int) -> bool:
-        """Whether there is room to count out-degrees, and a layer of more than one block."""
+        # Out-degrees are counted if there is room, and a layer of more than one block.
         whole = (self._num_edges, self._num_nodes, self._num_nodes)
-        return self._num_edges > 0 and any(
+        degrees = None
+        if self._num_edges and any(
             plan.call.needs_edges
             and room > _COUNT_BYTES * self._num_nodes
             and not plan.limits(room, size).admits(whole)
             for plan, room in zip(self.plans[first:], rooms[first:], strict=True)
-        )
+        ):
+            with self.progress.phase("out-degrees", self._num_nodes, "nodes") as phase:
+                counts = graph.count_sources(phase.advance)
+            degrees = OutDegrees.of(counts, graph.most_others(nodes, numbers, counts))
+        profile = load_profile(self.store.path)
+        seconds = _seconds_of_bytes if profile is None else profile.sequential_seconds
+        placer = Placer(size, degrees, seconds, self._engine.tuning.gap_bytes)
+        done = [Placement(self.plans[k].limits(rooms[k], size)) for k in range(first)]
+        self._places = done + placer.place(self.plans[first:], rooms[first:])
+        for number, place in enumerate(self._places):
+            if degrees is not None and place.num_kept:
+                self._chosen[number] = np.packbits(degrees.largest(place.num_kept))
+                self.progress.note(place.describe(self.plans[number], self._num_nodes))
 
-    def _degree_scale(self, graph: GraphReader, norm: DegreeNorm, name: str) -> Tensor:
-        name = f"degrees for {name}"
-        with self._request.progress.phase(name, self._num_nodes, "nodes") as phase:
+    def _degree_scale(self, graph: GraphReader, norm: DegreeNorm, number: int) -> Tensor:
+        name = f"degrees for {self.plans[number].call.layer.name}"
+        with self.progress.phase(name, self._num_nodes, "nodes") as phase:
             return degree_scale(graph, norm, self._scale_dtype, phase.advance)
 
     @property
@@ -263,90 +258,69 @@ class InferenceRun:
 
     def _readers_in(self, memory_bytes: int) -> int:
         """Return the number of threads that read, with buffers within a share of a budget."""
-        each, most = self._engine.staging_bytes, self._request.num_threads
-        return affordable_threads(memory_bytes, each, most, share=_STAGING_SHARE)
+        each = self._engine.staging_bytes
+        return affordable_threads(memory_bytes, each, self.num_threads, share=_STAGING_SHARE)
 
     # ---- rows that are kept and packed
 
     def _kept(
         self, number: int, given: KeptRows | SpilledRows | None
-    ) -> tuple[KeptRows | None, bool, int]:
-        """Return the rows that a layer keeps, whether they are there, and bytes read for that."""
+    ) -> tuple[KeptRows | None, bool]:
+        """Return the rows that a layer keeps, and whether they are there."""
         if isinstance(given, KeptRows):
-            return given, True, 0
-        if not (self.places[number].num_kept or self.plans[number].call.projection):
-            return None, False, 0
+            return given, True
+        if not (self._places[number].num_kept or self.plans[number].call.projection):
+            return None, False
         kept = self._room_for_kept(number)
-        return kept, given is not None, 0 if given is None else given.fill(kept)
+        if given is not None:
+            given.fill(kept)
+        return kept, given is not None
 
     def _room_for_kept(self, number: int) -> KeptRows:
         chosen = self._chosen.get(number, np.empty(0, np.uint8))
         nodes = np.flatnonzero(np.unpackbits(chosen, count=self._num_nodes if len(chosen) else 0))
-        plan, limits = self.plans[number], self.places[number].limits
+        plan, limits = self.plans[number], self._places[number].limits
         most = min(limits.most(NODES, stages=2), self._num_nodes) if plan.call.sums else 0
         return KeptRows(nodes, self._num_nodes, plan, most)
 
     def _next_rows(
-        self, number: int, writer: StoreWriter, rows: PagedArrayWriter
+        self, number: int, rows: PagedArrayWriter, directory: Path
     ) -> KeptRows | SpilledRows | None:
         """Return what takes the rows that the next layer keeps, if all come from this run."""
         if number == len(self.plans) or rows.num_committed_rows:
             return None
-        place, plan = self.places[number], self.plans[number]
+        place, plan = self._places[number], self.plans[number]
         if place.is_carried:
             return self._room_for_kept(number)
-        if not place.is_spilled:
+        room = self._free_bytes(number - 1, directory)
+        if not place.is_spilled or room < place.num_kept * plan.source_bytes:
             return None
-        directory = writer.journal.spill_directory
-        directory.mkdir(exist_ok=True)
-        if self._free_bytes(number - 1, directory) < place.num_kept * plan.source_bytes:
-            return None
-        return SpilledRows(
-            directory / f"rows-{number}",
-            self._chosen[number],
-            place.num_kept,
-            plan,
-            self._pieces.part_bytes,
-        )
+        return SpilledRows(directory / f"rows-{number}", self._chosen[number], plan)
 
     def _free_bytes(self, number: int, directory: Path) -> int:
         """Return the space that a layer may use besides its results and those of the next."""
-        return max(0, free_bytes(directory) - 2 * self.plans[number].disk_bytes(self._num_nodes))
+        return max(0, free_bytes(directory) - 2 * self._tables[number])
 
-    @contextmanager
     def _packer(
         self,
-        writer: StoreWriter,
         number: int,
         reader: RowReader,
         kept: KeptRows | None,
+        directory: Path,
         *,
         is_filled: bool,
-    ) -> Iterator[BlockPacker | None]:
-        """Yield what reads a layer's input in order; None if that is of no use."""
-        place = self.places[number]
-        needs_rows = not place.keeps_all and reader.source.file_rows is not None
-        fills = place.num_kept > 0 and not is_filled
-        if not self.plans[number].call.needs_edges or not (fills or needs_rows):
-            yield None
-            return
-        directory = writer.journal.spill_directory
-        directory.mkdir(exist_ok=True)
-        packer = BlockPacker(
+    ) -> BlockPacker:
+        place = self._places[number]
+        return BlockPacker(
             reader,
             directory,
-            kept=kept if fills else None,
-            needs_rows=needs_rows,
+            kept=kept if place.num_kept and not is_filled else None,
+            needs_rows=not place.keeps_all and reader.source.file_rows is not None,
             limits=place.limits,
             disk_bytes=lambda: self._free_bytes(number, directory),
         )
-        with closing(packer):
-            yield packer
 
     # ---- tables
-
-    def _rows_of(self, spec: AttributeSpec) -> RowSource:
-        return open_attribute(self._request.store.reader, spec, self._engine)
 
     def _spec(self, number: int) -> AttributeSpec:
         """Return the array of a layer's results."""
@@ -359,23 +333,19 @@ class InferenceRun:
     def _directory(self, writer: StoreWriter, number: int) -> Path:
         return writer.temporary_path / self._spec(number).path
 
-    @contextmanager
-    def _begin(self, writer: StoreWriter, number: int) -> Iterator[PagedArrayWriter]:
-        """Yield the writer of a layer's results, which appends to those written before."""
+    def _begin(self, writer: StoreWriter, number: int) -> PagedArrayWriter:
+        """Return the writer of a layer's results, which appends to those written before."""
         spec = self._spec(number)
-        if number == len(self.plans) - 1:
-            rows = writer.paged(
-                spec.path,
-                name=spec.name,
-                row_shape=spec.shape[1:],
-                dtype=spec.dtype,
-                num_rows=spec.num_rows,
-            )
-        else:
+        if number < len(self.plans) - 1:
             self._directory(writer, number).mkdir(parents=True, exist_ok=True)
-            rows = self._writer(writer, number)
-        with rows:
-            yield rows
+            return self._writer(writer, number)
+        return writer.paged(
+            spec.path,
+            name=spec.name,
+            row_shape=spec.shape[1:],
+            dtype=spec.dtype,
+            num_rows=spec.num_rows,
+        )
 
     def _writer(self, writer: StoreWriter, number: int) -> PagedArrayWriter:
         return PagedArrayWriter(
@@ -391,12 +361,12 @@ class InferenceRun:
         for number in reversed(range(len(self.plans))):
             rows = self._writer(writer, number)
             if self._num_nodes and rows.num_committed_rows == self._num_nodes:
-                directory = self._directory(writer, number)
-                return number + 1, self._opened(rows, directory), None
-        spec, store = self._request.input_spec, self._request.store
-        scales = store.schema.scales_of(spec)
-        factors = None if scales is None else as_tensor(store.reader.read(scales), scales.dtype)
-        return 0, self._rows_of(spec), factors
+                return number + 1, self._opened(rows, self._directory(writer, number)), None
+        scales = self.store.schema.scales_of(self.input_spec)
+        factors = (
+            None if scales is None else as_tensor(self.store.reader.read(scales), scales.dtype)
+        )
+        return 0, open_attribute(self.store.reader, self.input_spec, self._engine), factors
 
     def _opened(self, rows: PagedArrayWriter, directory: Path) -> RowSource:
         """Open the rows that a layer has written, as the input of the next."""
@@ -405,7 +375,7 @@ class InferenceRun:
         if not names:
             return open_rows(array, "memory")
         # Their file system may differ from the store's.
-        engine = open_engine(array.file_paths[0], self._request.io_engine)
+        engine = open_engine(array.file_paths[0], self.io_engine)
         return open_rows(array, engine.within(self._engine.staging_bytes))
 
 

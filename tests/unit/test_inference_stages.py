@@ -172,7 +172,7 @@ def test_packed_rows_that_were_damaged(tmp_path: Path, monkeypatch: pytest.Monke
 
     def damaging(self: PackedRows) -> None:
         flush(self)
-        path = self._spool.path
+        path = self.file.path
         with path.open("r+b") as file:
             file.seek(300_000)
             byte = file.read(1)

@@ -7,8 +7,7 @@ the convolution does not normalise them again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -127,17 +126,6 @@ class DegreeNorm:
         scale = block.scale.to(weights.dtype)
         # Not in place: they may belong to the block.
         return whole, (scale[whole.sources] * weights).mul_(scale[whole.targets])
-
-
-@contextmanager
-def not_normalizing(conv: Any) -> Iterator[None]:
-    """Make `GCNConv` and `LGConv` use the given weights as they are."""
-    before = conv.normalize
-    conv.normalize = False
-    try:
-        yield
-    finally:
-        conv.normalize = before
 
 
 def _loop_weight_without_weights() -> float:

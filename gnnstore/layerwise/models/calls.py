@@ -11,8 +11,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,8 +23,8 @@ from torch_geometric.nn import GCNConv, GINConv, GraphConv, LGConv, MessagePassi
 
 from gnnstore.errors import UsageError, described
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
-from gnnstore.layerwise.models.block import Block, DegreeNorm, not_normalizing
-from gnnstore.layerwise.models.layers import Layer
+from gnnstore.layerwise.models.block import Block, DegreeNorm
+from gnnstore.layerwise.models.layers import Layer, changed
 
 # Sum rows as they are: such a block may refer to rows that are kept in memory.
 _SUMMING = (SAGEConv, GINConv, GraphConv, GCNConv, LGConv)
@@ -106,15 +105,6 @@ class Projection:
         """Map rows, without the bias, which is not summed."""
         return torch.nn.functional.linear(rows, self.linear.weight.detach())
 
-    @contextmanager
-    def left_out(self, conv: Any) -> Iterator[None]:
-        """Let a convolution take rows that are mapped already."""
-        setattr(conv, self.name, _Bias(self.linear.bias))
-        try:
-            yield
-        finally:
-            setattr(conv, self.name, self.linear)
-
 
 class _Bias(torch.nn.Module):
     def __init__(self, bias: Tensor | None) -> None:
@@ -179,12 +169,13 @@ class LayerCall:
         if self.form == "pair":
             return conv((block.x, block.x_dst), block.edge_index, **data)
         weights = data.get("edge_weight")
-        with ExitStack() as stack:
-            if self.projection is not None:
-                stack.enter_context(self.projection.left_out(conv))
-            if self.norm is not None:
-                stack.enter_context(not_normalizing(conv))
-                block, weights = self.norm.apply(block)
+        changes: list[tuple[Any, str, Any]] = []
+        if self.projection is not None:  # rows are mapped already
+            changes.append((conv, self.projection.name, _Bias(self.projection.linear.bias)))
+        if self.norm is not None:  # weights are normalised already
+            changes.append((conv, "normalize", False))
+            block, weights = self.norm.apply(block)
+        with changed(changes):
             if block.x.dtype not in _SPARSE_DTYPES:
                 return conv(block.x, block.edge_index, weights)[: block.num_targets]
             is_single = isinstance(conv, _NORMALIZING)

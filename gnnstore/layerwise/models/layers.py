@@ -8,8 +8,8 @@ whose `forward` this module takes apart.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -154,23 +154,28 @@ def _name_of(stage: Any) -> str:
 
 
 @contextmanager
-def evaluating(layers: Sequence[Layer]) -> Iterator[None]:
+def changed(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Set attributes of modules within the context."""
+    before = [(module, name, getattr(module, name), value) for module, name, value in changes]
+    try:
+        for module, name, _, value in before:
+            setattr(module, name, value)
+        yield
+    finally:
+        for module, name, value, _ in before:
+            setattr(module, name, value)
+
+
+def evaluating(layers: Sequence[Layer]) -> AbstractContextManager[None]:
     """Put modules into evaluation mode, without caches, within the context."""
-    before = [
-        (module, name, vars(module)[name])
+    return changed(
+        (module, name, None if name.startswith("_") else False)
         for layer in layers
         for part in layer.modules
         for module in part.modules()
         for name in ("training", *(_CACHES if isinstance(module, MessagePassing) else ()))
         if name in vars(module)
-    ]
-    try:
-        for module, name, _ in before:
-            setattr(module, name, None if name.startswith("_") else False)
-        yield
-    finally:
-        for module, name, value in before:
-            setattr(module, name, value)
+    )
 
 
 def describe(layer: Layer) -> list[dict[str, Any]]:
