@@ -263,9 +263,9 @@ class EpochPacker:
             labels = of.batches[i].labels
             assert labels is not None  # noqa: S101 - for the type checker
             of.samples.drop(i)
-            ids = of.ids_of(i, compact)
+            edge_rows = of.edge_rows_of(i, compact)
             record = self._records.make(
-                compact, labels, of.planned, misses, i, chunks=chunks, edge_ids=ids
+                compact, labels, of.planned, misses, i, chunks=chunks, edge_rows=edge_rows
             )
             return record, self._records.batch_bytes(compact)
 

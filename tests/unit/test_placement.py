@@ -64,11 +64,11 @@ def test_sizes_come_from_the_schema() -> None:
     sizes = StoreSizes.of(schema)
     assert sizes == StoreSizes(
         topology_bytes=88 + 120,
-        tables=(TableSize("x", 10, 200), TableSize("w", 30, 4, of_nodes=False)),
+        tables=(TableSize("x", 10, 200), TableSize("w", 30, 4, False, edge.type)),
         compressed_bytes=80 + 32,
         indptr_bytes=88,
         indices_bytes=120,
-        edge_ids=(TableSize("edge_id", 30, 4, of_nodes=False),),
+        edge_ids=(TableSize("edge_id", 30, 4, False, edge.type),),
     )
     assert sizes.rows_bytes == 2000 + 120
     assert sizes.total_bytes == 328 + 2120 + 112

@@ -15,14 +15,16 @@ from gnnstore.budget.limits import MemoryBudget
 from gnnstore.caching.scores import StaticCacheInfo
 from gnnstore.errors import UsageError, check_choice
 from gnnstore.features.compact import MAX_ROW_BYTES
-from gnnstore.graph.sizes import StoreSizes
-from gnnstore.pipeline.lookahead.edge_ids import piece_bytes
+from gnnstore.graph.sizes import StoreSizes, TableSize
+from gnnstore.pipeline.lookahead.edge_rows import PassSize
+from gnnstore.pipeline.lookahead.edge_rows import MAX_ROW_BYTES as MAX_PASS_ROW_BYTES
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.strategies.predict.traits import TOPOLOGIES, Mode, StrategyTraits
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:
     from gnnstore.formats.arrays.spec import AttributeSpec
+    from gnnstore.formats.store.schema import EdgeType
     from gnnstore.strategies.predict.cost import Prediction
 
 ASKED_FOR = "it was asked for"
@@ -159,7 +161,7 @@ def place(
     more_bytes: int = 0,
     is_frugal: bool = False,
     holds_ids: bool = True,
-    reads_ids_ahead: bool = False,
+    reads_edges_ahead: bool = False,
     shared_tables: Collection[str] = (),
     staging_bytes: Callable[[int], int] = lambda _: 0,
     held_row_bytes: Callable[[str], int] | None = None,
@@ -222,7 +224,7 @@ def place(
         left_bytes=left_bytes(),
         held_row_bytes=held_row_bytes,
         holds_ids=holds_ids,
-        reads_ids_ahead=reads_ids_ahead,
+        reads_edges_ahead=reads_edges_ahead,
     )
     memory = memory.add(*held_rows)
     most = sizes.indices_bytes if where == "disk" else 0
@@ -307,7 +309,7 @@ def _place_rows(
     left_bytes: int,
     held_row_bytes: Callable[[str], int] | None,
     holds_ids: bool,
-    reads_ids_ahead: bool,
+    reads_edges_ahead: bool,
 ) -> tuple[dict[str, Mode], list[Reservation], str]:
     """Return the places of rows and of ids of edges, their memory, and what ids cost in words."""
     modes = dict.fromkeys((table.path for table in (*sizes.tables, *sizes.edge_ids)), mode)
@@ -333,12 +335,26 @@ def _place_rows(
         *(Reservation(f"all of {path}", of) for path, of in small.items()),
         *([Reservation("ids of edges", sum(ids.values()))] if ids else []),
     ]
-    on_disk = [table.num_bytes for table in sizes.edge_ids if modes[table.path] == "disk"]
-    if reads_ids_ahead and on_disk:
-        reservations.append(Reservation("a piece of the ids of edges", piece_bytes(max(on_disk))))
+    passes = _passes(sizes, modes) if reads_edges_ahead else []
+    if passes:
+        largest = max(each.piece_bytes for each in passes)
+        reservations.append(Reservation("a piece of the rows of edges", largest))
     place = "mapped" if mode == "mmap" else "read from disk for each batch"
-    place = "read in a pass for many batches" if reads_ids_ahead else place
+    place = "read in a pass for many batches" if reads_edges_ahead else place
     return modes, reservations, _describe_ids(sizes, sum(ids.values()), place, limit)
+
+
+def _passes(sizes: StoreSizes, modes: Mapping[str, Mode]) -> list[PassSize]:
+    """Return the sizes of tables of edges that are read in passes, of each type."""
+    found: dict[EdgeType, list[TableSize]] = {}
+    for table in (*sizes.edge_ids, *sizes.tables):
+        is_narrow = 0 < table.row_bytes <= MAX_PASS_ROW_BYTES
+        if table.edge_type is not None and is_narrow and modes[table.path] == "disk":
+            found.setdefault(table.edge_type, []).append(table)
+    return [
+        PassSize(tables[0].num_rows, tuple(table.row_bytes for table in tables))
+        for tables in found.values()
+    ]
 
 
 def _narrow_tables(
