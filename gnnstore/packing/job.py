@@ -305,8 +305,8 @@ class EpochPacker:
             for place in (() if misses is None else misses.segments)
         ]
         writer.finish_superbatch(index, largest, segments)
-        if of.edge_ids is not None:
-            of.edge_ids.close()
+        if of.edge_rows is not None:
+            of.edge_rows.close()
 
     def _pack_rows(
         self, writer: PackedWriter, of: Superbatch

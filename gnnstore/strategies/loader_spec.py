@@ -55,7 +55,6 @@ def static_kind(store: GraphStore, settings: CacheSettings | None) -> Hashable:
     return settings if settings is None or store.selected is None else (settings, store.selected)
 
 
-
 def pass_size(specs: Sequence[AttributeSpec]) -> PassSize:
     """Return the sizes of arrays of an edge type that are read in one pass."""
     return PassSize(specs[0].num_rows, tuple(spec.row_bytes for spec in specs))

@@ -295,7 +295,9 @@ class LookaheadSources(OpenStore):
             index_dtype=schema.index_dtype,
             most_ids=most_ids(schema),
             degrees=partial(out_degrees, topology, space, size.degrees_bytes(space.num_rows)),
-            edge_tables={kind: [*map(loader.store.reader.paged, specs)] for kind, specs in edges.items()},
+            edge_tables={
+                kind: [*map(loader.store.reader.paged, specs)] for kind, specs in edges.items()
+            },
             edge_rows_bytes=edges_bytes,
         )
         make = partial(_make_slots, loader.store, tables, engine, size)

@@ -6,7 +6,7 @@ words for the user.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self, cast
 
@@ -16,8 +16,8 @@ from gnnstore.caching.scores import StaticCacheInfo
 from gnnstore.errors import UsageError, check_choice
 from gnnstore.features.compact import MAX_ROW_BYTES
 from gnnstore.graph.sizes import StoreSizes, TableSize
-from gnnstore.pipeline.lookahead.edge_rows import PassSize
 from gnnstore.pipeline.lookahead.edge_rows import MAX_ROW_BYTES as MAX_PASS_ROW_BYTES
+from gnnstore.pipeline.lookahead.edge_rows import PassSize
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.strategies.predict.traits import TOPOLOGIES, Mode, StrategyTraits
 from gnnstore.units import format_size
@@ -318,17 +318,27 @@ def _place_rows(
     most, small = None, {}
     if mode == "disk":
         most = left_bytes // _HELD_SHARE
-    held = _narrow_tables(sizes, shared_tables, most, held_row_bytes)
+    # A byte of cached rows saves more than one of edges' rows that a pass reads.
+    holds_edges = not reads_edges_ahead or sizes.rows_bytes + sizes.edge_ids_bytes <= left_bytes
+    may_hold = [
+        table
+        for table in sizes.tables
+        if holds_edges
+        or table.edge_type is None
+        or not table.num_rows
+        or table.path in shared_tables
+    ]
+    held = _narrow_tables(may_hold, shared_tables, most, held_row_bytes)
     if mode == "disk":
         small = _small_tables(sizes, held, limit, left_bytes)
     left_bytes -= sum(held.values()) + sum(small.values())
-    may_hold = holds_ids and mode == "disk"
     shared = {
         table.path
         for table in sizes.edge_ids
         if table.path in shared_tables and table.num_bytes <= left_bytes
     }
-    ids = _held_ids(sizes, shared, left_bytes // IDS_SHARE if may_hold else 0)
+    holds_ids = holds_ids and holds_edges and mode == "disk"
+    ids = _held_ids(sizes, shared, left_bytes // IDS_SHARE if holds_ids else 0)
     modes |= dict.fromkeys((*held, *small, *ids), "memory")
     reservations = [
         Reservation("narrow attributes", sum(held.values())),
@@ -358,13 +368,13 @@ def _passes(sizes: StoreSizes, modes: Mapping[str, Mode]) -> list[PassSize]:
 
 
 def _narrow_tables(
-    sizes: StoreSizes,
+    tables: Sequence[TableSize],
     shared_tables: Collection[str],
     most_bytes: int | None,
     held_row_bytes: Callable[[str], int] | None,
 ) -> dict[str, int]:
     """Return the narrow tables to hold in memory although others are not, with their bytes."""
-    narrow = [table for table in sizes.tables if table.row_bytes <= HELD_ROW_BYTES]
+    narrow = [table for table in tables if table.row_bytes <= HELD_ROW_BYTES]
     if held_row_bytes is not None:
         # Measuring reads a whole table: not if less than an eighth of the table would fit.
         narrow = [
@@ -379,7 +389,7 @@ def _narrow_tables(
         if table.path not in held and sum(held.values()) + table.num_bytes <= most_bytes:
             held[table.path] = table.num_bytes
     # A table without rows has no file that could be read.
-    return held | {table.path: 0 for table in sizes.tables if table.num_rows == 0}
+    return held | {table.path: 0 for table in tables if table.num_rows == 0}
 
 
 def _small_tables(
