@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.store.schema import Schema
+from gnnstore.formats.store.schema import EdgeType, Schema
 from gnnstore.sampling.neighbor import SamplingConfig
 
 
@@ -18,6 +18,7 @@ class TableSize:
     num_rows: int  # number of rows
     row_bytes: int  # bytes of a row without padding
     of_nodes: bool = True  # whether rows belong to nodes; else to edges
+    edge_type: EdgeType | None = None  # of the edges whose rows these are, by position
 
     @property
     def num_bytes(self) -> int:
@@ -70,25 +71,28 @@ class StoreSizes:
         `whole` has the times that sampling needs, if batches do not show them.
         """
         of_nodes = schema.node_attributes()
-        of_edges = [spec for edge in schema.edge_types for spec in edge.own_attributes()]
-        attributes = [*of_nodes, *of_edges, *schema.graph_arrays.values()]
         edges = schema.edge_types
+        of_edges = {edge.type: edge.own_attributes() for edge in edges}
+        all_of_edges = [spec for specs in of_edges.values() for spec in specs]
+        attributes = [*of_nodes, *all_of_edges, *schema.graph_arrays.values()]
         indptr_bytes = sum(edge.indptr.num_bytes for edge in edges)
         indices_bytes = sum(edge.indices.num_bytes for edge in edges)
-        ids = [edge.edge_id for edge in edges if edge.edge_id and with_edge_ids]
-        rows = [edge.shared_row for edge in edges if edge.shared_row and edge.shared_row not in ids]
+        ids = {edge.type: edge.edge_id for edge in edges if edge.edge_id and with_edge_ids}
+        rows = [edge.shared_row for edge in edges if edge.shared_row]
+        rows = [spec for spec in rows if spec not in ids.values()]
         along, of_nodes_bytes = (0, 0) if config is None else _for_sampling(whole or schema, config)
         return cls(
             topology_bytes=indptr_bytes + indices_bytes + along,
             tables=(
-                *_tables(of_nodes, of_nodes=True),
-                *_tables((*of_edges, *rows), of_nodes=False),
+                *_tables(of_nodes),
+                *_tables_of_edges(of_edges),
+                *_tables(rows, of_nodes=False),
             ),
             compressed_bytes=sum(spec.num_bytes for spec in attributes if spec.layout == "cold"),
             indptr_bytes=indptr_bytes,
             indices_bytes=indices_bytes,
             times_bytes=of_nodes_bytes,
-            edge_ids=(*_tables(ids, of_nodes=False),),
+            edge_ids=(*_tables_of_edges({kind: [spec] for kind, spec in ids.items()}),),
             has_types=len(schema.node_types) > 1,
         )
 
@@ -111,9 +115,19 @@ def _for_sampling(schema: Schema, config: SamplingConfig) -> tuple[int, int]:
     return sizes[0], sizes[1]
 
 
-def _tables(specs: Iterable[AttributeSpec], *, of_nodes: bool) -> list[TableSize]:
+def _tables(
+    specs: Iterable[AttributeSpec], *, of_nodes: bool = True, edge_type: EdgeType | None = None
+) -> list[TableSize]:
     return [
-        TableSize(spec.path, spec.num_rows, spec.row_bytes, of_nodes)
+        TableSize(spec.path, spec.num_rows, spec.row_bytes, of_nodes, edge_type)
         for spec in specs
         if spec.layout == "paged"
+    ]
+
+
+def _tables_of_edges(specs: Mapping[EdgeType, Iterable[AttributeSpec]]) -> list[TableSize]:
+    return [
+        table
+        for kind, own in specs.items()
+        for table in _tables(own, of_nodes=False, edge_type=kind)
     ]

@@ -263,9 +263,9 @@ class EpochPacker:
             labels = of.batches[i].labels
             assert labels is not None  # noqa: S101 - for the type checker
             of.samples.drop(i)
-            ids = of.ids_of(i, compact)
+            edge_rows = of.edge_rows_of(i, compact)
             record = self._records.make(
-                compact, labels, of.planned, misses, i, chunks=chunks, edge_ids=ids
+                compact, labels, of.planned, misses, i, chunks=chunks, edge_rows=edge_rows
             )
             return record, self._records.batch_bytes(compact)
 
@@ -305,8 +305,8 @@ class EpochPacker:
             for place in (() if misses is None else misses.segments)
         ]
         writer.finish_superbatch(index, largest, segments)
-        if of.edge_ids is not None:
-            of.edge_ids.close()
+        if of.edge_rows is not None:
+            of.edge_rows.close()
 
     def _pack_rows(
         self, writer: PackedWriter, of: Superbatch

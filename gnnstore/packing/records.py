@@ -46,7 +46,7 @@ class RecordMaker:
         i: int,
         *,
         chunks: Sequence[DividedChunks],
-        edge_ids: Mapping[str, Rows],
+        edge_rows: Mapping[str, Rows],
     ) -> SavedRecord:
         """Return the record of batch i of a superbatch."""
         places = _NONE_MISSED if misses is None else misses.batch(i)
@@ -61,14 +61,14 @@ class RecordMaker:
         sources = self.sources
         ids_of = self._ids_of(subgraph)
         rows = [
-            sources.tables[spec.path].gather(ids_of[spec.path]).values
+            (edge_rows.get(spec.path) or sources.tables[spec.path].gather(ids_of[spec.path])).values
             for spec in (*self.plain_nodes, *self.edges)
         ]
         specs = {edge.type: edge.edge_id for edge in self.schema.edge_types}
         found_ids = []
         for edge_type, ids in sources.edge_ids.items():
             spec = specs[edge_type]
-            known = None if spec is None else edge_ids.get(spec.path)
+            known = None if spec is None else edge_rows.get(spec.path)
             found_ids.append(known or ids.gather(subgraph.edges[edge_type].positions))
         return SavedRecord(
             seeds=tuple(labels.arrays()),

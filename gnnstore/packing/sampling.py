@@ -33,7 +33,7 @@ from gnnstore.seeds.base import SeedSource
 from gnnstore.seeds.typed import seed_nodes
 from gnnstore.strategies.builtin import PACKED
 from gnnstore.strategies.loader_spec import LoaderSpec
-from gnnstore.strategies.lookahead import PROFILE_BATCHES, ids_disk_bytes
+from gnnstore.strategies.lookahead import PROFILE_BATCHES, edges_disk_bytes
 from gnnstore.strategies.open import open_sources
 from gnnstore.strategies.predict.sampled_epoch import row_degrees, sample_workload
 from gnnstore.strategies.predict.workload import TableReads
@@ -143,7 +143,7 @@ class EpochSampler:
         )
         self.sources = open_sources(spec)
         placement = self.sources.placement
-        ids = spec.ids_read_ahead(placement)
+        edges = spec.edges_read_ahead(placement)
         self.tables = CachedTables.of(store.schema, placement.read_paths)
         if settings.cached_by in SCORES:  # rows are scored whatever their width
             placement = without_pools(placement, self.tables.slot_bytes)
@@ -182,8 +182,8 @@ class EpochSampler:
             types=Types.of(store.schema),
             index_dtype=store.schema.index_dtype,
             most_ids=most_ids(store.schema),
-            edge_ids={kind: store.reader.paged(own) for kind, own in ids.items()},
-            edge_ids_bytes=ids_disk_bytes(
+            edge_tables={kind: [*map(store.reader.paged, own)] for kind, own in edges.items()},
+            edge_rows_bytes=edges_disk_bytes(
                 free_bytes(settings.spill_dir or default_parent(store.path))
             ),
         )
@@ -262,8 +262,8 @@ class EpochSampler:
         for first in range(0, len(wanted), superbatch):
             number = epoch * self.batches_per_epoch + first
             batches = wanted[first : first + superbatch]
-            # An estimate of the first batches shows no ids.
-            sampled = producer.sample(number, batches, reads_ids=most is None)
+            # An estimate of the first batches shows no rows of edges.
+            sampled = producer.sample(number, batches, reads_edges=most is None)
             try:
                 if sampled.error is not None:
                     raise sampled.error

@@ -79,7 +79,7 @@ class LoaderStats:
     seconds_planning : float
         Planning of superbatches, in a thread beside the preparing ones.
     bytes_packing : int
-        Read of the tables to pack rows, and of ids of edges in passes.
+        Read of the tables to pack rows, and of rows of edges in passes.
     bytes_spilled : int
         Subgraphs, plans and packed rows that were written to disk until their batch was assembled.
     negatives_kept : int

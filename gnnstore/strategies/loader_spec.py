@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
@@ -14,6 +14,7 @@ from gnnstore.features.source import CachedTables
 from gnnstore.formats.container.files import free_bytes
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.sizes import StoreSizes
+from gnnstore.pipeline.lookahead.edge_rows import MAX_ROW_BYTES, PassSize
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.strategies.predict.traits import StrategyTraits
 from gnnstore.strategies.sizes.placement import Placement
@@ -52,6 +53,11 @@ class ReadOptions:
 def static_kind(store: GraphStore, settings: CacheSettings | None) -> Hashable:
     """Return what loaders share that have the same fixed cache, of the same tables."""
     return settings if settings is None or store.selected is None else (settings, store.selected)
+
+
+def pass_size(specs: Sequence[AttributeSpec]) -> PassSize:
+    """Return the sizes of arrays of an edge type that are read in one pass."""
+    return PassSize(specs[0].num_rows, tuple(spec.row_bytes for spec in specs))
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,14 +174,21 @@ class LoaderSpec:
             return replace(self, options=replace(options, cache=replace(cache, num_bytes=0)))
         return self
 
-    def ids_read_ahead(self, placement: Placement) -> dict[EdgeType, AttributeSpec]:
-        """Return the ids of edges that are read in a pass for a superbatch, by edge type."""
-        ids = {edge.type: edge.edge_id for edge in self.store.schema.edge_types}
-        return {
-            kind: spec
-            for kind, spec in ids.items()
-            if spec is not None and placement.modes.get(spec.path) == "disk" and self.disk_bytes()
+    def edges_read_ahead(self, placement: Placement) -> dict[EdgeType, list[AttributeSpec]]:
+        """Return the arrays of edges that are read in a pass for a superbatch, by edge type."""
+        if not self.disk_bytes():
+            return {}
+        found = {
+            edge.type: [
+                spec
+                for spec in (edge.edge_id, *edge.own_attributes())
+                if spec is not None
+                and placement.modes.get(spec.path) == "disk"
+                and 0 < spec.row_bytes <= MAX_ROW_BYTES
+            ]
+            for edge in self.store.schema.edge_types
         }
+        return {kind: specs for kind, specs in found.items() if specs}
 
     def cached_tables(self, placement: Placement) -> CachedTables:
         """Return the node attributes that are read from disk."""

@@ -21,14 +21,13 @@ from gnnstore.features.planned import SlotCache
 from gnnstore.features.source import CachedTables
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.graph.shared import shared_tables
-from gnnstore.pipeline.lookahead.edge_ids import index_bytes
 from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs, LookaheadSource
 from gnnstore.pipeline.lookahead.packer import DiskQuota
 from gnnstore.pipeline.lookahead.producer import LookaheadJob, most_ids
 from gnnstore.pipeline.margins import MANY_BATCHES
 from gnnstore.sampling.compact import Types
 from gnnstore.strategies.base import Strategy
-from gnnstore.strategies.loader_spec import LoaderSpec
+from gnnstore.strategies.loader_spec import LoaderSpec, pass_size
 from gnnstore.strategies.predict.cost import EPOCHS, EpochCosts, Machine, Prediction, Resources
 from gnnstore.strategies.predict.reads import ReadTotals
 from gnnstore.strategies.predict.sampled_epoch import SampledEpoch, out_degrees, sample_workload
@@ -59,8 +58,8 @@ if TYPE_CHECKING:
 PROFILE_BATCHES, _SLOW_BATCHES = 128, 32
 # The share of the memory for batches that counts of rows may take before there are any.
 _COUNTS_SHARE = 4
-# Of the disk, for ids of edges of one of two superbatches.
-_IDS_SHARE = 8
+# Of the disk, for rows of edges of one of two superbatches.
+_EDGES_SHARE = 8
 # Seconds of a processor of 3 GHz to plan a row (Belady, with its trace on disk).
 _PLAN_SECONDS = 20e-9
 # On disk, for each row of a planned batch: its id, its slot, and an entry of the cache.
@@ -225,8 +224,8 @@ def _facts(
 ) -> LookaheadFacts:
     """Return what the budget of a loader is divided by; what was measured is given by name."""
     presampler = loader.presampler
-    ids, disk_bytes = loader.ids_read_ahead(placement), loader.disk_bytes()
-    read_ahead = {spec.path for spec in (*tables.specs, *ids.values())}
+    edges, disk_bytes = loader.edges_read_ahead(placement), loader.disk_bytes()
+    read_ahead = {spec.path for of_type in (tables.specs, *edges.values()) for spec in of_type}
     return LookaheadFacts(
         strategy=placement.strategy,
         settings=loader.planned,
@@ -237,16 +236,16 @@ def _facts(
         may_use_fewer=loader.may_use_fewer,
         reads_neighbors=topology.is_read,
         samples_slowly=topology.is_slow or topology.is_read,
-        disk_bytes=disk_bytes - (2 * ids_disk_bytes(disk_bytes) if ids else 0),
-        ids_bytes=sum(index_bytes(spec.num_bytes) for spec in ids.values()),
+        disk_bytes=disk_bytes - (2 * edges_disk_bytes(disk_bytes) if edges else 0),
+        edges_bytes=sum(pass_size(specs).index_bytes for specs in edges.values()),
         reads_more=bool(placement.read_paths - read_ahead),
         **measured,
     )
 
 
-def ids_disk_bytes(disk_bytes: int) -> int:
-    """Return the disk that ids of edges of one of two superbatches may take, of a limit."""
-    return disk_bytes // _IDS_SHARE
+def edges_disk_bytes(disk_bytes: int) -> int:
+    """Return the disk that rows of edges of one of two superbatches may take, of a limit."""
+    return disk_bytes // _EDGES_SHARE
 
 
 def _pools(
@@ -283,21 +282,23 @@ class LookaheadSources(OpenStore):
         assert size is not None and engine is not None  # noqa: S101, PT018 - else nothing is read
         schema, tables = loader.store.schema, loader.cached_tables(placement)
         space, disk_bytes = tables.space, loader.disk_bytes()
-        ids = loader.ids_read_ahead(placement)
-        ids_bytes = ids_disk_bytes(disk_bytes) if ids else 0
+        edges = loader.edges_read_ahead(placement)
+        edges_bytes = edges_disk_bytes(disk_bytes) if edges else 0
         job = LookaheadJob(
             pooled(_policy(loader, placement, topology, engine), size.pools),
             size,
             packs=strategy.packs,
             spill_dir=loader.spill_dir,
-            quota=DiskQuota(disk_bytes - 2 * ids_bytes),
+            quota=DiskQuota(disk_bytes - 2 * edges_bytes),
             space=space,
             types=Types.of(schema),
             index_dtype=schema.index_dtype,
             most_ids=most_ids(schema),
             degrees=partial(out_degrees, topology, space, size.degrees_bytes(space.num_rows)),
-            edge_ids={kind: loader.store.reader.paged(spec) for kind, spec in ids.items()},
-            edge_ids_bytes=ids_bytes,
+            edge_tables={
+                kind: [*map(loader.store.reader.paged, specs)] for kind, specs in edges.items()
+            },
+            edge_rows_bytes=edges_bytes,
         )
         make = partial(_make_slots, loader.store, tables, engine, size)
         take_slots = partial(shared_tables(loader.store).take_slots, make=make)

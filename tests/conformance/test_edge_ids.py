@@ -19,7 +19,7 @@ from gnnstore.converters.partitions.partition import partition
 from gnnstore.errors import UsageError
 from gnnstore.formats.packed.reader import PACKED
 from gnnstore.formats.store.units import make_units_directory, unit_path
-from gnnstore.pipeline.lookahead.edge_ids import index_bytes
+from gnnstore.pipeline.lookahead.edge_rows import PassSize
 from gnnstore.strategies.sizes import placement
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from tests.support.batches import assert_same_batches, batches_of
@@ -124,8 +124,8 @@ def test_without_disk_ids_are_read_batch_by_batch(
         assert f"ids of edges: 16 kB {where}" in loader.stats().reason
         read[disk] = loader.stats().reads
         parts = loader._sources.placement.superbatch.reservations
-        reserved = [part.per for part in parts if part.what == "places of ids of edges"]
-        assert reserved == ([] if disk == "0" else [{PLANNED: index_bytes(16_000)}])
+        reserved = [part.per for part in parts if part.what == "places of rows of edges"]
+        assert reserved == ([] if disk == "0" else [{PLANNED: PassSize(4_000, (4,)).index_bytes}])
     assert read["1GB"] < read["0"]
 
 

@@ -64,11 +64,11 @@ def test_sizes_come_from_the_schema() -> None:
     sizes = StoreSizes.of(schema)
     assert sizes == StoreSizes(
         topology_bytes=88 + 120,
-        tables=(TableSize("x", 10, 200), TableSize("w", 30, 4, of_nodes=False)),
+        tables=(TableSize("x", 10, 200), TableSize("w", 30, 4, False, edge.type)),
         compressed_bytes=80 + 32,
         indptr_bytes=88,
         indices_bytes=120,
-        edge_ids=(TableSize("edge_id", 30, 4, of_nodes=False),),
+        edge_ids=(TableSize("edge_id", 30, 4, False, edge.type),),
     )
     assert sizes.rows_bytes == 2000 + 120
     assert sizes.total_bytes == 328 + 2120 + 112
@@ -277,6 +277,30 @@ def test_narrow_rows_are_held_the_narrowest_first() -> None:
     assert held(4 * 80_000_000) == {"none", "y"}
     assert held(4 * 1_360_000_000 - 4) == {"none", "y"}
     assert held(4 * 1_360_000_000) == {"none", "y", "edge_attr"}
+
+
+@pytest.mark.parametrize("disk", [True, False])
+def test_rows_of_edges_that_a_pass_reads_are_not_held(disk: bool) -> None:
+    """Unless all rows fit: cached rows of nodes have the memory instead."""
+    kind = ("a", "to", "b")
+    tables = (X, TableSize("time", 10**7, 8, False, kind))
+    ids = (TableSize("edge_id", 10**7, 4, False, kind),)
+    sizes = replace(SIZES, topology_bytes=0, compressed_bytes=0, tables=tables, edge_ids=ids)
+
+    def held(memory: int) -> set[str]:
+        chosen = place(sizes, "packed", memory=memory, topology="memory", reads_edges_ahead=disk)
+        parts = {part.what: part.fixed for part in chosen.ledger.reservations}
+        # A time, and an id: a piece of both, and of the times before they are put there.
+        rows = {frozenset({"time", "edge_id"}): 156_250 * 20, frozenset({"edge_id"}): 262_144 * 4}
+        on_disk = chosen.read_paths - {"x"}
+        assert parts.get("a piece of the rows of edges", 0) == (
+            rows[frozenset(on_disk)] if disk and on_disk else 0
+        )
+        return {path for path, mode in chosen.modes.items() if mode == "memory"}
+
+    everything = sizes.rows_bytes + sizes.edge_ids_bytes
+    assert held(everything) == {"time", "edge_id"}
+    assert held(everything - 1) == (set() if disk else {"time", "edge_id"})
 
 
 def test_only_what_may_be_held_is_looked_at() -> None:

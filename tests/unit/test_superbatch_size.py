@@ -120,11 +120,11 @@ def solved(memory: int, **options: Any) -> SuperbatchSize:
     return solve(facts(memory, **options)).size
 
 
-def test_places_of_ids_of_edges_are_counted() -> None:
+def test_places_of_rows_of_edges_are_counted() -> None:
     """Of each batch, wherever its trace is; so memory for cached rows is less."""
     for memory in (80 * MB, 200 * MB):
-        plain, size = (solved(memory, superbatch=20, ids_bytes=n) for n in (0, MB))
-        (places,) = (part for part in size.reservations if "ids of edges" in part.what)
+        plain, size = (solved(memory, superbatch=20, edges_bytes=n) for n in (0, MB))
+        (places,) = (part for part in size.reservations if "rows of edges" in part.what)
         assert places.bytes_of(size.sizes) == 20 * MB
         assert (plain.num_slots - size.num_slots) * 512 > 15 * MB
         assert size.num_bytes <= memory

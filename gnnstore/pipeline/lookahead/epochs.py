@@ -322,7 +322,7 @@ class LookaheadSource(SamplingSource):
         if batch.place is None or batch.sample is None:
             return
         superbatch, i, step, _ = batch.place
-        batch.rows = superbatch.ids_of(i, batch.sample)
+        batch.rows = superbatch.edge_rows_of(i, batch.sample)
         if step is None:
             return
         batch.rows |= superbatch.gather(i, step)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,7 +22,7 @@ from gnnstore.caching.policies.base import CachePolicy, Planner, slot_layout
 from gnnstore.features.source import files_of
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.pipeline.batch import Batch, EpochRun, Recorder, request_of, sampled_from
-from gnnstore.pipeline.lookahead.edge_ids import SuperbatchIds
+from gnnstore.pipeline.lookahead.edge_rows import SuperbatchEdges
 from gnnstore.pipeline.lookahead.packer import DiskQuota, PackedBatches, SuperbatchPacker
 from gnnstore.pipeline.lookahead.superbatch import Superbatch, SuperbatchFiles
 from gnnstore.sampling.compact import CompactSample, Types
@@ -134,14 +134,14 @@ class LookaheadTotals:
 
     seconds_planning: float = 0.0
     bytes_spilled: int = 0  # of their subgraphs and packed rows, on disk
-    bytes_packing: int = 0  # read of the tables to pack rows, and of ids of edges
+    bytes_packing: int = 0  # read of the tables to pack rows, and of edges' rows in passes
     warm_up: ReadCounts = field(default_factory=ReadCounts)  # of warming the cache up
 
     def add(self, superbatch: Superbatch, share: float = 1.0) -> None:
         """Count a superbatch, or a share of one."""
         self.seconds_planning += share * superbatch.seconds_planning
         self.bytes_spilled += round(share * superbatch.bytes_spilled)
-        self.bytes_packing += round(share * superbatch.bytes_of_ids)
+        self.bytes_packing += round(share * superbatch.bytes_of_edges)
         if superbatch.packed is not None:
             self.bytes_packing += round(share * superbatch.packed.bytes_read)
 
@@ -162,8 +162,9 @@ class LookaheadJob:
     # Returns the nodes' out-degrees, new ones each time; None if there is no memory for them.
     degrees: Callable[[], npt.NDArray[np.uint32] | None] = lambda: None
     totals: LookaheadTotals = field(default_factory=LookaheadTotals)
-    edge_ids: Mapping[EdgeType, PagedArray] = field(default_factory=dict)  # that lie on disk
-    edge_ids_bytes: int = 0  # disk for those of a superbatch
+    # Tables of edges on disk whose rows are read in a pass, and disk for those of a superbatch.
+    edge_tables: Mapping[EdgeType, Sequence[PagedArray]] = field(default_factory=dict)
+    edge_rows_bytes: int = 0
 
     @cached_property
     def warms_up(self) -> bool:
@@ -288,7 +289,7 @@ class Producer:
 
     def make_unplanned(self, first: int, batches: list[Batch]) -> Superbatch:
         """Sample batches that will read all of their rows."""
-        superbatch = self.sample(first, batches, reads_ids=False)
+        superbatch = self.sample(first, batches, reads_edges=False)
         superbatch.forget_trace()
         if self.run.num_threads:
             self._reading = superbatch.read
@@ -300,7 +301,7 @@ class Producer:
         batches: list[Batch],
         pinned: PinnedRows | None = None,
         *,
-        reads_ids: bool = True,
+        reads_edges: bool = True,
     ) -> Superbatch:
         """Sample and keep batches up to the first that fails; the trace is without pinned rows."""
         job, run, session = self.job, self.run, self.session
@@ -312,7 +313,7 @@ class Producer:
         name, space = f"{first}", job.space
         trace = self._files.trace(name, len(batches))
         samples = self._files.samples(name, len(batches), trace.file if pinned is None else None)
-        edge_ids = self._edge_ids(name, len(batches)) if reads_ids else None
+        edge_rows = self._edge_rows(name, len(batches)) if reads_edges else None
         ids, positions = (id_dtype(most - 1) for most in job.most_ids)
 
         def keep(place: int, batch: Batch) -> int:
@@ -322,8 +323,8 @@ class Producer:
             rows = compact.rows(space)
             trace.put(place, rows if pinned is None else pinned.drop(rows))
             samples.append(place, compact)
-            if edge_ids is not None:
-                edge_ids.put(place, sample)
+            if edge_rows is not None:
+                edge_rows.put(place, sample)
             batch.sample = batch.index = None
             batch.cost.seconds_sampling += time.perf_counter() - start
             return sample.num_bytes
@@ -362,8 +363,8 @@ class Producer:
                 failure = error
         self._check_wanted()
         release_memory()  # of subgraphs as they were sampled, before as much is taken for the plan
-        if edge_ids is not None:
-            ids_bytes = edge_ids.read(self._check_wanted)
+        if edge_rows is not None:
+            edge_bytes = edge_rows.read(self._check_wanted)
         superbatch = Superbatch(
             first,
             dict(enumerate(batches[:done])),
@@ -374,18 +375,18 @@ class Producer:
             pinned,
         )
         superbatch.bytes_spilled = samples.num_disk_bytes + superbatch.trace.num_disk_bytes
-        if edge_ids is not None:
-            superbatch.edge_ids, superbatch.bytes_of_ids = edge_ids, ids_bytes
-            superbatch.bytes_spilled += edge_ids.num_disk_bytes
+        if edge_rows is not None:
+            superbatch.edge_rows, superbatch.bytes_of_edges = edge_rows, edge_bytes
+            superbatch.bytes_spilled += edge_rows.num_disk_bytes
         return superbatch
 
-    def _edge_ids(self, name: str, num_batches: int) -> SuperbatchIds | None:
-        """Return where ids of edges wait that are read in a pass over their tables."""
+    def _edge_rows(self, name: str, num_batches: int) -> SuperbatchEdges | None:
+        """Return where rows of edges wait that are read in a pass over their tables."""
         job = self.job
-        if not job.edge_ids or not job.edge_ids_bytes:
+        if not job.edge_tables or not job.edge_rows_bytes:
             return None
         path = self._files.directory / f"edges-{name}"
-        found = SuperbatchIds(job.edge_ids, path, num_batches, job.edge_ids_bytes)
+        found = SuperbatchEdges(job.edge_tables, path, num_batches, job.edge_rows_bytes)
         self._closing.callback(found.close)
         return found
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gnnstore.features.planned import PinnedRows, SlotCache, TurnLock
     from gnnstore.features.source import Rows
     from gnnstore.pipeline.batch import Batch
-    from gnnstore.pipeline.lookahead.edge_ids import SuperbatchIds
+    from gnnstore.pipeline.lookahead.edge_rows import SuperbatchEdges
     from gnnstore.pipeline.lookahead.packer import PackedBatches
     from gnnstore.sampling.neighbor import Subgraph
     from gnnstore.sampling.row_space import RowSpace
@@ -104,10 +104,11 @@ class Superbatch:
     turns: TurnLock | None = None
     first_turn: int = 0  # the turn of the first batch
     packed: PackedBatches | None = None  # where rows are that the plan misses; None: in the tables
-    edge_ids: SuperbatchIds | None = None  # those read ahead; None: they are in their tables
+    # Rows of edges that were read ahead; None: they are in their tables.
+    edge_rows: SuperbatchEdges | None = None
     seconds_planning: float = 0.0
     bytes_spilled: int = 0
-    bytes_of_ids: int = 0  # read of the tables of ids
+    bytes_of_edges: int = 0  # read of the tables of edges
     # Set once all of its batches have their rows, or failed.
     read: Flag = field(default_factory=Flag)
 
@@ -155,9 +156,9 @@ class Superbatch:
             slots, positions = self.pinned.add(rows, slots, positions)
         return PlanStep(rows, slots, positions, entering)
 
-    def ids_of(self, i: int, sample: Subgraph[Any]) -> dict[str, Rows]:
-        """Return the ids of the edges of batch i, by table, if they were read ahead."""
-        return {} if self.edge_ids is None else self.edge_ids.rows(i, sample)
+    def edge_rows_of(self, i: int, sample: Subgraph[Any]) -> dict[str, Rows]:
+        """Return the rows of the edges of batch i, by table, if they were read ahead."""
+        return {} if self.edge_rows is None else self.edge_rows.rows(i, sample)
 
     def gather(self, i: int, step: PlanStep) -> dict[str, Rows]:
         """Return the rows of batch i, by table."""
@@ -177,8 +178,8 @@ class Superbatch:
             is_last = self._num_unread == 0
         if is_last:
             self.read.set()
-            if self.edge_ids is not None:
-                self.edge_ids.close()
+            if self.edge_rows is not None:
+                self.edge_rows.close()
 
     def forget_trace(self) -> None:
         """Free the trace: once a plan is made of it, or none will be. Idempotent."""

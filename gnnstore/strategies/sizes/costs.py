@@ -73,7 +73,7 @@ class SuperbatchCosts:
     policy: CachePolicy  # the policy that plans
     # Bytes of a batch's labels, in memory from sampling until they are joined.
     labels_bytes: int = 0
-    ids_bytes: int = 0  # of a batch, for the places of ids of edges that are read ahead
+    edges_bytes: int = 0  # of a batch, for the places of rows of edges that are read ahead
     changes_share: float = 1.0  # share of a batch's rows that enter the cache
     packed: PackedBatch | None = None  # None if missed rows are not packed
     # Rows that a batch misses on average with a cache that earlier epochs have filled, for
@@ -181,11 +181,11 @@ class SuperbatchCosts:
 
     @property
     def of_seeds_and_edges(self) -> list[Reservation]:
-        """The memory of labels of two superbatches, and for their ids of edges."""
+        """The memory of labels of two superbatches, and for their rows of edges."""
         labels = Reservation("labels of seeds", 0, {PLANNED: 2 * self.labels_bytes})
-        if not self.ids_bytes:
+        if not self.edges_bytes:
             return [labels]
-        return [labels, Reservation("places of ids of edges", 0, {PLANNED: self.ids_bytes})]
+        return [labels, Reservation("places of rows of edges", 0, {PLANNED: self.edges_bytes})]
 
     @property
     def may_spill(self) -> bool:

@@ -70,7 +70,7 @@ class LookaheadFacts:
     reads_more: bool  # whether rows of other tables are read one by one
     # Disk for packed rows, and for traces and plans that do not fit in memory.
     disk_bytes: int
-    ids_bytes: int = 0  # memory for each planned batch, of ids of edges that are read ahead
+    edges_bytes: int = 0  # memory for each planned batch, of rows of edges that are read ahead
 
     @property
     def packs(self) -> bool:
@@ -103,7 +103,7 @@ class BudgetParts:
             id_bytes=id_bytes,
             kept_bytes=self.expected(seen.largest_kept_bytes),
             labels_bytes=self.expected(seen.largest_labels_bytes),
-            ids_bytes=facts.ids_bytes,
+            edges_bytes=facts.edges_bytes,
             packed=packed,
             policy=pooled(POLICIES[facts.strategy.policy], facts.pools),
             pools=facts.pools,

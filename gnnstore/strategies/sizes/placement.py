@@ -6,7 +6,7 @@ words for the user.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self, cast
 
@@ -15,14 +15,16 @@ from gnnstore.budget.limits import MemoryBudget
 from gnnstore.caching.scores import StaticCacheInfo
 from gnnstore.errors import UsageError, check_choice
 from gnnstore.features.compact import MAX_ROW_BYTES
-from gnnstore.graph.sizes import StoreSizes
-from gnnstore.pipeline.lookahead.edge_ids import piece_bytes
+from gnnstore.graph.sizes import StoreSizes, TableSize
+from gnnstore.pipeline.lookahead.edge_rows import MAX_ROW_BYTES as MAX_PASS_ROW_BYTES
+from gnnstore.pipeline.lookahead.edge_rows import PassSize
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.strategies.predict.traits import TOPOLOGIES, Mode, StrategyTraits
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:
     from gnnstore.formats.arrays.spec import AttributeSpec
+    from gnnstore.formats.store.schema import EdgeType
     from gnnstore.strategies.predict.cost import Prediction
 
 ASKED_FOR = "it was asked for"
@@ -159,7 +161,7 @@ def place(
     more_bytes: int = 0,
     is_frugal: bool = False,
     holds_ids: bool = True,
-    reads_ids_ahead: bool = False,
+    reads_edges_ahead: bool = False,
     shared_tables: Collection[str] = (),
     staging_bytes: Callable[[int], int] = lambda _: 0,
     held_row_bytes: Callable[[str], int] | None = None,
@@ -222,7 +224,7 @@ def place(
         left_bytes=left_bytes(),
         held_row_bytes=held_row_bytes,
         holds_ids=holds_ids,
-        reads_ids_ahead=reads_ids_ahead,
+        reads_edges_ahead=reads_edges_ahead,
     )
     memory = memory.add(*held_rows)
     most = sizes.indices_bytes if where == "disk" else 0
@@ -307,7 +309,7 @@ def _place_rows(
     left_bytes: int,
     held_row_bytes: Callable[[str], int] | None,
     holds_ids: bool,
-    reads_ids_ahead: bool,
+    reads_edges_ahead: bool,
 ) -> tuple[dict[str, Mode], list[Reservation], str]:
     """Return the places of rows and of ids of edges, their memory, and what ids cost in words."""
     modes = dict.fromkeys((table.path for table in (*sizes.tables, *sizes.edge_ids)), mode)
@@ -316,39 +318,63 @@ def _place_rows(
     most, small = None, {}
     if mode == "disk":
         most = left_bytes // _HELD_SHARE
-    held = _narrow_tables(sizes, shared_tables, most, held_row_bytes)
+    # A byte of cached rows saves more than one of edges' rows that a pass reads.
+    holds_edges = not reads_edges_ahead or sizes.rows_bytes + sizes.edge_ids_bytes <= left_bytes
+    may_hold = [
+        table
+        for table in sizes.tables
+        if holds_edges
+        or table.edge_type is None
+        or not table.num_rows
+        or table.path in shared_tables
+    ]
+    held = _narrow_tables(may_hold, shared_tables, most, held_row_bytes)
     if mode == "disk":
         small = _small_tables(sizes, held, limit, left_bytes)
     left_bytes -= sum(held.values()) + sum(small.values())
-    may_hold = holds_ids and mode == "disk"
     shared = {
         table.path
         for table in sizes.edge_ids
         if table.path in shared_tables and table.num_bytes <= left_bytes
     }
-    ids = _held_ids(sizes, shared, left_bytes // IDS_SHARE if may_hold else 0)
+    holds_ids = holds_ids and holds_edges and mode == "disk"
+    ids = _held_ids(sizes, shared, left_bytes // IDS_SHARE if holds_ids else 0)
     modes |= dict.fromkeys((*held, *small, *ids), "memory")
     reservations = [
         Reservation("narrow attributes", sum(held.values())),
         *(Reservation(f"all of {path}", of) for path, of in small.items()),
         *([Reservation("ids of edges", sum(ids.values()))] if ids else []),
     ]
-    on_disk = [table.num_bytes for table in sizes.edge_ids if modes[table.path] == "disk"]
-    if reads_ids_ahead and on_disk:
-        reservations.append(Reservation("a piece of the ids of edges", piece_bytes(max(on_disk))))
+    passes = _passes(sizes, modes) if reads_edges_ahead else []
+    if passes:
+        largest = max(each.piece_bytes for each in passes)
+        reservations.append(Reservation("a piece of the rows of edges", largest))
     place = "mapped" if mode == "mmap" else "read from disk for each batch"
-    place = "read in a pass for many batches" if reads_ids_ahead else place
+    place = "read in a pass for many batches" if reads_edges_ahead else place
     return modes, reservations, _describe_ids(sizes, sum(ids.values()), place, limit)
 
 
+def _passes(sizes: StoreSizes, modes: Mapping[str, Mode]) -> list[PassSize]:
+    """Return the sizes of tables of edges that are read in passes, of each type."""
+    found: dict[EdgeType, list[TableSize]] = {}
+    for table in (*sizes.edge_ids, *sizes.tables):
+        is_narrow = 0 < table.row_bytes <= MAX_PASS_ROW_BYTES
+        if table.edge_type is not None and is_narrow and modes[table.path] == "disk":
+            found.setdefault(table.edge_type, []).append(table)
+    return [
+        PassSize(tables[0].num_rows, tuple(table.row_bytes for table in tables))
+        for tables in found.values()
+    ]
+
+
 def _narrow_tables(
-    sizes: StoreSizes,
+    tables: Sequence[TableSize],
     shared_tables: Collection[str],
     most_bytes: int | None,
     held_row_bytes: Callable[[str], int] | None,
 ) -> dict[str, int]:
     """Return the narrow tables to hold in memory although others are not, with their bytes."""
-    narrow = [table for table in sizes.tables if table.row_bytes <= HELD_ROW_BYTES]
+    narrow = [table for table in tables if table.row_bytes <= HELD_ROW_BYTES]
     if held_row_bytes is not None:
         # Measuring reads a whole table: not if less than an eighth of the table would fit.
         narrow = [
@@ -363,7 +389,7 @@ def _narrow_tables(
         if table.path not in held and sum(held.values()) + table.num_bytes <= most_bytes:
             held[table.path] = table.num_bytes
     # A table without rows has no file that could be read.
-    return held | {table.path: 0 for table in sizes.tables if table.num_rows == 0}
+    return held | {table.path: 0 for table in tables if table.num_rows == 0}
 
 
 def _small_tables(

@@ -66,7 +66,7 @@ def _placers(
         shared_tables=shared.tables_in_memory,
         held_row_bytes=partial(shared.held_row_bytes, loader.store, progress=loader.progress),
         staging_bytes=loader.staging_bytes if staging else lambda _: 0,
-        reads_ids_ahead=bool(strategy.plans and loader.sizes.edge_ids and loader.disk_bytes()),
+        reads_edges_ahead=bool(strategy.plans and loader.disk_bytes()),
         **reasons,
     )
     topology = options.topology
