@@ -110,7 +110,7 @@ def test_basics(
         filter_per_worker=filter_per_worker,
     )
     assert isinstance(loader, DataLoader)
-    assert str(loader) == repr(loader) == "NeighborLoader()"
+    assert repr(loader) == "NeighborLoader()"
     assert len(loader) == 5
     assert loader.batch_size == 20
     single = loader([0])
@@ -665,7 +665,7 @@ def test_threads_by_any_name(store: gnnstore.GraphStore) -> None:
 
 
 def test_a_budget_too_small_is_refused_before_any_work(store: gnnstore.GraphStore) -> None:
-    with pytest.raises(BudgetError, match="bytes too few; raise memory= by at least"):
+    with pytest.raises(BudgetError, match=r"(?s)bytes too few.*raise memory= by at least"):
         NeighborLoader(store, [2], strategy="memory", memory=10_000)
 
 

@@ -513,8 +513,9 @@ def test_too_small_for_two_batches_says_what_is_needed(path: Path, strategy: str
     message = str(caught.value)
     needed = needed_by(caught.value)
     assert message.endswith("or choose a smaller batch_size or fan-out")
-    assert f": {needed - 17_500_000} bytes too few; raise memory= by at least" in message
-    assert re.search(r"of staging for reads \+ [\d.]+ .B of batches in flight\)", message)
+    assert f", {needed - 17_500_000} bytes too few:\n" in message
+    assert "- to do: raise memory= by at least " in message
+    assert re.search(r"parts: [\d.]+ MB of staging for reads \+.* of batches in flight", message)
     with pytest.raises(BudgetError):
         loader(needed - 1)
     enough = loader(needed)
