@@ -31,6 +31,7 @@ from gnnstore.loaders.explain import (
     describe_graph,
     describe_seeds,
     describe_strategy,
+    draw_memory,
 )
 from gnnstore.loaders.trace_picture import writer_of
 from gnnstore.pipeline.batch import (
@@ -471,7 +472,7 @@ class BatchLoader(DataLoader[Any]):
         """
         found = Explanation.of(type(self).__name__, self._sources.placement)
         if plot is not None:
-            found.draw(Path(plot))
+            draw_memory(found, Path(plot))
         return found
 
     @contextmanager

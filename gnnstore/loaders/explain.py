@@ -123,51 +123,54 @@ class Explanation:
         note = []
         if len(self.phases) > 1:
             most = largest_phase(self.parts)
-            note = ["", f"One phase at a time: while {most} is the largest, and counts."]
-        return "\n".join([self._title, "", *lines, *note])
+            note = ["", f"One phase at a time: {most} takes the most, and counts."]
+        return "\n".join([self.title, "", *lines, *note])
 
     __repr__ = __str__
 
     @property
-    def _title(self) -> str:
+    def title(self) -> str:
+        """Loader, strategy and budget."""
         limit = f"{format_size(self.limit_bytes)} {self.source}"
         return f"{self.loader}, strategy {self.strategy!r}: {limit}"
 
     def _amount(self, num_bytes: int) -> tuple[str, str]:
         return format_size(num_bytes), f"{num_bytes / max(1, self.limit_bytes):.1%}"
 
-    def draw(self, file: Path) -> Path:
-        """Draw the parts as stacked bars, one for each phase, as SVG or PNG by the suffix."""
-        check_picture(file, "plot=")
-        phases = self.phases or [ALWAYS]
-        figure, (axes,) = new_axes(1, 6.5 + 0.9 * len(phases))
-        axes.grid(visible=False, axis="x")
-        # Without a budget most memory is free, and other parts would not be seen next to it.
-        parts = self.parts if self.is_promise else self.parts[:-1]
-        heights: dict[str, list[int]] = {}
-        for part in parts:
-            own = [part.num_bytes * (part.phase in (ALWAYS, phase)) for phase in phases]
-            others = heights.get(part.what, [0] * len(phases))
-            heights[part.what] = [one + other for one, other in zip(own, others, strict=True)]
-        least = _LEAST_SHOWN * max(map(sum, zip(*heights.values(), strict=True)))
-        shown = {what: own for what, own in heights.items() if max(own) >= least}
-        tops, looks = [0] * len(phases), cycle(product(_HATCHES, LINES))
-        for (what, own), (hatch, (colour, _)) in zip(shown.items(), looks, strict=False):
-            style: dict[str, Any] = {"color": colour, "hatch": hatch, "edgecolor": "white"}
-            name = f"{what}: {format_size(max(own))}"
-            axes.bar(range(len(phases)), own, 0.6, tops, label=name, **style)
-            tops = [top + height for top, height in zip(tops, own, strict=True)]
-        if self.is_promise:
-            draw_level(axes, self.limit_bytes, f"{format_size(self.limit_bytes)} {self.source}")
-        axes.set_ylim(0, 1.1 * max(1, *tops, self.limit_bytes * self.is_promise))
-        axes.set_xticks(range(len(phases)), [phase.replace(": ", ":\n") for phase in phases])
-        axes.set_xlabel("while" if self.phases else "always")
-        axes.yaxis.set_major_formatter(lambda value, _: format_size(value))
-        axes.set_ylabel("memory")
-        handles, labels = axes.get_legend_handles_labels()
-        order = {"loc": "outside right center", "frameon": False, "fontsize": 9}
-        figure.legend(handles[::-1], labels[::-1], **order)  # as they lie on one another
-        return save_picture(figure, file, self._title)
+
+def draw_memory(found: Explanation, file: Path) -> None:
+    """Draw the parts as stacked bars, one for each phase, as SVG or PNG by the suffix."""
+    check_picture(file, "plot=")
+    phases = found.phases or [ALWAYS]
+    figure, (axes,) = new_axes(1, 6.5 + 0.9 * len(phases))
+    axes.grid(visible=False, axis="x")
+    # Without a budget most memory is free, and other parts would not be seen next to it.
+    parts = found.parts if found.is_promise else found.parts[:-1]
+    heights: dict[str, list[int]] = {}
+    for part in parts:
+        own = [part.num_bytes * (part.phase in (ALWAYS, phase)) for phase in phases]
+        others = heights.get(part.what, [0] * len(phases))
+        heights[part.what] = [one + other for one, other in zip(own, others, strict=True)]
+    least = _LEAST_SHOWN * max(map(sum, zip(*heights.values(), strict=True)), default=0)
+    shown = {what: own for what, own in heights.items() if max(own) >= least}
+    tops, looks = [0] * len(phases), cycle(product(_HATCHES, LINES))
+    for (what, own), (hatch, (colour, _)) in zip(shown.items(), looks, strict=False):
+        style: dict[str, Any] = {"color": colour, "hatch": hatch, "edgecolor": "white"}
+        name = f"{what}: {format_size(max(own))}"
+        axes.bar(range(len(phases)), own, 0.6, tops, label=name, **style)
+        tops = [top + height for top, height in zip(tops, own, strict=True)]
+    if found.is_promise:
+        draw_level(axes, found.limit_bytes, f"{format_size(found.limit_bytes)} {found.source}")
+    axes.set_ylim(0, 1.1 * max(1, *tops, found.limit_bytes * found.is_promise))
+    axes.set_xticks(range(len(phases)), [phase.replace(": ", ":\n") for phase in phases])
+    if found.phases:
+        axes.set_xlabel("while")
+    axes.yaxis.set_major_formatter(lambda value, _: format_size(value))
+    axes.set_ylabel("memory")
+    handles, labels = axes.get_legend_handles_labels()
+    order = {"loc": "outside right center", "frameon": False, "fontsize": 9}
+    figure.legend(handles[::-1], labels[::-1], **order)  # as they lie on one another
+    save_picture(figure, file, found.title)
 
 
 def _count(number: int, noun: str) -> str:
