@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import cycle, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gnnstore.budget.ledger import ALWAYS, Part, largest_phase
-from gnnstore.pictures import LINES, check_picture, draw_level, new_axes, save_picture
+from gnnstore.palette import part_looks
+from gnnstore.pictures import check_picture, draw_level, new_axes, save_picture
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from gnnstore.strategies.sizes.placement import Placement
 
 _LEAST_SHOWN = 1 / 500  # the share of all for which a bar has a part
-_HATCHES = ("", "///", "...", "xxx")  # of parts that share a colour
 
 
 def describe_graph(path: Path, schema: Schema) -> str:
@@ -153,10 +152,10 @@ def draw_memory(found: Explanation, file: Path) -> None:
         heights[part.what] = [one + other for one, other in zip(own, others, strict=True)]
     least = _LEAST_SHOWN * max(map(sum, zip(*heights.values(), strict=True)), default=0)
     shown = {what: own for what, own in heights.items() if max(own) >= least}
-    tops, looks = [0] * len(phases), cycle(product(_HATCHES, LINES))
-    for (what, own), (hatch, (colour, _)) in zip(shown.items(), looks, strict=False):
-        style: dict[str, Any] = {"color": colour, "hatch": hatch, "edgecolor": "white"}
-        name = f"{what}: {format_size(max(own))}"
+    tops, looks = [0] * len(phases), part_looks(shown)
+    for what, own in shown.items():
+        look, name = looks[what], f"{what}: {format_size(max(own))}"
+        style: dict[str, Any] = {"color": look.colour, "hatch": look.hatch, "edgecolor": "white"}
         axes.bar(range(len(phases)), own, 0.6, tops, label=name, **style)
         tops = [top + height for top, height in zip(tops, own, strict=True)]
     if found.is_promise:

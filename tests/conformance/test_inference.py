@@ -644,7 +644,9 @@ def test_options_that_are_refused(path: Path, tmp_path: Path) -> None:
 
 def test_budgets_that_are_too_small(path: Path, tmp_path: Path) -> None:
     layers = [SAGEConv(NUM_FEATURES, 3)]
-    with pytest.raises(BudgetError, match=r"node \d+ with its \d+ in-neighbours.*at least") as info:
+    with pytest.raises(
+        BudgetError, match=r"(?s)node \d+ with its \d+ in-neighbours.*at least"
+    ) as info:
         gnnstore.inference(layers, path, tmp_path / "a", memory=10_000)
     least = 10_000 + parse_size(str(info.value).split("by at least ")[1].split(",")[0])
     assert gnnstore.inference(layers, path, tmp_path / "b", memory=least) is not None
