@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 from gnnstore.errors import BudgetError
 from gnnstore.units import format_at_least, format_count, format_size
@@ -34,6 +34,17 @@ SLOTS = "slots"
 STAGING, CACHED = "staging for reads", "cached rows"
 
 Sizes = Mapping[str, int]
+
+# Parts that a refusal names, those beyond them as one; and the share of all that is worth a name.
+_MOST_SHOWN, _LEAST_SHOWN = 4, 1 / 1000
+
+
+class Part(NamedTuple):
+    """The bytes of a part with some sizes."""
+
+    what: str
+    phase: str  # the phase in which they are taken
+    num_bytes: int
 
 
 @dataclass(frozen=True)
@@ -132,22 +143,14 @@ class Ledger:
         if self.left(sizes) < 0:
             raise self.refusal(sizes, *remedies)
 
-    def explain(self, sizes: Sizes | None = None) -> str:
-        """Return the parts of the phase that takes the most, as "1 GB of this + 2 MB of that"."""
-        phases = {r.phase for r in self.reservations} - {ALWAYS}
-        largest = max(
-            sorted(phases),
-            key=lambda phase: sum(
-                r.bytes_of(sizes or {}) for r in self.reservations if r.phase == phase
-            ),
-            default=ALWAYS,
-        )
-        parts: dict[str, int] = {}
-        for reservation in self.reservations:
-            if reservation.phase in {ALWAYS, largest}:
-                num_bytes = reservation.bytes_of(sizes or {})
-                parts[reservation.what] = parts.get(reservation.what, 0) + num_bytes
-        return " + ".join(f"{format_size(size)} of {what}" for what, size in parts.items() if size)
+    def parts(self, sizes: Sizes | None = None) -> list[Part]:
+        """Return the parts that take bytes with some sizes, the largest first."""
+        found: dict[tuple[str, str], int] = {}
+        for own in self.reservations:
+            key = own.what, own.phase
+            found[key] = found.get(key, 0) + own.bytes_of(sizes or {})
+        parts = [Part(*key, num_bytes) for key, num_bytes in found.items() if num_bytes]
+        return sorted(parts, key=lambda part: -part.num_bytes)
 
     def refusal(
         self,
@@ -156,20 +159,52 @@ class Ledger:
         error: Callable[[str], E] = BudgetError,  # type: ignore[assignment]
     ) -> E:
         """Return the error that says why some sizes do not fit, and what to do."""
-        missing, parts = max(-self.left(sizes), self.raise_by), self.explain(sizes)
-        if parts and (others := missing + self.left(sizes)):
-            parts += f" + {format_size(others)} of other parts"
+        missing = max(-self.left(sizes), self.raise_by)
         more = [f"raise {self.option} by at least {format_at_least(missing)}"] * bool(self.option)
         some = f"free at least {format_at_least(missing)}, or take a larger machine"
         *first, last = (*more, *remedies) or (some,)
-        todo = f"{', '.join(first)}, or {last}" if first else last
-        found = error(
-            f"{self.who} needs {format_count(self.limit + missing, 'byte')}"
-            f"{f' ({parts})' if parts else ''}, but has {format_count(self.limit, 'byte')} "
-            f"{self.source}: {format_count(missing, 'byte')} too few; {todo}"
-        )
+        lines = [
+            f"{self.who} does not fit, {format_count(missing, 'byte')} too few:",
+            f"needs {_exactly(self.limit + missing)}",
+            f"has {_exactly(self.limit)} {self.source}",
+            self._largest_parts(sizes, self.limit + missing),
+            f"to do: {', '.join(first)}, or {last}" if first else f"to do: {last}",
+        ]
+        found = error("\n- ".join(filter(None, lines)))
         found.missing_bytes = missing
         return found
+
+    def _largest_parts(self, sizes: Sizes | None, needed: int) -> str:
+        """Return the largest parts of the phase that takes the most, as a line of a refusal."""
+        parts = self.parts(sizes)
+        largest = {ALWAYS, largest_phase(parts)}
+        shown = [(part.num_bytes, part.what) for part in parts if part.phase in largest]
+        if not shown:
+            return ""
+        others = needed - sum(num_bytes for num_bytes, _ in shown)
+        if len(shown) + (others > 0) > _MOST_SHOWN:
+            others += sum(num_bytes for num_bytes, _ in shown[_MOST_SHOWN - 1 :])
+            del shown[_MOST_SHOWN - 1 :]
+        shown += [(others, "other parts")] * (others > 0)
+        shown = [each for each in shown if each[0] >= needed * _LEAST_SHOWN]
+        named = " + ".join(f"{format_size(num_bytes)} of {what}" for num_bytes, what in shown)
+        return f"largest parts: {named}"
+
+
+def largest_phase(parts: Sequence[Part]) -> str:
+    """Return the phase whose own parts take the most together."""
+    phases = sorted({part.phase for part in parts} - {ALWAYS})
+    return max(
+        phases,
+        key=lambda phase: sum(part.num_bytes for part in parts if part.phase == phase),
+        default=ALWAYS,
+    )
+
+
+def _exactly(num_bytes: int) -> str:
+    """Return bytes to the last one; many of them rounded, too."""
+    exact = format_count(num_bytes, "byte")
+    return exact if num_bytes < 1000 else f"{exact} ({format_size(num_bytes)})"
 
 
 def _together(reservations: Sequence[Reservation]) -> Reservation:

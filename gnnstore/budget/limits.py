@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gnnstore.errors import BudgetError
+from gnnstore.budget.ledger import Ledger
 from gnnstore.units import format_size, parse_size
 
 _PROC = Path("/proc")
@@ -69,11 +69,12 @@ def parse_memory(memory: int | str, *, name: str = "memory") -> int:
     budget, limit = parse_size(memory, name=name), group_limit_bytes()
     if limit is not None and budget > limit:
         option = name if name.startswith("-") else f"{name}="
-        raise BudgetError(
-            f"{name}={memory!r} is {budget} bytes, but the cgroup of this process, such as its "
-            f"container, is limited to {limit}: it would be killed for keeping to its budget; "
-            f"lower {option} to less than {format_size(limit)}, or raise the container's limit"
-        )
+        source = "before the cgroup of this process, such as its container, kills it"
+        allowed = Ledger(limit, (), f"{name}={memory!r}", source, "", raise_by=budget - limit)
+        lower = f"lower {option} to less than {format_size(limit)}"
+        refusal = allowed.refusal(None, lower, "raise the container's limit")
+        refusal.missing_bytes = None  # a larger budget would not help
+        raise refusal
     return budget
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex, cast
 
@@ -25,6 +26,13 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from gnnstore.errors import UsageError, whole_number
 from gnnstore.loaders.assemble.from_output import OutputAssembler
+from gnnstore.loaders.explain import (
+    Explanation,
+    describe_graph,
+    describe_seeds,
+    describe_strategy,
+    draw_memory,
+)
 from gnnstore.loaders.trace_picture import writer_of
 from gnnstore.pipeline.batch import (
     Batch,
@@ -50,6 +58,7 @@ from gnnstore.timeline import MAX_EVENTS, OFF, Timeline, recorded
 if TYPE_CHECKING:
     from torch_geometric.sampler import SamplerOutput
 
+    from gnnstore.formats.store.schema import Schema
     from gnnstore.loaders.assemble.homogeneous import Assembler
     from gnnstore.pipeline.order.epoch import EpochOrder
     from gnnstore.strategies.sources import Sources
@@ -195,6 +204,26 @@ class BatchLoader(DataLoader[Any]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+    def __str__(self) -> str:
+        """Return the graph, the seeds, and the strategy with its reason, each in a line."""
+        path, schema, name = self._origin()
+        try:
+            num_batches = None if self._order.varies else len(self)
+        except TypeError:  # of a user's sampler without a length
+            num_batches = None
+        seeds = f"{len(self.dataset):,} {self._labels.name}{'' if name is None else f' ({name})'}"
+        opened = vars(self).get("_sources")
+        lines = (
+            f"{type(self).__name__} of {describe_graph(path, schema)}",
+            describe_seeds(seeds, self.batch_size, self._order, self._shard, num_batches),
+            describe_strategy(None if opened is None else opened.placement),
+        )
+        return "\n".join(lines)
+
+    def _origin(self) -> tuple[Path, Schema, str | None]:
+        """Return path and schema of what is read, and the name of all seeds, if any."""
+        raise NotImplementedError
 
     def __copy__(self) -> Self:
         """Return a loader at the same position, which advances on its own; they share the data."""
@@ -425,6 +454,26 @@ class BatchLoader(DataLoader[Any]):
         stats = self._stats.plus(**self._totals.amounts).plus_reads(self._totals.counts)
         stats = replace(stats, peak_rss_bytes=peak_rss_bytes())
         return cast("LoaderStats", self._sources.account(stats))
+
+    def explain(self, plot: str | os.PathLike[str] | None = None) -> Explanation:
+        """Return the memory of the loader by its parts; it prints as a table.
+
+        Parameters
+        ----------
+        plot : path-like, optional
+            A file to draw stacked bars to, SVG or PNG by its suffix; needs matplotlib.
+
+        Raises
+        ------
+        UsageError
+            If matplotlib cannot be imported; the message says how to install it.
+        NotFoundError, StorageError
+            If the file cannot be written.
+        """
+        found = Explanation.of(type(self).__name__, self._sources.placement)
+        if plot is not None:
+            draw_memory(found, Path(plot))
+        return found
 
     @contextmanager
     def trace(

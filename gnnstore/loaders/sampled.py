@@ -9,6 +9,7 @@ import logging
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gnnstore.errors import UsageError
@@ -30,6 +31,7 @@ from gnnstore.strategies.open import open_sources
 from gnnstore.strategies.saved import open_packed_sources
 
 if TYPE_CHECKING:
+    from gnnstore.formats.store.schema import Schema
     from gnnstore.partitions.followers import ResidentTable
 
 _log = logging.getLogger(__name__)
@@ -145,6 +147,9 @@ class SampledLoader(BatchLoader):
             assembler(opened),
             epoch_batches=presampler.epoch_batches,
         )
+
+    def _origin(self) -> tuple[Path, Schema, str | None]:
+        return self.data.path, self.data.schema, self._seeds.name
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse new values of options that are read once: batches would not show them."""

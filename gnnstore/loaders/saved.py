@@ -192,6 +192,9 @@ class PackedLoader(BatchLoader):
         assembler = assembler_for(packed, opened, custom_cls, subgraph_type=subgraph_type, csr=csr)
         self._read_from(opened, opened.batches(), assembler)
 
+    def _origin(self) -> tuple[Path, Schema, str | None]:
+        return self.packed.path, self.packed.schema, None
+
 
 def _fingerprint(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that packed batches depend on, except seed and order."""

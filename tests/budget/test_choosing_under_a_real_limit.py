@@ -138,7 +138,7 @@ def test_labels_that_are_in_memory_count(
 def test_packing_says_what_it_needs(forks: ForkServer, store: Path) -> None:
     found = run(forks, store, "packed", 25 * 10**6)
     assert found["batches"] == 0
-    assert re.search(r"\d+ bytes? too few; raise memory= by at least", found["refused"])
+    assert re.search(r"(?s)\d+ bytes? too few.*raise memory= by at least", found["refused"])
 
 
 def test_choosing_beside_the_cache_of_another_loader(

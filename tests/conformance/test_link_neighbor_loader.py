@@ -125,7 +125,7 @@ def test_what_a_batch_shows_is_what_pyg_makes_of_the_same_draws(
         strategy="memory",
     )
     assert isinstance(loader, PygLinkNeighborLoader)
-    assert str(loader) == "LinkNeighborLoader()"
+    assert repr(loader) == "LinkNeighborLoader()"
     assert len(loader) == math.ceil(edges.shape[1] / BATCH_SIZE)
     for number, batch in enumerate(loader):
         inputs = EdgeSamplerInput(None, *edges, label=loader.input_data.label)[

@@ -41,7 +41,7 @@ def loader_of(store: Path, memory: int, **options: Any) -> NeighborLoader:
 
 
 def missing_of(error: BudgetError) -> int:
-    (missing,) = map(int, re.findall(r"(\d+) bytes? too few", str(error)))
+    (missing,) = map(int, re.findall(r", (\d+) bytes? too few:\n", str(error)))
     assert error.missing_bytes == missing
     return missing
 

@@ -387,9 +387,9 @@ def test_budgets(path: Path, expected: list[dict[str, Any]]) -> None:
     loader = loader_of_packed(path, memory="30MB")
     assert_same_batches(batches_of(loader, 2), expected)
     assert loader._spare_bytes is not None
-    with pytest.raises(BudgetError, match=r"of cached rows.*raise memory= by at least"):
+    with pytest.raises(BudgetError, match=r"(?s)of cached rows.*raise memory= by at least"):
         loader_of_packed(path, memory="8.6MB", num_threads=1)
-    with pytest.raises(BudgetError, match=r"of cached rows.*raise memory= by at least"):
+    with pytest.raises(BudgetError, match=r"(?s)of cached rows.*raise memory= by at least"):
         gnnstore.open_packed(path / "plans" / "base").loader(memory="1MB")
 
 

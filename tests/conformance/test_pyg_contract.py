@@ -88,7 +88,7 @@ def test_a_graph_that_does_not_fit_is_refused(
     monkeypatch.setattr(pyg_data, "available_bytes", lambda: 1000)
     with pytest.raises(BudgetError, match=r"train from the store, with gnnstore\.Nei"):
         store.to_pyg()
-    with pytest.raises(BudgetError, match="edge_index needs"):
+    with pytest.raises(BudgetError, match="edge_index does not fit"):
         store.edge_index.tensor()
     monkeypatch.setattr(lazy, "available_bytes", lambda: 1000)
     monkeypatch.setattr(lazy, "_UNCHECKED_BYTES", 100)

@@ -49,7 +49,7 @@ def ends_of(batch: HeteroData, kind: tuple[str, str, str]) -> torch.Tensor:
 @pytest.mark.parametrize("disjoint", [False, True])
 def test_seed_edges(path: Path, given: Any, kind: Any, expected: Any, disjoint: bool) -> None:
     loader = LinkNeighborLoader(path, [2, 2], given, batch_size=10, disjoint=disjoint, seed=1)
-    assert str(loader) == "LinkNeighborLoader()"
+    assert repr(loader) == "LinkNeighborLoader()"
     found, ids = [], []
     for batch in loader:
         assert batch.input_type == kind

@@ -92,7 +92,7 @@ def test_batches_are_parts_of_the_graph(path: Path, options: dict[str, Any]) -> 
     arguments: dict[str, Any] = {"num_neighbors": [3, 2], "input_nodes": TRAIN, "batch_size": 8}
     arguments |= options
     loader = NeighborLoader(path, **arguments, seed=1)
-    assert str(loader) == "NeighborLoader()"
+    assert repr(loader) == "NeighborLoader()"
     count = 0
     for batch in loader:
         assert type(batch) is HeteroData

@@ -15,8 +15,10 @@ from gnnstore.budget.ledger import (
     PLANNED,
     SLOTS,
     Ledger,
+    Part,
     Reservation,
     Wish,
+    largest_phase,
     least_more,
 )
 from gnnstore.errors import BudgetError
@@ -124,15 +126,37 @@ def test_phases_do_not_add_up() -> None:
     assert ledger.largest(SLOTS) == 12
     assert ledger.largest(PLANNED, {SLOTS: 4}) == 50
     assert ledger.bytes_each(SLOTS) == 50
-    assert ledger.explain({PLANNED: 20}) == "100 B of topology + 400 B of windows"
-    assert ledger.explain() == "100 B of topology + 300 B of samples"
+    assert ledger.parts({PLANNED: 20}) == [
+        Part("windows", "packing", 400),
+        Part("samples", "sampling", 300),
+        Part("topology", ALWAYS, 100),
+    ]
+    assert largest_phase(ledger.parts({PLANNED: 20})) == "packing"
+    assert largest_phase(ledger.parts()) == "sampling"
     with pytest.raises(BudgetError) as caught:
         ledger.check({PLANNED: 71, SLOTS: 1}, "lower superbatch=")
     assert str(caught.value) == (
-        "strategy 'packed' needs 1060 bytes (100 B of topology + 910 B of windows + 50 B of cached "
-        "rows), but has 1000 bytes of the memory= budget: 60 bytes too few; raise memory= by at "
-        "least 60 B, or lower superbatch="
+        "strategy 'packed' does not fit, 60 bytes too few:\n"
+        "- needs 1060 bytes (1.06 kB)\n"
+        "- has 1000 bytes (1 kB) of the memory= budget\n"
+        "- largest parts: 910 B of windows + 100 B of topology + 50 B of cached rows\n"
+        "- to do: raise memory= by at least 60 B, or lower superbatch="
     )
+
+
+def test_a_refusal_names_the_largest_parts_and_adds_up_the_others() -> None:
+    sizes = {"rows": 5000, "plans": 4000, "order": 3000, "index": 2000, "labels": 1000, "ends": 3}
+    parts = tuple(Reservation(what, num_bytes) for what, num_bytes in sizes.items())
+    named = "largest parts: 5 kB of rows + 4 kB of plans + 3 kB of order + "
+    with pytest.raises(BudgetError, match=re.escape(f"{named}3 kB of other parts\n")):
+        Ledger(10_000, parts).check()
+    with pytest.raises(BudgetError, match=re.escape(f"{named}2 kB of index\n")):
+        Ledger(10_000, parts[:4]).check()
+    # What is too little to help is left out; bytes of parts that are not listed are not.
+    with pytest.raises(BudgetError, match=re.escape("5 kB of rows\n- to do: raise memory= by")):
+        Ledger(10, (parts[0], parts[5])).check()
+    with pytest.raises(BudgetError, match=re.escape("5 kB of rows + 20 kB of other parts\n")):
+        Ledger(5_000, (parts[0], Reservation("1 byte", 1)), raise_by=20_000).check()
 
 
 def test_wishes_come_in_their_order() -> None:
@@ -151,11 +175,16 @@ def test_the_memory_of_a_device_is_a_ledger_without_an_option() -> None:
     with pytest.raises(BudgetError) as caught:
         device.check({PLANNED: 11}, "run on device='cpu'")
     assert str(caught.value) == (
-        "conv1 needs 1070 bytes (300 B of weights + 770 B of blocks), but has 1000 bytes of device "
-        "memory: 70 bytes too few; run on device='cpu'"
+        "conv1 does not fit, 70 bytes too few:\n"
+        "- needs 1070 bytes (1.07 kB)\n"
+        "- has 1000 bytes (1 kB) of device memory\n"
+        "- largest parts: 770 B of blocks + 300 B of weights\n"
+        "- to do: run on device='cpu'"
     )
 
 
 def test_one_byte_is_not_bytes() -> None:
-    with pytest.raises(BudgetError, match=r"needs 2 bytes .* has 1 byte of .*: 1 byte too few;"):
+    with pytest.raises(
+        BudgetError, match=r"(?s)fit, 1 byte too few:.* needs 2 bytes\n- has 1 byte of "
+    ):
         Ledger(1, (Reservation("rows", 2),)).check()

@@ -191,7 +191,7 @@ def test_a_budget_decides_how_often_the_table_is_read(store: gnnstore.GraphStore
     for found in ranked.values():
         assert found.tolist() == [1 + 49 / 2] * edges.shape[1], "all others are equal"
     with pytest.raises(
-        BudgetError, match=r"ranking one query needs \d+ bytes .*raise memory="
+        BudgetError, match=r"(?s)ranking one query .* needs \d+ bytes.*raise memory="
     ) as e:
         gnnstore.link_ranks(score, edges, wide, memory="100kB")
     more = 100_000 + (e.value.missing_bytes or 0)  # is enough

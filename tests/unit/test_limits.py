@@ -104,11 +104,14 @@ def test_a_budget_above_the_containers_limit() -> None:
     with pytest.raises(BudgetError) as caught:
         parse_memory("10001kB")
     assert str(caught.value) == (
-        "memory='10001kB' is 10001000 bytes, but the cgroup of this process, such as its "
-        "container, is limited to 10000000: it would be killed for keeping to its budget; "
-        "lower memory= to less than 10 MB, or raise the container's limit"
+        "memory='10001kB' does not fit, 1000 bytes too few:\n"
+        "- needs 10001000 bytes (10 MB)\n"
+        "- has 10000000 bytes (10 MB) before the cgroup of this process, such as its container, "
+        "kills it\n"
+        "- to do: lower memory= to less than 10 MB, or raise the container's limit"
     )
-    with pytest.raises(BudgetError, match=r"--memory='1GB' is .*; lower --memory to less than"):
+    assert caught.value.missing_bytes is None, "more than this is not to be had"
+    with pytest.raises(BudgetError, match=r"(?s)--memory='1GB' does .* lower --memory to less"):
         parse_memory("1GB", name="--memory")
 
 

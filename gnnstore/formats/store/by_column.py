@@ -8,11 +8,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.errors import BudgetError, InputError
+from gnnstore.budget.ledger import Ledger, Reservation
+from gnnstore.errors import InputError
 from gnnstore.formats.arrays.dtypes import from_bfloat16_bits
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.schema import EdgeTypeSpec, Schema
-from gnnstore.units import format_size
 
 # Times that stand for none: pandas and torch_frame write NaT as the smallest int64.
 NO_TIME = np.iinfo(np.int64).min
@@ -57,11 +57,10 @@ def column_blocks(indptr: Pieces, max_edges: int) -> Iterator[tuple[int, npt.NDA
             if take == len(pending) and piece is not None and is_short:
                 break  # more columns fit
             if take == 0:
-                raise BudgetError(
-                    f"{indptr.spec.path}: column {column} has {int(pending[0])} edges, which take "
-                    f"{format_size(BLOCK_EDGE_BYTES * int(pending[0]))} while their order or sums "
-                    "are computed; allow more memory (memory_bytes=, --memory)"
-                )
+                who = f"{indptr.spec.path}: computing the order or sums of column {column}"
+                edges = Reservation(f"{int(pending[0])} edges", BLOCK_EDGE_BYTES * int(pending[0]))
+                memory = Ledger(BLOCK_EDGE_BYTES * max_edges, (edges,), who, "for a block", "")
+                raise memory.refusal(None, "allow more memory (memory_bytes=, --memory)")
             yield first, pending[:take]
             first += int(ends[take - 1])
             column += take

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self, cast
 
-from gnnstore.budget.ledger import CACHED, STAGING, Ledger, Reservation
+from gnnstore.budget.ledger import CACHED, STAGING, Ledger, Part, Reservation
 from gnnstore.budget.limits import MemoryBudget
 from gnnstore.caching.scores import StaticCacheInfo
 from gnnstore.errors import UsageError, check_choice
@@ -114,6 +114,13 @@ class Placement:
     def spare_bytes(self) -> int | None:
         """Bytes for batches in flight; None if the user set no budget."""
         return self.left_bytes if self.budget_is_promise else None
+
+    @property
+    def parts(self) -> list[Part]:
+        """The parts of the memory that are not left to batches, the largest first."""
+        if (size := self.superbatch) is None:
+            return self.ledger.parts()
+        return self.ledger.add(*size.reservations).parts(size.sizes)
 
     def with_limit(self, budget_bytes: int) -> Self:
         """Return the decision with another budget."""

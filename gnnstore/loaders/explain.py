@@ -1,0 +1,177 @@
+"""What a loader says of itself: three lines for `print(loader)`, and its memory as a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gnnstore.budget.ledger import ALWAYS, Part, largest_phase
+from gnnstore.palette import part_looks
+from gnnstore.pictures import check_picture, draw_level, new_axes, save_picture
+from gnnstore.units import format_size
+
+if TYPE_CHECKING:
+    from gnnstore.formats.store.schema import Schema
+    from gnnstore.pipeline.order.epoch import EpochOrder
+    from gnnstore.pipeline.order.ranks import RankShard
+    from gnnstore.strategies.sizes.placement import Placement
+
+_LEAST_SHOWN = 1 / 500  # the share of all for which a bar has a part
+
+
+def describe_graph(path: Path, schema: Schema) -> str:
+    """Return the path of a graph, and its size."""
+    nodes, edges = schema.node_types, schema.edge_types
+    num_nodes, num_edges = sum(n.num_nodes for n in nodes), sum(e.num_edges for e in edges)
+    if schema.is_homogeneous:
+        return f"{path}: {num_nodes:,} nodes, {num_edges:,} edges"
+    return (
+        f"{path}: {num_nodes:,} nodes of {_count(len(nodes), 'type')}, "
+        f"{num_edges:,} edges of {_count(len(edges), 'type')}"
+    )
+
+
+def describe_seeds(
+    seeds: str,
+    batch_size: int | None,
+    order: EpochOrder,
+    shard: RankShard,
+    num_batches: int | None,
+) -> str:
+    """Return the seeds of a loader, and their batches."""
+    facts = [f"seeds: {seeds}"]
+    if batch_size is not None:
+        facts.append(f"{batch_size:,} a batch")
+    if order.name is None:
+        facts.append("shuffled" if order.shuffles else "in order")
+    else:
+        facts.append(f"in the order of {order.name}")
+    if shard.world_size > 1:
+        facts.append(f"rank {shard.rank} of {shard.world_size}")
+    if order.varies:
+        facts.append("epochs differ in their number of batches")
+    found = ", ".join(facts)
+    return found if num_batches is None else f"{found}: {_count(num_batches, 'batch')} an epoch"
+
+
+def describe_strategy(placement: Placement | None) -> str:
+    """Return a loader's strategy, and the first part of its reason."""
+    if placement is None:
+        return "strategy: not decided yet, the loader is still being made"
+    why, begin = placement.reason.partition("; ")[0], f"strategy {placement.strategy.name!r}"
+    return why if why.startswith(begin) else f"{begin}: {why}"
+
+
+@dataclass(frozen=True, repr=False)
+class Explanation:
+    """The memory of a loader by its parts; prints as a table.
+
+    Parts of different phases, such as sampling and packing a superbatch, are never there at once:
+    of the phases, the one that takes the most counts.
+
+    Attributes
+    ----------
+    loader, strategy : str
+    limit_bytes : int
+        The budget of memory.
+    source : str
+        The origin of the budget, as a phrase that follows its size.
+    is_promise : bool
+        Whether the user set the budget, so that batches in flight stay within it, too.
+    parts : tuple of Part
+        Each has `what`, `phase` ("": always) and `num_bytes`. Those that are always there come
+        first, and larger ones before smaller ones; the last one is what is left to batches.
+    """
+
+    loader: str
+    strategy: str
+    limit_bytes: int
+    source: str
+    is_promise: bool
+    parts: tuple[Part, ...]
+
+    @classmethod
+    def of(cls, loader: str, placement: Placement) -> Explanation:
+        """Return the parts of a loader's memory."""
+        ledger, is_promise = placement.ledger, placement.budget_is_promise
+        parts = placement.parts
+        phases = [ALWAYS, *sorted({part.phase for part in parts} - {ALWAYS})]
+        parts.sort(key=lambda part: phases.index(part.phase))
+        rest = "batches in flight" if is_promise else "free, also for batches in flight"
+        parts.append(Part(rest, ALWAYS, max(0, placement.left_bytes)))
+        name = placement.strategy.name
+        return cls(loader, name, ledger.limit, ledger.source, is_promise, tuple(parts))
+
+    @property
+    def phases(self) -> list[str]:
+        """The phases with parts that are not always there, in the order of the parts."""
+        return list(dict.fromkeys(part.phase for part in self.parts if part.phase))
+
+    def __str__(self) -> str:
+        """Return the table."""
+        rows = [("part", "while", "memory", "share")]
+        rows += [(part.what, part.phase, *self._amount(part.num_bytes)) for part in self.parts]
+        rows.append(("budget", "", *self._amount(self.limit_bytes)))
+        # Of all memory that is free, parts are no shares that mean something.
+        shown = [0, *[1] * bool(self.phases), 2, *[3] * self.is_promise]
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        lines = [
+            "  ".join(["", *(f"{row[i]:{'<<>>'[i]}{widths[i]}}" for i in shown)]) for row in rows
+        ]
+        note = []
+        if len(self.phases) > 1:
+            most = largest_phase(self.parts)
+            note = ["", f"One phase at a time: {most} takes the most, and counts."]
+        return "\n".join([self.title, "", *lines, *note])
+
+    __repr__ = __str__
+
+    @property
+    def title(self) -> str:
+        """Loader, strategy and budget."""
+        limit = f"{format_size(self.limit_bytes)} {self.source}"
+        return f"{self.loader}, strategy {self.strategy!r}: {limit}"
+
+    def _amount(self, num_bytes: int) -> tuple[str, str]:
+        return format_size(num_bytes), f"{num_bytes / max(1, self.limit_bytes):.1%}"
+
+
+def draw_memory(found: Explanation, file: Path) -> None:
+    """Draw the parts as stacked bars, one for each phase, as SVG or PNG by the suffix."""
+    check_picture(file, "plot=")
+    phases = found.phases or [ALWAYS]
+    figure, (axes,) = new_axes(1, 6.5 + 0.9 * len(phases))
+    axes.grid(visible=False, axis="x")
+    # Without a budget most memory is free, and other parts would not be seen next to it.
+    parts = found.parts if found.is_promise else found.parts[:-1]
+    heights: dict[str, list[int]] = {}
+    for part in parts:
+        own = [part.num_bytes * (part.phase in (ALWAYS, phase)) for phase in phases]
+        others = heights.get(part.what, [0] * len(phases))
+        heights[part.what] = [one + other for one, other in zip(own, others, strict=True)]
+    least = _LEAST_SHOWN * max(map(sum, zip(*heights.values(), strict=True)), default=0)
+    shown = {what: own for what, own in heights.items() if max(own) >= least}
+    tops, looks = [0] * len(phases), part_looks(shown)
+    for what, own in shown.items():
+        look, name = looks[what], f"{what}: {format_size(max(own))}"
+        style: dict[str, Any] = {"color": look.colour, "hatch": look.hatch, "edgecolor": "white"}
+        axes.bar(range(len(phases)), own, 0.6, tops, label=name, **style)
+        tops = [top + height for top, height in zip(tops, own, strict=True)]
+    if found.is_promise:
+        draw_level(axes, found.limit_bytes, f"{format_size(found.limit_bytes)} {found.source}")
+    axes.set_ylim(0, 1.1 * max(1, *tops, found.limit_bytes * found.is_promise))
+    axes.set_xticks(range(len(phases)), [phase.replace(": ", ":\n") for phase in phases])
+    if found.phases:
+        axes.set_xlabel("while")
+    axes.yaxis.set_major_formatter(lambda value, _: format_size(value))
+    axes.set_ylabel("memory")
+    handles, labels = axes.get_legend_handles_labels()
+    order = {"loc": "outside right center", "frameon": False, "fontsize": 9}
+    figure.legend(handles[::-1], labels[::-1], **order)  # as they lie on one another
+    save_picture(figure, file, found.title)
+
+
+def _count(number: int, noun: str) -> str:
+    plural = "es" if noun.endswith("ch") else "s"
+    return f"{number:,} {noun}{'' if number == 1 else plural}"
