@@ -282,6 +282,7 @@ class _LinePhase:
     def __init__(self, name: str, total: int | None, unit: str, usage: Usage | None) -> None:
         self._name, self._total, self._unit, self._usage = name, total, unit, usage
         self._done = 0
+        self._rate = _Rate()
         self._began = self._logged = monotonic()
         self._lock = threading.Lock()
 
@@ -289,19 +290,21 @@ class _LinePhase:
         with self._lock:
             self._done += n
             done, now = self._done, monotonic()
+            rate = self._rate.after(done, now)
             if now - self._logged < _LINE_SECONDS:
                 return
             self._logged = now
         share = f" ({done / self._total:.0%})" if self._total else ""
-        self._log(done, f"{share}, {now - self._began:.0f} s", now - self._began)
+        self._log(done, f"{share}, {now - self._began:.0f} s", rate)
 
     def end(self) -> None:
         seconds = monotonic() - self._began
         if seconds >= _LINE_SECONDS:
-            self._log(self._done, f", done in {seconds:.0f} s", seconds)
+            rate = self._done / seconds if seconds else 0.0
+            self._log(self._done, f", done in {seconds:.0f} s", rate)
 
-    def _log(self, done: int, state: str, seconds: float) -> None:
-        details = describe_rate(done, self._total, self._unit, seconds)
+    def _log(self, done: int, state: str, rate: float) -> None:
+        details = describe_rate(done, self._total, self._unit, rate)
         details += [str(self._usage)] if self._usage else []
         amount = describe_amount(done, self._total, self._unit)
         LOGGER.info("%s", ", ".join([f"{self._name}: {amount}{state}", *details]))
@@ -315,7 +318,7 @@ class _BarProgress:
 
     @contextmanager
     def phase(self, name: str, total: int | None = None, unit: str = "items") -> Iterator[Phase]:
-        task = self._bars.add_task(name, total=total, unit=unit)
+        task = self._bars.add_task(name, total=total, unit=unit, rate=_Rate())
         try:
             yield _BarPhase(lambda n: self._bars.advance(task, n))
         finally:
@@ -344,18 +347,38 @@ def _bars(usage: Usage | None) -> Bars:
         def render(self, task: Task) -> Text:
             done, total = int(task.completed), None if task.total is None else int(task.total)
             unit: str = task.fields["unit"]
-            details = describe_rate(done, total, unit, task.elapsed or 0.0)
+            rate = task.fields["rate"].after(done, monotonic())
+            details = describe_rate(done, total, unit, rate)
             details += [str(usage)] if usage else []
             line = ", ".join([describe_amount(done, total, unit), *details])
             return Text(line, no_wrap=True, overflow="ellipsis")
 
+    # Of the line after the name, a quarter is the bar; neither part moves as the other grows.
+    details = Details(table_column=Column(no_wrap=True, ratio=3))
+    bar = bars.BarColumn(bar_width=None, table_column=Column(ratio=1))
     name = bars.TextColumn(
         "{task.description}",
         markup=False,
         table_column=Column(no_wrap=True, overflow="ellipsis"),
     )
-    columns = (bars.SpinnerColumn(), name, bars.BarColumn(), Details())
-    return bars.Progress(*columns, console=Console(stderr=True), transient=True)
+    columns = (bars.SpinnerColumn(), name, bar, details)
+    return bars.Progress(*columns, console=Console(stderr=True), transient=True, expand=True)
+
+
+class _Rate:
+    """Units a second since the first ones were done: before these, work is prepared."""
+
+    def __init__(self) -> None:
+        self._first: tuple[int, float] | None = None
+
+    def after(self, done: int, now: float) -> float:
+        """Return the rate, or 0 while it is not known."""
+        if not done:
+            return 0.0
+        if self._first is None:
+            self._first = done, now
+        first, since = self._first
+        return (done - first) / (now - since) if now > since else 0.0
 
 
 class Usage:
@@ -392,11 +415,10 @@ def describe_amount(done: int, total: int | None, unit: str) -> str:
     return amount if unit == "bytes" else f"{amount} {unit}"
 
 
-def describe_rate(done: int, total: int | None, unit: str, seconds: float) -> list[str]:
+def describe_rate(done: int, total: int | None, unit: str, rate: float) -> list[str]:
     """Return "1,200 edges/s" or "35 MB/s", and "15 s left", as far as they are known."""
-    if not done or seconds <= 0:
+    if rate <= 0:
         return []
-    rate = done / seconds
     number = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
     found = [f"{format_size(rate)}/s" if unit == "bytes" else f"{number} {unit}/s"]
     if total is not None and done < total:

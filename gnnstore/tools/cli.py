@@ -15,40 +15,59 @@ import click
 import gnnstore
 from gnnstore.errors import UsageError
 from gnnstore.tools.ui import exits
+from gnnstore.tools.ui.help import GENERAL, Group, section
 from gnnstore.tools.ui.interrupts import interrupts_wait, no_interrupt_lost
 from gnnstore.tools.ui.session import Session, open_streams, start_logging
 
-# Command -> (module that defines `command`, one line for --help), in the order of use.
-_COMMANDS = {
-    "convert": ("gnnstore.tools.commands.convert", "Convert a graph into a store."),
-    "split-edges": (
-        "gnnstore.tools.commands.stores.split_edges",
-        "Split a store's edges for link prediction.",
-    ),
-    "add-order": (
-        "gnnstore.tools.commands.stores.add_order",
-        "Prepare a store for temporal or weighted sampling.",
-    ),
-    "reorder": (
-        "gnnstore.tools.commands.stores.reorder",
-        "Renumber a store's nodes so that rows needed often lie together.",
-    ),
-    "gc": ("gnnstore.tools.commands.gc", "List and remove the leftovers of interrupted runs."),
-    "inspect": (
-        "gnnstore.tools.commands.inspect",
-        "Show the contents of a store and how they will be read.",
-    ),
-    "verify": ("gnnstore.tools.commands.verify", "Check a store's files, checksums and contents."),
-    "pack": ("gnnstore.tools.commands.pack", "Sample and pack epochs ahead of training."),
-    "partition": (
-        "gnnstore.tools.commands.stores.partition",
-        "Write a partitioned copy of a store's nodes and edges.",
-    ),
-    "rm": ("gnnstore.tools.commands.rm", "Remove packed epochs or partitions of a store."),
-    "predict": ("gnnstore.tools.commands.predict", "Predict epoch times and cache misses."),
-    "bench": ("gnnstore.tools.commands.bench", "Measure a disk, or strategies on a store."),
-    "info": ("gnnstore.tools.commands.info", "Show versions, build and machine, for bug reports."),
+# Command -> (module that defines `command`, one line for --help), by section.
+_STORES = "gnnstore.tools.commands.stores"
+_SECTIONS = {
+    "Make": {
+        "convert": ("gnnstore.tools.commands.convert", "Convert a graph into a store."),
+        "split-edges": (f"{_STORES}.split_edges", "Split a store's edges for link prediction."),
+        "add-order": (
+            f"{_STORES}.add_order",
+            "Prepare a store for temporal or weighted sampling.",
+        ),
+        "reorder": (
+            f"{_STORES}.reorder",
+            "Renumber a store's nodes so that rows needed often lie together.",
+        ),
+    },
+    "Look": {
+        "inspect": (
+            "gnnstore.tools.commands.inspect",
+            "Show the contents of a store and how they will be read.",
+        ),
+        "verify": (
+            "gnnstore.tools.commands.verify",
+            "Check a store's files, checksums and contents.",
+        ),
+        "info": (
+            "gnnstore.tools.commands.info",
+            "Show versions, build and machine, for bug reports.",
+        ),
+    },
+    "Predict": {
+        "predict": ("gnnstore.tools.commands.predict", "Predict epoch times and cache misses."),
+        "bench": ("gnnstore.tools.commands.bench", "Measure a disk, or strategies on a store."),
+    },
+    "Train ahead": {
+        "pack": ("gnnstore.tools.commands.pack", "Sample and pack epochs ahead of training."),
+        "partition": (
+            f"{_STORES}.partition",
+            "Write a partitioned copy of a store's nodes and edges.",
+        ),
+    },
+    "Clean up": {
+        "rm": ("gnnstore.tools.commands.rm", "Remove packed epochs or partitions of a store."),
+        "gc": (
+            "gnnstore.tools.commands.gc",
+            "List and remove the leftovers of interrupted runs.",
+        ),
+    },
 }
+_COMMANDS = {name: found for commands in _SECTIONS.values() for name, found in commands.items()}
 
 # Commands that have what plug-ins register.
 _WITH_PLUGINS = {"convert", "predict", "pack", "bench"}
@@ -67,7 +86,8 @@ gnnstore.open() and gnnstore.NeighborLoader read in Python.
 
 \b
 Examples:
-  gnnstore convert snap com-friendster.ungraph.txt.gz friendster.gnn --undirected
+  gnnstore convert snap com-friendster.ungraph.txt.gz friendster.gnn \\
+    --undirected
   gnnstore inspect friendster.gnn
   gnnstore verify friendster.gnn --level full
 
@@ -80,13 +100,15 @@ Exit status:
 """
 
 
-class _LazyGroup(click.Group):
+class _LazyGroup(Group):
     """A group whose commands are imported when they are first used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the commands in the order a newcomer needs them."""
         del ctx
         return list(_COMMANDS)
+
+    names = list_commands  # without importing any
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the command's module and return its click command."""
@@ -104,10 +126,14 @@ class _LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands without importing any."""
+        """List the commands by section, without importing any."""
         del ctx
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+        width = max(map(len, _COMMANDS))  # that all sections have the same columns
+        for title, commands in _SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name.ljust(width), text) for name, (_, text) in commands.items()]
+                )
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the command; it is no error if the reader of its output left (`| head`)."""
@@ -132,13 +158,16 @@ def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> 
         "show_default": True,
     },
 )
-@click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_print_version,
-    help="Print the version and exit.",
+@section(
+    GENERAL,
+    click.option(
+        "--version",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_print_version,
+        help="Print the version and exit.",
+    ),
 )
 def root() -> None:
     """Hold the commands; users see `_HELP`."""

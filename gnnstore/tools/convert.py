@@ -20,6 +20,7 @@ from gnnstore.tools.inspect.node_order import (
     reorder_command,
     saving_by_degree,
 )
+from gnnstore.tools.inspect.programs import program_of
 from gnnstore.tools.inspect.render_store import next_commands, render_summary
 from gnnstore.tools.ui.interrupts import interrupts_wait
 from gnnstore.tools.ui.session import Session
@@ -110,7 +111,7 @@ def _render(console: Console, document: Mapping[str, Any]) -> None:
     if saving and saving["is_worth_it"]:
         console.print(f"In another order, {describe_saving(saving)}.")
         commands.append(reorder_command(store["path"]))
-    print_next(console, commands)
+    print_next(console, commands, program_of(store))
 
 
 def _render_degrees(console: Console, document: Mapping[str, Any]) -> None:

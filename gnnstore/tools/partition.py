@@ -15,9 +15,12 @@ from gnnstore.errors import UsageError
 from gnnstore.formats.partitions.reader import PartitionsReader
 from gnnstore.formats.store.units import refuse_existing
 from gnnstore.partitions.sizes import Contents, most_partitions
+from gnnstore.tools.inspect.describe_store import describe_store
 from gnnstore.tools.inspect.partitioned import describe_partitions, render_partitions
+from gnnstore.tools.inspect.programs import program_of_partitions
 from gnnstore.tools.predict.partitions import full_rate_bytes
 from gnnstore.tools.ui.session import Session
+from gnnstore.tools.ui.tables import print_next
 from gnnstore.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -85,7 +88,8 @@ def partition_store(
         session.emit(document, lambda console: _render_estimate(console, facts, sentence))
         return
     document |= {"seconds": seconds, **describe_partitions(PartitionsReader.open(made))}
-    session.emit(document, lambda console: _render(console, document))
+    described = describe_store(graph.reader)
+    session.emit(document, lambda console: _render(console, document, described))
 
 
 def _choose(graph: StoreInput, profile: DeviceProfile) -> tuple[int, str]:
@@ -155,6 +159,12 @@ def _render_estimate(console: Console, facts: dict[str, Any], sentence: str) -> 
         console.print(f"  {facts['reason']}", soft_wrap=True, highlight=False)
 
 
-def _render(console: Console, document: dict[str, Any]) -> None:
+def _render(console: Console, document: dict[str, Any], store: dict[str, Any]) -> None:
     render_partitions(console, document)
     console.print(f"\nPartitioned in {format_duration(document['seconds'])}.")
+    path = document["path"]
+    print_next(
+        console,
+        [("gnnstore", "inspect", path), ("gnnstore", "verify", path, "--level", "full")],
+        program_of_partitions(store, document),
+    )

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gnnstore.tools.cli import main
+from gnnstore.tools.ui import options
 from tests.support.stores import write_example_store
 
 
@@ -60,3 +61,9 @@ def example(_example: Path) -> Path:
 def scratch(tmp_path: Path) -> Path:
     """Return a small store that a test may break."""
     return write_example_store(tmp_path / "scratch.gnn").path
+
+
+@pytest.fixture
+def small_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let budgets be as small as small stores need."""
+    monkeypatch.setattr(options, "_LEAST_BUDGET_BYTES", 0)

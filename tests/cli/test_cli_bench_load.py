@@ -244,6 +244,7 @@ def test_without_a_cgroup_it_says_so_and_stops(
     assert answers == []
 
 
+@pytest.mark.usefixtures("small_budgets")
 def test_a_limit_in_bytes_is_a_share(run: Any, store: Path, answers: list[Task]) -> None:
     words = ("--strategies", "direct", "--no-limit", "--loader-memory", "65536", "--json")
     document = bench(run, store, *words).document

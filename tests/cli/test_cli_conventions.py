@@ -326,6 +326,7 @@ def test_paths_that_cannot_be_shown_are_escaped(example: Path, tmp_path: Path) -
         assert b"nodes" in done.stdout
 
 
+@pytest.mark.usefixtures("small_budgets")
 def test_messages_name_options_as_they_are_typed(run: Any, tmp_path: Path) -> None:
     """The library's messages have Python's names; the command line's those of its options."""
     edges = tmp_path / "edges.txt"

@@ -329,6 +329,7 @@ def test_sparse_matrices_of_scipy(run: Any, tmp_path: Path) -> None:
         assert said in done.stderr
 
 
+@pytest.mark.usefixtures("small_budgets")
 def test_a_data_that_torch_saved(run: Any, tmp_path: Path) -> None:
     data = Data(
         x=torch.rand(3, 2),

@@ -226,6 +226,7 @@ def test_strategies_are_predicted(run: Any, store: Path) -> None:
     assert "memory *" in text
 
 
+@pytest.mark.usefixtures("small_budgets")
 def test_budgets_of_predictions(run: Any, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optimizer, "SMALLEST_BYTES", 1)
     save_profile(profile_of(store))
@@ -425,7 +426,7 @@ def coarse_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gnnstore.tools.predict.partitions._fixed_bytes", lambda *_: 0)
 
 
-@pytest.mark.usefixtures("coarse_blocks")
+@pytest.mark.usefixtures("coarse_blocks", "small_budgets")
 def test_partitions_that_fit_are_compared(run: Any, store: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "partitions.png"
@@ -488,6 +489,7 @@ def test_the_memory_of_partitions_is_that_of_a_loader(
         assert sizes["memory_bytes"] == pytest.approx(sum(parts.values()), rel=0.1)
 
 
+@pytest.mark.usefixtures("small_budgets")
 def test_partitions_that_do_not_fit_are_refused(run: Any, store: Path) -> None:
     done = run("predict", store, *PARTITIONS, "--memory", "4kB")
     assert done.status == 2

@@ -64,13 +64,30 @@ def test_a_line_now_and_then(lines: Lines) -> None:
     ]
 
 
+def test_the_time_left_is_counted_from_the_first_units(lines: Lines) -> None:
+    """Which take longer: what comes before them is work that is done once."""
+    with LineProgress().phase("load", total=40, unit="batches") as phase:
+        lines.now += 50
+        phase.advance(10)
+        for _ in range(15):
+            lines.now += 1
+            phase.advance(2)
+    assert lines.found == [
+        "load: 10 of 40 batches (25%), 50 s",
+        "load: 30 of 40 batches (75%), 60 s, 2 batches/s, 5 s left",
+        "load: 40 of 40 batches, done in 65 s, 0.62 batches/s",
+    ]
+
+
 def test_lines_of_work_that_writes_show_what_it_uses(tmp_path: Path, lines: Lines) -> None:
     progress = LineProgress(Usage())
     progress.note("expected: much")
     with progress.phase("copy", unit="bytes") as phase:
         (tmp_path / "file").write_bytes(bytes(3_000_000))
+        phase.advance(0)
+        phase.advance(1)
         lines.now += 20
-        phase.advance(5_000_000)
+        phase.advance(4_999_999)
     first, *others = lines.found
     assert first == "expected: much"
     for line, head in zip(others, ("copy: 5 MB, 20 s", "copy: 5 MB, done in 20 s"), strict=True):
@@ -88,7 +105,7 @@ def test_usage_without_the_kernels_counters(tmp_path: Path) -> None:
     [(1234.5, "edges", "1,234 edges/s"), (0.25, "rows", "0.25 rows/s"), (5e6, "bytes", "5 MB/s")],
 )
 def test_rates(per_second: float, unit: str, text: str) -> None:
-    assert describe_rate(10**6, None, unit, 10**6 / per_second) == [text]
+    assert describe_rate(10**6, None, unit, per_second) == [text]
 
 
 def test_a_short_phase_prints_nothing(lines: Lines) -> None:

@@ -15,7 +15,7 @@ from gnnstore.errors import StorageError
 from gnnstore.tools.plots.disk import block_name, draw_profile, speed
 from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.session import Session
-from gnnstore.tools.ui.tables import print_facts, print_table, print_title
+from gnnstore.tools.ui.tables import print_facts, print_table, print_text, print_title
 from gnnstore.units import format_size
 
 
@@ -80,7 +80,7 @@ def _render(console: Console, document: Mapping[str, Any], profile: DeviceProfil
     print_title(console, "Random reads per second")
     _render_rates(console, profile)
     for text in (*document["remarks"], *document["problems"]):
-        console.print(f"\n{text}", soft_wrap=True)
+        print_text(console, text)
     print_title(console, "How loaders read here")
     print_facts(
         console,

@@ -40,7 +40,7 @@ from gnnstore.tools.ui.options import (
     describe_seeds,
 )
 from gnnstore.tools.ui.session import Session
-from gnnstore.tools.ui.tables import print_facts, print_table, print_title
+from gnnstore.tools.ui.tables import print_facts, print_table, print_text, print_title
 from gnnstore.units import format_at_least, format_duration, format_size
 
 WORKER = "gnnstore.tools.bench.worker"
@@ -48,11 +48,11 @@ NO_LIMIT = "without a limit: the page cache serves every strategy that reads thr
 _NOT_DIRECT = (
     "reads cannot bypass the page cache here, so the numbers of the disk are mostly those of memory"
 )
-_COLUMNS = """
+_COLUMNS = """\
 Speed-up: over {}. From disk, and reads: of a batch (-: none, or not counted). Cached: of its \
 rows. Memory: the most that the process held, page cache included (*: without a limit). Setup: \
 one-time work, before or during the first epoch."""
-_STAGES = """
+_STAGES = """\
 A moment in which several threads work is divided evenly among what they do, so that a row adds up \
 to the time of an epoch. For numpy-mmap and mmap, reading is page faults, and copying is counted \
 with them; what is left over is under other."""
@@ -325,22 +325,23 @@ def render_load(console: Console, document: Mapping[str, Any]) -> None:
         columns = ["strategy", "a batch", "an epoch", "speed-up", "from disk", "reads", "cached"]
         columns += ["memory", "setup"]
         print_title(console, f"Batches of {Path(document['store']).name}")
-        print_table(console, columns, map(_row, timed), right=columns[1:])
-        console.print(_COLUMNS.format(document["baseline"] or BASELINE), soft_wrap=True)
+        optional = ["cached", "reads", "setup", "from disk", "a batch"]
+        print_table(console, columns, map(_row, timed), right=columns[1:], optional=optional)
+        print_text(console, _COLUMNS.format(document["baseline"] or BASELINE))
     if shown := [name for name in STAGES if any(found["stages"].get(name) for found in timed)]:
         print_title(console, "Where the time of an epoch goes")
         rows = [
             [each["strategy"], *(_time(each["stages"][name]) for name in shown)] for each in timed
         ]
         print_table(console, ["strategy", *shown], rows, right=shown)
-        console.print(_STAGES, soft_wrap=True)
+        print_text(console, _STAGES)
     failed = [found for found in document["strategies"] if found["problem"] is not None]
     if failed:
         print_title(console, "Not timed")
     for found in failed:
         console.print(f"  {found['strategy']}: {found['problem']}", soft_wrap=True)
     for text in (*document["remarks"], *document.get("problems", ())):
-        console.print(f"\n{text}", soft_wrap=True)
+        print_text(console, text)
 
 
 def _row(found: Mapping[str, Any]) -> list[str]:

@@ -6,14 +6,15 @@ from typing import Any
 
 import click
 
-from gnnstore.budget.limits import parse_memory
 from gnnstore.errors import UsageError
 from gnnstore.strategies.builtin import auto
 from gnnstore.tools.bench.ways import ways
+from gnnstore.tools.ui.help import Command, Group
 from gnnstore.tools.ui.options import (
     SIZE,
     Parsed,
     batch_options,
+    parse_budget,
     parse_share_or_size,
     plot_option,
     seed_option,
@@ -31,7 +32,7 @@ Examples:
 """
 
 
-@click.group(name="bench", help=_HELP)
+@click.group(name="bench", cls=Group, help=_HELP)
 def command() -> None:
     """Hold the benchmarks; users see `_HELP`."""
 
@@ -53,7 +54,7 @@ Examples:
 """
 
 
-@command.command(name="disk", help=_DISK_HELP)
+@command.command(name="disk", cls=Command, help=_DISK_HELP)
 @click.argument("path", type=click.Path())
 @plot_option("Plot the result.")
 @click.option(
@@ -89,7 +90,7 @@ def _parse_ways(text: str, _: str) -> tuple[str, ...]:
 
 def _parse_limit(text: str, name: str) -> float | int:
     found = parse_share_or_size(text, name)
-    return found if isinstance(found, float) else parse_memory(text, name=name)
+    return found if isinstance(found, float) else parse_budget(text, name)
 
 
 _LOAD_HELP = """Time the strategies on STORE when its features do not fit in memory.
@@ -109,12 +110,14 @@ No model is trained: batches are loaded and dropped.
 \b
 Examples:
   gnnstore bench load papers100M.gnn
-  gnnstore bench load papers100M.gnn --num-neighbors 15,10 --loader-memory 8GiB --plot epochs.png
-  gnnstore bench load papers100M.gnn --strategies numpy-mmap,static-degree,packed --batches 50
+  gnnstore bench load papers100M.gnn --num-neighbors 15,10 \\
+    --loader-memory 8GiB --plot epochs.png
+  gnnstore bench load papers100M.gnn \\
+    --strategies numpy-mmap,static-degree,packed --batches 50
 """
 
 
-@command.command(name="load", help=_LOAD_HELP)
+@command.command(name="load", cls=Command, help=_LOAD_HELP)
 @click.argument("store", type=click.Path())
 @batch_options
 @click.option(

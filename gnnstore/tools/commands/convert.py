@@ -15,42 +15,45 @@ from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.progress import Style
 from gnnstore.tools.convert import convert
+from gnnstore.tools.ui.help import Command, Decorator, Group, section, together
 from gnnstore.tools.ui.options import (
     MEMORY,
     SHARES,
     SIZE,
-    Decorator,
     Parsed,
     gone_option,
     order_options,
     plot_option,
     seed_option,
     session_options,
-    together,
 )
 from gnnstore.tools.ui.session import Session
 
 _HELP = """Convert a graph into a store.
 
-COMMAND names the format of the input; it is never guessed from a name, and no code in a pickle
+KIND names the format of the input; it is never guessed from a name, and no code in a pickle
 runs. OUTPUT appears only when it is complete. An interrupted conversion leaves no partial store:
 repeat the command with --resume to continue it, or without to start again.
 
 \b
 Examples:
   gnnstore convert ogb dataset/ogbn_arxiv arxiv.gnn --undirected
-  gnnstore convert snap com-friendster.ungraph.txt.gz friendster.gnn --undirected
+  gnnstore convert snap com-friendster.ungraph.txt.gz friendster.gnn \\
+    --undirected
   gnnstore convert triples FB15k-237/ fb15k-237.gnn
   gnnstore convert numpy graph.npz graph.gnn --feature-dtype float16
-  gnnstore convert table users.gnn --edges follows.parquet --source who --target whom
+  gnnstore convert table users.gnn --edges follows.parquet --source who \\
+    --target whom
   gnnstore convert typed shop/ shop.gnn --reverse all
   gnnstore convert rmat random.gnn --scale 20
   gnnstore convert rmat random.gnn --scale 20 --resume
 """
 
 
-class _Kinds(click.Group):
+class _Kinds(Group):
     """The kinds of this module, and those that plug-ins have registered."""
+
+    noun = "kind"
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return our own kinds, then others."""
@@ -65,7 +68,7 @@ class _Kinds(click.Group):
         return _make_kind(cmd_name, found.summary, function=found.convert)
 
 
-@click.group(name="convert", cls=_Kinds, help=_HELP)
+@click.group(name="convert", cls=_Kinds, help=_HELP, subcommand_metavar="KIND ...")
 def command() -> None:
     """Hold the kinds; users see `_HELP`."""
 
@@ -85,7 +88,8 @@ class _Styles(click.Choice[str]):
 
 
 # Fields of `ConvertOptions` that are about the output, and how progress is shown.
-output_options = together(
+output_options = section(
+    "Output and progress",
     click.option(
         "--page-bytes",
         type=SIZE,
@@ -128,50 +132,59 @@ def _gone(option: str, command_name: str) -> Decorator:
 
 # The other fields of `ConvertOptions`.
 _common_options = together(
-    click.option(
-        "--undirected", is_flag=True, help="Add the reverse of every edge; drop duplicates."
+    section(
+        "Graph",
+        click.option(
+            "--undirected", is_flag=True, help="Add the reverse of every edge; drop duplicates."
+        ),
+        click.option(
+            "--self-loops",
+            type=click.Choice(("keep", "drop", "add")),
+            default="keep",
+            help="Edges from a node to itself.",
+        ),
+        click.option(
+            "--edge-ids/--no-edge-ids",
+            default=None,
+            help="Store the position of each edge in the input. Default: yes, but not for "
+            "generated and expanded graphs.",
+        ),
+        click.option(
+            "--index-dtype",
+            type=click.Choice(("int64", "int32")),
+            help="Type of node ids in batches. Default: that of the input, else int64.",
+        ),
+        click.option(
+            "--reverse",
+            multiple=True,
+            metavar="RELATION",
+            help="Of graphs with types: add a type rev_RELATION with the edges reversed. Repeat "
+            "it for more; all: of every type.",
+        ),
     ),
-    click.option(
-        "--self-loops",
-        type=click.Choice(("keep", "drop", "add")),
-        default="keep",
-        help="Edges from a node to itself.",
+    section(
+        "Features",
+        click.option(
+            "--feature-dtype",
+            type=click.Choice(tuple(STORAGE_DTYPES)),
+            metavar="TYPE",
+            help="Store x as this type, such as float16 or bfloat16.",
+        ),
+        click.option(
+            "--feature-scale",
+            type=click.Choice(("column",)),
+            help="With --feature-dtype int8: one scale per column, stored as x_scale.",
+        ),
     ),
-    click.option(
-        "--feature-dtype",
-        type=click.Choice(tuple(STORAGE_DTYPES)),
-        metavar="TYPE",
-        help="Store x as this type, such as float16 or bfloat16.",
-    ),
-    click.option(
-        "--feature-scale",
-        type=click.Choice(("column",)),
-        help="With --feature-dtype int8: one scale per column, stored as x_scale.",
-    ),
-    click.option(
-        "--edge-ids/--no-edge-ids",
-        default=None,
-        help="Store the position of each edge in the input. Default: yes, but not for generated "
-        "and expanded graphs.",
-    ),
-    click.option(
-        "--index-dtype",
-        type=click.Choice(("int64", "int32")),
-        help="Type of node ids in batches. Default: that of the input, else int64.",
-    ),
-    order_options,
-    click.option(
-        "--reverse",
-        multiple=True,
-        metavar="RELATION",
-        help="Of graphs with types: add a type rev_RELATION with the edges reversed. Repeat it for "
-        "more; all: of every type.",
-    ),
-    click.option(
-        "--spill-dir",
-        type=click.Path(),
-        metavar="DIR",
-        help="Directory for edges that are sorted on disk. Default: that of OUTPUT.",
+    section("Temporal and weighted sampling", order_options),
+    section(
+        "Output and progress",
+        click.option(
+            "--spill-dir",
+            type=click.Path(),
+            metavar="DIR",
+            help="Directory for edges that are sorted on disk. Default: that of OUTPUT.",
+        ),
     ),
     output_options,
     _gone("--node-order", "reorder"),
@@ -188,7 +201,8 @@ def _none_if_empty(
 
 
 # Features in files of their own.
-_feature_options = together(
+_feature_options = section(
+    "Features",
     click.option(
         "--features",
         multiple=True,
@@ -256,7 +270,7 @@ def _make_kind(
     source: str | None = "input",
     function: str | Callable[..., Path],
 ) -> click.Command:
-    @click.command(name=kind, help=help_text)
+    @click.command(name=kind, cls=Command, help=help_text)
     @together(
         *([click.argument(source, type=click.Path())] if source else []),
         click.argument("output", type=click.Path()),
@@ -286,10 +300,12 @@ their fixed negatives.
 Examples:
   gnnstore convert ogb dataset/ogbn_arxiv arxiv.gnn --undirected
   gnnstore convert ogb dataset/ogbn_products products.gnn --add-inverse-edge
-  gnnstore convert ogb dataset/ogbn_papers100M papers100M.gnn --feature-dtype float16
+  gnnstore convert ogb dataset/ogbn_papers100M papers100M.gnn \\
+    --feature-dtype float16
   gnnstore convert ogb dataset/mag240m_kddcup2021 mag240m.gnn --undirected
   gnnstore convert ogb dataset/ogbl_collab collab.gnn --add-inverse-edge
-  gnnstore convert ogb dataset/ogbn_mag mag.gnn --reverse all --time-attr node_year
+  gnnstore convert ogb dataset/ogbn_mag mag.gnn --reverse all \\
+    --time-attr node_year
 """,
     click.option(
         "--add-inverse-edge",
@@ -309,9 +325,12 @@ the original ones. What Matrix Market, SNAP and KONECT files say of themselves i
 
 \b
 Examples:
-  gnnstore convert snap com-friendster.ungraph.txt.gz friendster.gnn --undirected
-  gnnstore convert snap edges.txt graph.gnn --features x.npy --labels y.npy --splits splits.npz
-  gnnstore convert snap edges.txt graph.gnn --features 'x-*.bin' --features-raw float32,-1,128
+  gnnstore convert snap com-friendster.ungraph.txt.gz friendster.gnn \\
+    --undirected
+  gnnstore convert snap edges.txt graph.gnn --features x.npy \\
+    --labels y.npy --splits splits.npz
+  gnnstore convert snap edges.txt graph.gnn --features 'x-*.bin' \\
+    --features-raw float32,-1,128
 """,
     _feature_options,
     click.option(
@@ -414,7 +433,8 @@ optionally x, y, other node attributes, and train, valid and test.
 \b
 Examples:
   gnnstore convert numpy graph.npz graph.gnn
-  gnnstore convert numpy arrays/ graph.gnn --undirected --feature-dtype bfloat16
+  gnnstore convert numpy arrays/ graph.gnn --undirected \\
+    --feature-dtype bfloat16
   gnnstore convert numpy csr.npz graph.gnn --layout csr
 """,
     click.option(
@@ -449,11 +469,13 @@ by integers or by names; the store keeps them.
 
 \b
 Examples:
-  gnnstore convert table graph.gnn --edges edges.parquet --source src --target dst
-  gnnstore convert table graph.gnn --edges 'edges/*.parquet' --nodes nodes.parquet \\
-    --features x --label y --split split
-  gnnstore convert table users.gnn --edges follows.arrow --edge-column time \\
-    --nodes users.feather --node-id name --features age --features height
+  gnnstore convert table graph.gnn --edges edges.parquet --source src \\
+    --target dst
+  gnnstore convert table graph.gnn --edges 'edges/*.parquet' \\
+    --nodes nodes.parquet --features x --label y --split split
+  gnnstore convert table users.gnn --edges follows.arrow \\
+    --edge-column time --nodes users.feather --node-id name --features age \\
+    --features height
 """,
     click.option(
         "--edges",
@@ -512,7 +534,8 @@ edges name them, and train, valid and test.
 \b
 Examples:
   gnnstore convert typed shop/ shop.gnn --reverse all
-  gnnstore convert typed reviews/ reviews.gnn --time-attr time --weight-attr weight
+  gnnstore convert typed reviews/ reviews.gnn --time-attr time \\
+    --weight-attr weight
 """,
 )
 
@@ -552,7 +575,8 @@ are those of IGB's loader: 60, 20 and 20 % of the labelled papers, by position.
 \b
 Examples:
   gnnstore convert igb igb/small small.gnn --self-loops add
-  gnnstore convert igb igb/full igb260m.gnn --classes 2K --feature-dtype float16
+  gnnstore convert igb igb/full igb260m.gnn --classes 2K \\
+    --feature-dtype float16
 """,
     _classes_option,
 )
@@ -567,7 +591,8 @@ are those of IGB's loader: 60, 20 and 20 % of the labelled papers, by position.
 \b
 Examples:
   gnnstore convert igbh igb-heterogeneous/small small.gnn --reverse all
-  gnnstore convert igbh igb-heterogeneous/full full.gnn --classes 2K --feature-dtype float16
+  gnnstore convert igbh igb-heterogeneous/full full.gnn --classes 2K \\
+    --feature-dtype float16
 """,
     _classes_option,
 )
@@ -581,9 +606,10 @@ meta.pt, in which nothing but numbers is unpickled. (gnnstore convert ogb takes 
 
 \b
 Examples:
-  gnnstore convert mag240m dataset/mag240m_kddcup2021 mag240m.gnn --reverse all
-  gnnstore convert mag240m dataset/mag240m_kddcup2021 mag240m.gnn --time-attr node_year \
-      --reverse writes --reverse affiliated_with
+  gnnstore convert mag240m dataset/mag240m_kddcup2021 mag240m.gnn \\
+    --reverse all
+  gnnstore convert mag240m dataset/mag240m_kddcup2021 mag240m.gnn \\
+    --time-attr node_year --reverse writes --reverse affiliated_with
 """,
 )
 
@@ -598,8 +624,10 @@ distribution keeps its shape; a comparison is printed. The same options give the
 
 \b
 Examples:
-  gnnstore convert kronecker papers100M.gnn large.gnn --factor 4 --edge-factor 8.8
-  gnnstore convert kronecker cora.gnn cora16.gnn --factor 16 --plot degrees.png
+  gnnstore convert kronecker papers100M.gnn large.gnn --factor 4 \\
+    --edge-factor 8.8
+  gnnstore convert kronecker cora.gnn cora16.gnn --factor 16 \\
+    --plot degrees.png
 """,
     click.option("--factor", type=int, required=True, help="Copies of each node, up to 256."),
     click.option(
@@ -636,7 +664,8 @@ does not. The same options give the same graph on every machine.
 \b
 Examples:
   gnnstore convert rmat random.gnn --scale 20
-  gnnstore convert rmat large.gnn --scale 24 --edge-factor 15 --feature-dim 128 --plain
+  gnnstore convert rmat large.gnn --scale 24 --edge-factor 15 \\
+    --feature-dim 128 --plain
 """,
     click.option("--scale", type=int, default=16, help="2^SCALE nodes."),
     click.option("--edge-factor", type=int, default=16, help="Mean number of edges per node."),

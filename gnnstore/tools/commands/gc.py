@@ -13,6 +13,7 @@ from gnnstore.errors import NotFoundError, StorageError, UsageError, storage_err
 from gnnstore.formats.container.manifest import KINDS
 from gnnstore.formats.container.workdir import Leftover, find_leftovers, remove
 from gnnstore.formats.store.schema import StoreManifest
+from gnnstore.tools.ui.help import Command
 from gnnstore.tools.ui.options import session_options
 from gnnstore.tools.ui.session import Session
 from gnnstore.units import format_duration, format_size
@@ -37,7 +38,7 @@ Examples:
 """
 
 
-@click.command(name="gc", help=_HELP)
+@click.command(name="gc", cls=Command, help=_HELP)
 @click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path())
 @click.option("--yes", is_flag=True, help="Remove the leftovers instead of listing them.")
 @session_options
@@ -128,7 +129,7 @@ def _render(console: Console, found: list[dict[str, Any]], removed: int, yes: bo
         size, age = format_size(item["num_bytes"]), format_duration(item["age_seconds"])
         action = item["action"] if item["action"] != "none" else "left alone"
         rows.append([item["path"], item["state"], size, age, *([action] if yes else [])])
-    print_table(console, columns, rows, right=("size", "age"))
+    print_table(console, columns, rows, right=("size", "age"), optional=("age",))
     if yes:
         console.print(f"\nRemoved {format_size(removed)}.")
     elif any(item["state"] != "running" for item in found):

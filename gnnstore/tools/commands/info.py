@@ -22,6 +22,7 @@ from gnnstore.disk.engines import ENVIRONMENT_VARIABLE, probe_engines
 from gnnstore.disk.profile import find_mount
 from gnnstore.errors import NotFoundError
 from gnnstore.tools.inspect.render_store import flatten
+from gnnstore.tools.ui.help import Command
 from gnnstore.tools.ui.options import session_options
 from gnnstore.tools.ui.session import Session
 from gnnstore.tools.ui.tables import print_facts, print_title
@@ -44,7 +45,7 @@ _CPU_FEATURES = ("sse4_2", "avx", "avx2", "avx512f", "avx512bw", "bmi2", "crc32"
 _HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage"
 
 
-@click.command(name="info", help=_HELP)
+@click.command(name="info", cls=Command, help=_HELP)
 @click.argument("path", type=click.Path(), default=".")
 @session_options
 def command(session: Session, path: str) -> None:

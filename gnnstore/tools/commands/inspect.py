@@ -25,6 +25,7 @@ from gnnstore.tools.inspect.packed import describe_packed, render_packed, scan_p
 from gnnstore.tools.inspect.partitioned import describe_partitions, render_partitions
 from gnnstore.tools.inspect.render_store import render_array, render_store
 from gnnstore.tools.inspect.tables import describe_table, render_table
+from gnnstore.tools.ui.help import Command
 from gnnstore.tools.ui.options import gone_option, plot_option, session_options
 from gnnstore.tools.ui.session import Session
 
@@ -50,7 +51,7 @@ Examples:
 """
 
 
-@click.command(name="inspect", help=_HELP)
+@click.command(name="inspect", cls=Command, help=_HELP)
 @click.argument("store", type=click.Path())
 @click.option("--array", "array_path", metavar="PATH", help="Show one array, by path or name.")
 @click.option("--stats", is_flag=True, help="Read the arrays and summarise their values.")

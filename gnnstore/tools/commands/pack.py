@@ -9,6 +9,7 @@ import click
 from gnnstore.caching.scores import SCORES
 from gnnstore.strategies.builtin import PACKED
 from gnnstore.strategies.predict.traits import TOPOLOGIES
+from gnnstore.tools.ui.help import Command, section
 from gnnstore.tools.ui.options import (
     MEMORY,
     SIZE,
@@ -40,14 +41,16 @@ Finished work survives a full disk, Ctrl-C or a crash; --resume continues it.
 Examples:
   gnnstore pack papers100M.gnn --name base --epochs 10 --memory 8GB
   gnnstore pack papers100M.gnn --name base --epochs 10 --memory 8GB --resume
-  gnnstore pack papers100M.gnn --output /fast/base --num-neighbors 15,10 --disk 2TB
+  gnnstore pack papers100M.gnn --output /fast/base --num-neighbors 15,10 \\
+    --disk 2TB
   gnnstore pack papers100M.gnn --name base --estimate
   gnnstore pack citation2.gnn --name links --links train --negatives binary:1
-  gnnstore pack mag.gnn --name base --input-nodes paper:train --num-neighbors 10,10
+  gnnstore pack mag.gnn --name base --input-nodes paper:train \\
+    --num-neighbors 10,10
 """
 
 
-@click.command(name="pack", help=_HELP)
+@click.command(name="pack", cls=Command, help=_HELP)
 @click.argument("store", type=click.Path())
 @click.option("--name", help="Name of the packed epochs in the store.")
 @click.option(
@@ -57,102 +60,116 @@ Examples:
 @click.option(
     "--epochs", type=click.IntRange(min=1), default=1, help="Epochs to pack, from epoch 0 on."
 )
-@click.option(
-    "--memory",
-    type=MEMORY,
-    metavar="SIZE",
-    help="Budget of packing, and of the cache and batches of training.",
-)
-@click.option("--cache-bytes", type=SIZE, help="Size of the cache. Default: what --memory leaves.")
-@click.option(
-    "--cache-by",
-    "cache",
-    type=click.Choice(_CACHE_BY),
-    default=PACKED.policy,
-    help="Policy that chooses the cached rows.",
-)
-@click.option(
-    "--disk",
-    "disk_bytes",
-    type=SIZE,
-    help="Disk budget of the packed epochs; if it is too small, batches share rows. Default: free "
-    "space, and no sharing.",
-)
-@click.option(
-    "--segment",
-    type=click.IntRange(min=1),
-    help="Batches that share rows on disk; 1: none do. Default: as few as --disk allows, 1 without "
-    "--disk.",
+@section(
+    "Budgets",
+    click.option(
+        "--memory",
+        type=MEMORY,
+        metavar="SIZE",
+        help="Budget of packing, and of the cache and batches of training.",
+    ),
+    click.option(
+        "--cache-bytes", type=SIZE, help="Size of the cache. Default: what --memory leaves."
+    ),
+    click.option(
+        "--cache-by",
+        "cache",
+        type=click.Choice(_CACHE_BY),
+        default=PACKED.policy,
+        help="Policy that chooses the cached rows.",
+    ),
+    click.option(
+        "--disk",
+        "disk_bytes",
+        type=SIZE,
+        help="Disk budget of the packed epochs; if it is too small, batches share rows. Default: "
+        "free space, and no sharing.",
+    ),
+    click.option(
+        "--segment",
+        type=click.IntRange(min=1),
+        help="Batches that share rows on disk; 1: none do. Default: as few as --disk allows, 1 "
+        "without --disk.",
+    ),
 )
 @gone_option(
     "--compress",
     "--compress: packed rows are not compressed any more; leave it out, and give --disk to have "
     "batches share rows where space is short",
 )
-@seed_option("Seed of sampling and shuffling.")
-@click.option("--shuffle/--no-shuffle", default=True, help="Shuffle the seeds in each epoch.")
-@click.option("--drop-last", is_flag=True, help="Leave out a last batch that is not full.")
-@click.option("--replace", is_flag=True, help="Sample neighbours with replacement.")
-@click.option(
-    "--subgraph-type",
-    type=click.Choice(("directional", "bidirectional", "induced")),
-    default="directional",
-    help="Edges of a subgraph, as in PyG.",
+@section(
+    "Batches",
+    seed_option("Seed of sampling and shuffling."),
+    click.option("--shuffle/--no-shuffle", default=True, help="Shuffle the seeds in each epoch."),
+    click.option("--drop-last", is_flag=True, help="Leave out a last batch that is not full."),
+    click.option("--replace", is_flag=True, help="Sample neighbours with replacement."),
+    click.option(
+        "--subgraph-type",
+        type=click.Choice(("directional", "bidirectional", "induced")),
+        default="directional",
+        help="Edges of a subgraph, as in PyG.",
+    ),
+    click.option("--disjoint", is_flag=True, help="One subgraph per seed."),
+    click.option(
+        "--input-time",
+        type=click.Path(),
+        metavar="FILE.npy",
+        help="Times of the seed nodes, in place of their own.",
+    ),
 )
-@click.option("--disjoint", is_flag=True, help="One subgraph per seed.")
-@click.option(
-    "--src-weight",
-    type=click.Path(),
-    metavar="FILE.npy",
-    help="Weights [N] by which sources of negatives are drawn.",
+@section(
+    "Links to start from",
+    click.option(
+        "--src-weight",
+        type=click.Path(),
+        metavar="FILE.npy",
+        help="Weights [N] by which sources of negatives are drawn.",
+    ),
+    click.option(
+        "--dst-weight",
+        type=click.Path(),
+        metavar="FILE.npy",
+        help="Weights [N] by which targets of negatives are drawn.",
+    ),
+    click.option(
+        "--edge-label",
+        type=click.Path(),
+        metavar="FILE.npy",
+        help="Labels of the links, [L, ...]; of all edges, by edge id.",
+    ),
+    click.option(
+        "--edge-label-time",
+        type=click.Path(),
+        metavar="FILE.npy",
+        help="Times of the links, [L]; of all edges, by edge id.",
+    ),
+    click.option(
+        "--edge-label-attrs",
+        type=Parsed("names", lambda text, _: tuple(name.strip() for name in text.split(","))),
+        metavar="NAME,NAME,...",
+        help="Attributes of the links to add to each batch.",
+    ),
 )
-@click.option(
-    "--dst-weight",
-    type=click.Path(),
-    metavar="FILE.npy",
-    help="Weights [N] by which targets of negatives are drawn.",
+@section(
+    "Budgets",
+    click.option(
+        "--superbatch",
+        type=click.IntRange(min=1),
+        help="Batches planned at a time. Default: as memory allows.",
+    ),
+    click.option(
+        "--topology",
+        type=click.Choice(TOPOLOGIES),
+        default="auto",
+        help="Where the topology is held while packing.",
+    ),
+    click.option(
+        "--spill-dir",
+        type=click.Path(),
+        help="Directory for subgraphs that exceed memory. Default: that of the store.",
+    ),
+    threads_option("Threads. Default: all processors."),
 )
-@click.option(
-    "--edge-label",
-    type=click.Path(),
-    metavar="FILE.npy",
-    help="Labels of the links, [L, ...]; of all edges, by edge id.",
-)
-@click.option(
-    "--input-time",
-    type=click.Path(),
-    metavar="FILE.npy",
-    help="Times of the seed nodes, in place of their own.",
-)
-@click.option(
-    "--edge-label-time",
-    type=click.Path(),
-    metavar="FILE.npy",
-    help="Times of the links, [L]; of all edges, by edge id.",
-)
-@click.option(
-    "--edge-label-attrs",
-    type=Parsed("names", lambda text, _: tuple(name.strip() for name in text.split(","))),
-    metavar="NAME,NAME,...",
-    help="Attributes of the links to add to each batch.",
-)
-@click.option(
-    "--superbatch",
-    type=click.IntRange(min=1),
-    help="Batches planned at a time. Default: as memory allows.",
-)
-@click.option(
-    "--topology",
-    type=click.Choice(TOPOLOGIES),
-    default="auto",
-    help="Where the topology is held while packing.",
-)
-@click.option(
-    "--spill-dir",
-    type=click.Path(),
-    help="Directory for subgraphs that exceed memory. Default: that of the store.",
-)
-@threads_option("Threads. Default: all processors.")
 @click.option("--estimate", is_flag=True, help="Print the estimate and write nothing.")
 @click.option(
     "--overwrite", is_flag=True, help="Replace packed epochs once the new ones are complete."

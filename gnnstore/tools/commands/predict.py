@@ -8,6 +8,7 @@ import click
 
 from gnnstore.errors import UsageError
 from gnnstore.strategies.builtin import auto
+from gnnstore.tools.ui.help import Command
 from gnnstore.tools.ui.options import (
     MEMORY,
     SIZE,
@@ -39,9 +40,11 @@ order is from a shuffle of all edges. Loaders do this with partitions=.
 \b
 Examples:
   gnnstore predict papers100M.gnn --memory 16GB --disk 100GB
-  gnnstore predict papers100M.gnn --num-neighbors 15,10 --cache-bytes 4GiB,16GiB --batches 200
+  gnnstore predict papers100M.gnn --num-neighbors 15,10 \\
+    --cache-bytes 4GiB,16GiB --batches 200
   gnnstore predict papers100M.gnn --plot misses.png
-  gnnstore predict freebase.gnn --partitions edges --memory 8GB --embedding-dim 100
+  gnnstore predict freebase.gnn --partitions edges --memory 8GB \\
+    --embedding-dim 100
 """
 
 
@@ -64,7 +67,7 @@ def _parse_caches(text: str, name: str) -> tuple[float | int, ...]:
     return tuple(parse_share_or_size(part.strip(), name) for part in text.split(","))
 
 
-@click.command(name="predict", help=_HELP)
+@click.command(name="predict", cls=Command, help=_HELP)
 @click.argument("store", type=click.Path())
 @batch_options
 @click.option(

@@ -10,6 +10,7 @@ from gnnstore.formats.packed.reader import PACKED
 from gnnstore.formats.partitions.reader import PARTITIONS
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.formats.store.units import remove_unit, unit_path
+from gnnstore.tools.ui.help import Command
 from gnnstore.tools.ui.options import gone_option, session_options
 from gnnstore.tools.ui.session import Session
 from gnnstore.units import format_size
@@ -26,7 +27,7 @@ Examples:
 """
 
 
-@click.command(name="rm", help=_HELP)
+@click.command(name="rm", cls=Command, help=_HELP)
 @click.argument("store", type=click.Path())
 @click.option("--packed", metavar="NAME", help="Name of the packed epochs.")
 @gone_option("--plan", "--plan is called --packed")

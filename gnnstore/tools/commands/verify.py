@@ -12,6 +12,7 @@ from rich.console import Console
 from gnnstore.features.check import verify
 from gnnstore.formats.container.verify import LEVELS, Level, Report
 from gnnstore.tools.ui import exits
+from gnnstore.tools.ui.help import Command
 from gnnstore.tools.ui.options import session_options, threads_option
 from gnnstore.tools.ui.session import Session
 from gnnstore.units import format_size
@@ -25,7 +26,8 @@ epochs, "full" also reads each batch as training does.
 Levels, each including the one before:
   header     metadata, every file's presence and exact size; reads no data
   checksums  every byte against the crc32c recorded when it was written
-  full       also the values: ids in range, columns sorted, padding zero, edges of partitions
+  full       also the values: ids in range, columns sorted, padding zero,
+             edges of partitions
 
 Exits with 0 if the store is sound and with 1 if it is not; prints every problem with its file and
 byte range.
@@ -38,7 +40,7 @@ Examples:
 """
 
 
-@click.command(name="verify", help=_HELP)
+@click.command(name="verify", cls=Command, help=_HELP)
 @click.argument("store", type=click.Path())
 @click.option(
     "--level",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ from rich.console import Console
 
 from gnnstore.tools.inspect.node_order import describe_saving, reorder_command
 from gnnstore.tools.inspect.partitioned import describe_order
+from gnnstore.tools.inspect.programs import program_of
 from gnnstore.tools.ui.tables import print_facts, print_next, print_table, print_title, share_bar
 from gnnstore.units import format_size
 
@@ -29,10 +29,10 @@ def render_store(console: Console, store: Mapping[str, Any]) -> None:
     print_facts(console, _reading(store["reading"]))
     if "stats" in store:
         render_stats(console, store["stats"])
-    commands = next_commands(store["path"])[:2]
+    commands = next_commands(store["path"])
     if store.get("stats", {}).get("node_order", {}).get("is_worth_it"):
         commands.append(reorder_command(store["path"]))
-    print_next(console, commands)
+    print_next(console, commands, program_of(store))
 
 
 def next_commands(path: str) -> list[tuple[str, ...]]:
@@ -40,7 +40,6 @@ def next_commands(path: str) -> list[tuple[str, ...]]:
     return [
         ("gnnstore", "inspect", path, "--stats"),
         ("gnnstore", "verify", path, "--level", "full"),
-        ("python", "-c", f"import gnnstore; print(gnnstore.open({json.dumps(path)}))"),
     ]
 
 
@@ -202,7 +201,8 @@ def _print_types(console: Console, store: Mapping[str, Any]) -> None:
             )
         )
     columns = ("type", "relation", "edges", "per target", "attributes", "times", "weights")
-    print_table(console, columns, lines, right=("edges", "per target"))
+    optional = ("per target", "weights", "times", "attributes")
+    print_table(console, columns, lines, right=("edges", "per target"), optional=optional)
 
 
 def _print_arrays(console: Console, store: Mapping[str, Any]) -> None:
@@ -236,11 +236,12 @@ def _print_arrays(console: Console, store: Mapping[str, Any]) -> None:
         )
     )
     right = ("on disk", "padding", "share")
-    print_table(console, columns, rows, right=right, optional=("", "padding", "layout"))
+    print_table(console, columns, rows, right=right, optional=("", "padding", "layout", "share"))
 
 
 def _print_packed(console: Console, packed: list[Mapping[str, Any]]) -> None:
     columns = ("name", "epochs", "batches", "fan-outs", "batch size", "seed", "on disk")
+    optional = ("seed", "batch size", "fan-outs")
     rows = []
     for one in packed:
         if one["problem"] is not None:
@@ -257,7 +258,7 @@ def _print_packed(console: Console, packed: list[Mapping[str, Any]]) -> None:
                 format_size(one["disk_bytes"]),
             )
         )
-    print_table(console, columns, rows, right=("on disk",))
+    print_table(console, columns, rows, right=("on disk",), optional=optional)
 
 
 def _print_partitions(console: Console, found: list[Mapping[str, Any]]) -> None:
@@ -277,7 +278,7 @@ def _print_partitions(console: Console, found: list[Mapping[str, Any]]) -> None:
                 format_size(one["disk_bytes"]),
             )
         )
-    print_table(console, columns, rows, right=("on disk",))
+    print_table(console, columns, rows, right=("on disk",), optional=("seed", "nodes of each"))
 
 
 def _reading(reading: Mapping[str, Any]) -> dict[str, object]:

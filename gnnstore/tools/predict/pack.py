@@ -20,8 +20,10 @@ from gnnstore.packing.estimate import PackEstimate, estimate_packing
 from gnnstore.packing.job import EpochPacker
 from gnnstore.packing.sampling import PackSettings
 from gnnstore.tools.inspect.packed import describe_packed, render_packed
+from gnnstore.tools.inspect.programs import program_of_packed
 from gnnstore.tools.predict.seeds import choose_seeds, config_of
 from gnnstore.tools.ui.session import Session
+from gnnstore.tools.ui.tables import print_next
 from gnnstore.units import format_duration
 
 if TYPE_CHECKING:
@@ -128,3 +130,9 @@ def _render_estimate(console: Console, estimate: PackEstimate) -> None:
 def _render(console: Console, document: dict[str, Any]) -> None:
     render_packed(console, document)
     console.print(f"\nPacked in {format_duration(document['seconds'])}.")
+    path = document["path"]
+    print_next(
+        console,
+        [("gnnstore", "inspect", path), ("gnnstore", "verify", path, "--level", "full")],
+        program_of_packed(path),
+    )

@@ -23,7 +23,7 @@ from gnnstore.pictures import draw_into
 from gnnstore.tools.plots.partitions import draw_partitions
 from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.session import Session
-from gnnstore.tools.ui.tables import print_facts, print_table
+from gnnstore.tools.ui.tables import print_facts, print_table, print_text
 from gnnstore.units import format_size
 
 # Share of the sequential rate that reads of partitions and buckets are to reach.
@@ -151,6 +151,7 @@ def _render(console: Console, document: Mapping[str, Any]) -> None:
     )
     columns = ["order", "partitions", "in the buffer", "logical", "reads", "read", "written"]
     columns += ["bias", "memory", "disk time"]
+    optional = ["written", "logical", "reads", "memory", "read", "bias"]
     rows = [
         [
             one["order"] + (" *" if one["is_best"] else ""),
@@ -167,7 +168,7 @@ def _render(console: Console, document: Mapping[str, Any]) -> None:
         for one in document["sizes"]
     ]
     console.print()
-    print_table(console, columns, rows, right=columns[1:], optional=["written", "logical"])
-    console.print(f"\n{_REMARK}", soft_wrap=True)
+    print_table(console, columns, rows, right=columns[1:], optional=optional)
+    print_text(console, _REMARK)
     for problem in document["problems"]:
-        console.print(f"\n{problem}", soft_wrap=True)
+        print_text(console, problem)

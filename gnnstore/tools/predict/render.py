@@ -8,8 +8,15 @@ from typing import Any
 from rich.console import Console
 
 from gnnstore.caching.policies.registry import POLICIES
+from gnnstore.tools.inspect.programs import program
 from gnnstore.tools.ui.options import describe_fanouts, describe_seeds
-from gnnstore.tools.ui.tables import print_facts, print_next, print_table, print_title
+from gnnstore.tools.ui.tables import (
+    print_facts,
+    print_next,
+    print_table,
+    print_text,
+    print_title,
+)
 from gnnstore.units import format_duration, format_size
 
 _REMARK = (
@@ -50,17 +57,34 @@ def render_predictions(console: Console, document: Mapping[str, Any]) -> None:
     print_facts(console, _facts(document))
     _render_strategies(console, document["predictions"])
     _render_caches(console, document)
-    console.print(f"\n{_REMARK}", soft_wrap=True)
+    print_text(console, _REMARK)
     if document["num_batches"] < document["epoch_batches"]:
-        console.print(f"\n{_PARTLY}", soft_wrap=True)
+        print_text(console, _PARTLY)
     for problem in document["problems"]:
-        console.print(f"\n{problem}", soft_wrap=True)
+        print_text(console, problem)
     if document["measured_at"] is None:
-        console.print(
-            "\nThe time of the reads is unknown: the disk has not been measured.",
-            soft_wrap=True,
-        )
-        print_next(console, [("gnnstore", "bench", "disk", document["store"])])
+        print_text(console, "The time of the reads is unknown: the disk has not been measured.")
+    _render_next(console, document)
+
+
+def _render_next(console: Console, document: Mapping[str, Any]) -> None:
+    store, links = document["store"], document.get("links")
+    commands = [("gnnstore", "bench", "load", store)]
+    if document["measured_at"] is None:
+        commands = [("gnnstore", "bench", "disk", store)]
+    memory = document["predictions"]["memory_bytes"]
+    print_next(
+        console,
+        commands,
+        program(
+            store,
+            document["input_nodes"],
+            *([f"memory={memory:_}"] if memory else []),
+            links=links,
+            num_neighbors=document["num_neighbors"],
+            batch_size=document["batch_size"],
+        ),
+    )
 
 
 def _facts(document: Mapping[str, Any]) -> dict[str, object]:
@@ -85,7 +109,7 @@ def _render_strategies(console: Console, predictions: Mapping[str, Any]) -> None
     """Print the predictions of an epoch, and the reasons for impossible strategies."""
     found = predictions["strategies"]
     if not found:
-        console.print(f"\n{_NARROW}", soft_wrap=True)
+        print_text(console, _NARROW)
         return
     memory, disk = (format_size(predictions[f"{name}_bytes"]) for name in ("memory", "disk"))
     print_title(console, f"An epoch, predicted, with {memory} of memory and {disk} of disk")
@@ -108,19 +132,21 @@ def _render_strategies(console: Console, predictions: Mapping[str, Any]) -> None
                 _bytes(one["cached_bytes"]),
             ]
         )
-    print_table(console, columns, rows, right=[c for c in columns if c != "bottleneck"][1:])
+    right = [name for name in columns if name != "bottleneck"][1:]
+    optional = ["cached", "sequential", "random", "disk", "setup", "bottleneck"]
+    print_table(console, columns, rows, right=right, optional=optional)
     for one in found:
         if one["problem"] is not None:
-            console.print(f"\n{one['strategy']}: {one['problem']}", soft_wrap=True)
+            print_text(console, f"{one['strategy']}: {one['problem']}")
     by_note: dict[str, list[str]] = {}
     for one in found:
         by_note.setdefault(one["edge_ids"] or "", []).append(one["strategy"])
     for note, strategies in by_note.items():
         if note:
-            console.print(f"\n{', '.join(strategies)}: {note}", soft_wrap=True)
-    console.print(f"\n{_PREDICTED}", soft_wrap=True)
+            print_text(console, f"{', '.join(strategies)}: {note}")
+    print_text(console, _PREDICTED)
     if predictions["disk_is_assumed"]:
-        console.print(f"\n{_ASSUMED}", soft_wrap=True)
+        print_text(console, _ASSUMED)
 
 
 def _bytes(num_bytes: int) -> str:
@@ -159,7 +185,8 @@ def _render_caches(console: Console, document: Mapping[str, Any]) -> None:
                 cells.append(_time(policy["seconds_per_epoch"]))
             rows.append(cells)
     print_title(console, "What they read from disk")
-    print_table(console, columns, rows, right=columns[2:])
+    optional = ["fill", "bytes an epoch", "reads an epoch"]
+    print_table(console, columns, rows, right=columns[2:], optional=optional)
 
 
 def _size(cache: Mapping[str, Any]) -> str:

@@ -16,10 +16,11 @@ import click
 
 from gnnstore.budget.limits import parse_memory
 from gnnstore.errors import BudgetError, UsageError
+from gnnstore.tools.ui.help import GENERAL, Decorator, section, together
 from gnnstore.tools.ui.session import Session
-from gnnstore.units import parse_size
+from gnnstore.units import format_count, format_size, parse_size
 
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+_LEAST_BUDGET_BYTES = 10**6
 # Of each hop; or of each hop by edge type, as "author__writes__paper".
 Fanouts = tuple[int, ...] | Mapping[str, tuple[int, ...]]
 
@@ -41,6 +42,19 @@ class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 
             raise
         except UsageError as error:
             self.fail(str(error), param, ctx)
+
+
+def parse_budget(text: str, name: str) -> int:
+    """Return a memory budget in bytes; refuse one so small that its unit was forgotten."""
+    budget = parse_memory(text, name=name)
+    if budget < _LEAST_BUDGET_BYTES:
+        number = text.strip()  # of gigabytes, if it has no unit and is as small
+        likely = f"{number}GB" if number.isdecimal() and 0 < int(number) < 1000 else "8GB"
+        raise UsageError(
+            f"{text} is {format_count(budget, 'byte')}, and a budget is at least "
+            f"{format_size(_LEAST_BUDGET_BYTES)}; did you mean {likely}?"
+        )
+    return budget
 
 
 def parse_share_or_size(text: str, name: str) -> float | int:
@@ -91,18 +105,7 @@ def _parse_shares(text: str, _: str) -> tuple[float, ...]:
 SHARES = Parsed("shares", _parse_shares)
 # A number of bytes with a unit; and one that the container of this process must allow.
 SIZE = Parsed("size", lambda text, name: parse_size(text, name=name))
-MEMORY = Parsed("size", lambda text, name: parse_memory(text, name=name))
-
-
-def together(*options: Decorator) -> Decorator:
-    """Return a decorator that adds several options or arguments to a command, in this order."""
-
-    def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
+MEMORY = Parsed("size", parse_budget)
 
 
 def seed_option(help_text: str) -> Decorator:
@@ -274,7 +277,8 @@ def gone_option(name: str, advice: str) -> Callable[[Any], Any]:
 
 
 # Seeds of a link loader; each option is a parameter of `LinkNeighborLoader`.
-_link_options = together(
+_link_options = section(
+    "Links to start from",
     click.option(
         "--links",
         metavar="EDGES",
@@ -319,7 +323,8 @@ _link_options = together(
 
 # Options of the commands that sample batches as a loader does. The seeds of batches are passed as
 # `seeds_asked`, and the options of sampling as `sampling`.
-batch_options = together(
+batch_options = section(
+    "Batches",
     click.option(
         "--num-neighbors",
         "fanouts",
@@ -402,7 +407,7 @@ def session_options(command: Callable[..., Any]) -> Callable[..., Any]:
         }
         return command(session, *args, **kwargs)
 
-    return together(*flags)(with_session)
+    return section(GENERAL, *flags)(with_session)
 
 
 def _setter(field: str) -> Callable[[click.Context, click.Parameter, bool], None]:

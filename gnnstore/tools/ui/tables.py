@@ -1,8 +1,8 @@
 """Tables and bars for people, in one style for all commands.
 
 On a terminal they are framed and coloured; in a pipe they are plain columns, one row a line, so
-that grep, awk and a bug report can use them. No word is ever broken: a table that is too wide for
-the terminal loses columns that are not essential, and then becomes a paragraph a row.
+that grep, awk and a bug report can use them. A row is one line on a terminal, too: a table that is
+too wide loses columns, those that matter least first, and says which.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 
 from rich import box
 from rich.console import Console, JustifyMethod
-from rich.padding import Padding
 from rich.table import Table
-from rich.text import Text
 
 _BAR_CELLS = 10
+# What the first column keeps of its cells before other columns go.
+_LEAST_CELLS = 24
 # Wider than any table, so that its own width can be measured.
 _NO_WIDTH = 10_000
 
@@ -38,33 +38,59 @@ def print_facts(console: Console, facts: Mapping[str, object]) -> None:
     console.print(table)
 
 
+def print_text(console: Console, text: str) -> None:
+    """Print a remark after an empty line: wrapped on a terminal, in one line elsewhere."""
+    console.print(f"\n{text}", soft_wrap=not console.is_terminal)
+
+
 def print_table(
     console: Console,
     columns: Sequence[str],
     rows: Iterable[Sequence[object]],
     *,
     right: Iterable[str] = (),
-    optional: Iterable[str] = (),
+    optional: Sequence[str] = (),
 ) -> None:
-    """Print rows under a header."""
+    """Print rows under a header; where there is no room, without the `optional` columns.
+
+    These are given in the order in which they go. If that is not enough, cells of the first column
+    lose their middle, and then other columns go, the last first.
+    """
     kept, numeric = list(range(len(columns))), set(right)
     cells = [[str(cell) for cell in row] for row in rows]
     table = _table(console, columns, cells, kept, numeric)
     if not console.is_terminal:
-        console.print(table, width=_natural_width(console, table), crop=False)
-        return
-    for name in optional:
-        if _natural_width(console, table) <= console.width:
-            break
-        kept.remove(columns.index(name))
-        table = _table(console, columns, cells, kept, numeric)
-    if _natural_width(console, table) <= console.width:
+        console.width = max(console.width, _natural_width(console, table))
         console.print(table)
         return
-    for row in cells:
-        console.print(row[0], style="bold", overflow="fold")
-        facts = [f"{columns[i]} {row[i]}".strip() for i in kept[1:] if row[i]]
-        console.print(Padding(Text(", ".join(facts)), (0, 0, 0, 4)))
+    widest = max((len(row[0]) for row in cells), default=0)
+    excess = _natural_width(console, table) - console.width
+    others = [name for name in reversed(columns[1:]) if name not in optional]
+    missing = []
+    for name in (*optional, *others):
+        if excess <= 0 or (name in others and widest - excess >= _LEAST_CELLS):
+            break
+        kept.remove(columns.index(name))
+        missing += [name] if name else []
+        table = _table(console, columns, cells, kept, numeric)
+        excess = _natural_width(console, table) - console.width
+    if excess > 0:
+        room = max(1, widest - excess)
+        cells = [[_shortened(console, row[0], room), *row[1:]] for row in cells]
+        table = _table(console, columns, cells, kept, numeric)
+    console.print(table)
+    if missing:
+        text = f"No room for: {', '.join(missing)} (a wider terminal or a pipe shows them)."
+        console.print(text, style="dim")
+
+
+def _shortened(console: Console, text: str, room: int) -> str:
+    """Return text without its middle: paths differ at their ends."""
+    if len(text) <= room:
+        return text
+    mark = "..." if console.options.ascii_only else "…"
+    head = (room - len(mark)) // 3
+    return text[:head] + mark + text[len(text) - (room - len(mark) - head) :]
 
 
 def _table(
@@ -75,7 +101,8 @@ def _table(
     numeric: Container[str],
 ) -> Table:
     frame = box.SIMPLE_HEAD if console.is_terminal else None
-    table = Table(box=frame, padding=(0, 1, 0, 1) if frame else (0, 2, 0, 2), header_style="dim")
+    padding = (0, 1, 0, 1) if frame else (0, 2, 0, 2)
+    table = Table(box=frame, show_edge=False, padding=padding, header_style="dim")
     for i in kept:
         justify: JustifyMethod = "right" if columns[i] in numeric else "left"
         table.add_column(columns[i], justify=justify, no_wrap=True)
@@ -91,13 +118,17 @@ def _natural_width(console: Console, table: Table) -> int:
 
 def share_bar(console: Console, share: float) -> str:
     """Return a bar for a share from 0 to 1, in characters that the output can show."""
-    full = "#" if console.options.ascii_only else "█"
-    cells = round(share * _BAR_CELLS)
-    return full * max(cells, 1 if share > 0 else 0)
+    if console.options.ascii_only:
+        return "#" * round(share * _BAR_CELLS)
+    full, eighths = divmod(round(share * _BAR_CELLS * 8), 8)
+    return "█" * full + " ▏▎▍▌▋▊▉"[eighths].strip()
 
 
-def print_next(console: Console, commands: Sequence[Sequence[str]]) -> None:
-    """Print the commands to try next, each given as its words, ready to be pasted."""
+def print_next(console: Console, commands: Sequence[Sequence[str]], program: str) -> None:
+    """Print what to do next, ready to be pasted: commands as their words, and a program."""
     print_title(console, "Next")
     for command in commands:
         console.print(f"  {shlex.join(command)}", style="cyan", soft_wrap=True)
+    print_title(console, "Train")
+    for line in program.splitlines():
+        console.print(f"  {line}", style="cyan", soft_wrap=True)

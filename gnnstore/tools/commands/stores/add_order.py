@@ -7,6 +7,7 @@ import time
 import click
 
 from gnnstore.formats.store.reader import StoreReader
+from gnnstore.tools.ui.help import Command
 from gnnstore.tools.ui.options import MEMORY, order_options, session_options
 from gnnstore.tools.ui.session import Session
 
@@ -26,7 +27,7 @@ Examples:
 """
 
 
-@click.command(name="add-order", help=_HELP)
+@click.command(name="add-order", cls=Command, help=_HELP)
 @click.argument("store", type=click.Path())
 @order_options
 @click.option(

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from gnnstore.tools.ui.help import Command
 from gnnstore.tools.ui.options import MEMORY, Parsed, seed_option, session_options
 from gnnstore.tools.ui.session import Session
 
@@ -40,7 +41,7 @@ def _parse_partitions(text: str, _: str) -> int | None:
         raise click.BadParameter(f"{text!r} is no number of partitions, nor 'auto'") from None
 
 
-@click.command(name="partition", help=_HELP)
+@click.command(name="partition", cls=Command, help=_HELP)
 @click.argument("store", type=click.Path())
 @click.option(
     "-p",

@@ -10,6 +10,7 @@ from gnnstore.converters.stores.reorder import ORDERS
 from gnnstore.errors import UsageError
 from gnnstore.tools.commands.convert import output_options
 from gnnstore.tools.convert import convert
+from gnnstore.tools.ui.help import Command
 from gnnstore.tools.ui.options import (
     batch_options,
     is_batch_option,
@@ -37,11 +38,12 @@ communities first, and sorts each community by degree.
 Examples:
   gnnstore reorder graph.gnn --estimate
   gnnstore reorder graph.gnn ordered.gnn
-  gnnstore reorder graph.gnn ordered.gnn --order frequency --num-neighbors 15,10 --input-nodes train
+  gnnstore reorder graph.gnn ordered.gnn --order frequency \\
+    --num-neighbors 15,10 --input-nodes train
 """
 
 
-@click.command(name="reorder", help=_HELP)
+@click.command(name="reorder", cls=Command, help=_HELP)
 @click.argument("store", type=click.Path())
 @click.argument("output", metavar="[OUT]", type=click.Path(), required=False)
 @click.option(

@@ -8,6 +8,7 @@ import click
 
 from gnnstore.tools.commands.convert import output_options
 from gnnstore.tools.convert import convert
+from gnnstore.tools.ui.help import Command
 from gnnstore.tools.ui.options import SHARES, seed_option, session_options
 from gnnstore.tools.ui.session import Session
 
@@ -31,7 +32,7 @@ Examples:
 """
 
 
-@click.command(name="split-edges", help=_HELP)
+@click.command(name="split-edges", cls=Command, help=_HELP)
 @click.argument("store", type=click.Path())
 @click.argument("output", metavar="OUT", type=click.Path())
 @click.option(

@@ -1,0 +1,363 @@
+"""What is printed at 80 and at 120 columns: each command's help, each table, suggestions.
+
+The text is compared with the files in `expected`, which GNNSTORE_UPDATE_EXPECTED=1 rewrites. Tables
+are drawn from documents that `--json` printed, in `expected/documents`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from rich.console import Console
+
+import gnnstore
+from gnnstore.disk.profile import DeviceProfile
+from gnnstore.tools import cli, convert
+from gnnstore.tools.bench import disk
+from gnnstore.tools.bench.load import render_load
+from gnnstore.tools.commands import gc
+from gnnstore.tools.inspect.programs import (
+    program,
+    program_of,
+    program_of_packed,
+    program_of_partitions,
+)
+from gnnstore.tools.inspect.render_store import render_array, render_store
+from gnnstore.tools.predict import partitions
+from gnnstore.tools.predict.render import render_predictions
+from gnnstore.tools.ui.session import Session
+from gnnstore.tools.ui.tables import print_table, share_bar
+
+EXPECTED = Path(__file__).parent / "expected"
+WIDTHS = (80, 120)
+
+
+def compare(name: str, text: str) -> None:
+    """Compare text with a file of `expected`, or write it there."""
+    file = EXPECTED / f"{name}.txt"
+    text = "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+    if os.environ.get("GNNSTORE_UPDATE_EXPECTED") == "1":
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    assert text == file.read_text(), f"{file}: GNNSTORE_UPDATE_EXPECTED=1 rewrites it"
+
+
+def commands(
+    words: tuple[str, ...] = (), command: click.Command = cli.root
+) -> Iterator[tuple[str, ...]]:
+    """Yield the words of each command and kind that help lists."""
+    yield words
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            if found is not None and not found.hidden:
+                yield from commands((*words, name), found)
+
+
+# --- help ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_help(run: Any, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    for words in commands():
+        text = run(*words, "--help").stdout
+        compare(f"help-{width}/{'-'.join(words) or 'gnnstore'}", text)
+        assert max(map(len, text.splitlines())) <= width
+        assert "INTEGER" not in text
+        assert "FLOAT" not in text
+
+
+def test_commands_stand_in_sections(run: Any) -> None:
+    text = run("--help").stdout
+    titles = ("Make", "Look", "Predict", "Train ahead", "Clean up", "General")
+    assert [line[:-1] for line in text.splitlines() if line[:1].isalpha()][1:] == list(titles)
+
+
+def test_options_stand_in_sections(run: Any) -> None:
+    text = run("pack", "--help").stdout
+    places = [
+        text.index(f"\n{line}")
+        for line in (
+            *("Options:", "  --name NAME", "Batches:", "  --batch-size N", "  --seed N"),
+            *("Links to start from:", "  --negatives", "  --edge-label ", "Budgets:"),
+            *("  --memory SIZE", "  --threads N", "General:", "  --json", "  -h, --help"),
+        )
+    ]
+    assert places == sorted(places)
+    assert "[default: 1024; N>=1]" in text
+
+
+# --- suggestions --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("inspct",), "No such command 'inspct'. Did you mean inspect?"),
+        (("Verify",), "Did you mean verify?"),
+        (("convert", "snp", "a", "b"), "No such kind 'snp'. Did you mean snap?"),
+        (("convert", "OGB", "a", "b"), "Did you mean ogb"),
+        (("convert", "graph.txt", "a.gnn"), "Choose graphbolt, igb, igbh, kronecker, "),
+        (("bench", "disc"), "No such command 'disc'. Did you mean disk?"),
+        (("inspect", "a.gnn", "--stat"), "--stats"),
+        (("predict", "a.gnn", "--memory", "8"), "8 is 8 bytes"),
+        (("predict", "a.gnn", "--memory", "8"), "did you mean 8GB?"),
+        (("pack", "a.gnn", "--memory", "999999"), "at least 1 MB; did you mean 8GB?"),
+        (("bench", "load", "a.gnn", "--loader-memory", "2"), "did you mean 2GB?"),
+    ],
+)
+def test_suggestions(run: Any, words: tuple[str, ...], said: str) -> None:
+    done = run(*words)
+    assert done.status == 2
+    assert said in done.stderr
+    assert "planted-kg" not in done.stderr  # which help does not list
+
+
+def test_a_budget_of_a_megabyte_is_no_mistake(run: Any, tmp_path: Path) -> None:
+    assert run("predict", tmp_path / "none.gnn", "--memory", "1MB").status == 3
+
+
+# --- tables -------------------------------------------------------------------------------------
+
+DISK = {
+    "path": "/data",
+    "engine_reason": "io_uring, because reads of it bypass the page cache here",
+    "file_bytes": 2**30,
+    "seconds": 15.2,
+    "remarks": ["the disk was busy: other programs read 12 MB/s from it"],
+    "problems": [],
+    "tuning": {"gap_bytes": 8192, "queue_depth": 32, "max_read_bytes": 262144, "source": ""},
+    "saved_to": "/home/me/.cache/gnnstore/disks.json",
+    "drawn_to": None,
+}
+PROFILE = DeviceProfile(
+    *("ext4-1", "/data", "/dev/nvme0n1", "ext4", "io_uring", True, "2026-01-02T00:00:00+00:00"),
+    sequential_read_bytes_per_second=3.2e9,
+    sequential_write_bytes_per_second=1.1e9,
+    random_reads_per_second={
+        512: {1: 12_345.0, 32: 412_345.0},
+        4096: {1: 11_222.0, 32: 398_765.0, 256: 401_234.0},
+        65536: {1: 5_432.0, 32: 45_678.0},
+    },
+)
+LEFTOVERS = [
+    {
+        "path": f"/data/graphs/of/a/long/path/.papers100M-{name}.gnn.tmp-0a1b2c3d",
+        "state": state,
+        "num_bytes": 123_456_789_012,
+        "age_seconds": 100_000,
+        "action": "removed",
+    }
+    for name, state in (("undirected", "resumable"), ("b", "running"))
+]
+DEGREES = {
+    side: {
+        "num_nodes": 10**6 * factor,
+        "num_edges": 10**8 * factor,
+        "mean": 100.0,
+        "max": 123_456,
+        "zero_share": 0.0123,
+        "tail_exponent": None if side == "before" else 2.34,
+    }
+    for side, factor in (("before", 1), ("after", 4))
+} | {"node_factor": 4, "edge_factor": 4.0, "ks_distance": 0.0123}
+
+
+def document(name: str) -> dict[str, Any]:
+    """Return a document that --json has printed."""
+    found: dict[str, Any] = json.loads((EXPECTED / "documents" / f"{name}.json").read_text())
+    return found
+
+
+TABLES: dict[str, Callable[[Console], None]] = {
+    "inspect": lambda console: render_store(console, document("inspect")),
+    "inspect-types": lambda console: render_store(console, document("inspect-types")),
+    "inspect-array": lambda console: render_array(console, document("inspect-array")),
+    "predict": lambda console: render_predictions(console, document("predict")),
+    "predict-partitions": lambda console: partitions._render(
+        console, document("predict-partitions")
+    ),
+    "bench-load": lambda console: render_load(console, document("bench-load")),
+    "bench-disk": lambda console: disk._render(console, DISK, PROFILE),
+    "gc": lambda console: gc._render(console, LEFTOVERS, 123_456_789_012, yes=True),
+    "degrees": lambda console: convert._render_degrees(console, {"degrees": DEGREES}),
+}
+
+
+def drawn(
+    render: Callable[[Console], None], width: int, *, is_terminal: bool = True, encoding: str = ""
+) -> str:
+    """Return what is rendered on a terminal, or in a pipe."""
+    bytes_of = io.BytesIO()
+    file = io.TextIOWrapper(bytes_of, encoding=encoding or "utf-8")
+    render(
+        Console(
+            file=file,
+            width=width,
+            force_terminal=is_terminal,
+            color_system=None,
+            highlight=False,
+            markup=False,
+            emoji=False,
+        )
+    )
+    file.flush()
+    return bytes_of.getvalue().decode()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", TABLES)
+def test_tables(name: str, width: int) -> None:
+    text = drawn(TABLES[name], width)
+    compare(f"tables-{width}/{name}", text)
+    for line in text.splitlines():
+        assert len(line.rstrip()) <= width or line.startswith(("  gnnstore", "/data")), line
+
+
+COLUMNS = ("name", "first", "second", "third")
+ROWS = [("a" * 40 + "z", "12345678", "x" * 8, "y" * 8), ("b", "1", "2", "3")]
+
+
+@pytest.mark.parametrize(
+    ("width", "optional", "left"),
+    [
+        (80, ("second",), COLUMNS),
+        (74, ("second",), ("name", "first", "third")),
+        (64, ("second",), ("name", "first", "third")),  # with shorter cells in the first
+        (64, (), COLUMNS),
+        (40, ("second",), ("name", "first")),  # the last goes first
+        (25, ("second",), ("name",)),
+        (14, ("second",), ("name",)),
+    ],
+)
+def test_a_row_is_one_line(width: int, optional: tuple[str, ...], left: tuple[str, ...]) -> None:
+    text = drawn(
+        lambda console: print_table(console, COLUMNS, ROWS, right=("first",), optional=optional),
+        width,
+    )
+    head, rule, *lines = text.splitlines()
+    assert tuple(head.split()) == left
+    assert set(rule.strip()) == {"─"}
+    assert [line.split()[0][-1:] for line in lines[:2]] == ["z", "b"]
+    assert max(map(len, lines)) <= width
+    remark = " ".join(" ".join(lines[2:]).split())
+    missing = [name for name in COLUMNS if name not in left]
+    assert all(name in remark for name in missing)
+    assert bool(remark) == bool(missing)
+
+
+def test_a_pipe_gets_every_column() -> None:
+    text = drawn(lambda console: print_table(console, COLUMNS, ROWS), 20, is_terminal=False)
+    assert len(text.splitlines()) == 3
+    assert [line.split() for line in text.splitlines()] == [list(row) for row in (COLUMNS, *ROWS)]
+
+
+def test_bars_are_as_long_as_their_shares() -> None:
+    def lengths(console: Console) -> None:
+        console.print("/".join(share_bar(console, share) for share in (1, 0.5, 0.04, 0.01, 0)))
+
+    assert drawn(lengths, 80) == "██████████/█████/▍/▏/\n"
+    assert drawn(lengths, 80, encoding="ascii") == "##########/#####///\n"
+
+
+# --- what to do next ----------------------------------------------------------------------------
+
+
+def first_batch(text: str) -> Any:
+    """Run a program until its first batch."""
+    assert all(len(line) <= 76 or "gnnstore.open" in line for line in text.splitlines())
+    names: dict[str, Any] = {}
+    exec(f"{text}\n    break", names)  # noqa: S102 - our own
+    return names["batch"]
+
+
+@pytest.fixture(scope="module")
+def social(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a store with a split, packed epochs and partitions."""
+    path = tmp_path_factory.mktemp("next") / "social.gnn"
+    gnnstore.converters.from_rmat(path, scale=8, edge_factor=4, feature_dim=4)
+    return path
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_next_lines_end_with_a_program_that_trains(
+    run: Any, tmp_path: Path, number: int
+) -> None:
+    path = tmp_path / "made.gnn"
+    words = (
+        ("convert", "rmat", path, "--scale", "8", "--feature-dim", "4"),
+        ("convert", "planted-types", path, "--papers", "100", "--feature-dim", "4"),
+    )[number]
+    for text in (run(*words).stdout, run("inspect", path).stdout):
+        _, _, lines = text.partition("\nTrain\n")
+        batch = first_batch("\n".join(line[2:] for line in lines.splitlines()))
+        assert (batch["paper"] if number else batch).batch_size > 0
+
+
+def test_programs_of_what_is_made_ahead(run: Any, social: Path) -> None:
+    for words, made in (
+        (("pack", social, "--name", "base", "--batch-size", "16"), "plans/base"),
+        (("partition", social, "-p", "4"), "partitions/random-4"),
+    ):
+        text = run(*words).stdout
+        assert f"gnnstore inspect {social / made}" in text
+        _, _, lines = text.partition("\nTrain\n")
+        batch = first_batch("\n".join(line[2:] for line in lines.splitlines()))
+        assert batch.batch_size > 0
+
+
+@pytest.mark.parametrize(
+    ("seeds", "call"),
+    [
+        ({"input_nodes": "train"}, 'NeighborLoader(store, [10, 10], "train",'),
+        ({"input_nodes": "all"}, "NeighborLoader(store, [10, 10], batch_size="),
+        ({"input_nodes": "paper:train"}, 'NeighborLoader(store, [10, 10], ("paper", "train"),'),
+        ({"input_nodes": "paper:all"}, 'NeighborLoader(store, [10, 10], ("paper", None),'),
+        ({"input_nodes": "a:x, b:all"}, 'NeighborLoader(store, [10, 10], {"a": "x", "b": None},'),
+        ({"links": "all"}, 'LinkNeighborLoader(store, [10, 10], neg_sampling="binary",'),
+        ({"links": "valid"}, '[10, 10], edge_label_index="valid", neg_sampling="binary",'),
+        ({"num_neighbors": {"a__b__a": [2]}}, '(store, {("a", "b", "a"): [2]}, batch_size='),
+    ],
+)
+def test_programs_have_the_seeds_that_were_named(seeds: dict[str, Any], call: str) -> None:
+    text = program("a", **seeds)
+    assert call in " ".join(text.split()).replace("( ", "(")
+    compile(text, "program", "exec")
+
+
+def test_programs_of_descriptions() -> None:
+    store = document("inspect")
+    assert program_of_packed('a "b"').startswith("import gnnstore")
+    elsewhere = {
+        "name": "x",
+        "path": "/fast/x",
+        "order": "train-first",
+        "num_partitions": 16,
+        "num_train_partitions": 2,
+    }
+    text = program_of_partitions(store, elsewhere)
+    assert 'PartitionPolicy("sequential", capacity=9, name="/fast/x")' in text
+    store["graph"]["node_types"][0]["splits"] = {}
+    store["graph"]["edge_types"][0]["splits"] = {"valid": {}}
+    assert "LinkNeighborLoader" in program_of(store)
+    inside = {**elsewhere, "path": f"{store['path']}/partitions/x", "order": "random"}
+    text = program_of_partitions(store, inside)
+    assert 'PartitionPolicy("two-level", capacity=0.5, name="x")' in text
+    assert "LinkNeighborLoader" in text
+
+
+def test_nothing_heavy_is_imported_for_a_mistyped_command() -> None:
+    session = Session()
+    context = click.Context(cli.root, obj=session)
+    with pytest.raises(click.UsageError, match="Did you mean convert"):
+        cli.root.resolve_command(context, ["convrt"])
+    assert session.command == ""
