@@ -38,7 +38,7 @@ def draw_load(document: Mapping[str, Any], file: Path) -> Path:
         axes.annotate(_label(item), (end, place), va="center", fontsize=9, **by)
     axes.set_yticks(range(len(found)), [item["strategy"] for item in found])
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.45 * max(1e-9, *left))  # room for the text next to the longest
+    axes.set_xlim(0, 1.75 * max(1e-9, *left))  # room for the text next to the longest
     axes.set_xlabel("seconds per epoch")
     legend_below(figure, axes, fontsize=9, ncols=4)
     return save_picture(figure, file, _title(document))
