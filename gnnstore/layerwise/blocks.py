@@ -74,8 +74,8 @@ class BlockMaker:
 
     def _make(self, first: int) -> Block:
         graph, kind = self._graph, self._plan.kind
-        found = self.packer.find(first, self._outline)
-        begins, pieces = self._grow(first, None if found is None else found[0])
+        packed_until = self.packer.find(first, self._outline)
+        begins, pieces = self._grow(first, packed_until)
         num_targets, begin, end = len(begins) - 1, int(begins[0]), int(begins[-1])
         last = first + num_targets
         others, copied = self._others(first, last)
@@ -88,19 +88,16 @@ class BlockMaker:
         rest = x[num_targets : num_targets + len(ids)]
         if self._is_in_front:
             rest = arena.take((len(ids), self._plan.source_width), kind.dtype)
-        try:
-            self._number(numbered.numpy(), pieces, (first, last), others, copied)
-        except IndexError as error:
-            raise graph.damaged(error) from error
+        self._number(numbered.numpy(), pieces, (first, last), others, copied)
         edges = {
             name: torch.from_numpy(graph.data(name, begin, end)).to(kind.dtype)
             for name in self._plan.call.takes
         }
         self._rows.read_range(first, x[:num_targets])
-        if found is None:
+        if packed_until is None:
             self._rows.read_ids(ids, rest)
         else:
-            self.packer.read(found[1], rest)
+            self.packer.read(first, rest)
         if len(copied_ids):
             assert self._kept is not None  # noqa: S101 - it has these rows
             self._kept.copy(copied_ids, x[num_targets + len(ids) :])
@@ -110,9 +107,14 @@ class BlockMaker:
             scale = self._scale[torch.from_numpy(nodes)]
             if self._kept_scale is not None:
                 scale = torch.cat([scale, self._kept_scale])
-        waiting = rest if self._is_in_front else None
-        targets = torch.from_numpy(begins - begin)
-        return Block(x, targets, numbered, edges, scale, others=waiting)
+        return Block(
+            x,
+            torch.from_numpy(begins - begin),
+            numbered,
+            edges,
+            scale,
+            others=rest if self._is_in_front else None,
+        )
 
     def _outline(self, first: int) -> tuple[int, npt.NDArray[np.int64]]:
         """Return the end of a block, and the ids of its rows that are read for it alone."""
@@ -183,6 +185,8 @@ class BlockMaker:
     def _mark(self, sources: npt.NDArray[Any], first: int, last: int) -> None:
         try:
             sources = np.ascontiguousarray(sources)
+            if len(sources) and int(sources.max()) >= self._graph.num_nodes:
+                raise IndexError(f"the id {int(sources.max())} is out of range")
             if self._is_in_front:
                 assert self._kept is not None  # noqa: S101 - see above
                 sources = _core.drop_pinned(self._kept.index[0], sources)
@@ -217,8 +221,6 @@ class BlockMaker:
         pieces.reverse()
         while pieces:
             piece = np.ascontiguousarray(pieces.pop(), np.int64)
-            if len(piece) and int(piece.max()) >= self._graph.num_nodes:
-                raise IndexError(f"the id {int(piece.max())} is out of range")
             out = numbered[at : at + len(piece)]
             at += len(piece)
             is_own = (piece >= first) & (piece < last)

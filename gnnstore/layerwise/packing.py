@@ -69,19 +69,19 @@ class BlockPacker:
         self.bytes_read = 0  # bytes of packed rows; those of passes are the reader's
         self.stop = Flag()  # if set, packing ends soon, and `find` fails
 
-    def find(self, first: int, outline: Outline) -> tuple[int, int] | None:
-        """Return the end of a block, and its place in the group; None: it is not packed."""
+    def find(self, first: int, outline: Outline) -> int | None:
+        """Return the end of a block whose rows are packed; None: they are not."""
         if first not in self._group and self._is_wanted:
             self.close()
             self._form(first, outline)
         if self._unfilled is not None:
             self._pass(None)
-        return self._group.get(first)
+        return self._group[first][0] if first in self._group else None
 
-    def read(self, place: int, sources: Tensor) -> None:
+    def read(self, first: int, sources: Tensor) -> None:
         """Read the packed rows of a block, as the layer sums them."""
         assert self._packed is not None  # noqa: S101 - the block is in a group
-        self.bytes_read += self._packed.read(place, sources)
+        self.bytes_read += self._packed.read(self._group[first][1], sources)
 
     def close(self) -> None:
         """Remove the packed rows. Idempotent."""
