@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,16 +28,6 @@ from gnnstore.layerwise.rows import Arena, KeptRows, RowReader
 _LEAST_GROWTH = 1 / 64
 
 Words = npt.NDArray[np.uint64]
-
-
-@dataclass(frozen=True, eq=False)
-class MadeBlock:
-    """A block whose targets are the nodes first ... last - 1."""
-
-    first: int
-    last: int
-    block: Block
-    others: Tensor | None = None  # the other rows, where the block has only those of its targets
 
 
 class BlockMaker:
@@ -71,25 +60,22 @@ class BlockMaker:
         num_words = -(-graph.num_nodes // 64) if rows.plan.call.needs_edges else 0
         self._words: Words = np.zeros(num_words, np.uint64)
 
-    def blocks(self, first: int) -> Iterator[MadeBlock]:
-        """Make the blocks of all nodes from `first` on."""
+    def blocks(self, first: int) -> Iterator[tuple[int, Block]]:
+        """Make the blocks of all nodes from `first` on, with the first target of each."""
         make = self._make if self._plan.call.needs_edges else self._make_without_edges
         while first < self._graph.num_nodes:
             made = [make(first)]
-            first = made[0].last
-            yield made.pop()  # only the caller refers to it
+            first += made[0].num_targets
+            yield first - made[0].num_targets, made.pop()  # only the caller refers to it
 
-    def complete(self, made: MadeBlock) -> Block:
+    def complete(self, block: Block) -> Block:
         """Return a block with all its rows, when the layer is about to run on it."""
-        if made.others is None:
-            return made.block
-        assert self._kept is not None  # noqa: S101 - else the block has them
-        return self._kept.in_front(made.block, made.others)
+        return block if self._kept is None else self._kept.in_front(block)
 
-    def _make(self, first: int) -> MadeBlock:
+    def _make(self, first: int) -> Block:
         graph, kind = self._graph, self._plan.kind
-        found = self.packer.find(first, graph.num_nodes, self._outline)
-        begins, pieces = self._grow(first, None if found is None else found[0])
+        packed_until = self.packer.find(first, self._outline)
+        begins, pieces = self._grow(first, packed_until)
         num_targets, begin, end = len(begins) - 1, int(begins[0]), int(begins[-1])
         last = first + num_targets
         others, copied = self._others(first, last)
@@ -102,19 +88,16 @@ class BlockMaker:
         rest = x[num_targets : num_targets + len(ids)]
         if self._is_in_front:
             rest = arena.take((len(ids), self._plan.source_width), kind.dtype)
-        try:
-            self._number(numbered.numpy(), pieces, (first, last), others, copied)
-        except IndexError as error:
-            raise graph.damaged(error) from error
+        self._number(numbered.numpy(), pieces, (first, last), others, copied)
         edges = {
             name: torch.from_numpy(graph.data(name, begin, end)).to(kind.dtype)
             for name in self._plan.call.takes
         }
         self._rows.read_range(first, x[:num_targets])
-        if found is None:
+        if packed_until is None:
             self._rows.read_ids(ids, rest)
         else:
-            self.packer.read(found[1], rest)
+            self.packer.read(first, rest)
         if len(copied_ids):
             assert self._kept is not None  # noqa: S101 - it has these rows
             self._kept.copy(copied_ids, x[num_targets + len(ids) :])
@@ -124,8 +107,14 @@ class BlockMaker:
             scale = self._scale[torch.from_numpy(nodes)]
             if self._kept_scale is not None:
                 scale = torch.cat([scale, self._kept_scale])
-        block = Block(x, torch.from_numpy(begins - begin), numbered, edges, scale)
-        return MadeBlock(first, last, block, rest if self._is_in_front else None)
+        return Block(
+            x,
+            torch.from_numpy(begins - begin),
+            numbered,
+            edges,
+            scale,
+            others=rest if self._is_in_front else None,
+        )
 
     def _outline(self, first: int) -> tuple[int, npt.NDArray[np.int64]]:
         """Return the end of a block, and the ids of its rows that are read for it alone."""
@@ -134,15 +123,14 @@ class BlockMaker:
         last = first + len(begins) - 1
         return last, _listed(self._others(first, last)[0])
 
-    def _make_without_edges(self, first: int) -> MadeBlock:
+    def _make_without_edges(self, first: int) -> Block:
         kind = self._plan.kind
         num_rows = min(max(1, self.limits.most(NODES + TARGETS)), self._graph.num_nodes - first)
         arena = self._next_arena(0, num_rows, 0)
         x = arena.take((num_rows, kind.width), kind.dtype)
         self._rows.read_range(first, x)
         no_edges = torch.zeros(num_rows + 1, dtype=torch.int64)
-        block = Block(x, no_edges, torch.empty(0, dtype=torch.int64))
-        return MadeBlock(first, first + num_rows, block)
+        return Block(x, no_edges, torch.empty(0, dtype=torch.int64))
 
     def _next_arena(self, num_edges: int, num_rows: int, num_sources: int) -> Arena:
         """Return the memory that the block before the last one has left."""
@@ -197,6 +185,8 @@ class BlockMaker:
     def _mark(self, sources: npt.NDArray[Any], first: int, last: int) -> None:
         try:
             sources = np.ascontiguousarray(sources)
+            if len(sources) and int(sources.max()) >= self._graph.num_nodes:
+                raise IndexError(f"the id {int(sources.max())} is out of range")
             if self._is_in_front:
                 assert self._kept is not None  # noqa: S101 - see above
                 sources = _core.drop_pinned(self._kept.index[0], sources)
@@ -231,8 +221,6 @@ class BlockMaker:
         pieces.reverse()
         while pieces:
             piece = np.ascontiguousarray(pieces.pop(), np.int64)
-            if len(piece) and int(piece.max()) >= self._graph.num_nodes:
-                raise IndexError(f"the id {int(piece.max())} is out of range")
             out = numbered[at : at + len(piece)]
             at += len(piece)
             is_own = (piece >= first) & (piece < last)

@@ -69,19 +69,19 @@ class BlockPacker:
         self.bytes_read = 0  # bytes of packed rows; those of passes are the reader's
         self.stop = Flag()  # if set, packing ends soon, and `find` fails
 
-    def find(self, first: int, num_nodes: int, outline: Outline) -> tuple[int, int] | None:
-        """Return the end of a block, and its place in the group; None: it is not packed."""
+    def find(self, first: int, outline: Outline) -> int | None:
+        """Return the end of a block whose rows are packed; None: they are not."""
         if first not in self._group and self._is_wanted:
             self.close()
-            self._form(first, num_nodes, outline)
+            self._form(first, outline)
         if self._unfilled is not None:
             self._pass(None)
-        return self._group.get(first)
+        return self._group[first][0] if first in self._group else None
 
-    def read(self, place: int, sources: Tensor) -> None:
+    def read(self, first: int, sources: Tensor) -> None:
         """Read the packed rows of a block, as the layer sums them."""
         assert self._packed is not None  # noqa: S101 - the block is in a group
-        self.bytes_read += self._packed.read(place, sources)
+        self.bytes_read += self._packed.read(self._group[first][1], sources)
 
     def close(self) -> None:
         """Remove the packed rows. Idempotent."""
@@ -90,10 +90,11 @@ class BlockPacker:
         if packed is not None:
             packed.close()
 
-    def _form(self, first: int, num_nodes: int, outline: Outline) -> None:
+    def _form(self, first: int, outline: Outline) -> None:
         files, row_bytes = self._reader.source.file_rows, self._reader.plan.packed_bytes
         assert files is not None  # noqa: S101 - else there is no packer
-        dtype, room, limits = id_dtype(num_nodes), self._disk_bytes(), self._limits
+        num_nodes, room, limits = self._reader.source.num_rows, self._disk_bytes(), self._limits
+        dtype = id_dtype(num_nodes)
         # Ids take the memory of blocks: of the one to be made, or of those that do not exist yet.
         is_alone = self._is_first and limits.is_ahead
         max_rows = (limits.running if is_alone else limits.making // 2) // dtype.itemsize
@@ -117,21 +118,17 @@ class BlockPacker:
         if len(bounds) < 2 or table + 2 * num_bytes > _WORTHWHILE * direct or num_bytes > room:
             return
         pending = max(limits.making // _PENDING_SHARE // row_bytes, self._reader.part_rows)
-        packed = PackedRows(
+        self._packed = PackedRows(
             self._directory, self._reader, wanted, pending, keeps_first=self._is_first
         )
         try:
-            self._pass(packed)
+            self._pass(self._packed)
         except NoSpaceError as error:
-            packed.close()
+            self.close()
             _log.info("rows are read block by block: %s", error)
             return
-        except BaseException:
-            packed.close()
-            raise
         self._is_wanted = True
-        self._packed = packed
-        self.bytes_written += packed.file.num_bytes
+        self.bytes_written += self._packed.file.num_bytes
         self._is_first = False
         self._group = {begin: (end, place) for place, (begin, end) in enumerate(bounds)}
 

@@ -6,9 +6,8 @@ is written in another: a copy to the page cache, checksums, and the wait for eac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch import Tensor
 from gnnstore._core import release_heap
 from gnnstore.errors import UsageError, described
 from gnnstore.formats import PagedArrayWriter
-from gnnstore.layerwise.blocks import BlockMaker, MadeBlock
+from gnnstore.layerwise.blocks import BlockMaker
 from gnnstore.layerwise.graph import GraphReader
 from gnnstore.layerwise.models.block import Block, DegreeNorm
 from gnnstore.layerwise.plan import DTYPES, LayerPlan
@@ -27,31 +26,17 @@ from gnnstore.progress import Phase
 from gnnstore.threads import ordered_map, prefetch
 
 
-@dataclass(frozen=True)
-class PassStats:
-    """Counts and times of one layer over all nodes."""
-
-    name: str
-    form: str  # form of the calls; see `LayerCall`
-    num_blocks: int
-    rows_read: int  # rows of the layer's input; one that k blocks need counts k times
-    bytes_read: int  # bytes of rows and edges, packing included
-    bytes_written: int  # bytes of rows, packing included
-    bytes_packed: int  # of these, bytes of rows that are removed again
-    seconds: float
-    seconds_waiting: float  # for blocks that were not made yet
-    seconds_running: float  # in the layer
-    seconds_writing: float  # waiting for rows of the block before that were not written yet
-
-    def __str__(self) -> str:
-        rate = (self.bytes_read + self.bytes_written) / max(self.seconds, 1e-9) / 1e9
-        return (
-            f"{self.name}: {self.num_blocks} blocks in {self.seconds:.1f} s: "
-            f"{self.seconds_waiting:.1f} s waiting for rows, {self.seconds_running:.1f} s in the "
-            f"layer, {self.seconds_writing:.1f} s waiting for writes; read "
-            f"{self.bytes_read / 1e9:.2f} GB, wrote {self.bytes_written / 1e9:.2f} GB ("
-            f"{self.bytes_packed / 1e9:.2f} GB packed): {rate:.2f} GB/s"
-        )
+def summary(facts: Mapping[str, Any]) -> str:
+    """Return the counts and times of a layer as a sentence."""
+    read, written, packed = (
+        facts[name] / 1e9 for name in ("bytes_read", "bytes_written", "bytes_packed")
+    )
+    rate = (read + written) / max(facts["seconds"], 1e-9)
+    return (
+        "{name}: {num_blocks} blocks in {seconds:.1f} s: {seconds_waiting:.1f} s waiting for rows, "
+        "{seconds_running:.1f} s in the layer, {seconds_writing:.1f} s waiting for writes; read "
+        f"{read:.2f} GB, wrote {written:.2f} GB ({packed:.2f} GB packed): {rate:.2f} GB/s"
+    ).format_map(facts)
 
 
 def run_pass(
@@ -83,16 +68,16 @@ def run_pass(
     def run_next() -> Tensor:
         nonlocal done, waited, ran, num_blocks
         began = perf_counter()
-        made = next(blocks)
+        first, block = next(blocks)
         waited += perf_counter() - began
         began = perf_counter()
-        rows = _run(plan, maker.complete(made), made)
+        rows = _run(plan, maker.complete(block), first)
         if offer is not None:
-            offer(made.first, rows)
+            offer(first, rows)
         ran += perf_counter() - began
-        done = made.last
+        done = first + block.num_targets
         num_blocks += 1
-        del made  # frees it before another block is begun
+        del block  # frees it before another block is begun
         release_heap()
         return rows
 
@@ -121,18 +106,19 @@ def run_pass(
     return bytes_before - writer.remaining_bytes, {
         "num_blocks": num_blocks,
         "seconds": end - start,
-        "seconds_waiting": waited,
-        "seconds_running": ran,
+        "seconds_waiting": waited,  # for blocks that were not made yet
+        "seconds_running": ran,  # in the layer
+        # Waiting for rows of the block before that were not written yet.
         "seconds_writing": end - begun - waited - ran,
     }
 
 
-def _run(plan: LayerPlan, block: Block, made: MadeBlock) -> Tensor:
+def _run(plan: LayerPlan, block: Block, first: int) -> Tensor:
     try:
         return plan.call(block.to(plan.kind.device), DTYPES[plan.dtype])
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise UsageError(
-            f"{plan.call.layer.name} fails on nodes {made.first} to {made.last - 1}: "
+            f"{plan.call.layer.name} fails on nodes {first} to {first + block.num_targets - 1}: "
             f"{described(error)}"
         ) from error
 

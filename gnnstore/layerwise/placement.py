@@ -142,10 +142,8 @@ class Placer:
 
     def _spilled(self, plan: LayerPlan, own: Placement) -> Placement:
         """Return the placement with rows that the layer before writes, if that moves less."""
-        rows, table = (
-            own.num_kept * plan.source_bytes,
-            self.graph.num_nodes * plan.kind.stored_bytes,
-        )
+        rows = own.num_kept * plan.source_bytes
+        table = self.graph.num_nodes * plan.kind.stored_bytes
         saved = self.seconds(table, 0) - self.seconds(rows, rows)
         if not own.keeps_all or saved <= 0:
             return own
@@ -185,27 +183,21 @@ class Placer:
             return None
         keeps_all = num_kept == degrees.num_sources
         accesses = 0.0 if keeps_all else degrees.accesses(num_kept, num_blocks)
-        table, id_bytes = (
-            graph.num_nodes * plan.kind.stored_bytes,
-            id_dtype(graph.num_nodes).itemsize,
-        )
+        table = graph.num_nodes * plan.kind.stored_bytes
+        id_bytes = id_dtype(graph.num_nodes).itemsize
         once = 0 if is_carried or not num_kept else table
         packed = accesses * plan.packed_bytes
         alone = accesses * (plan.kind.stored_bytes + self.gap_bytes)  # read one by one
         # The ids of packed rows take the memory of blocks meanwhile.
         passes = table * ceil(accesses * id_bytes / max(1, limits.running))
-        choices = (
-            (table + max(once, passes) + packed, packed),
-            (table + once + alone, 0.0),
-        )
+        choices = ((table + max(once, passes) + packed, packed), (table + once + alone, 0.0))
         overhead = num_blocks * (_BYTES_PER_BLOCK + graph.num_nodes // _NODES_PER_BYTE)
         # Blocks are outlined before their rows are packed: another pass over the edges.
         overhead += graph.num_edges * id_bytes if accesses else 0
         slower = 1.0 if limits.is_ahead else _ONE_AFTER_THE_OTHER
         costs = [slower * self.seconds(read + overhead, written) for read, written in choices]
-        best = min((0, 1), key=costs.__getitem__)
-        read, written = choices[best]
-        return Placement(limits, num_kept, keeps_all, is_carried, False, read, written, costs[best])
+        seconds, (read, written) = min(zip(costs, choices, strict=True))
+        return Placement(limits, num_kept, keeps_all, is_carried, False, read, written, seconds)
 
     def _blocks(
         self, plan: LayerPlan, degrees: OutDegrees, num_kept: int, room: int

@@ -95,13 +95,16 @@ class KeptRows:
         slots = torch.from_numpy(_core.find_slots(*self.index, ids))
         torch.index_select(self.rows, 0, slots, out=out)
 
-    def in_front(self, block: Block, others: Tensor) -> Block:
+    def in_front(self, block: Block) -> Block:
         """Return a block whose rows are those of its targets, others, and all that are kept."""
+        others = block.others
+        if others is None:  # it has copies
+            return block
         own, num_rows = block.x, block.num_targets + len(others)
         x = self._rows[self._num_front - num_rows :]
         x[: block.num_targets] = self._plan.call.as_sources(own)
         x[block.num_targets : num_rows] = others
-        return replace(block, x=x, own=own if self._plan.call.projection else None)
+        return replace(block, x=x, own=own if self._plan.call.projection else None, others=None)
 
 
 class RowFile:

@@ -35,7 +35,7 @@ from gnnstore.layerwise.memory import NODES
 from gnnstore.layerwise.models.block import DegreeNorm
 from gnnstore.layerwise.models.layers import Layer
 from gnnstore.layerwise.packing import BlockPacker
-from gnnstore.layerwise.passes import PassStats, degree_scale, run_pass
+from gnnstore.layerwise.passes import degree_scale, run_pass, summary
 from gnnstore.layerwise.placement import OutDegrees, Placement, Placer
 from gnnstore.layerwise.plan import GraphSize, plan_layers, rooms_of
 from gnnstore.layerwise.result import ARRAY_NAME
@@ -134,9 +134,9 @@ class InferenceRun:
                     scale = None if norm is None else self._degree_scale(graph, norm, number)
                 reader = RowReader(source, plan, self._pieces.part_bytes, workers, factors=factors)
                 name, limits = plan.call.layer.name, self._places[number].limits
+                filled = given.file.num_bytes if isinstance(given, SpilledRows) else 0
                 kept, is_filled = self._kept(number, given)
                 packer = self._packer(number, reader, kept, spills, is_filled=is_filled)
-                filled = given.file.num_bytes if isinstance(given, SpilledRows) else 0
                 with (
                     self._begin(writer, number) as rows,
                     closing(packer),
@@ -152,19 +152,20 @@ class InferenceRun:
                 if isinstance(given, SpilledRows):
                     packed += given.file.num_bytes
                 read = reader.counts.bytes_read + packer.bytes_read + filled
-                stats = PassStats(
-                    name,
-                    plan.call.form,
-                    rows_read=reader.counts.rows_read,
-                    bytes_read=read + graph.bytes_read - graph_bytes,
-                    bytes_written=written + packed,
-                    bytes_packed=packed,
+                facts = {
+                    "name": name,
+                    "form": plan.call.form,
+                    # Of the layer's input; one that k blocks need counts k times.
+                    "rows_read": reader.counts.rows_read,
+                    "bytes_read": read + graph.bytes_read - graph_bytes,
+                    "bytes_written": written + packed,
+                    "bytes_packed": packed,  # of rows that are removed again
                     **times,
-                )
+                }
                 graph_bytes = graph.bytes_read
                 del kept, maker, packer, reader
                 _core.release_memory()
-                self.progress.note(str(stats), vars(stats))
+                self.progress.note(summary(facts), facts)
                 source, factors = self._opened(rows, self._directory(writer, number)), None
                 if number:
                     _core.remove_tree(self._directory(writer, number - 1))

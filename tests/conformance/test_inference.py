@@ -55,7 +55,6 @@ from gnnstore.formats import Schema, StoreWriter
 from gnnstore.formats.container.workdir import find_leftovers
 from gnnstore.layerwise import run as inference_run
 from gnnstore.layerwise.models.layers import describe, read_layers
-from gnnstore.layerwise.passes import PassStats
 from gnnstore.layerwise.result import Embeddings
 from gnnstore.progress import NullProgress
 from gnnstore.testing.graphs import GraphArrays, random_graph, read_store
@@ -759,7 +758,7 @@ def test_how_layers_are_called(path: Path) -> None:
         *(GraphConv(4, 4), SAGEConv(4, 4, aggr="max")),
     ]
     gnnstore.inference(layers, path, progress=notes)
-    forms = [PassStats(**stats).form for stats in notes.stats]
+    forms = [stats["form"] for stats in notes.stats]
     assert forms == ["sparse", "sparse", "pair", "sparse", "sparse"]
 
 

@@ -30,6 +30,8 @@ class Block:
     edges: Mapping[str, Tensor] = field(default_factory=dict)
     scale: Tensor | None = None  # the factor of each row in a normalisation by degrees
     own: Tensor | None = None  # rows of the targets, where `x` has mapped rows
+    # Rows to be put between those of the targets and those kept; see `KeptRows.in_front`.
+    others: Tensor | None = None
 
     @property
     def num_targets(self) -> int:
