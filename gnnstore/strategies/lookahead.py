@@ -253,7 +253,7 @@ def _facts(
 
 def _edge_pass(
     loader: LoaderSpec, placement: Placement, seen: Presampled, num_batches: int
-) -> EdgePass | None:
+) -> EdgePass:
     """Return the pass over tables of edges that a superbatch needs."""
     table_bytes, kept_bytes = 0, 0.0
     for kind, specs in loader.edges_read_ahead(placement).items():
@@ -261,7 +261,7 @@ def _edge_pass(
         if size.is_worth_a_pass(int(num_edges * num_batches)):
             table_bytes += size.table_bytes
             kept_bytes += num_edges * size.kept_bytes
-    return EdgePass(table_bytes, kept_bytes) if table_bytes else None
+    return EdgePass(table_bytes, kept_bytes)
 
 
 def edges_disk_bytes(disk_bytes: int) -> int:
@@ -400,6 +400,14 @@ class _Epoch:
         more = max(0.0, first.seconds - found.seconds)
         return replace(found, seconds_once=first.seconds_once + more)
 
+    @property
+    def _kept_bytes(self) -> int:
+        """Bytes that are written until their batch is assembled, without packed rows."""
+        work, kept = self.workload, self.resources.edges.kept_bytes
+        if not self.resources.keeps_in_memory:
+            kept += work.kept_bytes + _SPILLED_ROW_BYTES * work.batch_rows
+        return int(kept * work.epoch_batches)
+
     def _by_superbatches(self) -> Prediction:
         work, machine, slots = self.workload, self.machine, self.resources.num_slots
         costs, policy, packs = self.costs, self.policy, self.strategy.packs
@@ -407,14 +415,9 @@ class _Epoch:
         num = work.epoch_batches / size  # less than 1 if a superbatch has several epochs
         num_rows = work.batch_rows * work.epoch_batches
         planning = num_rows * _PLAN_SECONDS
-        kept = 0
-        if not self.resources.keeps_in_memory:
-            kept = int(work.kept_bytes * work.epoch_batches + _SPILLED_ROW_BYTES * num_rows)
-        disk, edges, scanned_edges = machine.disk, self.resources.edges, 0
+        disk, kept = machine.disk, self._kept_bytes
         passes = num if num < 1 else math.ceil(num)
-        if edges is not None:
-            kept += int(edges.kept_bytes * work.epoch_batches)
-            scanned_edges = int(passes * edges.table_bytes)
+        scanned_edges = int(passes * self.resources.edges.table_bytes)
         writing = disk.sequential_seconds(written_bytes=kept)
         recalling = disk.sequential_seconds(kept)
         stages = {"sampling": costs.sampling, "planning": planning}

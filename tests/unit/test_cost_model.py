@@ -389,13 +389,14 @@ def test_passes_over_tables_of_edges_count(batches: list[Any], name: str) -> Non
     has = Resources(0, 1000, superbatch=30)
     plain, more = (
         predict(ALL.candidate(name), work, slow, replace(has, edges=edges))
-        for edges in (None, EdgePass(10**9, 5e6))
+        for edges in (EdgePass(), EdgePass(10**9, 5e6))
     )
     assert more.reads == plain.reads
     assert more.written_bytes - plain.written_bytes == 5e6 * 120
     assert more.sequential_bytes - plain.sequential_bytes == 4e9 + 5e6 * 120
     in_order = slow.disk.sequential_seconds(int(4e9 + 5e6 * 120), int(5e6 * 120))
-    assert more.seconds == pytest.approx(plain.seconds + in_order)  # by the disk
+    # By the disk, but for what it did while the processors were busy.
+    assert in_order / 2 < more.seconds - plain.seconds <= in_order + 1e-6
 
 
 def test_the_first_epoch_reads_what_nobody_has_planned(batches: list[Any]) -> None:
