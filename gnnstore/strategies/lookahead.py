@@ -28,7 +28,14 @@ from gnnstore.pipeline.margins import MANY_BATCHES
 from gnnstore.sampling.compact import Types
 from gnnstore.strategies.base import Strategy
 from gnnstore.strategies.loader_spec import LoaderSpec, pass_size
-from gnnstore.strategies.predict.cost import EPOCHS, EpochCosts, Machine, Prediction, Resources
+from gnnstore.strategies.predict.cost import (
+    EPOCHS,
+    EdgePass,
+    EpochCosts,
+    Machine,
+    Prediction,
+    Resources,
+)
 from gnnstore.strategies.predict.reads import ReadTotals
 from gnnstore.strategies.predict.sampled_epoch import SampledEpoch, out_degrees, sample_workload
 from gnnstore.strategies.predict.traits import StrategyTraits
@@ -165,6 +172,7 @@ class LookaheadStrategy(Strategy):
             overlaps=size.overlaps,
             num_threads=found.num_threads,
             num_unplanned=size.num_unplanned,
+            edges=_edge_pass(loader, placement, epoch.seen, size.num_batches),
         )
         return self.predict_with(work, epoch.machine, resources)
 
@@ -241,6 +249,19 @@ def _facts(
         reads_more=bool(placement.read_paths - read_ahead),
         **measured,
     )
+
+
+def _edge_pass(
+    loader: LoaderSpec, placement: Placement, seen: Presampled, num_batches: int
+) -> EdgePass:
+    """Return the pass over tables of edges that a superbatch needs."""
+    table_bytes, kept_bytes = 0, 0.0
+    for kind, specs in loader.edges_read_ahead(placement).items():
+        size, num_edges = pass_size(specs), seen.num_edges[kind] / seen.num_batches
+        if size.is_worth_a_pass(int(num_edges * num_batches)):
+            table_bytes += size.table_bytes
+            kept_bytes += num_edges * size.kept_bytes
+    return EdgePass(table_bytes, kept_bytes)
 
 
 def edges_disk_bytes(disk_bytes: int) -> int:
@@ -379,6 +400,14 @@ class _Epoch:
         more = max(0.0, first.seconds - found.seconds)
         return replace(found, seconds_once=first.seconds_once + more)
 
+    @property
+    def _kept_bytes(self) -> int:
+        """Bytes that are written until their batch is assembled, without packed rows."""
+        work, kept = self.workload, self.resources.edges.kept_bytes
+        if not self.resources.keeps_in_memory:
+            kept += work.kept_bytes + _SPILLED_ROW_BYTES * work.batch_rows
+        return int(kept * work.epoch_batches)
+
     def _by_superbatches(self) -> Prediction:
         work, machine, slots = self.workload, self.machine, self.resources.num_slots
         costs, policy, packs = self.costs, self.policy, self.strategy.packs
@@ -386,15 +415,15 @@ class _Epoch:
         num = work.epoch_batches / size  # less than 1 if a superbatch has several epochs
         num_rows = work.batch_rows * work.epoch_batches
         planning = num_rows * _PLAN_SECONDS
-        kept = 0
-        if not self.resources.keeps_in_memory:
-            kept = int(work.kept_bytes * work.epoch_batches + _SPILLED_ROW_BYTES * num_rows)
-        disk = machine.disk
+        disk, kept = machine.disk, self._kept_bytes
+        passes = num if num < 1 else math.ceil(num)
+        scanned_edges = int(passes * self.resources.edges.table_bytes)
         writing = disk.sequential_seconds(written_bytes=kept)
         recalling = disk.sequential_seconds(kept)
         stages = {"sampling": costs.sampling, "planning": planning}
-        reads, in_order, written = ReadTotals(), kept, kept
-        making_disk, making_computing = writing, costs.sampling + planning
+        reads, in_order, written = ReadTotals(), kept + scanned_edges, kept
+        reading_edges = disk.sequential_seconds(scanned_edges)
+        making_disk, making_computing = writing + reading_edges, costs.sampling + planning
         if packs:
             misses = work.misses(policy, slots, size)
             not_written = num * self.resources.chunk_memory_bytes
@@ -402,12 +431,11 @@ class _Epoch:
             if self.resources.chunk_memory_bytes and not self.resources.disk_bytes:
                 # Without disk, rows that do not fit in memory are read one by one.
                 reads, packed = ReadTotals(packed // max(1, work.row_bytes), packed), 0
-            passes = num if num < 1 else math.ceil(num)
             scanned = int(passes * work.scan_bytes(policy, slots, size))
             packing = disk.sequential_seconds(scanned, packed)
             reading = disk.sequential_seconds(packed) + machine.random_seconds(reads)
             in_order, written = in_order + scanned + packed, written + packed
-            stages |= {"packing": packing, "reading packed": reading}
+            stages |= {"packing": packing + reading_edges, "reading packed": reading}
             making_disk += packing
         else:
             reads = work.planned_reads(policy, slots, size)

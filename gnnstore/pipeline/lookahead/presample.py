@@ -73,8 +73,9 @@ class Presampled:
     largest_kept_bytes: int = 0
     # Bytes of its record in packed epochs, as if all of its rows were in it.
     largest_record_bytes: int = 0
-    # Rows that the batches need of each type, by their numbers.
+    # Rows that the batches need of each type, by their numbers; and their edges of each type.
     needed: Mapping[RowRange, int] = field(default_factory=dict)
+    num_edges: Mapping[EdgeType, int] = field(default_factory=dict)
 
     @cached_property
     def margin(self) -> float:
@@ -177,7 +178,8 @@ class Presampler:
             label_bytes = sum(array.nbytes for array in labels.arrays())
             return sample, max(0, label_bytes - 8 * sample.num_seeds)
 
-        done, largest, visits, needed = 0, Presampled(0, 0), 0, Counter[RowRange]()
+        done, largest, visits = 0, Presampled(0, 0), 0
+        needed, num_edges = Counter[RowRange](), Counter[EdgeType]()
         enough = ENOUGH_VISITS * self.space.num_rows
         batches = (
             Batch(BatchKey(_SEED, _EPOCH, number), positions)
@@ -203,6 +205,8 @@ class Presampler:
                 visits += len(rows)
                 for name, own in self.space.ranges.items():
                     needed[own] += len(subgraph.nodes.get(name, ()))
+                for kind, edges in subgraph.edges.items():
+                    num_edges[kind] += len(edges.positions)
                 ids_bytes = subgraph.num_bytes
                 kept_bytes, record_bytes = largest.largest_kept_bytes, largest.largest_record_bytes
                 if ids_bytes > largest.largest_ids_bytes:
@@ -220,6 +224,7 @@ class Presampler:
                     kept_bytes,
                     record_bytes,
                     needed,
+                    num_edges,
                 )
                 # Else it stays at one at a time; the caller says how much two batches need.
                 if spare_bytes is None or 2 * ids_bytes <= spare_bytes:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from gnnstore.disk.profile import DeviceProfile
 from gnnstore.strategies.predict.reads import ReadTotals
@@ -55,6 +56,13 @@ class Machine:
         return reads.seconds_on(self.disk)
 
 
+class EdgePass(NamedTuple):
+    """A pass over tables of edges for each superbatch."""
+
+    table_bytes: int = 0  # read of the tables
+    kept_bytes: float = 0.0  # written for each batch, and read back
+
+
 @dataclass(frozen=True)
 class Resources:
     """The memory and disk space that a strategy would take, and how it divides them."""
@@ -70,6 +78,7 @@ class Resources:
     overlaps: bool = True
     num_threads: int = 0  # threads that prepare batches, if memory limits them; 0: all
     num_unplanned: int = 0  # batches that read all of their rows while the first superbatch is made
+    edges: EdgePass = field(default_factory=EdgePass)
 
 
 @dataclass(frozen=True)
