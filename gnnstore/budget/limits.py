@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gnnstore.budget.ledger import Ledger
+from gnnstore.errors import BudgetError
 from gnnstore.units import format_size, parse_size
 
 _PROC = Path("/proc")
@@ -72,7 +73,7 @@ def parse_memory(memory: int | str, *, name: str = "memory") -> int:
         source = "before the cgroup of this process, such as its container, kills it"
         allowed = Ledger(limit, (), f"{name}={memory!r}", source, "", raise_by=budget - limit)
         lower = f"lower {option} to less than {format_size(limit)}"
-        refusal = allowed.refusal(None, lower, "raise the container's limit")
+        refusal: BudgetError = allowed.refusal(None, lower, "raise the container's limit")
         refusal.missing_bytes = None  # a larger budget would not help
         raise refusal
     return budget

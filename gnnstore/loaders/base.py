@@ -212,7 +212,8 @@ class BatchLoader(DataLoader[Any]):
             num_batches = None if self._order.varies else len(self)
         except TypeError:  # of a user's sampler without a length
             num_batches = None
-        seeds = f"{len(self.dataset):,} {self._labels.name}{'' if name is None else f' ({name})'}"
+        positions: Any = self.dataset
+        seeds = f"{len(positions):,} {self._labels.name}{'' if name is None else f' ({name})'}"
         opened = vars(self).get("_sources")
         lines = (
             f"{type(self).__name__} of {describe_graph(path, schema)}",

@@ -167,7 +167,7 @@ def draw_memory(found: Explanation, file: Path) -> None:
     axes.yaxis.set_major_formatter(lambda value, _: format_size(value))
     axes.set_ylabel("memory")
     handles, labels = axes.get_legend_handles_labels()
-    order = {"loc": "outside right center", "frameon": False, "fontsize": 9}
+    order: dict[str, Any] = {"loc": "outside right center", "frameon": False, "fontsize": 9}
     figure.legend(handles[::-1], labels[::-1], **order)  # as they lie on one another
     save_picture(figure, file, found.title)
 

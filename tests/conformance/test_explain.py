@@ -188,11 +188,12 @@ def test_parts_are_drawn_as_stacked_bars(
     figure = pytest.importorskip("matplotlib.figure")
     drawn: list[Any] = []
     save = figure.Figure.savefig
-    monkeypatch.setattr(
-        figure.Figure,
-        "savefig",
-        lambda self, *args, **named: (drawn.append(self), save(self, *args, **named)),
-    )
+
+    def keep(self: Any, *args: Any, **named: Any) -> None:
+        drawn.append(self)
+        save(self, *args, **named)
+
+    monkeypatch.setattr(figure.Figure, "savefig", keep)
     options: dict[str, Any] = {"shuffle": True, "strategy": "belady", **OPTIONS}
     loader = NeighborLoader(path, [4, 4], "train", memory="60MB", **options)
     explained = loader.explain(plot=tmp_path / "a.svg")
