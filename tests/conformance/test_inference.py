@@ -60,7 +60,7 @@ from gnnstore.layerwise.result import Embeddings
 from gnnstore.progress import NullProgress
 from gnnstore.testing.graphs import GraphArrays, random_graph, read_store
 from gnnstore.units import parse_size
-from tests.support.effort import choose, pairs
+from tests.support.effort import choose, paired
 
 NUM_FEATURES, HIDDEN, NUM_CLASSES = 20, 16, 5
 # So small that a graph of a thousand nodes takes many blocks: an engine's buffers come on top.
@@ -274,7 +274,7 @@ def test_types(tmp_path: Path, dtype: Any, stored: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "data"), pairs(["sage", "sage max", "gcn", "gin", "gat"], ["cora", "facebook"], 1)
+    ("kind", "data"), paired(["sage", "sage max", "gcn", "gin", "gat"], ["cora", "facebook"], 1)
 )
 def test_real_graphs(data: str, kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     if data == "cora":

@@ -24,7 +24,7 @@ from gnnstore.layerwise.result import Embeddings
 from gnnstore.layerwise.run import InferenceRun
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from tests.conformance.test_inference import Notes, on_whole_graph
-from tests.support.effort import pairs
+from tests.support.effort import paired
 from tests.unit.test_inference_stages import Interrupting, slowed
 
 NUM_NODES, WIDTH = 6000, 64
@@ -109,7 +109,7 @@ def expected_of(model: list[Any], graph: GraphArrays, **data: Tensor) -> Tensor:
 KEPT = [(0.0, True), (0.3, True), (0.3, False), (1.0, True)]
 
 
-@pytest.mark.parametrize(("name", "kept"), pairs(layers(), KEPT), ids=str)
+@pytest.mark.parametrize(("name", "kept"), paired(layers(), KEPT), ids=str)
 def test_equals_the_whole_graph(
     graph: GraphArrays,
     path: Path,

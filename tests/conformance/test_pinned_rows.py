@@ -18,7 +18,7 @@ from gnnstore.pipeline.lookahead.producer import LookaheadJob
 from gnnstore.strategies.sizes.misses import MissModel
 from gnnstore.testing.graphs import random_graph
 from tests.support.batches import assert_same_batches, batches_of
-from tests.support.effort import pairs
+from tests.support.effort import paired
 from tests.support.loaders import slots_of
 
 N = 4000
@@ -163,7 +163,7 @@ def test_evaluation_in_the_middle_leaves_the_pinned_rows(
 
 @pytest.mark.parametrize(
     ("options", "pins"),
-    pairs([{"num_threads": 1}, BUDGET, WITHOUT_DISK], [False, True], 1),
+    paired([{"num_threads": 1}, BUDGET, WITHOUT_DISK], [False, True], 1),
     ids=str,
 )
 def test_another_loader_takes_the_slots(

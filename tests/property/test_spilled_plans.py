@@ -20,7 +20,7 @@ from gnnstore import _core
 from gnnstore.caching.plan import CachePlan, PlanPlace, Trace, TraceBuilder
 from gnnstore.caching.policies import belady
 from gnnstore.caching.policies.belady import BeladyPlanner
-from tests.support.effort import pairs
+from tests.support.effort import paired
 
 Batch = npt.NDArray[Any]
 ROOM_BYTES = 1 << 24
@@ -125,7 +125,7 @@ def test_longer_traces(num_slots: int, num_rounds: int) -> None:
 # Threads, and with room for one batch in the forward pass, and for two of them.
 @pytest.mark.parametrize(
     ("num_slots", "threads"),
-    pairs(
+    paired(
         [0, 7000, 60_000],
         product([(1, None), (2, None), (4, None), (4, np.int64)], [50_000, 1_700_000]),
         3,

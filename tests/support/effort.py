@@ -33,7 +33,7 @@ def examples(long: int) -> int:
     return choose(min(max(_LEAST_EXAMPLES, long // _SHORT_SHARE), long), long)
 
 
-def pairs(first: Iterable[T], second: Iterable[U], each: int = 2) -> list[tuple[T, U]]:
+def paired(first: Iterable[T], second: Iterable[U], each: int = 2) -> list[tuple[T, U]]:
     """Return pairs to test: in `make test` each of the first with some of the second, in turn.
 
     All of the second occur; in `make long` it is the product.
