@@ -50,7 +50,7 @@ test: style
 tests: $(TESTABLE)
 	$(PYTEST)
 
-# The same tests with their long loops: more kills, seeds and examples.
+# The same tests with their long loops: more kills, seeds and examples, and every pair of cases.
 long: $(TESTABLE)
 	GNNSTORE_LONG_TESTS=1 $(PYTEST) --timeout 1800
 

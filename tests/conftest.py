@@ -83,11 +83,11 @@ def no_thread_is_left_behind() -> Iterator[None]:
     assert not left, f"the test left threads behind: {sorted(thread.name for thread in left)}"
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _only_new_objects_are_collected() -> None:
     """Keep collections short: to look at all that torch and tests are takes a second each time.
 
-    Once: what a test has left, a later collection has to find.
+    Once a file, as imports and fixtures add up: what its tests leave, a later collection finds.
     """
     gc.collect()
     gc.freeze()
@@ -142,6 +142,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "ways(*names): of the ways of reading, those that a costly test is run on"
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Look for no garbage among modules and tests that are all kept."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_unconfigure() -> None:

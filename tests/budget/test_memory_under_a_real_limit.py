@@ -25,6 +25,7 @@ from gnnstore.converters.edges.columns import estimate_peak_bytes
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.formats import PartitionsReader, StoreReader
 from tests.support.disks import keep_usual_profile
+from tests.support.effort import choose
 from tests.support.engines import available
 from tests.support.forks import ForkServer
 
@@ -233,7 +234,7 @@ def test_loader(
         {"strategy": "direct", "memory": 120 * 10**6, "io_engine": "pread", "most_batches": 16},
         {"strategy": "static", "memory": 130 * 10**6, "cache": "frequency", "most_batches": 16},
         {"strategy": "static", "memory": 200 * 10**6, "cache": "degree", "most_batches": 26},
-    ],
+    ][: choose(3, 4)],
     ids=lambda options: "-".join(str(value) for value in list(options.values())[:3]),
 )
 def test_reads_from_disk(
@@ -263,10 +264,10 @@ def test_reads_from_disk(
     [
         # Many reads a batch, so a few superbatches of few batches will do.
         {"strategy": "belady", "memory": 100 * 10**6, "most_batches": 20},
+        {"strategy": "packed", "memory": 250 * 10**6, "num_threads": 4, "most_batches": 30},
         {"strategy": "belady", "memory": 250 * 10**6, "most_batches": 30},
         {"strategy": "packed", "memory": 150 * 10**6, "most_batches": 30},
-        {"strategy": "packed", "memory": 250 * 10**6, "num_threads": 4, "most_batches": 30},
-    ],
+    ][: choose(2, 4)],
     ids=lambda options: f"{options['strategy']}-{options['memory'] // 10**6}MB",
 )
 def test_planned_caches(

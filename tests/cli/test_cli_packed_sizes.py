@@ -12,11 +12,12 @@ from gnnstore.disk import measure
 from gnnstore.disk.profile import save_profile
 from gnnstore.formats.container.files import directory_bytes
 from tests.support.disks import usual_profile
+from tests.support.effort import paired
 
 FLAT = (0.45, 0.22, 0.22, 0.11)
 
 
-@pytest.fixture(scope="module", params=["rmat", "flat", "facebook"])
+@pytest.fixture(scope="module")
 def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("sizes") / "s.gnn"
     if request.param == "facebook":
@@ -26,7 +27,11 @@ def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return from_rmat(path, scale=16, feature_dim=256, **options)
 
 
-@pytest.mark.parametrize("memory", ["60MB", "85MB"])
+@pytest.mark.parametrize(
+    ("store", "memory"),
+    paired(["rmat", "flat", "facebook"], ["60MB", "85MB"], 1),
+    indirect=["store"],
+)
 def test_one_size_for_all(
     run: Any, store: Path, memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

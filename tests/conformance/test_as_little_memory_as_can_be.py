@@ -20,7 +20,7 @@ from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.strategies.predict import sampled_epoch
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.disks import keep_usual_profile
-from tests.support.effort import choose
+from tests.support.effort import choose, paired
 
 BATCHES = 6
 
@@ -60,8 +60,10 @@ def least_memory(store: Path, strategy: str, **options: Any) -> int:
     raise AssertionError(f"{memory} bytes are still too few")
 
 
-@pytest.mark.parametrize("topology", ["memory", "disk"])
-@pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if s.plans])
+@pytest.mark.parametrize(
+    ("strategy", "topology"),
+    paired([s.name for s in STRATEGIES if s.plans], ["memory", "disk"], 1),
+)
 def test_one_thread_and_the_same_batches(store: Path, strategy: str, topology: str) -> None:
     expected = batches_of(islice(loader_of(store, "memory", num_threads=0), BATCHES))
     options: dict[str, Any] = {"topology": topology}

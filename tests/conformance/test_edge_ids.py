@@ -23,6 +23,7 @@ from gnnstore.pipeline.lookahead.edge_rows import PassSize
 from gnnstore.strategies.sizes import placement
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from tests.support.batches import assert_same_batches, batches_of
+from tests.support.effort import paired
 from tests.support.hetero import hetero_store, make_hetero
 from tests.support.packed import pack
 from tests.support.references import OPTIONS, loader_of_packed
@@ -148,8 +149,9 @@ def test_edges_of_links_are_excluded_by_position(
     assert all(("e_id" in batch) == (edge_ids is not None) for batch in found)
 
 
-@pytest.mark.parametrize("strategy", ["memory", "static", "packed"])
-@pytest.mark.parametrize("edge_ids", ["input", "store", None])
+@pytest.mark.parametrize(
+    ("strategy", "edge_ids"), paired(["memory", "static", "packed"], ["input", "store", None])
+)
 def test_ids_of_each_type(tmp_path: Path, strategy: str, edge_ids: Any, place: str) -> None:
     data = make_hetero()
     path = hetero_store(tmp_path / "h.gnn", data).path

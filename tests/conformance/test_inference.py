@@ -10,6 +10,7 @@ import os
 import pickle
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ from gnnstore.layerwise.result import Embeddings
 from gnnstore.progress import NullProgress
 from gnnstore.testing.graphs import GraphArrays, random_graph, read_store
 from gnnstore.units import parse_size
+from tests.support.effort import choose, paired
 
 NUM_FEATURES, HIDDEN, NUM_CLASSES = 20, 16, 5
 # So small that a graph of a thousand nodes takes many blocks: an engine's buffers come on top.
@@ -156,8 +158,10 @@ def least_memory(layers: Any, path: Path, output: Path) -> int:
     return 1 + parse_size(str(info.value).split("by at least ")[1].split(",")[0])
 
 
-@pytest.mark.parametrize("name", convolutions())
-@pytest.mark.parametrize("is_small", [False, True])
+@pytest.mark.parametrize(
+    ("name", "is_small"),
+    [*product(convolutions(), [True]), *product([*convolutions()][:: choose(4, 1)], [False])],
+)
 def test_equals_the_whole_graph(
     graph: GraphArrays, path: Path, name: str, is_small: bool, tmp_path: Path
 ) -> None:
@@ -269,8 +273,9 @@ def test_types(tmp_path: Path, dtype: Any, stored: str) -> None:
     torch.testing.assert_close(found.tensor().float(), expected, atol=atol, rtol=atol)
 
 
-@pytest.mark.parametrize("kind", ["sage", "sage max", "gcn", "gin", "gat"])
-@pytest.mark.parametrize("data", ["cora", "facebook"])
+@pytest.mark.parametrize(
+    ("kind", "data"), paired(["sage", "sage max", "gcn", "gin", "gat"], ["cora", "facebook"], 1)
+)
 def test_real_graphs(data: str, kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     if data == "cora":
         store = from_ogb(request.getfixturevalue("cora_directory"), tmp_path / "s.gnn")

@@ -24,6 +24,7 @@ from gnnstore.layerwise.result import Embeddings
 from gnnstore.layerwise.run import InferenceRun
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from tests.conformance.test_inference import Notes, on_whole_graph
+from tests.support.effort import paired
 from tests.unit.test_inference_stages import Interrupting, slowed
 
 NUM_NODES, WIDTH = 6000, 64
@@ -105,18 +106,20 @@ def expected_of(model: list[Any], graph: GraphArrays, **data: Tensor) -> Tensor:
     return on_whole_graph(model, x, edges, **data)
 
 
-@pytest.mark.parametrize("name", layers())
-@pytest.mark.parametrize(("share", "packs"), [(0.0, True), (0.3, True), (0.3, False), (1.0, True)])
+KEPT = [(0.0, True), (0.3, True), (0.3, False), (1.0, True)]
+
+
+@pytest.mark.parametrize(("name", "kept"), paired(layers(), KEPT), ids=str)
 def test_equals_the_whole_graph(
     graph: GraphArrays,
     path: Path,
     name: str,
-    share: float,
     *,
-    packs: bool,
+    kept: tuple[float, bool],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    share, packs = kept
     keeping(monkeypatch, share)
     monkeypatch.setattr(packing, "_WORTHWHILE", 100.0 if packs else 0.0)
     model, notes = layers()[name](), Notes()

@@ -28,6 +28,7 @@ from gnnstore.seeds.negatives import Negatives, cumulative_weights
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from tests.support.batches import assert_same_batches, batches_of
+from tests.support.effort import paired
 from tests.support.packed import pack
 
 N, E, FANOUTS, BATCH_SIZE, SEED = 600, 6_000, [4, 3], 40, 5
@@ -358,7 +359,9 @@ def expected(path: Path, seeds: dict[str, Any]) -> list[dict[str, Any]]:
     return batches_of(batch for _ in range(2) for batch in loader)
 
 
-@pytest.mark.parametrize("strategy", [*STRATEGIES.names, "auto"])
+@pytest.mark.parametrize(
+    ("strategy", "kind"), paired([*STRATEGIES.names, "auto"], KINDS, 4), indirect=["kind"]
+)
 def test_every_strategy_gives_the_same(
     path: Path, seeds: dict[str, Any], expected: list[dict[str, Any]], strategy: str
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.graphs import GraphArrays
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.disks import usual_profile
+from tests.support.effort import choose
 
 MB = 10**6
 
@@ -63,7 +65,8 @@ def test_auto_says_why_what_fits_is_not_loaded(store: Path) -> None:
 def test_what_a_budget_allows_a_larger_one_does(store: Path, strategy: str) -> None:
     refused: dict[int, int] = {}
     allowed = []
-    for memory in (*range(10 * MB, 40 * MB, 3 * MB), *range(40 * MB, 100 * MB, 10 * MB)):
+    step = choose(6, 3) * MB
+    for memory in (*range(10 * MB, 40 * MB, step), *range(40 * MB, 100 * MB, 4 * step)):
         try:
             loader_of(store, memory, strategy=strategy)
         except BudgetError as error:
@@ -108,8 +111,7 @@ def test_the_profile_of_a_busy_disk_refuses_no_budget(
     monkeypatch.setattr("gnnstore.disk.engines.load_profile", lambda _: busy)
     monkeypatch.setenv("GNNSTORE_IO_ENGINE", "pread")
     assert open_engine(store / "zarr.json").staging_bytes > 16 * MB
-    assert_same_batches(
-        batches_of(loader_of(store, memory, strategy=strategy)), batches_of(expected)
-    )
+    found = loader_of(store, memory, strategy=strategy)
+    assert_same_batches(batches_of(islice(found, 20)), batches_of(islice(expected, 20)))
     large = loader_of(store, 2_000 * MB, strategy=strategy)
     assert large._sources.engine.staging_bytes > 16 * MB

@@ -38,6 +38,7 @@ from gnnstore import NeighborLoader, _core
 from gnnstore.converters import from_pyg
 from gnnstore.errors import BudgetError, InputError, NotFoundError, UsageError
 from gnnstore.loaders import base
+from tests.support.effort import paired
 
 N, E = 100, 1500
 
@@ -384,8 +385,9 @@ def test_a_class_of_ones_own(store: gnnstore.GraphStore) -> None:
 # --- PyG's helpers -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("filter_per_worker", [None, True, False])
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    ("filter_per_worker", "num_workers"), paired([None, True, False], [2, 0], 1)
+)
 def test_zip_loader(
     store: gnnstore.GraphStore, filter_per_worker: bool | None, num_workers: int
 ) -> None:

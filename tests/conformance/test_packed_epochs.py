@@ -22,6 +22,7 @@ from gnnstore.formats.container.verify import LEVELS
 from gnnstore.strategies.sizes import placement
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from tests.support.batches import assert_same_batches, batches_of
+from tests.support.effort import paired
 from tests.support.graphs import E, N, graph_of_three_tables
 from tests.support.packed import pack
 from tests.support.references import BATCHES, EPOCHS, OPTIONS, batches_in_memory, loader_of_packed
@@ -144,8 +145,9 @@ def test_attributes_of_every_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert_same_batches(batches_of(loader_of_packed(path, packed=packed), 2), plain)
 
 
-@pytest.mark.parametrize("superbatch", [1, BATCHES, 100])
-@pytest.mark.parametrize("cache_bytes", [0, "20kB", "1GB"])
+@pytest.mark.parametrize(
+    ("superbatch", "cache_bytes"), paired([1, BATCHES, 100], ["20kB", 0, "1GB"])
+)
 def test_sizes(
     path: Path, tmp_path: Path, expected: list[dict[str, Any]], superbatch: int, cache_bytes: Any
 ) -> None:

@@ -22,7 +22,7 @@ from gnnstore.formats.partitions.reader import PartitionsReader
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from gnnstore.testing.twins.partitions import partitions_loaded
 from tests.support.batches import assert_same_batches, batches_of
-from tests.support.effort import choose
+from tests.support.effort import choose, paired
 from tests.support.loaders import partition_order_of
 
 N, E, SEED = 230, 1_500, 5
@@ -86,8 +86,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("which", ["all", "given"])
+@pytest.mark.parametrize(("options", "which"), paired(OPTIONS, ["all", "given"], 1))
 def test_every_edge_is_trained_once_beside_nodes_of_its_state(
     store: gnnstore.GraphStore, graph: GraphArrays, options: str, which: str
 ) -> None:

@@ -18,6 +18,7 @@ from gnnstore.pipeline.lookahead.producer import LookaheadJob
 from gnnstore.strategies.sizes.misses import MissModel
 from gnnstore.testing.graphs import random_graph
 from tests.support.batches import assert_same_batches, batches_of
+from tests.support.effort import paired
 from tests.support.loaders import slots_of
 
 N = 4000
@@ -160,8 +161,11 @@ def test_evaluation_in_the_middle_leaves_the_pinned_rows(
     assert slots_of(store).holds_pinned
 
 
-@pytest.mark.parametrize("pins", [True, False])
-@pytest.mark.parametrize("options", [{"num_threads": 1}, BUDGET, WITHOUT_DISK], ids=str)
+@pytest.mark.parametrize(
+    ("options", "pins"),
+    paired([{"num_threads": 1}, BUDGET, WITHOUT_DISK], [False, True], 1),
+    ids=str,
+)
 def test_another_loader_takes_the_slots(
     path: Path,
     expected: list[dict[str, Any]],

@@ -29,6 +29,7 @@ from gnnstore.pipeline.lookahead.superbatch import Superbatch
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.faults import inject
 from tests.support.batches import assert_same_batches, batches_of
+from tests.support.effort import paired
 from tests.support.graphs import WIDTH, N, graph_of_three_tables
 from tests.support.loaders import override_sizes, slots_of
 from tests.support.references import BATCHES, OPTIONS
@@ -49,11 +50,12 @@ def loader_of(path: Any, **options: Any) -> NeighborLoader:
 # --- equal batches -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_threads", [0, 1, 2, 4])
 @pytest.mark.parametrize("strategy", PLANNED)
-@pytest.mark.parametrize("on_disk", ["", "subgraphs", "plans"])
+@pytest.mark.parametrize(
+    ("on_disk", "num_threads"), paired(["", "subgraphs", "plans"], [0, 1, 2, 4])
+)
 def test_batches_are_the_same(
-    tmp_path: Path, request: pytest.FixtureRequest, num_threads: int, strategy: str, on_disk: str
+    tmp_path: Path, request: pytest.FixtureRequest, strategy: str, on_disk: str, num_threads: int
 ) -> None:
     path, expected = request.getfixturevalue("path"), request.getfixturevalue("expected")
     loader = loader_of(path, strategy=strategy, num_threads=num_threads, spill_dir=tmp_path)
@@ -119,8 +121,10 @@ def test_topology_on_disk(
     other.load_state_dict(state)
 
 
-@pytest.mark.parametrize("superbatch", [1, 2, BATCHES, 100, "auto", None])
-@pytest.mark.parametrize("cache_bytes", [0, 1000, "50kB", "1GB", None])
+@pytest.mark.parametrize(
+    ("superbatch", "cache_bytes"),
+    paired([1, 2, BATCHES, 100, "auto", None], [0, 1000, "50kB", "1GB", None]),
+)
 def test_sizes(
     path: Path, expected: list[dict[str, Any]], superbatch: Any, cache_bytes: Any
 ) -> None:
@@ -187,8 +191,9 @@ def test_no_cache_misses_less(path: Path) -> None:
 # --- iterations that are left, resumed, or run side by side --------------------------------
 
 
-@pytest.mark.parametrize("num_threads", [0, 2])
-@pytest.mark.parametrize("num_taken", [0, 1, 4, 5, 6, BATCHES - 1])
+@pytest.mark.parametrize(
+    ("num_taken", "num_threads"), paired([0, 1, 4, 5, 6, BATCHES - 1], [2, 0], 1)
+)
 def test_an_iteration_that_is_left(
     path: Path, expected: list[dict[str, Any]], num_threads: int, num_taken: int
 ) -> None:

@@ -19,6 +19,7 @@ from gnnstore.pipeline.lookahead import producer
 from gnnstore.pipeline.lookahead.superbatch import SuperbatchFiles
 from gnnstore.testing.graphs import random_graph
 from tests.support.batches import assert_same_batches, batches_of
+from tests.support.effort import paired
 from tests.support.graphs import E, N, graph_of_three_tables
 from tests.support.packed import pack
 from tests.support.references import BATCHES, EPOCHS, OPTIONS, batches_in_memory, loader_of_packed
@@ -50,8 +51,10 @@ def test_batches_are_the_same(
     assert_same_batches(batches_of(alone, EPOCHS), expected)
 
 
-@pytest.mark.parametrize("cache_bytes", ["0B", "100kB"])
-@pytest.mark.parametrize("lengths", [(2, 5), (5, 5), (100, 5), (4, 12), (12, 12)])
+@pytest.mark.parametrize(
+    ("lengths", "cache_bytes"),
+    paired([(2, 5), (5, 5), (100, 5), (4, 12), (12, 12)], ["0B", "100kB"], 1),
+)
 def test_segments_of_every_length(
     path: Path,
     tmp_path: Path,

@@ -17,6 +17,7 @@ from gnnstore import LinkNeighborLoader, NeighborLoader
 from gnnstore.converters import from_pyg
 from gnnstore.errors import InputError, UsageError
 from tests.support.batches import assert_same_batches, batches_of
+from tests.support.effort import paired
 from tests.support.hetero import CITES, COUNTS, WRITES, hetero_store, make_hetero
 
 DATA = make_hetero(widths={"paper": 60, "author": 25})
@@ -371,8 +372,7 @@ def made(path: Path, plain: Path, name: str, **options: Any) -> NeighborLoader:
     return NeighborLoader(plain, **(OPTIONS | PLAIN_CASES[name] | options))
 
 
-@pytest.mark.parametrize("name", [*CASES, *PLAIN_CASES])
-@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize(("way", "name"), paired(WAYS, [*CASES, *PLAIN_CASES], 4), ids=str)
 def test_every_way_gives_the_same_batches(
     path: Path, plain: Path, expected: dict[str, Any], name: str, way: dict[str, Any]
 ) -> None:

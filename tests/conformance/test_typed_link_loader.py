@@ -18,6 +18,7 @@ import gnnstore
 from gnnstore import LinkNeighborLoader
 from gnnstore.errors import InputError, NotFoundError, UsageError
 from tests.support.batches import assert_same_batches, batches_of
+from tests.support.effort import paired
 from tests.support.hetero import CITES, TEACHES, WRITES, WRITTEN_BY, hetero_store, make_hetero
 
 DATA = make_hetero()
@@ -291,8 +292,7 @@ def expected(path: Path) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize(("way", "case"), paired(WAYS, CASES), ids=str)
 def test_every_way_gives_the_same_batches(
     path: Path, expected: dict[str, Any], case: str, way: dict[str, Any]
 ) -> None:

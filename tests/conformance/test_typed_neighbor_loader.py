@@ -19,7 +19,7 @@ import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.errors import InputError, NotFoundError, UsageError
 from tests.support.batches import assert_same_batches, batches_of
-from tests.support.effort import choose
+from tests.support.effort import choose, paired
 from tests.support.hetero import (
     AT,
     CITES,
@@ -434,8 +434,7 @@ def expected(wide: Path) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize(("way", "case"), paired(WAYS, CASES), ids=str)
 def test_every_way_gives_the_same_batches(
     wide: Path, expected: dict[str, Any], case: str, way: dict[str, Any]
 ) -> None:

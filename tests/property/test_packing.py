@@ -33,7 +33,7 @@ from gnnstore.formats import PageGeometry, plan_shards
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.testing.twins.packing import needed_pages, packed_file, piece_crcs, sort_misses
 from gnnstore.testing.twins.reads import write_array
-from tests.support.effort import examples
+from tests.support.effort import examples, paired
 from tests.support.engines import some_rows
 
 # The widths at which published systems compute the wrong page.
@@ -82,8 +82,7 @@ def check(
         assert counts.reads == math.ceil(num_distinct * raw.shape[1] / (512 << 10))
 
 
-@pytest.mark.parametrize("page_bytes", [512, 4096, 65536])
-@pytest.mark.parametrize("row_bytes", ROW_BYTES)
+@pytest.mark.parametrize(("row_bytes", "page_bytes"), paired(ROW_BYTES, [512, 4096, 65536]))
 def test_every_width(tmp_path: Path, engine: str, row_bytes: int, page_bytes: int) -> None:
     # Three shards, the last with one run only; shards have 64 KiB or more.
     geometry = PageGeometry(row_bytes, page_bytes)

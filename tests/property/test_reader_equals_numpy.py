@@ -28,7 +28,7 @@ from gnnstore.testing.twins.reads import (
     plan_reads,
     write_array,
 )
-from tests.support.effort import examples
+from tests.support.effort import examples, paired
 from tests.support.engines import some_rows
 
 # The widths at which published systems compute the wrong page.
@@ -46,8 +46,7 @@ def reader(engine: str, options: tuple[int, int, int]) -> _core.Reader:
     )
 
 
-@pytest.mark.parametrize("page_bytes", [512, 4096, 65536])
-@pytest.mark.parametrize("row_bytes", ROW_BYTES)
+@pytest.mark.parametrize(("row_bytes", "page_bytes"), paired(ROW_BYTES, [512, 4096, 65536]))
 def test_every_width(tmp_path: Path, engine: str, row_bytes: int, page_bytes: int) -> None:
     # Three shards at least, the last with one run only; shards have 64 KiB or more.
     geometry = PageGeometry(row_bytes, page_bytes)

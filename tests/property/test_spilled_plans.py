@@ -6,6 +6,7 @@ import itertools
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from gnnstore import _core
 from gnnstore.caching.plan import CachePlan, PlanPlace, Trace, TraceBuilder
 from gnnstore.caching.policies import belady
 from gnnstore.caching.policies.belady import BeladyPlanner
+from tests.support.effort import paired
 
 Batch = npt.NDArray[Any]
 ROOM_BYTES = 1 << 24
@@ -120,19 +122,24 @@ def test_longer_traces(num_slots: int, num_rounds: int) -> None:
 
 
 @pytest.mark.parametrize("num_rounds", [0, 1, 3])
-@pytest.mark.parametrize("num_slots", [0, 7000, 60_000])
-@pytest.mark.parametrize(("num_threads", "dtype"), [(1, None), (2, None), (4, None), (4, np.int64)])
-# With room for one batch in the forward pass, and for two of them.
-@pytest.mark.parametrize("num_nodes", [50_000, 1_700_000])
+# Threads, and with room for one batch in the forward pass, and for two of them.
+@pytest.mark.parametrize(
+    ("num_slots", "threads"),
+    paired(
+        [0, 7000, 60_000],
+        product([(1, None), (2, None), (4, None), (4, np.int64)], [50_000, 1_700_000]),
+        3,
+    ),
+    ids=str,
+)
 def test_batches_that_threads_share_out(
     *,
-    num_nodes: int,
-    num_threads: int,
-    dtype: type | None,
+    threads: tuple[tuple[int, type | None], int],
     num_slots: int,
     num_rounds: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    (num_threads, dtype), num_nodes = threads
     monkeypatch.setattr(belady, "planning_threads", lambda: num_threads)
     rng = np.random.default_rng(num_slots)
     sizes = rng.integers(0, 40_000, (2, 8))

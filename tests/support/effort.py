@@ -7,9 +7,11 @@ meets rare interleavings too.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import TypeVar
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 ENVIRONMENT_VARIABLE = "GNNSTORE_LONG_TESTS"
 _SHORT_SHARE = 5
@@ -29,3 +31,17 @@ def choose(short: T, long: T) -> T:
 def examples(long: int) -> int:
     """Return the number of examples of a property: all of them, or a fifth and at least 10."""
     return choose(min(max(_LEAST_EXAMPLES, long // _SHORT_SHARE), long), long)
+
+
+def paired(first: Iterable[T], second: Iterable[U], each: int = 2) -> list[tuple[T, U]]:
+    """Return pairs to test: in `make test` each of the first with some of the second, in turn.
+
+    All of the second occur; in `make long` it is the product.
+    """
+    others = list(second)
+    count = choose(min(each, len(others)), len(others))
+    return [
+        (one, others[(number * count + k) % len(others)])
+        for number, one in enumerate(first)
+        for k in range(count)
+    ]

@@ -13,7 +13,7 @@ from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger
 from gnnstore.caching.plan import PlanPlace, Trace, TraceBuilder
 from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.caching.policies.registry import BELADY
-from tests.support.effort import choose
+from tests.support.effort import choose, paired
 
 # Of a slot, between two plans: the row, and how often it was needed.
 STATE_BYTES = 12
@@ -72,7 +72,6 @@ def skewed_trace(num_batches: int, batch_rows: int, num_rows: int, stride: int) 
 
 
 @pytest.mark.usefixtures("_nothing_kept")
-@pytest.mark.parametrize("num_slots", [0, 300_000])
 @pytest.mark.parametrize(
     ("num_rows", "stride"),
     [
@@ -84,7 +83,7 @@ def skewed_trace(num_batches: int, batch_rows: int, num_rows: int, stride: int) 
     ],
 )
 @pytest.mark.parametrize("num_batches", choose([2, 500], [2, 3, 16, 500]))
-@pytest.mark.parametrize("num_threads", [1, 4])
+@pytest.mark.parametrize(("num_threads", "num_slots"), paired([1, 4], [0, 300_000], 1))
 def test_planning_takes_no_more_than_it_says(
     num_threads: int, num_batches: int, num_rows: int, stride: int, num_slots: int
 ) -> None:
@@ -104,8 +103,7 @@ def test_planning_takes_no_more_than_it_says(
 
 
 @pytest.mark.usefixtures("_nothing_kept")
-@pytest.mark.parametrize("num_slots", [0, 1_000_000])
-@pytest.mark.parametrize("num_rounds", [1, 4])
+@pytest.mark.parametrize(("num_rounds", "num_slots"), paired([1, 4], [0, 1_000_000], 1))
 @pytest.mark.parametrize("num_batches", [2, 500, 20_000])
 # With room for next uses where a table of nodes would be, and without.
 @pytest.mark.parametrize("num_nodes", [1 << 21, 1 << 23])

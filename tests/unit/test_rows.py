@@ -23,6 +23,7 @@ from gnnstore.features.tables import MIN_ROWS_PER_FAULT_THREAD, MappedRows, Memo
 from gnnstore.formats import AttributeSpec, PagedArray, StoreReader
 from gnnstore.graph.shared import shared_tables
 from gnnstore.testing.graphs import write_store
+from tests.support.effort import paired
 from tests.support.stores import write_example_store
 
 # One byte; not dividing a page; just below, at and above a page; several pages.
@@ -36,8 +37,7 @@ def stored_array(directory: Path, values: npt.NDArray[Any]) -> PagedArray:
     return reader.paged(reader.schema.node.attributes["x"])
 
 
-@pytest.mark.parametrize("row_bytes", ROW_BYTES)
-@pytest.mark.parametrize("shard_bytes", [None, 65536])
+@pytest.mark.parametrize(("row_bytes", "shard_bytes"), paired(ROW_BYTES, [None, 65536], 1))
 def test_every_source_equals_numpy(tmp_path: Path, row_bytes: int, shard_bytes: int | None) -> None:
     stored = write_example_store(
         tmp_path / "s.gnn",
