@@ -36,7 +36,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a graph with times, weights, vectors, flags, and rows too wide for a pass."""
     graph = random_graph(600, 4_000, seed=2, feature_dim=40, num_classes=3, skew=2.0)
     rng = np.random.default_rng(1)
-    edges = {
+    edges: dict[str, Any] = {
         "edge_time": rng.integers(-(2**60), 2**60, 4_000),
         "edge_weight": rng.random(4_000).astype(np.float16),
         "edge_attr": rng.random((4_000, 2, 3)).astype(np.float32),

@@ -447,7 +447,7 @@ def test_one_pass_packs_the_rows_of_several_epochs(batches: list[Any]) -> None:
 def test_one_superbatch_is_made_and_then_followed(batches: list[Any]) -> None:
     """Where disk has no room for two."""
     work = workload_of(batches)
-    alone = {"overlaps": False}
+    alone: dict[str, Any] = {"overlaps": False}
     whole = predict(
         ALL.by_choice["belady"], work, machine(), Resources(0, 1000, superbatch=120, **alone)
     )

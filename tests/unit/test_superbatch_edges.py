@@ -23,7 +23,7 @@ NUM_EDGES = 5000
 def store(tmp_path_factory: pytest.TempPathFactory) -> gnnstore.GraphStore:
     graph = random_graph(300, NUM_EDGES, seed=4)
     rng = np.random.default_rng(2)
-    edges = {
+    edges: dict[str, Any] = {
         "edge_time": rng.integers(-(2**60), 2**60, NUM_EDGES),
         "edge_attr": rng.random((NUM_EDGES, 2, 3)).astype(np.float32),
         "edge_flags": rng.random((NUM_EDGES, 3)) < 0.5,
