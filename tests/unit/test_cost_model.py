@@ -388,7 +388,7 @@ def test_passes_over_tables_of_edges_count(batches: list[Any], name: str) -> Non
     work, slow = workload_of(batches), machine(reads_a_second=1000)
     has = Resources(0, 1000, superbatch=30)
     plain, more = (
-        predict(ALL.candidate(name), work, slow, replace(has, edges=edges))
+        predict(ALL.by_choice[name], work, slow, replace(has, edges=edges))
         for edges in (EdgePass(), EdgePass(10**9, 5e6))
     )
     assert more.reads == plain.reads
