@@ -96,5 +96,5 @@ def check(said: dict[str, str], printed: str) -> None:
         assert "before the cgroup of this process" in said[name], name
     for name in ("convert", "pack", "partition", "predict", "bench load"):
         assert said[name] == "not refused: 2", name  # the status of the command
-    refused = "--memory='2.5GB' does not fit, 50000"  # pages of a group are whole ones
+    refused = "memory='2.5GB' does not fit, 50000"  # pages of a group are whole ones
     assert printed.count(refused) == 5, printed

@@ -259,10 +259,10 @@ def test_budgets_of_predictions(run: Any, store: Path, monkeypatch: pytest.Monke
     assert found["packed"]["problem"] is None
     assert found["packed"]["memory_bytes"] <= 90 * 10**6
     assert found["packed"]["disk_bytes"] == 0
-    assert "but has 0 bytes of disk space" in found["packed-epochs"]["problem"]
+    assert "- has 0 bytes of disk space" in found["packed-epochs"]["problem"]
     text = run("predict", store, *more, "--disk", "0").stdout
     assert f"static-degree, static-frequency, belady, packed: {ids}" in text
-    assert "but has 0 bytes of disk space" in text
+    assert "- has 0 bytes of disk space" in text
 
 
 def test_narrow_rows_are_not_predicted(run: Any, tmp_path: Path) -> None:
