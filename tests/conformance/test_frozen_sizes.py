@@ -33,7 +33,7 @@ from gnnstore.strategies.predict.workload import TableReads
 from gnnstore.testing.graphs import GraphArrays
 from gnnstore.tools.cli import main
 from tests.support.disks import usual_profile
-from tests.support.effort import choose
+from tests.support.effort import choose, paired
 from tests.support.packed import pack
 
 FROZEN = Path(__file__).parents[1] / "data" / "frozen" / "sizes.json"
@@ -304,7 +304,9 @@ def test_loaders_take_what_is_recorded(graph: Path, frozen: dict[str, Found], ca
 
 
 @pytest.mark.usefixtures("machine")
-@pytest.mark.parametrize("words", COMMANDS, ids=_written)
+@pytest.mark.parametrize(
+    ("words", "graph"), paired(COMMANDS, GRAPHS, 1), ids=str, indirect=["graph"]
+)
 def test_commands_say_what_is_recorded(
     graph: Path, frozen: dict[str, Found], words: tuple[Any, ...]
 ) -> None:

@@ -83,6 +83,7 @@ def equal(a: Any, b: Any) -> bool:
 # --- the signature and the basics ----------------------------------------------------------
 
 
+@pytest.mark.ways("memory")
 def test_the_positional_parameters_are_pygs() -> None:
     from torch_geometric.loader import NeighborLoader as Theirs  # noqa: PLC0415
 
@@ -666,11 +667,13 @@ def test_threads_by_any_name(store: gnnstore.GraphStore) -> None:
     assert len(list(loader)) == len(list(loader)) == N
 
 
+@pytest.mark.ways("memory")
 def test_a_budget_too_small_is_refused_before_any_work(store: gnnstore.GraphStore) -> None:
     with pytest.raises(BudgetError, match=r"(?s)bytes too few.*raise memory= by at least"):
         NeighborLoader(store, [2], strategy="memory", memory=10_000)
 
 
+@pytest.mark.ways("mmap")
 def test_a_budget_without_room_for_two_batches_is_refused_at_once(
     store: gnnstore.GraphStore,
 ) -> None:
@@ -680,6 +683,7 @@ def test_a_budget_without_room_for_two_batches_is_refused_at_once(
         )
 
 
+@pytest.mark.ways("mmap")
 def test_a_batch_without_room_says_so(store: gnnstore.GraphStore) -> None:
     """One that is larger than those that were sampled beforehand."""
     loader = NeighborLoader(
@@ -690,6 +694,7 @@ def test_a_batch_without_room_says_so(store: gnnstore.GraphStore) -> None:
         next(iter(loader))
 
 
+@pytest.mark.ways("mmap")
 def test_a_budget_with_room_bounds_what_is_ahead(store: gnnstore.GraphStore) -> None:
     taken = []
 
@@ -707,6 +712,7 @@ def test_a_budget_with_room_bounds_what_is_ahead(store: gnnstore.GraphStore) -> 
         assert len(taken) <= k + 12
 
 
+@pytest.mark.ways("mmap")
 def test_a_budget_bounds_the_buffers_too(tmp_path: Path) -> None:
     wide = Data(x=torch.rand(4000, 1024), edge_index=torch.randint(0, 4000, (2, 40_000)))
     store = gnnstore.open(from_pyg(wide, tmp_path / "s.gnn"))
@@ -731,6 +737,7 @@ def test_a_budget_bounds_the_buffers_too(tmp_path: Path) -> None:
     assert 40e6 < most < 200e6
 
 
+@pytest.mark.ways("memory")
 def test_statistics_add_up(store: gnnstore.GraphStore) -> None:
     loader = NeighborLoader(store, [3, 3], batch_size=20, num_threads=2, strategy="memory", seed=0)
     batches = list(loader)
@@ -760,6 +767,7 @@ def test_the_choice_is_logged(store: gnnstore.GraphStore, caplog: pytest.LogCapt
     assert messages == [f"{store.path}: {loader.stats().reason}"]
 
 
+@pytest.mark.ways("memory")
 def test_loaders_on_one_store_share_what_they_hold(path: Path) -> None:
     store = gnnstore.open(path)
     first = NeighborLoader(store, [2], strategy="memory")
