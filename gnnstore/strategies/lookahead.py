@@ -30,7 +30,6 @@ from gnnstore.strategies.base import Strategy
 from gnnstore.strategies.loader_spec import LoaderSpec, pass_size
 from gnnstore.strategies.predict.cost import (
     EPOCHS,
-    EdgePass,
     EpochCosts,
     Machine,
     Prediction,
@@ -172,7 +171,7 @@ class LookaheadStrategy(Strategy):
             overlaps=size.overlaps,
             num_threads=found.num_threads,
             num_unplanned=size.num_unplanned,
-            edges=_edge_pass(loader, placement, epoch.seen, size.num_batches),
+            edges=epoch.edge_pass(loader, placement, size.num_batches),
         )
         return self.predict_with(work, epoch.machine, resources)
 
@@ -249,19 +248,6 @@ def _facts(
         reads_more=bool(placement.read_paths - read_ahead),
         **measured,
     )
-
-
-def _edge_pass(
-    loader: LoaderSpec, placement: Placement, seen: Presampled, num_batches: int
-) -> EdgePass:
-    """Return the pass over tables of edges that a superbatch needs."""
-    table_bytes, kept_bytes = 0, 0.0
-    for kind, specs in loader.edges_read_ahead(placement).items():
-        size, num_edges = pass_size(specs), seen.num_edges[kind] / seen.num_batches
-        if size.is_worth_a_pass(int(num_edges * num_batches)):
-            table_bytes += size.table_bytes
-            kept_bytes += num_edges * size.kept_bytes
-    return EdgePass(table_bytes, kept_bytes)
 
 
 def edges_disk_bytes(disk_bytes: int) -> int:

@@ -20,14 +20,14 @@ from gnnstore.graph.topology import Topology
 from gnnstore.pipeline.lookahead.presample import ENOUGH_VISITS, Presampled, Presampler
 from gnnstore.pipeline.margins import MANY_BATCHES
 from gnnstore.progress import Progress
+from gnnstore.strategies.loader_spec import LoaderSpec, pass_size
 from gnnstore.strategies.predict.calibrate import gather_bandwidth
-from gnnstore.strategies.predict.cost import Machine
+from gnnstore.strategies.predict.cost import EdgePass, Machine
 from gnnstore.strategies.predict.workload import SampledTrace, SpatialSampling, TableReads, Workload
 
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
     from gnnstore.sampling.row_space import RowSpace
-    from gnnstore.strategies.loader_spec import LoaderSpec
     from gnnstore.strategies.sizes.placement import Placement
 
 # 255 batches of 136,000 nodes take two; an epoch that is worth predicting takes longer.
@@ -142,6 +142,17 @@ class SampledEpoch:
         seconds = (perf_counter() - began) / max(1, found.num_batches)
         release_memory()
         return seconds
+
+    def edge_pass(self, loader: LoaderSpec, placement: Placement, num_batches: int) -> EdgePass:
+        """Return the pass over tables of edges for a superbatch of `num_batches` batches."""
+        table_bytes, kept_bytes = 0, 0.0
+        for kind, specs in loader.edges_read_ahead(placement).items():
+            size = pass_size(specs)
+            num_edges = self.seen.num_edges[kind] / self.seen.num_batches
+            if size.is_worth_a_pass(int(num_edges * num_batches)):
+                table_bytes += size.table_bytes
+                kept_bytes += num_edges * size.kept_bytes
+        return EdgePass(table_bytes, kept_bytes)
 
     def with_degrees(self) -> SampledEpoch:
         """Return the epoch with the out-degrees of nodes, unless counting them would take long."""
