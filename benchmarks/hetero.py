@@ -3,9 +3,9 @@
 M is like MAG240M, at a size that `--papers` sets: papers with 768 float16 features, half as many
 authors and a hundredth as many institutions without any; papers cite papers, authors write papers
 and have institutions, and each edge type has its reverse. Unlike MAG240M's, edges have times and
-weights, which batches have too, and which are read at random by each strategy. As in MAG, a few
-papers are cited most and have most authors: degrees follow a power law (`--skew`). Batches begin at
-1,024 papers, with fan-outs of 10 and 5 for each edge type. Every strategy runs once a round, all on
+weights, which batches have too: `packed` and `belady` read them in passes. As in MAG, a few papers
+are cited most and have most authors: degrees follow a power law (`--skew`). Batches begin at 1,024
+papers, with fan-outs of 10 and 5 for each edge type. Every strategy runs once a round, all on
 the same batches: its second epoch is timed, with memory for the topology, a tenth of the features
 and some slack.
 
