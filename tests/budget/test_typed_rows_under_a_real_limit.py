@@ -87,7 +87,9 @@ def test_one_budget_for_all_types(
     found = json.loads(finished.stdout)
     assert found["grown"] <= options["memory"] + ALLOWANCE_BYTES, found["reason"]
     assert found["bytes_gathered"] > 3 * options["memory"]
-    # The rows of 2 bytes are held; the others have slots of their widths.
-    assert found["read"] == ["nodes/paper/x", "nodes/topic/x"]
+    # The rows of 2 bytes are held; the others have slots of their widths. Ids of edges may be read
+    # in passes.
+    read = [path for path in found["read"] if path.startswith("nodes/")]
+    assert read == ["nodes/paper/x", "nodes/topic/x"]
     assert found["cache_rows"] * 3072 > options["memory"] / 20
     assert found["hit_rate"] > 0
