@@ -32,6 +32,8 @@ def draw_into(
 
 def check_picture(file: Path, option: str = "--plot") -> None:
     """Check that a plot can be drawn, before work that may take hours."""
+    if file.suffix.lower() not in {".svg", ".png"}:
+        raise UsageError(f"{option} {file}: pictures are SVG or PNG; end the name in .svg or .png")
     try:
         import matplotlib.figure  # noqa: F401, PLC0415 - optional, and slow to import
     except ImportError as error:
@@ -83,7 +85,7 @@ def save_picture(figure: Figure, file: Path, title: str) -> Path:
     """Add a title and write the figure, as SVG or PNG by the file's suffix."""
     figure.suptitle(title, fontsize=10)
     picture = io.BytesIO()
-    if file.suffix == ".svg":
+    if file.suffix.lower() == ".svg":
         figure.savefig(picture, format="svg", metadata={"Date": None})  # the same each time
     else:
         figure.savefig(picture, format="png")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Self
 
 from gnnstore._core import ReadCounts
-from gnnstore.units import format_size
+from gnnstore.units import format_count, format_size
 
 _SETTINGS = (
     "strategy",
@@ -192,10 +192,12 @@ class LoaderStats:
 
     def __str__(self) -> str:
         """One line, short enough to stand beside a progress bar."""
+        batches = "1 batch" if self.batches == 1 else f"{self.batches} batches"
         return (
-            f"{self.batches} batches, sampling {self.seconds_sampling:.2f} s, "
+            f"{batches}, sampling {self.seconds_sampling:.2f} s, "
             f"gathering {self.seconds_gathering:.2f} s "
-            f"({format_size(self.bytes_gathered)}), over {max(1, self.num_threads)} threads; "
+            f"({format_size(self.bytes_gathered)}), over "
+            f"{format_count(max(1, self.num_threads), 'thread')}; "
             f"stalled {self.seconds_waiting:.2f} s; peak {format_size(self.peak_rss_bytes)}; "
             f"strategy {self.strategy}{self._reading()}{self._predicted()}"
         )

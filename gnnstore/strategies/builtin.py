@@ -6,6 +6,7 @@ The command line lists them in its --help, so none of their modules imports torc
 from __future__ import annotations
 
 from dataclasses import replace
+from difflib import get_close_matches
 
 from gnnstore.errors import UsageError
 from gnnstore.registry import Registry
@@ -83,5 +84,7 @@ def find_strategy(name: str) -> Strategy | Auto:
     known = {each: found for each, found in choice.by_choice.items() if not found.is_offline}
     if isinstance(name, str) and name in known:
         return known[name]
-    names = f"choose one of {', '.join((choice.name, *known))}"
-    raise UsageError(f"strategy={name!r} is unknown; {names}")
+    likely = get_close_matches(str(name), [choice.name, *known], 1)
+    meant = f"did you mean {likely[0]!r}? All: " if likely else "choose one of "
+    names = ", ".join((choice.name, *known))
+    raise UsageError(f"strategy={name!r} is unknown; {meant}{names}")

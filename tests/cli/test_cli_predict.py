@@ -236,6 +236,9 @@ def test_budgets_of_predictions(run: Any, store: Path, monkeypatch: pytest.Monke
     problems = [one["problem"] for one in least["strategies"]]
     assert all("raise memory= by at least" in problem for problem in problems)
     assert not any(one["seconds_per_epoch"] for one in least["strategies"])
+    shown = run("predict", store, *words, "--memory", "1kB").stdout
+    assert "No strategy has enough memory; raise --memory." in shown
+    assert "Train" not in shown
 
     more = (
         *words,

@@ -217,5 +217,7 @@ def test_plots_that_cannot_be_drawn(
     with pytest.raises(NotFoundError, match="none"):
         loader.explain(plot=tmp_path / "none" / "a.png")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(UsageError, match=r"plot= .*\.gif: pictures are SVG or PNG"):
+        loader.explain(plot=tmp_path / "a.gif")
     with pytest.raises(UsageError, match=r"plot= draws with matplotlib.*gnnstore\[plot\]"):
         loader.explain(plot=tmp_path / "a.png")

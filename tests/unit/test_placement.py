@@ -202,6 +202,7 @@ def test_a_budget_too_small_says_need_have_and_missing() -> None:
     ("options", "message"),
     [
         ({"strategy": "fast"}, "strategy='fast' is unknown; choose one of auto, memory, mmap, "),
+        ({"strategy": "sttic"}, "strategy='sttic' is unknown; did you mean 'static'? All: auto, "),
         ({"topology": "ram"}, "topology='ram' is unknown"),
         ({"strategy": "memory", "topology": "mmap"}, "leave out topology='mmap'"),
         ({"memory": "lots"}, "memory='lots' is not a size"),

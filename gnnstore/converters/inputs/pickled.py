@@ -89,7 +89,7 @@ def read_pickled(
 ) -> T:
     """Return `read` of what `torch.save` wrote, in which `names` are allowed as well as arrays."""
     existing_file(path, what)
-    remedy = f"with numpy.savez as {path.with_suffix('.npz').name} and remove it"
+    remedy = f"with numpy.savez as {path.with_suffix('.npz').name} and move it away"
     with storage_errors(f"read {what}", path):
         size = _TIMES_FILE * path.stat().st_size
     whole = Reservation(f"{path.name}, which is read whole", size)

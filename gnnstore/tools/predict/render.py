@@ -29,6 +29,7 @@ _PREDICTED = (
     "'gnnstore pack' makes."
 )
 _NARROW = "No strategy is predicted: rows are so narrow that loaders hold them in memory."
+_NONE_FITS = "No strategy has enough memory; raise --memory."
 _ASSUMED = (
     "The disk could not be measured, so these times are those of a usual one: 80,000 reads and "
     "500 MB a second."
@@ -68,6 +69,10 @@ def render_predictions(console: Console, document: Mapping[str, Any]) -> None:
 
 
 def _render_next(console: Console, document: Mapping[str, Any]) -> None:
+    found = document["predictions"]["strategies"]
+    if found and all(one["problem"] is not None for one in found):
+        print_text(console, _NONE_FITS)
+        return
     store, links = document["store"], document.get("links")
     commands = [("gnnstore", "bench", "load", store)]
     if document["measured_at"] is None:
