@@ -467,7 +467,8 @@ class BatchLoader(DataLoader[Any]):
         Raises
         ------
         UsageError
-            If matplotlib cannot be imported; the message says how to install it.
+            If the name ends in neither ``.svg`` nor ``.png``, or matplotlib cannot be imported; the
+            message says how to install it.
         NotFoundError, StorageError
             If the file cannot be written.
         """
