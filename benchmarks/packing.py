@@ -37,8 +37,7 @@ from gnnstore.caching.plan import Trace
 from gnnstore.disk.engines import open_engine
 from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.features.packed.pack import pack
-from gnnstore.features.source import files_of, of_one_type
-from gnnstore.features.tables import DirectRows
+from gnnstore.features.source import FileRows, files_of, of_one_type
 from gnnstore.formats import PagedArray
 from gnnstore.tools.bench.harness import spread
 from gnnstore.tools.bench.page_cache import drop_from_cache
@@ -66,7 +65,7 @@ class Workload:
     def __init__(self, directory: Path, array: PagedArray, arguments: argparse.Namespace) -> None:
         self.directory = directory
         self.path = array.file_paths[0]
-        self.rows = DirectRows.open(array, open_engine(self.path, arguments.engine))
+        self.rows = FileRows.open(array, open_engine(self.path, arguments.engine))
         self.trace = draw_trace(array.num_rows, arguments.batches, arguments.rows)
         self.slots = np.full(self.trace.num_accesses, -1, np.int32)
         self.memory_bytes = arguments.memory

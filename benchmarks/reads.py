@@ -1,6 +1,6 @@
 """Reading rows from disk: every engine, compared with the device's own limit in the same run.
 
-Random rows of 512 bytes go through the whole path (a stored array, `DirectRows.gather`), one read a
+Random rows of 512 bytes go through the whole path (a stored array, `FileRows.gather`), one read a
 row. They are compared with a raw loop of 4 KiB reads at random offsets by io_uring, at the best of
 several queue depths, and with fio where it is installed. The bars are 0.9 of their reads per
 second, 0.9 of the bandwidth of large sequential reads, and 5 us of CPU time a read. The engines ask
@@ -32,7 +32,7 @@ from benchmarks.harness import Turn, measure, parser, report
 from benchmarks.parts import fio
 from gnnstore import _core
 from gnnstore.disk.engines import Engine, open_engine, probe_engines
-from gnnstore.features.tables import DirectRows
+from gnnstore.features.source import FileRows
 from gnnstore.formats import AttributeSpec, PagedArray, PagedArrayWriter
 from gnnstore.tools.bench.harness import spread
 from gnnstore.tools.bench.page_cache import drop_from_cache
@@ -79,7 +79,7 @@ class Table:
         """Gather random rows; counts reads."""
         ids = self._rng.integers(0, self.array.num_rows, self.num_reads)
         # Opened in each turn: pages cannot be dropped while they are mapped.
-        rows = DirectRows.open(self.array, engine)
+        rows = FileRows.open(self.array, engine)
         return self._turn(lambda: rows.gather(ids).counts.reads)
 
     def rows_in_order(self, engine: Engine) -> Turn:
@@ -87,7 +87,7 @@ class Table:
         first = self._first_block()
         bounds = np.arange(first, first + self.num_large + 1, self.batch_blocks)
         bounds *= LARGE_BYTES // ROW_BYTES
-        rows = DirectRows.open(self.array, engine)
+        rows = FileRows.open(self.array, engine)
 
         def work() -> int:
             return sum(

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore._core import ReadCounts
-from gnnstore.disk.engines import Engine, remedy_for
-from gnnstore.errors import StorageError, storage_error
-from gnnstore.features.files import FileRows
-from gnnstore.features.source import RowRequest, RowSource, RowSpec
-from gnnstore.formats.arrays.paged_array import PagedArray
+from gnnstore._core import ReadCounts, empty
+from gnnstore.disk.engines import Engine
+from gnnstore.features.source import FileRows, RowSource, RowSpec
+from gnnstore.formats import AttributeSpec, PagedArray, StoreReader
 
 # A page fault blocks the thread that takes it, so a mapping is read faster by more threads
 # than there are cores. A batch of 136,000 rows, none of them cached, two batches at a time,
@@ -72,6 +71,58 @@ class MemoryRows(RowSource):
         return self.table.reshape(-1).view(np.uint8)
 
 
+# Wider rows are features, of which hardly any are integers: a search for them would read twice.
+MAX_ROW_BYTES = 64
+
+
+def held_row_bytes(array: PagedArray) -> int:
+    """Return the bytes of a row of a stored array in memory."""
+    row_bytes = array.geometry.row_bytes
+    if row_bytes > MAX_ROW_BYTES:
+        return row_bytes
+    return row_bytes // array.dtype.itemsize * array.narrowest_dtype.itemsize
+
+
+@dataclass(frozen=True, eq=False)
+class CompactRows(RowSource):
+    """A table of integers in memory, narrower than in a batch.
+
+    Labels are int64 for PyTorch's sake, and few have more than 256 values: of 16 million nodes they
+    take 17 MB instead of 134, which cached rows have then.
+    """
+
+    table: MemoryRows
+    dtype: np.dtype[Any]  # of the rows that are read
+
+    @classmethod
+    def load(cls, array: PagedArray) -> Self:
+        """Load a stored array a piece at a time, so that memory never holds it in full width."""
+        narrow, shape = array.narrowest_dtype, (array.num_rows, *array.row_shape)
+        table = _core.pool_empty(math.prod(shape) * narrow.itemsize).view(narrow).reshape(shape)
+        for first, piece in array.pieces():
+            table[first : first + len(piece)] = piece
+        return cls(MemoryRows(table), array.dtype)
+
+    @cached_property
+    def spec(self) -> RowSpec:
+        """The rows as they are read."""
+        held = self.table.spec
+        return RowSpec(held.num_rows, held.shape, self.dtype)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of memory that the table occupies."""
+        return self.table.resident_bytes
+
+    def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> ReadCounts:
+        """Copy the rows of `ids` to `out`, widened."""
+        spec = self.table.spec
+        rows = empty((len(ids), *spec.shape), spec.dtype)
+        counts = self.table.read_rows(ids, rows)
+        out.reshape(-1).view(self.dtype)[:] = rows.reshape(-1)
+        return counts
+
+
 @dataclass(frozen=True, eq=False)
 class MappedRows(RowSource):
     """A stored table, mapped: the operating system reads a page on the first access to it."""
@@ -97,84 +148,6 @@ class MappedRows(RowSource):
         self.array.check_mapped_files()
         num_threads = max(1, min(MAX_FAULT_THREADS, ids.size // MIN_ROWS_PER_FAULT_THREAD))
         return _copy(self.body, ids, out, **self.array.place, num_threads=num_threads)
-
-
-@dataclass(frozen=True, eq=False)
-class DirectRows(RowSource):
-    """A stored table whose rows an engine reads, past the page cache. Thread-safe."""
-
-    stored: FileRows
-
-    @classmethod
-    def open(cls, array: PagedArray, engine: Engine) -> Self:
-        """Open the files of a stored array for an engine."""
-        return cls(FileRows.open(array, engine))
-
-    @cached_property
-    def spec(self) -> RowSpec:
-        """The rows of the array."""
-        return RowSpec.of(self.stored.array.spec)
-
-    @property
-    def file_rows(self) -> FileRows:
-        """The files of the table."""
-        return self.stored
-
-    def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> ReadCounts:
-        """Read the rows of `ids` (int32 or int64 [n]) into `out`."""
-        return self.read_into(RowRequest(ids), out)
-
-    def read_into(self, request: RowRequest, out: npt.NDArray[Any]) -> ReadCounts:
-        """Fill `out` with the rows of a request; cached rows are copied while others are read."""
-        if out.size == 0:
-            return ReadCounts()
-        stored = self.stored
-        try:
-            counts = stored.engine.reader.gather_rows(
-                stored.files,
-                request.ids,
-                out.reshape(-1).view(np.uint8),
-                **stored.place,
-                cache=request.cache,
-                slots=request.slots,
-            )
-        except OSError as error:
-            raise self._error(error) from error
-        return counts
-
-    def read_range(self, first: int, out: npt.NDArray[Any]) -> ReadCounts:
-        """Fill `out` with consecutive rows, in large reads if rows fill their pages."""
-        if not self.stored.array.geometry.is_exact:
-            return super().read_range(first, out)
-        begin = np.array([first])
-        return self.read_ranges(begin, begin + len(out), np.zeros(1, np.int64), out)
-
-    def read_ranges(
-        self,
-        firsts: npt.NDArray[np.int64],
-        ends: npt.NDArray[np.int64],
-        places: npt.NDArray[np.int64],
-        out: npt.NDArray[Any],
-    ) -> ReadCounts:
-        """Read ranges of rows that fill their pages; see `FileRows.read_ranges`."""
-        try:
-            counts = self.stored.read_ranges(firsts, ends, places, out)
-        except OSError as error:
-            raise self._error(error) from error
-        return counts + ReadCounts(rows_read=int((ends - firsts).sum()))
-
-    def _error(self, error: OSError) -> StorageError:
-        array, engine = self.stored.array, self.stored.engine
-        doing = f"read rows of the array {array.spec.path!r}"
-        if error.filename:
-            return storage_error(error, doing, error.filename)
-        # No engine could be made for another thread, though the first worked.
-        where = str(array.file_paths[0])
-        return StorageError(
-            f"cannot {doing}: {where}: the engine {engine.name!r} failed: {error.strerror}. "
-            f"{remedy_for(engine.name, error)}",
-            path=where,
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,3 +177,26 @@ def _copy(
     if out.size:
         _core.gather_rows(body, ids, out.reshape(-1).view(np.uint8), **options)
     return ReadCounts()
+
+
+Mode = Literal["memory", "mmap"]
+
+
+def open_rows(array: PagedArray, place: Mode | Engine, num_threads: int = 1) -> RowSource:
+    """Open the rows of a stored array."""
+    if place == "memory":
+        is_compact = held_row_bytes(array) < array.geometry.row_bytes
+        return CompactRows.load(array) if is_compact else MemoryRows.load(array, num_threads)
+    if place == "mmap":
+        return MappedRows.map(array)
+    return FileRows.open(array, place)
+
+
+def open_attribute(
+    reader: StoreReader, spec: AttributeSpec, place: Mode | Engine, num_threads: int = 1
+) -> RowSource:
+    """Open the rows of an attribute of a store; a compressed or empty one is loaded."""
+    if spec.layout == "cold":
+        return MemoryRows.from_array(reader.compressed(spec))
+    array = reader.paged(spec)
+    return open_rows(array, place if array.num_rows else "memory", num_threads)

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from gnnstore._core import ReadCounts, empty
 from gnnstore.disk.engines import Engine
 from gnnstore.errors import CorruptStoreError
-from gnnstore.features.opening import open_rows
 from gnnstore.features.source import RowSource
+from gnnstore.features.tables import open_rows
 from gnnstore.formats.arrays.paged_array import PagedArray
 
 # A pass takes pieces of this many ids: 8 or 16 MB, read in pieces of 1 MB side by side. A

@@ -19,10 +19,9 @@ from weakref import WeakKeyDictionary, WeakSet
 from gnnstore._core import pool_trim
 from gnnstore.disk.engines import ENVIRONMENT_VARIABLE, Engine, open_engine
 from gnnstore.disk.profile import ReadTuning
-from gnnstore.features.compact import held_row_bytes
-from gnnstore.features.opening import Mode, open_attribute, open_rows
 from gnnstore.features.planned import SlotCache
 from gnnstore.features.source import RowSource
+from gnnstore.features.tables import Mode, held_row_bytes, open_attribute, open_rows
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.graph.neighbor_cache.background import NeighborCache
 from gnnstore.graph.neighbor_cache.cache import bytes_for_all, bytes_to_choose

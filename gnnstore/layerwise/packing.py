@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gnnstore import _core
 from gnnstore.errors import NoSpaceError, storage_error
-from gnnstore.features.files import FileRows
+from gnnstore.features.source import FileRows
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.layerwise.memory import BlockLimits
 from gnnstore.layerwise.rows import NUM_PARTS, KeptRows, RowFile, RowReader, as_bits

@@ -19,8 +19,8 @@ from gnnstore.budget.limits import affordable_threads
 from gnnstore.disk.engines import open_engine
 from gnnstore.disk.profile import load_profile
 from gnnstore.errors import UsageError
-from gnnstore.features.opening import open_attribute, open_rows
 from gnnstore.features.source import RowSource
+from gnnstore.features.tables import open_attribute, open_rows
 from gnnstore.formats import NODE_TYPE, AttributeSpec, PagedArray, PagedArrayWriter, StoreWriter
 from gnnstore.formats.arrays.zarr_metadata import shard_name
 from gnnstore.formats.container.files import directory_bytes, free_bytes, require_space

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from gnnstore._core import ReadCounts
 from gnnstore.disk.engines import Engine
 from gnnstore.errors import CorruptStoreError
-from gnnstore.features.source import Rows, RowSpec
-from gnnstore.features.tables import DirectRows, MemoryRows
+from gnnstore.features.source import FileRows, Rows, RowSpec
+from gnnstore.features.tables import MemoryRows
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.partitions.reader import PartitionsReader
 from gnnstore.threads import THREAD_NAME, Pending, Workers
@@ -54,7 +54,7 @@ class PartitionFiles:
         self.unit = unit
         self.engine = engine
         self.counts = ReadCounts()
-        self._open: dict[str, DirectRows] = {}
+        self._open: dict[str, FileRows] = {}
         self._checking: Workers | None = None
         self._checks: list[Pending[None]] = []
 
@@ -111,9 +111,9 @@ class PartitionFiles:
             self.counts += rows.read_ranges(firsts, ends, into, out)
         self._check(partial(self.unit.check_edges, buckets, spec, places, out))
 
-    def _rows(self, spec: AttributeSpec) -> DirectRows:
+    def _rows(self, spec: AttributeSpec) -> FileRows:
         if spec.path not in self._open:
-            self._open[spec.path] = DirectRows.open(self.unit.paged(spec), self.engine)
+            self._open[spec.path] = FileRows.open(self.unit.paged(spec), self.engine)
         return self._open[spec.path]
 
     def _check(self, check: Callable[[], None]) -> None:

@@ -16,11 +16,11 @@ import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.disk.engines import open_engine
-from gnnstore.features.opening import open_rows
 from gnnstore.features.packed.pack import pack
 from gnnstore.features.planned import PlanStep, SlotCache
 from gnnstore.features.source import files_of, of_one_type
 from gnnstore.features.static import StaticCache
+from gnnstore.features.tables import open_rows
 from gnnstore.plugins import (
     STRATEGIES,
     ReadCounts,

@@ -22,13 +22,11 @@ from gnnstore import _core
 from gnnstore.caching.plan import CachePlan, Trace
 from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.disk.engines import open_engine
-from gnnstore.features.files import FileRows
 from gnnstore.features.packed.chunks import BLOCK_BYTES, PackedSuperbatch
 from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.pack import pack, packed_bytes
 from gnnstore.features.planned import PlanStep, SlotCache
-from gnnstore.features.source import RowRequest, of_one_type
-from gnnstore.features.tables import DirectRows
+from gnnstore.features.source import FileRows, RowRequest, of_one_type
 from gnnstore.formats import PageGeometry, plan_shards
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.testing.twins.packing import needed_pages, packed_file, piece_crcs, sort_misses
@@ -267,8 +265,7 @@ def test_several_tables_behind_a_planned_cache(tmp_path: Path, engine: str) -> N
         "scale": open_rows(tmp_path / "scale", scales, engine),
     }
     num_slots = 700
-    sources = {path: DirectRows(files) for path, files in tables.items()}
-    planner, cache = BeladyPlanner(num_slots), SlotCache(of_one_type(sources), num_slots)
+    planner, cache = BeladyPlanner(num_slots), SlotCache(of_one_type(tables), num_slots)
     turns, number = cache.begin(), 0
     for _ in range(3):
         trace = Trace.of([np.unique(rng.integers(0, 6000, 1000)) for _ in range(6)])

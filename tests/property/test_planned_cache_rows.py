@@ -22,8 +22,8 @@ from gnnstore.caching.plan import Trace
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.disk.engines import open_engine
 from gnnstore.features.planned import PlanStep, SlotCache, TurnLock
-from gnnstore.features.source import Rows, RowSource, of_one_type
-from gnnstore.features.tables import DirectRows, MemoryRows
+from gnnstore.features.source import FileRows, Rows, RowSource, of_one_type
+from gnnstore.features.tables import MemoryRows
 from gnnstore.testing.twins.reads import write_array
 from tests.support.effort import examples
 
@@ -49,7 +49,7 @@ def tables() -> Iterator[Tables]:
         opened: dict[str, RowSource] = {}
         for path, values in rows.items():
             array = write_array(Path(directory) / path, values)
-            opened[path] = DirectRows.open(array, open_engine(array.file_paths[0]))
+            opened[path] = FileRows.open(array, open_engine(array.file_paths[0]))
         yield Tables(rows, opened)
 
 

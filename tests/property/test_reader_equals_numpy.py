@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from gnnstore import _core
 from gnnstore.disk.engines import open_engine
-from gnnstore.features.tables import DirectRows
+from gnnstore.features.source import FileRows
 from gnnstore.formats import PageGeometry, plan_shards
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.testing.twins.reads import (
@@ -201,7 +201,7 @@ def test_every_dtype(tmp_path: Path, engine: str, name: str, shape: tuple[int, .
     raw = rng.integers(0, 256, (3000, *shape, storage.itemsize), dtype=np.uint8)
     values = (raw[..., 0] & 1).astype(bool) if name == "bool" else raw.view(storage)[..., 0]
     array = write_array(tmp_path / "x", values, dtype=name, shard_bytes=1)
-    rows = DirectRows.open(array, open_engine(array.file_paths[0], engine))
+    rows = FileRows.open(array, open_engine(array.file_paths[0], engine))
     assert (rows.num_rows, rows.resident_bytes) == (3000, 0)
     ids = rng.integers(0, 3000, 500)
     found, counts = rows.gather(ids)

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from gnnstore.caching.plan import CachePlan, Trace
 from gnnstore.disk.engines import open_engine
-from gnnstore.features.files import FileRows
 from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.features.packed.pack import pack
-from gnnstore.features.source import RowRequest, of_one_type
+from gnnstore.features.source import FileRows, RowRequest, of_one_type
 from gnnstore.testing.twins.reads import write_array
 
 MEMORY_BYTES = 1 << 25

@@ -15,8 +15,7 @@ from gnnstore.disk.engines import open_engine
 from gnnstore.errors import CorruptStoreError, NoSpaceError, UsageError
 from gnnstore.features.packed.pack import pack
 from gnnstore.features.planned import PlanStep, SlotCache
-from gnnstore.features.source import files_of, of_one_type
-from gnnstore.features.tables import DirectRows
+from gnnstore.features.source import FileRows, files_of, of_one_type
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.reads import write_array
 from tests.support.traces import spill_trace
@@ -36,7 +35,7 @@ def test_following_it_behind_packed_rows(tmp_path: Path, is_filled: bool, is_spi
     rng = np.random.default_rng(0)
     features = rng.random((NUM_NODES, 25), dtype=np.float32)
     array = write_array(tmp_path / "x", features)
-    tables = of_one_type({"x": DirectRows.open(array, open_engine(array.file_paths[0]))})
+    tables = of_one_type({"x": FileRows.open(array, open_engine(array.file_paths[0]))})
     nodes = np.full(800, -1, np.int64)
     nodes[:700] = np.sort(rng.permutation(NUM_NODES)[:700])
     cache, planner = SlotCache(tables, 800), FixedPlanner(nodes, NUM_NODES)

@@ -19,7 +19,7 @@ pytest.importorskip("torch_geometric")
 import gnnstore
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import CorruptStoreError, NoSpaceError, UsageError, storage_error
-from gnnstore.features.tables import DirectRows
+from gnnstore.features.source import FileRows
 from gnnstore.formats.container.files import ChecksummedFile
 from gnnstore.layerwise import packing as inference_packing
 from gnnstore.layerwise.memory import BlockLimits
@@ -130,7 +130,7 @@ def test_ranges_of_rows(tmp_path: Path, engine: str, row_bytes: int) -> None:
     reader = gnnstore.open(stored.path).reader
     array = reader.paged(reader.schema.node.attributes["x"])
     try:
-        rows = DirectRows.open(array, open_engine(array.file_paths[0], engine))
+        rows = FileRows.open(array, open_engine(array.file_paths[0], engine))
     except UsageError as error:
         pytest.skip(str(error))
     expected = stored.arrays["nodes/node/x"]
@@ -148,7 +148,7 @@ def test_a_range_of_rows_that_leave_gaps(tmp_path: Path) -> None:
     stored = write_example_store(tmp_path / "s.gnn", feature_shape=(1000,), feature_dtype="uint8")
     reader = gnnstore.open(stored.path).reader
     array = reader.paged(reader.schema.node.attributes["x"])
-    rows = DirectRows.open(array, open_engine(array.file_paths[0], "pread"))
+    rows = FileRows.open(array, open_engine(array.file_paths[0], "pread"))
     out = np.zeros((2, 1000), np.uint8)
     assert rows.read_range(7, out).rows_read == 2
     np.testing.assert_array_equal(out, stored.arrays["nodes/node/x"][7:9])

@@ -29,11 +29,10 @@ from gnnstore.errors import (
     StorageError,
     UsageError,
 )
-from gnnstore.features.files import FileRows
 from gnnstore.features.packed.chunks import BLOCK_BYTES, CHUNK_STAGING_BYTES, PackedSuperbatch
 from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.pack import pack, packed_bytes
-from gnnstore.features.source import RowRequest, TypedRows, of_one_type
+from gnnstore.features.source import FileRows, RowRequest, TypedRows, of_one_type
 from gnnstore.testing.faults import Fault, SystemCall, inject, inject_all
 from gnnstore.testing.twins.packing import packed_file, piece_crcs
 from gnnstore.testing.twins.reads import write_array

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from gnnstore.caching.plan import CachePlan, Trace
 from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.errors import BudgetError, StorageError
-from gnnstore.features.files import FileRows
 from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.pack import packed_bytes
+from gnnstore.features.source import FileRows
 from gnnstore.pipeline.lookahead.packer import DiskQuota, SuperbatchPacker
 from gnnstore.testing.faults import inject
 from gnnstore.threads import Flag

@@ -20,7 +20,6 @@ from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.disk.engines import open_engine
 from gnnstore.disk.spool import FileSpool
 from gnnstore.errors import BudgetError, CorruptStoreError, NoSpaceError, StorageError
-from gnnstore.features.files import FileRows
 from gnnstore.features.packed import memory as packing_memory
 from gnnstore.features.packed import pack as packing
 from gnnstore.features.packed.chunks import PackedSuperbatch
@@ -28,6 +27,7 @@ from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.misses import MissCollector, MissTable
 from gnnstore.features.packed.pack import pack, packed_bytes
 from gnnstore.features.planned import PlanStep
+from gnnstore.features.source import FileRows
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.packing import packed_file, piece_crcs
 from gnnstore.testing.twins.reads import write_array

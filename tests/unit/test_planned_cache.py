@@ -36,8 +36,7 @@ from gnnstore.errors import GnnstoreError, StorageError, UsageError
 from gnnstore.features import planned as planned_cache
 from gnnstore.features import planned as turns_module
 from gnnstore.features.planned import PlanStep, SlotCache, TurnLock
-from gnnstore.features.source import RowRequest, RowSource, RowSpec, of_one_type
-from gnnstore.features.tables import DirectRows
+from gnnstore.features.source import FileRows, RowRequest, RowSource, RowSpec, of_one_type
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.reads import write_array
 
@@ -53,13 +52,13 @@ def rows() -> NDArray[np.uint8]:
 
 
 @pytest.fixture
-def table(tmp_path: Path, rows: NDArray[np.uint8]) -> DirectRows:
+def table(tmp_path: Path, rows: NDArray[np.uint8]) -> FileRows:
     array = write_array(tmp_path / "x", rows)
-    return DirectRows.open(array, open_engine(array.file_paths[0], "pread"))
+    return FileRows.open(array, open_engine(array.file_paths[0], "pread"))
 
 
 @pytest.fixture
-def cache(table: DirectRows) -> SlotCache:
+def cache(table: FileRows) -> SlotCache:
     return SlotCache(of_one_type({"x": table}), NUM_SLOTS)
 
 
@@ -187,7 +186,7 @@ def test_each_number_comes_once(
     assert isinstance(failed(waiting), UsageError)  # it cannot be told which of them is meant
 
 
-def test_no_slots_at_all(table: DirectRows, rows: NDArray[np.uint8]) -> None:
+def test_no_slots_at_all(table: FileRows, rows: NDArray[np.uint8]) -> None:
     cache = SlotCache(of_one_type({"x": table}), 0)
     assert (cache.num_slots, cache.num_bytes) == (0, 0)
     turns = cache.begin()
@@ -267,7 +266,7 @@ def test_a_disk_that_fails(
 
 @pytest.mark.parametrize("is_interrupted_before", [True, False])
 def test_slots_that_may_be_half_written_are_unknown(
-    table: DirectRows,
+    table: FileRows,
     rows: NDArray[np.uint8],
     monkeypatch: pytest.MonkeyPatch,
     is_interrupted_before: bool,
@@ -705,7 +704,7 @@ def test_an_interrupt_with_other_turns_waiting(
     assert len(beginning) > 10  # lines that were tried
 
 
-def test_a_cache_is_freed_with_its_last_user(table: DirectRows) -> None:
+def test_a_cache_is_freed_with_its_last_user(table: FileRows) -> None:
     cache = SlotCache(of_one_type({"x": table}), 50_000)
     turns = cache.begin()
     in_use = _core.pool_stats()["bytes_in_use"]
@@ -720,7 +719,7 @@ def test_a_cache_is_freed_with_its_last_user(table: DirectRows) -> None:
 # --- reading ------------------------------------------------------------------------------------
 
 
-def test_rows_that_have_a_slot_are_left_alone(table: DirectRows, rows: NDArray[np.uint8]) -> None:
+def test_rows_that_have_a_slot_are_left_alone(table: FileRows, rows: NDArray[np.uint8]) -> None:
     """Without a cache only the others are read, as if they were the whole batch."""
     rng = np.random.default_rng(0)
     ids = rng.integers(0, NUM_ROWS, 100)

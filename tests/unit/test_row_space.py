@@ -17,16 +17,21 @@ from gnnstore.caching.policies.registry import BELADY
 from gnnstore.caching.pools import SlotPools, pooled
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import UsageError
-from gnnstore.features.files import FileRows
 from gnnstore.features.packed import memory as packing_memory
 from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.misses import collect_misses
 from gnnstore.features.packed.pack import pack, packed_bytes
 from gnnstore.features.planned import PlanStep, SlotCache
 from gnnstore.features.segments.packing import divide_misses
-from gnnstore.features.source import RowSource, TypedRows, files_of, of_one_type, ranges_of
+from gnnstore.features.source import (
+    FileRows,
+    RowSource,
+    TypedRows,
+    files_of,
+    of_one_type,
+    ranges_of,
+)
 from gnnstore.features.static import StaticCache
-from gnnstore.features.tables import DirectRows
 from gnnstore.sampling.row_space import RowRange, RowSpace
 from gnnstore.testing.twins.caches import belady_plan
 from gnnstore.testing.twins.reads import write_array
@@ -57,7 +62,7 @@ class Case:
         self.tables: dict[str, TypedRows[RowSource]] = {}
         for path, rows in self.rows.items():
             array = write_array(directory / path, rows)
-            table = DirectRows(FileRows.open(array, open_engine(array.file_paths[0], "pread")))
+            table = FileRows.open(array, open_engine(array.file_paths[0], "pread"))
             self.tables[path] = TypedRows(table, SPACE.range_of(path.split("/")[0]))
         self.batches = [self.batch(i) for i in range(NUM_BATCHES)]
         self.trace = Trace.of([SPACE.rows(nodes) for nodes in self.batches])

@@ -16,10 +16,14 @@ import gnnstore
 from gnnstore import _core
 from gnnstore._core import empty
 from gnnstore.errors import StorageError
-from gnnstore.features.compact import held_row_bytes
-from gnnstore.features.opening import open_rows
 from gnnstore.features.source import RowSource, RowSpec
-from gnnstore.features.tables import MIN_ROWS_PER_FAULT_THREAD, MappedRows, MemoryRows
+from gnnstore.features.tables import (
+    MIN_ROWS_PER_FAULT_THREAD,
+    MappedRows,
+    MemoryRows,
+    held_row_bytes,
+    open_rows,
+)
 from gnnstore.formats import AttributeSpec, PagedArray, StoreReader
 from gnnstore.graph.shared import shared_tables
 from gnnstore.testing.graphs import write_store

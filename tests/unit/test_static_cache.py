@@ -21,9 +21,8 @@ from gnnstore.caching.scores import Score, count_out_degrees, select_nodes
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import CorruptStoreError, StorageError, UsageError
 from gnnstore.features import static as tier
-from gnnstore.features.source import Tier, of_one_type
+from gnnstore.features.source import FileRows, Tier, of_one_type
 from gnnstore.features.static import StaticCache, cache_cost
-from gnnstore.features.tables import DirectRows
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.store.csc import TopologyMode
 from gnnstore.graph.shared import SharedTables, shared_tables
@@ -158,18 +157,18 @@ N = 300
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[DirectRows, Any]:
+def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[FileRows, Any]:
     path: Path = tmp_path_factory.mktemp("cache") / "s.gnn"
     stored = write_example_store(path, num_nodes=N, feature_shape=(30,))
     store = gnnstore.open(path)
     array = store.reader.paged(store.schema.node.attributes["x"])
-    return DirectRows.open(array, open_engine(array.file_paths[0])), stored.arrays["nodes/node/x"]
+    return FileRows.open(array, open_engine(array.file_paths[0])), stored.arrays["nodes/node/x"]
 
 
 IDS = np.random.default_rng(1).integers(0, N, 500)
 
 
-def fill(table: DirectRows, scores: npt.NDArray[Any], num_rows: int) -> StaticCache:
+def fill(table: FileRows, scores: npt.NDArray[Any], num_rows: int) -> StaticCache:
     cache = StaticCache(of_one_type({"x": table}), N)
     nodes = select_nodes(scores, num_rows)
     cache.warm_up(nodes, scores[nodes])
@@ -179,7 +178,7 @@ def fill(table: DirectRows, scores: npt.NDArray[Any], num_rows: int) -> StaticCa
 @pytest.mark.parametrize("score", ["degree", "frequency"])
 @pytest.mark.parametrize("num_rows", [0, 1, 100, N])
 def test_rows_are_the_same_and_fewer_are_read(
-    table: tuple[DirectRows, Any], num_rows: int, score: Score
+    table: tuple[FileRows, Any], num_rows: int, score: Score
 ) -> None:
     rows, expected = table
     dtype = static_cache.SCORE_DTYPES[score]
@@ -197,7 +196,7 @@ def test_rows_are_the_same_and_fewer_are_read(
     assert (cache.holds("x"), cache.holds("y")) == (True, False)
 
 
-def test_a_cache_shrinks_to_its_best(table: tuple[DirectRows, Any]) -> None:
+def test_a_cache_shrinks_to_its_best(table: tuple[FileRows, Any]) -> None:
     rows, expected = table
     scores = np.random.default_rng(0).permutation(N).astype(np.uint32)
     cache = fill(rows, scores, 200)
@@ -213,7 +212,7 @@ def test_a_cache_shrinks_to_its_best(table: tuple[DirectRows, Any]) -> None:
     assert cache.num_bytes == 0
 
 
-def test_a_full_cache_shrinks_too(table: tuple[DirectRows, Any]) -> None:
+def test_a_full_cache_shrinks_too(table: tuple[FileRows, Any]) -> None:
     rows, _ = table
     scores = np.zeros(N, np.uint8)
     scores[[7, 250]] = [1, 2]
@@ -229,7 +228,7 @@ def test_a_full_cache_shrinks_too(table: tuple[DirectRows, Any]) -> None:
 class Gated(Tier):
     """Reads in order wait, from a row on; others do not."""
 
-    def __init__(self, below: DirectRows, first_waiting: int) -> None:
+    def __init__(self, below: FileRows, first_waiting: int) -> None:
         super().__init__(below)
         self.first_waiting = first_waiting
         self.go_on = threading.Event()
@@ -250,7 +249,7 @@ def filling_threads() -> list[threading.Thread]:
 
 
 @pytest.fixture
-def gated(table: tuple[DirectRows, Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[Gated]:
+def gated(table: tuple[FileRows, Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[Gated]:
     monkeypatch.setattr(tier, "LONG_READ_BYTES", 0)
     monkeypatch.setattr(tier, "_BACKGROUND_BYTES", 10 * 120)
     gated = Gated(table[0], 60)
@@ -276,7 +275,7 @@ def check(cache: StaticCache, expected: Any, num_cached: int) -> None:
     assert found.counts.rows_read == N - num_cached
 
 
-def test_batches_read_what_is_not_there_yet(table: tuple[DirectRows, Any], gated: Gated) -> None:
+def test_batches_read_what_is_not_there_yet(table: tuple[FileRows, Any], gated: Gated) -> None:
     cache = begun(gated)
     assert cache.num_rows == N // 2, "room is taken for all of them"
     check(cache, table[1], 30)
@@ -286,7 +285,7 @@ def test_batches_read_what_is_not_there_yet(table: tuple[DirectRows, Any], gated
     check(cache, table[1], N // 2)
 
 
-def test_a_cache_shrinks_while_it_is_filled(table: tuple[DirectRows, Any], gated: Gated) -> None:
+def test_a_cache_shrinks_while_it_is_filled(table: tuple[FileRows, Any], gated: Gated) -> None:
     cache = begun(gated)
     gated.go_on.set()
     cache.shrink(20)
@@ -297,7 +296,7 @@ def test_a_cache_shrinks_while_it_is_filled(table: tuple[DirectRows, Any], gated
 
 
 def test_what_cannot_be_read_is_the_batchs_affair(
-    table: tuple[DirectRows, Any], gated: Gated
+    table: tuple[FileRows, Any], gated: Gated
 ) -> None:
     gated.fails = True
     cache = begun(gated)
@@ -308,7 +307,7 @@ def test_what_cannot_be_read_is_the_batchs_affair(
 
 
 def test_where_no_thread_can_be_started_a_cache_is_filled_at_once(
-    table: tuple[DirectRows, Any], monkeypatch: pytest.MonkeyPatch
+    table: tuple[FileRows, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -329,7 +328,7 @@ def test_a_cache_that_is_forgotten_is_not_filled(gated: Gated) -> None:
 
 
 def test_filling_leaves_the_disk_to_the_first_batch(
-    table: tuple[DirectRows, Any], gated: Gated
+    table: tuple[FileRows, Any], gated: Gated
 ) -> None:
     cache = begun(gated)
     held = cache.rows("x").held

@@ -16,7 +16,6 @@ from gnnstore.budget.ledger import PLANNED, STAGING, Ledger, Reservation
 from gnnstore.caching.plan import TraceBuilder
 from gnnstore.caching.policies.registry import BELADY
 from gnnstore.errors import BudgetError, DiskBudgetError
-from gnnstore.features.files import FileRows
 from gnnstore.features.packed.memory import (
     PackedBatch,
     PackingBuffers,
@@ -24,6 +23,7 @@ from gnnstore.features.packed.memory import (
     sorting_bytes,
     spilled_bytes,
 )
+from gnnstore.features.source import FileRows
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.pipeline.lookahead.presample import Presampled
 from gnnstore.pipeline.superbatch_size import SuperbatchSize

@@ -17,9 +17,8 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.budget.ledger import PLANNED, Ledger, Reservation
 from gnnstore.errors import BudgetError
-from gnnstore.features.files import FileRows
 from gnnstore.features.packed.chunks import CHUNK_ALIGNMENT_BYTES
-from gnnstore.features.source import TypedRows
+from gnnstore.features.source import FileRows, TypedRows
 
 
 @dataclass(frozen=True)

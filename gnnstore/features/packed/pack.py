@@ -28,7 +28,6 @@ from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.caching.plan import CachePlan, Trace
 from gnnstore.disk.spool import translated
 from gnnstore.errors import UsageError, storage_error
-from gnnstore.features.files import FileRows
 from gnnstore.features.packed import memory as packing_memory
 from gnnstore.features.packed.chunks import (
     BLOCK_BYTES,
@@ -48,7 +47,7 @@ from gnnstore.features.packed.memory import (
     too_little_memory,
 )
 from gnnstore.features.packed.misses import MissCollector, MissTable, Slots
-from gnnstore.features.source import RowSpec, TypedRows, ranges_of
+from gnnstore.features.source import FileRows, RowSpec, TypedRows, ranges_of
 from gnnstore.formats.container.files import require_space
 from gnnstore.sampling.row_space import RowRange
 from gnnstore.threads import CancelledError, Flag, interruptible
@@ -105,7 +104,7 @@ class TableJob:
             progress,
         )
         options: dict[str, Any] = {
-            "engine": table.engine_name,
+            "engine": table.engine.name,
             **table.place,
             "num_windows": buffers.num_windows,
             "window_bytes": buffers.window_bytes(table),
@@ -251,7 +250,7 @@ def pack(
             counts = _sum(counts, more)
         missed.close_rows()
         counts = replace(counts, seconds=perf_counter() - start)
-        engine = next(iter(tables.values())).table.engine_name
+        engine = next(iter(tables.values())).table.engine.name
         return PackedSuperbatch(own, missed.index, packed, chunk_reader(engine), counts)
     except BaseException:
         if missed is not None:

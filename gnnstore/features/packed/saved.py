@@ -22,7 +22,6 @@ from gnnstore._core import ReadCounts, empty
 from gnnstore.caching.pools import SlotPools
 from gnnstore.disk.engines import Engine, open_engine
 from gnnstore.errors import CorruptStoreError, storage_error, storage_errors
-from gnnstore.features.files import FileRows
 from gnnstore.features.packed.chunks import (
     PackedRows,
     chunk_reader,
@@ -31,7 +30,7 @@ from gnnstore.features.packed.chunks import (
 )
 from gnnstore.features.packed.record import SavedRecord, crc_seed, decode_record
 from gnnstore.features.segments.rows import SharedReader
-from gnnstore.features.source import CachedTables, RowSource, RowSpec
+from gnnstore.features.source import CachedTables, FileRows, RowSource, RowSpec
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, PageGeometry, plan_shards

@@ -22,7 +22,6 @@ from gnnstore import _core
 from gnnstore.caching.segments import SharedRows, segments_of
 from gnnstore.disk.spool import MemorySpool
 from gnnstore.errors import CorruptStoreError, storage_errors
-from gnnstore.features.files import FileRows
 from gnnstore.features.packed.chunks import (
     PACK_ELSEWHERE,
     ChunkChecksums,
@@ -32,7 +31,7 @@ from gnnstore.features.packed.chunks import (
 )
 from gnnstore.features.packed.misses import MissTable
 from gnnstore.features.packed.pack import append_missed
-from gnnstore.features.source import TypedRows
+from gnnstore.features.source import FileRows, TypedRows
 from gnnstore.formats.container.files import read_part, write_part
 from gnnstore.formats.container.regular_files import open_regular
 

@@ -16,7 +16,7 @@ from gnnstore.formats.packed.segments import segment_layout
 
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
-    from gnnstore.features.files import FileRows
+    from gnnstore.features.source import FileRows
     from gnnstore.formats.packed.reader import PackedReader
 
 _IS_READ, _IS_LEFT = np.int32(-1), np.int32(0)

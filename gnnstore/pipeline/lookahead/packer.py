@@ -25,9 +25,8 @@ from gnnstore.threads import CancelledError, Flag
 
 if TYPE_CHECKING:
     from gnnstore.caching.plan import CachePlan, Trace
-    from gnnstore.features.files import FileRows
     from gnnstore.features.packed.chunks import PackedSuperbatch
-    from gnnstore.features.source import RowSource, TypedRows
+    from gnnstore.features.source import FileRows, RowSource, TypedRows
     from gnnstore.sampling.row_space import RowRange
 
 _POLL_SECONDS = 0.05
