@@ -26,9 +26,8 @@ from gnnstore.caching.scores import most_needed
 from gnnstore.features.planned import PinnedRows
 from gnnstore.graph.store import GraphStore
 from gnnstore.pipeline.batch import Batch, EpochRun, Recorder
-from gnnstore.pipeline.lookahead.packer import DiskQuota
 from gnnstore.pipeline.lookahead.producer import LookaheadJob, Producer, most_ids
-from gnnstore.pipeline.lookahead.superbatch import Superbatch
+from gnnstore.pipeline.lookahead.superbatch import DiskQuota, Superbatch
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.sampling import NeighborSampler, SamplingConfig
 from gnnstore.sampling.compact import Types

@@ -216,6 +216,11 @@ class FileRows(RowSource):
         return self
 
     @cached_property
+    def engine_name(self) -> str:
+        """The engine's name in the core."""
+        return self.engine.name
+
+    @cached_property
     def place(self) -> dict[str, int]:
         """The kernels' arguments for the place of rows, and for how reads are merged."""
         return {**self.array.place, "gap_bytes": self.engine.tuning.gap_bytes}
@@ -314,6 +319,52 @@ class AbsentRows(RowSource):
     def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> ReadCounts:  # noqa: ARG002
         """Refuse to read rows by id."""
         raise self.refusal(f"rows of {self.attribute.name!r} by id ({ids.size} of them)")
+
+
+class PackedRows(RowSource):
+    """The rows that one batch misses of a table, as they were packed for it, and no others."""
+
+    def __init__(
+        self,
+        spec: RowSpec,
+        # Given the part of the batch that the table's type is, the slots there, and the output.
+        read_missed: Callable[[RowRange, npt.NDArray[np.int32], npt.NDArray[Any]], ReadCounts],
+    ) -> None:
+        self._spec = spec
+        self._read_missed = read_missed
+
+    @property
+    def spec(self) -> RowSpec:
+        """The rows of the table, packed or not."""
+        return self._spec
+
+    def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> ReadCounts:
+        """Fill `out` with the rows of a batch that misses all of them."""
+        return self._read_missed(RowRange(0, ids.size), np.full(ids.size, -1, np.int32), out)
+
+    def read_into(self, request: RowRequest, out: npt.NDArray[Any]) -> ReadCounts:
+        """Fill `out` with the rows of the batch; cached ones are copied when others are read."""
+        if request.slots is None:
+            return self.read_rows(request.ids, out)
+        part = RowRange(request.place, len(request.slots))
+        counts = self._read_missed(part, request.slots, out)
+        return counts + request.copy_cached(out)
+
+
+def places_within(
+    part: RowRange, places: tuple[npt.NDArray[np.int32], ...]
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Return where packed rows go that are of a node type's part of a batch, from its first row on.
+
+    Places are as `MissIndex.batch` has them: positions and targets ascend from type to type.
+    """
+    positions, targets, sources = places
+    if not part.first and all((each[-1:] < part.num_rows).all() for each in (positions, targets)):
+        return positions, targets, sources  # all are of the first type
+    _, own = part.part(positions)
+    repeats, own_targets = part.part(targets)
+    sources = sources[repeats]
+    return own, own_targets, sources - part.first if part.first else sources
 
 
 _Table_co = TypeVar("_Table_co", bound=RowSource, covariant=True)

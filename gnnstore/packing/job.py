@@ -16,11 +16,10 @@ from gnnstore._version import __version__
 from gnnstore.caching.pools import SlotPools, pooled
 from gnnstore.errors import NoSpaceError
 from gnnstore.features.packed.chunks import BLOCK_BYTES
-from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.misses import MissTable, collect_misses
-from gnnstore.features.packed.pack import packed_bytes
-from gnnstore.features.packed.record import SavedRecord
-from gnnstore.features.segments.packing import (
+from gnnstore.features.packed.pack import least_memory, packed_bytes
+from gnnstore.features.packed.saved import SavedRecord
+from gnnstore.features.packed.segments import (
     DividedChunks,
     DividedMisses,
     append_divided,
@@ -262,7 +261,7 @@ class EpochPacker:
             compact = of.samples.read(i)
             labels = of.batches[i].labels
             assert labels is not None  # noqa: S101 - for the type checker
-            of.samples.drop(i)
+            of.samples.spool.drop(i)
             edge_rows = of.edge_rows_of(i, compact)
             record = self._records.make(
                 compact, labels, of.planned, misses, i, chunks=chunks, edge_rows=edge_rows

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.features.packed.record import SavedRecord
-from gnnstore.features.segments.packing import BatchMisses
+from gnnstore.features.packed.saved import SavedRecord
+from gnnstore.features.packed.segments import BatchMisses
 
 if TYPE_CHECKING:
     from gnnstore.caching.plan import CachePlan
-    from gnnstore.features.segments.packing import DividedChunks, DividedMisses
+    from gnnstore.features.packed.segments import DividedChunks, DividedMisses
     from gnnstore.features.source import Rows
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.formats.store.schema import Schema

@@ -18,10 +18,9 @@ from gnnstore.features.source import CachedTables
 from gnnstore.formats.container.files import free_bytes
 from gnnstore.loaders.options import read_options
 from gnnstore.pipeline.batch import EpochRun, Recorder
-from gnnstore.pipeline.lookahead.packer import DiskQuota
 from gnnstore.pipeline.lookahead.presample import Presampled, Presampler
 from gnnstore.pipeline.lookahead.producer import LookaheadJob, Producer, most_ids
-from gnnstore.pipeline.lookahead.superbatch import Superbatch
+from gnnstore.pipeline.lookahead.superbatch import DiskQuota, Superbatch
 from gnnstore.pipeline.order.epoch import order_bytes
 from gnnstore.pipeline.order.keyed import KeyedOrder
 from gnnstore.pipeline.order.state import OrderFields, Position, sampling_fingerprint

@@ -27,7 +27,7 @@ from gnnstore.seeds.kinds import labels_of
 from gnnstore.threads import ordered_map
 
 if TYPE_CHECKING:
-    from gnnstore.features.packed.record import SavedRecord
+    from gnnstore.features.packed.saved import SavedRecord
     from gnnstore.features.planned import TurnLock
     from gnnstore.sampling.neighbor import NeighborSampler
 
@@ -42,6 +42,7 @@ class SavedSource(BatchSource):
         self.labels = labels_of(manifest.fingerprint)
         self.index_dtype = manifest.schema.index_dtype
         self.batches_per_epoch = manifest.batches_per_epoch
+        self._plain_paths = (*manifest.plain, *manifest.edge_id_paths.values())
         # An iteration has slots of its own: what another needs cannot be read from a table.
         self._free: list[SlotCache] = []
         self._lock = threading.Lock()
@@ -163,9 +164,8 @@ class SavedSource(BatchSource):
         place, record = batch.place, batch.place.record
         rows = self._rows(place, record)
         batch.place = place._replace(record=None, has_rows=True)
-        manifest = self.packed.reader.manifest
-        paths = (*manifest.plain, *manifest.edge_id_paths.values())
-        for path, kept in zip(paths, (*record.plain, *record.edge_ids), strict=True):
+        plain = (*record.plain, *record.edge_ids)
+        for path, kept in zip(self._plain_paths, plain, strict=True):
             rows[path] = Rows(_owned(kept), ReadCounts())
         batch.rows = rows
 

@@ -22,8 +22,8 @@ from gnnstore.features.source import CachedTables
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.graph.shared import shared_tables
 from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs, LookaheadSource
-from gnnstore.pipeline.lookahead.packer import DiskQuota
 from gnnstore.pipeline.lookahead.producer import LookaheadJob, most_ids
+from gnnstore.pipeline.lookahead.superbatch import DiskQuota
 from gnnstore.pipeline.margins import MANY_BATCHES
 from gnnstore.sampling.compact import Types
 from gnnstore.strategies.base import Strategy

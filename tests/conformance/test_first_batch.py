@@ -20,7 +20,7 @@ from gnnstore.errors import InputError
 from gnnstore.features import static as static_tier
 from gnnstore.features.packed import pack as packing
 from gnnstore.features.planned import SlotCache
-from gnnstore.pipeline.lookahead import packer
+from gnnstore.pipeline.lookahead import superbatch as packer
 from gnnstore.pipeline.lookahead.epochs import LookaheadSource
 from gnnstore.pipeline.lookahead.producer import Producer
 from gnnstore.strategies import static as static_strategy

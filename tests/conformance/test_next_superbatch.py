@@ -29,7 +29,7 @@ from gnnstore.features.packed import pack as packing
 from gnnstore.features.planned import TurnLock
 from gnnstore.graph.shared import SharedTables, shared_tables
 from gnnstore.pipeline.batch import Batch, Finisher
-from gnnstore.pipeline.lookahead import packer as rolling
+from gnnstore.pipeline.lookahead import superbatch as rolling
 from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs
 from gnnstore.pipeline.lookahead.next_superbatch import NextSuperbatch
 from gnnstore.pipeline.lookahead.producer import Producer
@@ -907,8 +907,7 @@ def test_later_epochs_need_less_disk_than_the_first(
     def recording(self: Any, trace: Any, plan: Any, **options: Any) -> Any:
         found = pack(self, trace, plan, **options)
         assert found is not None
-        assert found._packed is not None
-        packed.append((found._packed.num_batches, plan.num_batches))
+        packed.append((found.num_batches, plan.num_batches))
         return found
 
     monkeypatch.setattr(rolling.SuperbatchPacker, "pack", recording)

@@ -16,8 +16,8 @@ import pytest
 
 from gnnstore import NeighborLoader
 from gnnstore._core import release_heap
-from gnnstore.pipeline.lookahead import packer as rolling
 from gnnstore.pipeline.lookahead import producer
+from gnnstore.pipeline.lookahead import superbatch as rolling
 from gnnstore.pipeline.lookahead.producer import Session
 from gnnstore.pipeline.lookahead.superbatch import SuperbatchFiles
 from gnnstore.sampling.neighbor import NeighborSampler

@@ -28,8 +28,8 @@ from gnnstore.errors import NoSpaceError, StorageError
 from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.features.planned import TurnLock
 from gnnstore.pipeline import batch as pipeline
-from gnnstore.pipeline.lookahead.packer import DiskQuota
 from gnnstore.pipeline.lookahead.producer import Producer
+from gnnstore.pipeline.lookahead.superbatch import DiskQuota
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.faults import inject
 from gnnstore.testing.graphs import random_graph

@@ -13,7 +13,7 @@ import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.converters import ConvertOptions
 from gnnstore.errors import UsageError
-from gnnstore.features.segments import packing as segment_packing
+from gnnstore.features.packed import segments as segment_packing
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.pipeline.lookahead import producer
 from gnnstore.pipeline.lookahead.superbatch import SuperbatchFiles

@@ -11,10 +11,10 @@ import pytest
 import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.errors import CorruptStoreError, StorageError
-from gnnstore.features.segments import packing as segment_packing
+from gnnstore.features.packed import segments as segment_packing
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.formats.packed.writer import PackedWriter
-from gnnstore.pipeline.lookahead import packer as rolling
+from gnnstore.pipeline.lookahead import superbatch as rolling
 from gnnstore.testing.graphs import random_graph
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.files import flip

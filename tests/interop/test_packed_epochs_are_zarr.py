@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gnnstore.features.packed.record import decode_record
+from gnnstore.features.packed.saved import decode_record
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.testing.graphs import random_graph
 from gnnstore.testing.twins.packing import piece_crcs

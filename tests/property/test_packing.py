@@ -23,8 +23,7 @@ from gnnstore.caching.plan import CachePlan, Trace
 from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.disk.engines import open_engine
 from gnnstore.features.packed.chunks import BLOCK_BYTES, PackedSuperbatch
-from gnnstore.features.packed.memory import least_memory
-from gnnstore.features.packed.pack import pack, packed_bytes
+from gnnstore.features.packed.pack import least_memory, pack, packed_bytes
 from gnnstore.features.planned import PlanStep, SlotCache
 from gnnstore.features.source import FileRows, RowRequest, of_one_type
 from gnnstore.formats import PageGeometry, plan_shards

@@ -30,8 +30,7 @@ from gnnstore.errors import (
     UsageError,
 )
 from gnnstore.features.packed.chunks import BLOCK_BYTES, CHUNK_STAGING_BYTES, PackedSuperbatch
-from gnnstore.features.packed.memory import least_memory
-from gnnstore.features.packed.pack import pack, packed_bytes
+from gnnstore.features.packed.pack import least_memory, pack, packed_bytes
 from gnnstore.features.source import FileRows, RowRequest, TypedRows, of_one_type
 from gnnstore.testing.faults import Fault, SystemCall, inject, inject_all
 from gnnstore.testing.twins.packing import packed_file, piece_crcs
@@ -436,14 +435,6 @@ def test_memory_stays_within_its_budget(tmp_path: Path, memory_bytes: int) -> No
     assert most[0] <= min(memory_bytes, 50 << 20) + slack_bytes
     if memory_bytes == 1 << 28:
         assert most[0] > (12 << 20) + slack_bytes, "the other cases show nothing"
-
-
-def test_a_disk_without_room(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gnnstore.formats.container.files.free_bytes", lambda _: 10**6)
-    expected = r"5\.07 MB are needed, and 1 MB are free\. Free 4\.07 MB, or"
-    with pytest.raises(NoSpaceError, match=expected):
-        case.pack()
-    case.nothing_is_left()
 
 
 @pytest.mark.parametrize("directory", ["missing", "file"])

@@ -20,12 +20,11 @@ from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.disk.engines import open_engine
 from gnnstore.disk.spool import FileSpool
 from gnnstore.errors import BudgetError, CorruptStoreError, NoSpaceError, StorageError
-from gnnstore.features.packed import memory as packing_memory
+from gnnstore.features.packed import misses as sorted_misses
 from gnnstore.features.packed import pack as packing
 from gnnstore.features.packed.chunks import PackedSuperbatch
-from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.misses import MissCollector, MissTable
-from gnnstore.features.packed.pack import pack, packed_bytes
+from gnnstore.features.packed.pack import least_memory, pack, packed_bytes
 from gnnstore.features.planned import PlanStep
 from gnnstore.features.source import FileRows
 from gnnstore.testing.faults import inject
@@ -144,7 +143,7 @@ def test_any_ranges_write_the_same_file(data: st.DataObject) -> None:
 def test_with_as_little_memory_as_will_do(
     case: Case, monkeypatch: pytest.MonkeyPatch, stride: int
 ) -> None:
-    monkeypatch.setattr(packing_memory, "STRIDE_ROWS", stride)
+    monkeypatch.setattr(sorted_misses, "STRIDE_ROWS", stride)
     kernel, max_rows = _core.pack_spilled_rows, []
 
     def noted(*given: Any, **options: Any) -> dict[str, int]:
@@ -152,12 +151,12 @@ def test_with_as_little_memory_as_will_do(
         return kernel(*given, **options)
 
     monkeypatch.setattr(_core, "pack_spilled_rows", noted)
-    share = packing_memory.share_with_rows
+    share = packing.choose_buffers
 
     def least_rows(table: Any, misses: Any, *given: Any) -> tuple[Any, int]:
         return share(table, misses, *given)[0], int(np.minimum(misses, stride).sum())
 
-    monkeypatch.setattr(packing, "share_with_rows", least_rows)
+    monkeypatch.setattr(packing, "choose_buffers", least_rows)
     misses = case.plan.misses
     least = least_memory(case.tables, misses, 4, max(SIZES), spills=True)
     with case.pack(memory_bytes=least) as packed:
@@ -234,14 +233,14 @@ def test_rows_that_were_damaged_are_not_packed(
     case: Case, monkeypatch: pytest.MonkeyPatch, number: int, max_strides: int
 ) -> None:
     """Of whatever bit: rows that still ascend are found out by their checksum."""
-    monkeypatch.setattr(packing_memory, "STRIDE_ROWS", 16)
-    share, collect = packing_memory.share_with_rows, MissCollector.collect
+    monkeypatch.setattr(sorted_misses, "STRIDE_ROWS", 16)
+    share, collect = packing.choose_buffers, MissCollector.collect
 
     def fewer(table: Any, misses: Any, *given: Any) -> tuple[Any, int]:
         least = int(np.minimum(misses, 16 * max_strides).sum())
         return share(table, misses, *given)[0], least
 
-    monkeypatch.setattr(packing, "share_with_rows", fewer)
+    monkeypatch.setattr(packing, "choose_buffers", fewer)
     for bit in (0, 3, 11, 31):
 
         def spoiled(*given: Any, bit: int = bit, **options: Any) -> MissTable:

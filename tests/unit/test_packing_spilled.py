@@ -19,9 +19,8 @@ from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import BudgetError, CorruptStoreError, StorageError, UsageError
 from gnnstore.features.packed.chunks import BLOCK_BYTES
-from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.misses import collect_misses
-from gnnstore.features.packed.pack import append_missed, pack
+from gnnstore.features.packed.pack import append_missed, least_memory, pack
 from gnnstore.features.source import FileRows, of_one_type
 from gnnstore.sampling.row_space import RowRange
 from gnnstore.testing.faults import inject

@@ -17,12 +17,11 @@ from gnnstore.caching.policies.registry import BELADY
 from gnnstore.caching.pools import SlotPools, pooled
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import UsageError
-from gnnstore.features.packed import memory as packing_memory
-from gnnstore.features.packed.memory import least_memory
+from gnnstore.features.packed import misses as sorted_misses
 from gnnstore.features.packed.misses import collect_misses
-from gnnstore.features.packed.pack import pack, packed_bytes
+from gnnstore.features.packed.pack import least_memory, pack, packed_bytes
+from gnnstore.features.packed.segments import divide_misses
 from gnnstore.features.planned import PlanStep, SlotCache
-from gnnstore.features.segments.packing import divide_misses
 from gnnstore.features.source import (
     FileRows,
     RowSource,
@@ -228,7 +227,7 @@ def test_packed_rows(
     case: Case, monkeypatch: pytest.MonkeyPatch, num_slots: int, chunks: str, is_spilled: bool
 ) -> None:
     """What batches miss comes packed; sorted misses are in memory or, range by range, in files."""
-    monkeypatch.setattr(packing_memory, "STRIDE_ROWS", 16)
+    monkeypatch.setattr(sorted_misses, "STRIDE_ROWS", 16)
     files = files_of(case.tables)
     plan = BeladyPlanner(num_slots).plan(case.trace)
     chunk_memory = {"on disk": 0, "in memory": 1 << 20, "both": 40_000}[chunks]

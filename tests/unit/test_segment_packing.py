@@ -12,10 +12,10 @@ from gnnstore import _core
 from gnnstore.caching.plan import Trace
 from gnnstore.caching.segments import SharedRows
 from gnnstore.disk.engines import open_engine
+from gnnstore.features.packed import segments as segment_packing
 from gnnstore.features.packed.chunks import BLOCK_BYTES, chunk_bytes
 from gnnstore.features.packed.misses import collect_misses
-from gnnstore.features.segments import packing as segment_packing
-from gnnstore.features.segments.packing import append_divided, divide_misses
+from gnnstore.features.packed.segments import append_divided, divide_misses
 from gnnstore.features.source import FileRows, of_one_type
 from gnnstore.sampling.row_space import RowRange
 from gnnstore.testing.twins.packing import piece_crcs

@@ -17,7 +17,7 @@ import pytest
 
 from gnnstore.disk.spool import FileSpool, MemorySpool, Spool
 from gnnstore.errors import CorruptStoreError, NoSpaceError, StorageError, UsageError
-from gnnstore.features.packed.record import decode_record, encode_record
+from gnnstore.features.packed.saved import decode_record, encode_record
 from gnnstore.sampling.compact import ONE_TYPE, CompactSample
 from gnnstore.sampling.neighbor import Sample
 from gnnstore.testing.faults import inject

@@ -16,13 +16,8 @@ from gnnstore.budget.ledger import PLANNED, STAGING, Ledger, Reservation
 from gnnstore.caching.plan import TraceBuilder
 from gnnstore.caching.policies.registry import BELADY
 from gnnstore.errors import BudgetError, DiskBudgetError
-from gnnstore.features.packed.memory import (
-    PackedBatch,
-    PackingBuffers,
-    share_with_rows,
-    sorting_bytes,
-    spilled_bytes,
-)
+from gnnstore.features.packed.misses import held_bytes, sorting_bytes
+from gnnstore.features.packed.pack import PackedBatch, PackingBuffers, choose_buffers
 from gnnstore.features.source import FileRows
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.pipeline.lookahead.presample import Presampled
@@ -342,12 +337,12 @@ def test_packing_has_what_was_promised() -> None:
         reserved = PackedBatch(nodes, missed, missed, id_bytes).reserve_spilled()
         memory_bytes = Ledger(0, tuple(reserved)).peak({PLANNED: batches})
         misses = np.full(batches, missed)
-        held = spilled_bytes(misses, id_bytes)
+        held = held_bytes(misses, id_bytes, spills=True)
         sorting = sorting_bytes(misses, 1, id_bytes, nodes, spills=True)
         assert held + sorting <= memory_bytes
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(PackingBuffers, "window_bytes", lambda *_: (1 << 20) + (64 << 10))
-            shares, rows = share_with_rows(table, misses, id_bytes, memory_bytes - held)
+            shares, rows = choose_buffers(table, misses, id_bytes, memory_bytes - held)
         assert shares.buffer_bytes >= 64 << 10
         assert rows >= batches * min(missed, 4096)
 

@@ -27,7 +27,7 @@ from gnnstore import _core
 from gnnstore._core import ReadCounts
 from gnnstore.disk.spool import Spool
 from gnnstore.errors import CorruptStoreError, UsageError, storage_error
-from gnnstore.features.source import RowRequest, RowSource, RowSpec
+from gnnstore.features.source import PackedRows, RowSource, RowSpec, places_within
 from gnnstore.formats.packed.manifest import CHECKED_ROWS, MAX_PIECE_BYTES
 from gnnstore.sampling.row_space import RowRange
 
@@ -148,22 +148,6 @@ class MissIndex:
         self.places.close()
 
 
-def places_within(
-    part: RowRange, places: tuple[npt.NDArray[np.int32], ...]
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Return where packed rows go that are of a part of a batch, from its first row on.
-
-    A part is that of a node type: places that a `MissIndex` has ascend from type to type.
-    """
-    positions, targets, sources = places
-    if not part.first and all((each[-1:] < part.num_rows).all() for each in (positions, targets)):
-        return positions, targets, sources  # all are of the first type
-    _, own = part.part(positions)
-    repeats, own_targets = part.part(targets)
-    sources = sources[repeats]
-    return own, own_targets, sources - part.first if part.first else sources
-
-
 @dataclass(frozen=True, eq=False)
 class PackedChunks:
     """Positions of the chunks of a table, in memory and in its file, and their checksums."""
@@ -265,6 +249,7 @@ class PackedSuperbatch:
         self.index = index
         self.tables = dict(tables)
         self.counts = counts
+        self.removed: Callable[[], None] = lambda: None  # to be called once it is closed
         self._reader = reader
 
     @property
@@ -354,33 +339,3 @@ class PackedSuperbatch:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class PackedRows(RowSource):
-    """The rows that one batch misses of a table, as they were packed for it, and no others."""
-
-    def __init__(
-        self,
-        spec: RowSpec,
-        # Given the part of the batch that the table's type is, the slots there, and the output.
-        read_missed: Callable[[RowRange, npt.NDArray[np.int32], npt.NDArray[Any]], ReadCounts],
-    ) -> None:
-        self._spec = spec
-        self._read_missed = read_missed
-
-    @property
-    def spec(self) -> RowSpec:
-        """The rows of the table, packed or not."""
-        return self._spec
-
-    def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> ReadCounts:
-        """Fill `out` with the rows of a batch that misses all of them."""
-        return self._read_missed(RowRange(0, ids.size), np.full(ids.size, -1, np.int32), out)
-
-    def read_into(self, request: RowRequest, out: npt.NDArray[Any]) -> ReadCounts:
-        """Fill `out` with the rows of the batch; cached ones are copied when others are read."""
-        if request.slots is None:
-            return self.read_rows(request.ids, out)
-        part = RowRange(request.place, len(request.slots))
-        counts = self._read_missed(part, request.slots, out)
-        return counts + request.copy_cached(out)

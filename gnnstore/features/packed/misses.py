@@ -10,7 +10,7 @@ table, range by range (see `_core.pack_spilled_rows`), and positions, which are 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,20 +18,24 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
+from gnnstore.budget.ledger import Ledger
 from gnnstore.caching.plan import CachePlan, Trace
 from gnnstore.disk.spool import FileSpool, MemorySpool
-from gnnstore.errors import UsageError
-from gnnstore.features.packed import memory as packing_memory
+from gnnstore.errors import BudgetError, UsageError
 from gnnstore.features.packed.chunks import MissIndex
-from gnnstore.features.packed.memory import (
-    SPILLED_BATCH_BYTES,
-    held_bytes,
-    sorting_bytes,
-    spilled_bytes,
-    too_little_memory,
-)
 from gnnstore.sampling.row_space import RowRange
 from gnnstore.threads import CancelledError, Flag, for_each, interruptible
+
+# Of each batch, in the index of missed rows: begin, number of rows, and number of repeated ones.
+_BATCH_BYTES = 24
+# Of each batch whose missed rows are in files: where rows and positions begin, their numbers and
+# checksums, and the state of packing.
+SPILLED_BATCH_BYTES = 256
+# Every 1024th row is also kept in memory, to find the end of a range. A range has at least this
+# many rows of each batch, 4 or 8 KiB: no more than its smallest buffers.
+STRIDE_ROWS = 1024
+# The pool rounds buffers up to whole ones, from half a one on.
+POOLED_UNIT_BYTES = 2 << 20
 
 # A plan; or for each id of the trace int32 (negative: missed) or bool (false: missed).
 Slots = CachePlan | npt.NDArray[Any]
@@ -128,10 +132,7 @@ class MissCollector:
     ) -> MissTable:
         """Find and sort the rows that each batch misses, with as many threads as memory allows."""
         spills = directory is not None
-        if spills:
-            held = spilled_bytes(self.most, self.id_bytes)
-        else:
-            held = held_bytes(int(self.most.sum()), len(self.most), self.id_bytes)
+        held = held_bytes(self.most, self.id_bytes, spills=spills)
         num_threads = self._num_threads(num_threads, memory_bytes, memory_bytes - held, spills)
         progress = np.zeros(2, np.int64)
 
@@ -190,7 +191,7 @@ class MissCollector:
             scratch, most = idle.pop(), int(self.most[i])
             parts, *repeats = self._sort(i, scratch[0][:most], scratch[1][:most])
             counts[i] = [len(part) for part in parts]
-            samples[i] = [part[:: packing_memory.STRIDE_ROWS].copy() for part in parts]
+            samples[i] = [part[::STRIDE_ROWS].copy() for part in parts]
             ids.append(i, parts)
             places.append(i, [scratch[1][: counts[i].sum()], *repeats])
             idle.append(scratch)
@@ -307,3 +308,44 @@ def _slots_of(
 
     counts = [np.count_nonzero(slots_of(i) < 0) for i in range(trace.num_batches)]
     return slots_of, np.array(counts, np.int64)
+
+
+def held_bytes(misses: npt.NDArray[np.int64], id_bytes: int, *, spills: bool = False) -> int:
+    """Return the memory of sorted rows while they are packed: ids, positions and an index.
+
+    Of rows in files (`spills`), also while they are sorted.
+    """
+    if not spills:
+        return (4 + id_bytes) * int(misses.sum()) + _BATCH_BYTES * len(misses) + 8
+    # Twice: samples of each batch become one array.
+    samples = 2 * id_bytes * int((-(-misses // STRIDE_ROWS)).sum())
+    return SPILLED_BATCH_BYTES * len(misses) + samples
+
+
+def sorting_bytes(
+    misses: npt.NDArray[np.int64],
+    num_threads: int,
+    id_bytes: int,
+    read_rows: int = 0,
+    *,
+    spills: bool = False,
+) -> int:
+    """Return the memory for sorting the misses of batches: keys of 8 bytes, twice."""
+    largest = int(misses.max(initial=0))
+    keys = 2 * _pooled_bytes(8 * largest)
+    read = _pooled_bytes(id_bytes * read_rows) + _pooled_bytes(4 * read_rows)
+    scratch = (4 + id_bytes) * largest if spills else 0
+    return (keys + read + scratch) * min(num_threads, len(misses))
+
+
+def _pooled_bytes(num_bytes: int) -> int:
+    """Return the most memory that an array from the pool of buffers takes."""
+    rounded_up = num_bytes + num_bytes // 8
+    return rounded_up if num_bytes < POOLED_UNIT_BYTES // 2 else rounded_up + POOLED_UNIT_BYTES
+
+
+def too_little_memory(num_batches: int, memory_bytes: int, missing_bytes: int) -> BudgetError:
+    """Return the error for packing that needs more memory than there is."""
+    who = f"packing the rows of {num_batches} batches"
+    left = Ledger(max(memory_bytes, 0), (), who, "of memory left for it", "the memory budget")
+    return replace(left, raise_by=missing_bytes).refusal(None, "make superbatches smaller")

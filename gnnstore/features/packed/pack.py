@@ -24,11 +24,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.budget.ledger import Ledger, Reservation
-from gnnstore.caching.plan import CachePlan, Trace
+from gnnstore.budget.ledger import PLANNED, Ledger, Reservation
+from gnnstore.caching.plan import Trace
 from gnnstore.disk.spool import translated
 from gnnstore.errors import UsageError, storage_error
-from gnnstore.features.packed import memory as packing_memory
+from gnnstore.features.packed import misses as sorted_misses
 from gnnstore.features.packed.chunks import (
     BLOCK_BYTES,
     CHUNK_ALIGNMENT_BYTES,
@@ -40,20 +40,158 @@ from gnnstore.features.packed.chunks import (
     chunk_bytes,
     chunk_reader,
 )
-from gnnstore.features.packed.memory import (
-    choose_buffers,
-    least_memory,
-    share_with_rows,
+from gnnstore.features.packed.misses import (
+    POOLED_UNIT_BYTES,
+    SPILLED_BATCH_BYTES,
+    MissCollector,
+    MissTable,
+    Slots,
+    held_bytes,
+    sorting_bytes,
     too_little_memory,
 )
-from gnnstore.features.packed.misses import MissCollector, MissTable, Slots
 from gnnstore.features.source import FileRows, RowSpec, TypedRows, ranges_of
-from gnnstore.formats.container.files import require_space
 from gnnstore.sampling.row_space import RowRange
 from gnnstore.threads import CancelledError, Flag, interruptible
 from gnnstore.units import format_size
 
 _IN_MEMORY = -1  # in place of a file's number
+
+
+@dataclass(frozen=True)
+class PackingBuffers:
+    """A few large windows and buffers, or less where memory is short."""
+
+    num_windows: int  # parts of the table that are being read or copied
+    extra_window_bytes: int  # bytes of a window beyond the least
+    buffer_bytes: int  # bytes of a batch that are collected before a write
+    num_spare_buffers: int  # buffers that are being written, by a thread each up to 16
+
+    def window_bytes(self, table: FileRows) -> int:
+        """Return the size of a window of a table."""
+        least = _core.min_pack_window_bytes(table.files, **table.place)
+        unit = CHUNK_ALIGNMENT_BYTES
+        return -(-(least + self.extra_window_bytes) // unit) * unit
+
+    def num_bytes(self, table: FileRows, num_batches: int) -> int:
+        """Return the memory for windows and buffers."""
+        windows = self.num_windows * self.window_bytes(table)
+        return windows + (num_batches + self.num_spare_buffers) * self.buffer_bytes
+
+
+# From the most memory to the least; the first that fits is taken. With 1,024 batches, reading and
+# writing 2.5 GB goes at 1.4 GB/s with writes of 256 or 64 KiB, at 1.1 with 32, 0.8 with 16, and
+# 0.5 with 8: below 64 KiB a disk counts writes, not bytes.
+_CHOICES = tuple(
+    PackingBuffers(num_windows, extra_kib << 10, buffer_kib << 10, num_spare_buffers)
+    for num_windows, extra_kib, num_spare_buffers, buffers in (
+        (16, 768, 16, (256, 128, 64)),
+        (8, 256, 32, (32, 16)),
+        (3, 0, 16, (8, 4)),
+    )
+    for buffer_kib in buffers
+)
+_SMALLEST = _CHOICES[-1]
+# With four times the least, a range of ids from a file uses three quarters of its memory or more,
+# and a batch's part is read by some 16 KiB.
+_PREFERRED_STRIDES = 4
+# Packing that is planned with gets room for large windows and writes: for them, for a buffer of
+# each batch, and where sorted rows are in files, for this many strides of a batch's ids at a time.
+_ROOMY_BYTES = 24 << 20
+_ROOMY_BUFFER_BYTES, _ROOMY_SPILLED_BUFFER_BYTES = 128 << 10, 64 << 10
+_ROOMY_STRIDES = 4
+# The phase of windows and buffers, which are there only while rows are packed.
+_PACKING = "packing"
+# Of each missed row in memory: its id, of either width, and its position.
+_ID_BYTES, _POSITION_BYTES = 8, 4
+# Of each row of a batch that is sorted: keys of 8 bytes, twice, in buffers that are rounded up.
+_SORTED_ROW_BYTES = 2 * (8 + 1)
+_SORTING_BUFFERS = 4
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """A batch whose missed rows are to be packed, as it is known in advance."""
+
+    num_rows: int  # rows of the largest batch
+    most_missed: int  # missed rows of a batch at most
+    mean_missed: int  # missed rows of a batch on average
+    id_bytes: int  # 4 or 8, as the trace has ids
+
+    def reserve(self) -> list[Reservation]:
+        """Return the memory for packing a superbatch by a trace in memory; positions stay."""
+        per_batch = _ROOMY_BUFFER_BYTES + _ID_BYTES * self.mean_missed
+        return [
+            Reservation("packing", _ROOMY_BYTES, {PLANNED: per_batch}, _PACKING),
+            self.reserve_positions(),
+        ]
+
+    def reserve_positions(self) -> Reservation:
+        """Return the memory for a superbatch that has been packed by a trace in memory."""
+        return Reservation("positions of rows", 0, {PLANNED: _POSITION_BYTES * self.mean_missed})
+
+    def reserve_spilled(self) -> list[Reservation]:
+        """Return the memory for packing by a trace on disk: almost none for each missed row."""
+        stride_rows = sorted_misses.STRIDE_ROWS
+        samples = 2 * (self.most_missed // stride_rows + 1)
+        per_batch = SPILLED_BATCH_BYTES + samples * self.id_bytes
+        buffers = _ROOMY_SPILLED_BUFFER_BYTES + _ROOMY_STRIDES * stride_rows * self.id_bytes
+        row_bytes = _POSITION_BYTES + self.id_bytes
+        sorting = self.most_missed * (_SORTED_ROW_BYTES + row_bytes)
+        sorting += self.num_rows * (row_bytes + row_bytes // 8 + 1)
+        sorting += _SORTING_BUFFERS * POOLED_UNIT_BYTES
+        return [
+            Reservation("sorting rows", sorting, phase="sorting rows"),
+            Reservation("packing", _ROOMY_BYTES, {PLANNED: buffers}, _PACKING),
+            Reservation("packing", 0, {PLANNED: per_batch}),
+        ]
+
+    def reserve_disk(self, row_bytes: int) -> Reservation:
+        """Return the disk space for packed rows of `row_bytes` bytes in all tables."""
+        unit = CHUNK_ALIGNMENT_BYTES
+        chunk = -(-self.mean_missed * row_bytes // unit) * unit
+        return Reservation("packed rows", 0, {PLANNED: chunk})
+
+    def reserve_sorted(self) -> Reservation:
+        """Return the disk space of missed rows that are sorted in files."""
+        per_batch = (self.id_bytes + _POSITION_BYTES) * self.mean_missed
+        return Reservation("sorted rows", 0, {PLANNED: per_batch})
+
+
+def least_memory(
+    tables: Mapping[str, TypedRows[FileRows]],
+    misses: npt.NDArray[np.int64],
+    id_bytes: int,
+    read_rows: int = 0,
+    *,
+    spills: bool = False,
+) -> int:
+    """Return the least `memory_bytes` that packing works with; with more it is faster."""
+    rows_bytes = id_bytes * _least_rows(misses) if spills else 0
+    working = [_SMALLEST.num_bytes(t, len(misses)) + rows_bytes for t, _ in tables.values()]
+    sorting = sorting_bytes(misses, 1, id_bytes, read_rows, spills=spills)
+    return held_bytes(misses, id_bytes, spills=spills) + max(sorting, *working)
+
+
+def choose_buffers(
+    table: FileRows, misses: npt.NDArray[np.int64], id_bytes: int, memory_bytes: int
+) -> tuple[PackingBuffers, int]:
+    """Decide how memory is used while a table is packed, and how many ids of a file are read.
+
+    `id_bytes` is 0 if ids are in memory.
+    """
+    total, least = int(misses.sum()), _least_rows(misses)
+    left_bytes = memory_bytes - id_bytes * min(total, _PREFERRED_STRIDES * least)
+    fitting = (each for each in _CHOICES if each.num_bytes(table, len(misses)) <= left_bytes)
+    buffers = next(fitting, _SMALLEST)
+    left_bytes = memory_bytes - buffers.num_bytes(table, len(misses))
+    if (missing := id_bytes * least - left_bytes) > 0:
+        raise too_little_memory(len(misses), memory_bytes, missing)
+    return buffers, min(total, left_bytes // id_bytes) if id_bytes else 0
+
+
+def _least_rows(misses: npt.NDArray[np.int64]) -> int:
+    return int(np.minimum(misses, sorted_misses.STRIDE_ROWS).sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,11 +219,8 @@ class TableJob:
         table, missed = self.table, self.missed
         own, left_bytes = missed.of_type(self.range), memory_bytes - missed.num_bytes
         num_batches = len(own.num_rows)
-        if missed.file is None:
-            buffers = choose_buffers(table, num_batches, left_bytes)
-        else:
-            id_bytes = own.samples.itemsize
-            buffers, max_rows = share_with_rows(table, own.num_rows, id_bytes, left_bytes)
+        id_bytes = 0 if missed.file is None else own.samples.itemsize
+        buffers, max_rows = choose_buffers(table, own.num_rows, id_bytes, left_bytes)
         offsets = np.zeros(num_batches + 1, np.int64)
         np.cumsum(chunk_bytes(own.num_rows, table.row_bytes), out=offsets[1:])
         offsets += self.begin
@@ -104,7 +239,7 @@ class TableJob:
             progress,
         )
         options: dict[str, Any] = {
-            "engine": table.engine.name,
+            "engine": table.engine_name,
             **table.place,
             "num_windows": buffers.num_windows,
             "window_bytes": buffers.window_bytes(table),
@@ -120,7 +255,7 @@ class TableJob:
                 rows = (missed.rows, own.begins, own.num_rows)
                 return _core.pack_rows(table.files, *rows, *outputs, grows=self.grows, **options)
             ids = (missed.file.file, own.begins, own.num_rows, own.crcs, own.samples)
-            options.update(stride=packing_memory.STRIDE_ROWS, max_rows=max_rows)
+            options.update(stride=sorted_misses.STRIDE_ROWS, max_rows=max_rows)
             return _core.pack_spilled_rows(table.files, *ids, *outputs, **options)
 
         try:
@@ -222,11 +357,6 @@ def pack(
         )
     collector = MissCollector.of(trace, slots, ranges)
     spills = _must_spill(tables, collector, memory_bytes)
-    spilled_id_bytes = collector.id_bytes if spills else 0
-    is_exact = isinstance(slots, CachePlan) and len(ranges) == 1
-    if is_exact:  # else repeated rows and types are not known yet
-        num_bytes = packed_bytes(tables, collector.most, spilled_id_bytes, chunk_memory_bytes)
-        _check_room(directory, num_bytes, disk_bytes)
     try:
         own = Path(tempfile.mkdtemp(prefix="packed-", dir=directory))
     except OSError as error:
@@ -237,9 +367,11 @@ def pack(
             own if spills else None, memory_bytes=memory_bytes, num_threads=num_threads, stop=stop
         )
         _core.release_memory()  # of sorting, before windows are taken
-        if not is_exact:
-            num_bytes = packed_bytes(tables, missed.counts, spilled_id_bytes, chunk_memory_bytes)
-            _check_room(directory, num_bytes, disk_bytes)
+        id_bytes = collector.id_bytes if spills else 0
+        num_bytes = packed_bytes(tables, missed.counts, id_bytes, chunk_memory_bytes)
+        if disk_bytes is not None and num_bytes > disk_bytes:
+            disk = Ledger(disk_bytes, (), "packing a superbatch", "of disk space", "disk=")
+            disk.add(Reservation("packed rows", num_bytes)).check(None, "make superbatches smaller")
         num_kept = _count_kept(_batch_bytes(tables, missed.counts), chunk_memory_bytes)
         packed: dict[str, PackedTable] = {}
         counts = PackCounts()
@@ -250,7 +382,7 @@ def pack(
             counts = _sum(counts, more)
         missed.close_rows()
         counts = replace(counts, seconds=perf_counter() - start)
-        engine = next(iter(tables.values())).table.engine.name
+        engine = next(iter(tables.values())).table.engine_name
         return PackedSuperbatch(own, missed.index, packed, chunk_reader(engine), counts)
     except BaseException:
         if missed is not None:
@@ -281,8 +413,6 @@ def append_missed(
     num_threads: int = 1,
 ) -> dict[str, PackedChunks]:
     """Append collected misses to the packed rows of other superbatches, in files that are kept."""
-    directory = next(iter(files.values()))[0].parent
-    _check_room(directory, packed_bytes(tables, missed.counts), None)
     chunks: dict[str, PackedChunks] = {}
     for path, rows in tables.items():
         job = TableJob(path, *rows, missed, *files[path], grows=True)
@@ -292,16 +422,3 @@ def append_missed(
 
 def _sum(a: PackCounts, b: PackCounts) -> PackCounts:
     return PackCounts(**{f.name: getattr(a, f.name) + getattr(b, f.name) for f in fields(a)})
-
-
-def _check_room(directory: Path, num_bytes: int, disk_bytes: int | None) -> None:
-    if disk_bytes is not None and num_bytes > disk_bytes:
-        disk = Ledger(disk_bytes, (), "packing a superbatch", "of disk space", "disk=")
-        disk.add(Reservation("packed rows", num_bytes)).check(None, "make superbatches smaller")
-    require_space(
-        directory,
-        num_bytes,
-        "pack the rows of this superbatch",
-        "choose a directory on another file system",
-        "make superbatches smaller; nothing has been written",
-    )

@@ -9,11 +9,12 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 
@@ -23,8 +24,12 @@ from gnnstore.features.source import files_of
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.pipeline.batch import Batch, EpochRun, Recorder, request_of, sampled_from
 from gnnstore.pipeline.lookahead.edge_rows import SuperbatchEdges
-from gnnstore.pipeline.lookahead.packer import DiskQuota, PackedBatches, SuperbatchPacker
-from gnnstore.pipeline.lookahead.superbatch import Superbatch, SuperbatchFiles
+from gnnstore.pipeline.lookahead.superbatch import (
+    DiskQuota,
+    Superbatch,
+    SuperbatchFiles,
+    SuperbatchPacker,
+)
 from gnnstore.sampling.compact import CompactSample, Types
 from gnnstore.threads import CancelledError, Flag, ordered_map
 
@@ -141,9 +146,7 @@ class LookaheadTotals:
         """Count a superbatch, or a share of one."""
         self.seconds_planning += share * superbatch.seconds_planning
         self.bytes_spilled += round(share * superbatch.bytes_spilled)
-        self.bytes_packing += round(share * superbatch.bytes_of_edges)
-        if superbatch.packed is not None:
-            self.bytes_packing += round(share * superbatch.packed.bytes_read)
+        self.bytes_packing += round(share * superbatch.bytes_packing)
 
 
 @dataclass(eq=False)
@@ -249,7 +252,7 @@ class Producer:
         self.job, self.seeds, self.sampler = job, seeds, sampler
         self.run = run  # without threads in it, the consumer samples
         self.session = session
-        self._closing = ExitStack()
+        self._made = WeakSet[Superbatch]()
         self._files = SuperbatchFiles(
             job.spill_dir,
             job.space,
@@ -258,7 +261,6 @@ class Producer:
             table_bytes=job.size.table_bytes,
             purpose=purpose,
         )
-        self._closing.callback(self._files.close)
         self._packer: SuperbatchPacker | None = None
         self.pid = os.getpid()  # of the process that has the files
         self._end = 0  # the turn after the last batch that was planned here
@@ -374,9 +376,9 @@ class Producer:
             failure,
             pinned,
         )
-        superbatch.bytes_spilled = samples.num_disk_bytes + superbatch.trace.num_disk_bytes
+        superbatch.bytes_spilled = samples.spool.num_disk_bytes + superbatch.trace.num_disk_bytes
         if edge_rows is not None:
-            superbatch.edge_rows, superbatch.bytes_of_edges = edge_rows, edge_bytes
+            superbatch.edge_rows, superbatch.bytes_packing = edge_rows, edge_bytes
             superbatch.bytes_spilled += edge_rows.num_disk_bytes
         return superbatch
 
@@ -387,8 +389,7 @@ class Producer:
             return None
         path = self._files.directory / f"edges-{name}"
         found = SuperbatchEdges(job.edge_tables, path, num_batches, job.edge_rows_bytes)
-        self._closing.callback(found.close)
-        return found
+        return self._files.hold(found)
 
     def finish(self, superbatch: Superbatch) -> Superbatch:
         """Plan batches that have been sampled, after all that have been planned, and pack them."""
@@ -403,9 +404,7 @@ class Producer:
             superbatch.first_turn = session.num_planned
             self._end = session.num_planned = session.num_planned + len(superbatch)
             self._check_wanted()
-            superbatch.packed = self._pack(superbatch)
-            if superbatch.packed is not None:
-                superbatch.bytes_spilled += superbatch.packed.bytes_packed
+            self._pack(superbatch)
         superbatch.forget_trace()  # its memory is counted for the superbatch that is made next
         return superbatch
 
@@ -430,11 +429,11 @@ class Producer:
             self.job.totals.warm_up += session.fill(superbatch, self.job)
         release_memory()  # planning is a phase of its own
 
-    def _pack(self, superbatch: Superbatch) -> PackedBatches | None:
+    def _pack(self, superbatch: Superbatch) -> None:
         """Pack what a plan misses, unless it has no use or no room."""
         job, run, plan, slots = self.job, self.run, superbatch.plan, superbatch.slots
         if not job.packs or plan is None or slots is None or not slots.tables:
-            return None
+            return
         if self._packer is None:
             self._packer = SuperbatchPacker(
                 files_of(slots.tables),
@@ -450,7 +449,7 @@ class Producer:
             )
         # Without disk there is memory for some of the rows, perhaps for too few.
         if job.quota.num_bytes == 0 and not self._packer.is_faster(superbatch.trace, plan):
-            return None
+            return
         self._leave_disk()
         start_ns = time.perf_counter_ns()
         packed = self._packer.pack(superbatch.trace, plan)
@@ -460,11 +459,13 @@ class Producer:
             start_ns,
             time.perf_counter_ns(),
             batches=plan.num_batches,
-            bytes=0 if packed is None else packed.bytes_packed,
+            bytes=0 if packed is None else packed.num_bytes,
         )
         if packed is not None:
-            self._closing.callback(packed.close)
-        return packed
+            superbatch.packed = packed
+            self._made.add(superbatch)
+            superbatch.bytes_spilled += packed.num_bytes
+            superbatch.bytes_packing += packed.counts.bytes_read
 
     def _leave_disk(self) -> None:
         """Wait until a batch without a plan has been read, if there is one."""
@@ -482,4 +483,8 @@ class Producer:
     def close(self) -> None:
         """Free all that is held for batches that nobody will ask for. Idempotent."""
         if os.getpid() == self.pid:
-            self._closing.close()
+            try:
+                for superbatch in list(self._made):
+                    superbatch.close_packed()
+            finally:
+                self._files.close()

@@ -6,39 +6,62 @@ Samples, trace and plan lie in memory or in files, and are freed batch by batch.
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar, cast
+from weakref import WeakSet, ref
 
+import numpy as np
+
+from gnnstore._core import release_memory
 from gnnstore.caching.plan import PlanPlace, Trace, TraceBuilder
 from gnnstore.disk.scratch import RunDirectory
-from gnnstore.disk.spool import FileSpool
+from gnnstore.disk.spool import FileSpool, MemorySpool, Spool
+from gnnstore.features.packed.pack import pack, packed_bytes
 from gnnstore.features.planned import PlanStep
+from gnnstore.features.source import FileRows, TypedRows, ranges_of
+from gnnstore.pipeline.batch import Batch, Recorder
 from gnnstore.sampling.compact import CompactSample, Types
-from gnnstore.threads import Flag
+from gnnstore.threads import CancelledError, Flag
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from gnnstore.caching.plan import CachePlan
     from gnnstore.caching.policies.base import Planner, SpillingPlanner
+    from gnnstore.features.packed.chunks import PackedSuperbatch
     from gnnstore.features.planned import PinnedRows, SlotCache, TurnLock
     from gnnstore.features.source import Rows
-    from gnnstore.pipeline.batch import Batch
     from gnnstore.pipeline.lookahead.edge_rows import SuperbatchEdges
-    from gnnstore.pipeline.lookahead.packer import PackedBatches
     from gnnstore.sampling.neighbor import Subgraph
-    from gnnstore.sampling.row_space import RowSpace
+    from gnnstore.sampling.row_space import RowRange, RowSpace
+
+
+_POLL_SECONDS = 0.05
+# Reads of single rows for each piece of a pass: packed rows are written and read as well.
+_WORTH = 4 / 3
+_LEAST_READ_BYTES = 4 << 10
+# Each takes a byte while they are counted.
+_MAX_PIECES = 1 << 22
+
+
+class Closable(Protocol):
+    """A file, or what has some."""
+
+    def close(self) -> None:
+        """Remove it. Idempotent."""
+
+
+C = TypeVar("C", bound=Closable)
 
 
 class KeptSamples:
     """The samples of a superbatch, shortened. Safe to use from many threads at once."""
 
-    def __init__(self, types: Types, file: FileSpool | None, ids: FileSpool | None) -> None:
+    def __init__(self, types: Types, spool: Spool, ids: FileSpool | None) -> None:
+        self.spool = spool  # has all but node ids that the trace has
         self._types = types
-        self._file = file
-        self._in_memory: dict[int, list[npt.NDArray[Any]]] = {}  # without a file
         self._ids = ids  # the trace, if it has their node ids
 
     @property
@@ -46,44 +69,14 @@ class KeptSamples:
         """Whether node ids are kept here, and not with the trace."""
         return self._ids is None
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory that they take."""
-        if self._file is not None:
-            return self._file.num_bytes
-        return sum(array.nbytes for arrays in [*self._in_memory.values()] for array in arrays)
-
-    @property
-    def num_disk_bytes(self) -> int:
-        """Disk that they take, node ids in a trace not included."""
-        return 0 if self._file is None else self._file.num_disk_bytes
-
     def append(self, i: int, sample: CompactSample) -> None:
         """Keep the sample of batch i, which has none yet."""
-        arrays = sample.shortened(with_ids=self.has_ids)
-        if self._file is None:
-            self._in_memory[i] = arrays
-        else:
-            self._file.append(i, arrays)
+        self.spool.append(i, sample.shortened(with_ids=self.has_ids))
 
     def read(self, i: int) -> CompactSample:
         """Return the sample of batch i."""
         ids = () if self._ids is None else self._ids.read(i)
-        arrays = self._in_memory[i] if self._file is None else self._file.read(i)
-        return CompactSample.from_shortened(arrays, ids, self._types)
-
-    def drop(self, i: int) -> None:
-        """Free the sample of batch i, if there is one."""
-        if self._file is None:
-            self._in_memory.pop(i, None)
-        else:
-            self._file.drop(i)
-
-    def close(self) -> None:
-        """Free all samples. Idempotent."""
-        self._in_memory.clear()
-        if self._file is not None:
-            self._file.close()
+        return CompactSample.from_shortened(self.spool.read(i), ids, self._types)
 
 
 @dataclass(eq=False)
@@ -103,12 +96,12 @@ class Superbatch:
     slots: SlotCache | None = None
     turns: TurnLock | None = None
     first_turn: int = 0  # the turn of the first batch
-    packed: PackedBatches | None = None  # where rows are that the plan misses; None: in the tables
+    packed: PackedSuperbatch | None = None  # rows that the plan misses; None: in the tables
     # Rows of edges that were read ahead; None: they are in their tables.
     edge_rows: SuperbatchEdges | None = None
     seconds_planning: float = 0.0
     bytes_spilled: int = 0
-    bytes_of_edges: int = 0  # read of the tables of edges
+    bytes_packing: int = 0  # read of tables to pack rows, and for rows of edges
     # Set once all of its batches have their rows, or failed.
     read: Flag = field(default_factory=Flag)
 
@@ -123,7 +116,7 @@ class Superbatch:
     def num_bytes(self) -> int:
         """Memory that samples, trace and plan take."""
         plan = 0 if self.plan is None else self.plan.num_bytes
-        return self.samples.num_bytes + self.trace.num_bytes + plan
+        return self.samples.spool.num_bytes + self.trace.num_bytes + plan
 
     @property
     def planned(self) -> CachePlan:
@@ -141,7 +134,7 @@ class Superbatch:
         """Return the sample of batch i and what the plan says of it, and forget both."""
         sample = self.samples.read(i)
         step = None if self.plan is None else self._step(self.plan, i, sample)
-        self.samples.drop(i)
+        self.samples.spool.drop(i)
         with self._lock:
             self._num_waiting -= 1
             is_last = self._num_waiting == 0
@@ -164,19 +157,20 @@ class Superbatch:
         """Return the rows of batch i, by table."""
         if self.slots is None or self.turns is None:
             return {}
-        missed = None if self.packed is None else self.packed.rows(i)
+        packed = self.packed
+        missed = None if packed is None or i >= packed.num_batches else packed.rows(i)
+        del packed
         return self.slots.gather(self.turns, self.first_turn + i, step, missed)
 
     def release(self, i: int, error: BaseException | None = None) -> None:
         """Note that batch i has its rows, or failed: then what waits for its turn fails too."""
         if error is not None and self.turns is not None:
             self.turns.fail(self.first_turn + i, error)
-        if self.packed is not None:
-            self.packed.done()
         with self._lock:
             self._num_unread -= 1
             is_last = self._num_unread == 0
         if is_last:
+            self.close_packed()
             self.read.set()
             if self.edge_rows is not None:
                 self.edge_rows.close()
@@ -187,9 +181,19 @@ class Superbatch:
             self.trace.close()
             self.trace = Trace.of([])
 
+    def close_packed(self) -> None:
+        """Remove packed rows, whoever may want them still. Idempotent."""
+        with self._lock:
+            packed, self.packed = self.packed, None
+        if packed is not None:
+            packed.close()
+            removed = packed.removed
+            del packed  # its memory goes before another superbatch has the room
+            removed()
+
     def close(self) -> None:
         """Free samples, trace and plan. Idempotent."""
-        self.samples.close()
+        self.samples.spool.close()
         self.trace.close()
         plan, self.plan = self.plan, None
         if plan is not None:
@@ -239,27 +243,30 @@ class SuperbatchFiles:
         self._most_in_memory = most_in_memory
         self._table_bytes = table_bytes
         self._purpose = purpose
-        self._directory: Path | None = None
-        self._closing = ExitStack()
+        self._run: RunDirectory | None = None
+        self._open = WeakSet[Closable]()
 
     @property
     def directory(self) -> Path:
         """The directory for files, which is removed by `close`."""
-        if self._directory is None:
-            run = RunDirectory.create(self._spill_dir, purpose=self._purpose)
-            self._directory = self._closing.enter_context(run).path
-        return self._directory
+        if self._run is None:
+            self._run = RunDirectory.create(self._spill_dir, purpose=self._purpose)
+        return self._run.path
+
+    def hold(self, file: C) -> C:
+        """Close a file, too, if it is open at the end."""
+        self._open.add(file)
+        return file
 
     def samples(self, name: str, num_batches: int, ids: FileSpool | None = None) -> KeptSamples:
         """Return where the samples of a superbatch wait; their node ids may be in its trace."""
         if len(self.types.nodes) > 1:  # a trace has rows, and not those of every type
             ids = None
         if num_batches <= self._most_in_memory:
-            return KeptSamples(self.types, None, ids)
+            return KeptSamples(self.types, MemorySpool(), ids)
         path, most = self.directory / f"batch-{name}", self.types.max_arrays
         file = FileSpool(path, num_batches, most, what="the subgraph")
-        self._closing.callback(file.close)
-        return KeptSamples(self.types, file, ids)
+        return KeptSamples(self.types, self.hold(file), ids)
 
     def trace(self, name: str, num_batches: int) -> TraceBuilder:
         """Return where the trace of some batches goes."""
@@ -267,7 +274,8 @@ class SuperbatchFiles:
             return TraceBuilder(num_batches, self.space.num_rows)
         path = self.directory / f"trace-{name}"
         trace = TraceBuilder(num_batches, self.space.num_rows, path)
-        self._closing.callback(trace.close)
+        if trace.file is not None:
+            self.hold(trace.file)
         return trace
 
     def plan(self, planner: Planner, trace: Trace, name: str) -> CachePlan:
@@ -275,10 +283,161 @@ class SuperbatchFiles:
         if trace.file is None:
             return planner.plan(trace)
         place = PlanPlace(self.directory / f"plan-{name}", self._table_bytes)
-        plan = cast("SpillingPlanner", planner).plan(trace, place)
-        self._closing.callback(plan.close)
-        return plan
+        return self.hold(cast("SpillingPlanner", planner).plan(trace, place))
 
     def close(self) -> None:
         """Remove the files, and free all that waits. Idempotent."""
-        self._closing.close()
+        for file in list(self._open):
+            file.close()
+        if self._run is not None:
+            self._run.close()
+
+
+class SuperbatchPacker:
+    """Packs the missed rows of one superbatch while another trains (DiskGNN).
+
+    All that is read is read in order: the table once for each superbatch, and the runs of rows that
+    its batches miss. Two superbatches are there at most.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, TypedRows[FileRows]],
+        directory: Path,
+        *,
+        quota: DiskQuota,
+        memory_bytes: int,
+        chunk_memory_bytes: int,
+        num_threads: int,
+        may_wait: bool,
+        stop: Flag,
+        waits_for_others: Callable[[], bool] = lambda: False,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self._tables = tables
+        self._directory = directory
+        self._memory_bytes = memory_bytes
+        self._chunk_memory_bytes = chunk_memory_bytes
+        self._num_threads = num_threads
+        self._may_wait = may_wait
+        self._quota = quota
+        self._stop = stop
+        self._waits_for_others = waits_for_others
+        self._recorder = recorder or Recorder()
+
+    def is_faster(self, trace: Trace, plan: CachePlan) -> bool:
+        """Whether packing what there is room for takes less time than reading it row by row."""
+        num_batches, _ = self._fitting(trace, plan)
+        tables_each = len(self._tables) / len(ranges_of(self._tables))
+        reads = int(plan.misses[:num_batches].sum()) * tables_each
+        pieces = [_Pieces.of(table) for table in self._tables.values()]
+        if reads > _WORTH * sum(each.num_pieces for each in pieces):
+            return True
+        needed = sum(each.num_needed(trace, plan, num_batches) for each in pieces)
+        release_memory()
+        return reads > _WORTH * needed
+
+    def pack(self, trace: Trace, plan: CachePlan) -> PackedSuperbatch | None:
+        """Pack the missed rows of a superbatch's batches."""
+        num_batches, wanted = self._fitting(trace, plan)
+        if num_batches == 0:
+            return None
+        while not self._quota.take(self, wanted):
+            if not (self._may_wait and (self._waits_for_others() or self._quota.is_of(self))):
+                return None
+            if self._stop.wait(_POLL_SECONDS):
+                raise CancelledError("packing was stopped before it began")
+        release_memory()  # what batches have left free while room was waited for
+        try:
+            with self._recorder.phase("pack rows", unit="bytes") as advance:
+                packed = pack(
+                    self._tables,
+                    trace.first(num_batches),
+                    plan.first(num_batches),
+                    self._directory,
+                    memory_bytes=self._memory_bytes,
+                    chunk_memory_bytes=self._chunk_memory_bytes,
+                    num_threads=max(1, self._num_threads),
+                    disk_bytes=self._quota.num_bytes,
+                    stop=self._stop,
+                    advance=advance,
+                )
+        except BaseException:
+            self._quota.give_back(self, wanted)
+            raise
+        finally:
+            release_memory()
+        packed.removed = partial(self._quota.give_back, self, wanted)
+        return packed
+
+    def _fitting(self, trace: Trace, plan: CachePlan) -> tuple[int, int]:
+        """Return how many batches, from the first on, there is room for, and their disk space."""
+        id_bytes = 0 if trace.file is None else trace.ids.itemsize
+
+        def bytes_of(count: int) -> int:
+            misses = plan.misses[:count]
+            return packed_bytes(self._tables, misses, id_bytes, self._chunk_memory_bytes)
+
+        if (wanted := bytes_of(plan.num_batches)) <= self._quota.num_bytes:
+            return plan.num_batches, wanted
+
+        counts = range(plan.num_batches + 1)
+        most = bisect_right(counts, self._quota.num_bytes, key=bytes_of) - 1
+        return most, bytes_of(most)
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """A table in pieces, each of which a pass reads as fast as the disk reads a row by itself."""
+
+    range: RowRange
+    rows_each: int  # rows of a piece, and pieces of the table
+    num_pieces: int  # rows of a piece, and pieces of the table
+
+    @classmethod
+    def of(cls, rows: TypedRows[FileRows]) -> Self:
+        """Divide a table as its disk was measured: a gap that is as long as a read takes is one."""
+        table = rows.table
+        piece_bytes = table.place["gap_bytes"] + _LEAST_READ_BYTES
+        rows_each = max(
+            1, piece_bytes // max(1, table.row_bytes), -(-table.num_rows // _MAX_PIECES)
+        )
+        return cls(rows.range, rows_each, -(-table.num_rows // rows_each))
+
+    def num_needed(self, trace: Trace, plan: CachePlan, num_batches: int) -> int:
+        """Return the number of pieces of which the first batches miss a row."""
+        is_needed = np.zeros(self.num_pieces, np.bool_)
+        for i in range(num_batches):
+            places, nodes = self.range.part(trace.batch(i))
+            is_needed[nodes[plan.batch_slots(i)[places] < 0] // self.rows_each] = True
+        return int(np.count_nonzero(is_needed))
+
+
+class DiskQuota:
+    """A limit of bytes on disk for the packed rows of at most two superbatches together."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        # A packer that was forgotten, its iteration's end cut off by Ctrl-C, has no files.
+        self._taken: list[tuple[ref[SuperbatchPacker], int]] = []
+        self._lock = threading.Lock()
+
+    def take(self, packer: SuperbatchPacker, wanted: int) -> bool:
+        """Take room for a superbatch, if there is some; one alone may always try."""
+        with self._lock:
+            taken = self._taken = [each for each in self._taken if each[0]() is not None]
+            is_fitting = len(taken) == 1 and taken[0][1] + wanted <= self.num_bytes
+            if not taken or is_fitting:
+                taken.append((ref(packer), wanted))
+                return True
+            return False
+
+    def is_of(self, packer: SuperbatchPacker) -> bool:
+        """Whether all that is taken is one packer's."""
+        with self._lock:
+            return all(other() is packer for other, _ in self._taken)
+
+    def give_back(self, packer: SuperbatchPacker, taken: int) -> None:
+        """Give back what a superbatch has taken."""
+        with self._lock:
+            self._taken.remove((ref(packer), taken))

@@ -18,7 +18,7 @@ import numpy as np
 from gnnstore.budget.ledger import PLANNED, Reservation
 from gnnstore.caching.policies.base import CachePolicy, SpillingPolicy
 from gnnstore.caching.pools import SlotPools
-from gnnstore.features.packed.memory import PackedBatch
+from gnnstore.features.packed.pack import PackedBatch
 from gnnstore.features.planned import SlotCache
 
 # The slot of each row, in the plan that is followed and in the one that is being made.

@@ -11,7 +11,7 @@ from gnnstore.budget.ledger import IN_FLIGHT, Ledger, Reservation
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.pools import SlotPools, pooled
 from gnnstore.features.packed.chunks import CHUNK_STAGING_BYTES
-from gnnstore.features.packed.memory import PackedBatch
+from gnnstore.features.packed.pack import PackedBatch
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.pipeline.margins import with_margin
 from gnnstore.strategies.sizes.costs import Horizon, SuperbatchCosts

@@ -1,1 +1,0 @@
-"""Packed rows that the batches of a segment share (DiskGNN, section 4.2)."""
