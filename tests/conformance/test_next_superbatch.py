@@ -93,10 +93,9 @@ class Counted:
             self.planned += 1
             return plan(*args, **options)
 
-        def counting_pack(*args: Any, **options: Any) -> Any:
-            packed = pack(*args, **options)
-            self.packed += packed is not None
-            return packed
+        def counting_pack(producer: Producer, superbatch: Any) -> None:
+            pack(producer, superbatch)
+            self.packed += superbatch.packed is not None
 
         monkeypatch.setattr(of, "sample", counting_sample)
         monkeypatch.setattr(of, "plan", counting_plan)

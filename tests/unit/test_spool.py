@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,8 +19,10 @@ import pytest
 from gnnstore.disk.spool import FileSpool, MemorySpool, Spool
 from gnnstore.errors import CorruptStoreError, NoSpaceError, StorageError, UsageError
 from gnnstore.features.packed.saved import decode_record, encode_record
+from gnnstore.pipeline.lookahead.superbatch import SuperbatchFiles
 from gnnstore.sampling.compact import ONE_TYPE, CompactSample
 from gnnstore.sampling.neighbor import Sample
+from gnnstore.sampling.row_space import RowSpace
 from gnnstore.testing.faults import inject
 
 Arrays = list[npt.NDArray[Any]]
@@ -307,3 +310,21 @@ def test_records_of_any_numbers_come_back() -> None:
     for other in (np.array(["a"]), np.array([object()])):
         with pytest.raises(UsageError, match="only numbers"):
             encode_record([other])
+
+
+def test_files_of_a_superbatch_that_is_over_are_let_go(tmp_path: Path) -> None:
+    """Their index takes memory: 21 bytes a vector."""
+    space = RowSpace.of({"node": 10})
+    files = SuperbatchFiles(
+        tmp_path, space, ONE_TYPE, most_in_memory=0, table_bytes=0, purpose="a test"
+    )
+    first, second = (files.samples(name, 3) for name in ("first", "second"))
+    known = weakref.ref(first.spool)
+    first.spool.close()
+    del first
+    assert known() is None
+    assert len(list(files.directory.iterdir())) == 1
+    files.close()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UsageError, match="closed"):
+        second.spool.append(0, [np.arange(3)])
