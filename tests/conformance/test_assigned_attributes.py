@@ -17,7 +17,7 @@ from gnnstore.converters import from_pyg
 from gnnstore.converters.partitions.partition import partition
 from gnnstore.errors import BudgetError, NotFoundError, UsageError
 from gnnstore.strategies.builtin import STRATEGIES
-from tests.support.batches import assert_same_batches, batches_of
+from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.hetero import WRITES, hetero_store, make_hetero
 from tests.support.packed import pack
 
@@ -53,13 +53,13 @@ def opened(path: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def expected(path: Path) -> list[dict[str, Any]]:
+def expected(path: Path) -> Batches:
     """Return the batches of two epochs, with all attributes, read in memory."""
     loader = gnnstore.NeighborLoader(opened(path), [4, 3], "train", strategy="memory", **OPTIONS)
     return batches_of(loader, 2)
 
 
-def test_assigned_ones_come_by_node(path: Path, expected: list[dict[str, Any]]) -> None:
+def test_assigned_ones_come_by_node(path: Path, expected: Batches) -> None:
     store = opened(path)
     for batch in expected:
         assert torch.equal(batch["rank"], 2 * batch["n_id"])
@@ -67,9 +67,7 @@ def test_assigned_ones_come_by_node(path: Path, expected: list[dict[str, Any]]) 
 
 
 @pytest.mark.parametrize("strategy", [*STRATEGIES.names, "auto"])
-def test_every_strategy_gives_the_same(
-    path: Path, expected: list[dict[str, Any]], strategy: str
-) -> None:
+def test_every_strategy_gives_the_same(path: Path, expected: Batches, strategy: str) -> None:
     """Also of some attributes; and features that no batch shows are not read."""
     more: dict[str, Any] = (
         {"superbatch": 3} if strategy in STRATEGIES and STRATEGIES[strategy].plans else {}
@@ -89,9 +87,7 @@ def test_every_strategy_gives_the_same(
             assert not any("nodes/node/x" in path for path in loader._sources.tables)
 
 
-def test_loaders_of_one_budget_show_other_attributes(
-    path: Path, expected: list[dict[str, Any]]
-) -> None:
+def test_loaders_of_one_budget_show_other_attributes(path: Path, expected: Batches) -> None:
     """An evaluation loader comes in mid-epoch, and takes nothing from the other's cache."""
     for strategy in ("static", "belady", "packed"):
         store = opened(path)
@@ -133,7 +129,7 @@ def test_they_are_copies(path: Path) -> None:
     gnnstore.NeighborLoader(store, [3])
 
 
-def test_resumed_and_pickled(path: Path, expected: list[dict[str, Any]]) -> None:
+def test_resumed_and_pickled(path: Path, expected: Batches) -> None:
     def loader(store: Any, **options: Any) -> Any:
         return gnnstore.NeighborLoader(store, [4, 3], "train", **OPTIONS, **options)
 
@@ -153,7 +149,7 @@ def test_resumed_and_pickled(path: Path, expected: list[dict[str, Any]]) -> None
 
 
 def test_packed_epochs_and_partitions(
-    path: Path, expected: list[dict[str, Any]], data: Data, tmp_path: Path
+    path: Path, expected: Batches, data: Data, tmp_path: Path
 ) -> None:
     pack(path, [4, 3], batch_size=40)
     loader = gnnstore.NeighborLoader(opened(path), [4, 3], "train", packed="base", **OPTIONS)

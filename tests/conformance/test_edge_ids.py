@@ -22,7 +22,7 @@ from gnnstore.formats.store.units import make_units_directory, unit_path
 from gnnstore.pipeline.lookahead.edge_rows import PassSize
 from gnnstore.strategies.sizes import placement
 from gnnstore.testing.graphs import GraphArrays, random_graph
-from tests.support.batches import assert_same_batches, batches_of
+from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.effort import paired
 from tests.support.hetero import hetero_store, make_hetero
 from tests.support.packed import pack
@@ -53,7 +53,7 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     return str(request.param)
 
 
-def without_ids(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def without_ids(batches: Batches) -> Batches:
     """Return batches of one or more edge types without `e_id`."""
     return [
         {
@@ -137,7 +137,7 @@ def test_edges_of_links_are_excluded_by_position(
 ) -> None:
     options: dict[str, Any] = {"exclude_edges": "self", "batch_size": 300, "seed": 3}
 
-    def make(**more: Any) -> list[dict[str, Any]]:
+    def make(**more: Any) -> Batches:
         opened = gnnstore.open(store.path)
         return batches_of(LinkNeighborLoader(opened, [3], **(options | more)))
 

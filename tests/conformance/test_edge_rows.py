@@ -15,7 +15,7 @@ from gnnstore.formats.store.units import make_units_directory, unit_path
 from gnnstore.pipeline.lookahead.superbatch import Superbatch
 from gnnstore.strategies.sizes import placement
 from gnnstore.testing.graphs import random_graph
-from tests.support.batches import assert_same_batches, batches_of
+from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.hetero import hetero_store, make_hetero
 from tests.support.packed import pack
 from tests.support.references import OPTIONS, loader_of_packed
@@ -131,7 +131,7 @@ def test_links_and_changed_outputs(path: Path, passes: list[set[str]]) -> None:
             setattr(output, name, getattr(output, name)[::2].clone())
         return output
 
-    def make(**more: Any) -> list[dict[str, Any]]:
+    def make(**more: Any) -> Batches:
         return batches_of(
             LinkNeighborLoader(
                 gnnstore.open(path),

@@ -26,7 +26,7 @@ from gnnstore.pipeline.lookahead.producer import Producer
 from gnnstore.strategies import static as static_strategy
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.strategies.sizes import parts as sizes
-from tests.support.batches import assert_same_batches, batches_of
+from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.graphs import N
 
 pytestmark = pytest.mark.timeout(120)
@@ -37,7 +37,7 @@ PLANNED = [s.name for s in STRATEGIES if s.plans]
 
 
 @pytest.fixture(scope="module")
-def expected(path: Path) -> list[list[dict[str, Any]]]:
+def expected(path: Path) -> list[Batches]:
     """Two epochs."""
     plain = NeighborLoader(path, [4, 4], range(200), strategy="memory", **OPTIONS)
     return [batches_of(plain) for _ in range(2)]
@@ -87,11 +87,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
 @pytest.mark.parametrize("strategy", PLANNED)
 @pytest.mark.parametrize("memory", [None, "200MB"])
 def test_they_do_not_wait_for_a_plan(
-    path: Path,
-    expected: list[list[dict[str, Any]]],
-    held: Held,
-    strategy: str,
-    memory: str | None,
+    path: Path, expected: list[Batches], held: Held, strategy: str, memory: str | None
 ) -> None:
     loader = loader_of(path, strategy, memory=memory)
     num_unplanned = unplanned(loader)
@@ -113,7 +109,7 @@ def test_they_do_not_wait_for_a_plan(
 
 @pytest.mark.parametrize("strategy", PLANNED)
 def test_the_disk_is_theirs_until_one_is_read(
-    path: Path, expected: list[list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch, strategy: str
+    path: Path, expected: list[Batches], monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
     events: list[str] = []
     is_sampled = threading.Event()
@@ -154,7 +150,7 @@ def test_the_disk_is_theirs_until_one_is_read(
 @pytest.mark.parametrize("strategy", PLANNED)
 @pytest.mark.parametrize("superbatch", [3, BATCHES])
 def test_without_threads(
-    path: Path, expected: list[list[dict[str, Any]]], held: Held, strategy: str, superbatch: int
+    path: Path, expected: list[Batches], held: Held, strategy: str, superbatch: int
 ) -> None:
     loader = loader_of(path, strategy, num_threads=0, superbatch=superbatch)
     batches = iter(loader)
@@ -169,7 +165,7 @@ def test_without_threads(
 @pytest.mark.parametrize("strategy", PLANNED)
 @pytest.mark.parametrize("stop", [1, 2, 3, BATCHES - 1])
 def test_an_epoch_goes_on_anywhere(
-    path: Path, expected: list[list[dict[str, Any]]], strategy: str, stop: int
+    path: Path, expected: list[Batches], strategy: str, stop: int
 ) -> None:
     loader = loader_of(path, strategy)
     batches = iter(loader)
@@ -202,7 +198,7 @@ def test_a_batch_that_cannot_be_prepared(path: Path) -> None:
         assert len(found) == wrong
 
 
-def test_another_loader_reads_meanwhile(path: Path, expected: list[list[dict[str, Any]]]) -> None:
+def test_another_loader_reads_meanwhile(path: Path, expected: list[Batches]) -> None:
     store = GraphStore(path)
     training, other = loader_of(store), loader_of(store)
     found = []
@@ -227,7 +223,7 @@ def test_bytes_that_an_epoch_moves(path: Path, strategy: str) -> None:
 
 @pytest.mark.parametrize("cache_bytes", ["20kB", "500kB"])
 def test_a_static_cache_is_filled_beside_batches(
-    path: Path, expected: list[list[dict[str, Any]]], cache_bytes: str
+    path: Path, expected: list[Batches], cache_bytes: str
 ) -> None:
     loader = loader_of(path, "static", cache_bytes=cache_bytes, memory="50MB")
     assert_same_batches(batches_of(loader, 2), expected[0] + expected[1])

@@ -27,7 +27,7 @@ from gnnstore.seeds.links import Links
 from gnnstore.seeds.negatives import Negatives, cumulative_weights
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.graphs import GraphArrays, random_graph
-from tests.support.batches import assert_same_batches, batches_of
+from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.effort import paired
 from tests.support.packed import pack
 
@@ -354,7 +354,7 @@ def seeds(kind: dict[str, Any], edge_index: torch.Tensor) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def expected(path: Path, seeds: dict[str, Any]) -> list[dict[str, Any]]:
+def expected(path: Path, seeds: dict[str, Any]) -> Batches:
     loader = loader_of(path, strategy="memory", num_threads=0, **seeds)
     return batches_of(batch for _ in range(2) for batch in loader)
 
@@ -363,7 +363,7 @@ def expected(path: Path, seeds: dict[str, Any]) -> list[dict[str, Any]]:
     ("strategy", "kind"), paired([*STRATEGIES.names, "auto"], KINDS, 4), indirect=["kind"]
 )
 def test_every_strategy_gives_the_same(
-    path: Path, seeds: dict[str, Any], expected: list[dict[str, Any]], strategy: str
+    path: Path, seeds: dict[str, Any], expected: Batches, strategy: str
 ) -> None:
     loader = loader_of(path, strategy=strategy, **seeds)
     begun = iter(loader)
@@ -380,19 +380,13 @@ def test_every_strategy_gives_the_same(
 @pytest.mark.parametrize("topology", ["mmap", "disk"])
 @pytest.mark.parametrize("num_threads", [0, 4])
 def test_topology_and_threads_change_nothing(
-    path: Path,
-    seeds: dict[str, Any],
-    expected: list[dict[str, Any]],
-    topology: str,
-    num_threads: int,
+    path: Path, seeds: dict[str, Any], expected: Batches, topology: str, num_threads: int
 ) -> None:
     loader = loader_of(path, strategy="static", topology=topology, num_threads=num_threads, **seeds)
     assert_same_batches(batches_of(loader), expected[: len(loader)])
 
 
-def test_ranks_share_the_batches(
-    path: Path, seeds: dict[str, Any], expected: list[dict[str, Any]]
-) -> None:
+def test_ranks_share_the_batches(path: Path, seeds: dict[str, Any], expected: Batches) -> None:
     num_batches = len(expected) // 2
     for rank in range(2):
         loader = loader_of(path, strategy="memory", rank=rank, world_size=2, **seeds)
@@ -420,7 +414,7 @@ def test_the_length_is_the_number_of_batches(
 
 
 def test_packed_epochs_hold_links(
-    path: Path, seeds: dict[str, Any], expected: list[dict[str, Any]], tmp_path: Path
+    path: Path, seeds: dict[str, Any], expected: Batches, tmp_path: Path
 ) -> None:
     links: Links = loader_of(path, strategy="memory", **seeds)._seeds
     directory = pack(

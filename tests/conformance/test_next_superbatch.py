@@ -35,7 +35,7 @@ from gnnstore.pipeline.lookahead.next_superbatch import NextSuperbatch
 from gnnstore.pipeline.lookahead.producer import Producer
 from gnnstore.sampling.compact import CompactSample
 from gnnstore.strategies.builtin import STRATEGIES
-from tests.support.batches import assert_same_batches, batches_of
+from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.forks import ForkServer
 from tests.support.loaders import override_sizes
 
@@ -46,7 +46,7 @@ OPTIONS: dict[str, Any] = {"batch_size": 25, "shuffle": True, "seed": 3}
 
 
 @pytest.fixture(scope="module")
-def expected(path: Path) -> list[list[dict[str, Any]]]:
+def expected(path: Path) -> list[Batches]:
     """Four epochs."""
     plain = NeighborLoader(path, [4, 4], range(200), strategy="memory", **OPTIONS)
     epochs = [batches_of(plain) for _ in range(4)]
@@ -109,7 +109,7 @@ class Counted:
 @pytest.mark.parametrize("superbatch", [3, 4, BATCHES])
 def test_epoch_after_epoch(
     path: Path,
-    expected: list[list[dict[str, Any]]],
+    expected: list[Batches],
     monkeypatch: pytest.MonkeyPatch,
     strategy: str,
     superbatch: int,
@@ -165,7 +165,7 @@ def test_where_it_cannot_be(path: Path, options: dict[str, Any]) -> None:
 
 
 def test_two_superbatches_must_fit_on_disk(
-    path: Path, tmp_path: Path, expected: list[list[dict[str, Any]]]
+    path: Path, tmp_path: Path, expected: list[Batches]
 ) -> None:
     loader = loader_of(path, spill_dir=tmp_path)
     list(loader)
@@ -192,10 +192,7 @@ def test_two_superbatches_must_fit_on_disk(
 
 @pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if s.plans])
 def test_validation_between_epochs(
-    path: Path,
-    expected: list[list[dict[str, Any]]],
-    monkeypatch: pytest.MonkeyPatch,
-    strategy: str,
+    path: Path, expected: list[Batches], monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
     """It takes the slots, and what was planned for them is lost; after that no more in vain."""
     loader = loader_of(path, strategy=strategy)
@@ -222,9 +219,7 @@ def test_validation_between_epochs(
     assert counted.packed == (9 if strategy == "packed" else 0)
 
 
-def test_validation_in_the_middle_of_packed_rows(
-    path: Path, expected: list[list[dict[str, Any]]]
-) -> None:
+def test_validation_in_the_middle_of_packed_rows(path: Path, expected: list[Batches]) -> None:
     """It reads all of its own; those of training are read as they were packed."""
     store = gnnstore.open(path)
     options: dict[str, Any] = {"prefetch_batches": 1, "cache_bytes": "100kB", "superbatch": 4}
@@ -244,9 +239,7 @@ def test_validation_in_the_middle_of_packed_rows(
     assert validation.stats().rows_cached == validation.stats().bytes_packing == 0
 
 
-def test_another_epoch_than_expected(
-    path: Path, tmp_path: Path, expected: list[list[dict[str, Any]]]
-) -> None:
+def test_another_epoch_than_expected(path: Path, tmp_path: Path, expected: list[Batches]) -> None:
     loader = loader_of(path, spill_dir=tmp_path)
     assert_same_batches(batches_of(loader), expected[0])
     loader.set_epoch(3)
@@ -256,9 +249,7 @@ def test_another_epoch_than_expected(
     assert_same_batches(batches_of(loader), expected[2])
 
 
-def test_resumed_in_the_middle_of_the_next(
-    path: Path, expected: list[list[dict[str, Any]]]
-) -> None:
+def test_resumed_in_the_middle_of_the_next(path: Path, expected: list[Batches]) -> None:
     other = loader_of(path, strategy="belady")
     list(other)
     running = iter(other)
@@ -273,7 +264,7 @@ def test_resumed_in_the_middle_of_the_next(
     assert_same_batches(batches_of(loader), expected[2])
 
 
-def test_an_epoch_that_is_left(path: Path, expected: list[list[dict[str, Any]]]) -> None:
+def test_an_epoch_that_is_left(path: Path, expected: list[Batches]) -> None:
     loader = loader_of(path, prefetch_batches=1)
     list(loader)
     for batch in loader:
@@ -284,7 +275,7 @@ def test_an_epoch_that_is_left(path: Path, expected: list[list[dict[str, Any]]])
     assert_same_batches(batches_of(loader), expected[3])
 
 
-def test_two_iterators_by_turns(path: Path, expected: list[list[dict[str, Any]]]) -> None:
+def test_two_iterators_by_turns(path: Path, expected: list[Batches]) -> None:
     """The second is the next epoch; it must not wait for a turn after the first one's end."""
     loader = loader_of(path, prefetch_batches=1)
     first = iter(loader)
@@ -299,11 +290,7 @@ def test_two_iterators_by_turns(path: Path, expected: list[list[dict[str, Any]]]
 
 @pytest.mark.parametrize("where", ["_session 1", "_next 1", "_session 2", "_next 2", "_carried 2"])
 def test_an_interrupt_while_it_is_kept(
-    path: Path,
-    tmp_path: Path,
-    many: list[list[dict[str, Any]]],
-    monkeypatch: pytest.MonkeyPatch,
-    where: str,
+    path: Path, tmp_path: Path, many: list[Batches], monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """The next epoch waits for no turn of batches that it has lost."""
     name, num_epochs = where.split(maxsplit=1)[0], int(where.split()[1])
@@ -337,10 +324,7 @@ def test_an_interrupt_while_it_is_kept(
 
 
 def test_a_disk_that_is_full_when_nobody_asked(
-    path: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    expected: list[list[dict[str, Any]]],
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: list[Batches]
 ) -> None:
     """The epoch that is under way comes to its end; the next one says what is wrong."""
     calls = 0
@@ -601,7 +585,7 @@ def test_the_interpreter_ends_meanwhile(path: Path, tmp_path: Path, forks: ForkS
 
 
 def test_slots_are_taken_from_no_open_iteration(
-    path: Path, expected: list[list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+    path: Path, expected: list[Batches], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another loader began while the next epoch was sampled: that is planned all the same."""
     sample, goes_on, has_begun = Producer.sample, threading.Event(), threading.Event()
@@ -649,11 +633,7 @@ def test_slots_are_taken_from_no_open_iteration(
 
 @pytest.mark.parametrize("phase", ["sample", "plan", "_pack"])
 def test_slots_are_taken_while_the_next_epoch_is_made(
-    path: Path,
-    tmp_path: Path,
-    expected: list[list[dict[str, Any]]],
-    monkeypatch: pytest.MonkeyPatch,
-    phase: str,
+    path: Path, tmp_path: Path, expected: list[Batches], monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:
     """Between two epochs, by another loader: what is made for them is given up at once."""
     begun: list[Producer] = []
@@ -713,7 +693,7 @@ def test_who_loses_the_slots_holds_nothing_of_them(path: Path) -> None:
 
 
 def test_an_older_iteration_leaves_nothing_to_those_after_a_newer(
-    path: Path, tmp_path: Path, many: list[list[dict[str, Any]]]
+    path: Path, tmp_path: Path, many: list[Batches]
 ) -> None:
     """Its slots are the newer one's, and what comes next is another epoch."""
     loader = long_loader(path, spill_dir=tmp_path, prefetch_batches=1)
@@ -739,7 +719,7 @@ def test_an_older_iteration_leaves_nothing_to_those_after_a_newer(
 
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_a_fork_between_epochs(
-    path: Path, tmp_path: Path, expected: list[list[dict[str, Any]]], goes_on: bool
+    path: Path, tmp_path: Path, expected: list[Batches], goes_on: bool
 ) -> None:
     """The child has no such thread: it makes its own, and leaves the parent's files alone."""
     loader = loader_of(path, spill_dir=tmp_path)
@@ -767,10 +747,7 @@ def test_a_fork_between_epochs(
 
 
 def test_a_fork_while_a_batch_has_its_turn(
-    path: Path,
-    tmp_path: Path,
-    expected: list[list[dict[str, Any]]],
-    monkeypatch: pytest.MonkeyPatch,
+    path: Path, tmp_path: Path, expected: list[Batches], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It never ends in the child, which has not the thread: an iteration there takes the slots."""
     done, in_turn, goes_on = TurnLock.done, threading.Event(), threading.Event()
@@ -814,7 +791,7 @@ def test_a_fork_while_a_batch_has_its_turn(
 
 
 @pytest.fixture(scope="module")
-def many(path: Path) -> list[list[dict[str, Any]]]:
+def many(path: Path) -> list[Batches]:
     """Eight epochs."""
     plain = NeighborLoader(path, [4, 4], range(200), strategy="memory", **OPTIONS)
     return [batches_of(plain) for _ in range(8)]
@@ -825,7 +802,7 @@ def long_loader(path: Any, **options: Any) -> NeighborLoader:
 
 
 def test_epochs_share_superbatches(
-    path: Path, many: list[list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+    path: Path, many: list[Batches], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As many of them, at most, as there have been: 1, 1, 2, 3, and 4 to come."""
     counted = Counted(monkeypatch)
@@ -846,9 +823,7 @@ def test_epochs_share_superbatches(
     assert max(packing[4:]) - min(packing[4:]) <= 1
 
 
-def test_beside_a_first_epoch_there_is_one_that_follows(
-    path: Path, many: list[list[dict[str, Any]]]
-) -> None:
+def test_beside_a_first_epoch_there_is_one_that_follows(path: Path, many: list[Batches]) -> None:
     """Whatever was broken off before: the epoch that fills the cache packs more than others."""
     loader = long_loader(path)
     for _ in range(3):
@@ -897,7 +872,7 @@ def test_epochs_that_disk_has_no_room_for_are_refused(path: Path, tmp_path: Path
 
 
 def test_later_epochs_need_less_disk_than_the_first(
-    path: Path, many: list[list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+    path: Path, many: list[Batches], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With room for the rows of two first epochs, four later ones share a pass: all is packed."""
     packed: list[tuple[int, int]] = []
@@ -926,7 +901,7 @@ def test_later_epochs_need_less_disk_than_the_first(
 
 
 def test_whatever_comes_between_epochs_of_a_superbatch(
-    path: Path, tmp_path: Path, many: list[list[dict[str, Any]]]
+    path: Path, tmp_path: Path, many: list[Batches]
 ) -> None:
     """An epoch that is left, another than expected, one that is resumed, validation."""
     loader = long_loader(path, spill_dir=tmp_path, prefetch_batches=1)
@@ -958,7 +933,7 @@ def test_whatever_comes_between_epochs_of_a_superbatch(
 
 
 def test_a_forgotten_loader_leaves_no_epoch_behind(
-    path: Path, tmp_path: Path, many: list[list[dict[str, Any]]]
+    path: Path, tmp_path: Path, many: list[Batches]
 ) -> None:
     gc.collect()
     gc.disable()
@@ -978,7 +953,7 @@ def test_a_forgotten_loader_leaves_no_epoch_behind(
 
 
 def test_an_error_belongs_to_its_epoch(
-    path: Path, many: list[list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+    path: Path, many: list[Batches], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What cannot be sampled stops the epoch that it is of, not the one before."""
     loader = long_loader(path)
@@ -1003,7 +978,7 @@ def test_an_error_belongs_to_its_epoch(
 
 
 def test_a_fork_between_epochs_of_a_superbatch(
-    path: Path, tmp_path: Path, many: list[list[dict[str, Any]]]
+    path: Path, tmp_path: Path, many: list[Batches]
 ) -> None:
     """The child makes its own, and leaves the parent's files alone."""
     loader = long_loader(path, spill_dir=tmp_path)

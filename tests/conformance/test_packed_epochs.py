@@ -21,7 +21,7 @@ from gnnstore.features.check import verify
 from gnnstore.formats.container.verify import LEVELS
 from gnnstore.strategies.sizes import placement
 from gnnstore.testing.graphs import GraphArrays, random_graph
-from tests.support.batches import assert_same_batches, batches_of
+from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.effort import paired
 from tests.support.graphs import E, N, graph_of_three_tables
 from tests.support.packed import pack
@@ -40,7 +40,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("num_threads", [0, 1, 3])
-def test_batches_are_the_same(path: Path, expected: list[dict[str, Any]], num_threads: int) -> None:
+def test_batches_are_the_same(path: Path, expected: Batches, num_threads: int) -> None:
     loader = loader_of_packed(path, num_threads=num_threads)
     assert_same_batches(batches_of(loader, EPOCHS), expected)
     stats = loader.stats()
@@ -54,7 +54,7 @@ def test_batches_are_the_same(path: Path, expected: list[dict[str, Any]], num_th
 
 
 @pytest.mark.parametrize("engine", ["io_uring", "pread", "mmap"])
-def test_engines(path: Path, expected: list[dict[str, Any]], engine: str) -> None:
+def test_engines(path: Path, expected: Batches, engine: str) -> None:
     try:
         loader = loader_of_packed(path, io_engine=engine)
     except UsageError as error:
@@ -149,7 +149,7 @@ def test_attributes_of_every_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ("superbatch", "cache_bytes"), paired([1, BATCHES, 100], ["20kB", 0, "1GB"])
 )
 def test_sizes(
-    path: Path, tmp_path: Path, expected: list[dict[str, Any]], superbatch: int, cache_bytes: Any
+    path: Path, tmp_path: Path, expected: Batches, superbatch: int, cache_bytes: Any
 ) -> None:
     packed = pack(
         path, [4, 4], output=tmp_path / "p", superbatch=superbatch, cache_bytes=cache_bytes
@@ -164,9 +164,7 @@ def test_sizes(
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_topology_on_disk(
-    path: Path, tmp_path: Path, expected: list[dict[str, Any]], num_threads: int
-) -> None:
+def test_topology_on_disk(path: Path, tmp_path: Path, expected: Batches, num_threads: int) -> None:
     """Where the graph lies while it is packed, and what subgraphs wait in, makes no difference."""
     packed = pack(
         path,
@@ -191,7 +189,7 @@ def test_the_number_of_files_is_bounded(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_taken", [0, 1, 4, 5, 7, BATCHES - 1, BATCHES])
-def test_states(path: Path, expected: list[dict[str, Any]], num_taken: int) -> None:
+def test_states(path: Path, expected: Batches, num_taken: int) -> None:
     """A state of any loader is one of any other, and an iteration may begin in the middle."""
     makers: list[Any] = [
         lambda: loader_of_packed(path, num_threads=0),
@@ -212,9 +210,7 @@ def test_states(path: Path, expected: list[dict[str, Any]], num_taken: int) -> N
 
 
 @pytest.mark.parametrize("num_threads", [0, 2])
-def test_iterations_side_by_side_and_left(
-    path: Path, expected: list[dict[str, Any]], num_threads: int
-) -> None:
+def test_iterations_side_by_side_and_left(path: Path, expected: Batches, num_threads: int) -> None:
     loader = loader_of_packed(path, num_threads=num_threads)
     pairs = [(a.to_dict(), b.to_dict()) for a, b in zip(loader, loader, strict=True)]
     assert_same_batches([a for a, _ in pairs], expected[:BATCHES])
@@ -225,7 +221,7 @@ def test_iterations_side_by_side_and_left(
     assert_same_batches(batches_of(loader), expected[BATCHES:])
 
 
-def test_epochs_that_are_not_packed(path: Path, expected: list[dict[str, Any]]) -> None:
+def test_epochs_that_are_not_packed(path: Path, expected: Batches) -> None:
     loader = loader_of_packed(path)
     batches_of(loader, EPOCHS)
     with pytest.raises(
@@ -236,7 +232,7 @@ def test_epochs_that_are_not_packed(path: Path, expected: list[dict[str, Any]]) 
     assert_same_batches(batches_of(loader), expected[:BATCHES])
 
 
-def test_a_loader_crosses_into_a_process(path: Path, expected: list[dict[str, Any]]) -> None:
+def test_a_loader_crosses_into_a_process(path: Path, expected: Batches) -> None:
     copied = pickle.loads(pickle.dumps(loader_of_packed(path)))  # noqa: S301 - our own bytes
     assert_same_batches(batches_of(copied), expected[:BATCHES])
     packed = pickle.loads(pickle.dumps(gnnstore.open_packed(path / "plans" / "base")))  # noqa: S301
@@ -250,7 +246,7 @@ def test_a_state_of_another_seed_is_refused(path: Path) -> None:
         loader_of_packed(path, seed=None).load_state_dict(other.state_dict())
 
 
-def test_the_seed_is_that_of_packing(path: Path, expected: list[dict[str, Any]]) -> None:
+def test_the_seed_is_that_of_packing(path: Path, expected: Batches) -> None:
     torch.manual_seed(99)
     loader = loader_of_packed(path, seed=None)
     assert loader.seed == 3
@@ -376,7 +372,7 @@ def test_what_packed_epochs_do_not_hold(path: Path) -> None:
 
 @pytest.mark.parametrize("memory", ["60MB", "80MB", "200MB"])
 def test_one_budget_for_packing_and_training(
-    path: Path, tmp_path: Path, expected: list[dict[str, Any]], memory: str
+    path: Path, tmp_path: Path, expected: Batches, memory: str
 ) -> None:
     sizes: dict[str, Any] = {"memory": memory, "cache_bytes": None, "superbatch": None}
     packed = pack(path, [4, 4], output=tmp_path / "packed", num_threads=1, **sizes)
@@ -385,7 +381,7 @@ def test_one_budget_for_packing_and_training(
     assert_same_batches(batches_of(loader, EPOCHS), expected)
 
 
-def test_budgets(path: Path, expected: list[dict[str, Any]]) -> None:
+def test_budgets(path: Path, expected: Batches) -> None:
     loader = loader_of_packed(path, memory="30MB")
     assert_same_batches(batches_of(loader, 2), expected)
     assert loader._spare_bytes is not None

@@ -18,7 +18,7 @@ from gnnstore.converters import ConvertOptions, from_rmat
 from gnnstore.errors import StorageError
 from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs
 from gnnstore.testing.faults import inject
-from tests.support.batches import assert_same_batches, batches_of
+from tests.support.batches import Batches, assert_same_batches, batches_of
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -35,7 +35,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(store: Path) -> list[dict[str, Any]]:
+def expected(store: Path) -> Batches:
     """Two epochs."""
     loader = loader_of(store, strategy="memory")
     return [batch for _ in range(2) for batch in batches_of(loader)]
@@ -65,24 +65,20 @@ def packed_bytes(directory: Path) -> int:
     return found
 
 
-def two_epochs(loader: NeighborLoader) -> list[dict[str, Any]]:
+def two_epochs(loader: NeighborLoader) -> Batches:
     return [batch for _ in range(2) for batch in batches_of(loader)]
 
 
 @pytest.mark.parametrize("num_threads", [0, 2])
 @pytest.mark.parametrize("superbatch", [None, 8])
 def test_without_disk(
-    store: Path,
-    tmp_path: Path,
-    expected: list[dict[str, Any]],
-    num_threads: int,
-    superbatch: int | None,
+    store: Path, tmp_path: Path, expected: Batches, num_threads: int, superbatch: int | None
 ) -> None:
     options: dict[str, Any] = {"memory": MEMORY, "cache_bytes": "1MB", "superbatch": superbatch}
     loader = loader_of(store, num_threads=num_threads, disk="0B", spill_dir=tmp_path, **options)
     assert memory_for_chunks(loader) > 0
     assert "of packed rows not written" in loader.stats().reason
-    found: list[dict[str, Any]] = []
+    found: Batches = []
     most = 0
     for _ in range(2):
         for batch in loader:
@@ -95,7 +91,7 @@ def test_without_disk(
 
 
 def test_a_cache_of_a_given_size_leaves_memory_to_packed_rows(
-    store: Path, expected: list[dict[str, Any]]
+    store: Path, expected: Batches
 ) -> None:
     loader = loader_of(store, memory=MEMORY, disk="1GB", cache_bytes="1MB")
     assert memory_for_chunks(loader) > 0
@@ -104,9 +100,7 @@ def test_a_cache_of_a_given_size_leaves_memory_to_packed_rows(
 
 
 @pytest.mark.parametrize("share", [0.3, 0.9])
-def test_some_are_written(
-    store: Path, tmp_path: Path, expected: list[dict[str, Any]], share: float
-) -> None:
+def test_some_are_written(store: Path, tmp_path: Path, expected: Batches, share: float) -> None:
     options: dict[str, Any] = {"cache_bytes": "1MB", "superbatch": 8, "spill_dir": tmp_path}
     loader = loader_of(store, **options, num_threads=2)
     superbatches = loader._sources.superbatches
@@ -124,9 +118,7 @@ def test_some_are_written(
     assert 0 < after < (1 - share / 3) * written
 
 
-def test_an_iteration_that_is_left_and_a_read_that_fails(
-    store: Path, expected: list[dict[str, Any]]
-) -> None:
+def test_an_iteration_that_is_left_and_a_read_that_fails(store: Path, expected: Batches) -> None:
     loader = loader_of(
         store, memory=MEMORY, disk="0B", superbatch=8, cache_bytes="1MB", io_engine="pread"
     )

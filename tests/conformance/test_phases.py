@@ -22,7 +22,7 @@ from gnnstore.pipeline.lookahead.producer import Session
 from gnnstore.pipeline.lookahead.superbatch import SuperbatchFiles
 from gnnstore.sampling.neighbor import NeighborSampler
 from gnnstore.strategies.builtin import STRATEGIES
-from tests.support.batches import assert_same_batches, batches_of
+from tests.support.batches import Batches, assert_same_batches, batches_of
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -36,7 +36,7 @@ def loader_of(store: Any, **options: Any) -> NeighborLoader:
 
 
 @pytest.fixture(scope="module")
-def expected(path: Path) -> list[list[dict[str, Any]]]:
+def expected(path: Path) -> list[Batches]:
     """Four epochs."""
     memory = {"strategy": "memory", "cache_bytes": None, "superbatch": None}
     plain = loader_of(path, **memory)
@@ -84,10 +84,7 @@ class Phases:
 
 @pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if s.plans])
 def test_one_at_a_time(
-    path: Path,
-    expected: list[list[dict[str, Any]]],
-    monkeypatch: pytest.MonkeyPatch,
-    strategy: str,
+    path: Path, expected: list[Batches], monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
     """In the epoch and beside it for the next, whose batches are others where one is left."""
     phases = Phases(monkeypatch)
@@ -112,7 +109,7 @@ def test_one_at_a_time(
 
 
 def test_a_batch_does_not_wait_for_the_plan_of_a_later_superbatch(
-    path: Path, expected: list[list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+    path: Path, expected: list[Batches], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While that is made, those come that have theirs."""
     loader = loader_of(path, strategy="belady", cache_bytes="50kB")

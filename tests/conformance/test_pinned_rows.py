@@ -17,7 +17,7 @@ from gnnstore import NeighborLoader
 from gnnstore.pipeline.lookahead.producer import LookaheadJob
 from gnnstore.strategies.sizes.misses import MissModel
 from gnnstore.testing.graphs import random_graph
-from tests.support.batches import assert_same_batches, batches_of
+from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.effort import paired
 from tests.support.loaders import slots_of
 
@@ -52,7 +52,7 @@ def job_of(loader: NeighborLoader) -> LookaheadJob:
 
 
 @pytest.fixture(scope="module")
-def expected(path: Path) -> list[dict[str, Any]]:
+def expected(path: Path) -> Batches:
     """Two epochs."""
     options = {"strategy": "memory", "cache_bytes": None, "superbatch": None}
     return batches_of(loader_of(path, **options), 2)
@@ -66,10 +66,7 @@ WITHOUT_DISK = BUDGET | {"superbatch": None, "disk": "0B"}
     "options", [{"num_threads": 0}, {"num_threads": 2}, BUDGET, WITHOUT_DISK], ids=str
 )
 def test_batches_and_misses_are_the_same(
-    path: Path,
-    expected: list[dict[str, Any]],
-    options: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
+    path: Path, expected: Batches, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = gnnstore.open(path)
     loader = loader_of(store, **options)
@@ -93,7 +90,7 @@ def test_batches_and_misses_are_the_same(
     assert loader.stats().rows_read <= 1.05 * others.stats().rows_read
 
 
-def test_files_of_a_superbatch(path: Path, expected: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_files_of_a_superbatch(path: Path, expected: Batches, tmp_path: Path) -> None:
     """Subgraphs have their ids in files of their own, and the trace is gone once it is planned."""
     loader = loader_of(path, spill_dir=tmp_path, num_threads=0)
     size = job_of(loader).size
@@ -106,7 +103,7 @@ def test_files_of_a_superbatch(path: Path, expected: list[dict[str, Any]], tmp_p
     assert_same_batches([first, *(batch.to_dict() for batch in taken)], expected[:BATCHES])
 
 
-def test_resumed(path: Path, expected: list[dict[str, Any]]) -> None:
+def test_resumed(path: Path, expected: Batches) -> None:
     loader = loader_of(path, num_threads=2)
     taken = iter(loader)
     for _ in range(13):
@@ -117,7 +114,7 @@ def test_resumed(path: Path, expected: list[dict[str, Any]]) -> None:
     assert_same_batches(batches_of(other), expected[13:BATCHES])
 
 
-def test_a_pickled_loader_pins_the_same_rows(path: Path, expected: list[dict[str, Any]]) -> None:
+def test_a_pickled_loader_pins_the_same_rows(path: Path, expected: Batches) -> None:
     loader = loader_of(path)
     other = pickle.loads(pickle.dumps(loader))  # noqa: S301
     np.testing.assert_array_equal(job_of(other).size.pinned, job_of(loader).size.pinned)
@@ -126,7 +123,7 @@ def test_a_pickled_loader_pins_the_same_rows(path: Path, expected: list[dict[str
 
 @pytest.mark.parametrize("num_threads", [0, 2])
 def test_evaluation_in_the_middle_leaves_the_pinned_rows(
-    path: Path, expected: list[dict[str, Any]], num_threads: int
+    path: Path, expected: Batches, num_threads: int
 ) -> None:
     store = gnnstore.open(path)
     training = loader_of(store, num_threads=num_threads)
@@ -168,7 +165,7 @@ def test_evaluation_in_the_middle_leaves_the_pinned_rows(
 )
 def test_another_loader_takes_the_slots(
     path: Path,
-    expected: list[dict[str, Any]],
+    expected: Batches,
     pins: bool,
     options: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -202,7 +199,7 @@ def test_another_loader_takes_the_slots(
 
 @pytest.mark.parametrize("num_threads", [0, 1])
 def test_packed_rows_go_without_pinned_ones(
-    path: Path, expected: list[dict[str, Any]], num_threads: int
+    path: Path, expected: Batches, num_threads: int
 ) -> None:
     store = gnnstore.open(path)
     belady = loader_of(store, num_threads=num_threads)
@@ -220,7 +217,7 @@ def test_packed_rows_go_without_pinned_ones(
     assert slots_of(store).holds_pinned
 
 
-def test_a_fork(path: Path, expected: list[dict[str, Any]]) -> None:
+def test_a_fork(path: Path, expected: Batches) -> None:
     """The child has the pinned rows of its parent."""
     loader = loader_of(path, num_threads=0)
     assert_same_batches(batches_of(loader), expected[:BATCHES])

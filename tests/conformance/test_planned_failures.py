@@ -34,7 +34,7 @@ from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.faults import inject
 from gnnstore.testing.graphs import random_graph
 from gnnstore.threads import interruptible
-from tests.support.batches import assert_same_batches, batches_of
+from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.forks import ForkServer
 from tests.support.loaders import override_sizes
 from tests.support.packed import pack
@@ -45,7 +45,7 @@ OPTIONS: dict[str, Any] = {"batch_size": 25, "shuffle": True, "seed": 3}
 
 
 @pytest.fixture(scope="module")
-def expected(path: Path) -> list[dict[str, Any]]:
+def expected(path: Path) -> Batches:
     return batches_of(NeighborLoader(path, [4, 4], "train", strategy="memory", **OPTIONS))
 
 
@@ -182,7 +182,7 @@ def test_spilled_subgraphs_that_cannot_be_read(
 
 @pytest.mark.parametrize("prefetch_batches", [1, 40])
 def test_no_more_than_two_superbatches_are_packed(
-    path: Path, tmp_path: Path, expected: list[dict[str, Any]], prefetch_batches: int
+    path: Path, tmp_path: Path, expected: Batches, prefetch_batches: int
 ) -> None:
     """Where the consumer itself assembles batches, it cannot wait until others have: it reads."""
     most = 0
@@ -201,7 +201,7 @@ def test_no_more_than_two_superbatches_are_packed(
 
 
 def test_two_superbatches_stay_within_what_is_given_on_disk(
-    path: Path, tmp_path: Path, expected: list[dict[str, Any]]
+    path: Path, tmp_path: Path, expected: Batches
 ) -> None:
     """A second one waits until there is room beside, or in place of, the first."""
     loader = loader_of(
@@ -227,7 +227,7 @@ def test_two_superbatches_stay_within_what_is_given_on_disk(
 @pytest.mark.parametrize("on_disk", [False, True])
 @pytest.mark.parametrize("share", [0.0, 0.6])
 def test_more_is_missed_than_there_is_disk_for(
-    path: Path, tmp_path: Path, expected: list[dict[str, Any]], share: float, on_disk: bool
+    path: Path, tmp_path: Path, expected: Batches, share: float, on_disk: bool
 ) -> None:
     """What does not fit is read from the table."""
     loader = loader_of(path, strategy="packed", superbatch=6, spill_dir=tmp_path)
@@ -280,11 +280,7 @@ def test_there_may_be_nothing_to_pack(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("num_threads", [0, 2])
 @pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if s.plans])
 def test_a_disk_that_is_full(
-    path: Path,
-    tiny_disk: Path,
-    expected: list[dict[str, Any]],
-    strategy: str,
-    num_threads: int,
+    path: Path, tiny_disk: Path, expected: Batches, strategy: str, num_threads: int
 ) -> None:
     tmp_path = tiny_disk.parent
     loader = loader_of(
@@ -371,7 +367,7 @@ def test_an_interrupt_waits_for_the_kernel_that_packs() -> None:
 @pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if s.plans])
 @pytest.mark.parametrize("num_threads", [0, 3])
 def test_interrupts_at_any_time(
-    path: Path, tmp_path: Path, expected: list[dict[str, Any]], strategy: str, num_threads: int
+    path: Path, tmp_path: Path, expected: Batches, strategy: str, num_threads: int
 ) -> None:
     loader = loader_of(
         path, strategy=strategy, superbatch=2, num_threads=num_threads, spill_dir=tmp_path
@@ -435,7 +431,7 @@ def test_an_interrupt_while_an_iteration_is_closed(
 
 
 def test_a_batch_that_takes_too_long_to_sample(
-    path: Path, monkeypatch: pytest.MonkeyPatch, expected: list[dict[str, Any]]
+    path: Path, monkeypatch: pytest.MonkeyPatch, expected: Batches
 ) -> None:
     loader = loader_of(path, num_threads=2, timeout=0.3)
     sampler = loader._source.sampler
@@ -458,9 +454,7 @@ def test_a_batch_that_takes_too_long_to_sample(
 
 
 @pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if s.plans])
-def test_a_fork_in_the_middle(
-    path: Path, tmp_path: Path, expected: list[dict[str, Any]], strategy: str
-) -> None:
+def test_a_fork_in_the_middle(path: Path, tmp_path: Path, expected: Batches, strategy: str) -> None:
     """A child that lets go of an iterator, and begins another, takes nothing from its parent."""
     loader = loader_of(path, strategy=strategy, num_threads=2, spill_dir=tmp_path)
     override_sizes(loader, in_memory=False)

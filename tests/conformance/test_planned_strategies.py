@@ -28,7 +28,7 @@ from gnnstore.pipeline.lookahead.producer import Producer
 from gnnstore.pipeline.lookahead.superbatch import Superbatch
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.faults import inject
-from tests.support.batches import assert_same_batches, batches_of
+from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.effort import paired
 from tests.support.graphs import WIDTH, N, graph_of_three_tables
 from tests.support.loaders import override_sizes, slots_of
@@ -78,7 +78,7 @@ def test_batches_are_the_same(
 @pytest.mark.parametrize("score", ["degree", "frequency"])
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_packed_beside_a_cache_that_stays(
-    path: Path, expected: list[dict[str, Any]], score: str, num_threads: int, on_disk: bool
+    path: Path, expected: Batches, score: str, num_threads: int, on_disk: bool
 ) -> None:
     """What DiskGNN does."""
     store = gnnstore.open(path)
@@ -104,9 +104,7 @@ def test_packed_beside_a_cache_that_stays(
 
 @pytest.mark.parametrize("num_threads", [0, 2])
 @pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if s.reads_disk])
-def test_topology_on_disk(
-    path: Path, expected: list[dict[str, Any]], strategy: str, num_threads: int
-) -> None:
+def test_topology_on_disk(path: Path, expected: Batches, strategy: str, num_threads: int) -> None:
     options: dict[str, Any] = {} if STRATEGIES[strategy].plans else {"superbatch": None}
     options |= {"cache_bytes": None} if STRATEGIES[strategy].alias_of else {}
     loader = loader_of(
@@ -125,9 +123,7 @@ def test_topology_on_disk(
     ("superbatch", "cache_bytes"),
     paired([1, 2, BATCHES, 100, "auto", None], [0, 1000, "50kB", "1GB", None]),
 )
-def test_sizes(
-    path: Path, expected: list[dict[str, Any]], superbatch: Any, cache_bytes: Any
-) -> None:
+def test_sizes(path: Path, expected: Batches, superbatch: Any, cache_bytes: Any) -> None:
     loader = loader_of(path, superbatch=superbatch, cache_bytes=cache_bytes)
     assert_same_batches(batches_of(loader, 2), expected)
     stats = loader.stats()
@@ -140,14 +136,14 @@ def test_sizes(
         assert node_rows(loader) <= 2 * N, "the rows of both tables are read once at most"
 
 
-def test_under_a_budget(path: Path, expected: list[dict[str, Any]]) -> None:
+def test_under_a_budget(path: Path, expected: Batches) -> None:
     loader = loader_of(path, memory="40MB", cache_bytes=None, superbatch=None, num_threads=2)
     assert_same_batches(batches_of(loader, 2), expected)
     assert "batches planned at a time" in loader.stats().reason
 
 
 @pytest.mark.parametrize("disk", ["1kB", "100MB"])
-def test_a_budget_of_disk(path: Path, expected: list[dict[str, Any]], disk: str) -> None:
+def test_a_budget_of_disk(path: Path, expected: Batches, disk: str) -> None:
     """Plans stay in memory where there is no disk for them."""
     options: dict[str, Any] = {"memory": "20MB", "cache_bytes": None, "num_threads": 1}
     loader = loader_of(path, **options, superbatch=BATCHES, disk=disk)
@@ -159,7 +155,7 @@ def test_a_budget_of_disk(path: Path, expected: list[dict[str, Any]], disk: str)
         loader_of(path, strategy="static", superbatch=None, disk=disk)
 
 
-def test_memory_auto(path: Path, expected: list[dict[str, Any]]) -> None:
+def test_memory_auto(path: Path, expected: Batches) -> None:
     loader = loader_of(path, memory="auto")
     assert_same_batches(batches_of(loader), expected[:BATCHES])
     assert loader._spare_bytes is not None, "it is a promise"
@@ -195,7 +191,7 @@ def test_no_cache_misses_less(path: Path) -> None:
     ("num_taken", "num_threads"), paired([0, 1, 4, 5, 6, BATCHES - 1], [2, 0], 1)
 )
 def test_an_iteration_that_is_left(
-    path: Path, expected: list[dict[str, Any]], num_threads: int, num_taken: int
+    path: Path, expected: Batches, num_threads: int, num_taken: int
 ) -> None:
     loader = loader_of(path, num_threads=num_threads)
     taken = [batch.to_dict() for batch in islice(loader, num_taken)]
@@ -217,16 +213,14 @@ def test_the_cache_is_kept_between_epochs(path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_threads", [0, 2])
-def test_two_iterations_at_once(
-    path: Path, expected: list[dict[str, Any]], num_threads: int
-) -> None:
+def test_two_iterations_at_once(path: Path, expected: Batches, num_threads: int) -> None:
     loader = loader_of(path, num_threads=num_threads)
     pairs = [(a.to_dict(), b.to_dict()) for a, b in zip(loader, loader, strict=True)]
     assert_same_batches([a for a, _ in pairs], expected[:BATCHES])
     assert_same_batches([b for _, b in pairs], expected[BATCHES:])
 
 
-def test_validation_in_the_middle(path: Path, expected: list[dict[str, Any]]) -> None:
+def test_validation_in_the_middle(path: Path, expected: Batches) -> None:
     """Two loaders share the slots, taking turns."""
     store = gnnstore.open(path)
     train = loader_of(store)
@@ -248,10 +242,7 @@ def test_validation_in_the_middle(path: Path, expected: list[dict[str, Any]]) ->
 
 @pytest.mark.parametrize("taken_back", [False, True])
 def test_validation_while_the_next_epoch_waits(
-    path: Path,
-    expected: list[dict[str, Any]],
-    monkeypatch: pytest.MonkeyPatch,
-    taken_back: bool,
+    path: Path, expected: Batches, monkeypatch: pytest.MonkeyPatch, taken_back: bool
 ) -> None:
     """Another loader that begins between epochs takes the slots that the next was planned for."""
     finish, made = Producer.finish, threading.Semaphore(0)
@@ -286,11 +277,7 @@ def test_validation_while_the_next_epoch_waits(
 @pytest.mark.parametrize("strategy", ["belady", "packed"])
 @pytest.mark.parametrize("validates", [False, True])
 def test_loop_that_counts_batches_leaves_the_slots(
-    path: Path,
-    expected: list[dict[str, Any]],
-    caplog: pytest.LogCaptureFixture,
-    strategy: str,
-    validates: bool,
+    path: Path, expected: Batches, caplog: pytest.LogCaptureFixture, strategy: str, validates: bool
 ) -> None:
     """Lightning asks for no batch after the last, and keeps the iterator until the next epoch's."""
     store = gnnstore.open(path)
@@ -312,7 +299,7 @@ def test_loop_that_counts_batches_leaves_the_slots(
 
 
 def test_validation_in_the_middle_takes_nothing_from_training(
-    path: Path, expected: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
+    path: Path, expected: Batches, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The slots belong to the iteration that is open: validation reads all of its rows."""
     store = gnnstore.open(path)
@@ -338,7 +325,7 @@ def test_validation_in_the_middle_takes_nothing_from_training(
 
 
 def test_an_iteration_that_somebody_holds_on_to_gives_the_slots_to_the_next(
-    path: Path, expected: list[dict[str, Any]]
+    path: Path, expected: Batches
 ) -> None:
     """As a traceback does in a notebook, where the cell is run again."""
     loader, alone = loader_of(path, superbatch=BATCHES), loader_of(path, superbatch=BATCHES)
@@ -368,7 +355,7 @@ def test_a_trace_goes_once_it_is_planned(path: Path, monkeypatch: pytest.MonkeyP
     assert len(traces) == math.ceil(BATCHES / 5)
 
 
-def test_a_smaller_budget_takes_memory_back(path: Path, expected: list[dict[str, Any]]) -> None:
+def test_a_smaller_budget_takes_memory_back(path: Path, expected: Batches) -> None:
     store = gnnstore.open(path)
     large, small = loader_of(store, cache_bytes="100kB"), loader_of(store, cache_bytes="10kB")
     assert_same_batches(batches_of(large), expected[:BATCHES])
@@ -386,7 +373,7 @@ def test_a_smaller_budget_takes_memory_back(path: Path, expected: list[dict[str,
     assert_same_batches(batches_of(large), expected[BATCHES:])
 
 
-def test_resumed_with_another_strategy(path: Path, expected: list[dict[str, Any]]) -> None:
+def test_resumed_with_another_strategy(path: Path, expected: Batches) -> None:
     loader = loader_of(path)
     for _ in islice(loader, 7):
         pass
@@ -436,7 +423,7 @@ def test_batches_on_demand(path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_threads", [0, 1, 3])
-def test_a_sampler_that_fails(path: Path, expected: list[dict[str, Any]], num_threads: int) -> None:
+def test_a_sampler_that_fails(path: Path, expected: Batches, num_threads: int) -> None:
     """What was drawn before the failure is handed out; then the user's own error comes."""
 
     class Failing:
@@ -484,7 +471,7 @@ def test_a_batch_that_cannot_be_sampled(
 
 
 @pytest.mark.parametrize("num_threads", [0, 1, 4])
-def test_a_read_that_fails(path: Path, expected: list[dict[str, Any]], num_threads: int) -> None:
+def test_a_read_that_fails(path: Path, expected: Batches, num_threads: int) -> None:
     """No thread waits for the turn of a batch that will never come."""
     loader = loader_of(path, num_threads=num_threads, io_engine="pread")
     done: list[Any] = []

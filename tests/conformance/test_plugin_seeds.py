@@ -33,7 +33,7 @@ from gnnstore.plugins import (
 )
 from gnnstore.testing import assert_resumes
 from gnnstore.testing.graphs import random_graph
-from tests.support.batches import assert_same_batches, batches_of
+from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.packed import pack
 
 N, FANOUTS, BATCH_SIZE, SEED = 800, [4, 3], 30, 5
@@ -147,17 +147,17 @@ def loader_of(path: Path, pairs: npt.NDArray[np.int64], **options: Any) -> PairL
     return PairLoader(path, FANOUTS, pairs, **options)
 
 
-def epochs(loader: Any) -> list[dict[str, Any]]:
+def epochs(loader: Any) -> Batches:
     return batches_of(batch for _ in range(2) for batch in loader)
 
 
 @pytest.fixture(scope="module")
-def expected(path: Path, pairs: npt.NDArray[np.int64]) -> list[dict[str, Any]]:
+def expected(path: Path, pairs: npt.NDArray[np.int64]) -> Batches:
     return epochs(loader_of(path, pairs, strategy="memory", num_threads=0))
 
 
 def test_a_batch_is_what_its_labels_say(
-    path: Path, pairs: npt.NDArray[np.int64], expected: list[dict[str, Any]]
+    path: Path, pairs: npt.NDArray[np.int64], expected: Batches
 ) -> None:
     x = gnnstore.open(path).features
     for number, batch in enumerate(expected):
@@ -174,11 +174,7 @@ def test_a_batch_is_what_its_labels_say(
 @pytest.mark.parametrize("num_threads", [0, 2])
 @pytest.mark.parametrize("strategy", STRATEGIES.names)
 def test_every_strategy_gives_the_same(
-    path: Path,
-    pairs: npt.NDArray[np.int64],
-    expected: list[dict[str, Any]],
-    strategy: str,
-    num_threads: int,
+    path: Path, pairs: npt.NDArray[np.int64], expected: Batches, strategy: str, num_threads: int
 ) -> None:
     found = loader_of(path, pairs, strategy=strategy, num_threads=num_threads)
     assert_same_batches(epochs(found), expected)
@@ -189,11 +185,7 @@ def test_every_strategy_gives_the_same(
 
 @pytest.mark.parametrize("num_threads", [0, 2])
 def test_a_packed_plan_gives_the_same(
-    path: Path,
-    pairs: npt.NDArray[np.int64],
-    packed: Path,
-    expected: list[dict[str, Any]],
-    num_threads: int,
+    path: Path, pairs: npt.NDArray[np.int64], packed: Path, expected: Batches, num_threads: int
 ) -> None:
     """With the store, and without it."""
     assert_same_batches(
@@ -242,7 +234,7 @@ def test_a_run_goes_on_under_another_strategy(
 
 
 def test_ranks_share_the_batches(
-    path: Path, pairs: npt.NDArray[np.int64], expected: list[dict[str, Any]]
+    path: Path, pairs: npt.NDArray[np.int64], expected: Batches
 ) -> None:
     ranks = [loader_of(path, pairs, strategy="memory", rank=r, world_size=2) for r in range(2)]
     shared = [batches_of(loader) for loader in ranks]
@@ -251,7 +243,7 @@ def test_ranks_share_the_batches(
 
 
 def test_a_loader_is_pickled_and_called(
-    path: Path, pairs: npt.NDArray[np.int64], expected: list[dict[str, Any]]
+    path: Path, pairs: npt.NDArray[np.int64], expected: Batches
 ) -> None:
     loader = pickle.loads(pickle.dumps(loader_of(path, pairs, strategy="memory")))  # noqa: S301
     assert_same_batches(epochs(loader), expected)

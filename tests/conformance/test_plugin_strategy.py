@@ -48,7 +48,7 @@ from gnnstore.testing import assert_resumes
 from gnnstore.testing.graphs import random_graph
 from gnnstore.tools.bench.ways import ways
 from gnnstore.tools.cli import main
-from tests.support.batches import assert_same_batches, batches_of
+from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.disks import usual_profile
 from tests.support.graphs import WIDTH
 from tests.support.references import OPTIONS
@@ -164,7 +164,7 @@ def loader_of(store: Any, **options: Any) -> NeighborLoader:
 @pytest.mark.parametrize("num_threads", [0, 2])
 @pytest.mark.parametrize("topology", ["auto", "mmap"])
 def test_it_loads_the_same_batches(
-    path: Path, expected: list[dict[str, Any]], num_threads: int, topology: str
+    path: Path, expected: Batches, num_threads: int, topology: str
 ) -> None:
     loader = loader_of(path, num_threads=num_threads, topology=topology)
     assert_same_batches(batches_of(loader, 2), expected)

@@ -25,7 +25,7 @@ from gnnstore.pipeline.lookahead import presample as presampling
 from gnnstore.strategies.sizes.placement import Placement
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from gnnstore.testing.twins.reads import plan_reads
-from tests.support.batches import assert_same_batches, batches_of
+from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.graphs import WIDTH, N, graph_of_three_tables
 from tests.support.references import OPTIONS
 
@@ -57,7 +57,7 @@ def store(path: Path) -> gnnstore.GraphStore:
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("cache", [None, "degree", "frequency"])
 def test_batches_are_the_same(
-    path: Path, expected: list[dict[str, Any]], num_threads: int, engine: str, cache: str | None
+    path: Path, expected: Batches, num_threads: int, engine: str, cache: str | None
 ) -> None:
     if engine in UNAVAILABLE:
         pytest.skip(UNAVAILABLE[engine])
@@ -109,7 +109,7 @@ def cost(store: gnnstore.GraphStore, score: Any = "frequency") -> Any:
 @pytest.mark.parametrize("score", ["degree", "frequency"])
 @pytest.mark.parametrize("num_rows", [0, 1, 20, N, 10 * N])
 def test_caches_of_any_size(
-    store: gnnstore.GraphStore, expected: list[dict[str, Any]], score: str, num_rows: int
+    store: gnnstore.GraphStore, expected: Batches, score: str, num_rows: int
 ) -> None:
     """None, one row, fewer than a batch has, all, more than there are."""
     num_bytes = cost(store, score).index_bytes + num_rows * cost(store, score).node_bytes
@@ -128,7 +128,7 @@ def test_caches_of_any_size(
 
 @pytest.mark.parametrize("score", ["degree", "frequency"])
 def test_a_strategy_with_a_score_in_its_name(
-    store: gnnstore.GraphStore, expected: list[dict[str, Any]], score: str
+    store: gnnstore.GraphStore, expected: Batches, score: str
 ) -> None:
     options: dict[str, Any] = {"cache_bytes": 60_000, **OPTIONS}
     loader = NeighborLoader(store, [4, 4], "train", strategy=f"static-{score}", **options)
@@ -389,7 +389,7 @@ def test_a_loader_chooses_the_same_rows_each_time(path: Path) -> None:
 # --- sharing -------------------------------------------------------------------------------
 
 
-def test_loaders_share_a_cache(path: Path, expected: list[dict[str, Any]]) -> None:
+def test_loaders_share_a_cache(path: Path, expected: Batches) -> None:
     store = gnnstore.open(path)
     options: dict[str, Any] = {**OPTIONS, "strategy": "static", "cache_bytes": 60_000}
     train = NeighborLoader(store, [4, 4], "train", **options)
@@ -465,7 +465,7 @@ def test_a_seed_that_is_drawn_late_keeps_the_cache(path: Path) -> None:
     assert loader._sources.cache is cache
 
 
-def test_a_pickled_loader_caches_the_same_rows(path: Path, expected: list[dict[str, Any]]) -> None:
+def test_a_pickled_loader_caches_the_same_rows(path: Path, expected: Batches) -> None:
     options: dict[str, Any] = {"strategy": "static", "cache_bytes": 60_000, **OPTIONS}
     loader = NeighborLoader(path, [4, 4], "train", **options)
     pickled = pickle.dumps(loader)

@@ -18,7 +18,7 @@ from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.pipeline.lookahead import producer
 from gnnstore.pipeline.lookahead.superbatch import SuperbatchFiles
 from gnnstore.testing.graphs import random_graph
-from tests.support.batches import assert_same_batches, batches_of
+from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.effort import paired
 from tests.support.graphs import E, N, graph_of_three_tables
 from tests.support.packed import pack
@@ -42,9 +42,7 @@ def stored_bytes(packed: Path) -> int:
 
 
 @pytest.mark.parametrize("num_threads", [0, 1, 3])
-def test_batches_are_the_same(
-    path: Path, base: Path, expected: list[dict[str, Any]], num_threads: int
-) -> None:
+def test_batches_are_the_same(path: Path, base: Path, expected: Batches, num_threads: int) -> None:
     loader = loader_of_packed(path, base, num_threads=num_threads)
     assert_same_batches(batches_of(loader, EPOCHS), expected)
     alone = gnnstore.open_packed(base).loader(num_threads=num_threads)
@@ -56,11 +54,7 @@ def test_batches_are_the_same(
     paired([(2, 5), (5, 5), (100, 5), (4, 12), (12, 12)], ["0B", "100kB"], 1),
 )
 def test_segments_of_every_length(
-    path: Path,
-    tmp_path: Path,
-    expected: list[dict[str, Any]],
-    lengths: tuple[int, int],
-    cache_bytes: str,
+    path: Path, tmp_path: Path, expected: Batches, lengths: tuple[int, int], cache_bytes: str
 ) -> None:
     segment, superbatch = lengths
     options: dict[str, Any] = {"superbatch": superbatch, "cache_bytes": cache_bytes}
@@ -76,10 +70,7 @@ def test_segments_of_every_length(
 
 
 def test_chunks_of_segments(
-    path: Path,
-    tmp_path: Path,
-    expected: list[dict[str, Any]],
-    monkeypatch: pytest.MonkeyPatch,
+    path: Path, tmp_path: Path, expected: Batches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segment_packing, "_PART_BYTES", 4000)
     monkeypatch.setattr(segment_packing, "_MAX_PARTS_PER_BATCH", 100)
@@ -92,7 +83,7 @@ def test_chunks_of_segments(
 
 
 @pytest.mark.parametrize("engine", ["io_uring", "pread", "mmap"])
-def test_engines(path: Path, base: Path, expected: list[dict[str, Any]], engine: str) -> None:
+def test_engines(path: Path, base: Path, expected: Batches, engine: str) -> None:
     try:
         loader = loader_of_packed(path, base, io_engine=engine)
     except UsageError as error:
@@ -139,9 +130,7 @@ def test_element_types_and_widths(tmp_path: Path, width: int, dtype: str) -> Non
 
 
 @pytest.mark.parametrize("taken", [1, 5, 11])
-def test_going_on_in_the_middle(
-    path: Path, base: Path, expected: list[dict[str, Any]], taken: int
-) -> None:
+def test_going_on_in_the_middle(path: Path, base: Path, expected: Batches, taken: int) -> None:
     loader = gnnstore.open_packed(base).loader(num_threads=2)
     iterator = iter(loader)
     for _ in range(taken):
@@ -163,11 +152,7 @@ def test_topology_alone_has_nothing_to_share(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("segment", [1, 4])
 def test_traces_and_plans_on_disk(
-    path: Path,
-    tmp_path: Path,
-    expected: list[dict[str, Any]],
-    monkeypatch: pytest.MonkeyPatch,
-    segment: int,
+    path: Path, tmp_path: Path, expected: Batches, monkeypatch: pytest.MonkeyPatch, segment: int
 ) -> None:
     options: dict[str, Any] = {"segment": segment, "superbatch": 12}
     whole = pack(path, [4, 4], output=tmp_path / "in-memory", **options)
@@ -185,7 +170,7 @@ def test_traces_and_plans_on_disk(
 @pytest.mark.parametrize("cache", ["degree", "frequency"])
 @pytest.mark.parametrize("segment", [1, 4])
 def test_caches_that_stay_the_same(
-    path: Path, tmp_path: Path, expected: list[dict[str, Any]], cache: str, segment: int
+    path: Path, tmp_path: Path, expected: Batches, cache: str, segment: int
 ) -> None:
     packed = pack(path, [4, 4], output=tmp_path / "packed", cache=cache, segment=segment)
     loader = loader_of_packed(path, packed)

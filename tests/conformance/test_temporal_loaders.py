@@ -16,7 +16,7 @@ import gnnstore
 from gnnstore import LinkNeighborLoader, NeighborLoader
 from gnnstore.converters import from_pyg
 from gnnstore.errors import InputError, UsageError
-from tests.support.batches import assert_same_batches, batches_of
+from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.effort import paired
 from tests.support.hetero import CITES, COUNTS, WRITES, hetero_store, make_hetero
 
@@ -359,7 +359,7 @@ PLAIN_CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def expected(path: Path, plain: Path) -> dict[str, list[dict[str, Any]]]:
+def expected(path: Path, plain: Path) -> dict[str, Batches]:
     return {
         name: batches_of(made(path, plain, name, strategy="memory", num_threads=0), 2)
         for name in (*CASES, *PLAIN_CASES)

@@ -17,7 +17,7 @@ from torch_geometric.sampler import NegativeSampling
 import gnnstore
 from gnnstore import LinkNeighborLoader
 from gnnstore.errors import InputError, NotFoundError, UsageError
-from tests.support.batches import assert_same_batches, batches_of
+from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.effort import paired
 from tests.support.hetero import CITES, TEACHES, WRITES, WRITTEN_BY, hetero_store, make_hetero
 
@@ -285,7 +285,7 @@ def loader_of(path: Path, case: str, **options: Any) -> LinkNeighborLoader:
 
 
 @pytest.fixture(scope="module")
-def expected(path: Path) -> dict[str, list[dict[str, Any]]]:
+def expected(path: Path) -> dict[str, Batches]:
     return {
         case: batches_of(loader_of(path, case, strategy="memory", num_threads=0), 2)
         for case in CASES

@@ -18,7 +18,7 @@ from torch_geometric.sampler import NumNeighbors
 import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.errors import InputError, NotFoundError, UsageError
-from tests.support.batches import assert_same_batches, batches_of
+from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.effort import choose, paired
 from tests.support.hetero import (
     AT,
@@ -427,7 +427,7 @@ def loader_of(path: Path, **options: Any) -> NeighborLoader:
 
 
 @pytest.fixture(scope="module")
-def expected(wide: Path) -> dict[str, list[dict[str, Any]]]:
+def expected(wide: Path) -> dict[str, Batches]:
     return {
         name: batches_of(loader_of(wide, strategy="memory", num_threads=1, **case), 2)
         for name, case in CASES.items()

@@ -11,7 +11,10 @@ from torch import Tensor
 
 from gnnstore.testing.resume import assert_same_batches
 
-__all__ = ["assert_same_batches", "batches_of", "digest_of", "digests"]
+__all__ = ["Batches", "assert_same_batches", "batches_of", "digest_of", "digests"]
+
+# Of one epoch, or of several.
+Batches = list[dict[str, Any]]
 
 
 def digest_of(batch: Any) -> str:
@@ -41,6 +44,6 @@ def digests(loader: Iterable[Any], num_epochs: int = 1) -> list[str]:
     return [digest_of(batch) for _ in range(num_epochs) for batch in loader]
 
 
-def batches_of(loader: Iterable[Any], num_epochs: int = 1) -> list[dict[str, Any]]:
+def batches_of(loader: Iterable[Any], num_epochs: int = 1) -> Batches:
     """Return the batches of some epochs, as dicts."""
     return [batch.to_dict() for _ in range(num_epochs) for batch in loader]
