@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import os
-import signal
 import threading
 import time
 import weakref
@@ -36,21 +34,34 @@ from gnnstore.pipeline.lookahead.producer import Producer
 from gnnstore.sampling.compact import CompactSample
 from gnnstore.strategies.builtin import STRATEGIES
 from tests.support.batches import Batches, assert_same_batches, batches_of
-from tests.support.forks import ForkServer
-from tests.support.loaders import override_sizes
+from tests.support.effort import paired
+from tests.support.forks import ForkServer, check_in_fork
+from tests.support.loaders import (
+    nothing_collected,
+    override_sizes,
+    slots_of,
+    superbatches_of,
+    threads_of_loaders,
+    wait_for,
+    wait_until_nothing_is_left,
+)
 
 pytestmark = pytest.mark.timeout(120)
 
+Epochs = list[Batches]
+PLANNED = [strategy.name for strategy in STRATEGIES if strategy.plans]
+UNCACHED = [strategy.name for strategy in STRATEGIES if not strategy.caches]
 BATCHES = 8
+LONG = 4 * BATCHES + 3
 OPTIONS: dict[str, Any] = {"batch_size": 25, "shuffle": True, "seed": 3}
 
 
 @pytest.fixture(scope="module")
-def expected(path: Path) -> list[Batches]:
-    """Four epochs."""
+def expected(path: Path) -> Epochs:
+    """Eight epochs."""
     plain = NeighborLoader(path, [4, 4], range(200), strategy="memory", **OPTIONS)
-    epochs = [batches_of(plain) for _ in range(4)]
-    assert [len(epoch) for epoch in epochs] == [BATCHES] * 4
+    epochs = [batches_of(plain) for _ in range(8)]
+    assert [len(epoch) for epoch in epochs] == [BATCHES] * 8
     return epochs
 
 
@@ -59,26 +70,16 @@ def loader_of(path: Any, **options: Any) -> NeighborLoader:
     return NeighborLoader(path, [4, 4], range(200), **(defaults | OPTIONS | options))
 
 
-def ahead_of(loader: NeighborLoader) -> LookaheadEpochs:
-    superbatches = loader._sources.superbatches
-    assert isinstance(superbatches, LookaheadEpochs)
-    return superbatches
-
-
 def coming(loader: NeighborLoader) -> NextSuperbatch | None:
     """Return what is being made for the next epoch, once it is made."""
-    ahead = ahead_of(loader)._next
+    ahead = superbatches_of(loader)._next
     if ahead is not None:
         ahead._thread.join()
     return ahead
 
 
-def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("gnnstore")]
-
-
 class Counted:
-    """How many superbatches have been sampled, planned and packed."""
+    """How expected superbatches have been sampled, planned and packed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sampled = self.planned = self.packed = 0
@@ -105,11 +106,11 @@ class Counted:
 # --- it is the one that is wanted ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if s.plans])
+@pytest.mark.parametrize("strategy", PLANNED)
 @pytest.mark.parametrize("superbatch", [3, 4, BATCHES])
 def test_epoch_after_epoch(
     path: Path,
-    expected: list[Batches],
+    expected: Epochs,
     monkeypatch: pytest.MonkeyPatch,
     strategy: str,
     superbatch: int,
@@ -118,7 +119,7 @@ def test_epoch_after_epoch(
     loader = loader_of(path, strategy=strategy, superbatch=superbatch)
     made = []
     for epoch in expected[:3]:
-        made.append(ahead_of(loader)._next is not None)
+        made.append(superbatches_of(loader)._next is not None)
         assert_same_batches(batches_of(loader), epoch)
     assert made == [False, True, True]
     assert coming(loader) is not None
@@ -145,40 +146,40 @@ def test_it_is_made_before_it_is_asked_for(path: Path) -> None:
     assert loader.stats().seconds_planning > before
 
 
-def test_evaluation_is_often_done_once(path: Path) -> None:
-    """Without a shuffle, nothing is made ahead before a second epoch shows that there are more."""
-    loader = loader_of(path, shuffle=False)
-    list(loader)
-    assert coming(loader) is None
-    list(loader)
-    assert coming(loader) is not None
-
-
-@pytest.mark.parametrize("options", [{"num_threads": 0}, {"sampler": torch.arange(200).tolist()}])
-def test_where_it_cannot_be(path: Path, options: dict[str, Any]) -> None:
-    """Without threads nothing is done beside; and what a user's sampler will say nobody knows."""
-    shuffle = {} if "sampler" not in options else {"shuffle": False}
-    loader = loader_of(path, **options, **shuffle)
-    for _ in range(2):
-        list(loader)
-        assert coming(loader) is None
-
-
-def test_two_superbatches_must_fit_on_disk(
-    path: Path, tmp_path: Path, expected: list[Batches]
+@pytest.mark.parametrize(
+    ("options", "superbatch", "made"),
+    [
+        ({}, 4 * BATCHES, [True, True]),
+        ({"shuffle": False}, BATCHES, [False, True]),
+        ({"strategy": "belady"}, BATCHES, [True, True]),
+        ({"num_threads": 0}, BATCHES, [False, False]),
+        ({"sampler": torch.arange(200).tolist(), "shuffle": False}, BATCHES, [False, False]),
+    ],
+)
+def test_where_it_cannot_be(
+    path: Path, options: dict[str, Any], superbatch: int, made: list[bool]
 ) -> None:
+    """Evaluation is often done once; and what a user's sampler will say nobody knows."""
+    loader = long_loader(path, **options)
+    assert loader.stats().superbatch == superbatch
+    for is_made in made:
+        assert len(list(loader)) == BATCHES
+        assert (coming(loader) is not None) == is_made
+
+
+def test_two_superbatches_must_fit_on_disk(path: Path, tmp_path: Path, expected: Epochs) -> None:
     loader = loader_of(path, spill_dir=tmp_path)
     list(loader)
-    one = ahead_of(loader).job.totals.bytes_spilled
+    one = superbatches_of(loader).job.totals.bytes_spilled
     del loader
     small = loader_of(path, spill_dir=tmp_path, disk=one + one // 2, superbatch=BATCHES)
-    for epoch in expected:
+    for epoch in expected[:2]:
         assert_same_batches(batches_of(small), epoch)
         assert coming(small) is None
     # Half an epoch at a time is packed while the other half is read.
     halves = loader_of(path, spill_dir=tmp_path, disk=one + one // 2)
     assert halves.stats().superbatch == BATCHES // 2
-    for epoch in expected:
+    for epoch in expected[:2]:
         assert_same_batches(batches_of(halves), epoch)
         assert coming(halves) is not None
     large = loader_of(path, spill_dir=tmp_path, disk=3 * one)
@@ -190,16 +191,16 @@ def test_two_superbatches_must_fit_on_disk(
 # --- what comes between ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if s.plans])
+@pytest.mark.parametrize("strategy", PLANNED)
 def test_validation_between_epochs(
-    path: Path, expected: list[Batches], monkeypatch: pytest.MonkeyPatch, strategy: str
+    path: Path, expected: Epochs, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
     """It takes the slots, and what was planned for them is lost; after that no more in vain."""
     loader = loader_of(path, strategy=strategy)
     validation = loader_of(loader.data, strategy=strategy, shuffle=False)
     read, cached = [], []
     counted = Counted(monkeypatch)
-    for epoch in expected:
+    for epoch in expected[:4]:
         before = loader.stats().rows_read
         assert_same_batches(batches_of(loader), epoch)
         coming(loader)
@@ -209,7 +210,7 @@ def test_validation_between_epochs(
         coming(validation)
         cached.append(validation.stats().rows_cached - before)
     # Without a plan that fits, each row of each batch would have been read.
-    rows = [sum(len(batch["n_id"]) for batch in epoch) for epoch in expected]
+    rows = [sum(len(batch["n_id"]) for batch in epoch) for epoch in expected[:4]]
     assert all(own < 0.9 * all_ for own, all_ in zip(read, rows, strict=True))
     assert all(cached)
     # Both loaders were sampled four times, and the next of each once more; one epoch was planned,
@@ -219,84 +220,15 @@ def test_validation_between_epochs(
     assert counted.packed == (9 if strategy == "packed" else 0)
 
 
-def test_validation_in_the_middle_of_packed_rows(path: Path, expected: list[Batches]) -> None:
-    """It reads all of its own; those of training are read as they were packed."""
-    store = gnnstore.open(path)
-    options: dict[str, Any] = {"prefetch_batches": 1, "cache_bytes": "100kB", "superbatch": 4}
-    loader, alone = loader_of(store, **options), loader_of(path, **options)
-    validation = loader_of(store, shuffle=False, **options)
-    for epoch in expected[:2]:
-        running = iter(loader)
-        found = batches_of(islice(running, 2))
-        list(validation)
-        found += batches_of(running)
-        assert_same_batches(found, epoch)
-        list(alone)
-    stats, undisturbed = loader.stats(), alone.stats()
-    assert stats.rows_read == undisturbed.rows_read
-    assert stats.reads == undisturbed.reads
-    assert stats.bytes_packing == undisturbed.bytes_packing > 0
-    assert validation.stats().rows_cached == validation.stats().bytes_packing == 0
-
-
-def test_another_epoch_than_expected(path: Path, tmp_path: Path, expected: list[Batches]) -> None:
-    loader = loader_of(path, spill_dir=tmp_path)
-    assert_same_batches(batches_of(loader), expected[0])
-    loader.set_epoch(3)
-    assert_same_batches(batches_of(loader), expected[3])
-    loader.set_epoch(1)
-    assert_same_batches(batches_of(loader), expected[1])
-    assert_same_batches(batches_of(loader), expected[2])
-
-
-def test_resumed_in_the_middle_of_the_next(path: Path, expected: list[Batches]) -> None:
-    other = loader_of(path, strategy="belady")
-    list(other)
-    running = iter(other)
-    next(running)
-    next(running)
-    state = other.state_dict()
-    del running
-    loader = loader_of(path)
-    list(loader)
-    loader.load_state_dict(state)
-    assert_same_batches(batches_of(loader), expected[1][2:])
-    assert_same_batches(batches_of(loader), expected[2])
-
-
-def test_an_epoch_that_is_left(path: Path, expected: list[Batches]) -> None:
-    loader = loader_of(path, prefetch_batches=1)
-    list(loader)
-    for batch in loader:
-        assert_same_batches([batch.to_dict()], expected[1][:1])
-        break
-    del batch
-    assert_same_batches(batches_of(loader), expected[2])
-    assert_same_batches(batches_of(loader), expected[3])
-
-
-def test_two_iterators_by_turns(path: Path, expected: list[Batches]) -> None:
-    """The second is the next epoch; it must not wait for a turn after the first one's end."""
-    loader = loader_of(path, prefetch_batches=1)
-    first = iter(loader)
-    found = batches_of(islice(first, 7))
-    second = iter(loader)
-    others = batches_of(islice(second, 3))
-    found += batches_of(first)
-    others += batches_of(second)
-    assert_same_batches(found, expected[0])
-    assert_same_batches(others, expected[1])
-
-
 @pytest.mark.parametrize("where", ["_session 1", "_next 1", "_session 2", "_next 2", "_carried 2"])
 def test_an_interrupt_while_it_is_kept(
-    path: Path, tmp_path: Path, many: list[Batches], monkeypatch: pytest.MonkeyPatch, where: str
+    path: Path, tmp_path: Path, expected: Epochs, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """The next epoch waits for no turn of batches that it has lost."""
     name, num_epochs = where.split(maxsplit=1)[0], int(where.split()[1])
     loader = long_loader(path, spill_dir=tmp_path)
     override_sizes(loader, in_memory=False)
-    for epoch in many[:num_epochs]:
+    for epoch in expected[:num_epochs]:
         assert_same_batches(batches_of(loader), epoch)
 
     def interrupted(epochs: LookaheadEpochs, changed: str, value: Any) -> None:
@@ -311,12 +243,12 @@ def test_an_interrupt_while_it_is_kept(
             found.extend(loader)
             pytest.fail("it was not interrupted")
     gc.collect()  # what the error's traceback held
-    ahead = ahead_of(loader)
+    ahead = superbatches_of(loader)
     assert len(list(tmp_path.iterdir())) <= sum(
         kept is not None for kept in (ahead._next, ahead._carried)
     )
-    assert_same_batches([batch.to_dict() for batch in found], many[num_epochs])
-    for epoch in many[num_epochs + 1 : num_epochs + 5]:
+    assert_same_batches([batch.to_dict() for batch in found], expected[num_epochs])
+    for epoch in expected[num_epochs + 1 : num_epochs + 5]:
         assert_same_batches(batches_of(loader), epoch)
 
 
@@ -324,7 +256,7 @@ def test_an_interrupt_while_it_is_kept(
 
 
 def test_a_disk_that_is_full_when_nobody_asked(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: list[Batches]
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: Epochs
 ) -> None:
     """The epoch that is under way comes to its end; the next one says what is wrong."""
     calls = 0
@@ -346,48 +278,43 @@ def test_a_disk_that_is_full_when_nobody_asked(
             list(loader)
         assert calls == 3
     assert not list(tmp_path.iterdir())
-    assert not threads()
+    assert not threads_of_loaders()
     loader.set_epoch(1)
     assert_same_batches(batches_of(loader), expected[1])
 
 
 @pytest.mark.parametrize("left_after", [0, 1, 2])
-@pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if not s.caches])
+@pytest.mark.parametrize("strategy", UNCACHED)
 def test_a_forgotten_loader_is_gone(
     path: Path, tmp_path: Path, strategy: str, left_after: int
 ) -> None:
     """At once: not when the garbage collector finds it, which may be never."""
     options: dict[str, Any] = {}
     if STRATEGIES[strategy].plans:
-        options = {"spill_dir": tmp_path, "cache_bytes": "20kB"}
-    gc.collect()
-    gc.disable()
-    try:
+        options = {"spill_dir": tmp_path, "cache_bytes": "20kB", "superbatch": LONG}
+    with nothing_collected():
         loader = NeighborLoader(
-            path,
-            [4, 4],
-            range(200),
-            strategy=strategy,
-            num_threads=2,
-            **OPTIONS,
-            **options,
+            path, [4, 4], range(200), strategy=strategy, num_threads=2, **OPTIONS, **options
         )
         for _ in islice(loader, left_after):  # an iteration that is not the last
             pass
-        list(loader)
+        for _ in range(left_after + 1):
+            list(loader)
         parts = [loader, loader._source, loader._sources]
         if STRATEGIES[strategy].plans:
-            parts.append(loader._sources.superbatches)
+            superbatches = superbatches_of(loader)
+            coming(loader)
+            assert (superbatches._carried is not None) == (strategy == "packed" and left_after > 1)
+            parts.append(superbatches)
+            del superbatches
         alive = [weakref.ref(part) for part in parts]
         del loader, parts
         assert [part() for part in alive] == [None] * len(alive)
         assert not list(tmp_path.iterdir())
-        assert not threads()
-    finally:
-        gc.enable()
+        assert not threads_of_loaders()
 
 
-@pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if not s.caches])
+@pytest.mark.parametrize("strategy", UNCACHED)
 def test_no_batch_is_left_of_an_iteration(
     path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
@@ -404,32 +331,20 @@ def test_no_batch_is_left_of_an_iteration(
     loader = NeighborLoader(
         path, [4, 4], range(200), strategy=strategy, memory="64MB", num_threads=2, **OPTIONS
     )
-    gc.disable()
-    try:
+    with nothing_collected():
         for _ in range(5):
             running: Any = iter(loader)
             assert len(list(islice(running, 2))) == 2
             running.close()
             assert [output() for output in outputs] == [None] * len(outputs)
             outputs.clear()
-    finally:
-        gc.enable()
 
 
 class Trainer:
     """Knows its loader and its iterator, which know it."""
 
-    def __init__(self, path: Path, strategy: str, **options: Any) -> None:
-        self.loader = NeighborLoader(
-            path,
-            [4, 4],
-            range(200),
-            strategy=strategy,
-            num_threads=2,
-            transform=self.move,
-            **OPTIONS,
-            **options,
-        )
+    def __init__(self, path: Path, **options: Any) -> None:
+        self.loader = loader_of(path, transform=self.move, **options)
         self.batches = iter(self.loader)
 
     def move(self, data: Any) -> Any:
@@ -438,18 +353,20 @@ class Trainer:
 
 @pytest.mark.parametrize("strategy", ["memory", "packed"])
 def test_a_trainer_in_a_cycle_is_collected(path: Path, tmp_path: Path, strategy: str) -> None:
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"strategy": strategy, "cache_bytes": None}
     if STRATEGIES[strategy].plans:
-        options = {"spill_dir": tmp_path, "cache_bytes": "20kB"}
-    trainer = Trainer(path, strategy, **options)
+        options |= {"spill_dir": tmp_path, "cache_bytes": "20kB"}
+    trainer = Trainer(path, **options)
     next(trainer.batches)
     alive = weakref.ref(trainer)
     del trainer
-    deadline = time.monotonic() + 20
-    while alive() is not None:  # threads hold it until they have prepared what they had begun
-        assert time.monotonic() < deadline
+
+    def is_collected() -> bool:
         gc.collect()
-    assert not threads()
+        return alive() is None
+
+    wait_for(is_collected)  # threads hold it until they have prepared what they had begun
+    assert not threads_of_loaders()
     assert not list(tmp_path.iterdir())
 
 
@@ -474,8 +391,7 @@ def test_what_works_for_a_loader_may_find_it_forgotten(
 
     loader = loader_of(path, spill_dir=tmp_path, superbatch=2)
     monkeypatch.setattr(CompactSample, "of", collect)
-    gc.disable()
-    try:
+    with nothing_collected():
         batches = iter(loader)
         for _ in range(num_taken):
             next(batches)
@@ -484,12 +400,7 @@ def test_what_works_for_a_loader_may_find_it_forgotten(
         del loader, batches, cycle
         forgotten.set()
         assert found.wait(20)
-    finally:
-        gc.enable()
-    deadline = time.monotonic() + 20
-    while threads() or any(tmp_path.iterdir()):
-        assert time.monotonic() < deadline, (threads(), list(tmp_path.iterdir()))
-        time.sleep(0.01)
+    wait_until_nothing_is_left(tmp_path)
 
 
 @pytest.mark.parametrize("another", [True, False])
@@ -533,8 +444,7 @@ def test_what_hands_the_slots_over_may_find_an_iteration_forgotten(
     monkeypatch.setattr(SharedTables, "take_slots", collect_and_take)
     monkeypatch.setattr(TurnLock, "leave", collect_and_leave)
     monkeypatch.setattr(TurnLock, "look", wait_and_look)
-    gc.disable()
-    try:
+    with nothing_collected():
         batches = iter(loader)
         next(batches)
         assert waits.wait(20)
@@ -545,15 +455,10 @@ def test_what_hands_the_slots_over_may_find_an_iteration_forgotten(
             loader = loader_of(store, strategy="belady", spill_dir=tmp_path, superbatch=4)
         del batches, cycle
         assert len(list(loader)) == BATCHES
-    finally:
-        gc.enable()
     assert collected.is_set()
     assert loader.stats().rows_cached > 0
     del loader
-    deadline = time.monotonic() + 20
-    while threads() or any(tmp_path.iterdir()):
-        assert time.monotonic() < deadline, (threads(), list(tmp_path.iterdir()))
-        time.sleep(0.01)
+    wait_until_nothing_is_left(tmp_path)
 
 
 LEFT = """
@@ -585,7 +490,7 @@ def test_the_interpreter_ends_meanwhile(path: Path, tmp_path: Path, forks: ForkS
 
 
 def test_slots_are_taken_from_no_open_iteration(
-    path: Path, expected: list[Batches], monkeypatch: pytest.MonkeyPatch
+    path: Path, expected: Epochs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another loader began while the next epoch was sampled: that is planned all the same."""
     sample, goes_on, has_begun = Producer.sample, threading.Event(), threading.Event()
@@ -610,8 +515,7 @@ def test_slots_are_taken_from_no_open_iteration(
         found.append(batch.to_dict())
         if len(found) == BATCHES // 2:  # so that the last ones have no rows yet
             assert has_begun.wait(60)
-            slots = shared_tables(store)._slots
-            assert slots is not None
+            slots = slots_of(store)
             turns = slots._turns
             theirs: Any = iter(other)
             others = batches_of(islice(theirs, 1))
@@ -626,14 +530,13 @@ def test_slots_are_taken_from_no_open_iteration(
     assert other.stats().rows_cached == 0
     assert counted.planned == 2
     assert_same_batches(batches_of(loader), expected[1])
-    assert shared_tables(store)._slots is slots
-    assert slots is not None
+    assert slots_of(store) is slots
     assert slots._turns is turns
 
 
 @pytest.mark.parametrize("phase", ["sample", "plan", "_pack"])
 def test_slots_are_taken_while_the_next_epoch_is_made(
-    path: Path, tmp_path: Path, expected: list[Batches], monkeypatch: pytest.MonkeyPatch, phase: str
+    path: Path, tmp_path: Path, expected: Epochs, monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:
     """Between two epochs, by another loader: what is made for them is given up at once."""
     begun: list[Producer] = []
@@ -651,7 +554,7 @@ def test_slots_are_taken_while_the_next_epoch_is_made(
     store = gnnstore.open(path)
     loader, other = (loader_of(store, spill_dir=tmp_path, superbatch=BATCHES) for _ in range(2))
     assert_same_batches(batches_of(loader), expected[0])
-    ahead = ahead_of(loader)._next
+    ahead = superbatches_of(loader)._next
     assert ahead is not None
     assert has_begun.wait(60)
     assert ahead._thread.is_alive()
@@ -660,7 +563,7 @@ def test_slots_are_taken_while_the_next_epoch_is_made(
     others = batches_of(islice(theirs, 1))
     assert not ahead._thread.is_alive()
     assert ahead._making.made is None
-    assert ahead_of(loader)._next is None
+    assert superbatches_of(loader)._next is None
     assert not files & set(tmp_path.iterdir())
     others += batches_of(theirs)
     assert_same_batches(others, expected[0])
@@ -669,7 +572,7 @@ def test_slots_are_taken_while_the_next_epoch_is_made(
         assert_same_batches(batches_of(loader), epoch)
 
 
-def test_who_loses_the_slots_holds_nothing_of_them(path: Path) -> None:
+def test_who_loses_the_slots_holds_nothing_of_them(path: Path, expected: Epochs) -> None:
     """Only what was sampled for the next epoch is kept, until it is clear that that is another."""
     store = gnnstore.open(path)
     loader, other = (loader_of(store, strategy="belady") for _ in range(2))
@@ -682,72 +585,67 @@ def test_who_loses_the_slots_holds_nothing_of_them(path: Path) -> None:
     slots = weakref.ref(shared_tables(store)._slots)
     theirs: Any = iter(other)
     next(theirs)
-    assert ahead_of(loader)._next is ahead
+    assert superbatches_of(loader)._next is ahead
     assert slots() is None
     sampled = weakref.ref(ahead._making.made)
     del ahead
     # An iteration without slots has no use for it, and after that it is an epoch that has been.
     running = iter(loader)
-    next(running)
+    found = batches_of(islice(running, 1))
     assert sampled() is None
+    assert_same_batches(found + batches_of(running), expected[2])
 
 
+@pytest.mark.parametrize("num_taken", [2, 7])
 def test_an_older_iteration_leaves_nothing_to_those_after_a_newer(
-    path: Path, tmp_path: Path, many: list[Batches]
+    path: Path, tmp_path: Path, expected: Epochs, num_taken: int
 ) -> None:
     """Its slots are the newer one's, and what comes next is another epoch."""
     loader = long_loader(path, spill_dir=tmp_path, prefetch_batches=1)
-    for epoch in many[:2]:
+    for epoch in expected[:2]:
         assert_same_batches(batches_of(loader), epoch)
     older: Any = iter(loader)
-    found = batches_of(islice(older, 2))
+    found = batches_of(islice(older, num_taken))
     files = set(tmp_path.iterdir())
     assert files
     newer: Any = iter(loader)
     others = batches_of(islice(newer, 2))
     found += batches_of(older)
-    assert_same_batches(found, many[2])
-    ahead = ahead_of(loader)
+    assert_same_batches(found, expected[2])
+    ahead = superbatches_of(loader)
     assert (ahead._carried, ahead._next, ahead._session) == (None, None, None)
     assert not files & set(tmp_path.iterdir())
     others += batches_of(newer)
-    assert_same_batches(others, many[3])
+    assert_same_batches(others, expected[3])
     assert coming(loader) is not None
-    for epoch in many[4:6]:
+    for epoch in expected[4:6]:
         assert_same_batches(batches_of(loader), epoch)
 
 
-@pytest.mark.parametrize("goes_on", [False, True])
+@pytest.mark.parametrize(("superbatch", "goes_on"), [(None, False), (None, True), (LONG, True)])
 def test_a_fork_between_epochs(
-    path: Path, tmp_path: Path, expected: list[Batches], goes_on: bool
+    path: Path, tmp_path: Path, expected: Epochs, superbatch: int | None, goes_on: bool
 ) -> None:
     """The child has no such thread: it makes its own, and leaves the parent's files alone."""
-    loader = loader_of(path, spill_dir=tmp_path)
-    list(loader)
-    ahead = coming(loader)
-    assert ahead is not None
-    files = sorted(tmp_path.rglob("*"))
-    nodes = [batch["n_id"].numpy() for batch in expected[1]]
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(60)
-            if goes_on:  # without torch, whose threads the child has not
-                for batch, of_batch in zip(loader, nodes, strict=True):
-                    assert np.array_equal(batch.n_id.numpy(), of_batch)
-            ahead_of(loader)._next = None
-            status = 0 if set(files) <= set(tmp_path.rglob("*")) else 2
-        finally:
-            os._exit(status)
-    _, ended = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(ended) == 0
-    assert_same_batches(batches_of(loader), expected[1])
+    loader = loader_of(path, spill_dir=tmp_path, superbatch=superbatch)
+    for epoch in expected[:3]:
+        assert_same_batches(batches_of(loader), epoch)
+    assert coming(loader) is not None
+    files = set(tmp_path.rglob("*"))
+
+    def check() -> None:
+        if goes_on:
+            assert_same_nodes(loader, expected[3])
+        superbatches_of(loader)._next = None
+        assert files <= set(tmp_path.rglob("*"))
+
+    check_in_fork(check)
+    for epoch in expected[3:6]:
+        assert_same_batches(batches_of(loader), epoch)
 
 
 def test_a_fork_while_a_batch_has_its_turn(
-    path: Path, tmp_path: Path, expected: list[Batches], monkeypatch: pytest.MonkeyPatch
+    path: Path, tmp_path: Path, expected: Epochs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It never ends in the child, which has not the thread: an iteration there takes the slots."""
     done, in_turn, goes_on = TurnLock.done, threading.Event(), threading.Event()
@@ -764,24 +662,16 @@ def test_a_fork_while_a_batch_has_its_turn(
     running: Any = iter(loader)
     found = batches_of(islice(running, 2))
     assert in_turn.wait(60)
-    nodes = [batch["n_id"].numpy() for batch in expected[1]]
     files = set(tmp_path.rglob("*"))
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(30)
-            for batch, of_batch in zip(loader, nodes, strict=True):
-                assert np.array_equal(batch.n_id.numpy(), of_batch)
-            assert loader.stats().rows_cached > 0
-            running.close()
-            status = 0 if files <= set(tmp_path.rglob("*")) else 2
-        finally:
-            os._exit(status)
-    _, ended = os.waitpid(child, 0)
+
+    def check() -> None:
+        assert_same_nodes(loader, expected[1])
+        assert loader.stats().rows_cached > 0
+        running.close()
+        assert files <= set(tmp_path.rglob("*"))
+
+    check_in_fork(check)
     goes_on.set()
-    assert os.waitstatus_to_exitcode(ended) == 0
     found += batches_of(running)
     assert_same_batches(found, expected[0])
     assert_same_batches(batches_of(loader), expected[1])
@@ -790,26 +680,25 @@ def test_a_fork_while_a_batch_has_its_turn(
 # --- superbatches of several epochs --------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def many(path: Path) -> list[Batches]:
-    """Eight epochs."""
-    plain = NeighborLoader(path, [4, 4], range(200), strategy="memory", **OPTIONS)
-    return [batches_of(plain) for _ in range(8)]
-
-
 def long_loader(path: Any, **options: Any) -> NeighborLoader:
-    return loader_of(path, superbatch=4 * BATCHES + 3, **options)
+    return loader_of(path, **({"superbatch": LONG} | options))
+
+
+def assert_same_nodes(loader: NeighborLoader, expected: Batches) -> None:
+    """Compare an epoch's nodes without torch, whose threads a fork has not."""
+    for batch, nodes in zip(loader, expected, strict=True):
+        assert np.array_equal(batch.n_id.numpy(), nodes["n_id"].numpy())
 
 
 def test_epochs_share_superbatches(
-    path: Path, many: list[Batches], monkeypatch: pytest.MonkeyPatch
+    path: Path, expected: Epochs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As many of them, at most, as there have been: 1, 1, 2, 3, and 4 to come."""
+    """As expected of them, at most, as there have been: 1, 1, 2, 3, and 4 to come."""
     counted = Counted(monkeypatch)
     loader = long_loader(path)
     assert loader.stats().superbatch == 4 * BATCHES
     sampled, packing = [], []
-    for epoch in many[:7]:
+    for epoch in expected[:7]:
         before = loader.stats().bytes_packing
         assert_same_batches(batches_of(loader), epoch)
         coming(loader)
@@ -823,7 +712,7 @@ def test_epochs_share_superbatches(
     assert max(packing[4:]) - min(packing[4:]) <= 1
 
 
-def test_beside_a_first_epoch_there_is_one_that_follows(path: Path, many: list[Batches]) -> None:
+def test_beside_a_first_epoch_there_is_one_that_follows(path: Path, expected: Epochs) -> None:
     """Whatever was broken off before: the epoch that fills the cache packs more than others."""
     loader = long_loader(path)
     for _ in range(3):
@@ -839,9 +728,10 @@ def test_beside_a_first_epoch_there_is_one_that_follows(path: Path, many: list[B
     assert shares == [1, 2, 3]
 
 
-@pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if s.plans])
-@pytest.mark.parametrize("num_seeds", [0, 3, 50])
-@pytest.mark.parametrize("superbatch", [None, 8])
+@pytest.mark.parametrize(
+    ("strategy", "num_seeds", "superbatch"),
+    [(*pair, each) for pair in paired(PLANNED, [0, 3, 50]) for each in (None, 8)],
+)
 def test_epochs_of_few_batches(
     path: Path, strategy: str, num_seeds: int, superbatch: int | None
 ) -> None:
@@ -853,26 +743,17 @@ def test_epochs_of_few_batches(
         assert_same_batches(batches_of(loader), batches_of(plain))
 
 
-def test_strategies_that_do_not_pack_plan_an_epoch(path: Path) -> None:
-    assert long_loader(path, strategy="belady").stats().superbatch == BATCHES
-    for options in ({"num_threads": 0}, {"sampler": torch.arange(200).tolist(), "shuffle": False}):
-        loader = long_loader(path, **options)
-        assert loader.stats().superbatch == BATCHES
-        for _ in range(2):
-            assert len(list(loader)) == BATCHES
-
-
 def test_epochs_that_disk_has_no_room_for_are_refused(path: Path, tmp_path: Path) -> None:
     """Where they were asked for; the error says which option to lower."""
     loader = loader_of(path, spill_dir=tmp_path)
     list(loader)
-    one = ahead_of(loader).job.totals.bytes_spilled
+    one = superbatches_of(loader).job.totals.bytes_spilled
     with pytest.raises(gnnstore.BudgetError, match="lower superbatch="):
         long_loader(path, spill_dir=tmp_path, disk=3 * one)
 
 
 def test_later_epochs_need_less_disk_than_the_first(
-    path: Path, many: list[Batches], monkeypatch: pytest.MonkeyPatch
+    path: Path, expected: Epochs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With room for the rows of two first epochs, four later ones share a pass: all is packed."""
     packed: list[tuple[int, int]] = []
@@ -888,72 +769,58 @@ def test_later_epochs_need_less_disk_than_the_first(
     options = {"cache_bytes": "2MB"}
     first = loader_of(path, **options)
     list(first)
-    one = ahead_of(first).job.totals.bytes_spilled
+    one = superbatches_of(first).job.totals.bytes_spilled
     assert one > 0
     packed.clear()
     loader = long_loader(path, disk=2 * one + 20_000, **options)
     assert loader.stats().superbatch == 4 * BATCHES
-    for epoch in many:
+    for epoch in expected:
         assert_same_batches(batches_of(loader), epoch)
     coming(loader)
     assert all(done == planned for done, planned in packed)
     assert max(planned for _, planned in packed) == 4 * BATCHES
 
 
-def test_whatever_comes_between_epochs_of_a_superbatch(
-    path: Path, tmp_path: Path, many: list[Batches]
+@pytest.mark.parametrize("superbatch", [None, LONG])
+def test_whatever_comes_between_epochs(
+    path: Path, tmp_path: Path, expected: Epochs, superbatch: int | None
 ) -> None:
     """An epoch that is left, another than expected, one that is resumed, validation."""
-    loader = long_loader(path, spill_dir=tmp_path, prefetch_batches=1)
-    for epoch in many[:3]:
+    loader = loader_of(path, spill_dir=tmp_path, prefetch_batches=1, superbatch=superbatch)
+    for epoch in expected[:3]:
         assert_same_batches(batches_of(loader), epoch)
-    assert ahead_of(loader)._carried is not None  # epoch 3
+    if superbatch:
+        assert superbatches_of(loader)._carried is not None  # epoch 3
     loader.set_epoch(5)
-    assert_same_batches(batches_of(loader), many[5])
-    assert ahead_of(loader)._carried is None
+    assert_same_batches(batches_of(loader), expected[5])
+    assert superbatches_of(loader)._carried is None
     loader.set_epoch(1)
-    for epoch in many[1:3]:
+    for epoch in expected[1:3]:
         assert_same_batches(batches_of(loader), epoch)
     running: Any = iter(loader)
-    assert_same_batches(batches_of(islice(running, 3)), many[3][:3])
+    assert_same_batches(batches_of(islice(running, 3)), expected[3][:3])
     state = loader.state_dict()
     running.close()
     loader.load_state_dict(state)
-    for epoch in [many[3][3:], *many[4:6]]:
-        assert_same_batches(batches_of(loader), epoch)
+    assert_same_batches(batches_of(loader), expected[3][3:])
+    for batch in loader:
+        assert_same_batches([batch.to_dict()], expected[4][:1])
+        break
+    del batch
+    assert_same_batches(batches_of(loader), expected[5])
     validation = loader_of(loader.data, shuffle=False, spill_dir=tmp_path)
     list(validation)
-    for epoch in many[6:8]:
+    for epoch in expected[6:8]:
         assert_same_batches(batches_of(loader), epoch)
         list(validation)
     del running, validation, loader
     gc.collect()
-    assert not threads()
+    assert not threads_of_loaders()
     assert not list(tmp_path.iterdir())
 
 
-def test_a_forgotten_loader_leaves_no_epoch_behind(
-    path: Path, tmp_path: Path, many: list[Batches]
-) -> None:
-    gc.collect()
-    gc.disable()
-    try:
-        loader = long_loader(path, spill_dir=tmp_path)
-        for epoch in many[:3]:
-            assert_same_batches(batches_of(loader), epoch)
-        coming(loader)
-        assert ahead_of(loader)._carried is not None
-        itself = weakref.ref(loader)
-        del loader
-        assert itself() is None
-        assert not list(tmp_path.iterdir())
-        assert not threads()
-    finally:
-        gc.enable()
-
-
 def test_an_error_belongs_to_its_epoch(
-    path: Path, many: list[Batches], monkeypatch: pytest.MonkeyPatch
+    path: Path, expected: Epochs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What cannot be sampled stops the epoch that it is of, not the one before."""
     loader = long_loader(path)
@@ -966,39 +833,12 @@ def test_an_error_belongs_to_its_epoch(
         return sample(*args, epoch=epoch, batch=batch, **options)
 
     monkeypatch.setattr(sampler, "sample", failing)
-    for epoch in many[:3]:
+    for epoch in expected[:3]:
         assert_same_batches(batches_of(loader), epoch)
     found: list[Any] = []
     with pytest.raises(ValueError, match="cannot be sampled") as raised:
         found.extend(loader)
     assert "batch 2 of epoch 3" in str(raised.value.__notes__)
-    assert_same_batches([batch.to_dict() for batch in found], many[3][:2])
+    assert_same_batches([batch.to_dict() for batch in found], expected[3][:2])
     monkeypatch.undo()
-    assert_same_batches(batches_of(loader), many[4])
-
-
-def test_a_fork_between_epochs_of_a_superbatch(
-    path: Path, tmp_path: Path, many: list[Batches]
-) -> None:
-    """The child makes its own, and leaves the parent's files alone."""
-    loader = long_loader(path, spill_dir=tmp_path)
-    for epoch in many[:3]:
-        assert_same_batches(batches_of(loader), epoch)
-    coming(loader)
-    files = sorted(tmp_path.rglob("*"))
-    nodes = [batch["n_id"].numpy() for batch in many[3]]
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(60)
-            for batch, of_batch in zip(loader, nodes, strict=True):
-                assert np.array_equal(batch.n_id.numpy(), of_batch)
-            status = 0 if set(files) <= set(tmp_path.rglob("*")) else 2
-        finally:
-            os._exit(status)
-    _, ended = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(ended) == 0
-    for epoch in many[3:6]:
-        assert_same_batches(batches_of(loader), epoch)
+    assert_same_batches(batches_of(loader), expected[4])

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from gnnstore import GraphStore
 from gnnstore.features.planned import SlotCache
 from gnnstore.graph.shared import shared_tables
 from gnnstore.partitions.order import PartitionOrder
+from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs
 from gnnstore.threads import THREAD_NAME
 
 Loader = TypeVar("Loader", bound=Any)
@@ -23,11 +29,41 @@ def threads_of_loaders() -> list[str]:
     ]
 
 
+def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def wait_until_nothing_is_left(directory: Path) -> None:
+    """Wait until loaders have no thread, and no file in a directory."""
+    wait_for(lambda: not threads_of_loaders() and not any(directory.iterdir()))
+
+
+@contextmanager
+def nothing_collected() -> Iterator[None]:
+    """Keep the garbage collector from finding what is left of a loader."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def superbatches_of(loader: Any) -> LookaheadEpochs:
+    """Return what a loader that plans ahead makes its superbatches by."""
+    superbatches = loader._sources.superbatches
+    assert isinstance(superbatches, LookaheadEpochs)
+    return superbatches
+
+
 def override_sizes(loader: Loader, **sizes: Any) -> Loader:
     """Have a loader of superbatches go by other sizes than those that its budget leads to."""
-    superbatches = loader._sources.superbatches
-    assert superbatches is not None
-    superbatches.job.size = replace(superbatches.job.size, **sizes)
+    job = superbatches_of(loader).job
+    job.size = replace(job.size, **sizes)
     return loader
 
 
