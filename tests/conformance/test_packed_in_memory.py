@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import suppress
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,9 @@ import pytest
 from gnnstore import NeighborLoader
 from gnnstore.converters import ConvertOptions, from_rmat
 from gnnstore.errors import StorageError
-from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs
 from gnnstore.testing.faults import inject
 from tests.support.batches import Batches, assert_same_batches, batches_of
+from tests.support.loaders import override_sizes, superbatches_of
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -38,7 +37,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def expected(store: Path) -> Batches:
     """Two epochs."""
     loader = loader_of(store, strategy="memory")
-    return [batch for _ in range(2) for batch in batches_of(loader)]
+    return batches_of(loader, 2)
 
 
 def loader_of(store: Path, **options: Any) -> NeighborLoader:
@@ -47,12 +46,6 @@ def loader_of(store: Path, **options: Any) -> NeighborLoader:
     return NeighborLoader(
         store, [4, 4], seeds, batch_size=64, shuffle=True, seed=1, topology="memory", **given
     )
-
-
-def memory_for_chunks(loader: NeighborLoader) -> int:
-    superbatches = loader._sources.superbatches
-    assert isinstance(superbatches, LookaheadEpochs)
-    return superbatches.job.size.chunk_memory_bytes
 
 
 def packed_bytes(directory: Path) -> int:
@@ -65,10 +58,6 @@ def packed_bytes(directory: Path) -> int:
     return found
 
 
-def two_epochs(loader: NeighborLoader) -> Batches:
-    return [batch for _ in range(2) for batch in batches_of(loader)]
-
-
 @pytest.mark.parametrize("num_threads", [0, 2])
 @pytest.mark.parametrize("superbatch", [None, 8])
 def test_without_disk(
@@ -76,7 +65,7 @@ def test_without_disk(
 ) -> None:
     options: dict[str, Any] = {"memory": MEMORY, "cache_bytes": "1MB", "superbatch": superbatch}
     loader = loader_of(store, num_threads=num_threads, disk="0B", spill_dir=tmp_path, **options)
-    assert memory_for_chunks(loader) > 0
+    assert superbatches_of(loader).job.size.chunk_memory_bytes > 0
     assert "of packed rows not written" in loader.stats().reason
     found: Batches = []
     most = 0
@@ -94,8 +83,8 @@ def test_a_cache_of_a_given_size_leaves_memory_to_packed_rows(
     store: Path, expected: Batches
 ) -> None:
     loader = loader_of(store, memory=MEMORY, disk="1GB", cache_bytes="1MB")
-    assert memory_for_chunks(loader) > 0
-    assert_same_batches(two_epochs(loader), expected)
+    assert superbatches_of(loader).job.size.chunk_memory_bytes > 0
+    assert_same_batches(batches_of(loader, 2), expected)
     assert loader.stats().cache_rows < 1000
 
 
@@ -103,16 +92,13 @@ def test_a_cache_of_a_given_size_leaves_memory_to_packed_rows(
 def test_some_are_written(store: Path, tmp_path: Path, expected: Batches, share: float) -> None:
     options: dict[str, Any] = {"cache_bytes": "1MB", "superbatch": 8, "spill_dir": tmp_path}
     loader = loader_of(store, **options, num_threads=2)
-    superbatches = loader._sources.superbatches
-    assert isinstance(superbatches, LookaheadEpochs)
-    assert_same_batches(two_epochs(loader), expected)
+    assert_same_batches(batches_of(loader, 2), expected)
     written = loader.stats().bytes_spilled
     each = written * 8 // (2 * BATCHES)
-    job = superbatches.job
-    job.size = replace(job.size, chunk_memory_bytes=int(share * each))
+    override_sizes(loader, chunk_memory_bytes=int(share * each))
     before = loader.stats()
     loader.set_epoch(0)
-    assert_same_batches(two_epochs(loader), expected)
+    assert_same_batches(batches_of(loader, 2), expected)
     after = loader.stats().since(before).bytes_spilled
     # The first superbatch of an epoch was packed before.
     assert 0 < after < (1 - share / 3) * written
@@ -127,4 +113,4 @@ def test_an_iteration_that_is_left_and_a_read_that_fails(store: Path, expected: 
     with inject("pread", errno=errno.EIO, skip=4, times=10**6), pytest.raises(StorageError):
         list(loader)
     loader.set_epoch(0)
-    assert_same_batches(two_epochs(loader), expected)
+    assert_same_batches(batches_of(loader, 2), expected)

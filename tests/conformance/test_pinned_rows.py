@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import signal
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,12 +12,12 @@ import pytest
 
 import gnnstore
 from gnnstore import NeighborLoader
-from gnnstore.pipeline.lookahead.producer import LookaheadJob
 from gnnstore.strategies.sizes.misses import MissModel
 from gnnstore.testing.graphs import random_graph
 from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.effort import paired
-from tests.support.loaders import slots_of
+from tests.support.forks import check_in_fork
+from tests.support.loaders import slots_of, superbatches_of
 
 N = 4000
 OPTIONS: dict[str, Any] = {"batch_size": 60, "shuffle": True, "seed": 3}
@@ -44,13 +42,6 @@ def without_pins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MissModel, "pins", lambda *_: None)
 
 
-def job_of(loader: NeighborLoader) -> LookaheadJob:
-    superbatches = loader._sources.superbatches
-    assert superbatches is not None
-    job: LookaheadJob = superbatches.job
-    return job
-
-
 @pytest.fixture(scope="module")
 def expected(path: Path) -> Batches:
     """Two epochs."""
@@ -70,7 +61,7 @@ def test_batches_and_misses_are_the_same(
 ) -> None:
     store = gnnstore.open(path)
     loader = loader_of(store, **options)
-    size = job_of(loader).size
+    size = superbatches_of(loader).job.size
     assert 0 < size.num_pinned < size.num_slots
     assert f"({size.num_pinned} of them pinned)" in loader.stats().reason
     assert loader.stats().cache_rows == size.num_slots
@@ -85,7 +76,7 @@ def test_batches_and_misses_are_the_same(
 
     without_pins(monkeypatch)
     others = loader_of(path, **options)
-    assert job_of(others).size.num_pinned == 0
+    assert superbatches_of(others).job.size.num_pinned == 0
     assert_same_batches(batches_of(others, 2), expected)
     assert loader.stats().rows_read <= 1.05 * others.stats().rows_read
 
@@ -93,7 +84,7 @@ def test_batches_and_misses_are_the_same(
 def test_files_of_a_superbatch(path: Path, expected: Batches, tmp_path: Path) -> None:
     """Subgraphs have their ids in files of their own, and the trace is gone once it is planned."""
     loader = loader_of(path, spill_dir=tmp_path, num_threads=0)
-    size = job_of(loader).size
+    size = superbatches_of(loader).job.size
     object.__setattr__(size, "in_memory", False)
     object.__setattr__(size, "table_bytes", 1 << 16)
     taken = iter(loader)
@@ -117,7 +108,9 @@ def test_resumed(path: Path, expected: Batches) -> None:
 def test_a_pickled_loader_pins_the_same_rows(path: Path, expected: Batches) -> None:
     loader = loader_of(path)
     other = pickle.loads(pickle.dumps(loader))  # noqa: S301
-    np.testing.assert_array_equal(job_of(other).size.pinned, job_of(loader).size.pinned)
+    np.testing.assert_array_equal(
+        superbatches_of(other).job.size.pinned, superbatches_of(loader).job.size.pinned
+    )
     assert_same_batches(batches_of(other), expected[:BATCHES])
 
 
@@ -151,8 +144,8 @@ def test_evaluation_in_the_middle_leaves_the_pinned_rows(
     assert evaluation.stats().rows_cached > 0
     own = slots_of(store).pinned
     assert own is not None
-    assert own.is_of(job_of(evaluation).size.pinned)
-    assert not own.is_of(job_of(training).size.pinned)
+    assert own.is_of(superbatches_of(evaluation).job.size.pinned)
+    assert not own.is_of(superbatches_of(training).job.size.pinned)
     assert not slots.holds_pinned
     assert_same_batches(batches_of(training), expected[BATCHES:])
     assert slots_of(store).holds_pinned
@@ -173,25 +166,25 @@ def test_another_loader_takes_the_slots(
     """Batches that were sampled ahead without pinned rows are planned with those there are then."""
     store = gnnstore.open(path)
     loader = loader_of(store, **options)
-    assert job_of(loader).size.num_pinned
+    assert superbatches_of(loader).job.size.num_pinned
     assert_same_batches(batches_of(loader), expected[:BATCHES])
     slots = slots_of(store)
     if not pins:
         without_pins(monkeypatch)
     smaller = loader_of(store, cache_bytes="400kB", batch_size=90, num_threads=1)
-    assert pins or not job_of(smaller).size.num_pinned
+    assert pins or not superbatches_of(smaller).job.size.num_pinned
     for _ in smaller:
         pass
     other = slots_of(store)
-    assert other.num_slots < job_of(loader).size.num_slots
-    assert other.holds_pinned == (job_of(smaller).size.num_pinned > 0)
+    assert other.num_slots < superbatches_of(loader).job.size.num_slots
+    assert other.holds_pinned == (superbatches_of(smaller).job.size.num_pinned > 0)
     assert slots.num_bytes < other.num_bytes
     for epoch in (1, 0, 1):  # the next one is made ahead, or was not expected
         before = loader.stats()
         loader.set_epoch(epoch)
         assert_same_batches(batches_of(loader), expected[epoch * BATCHES :][:BATCHES])
         assert loader.stats().since(before).rows_cached > 0
-        assert slots_of(store).num_slots == job_of(loader).size.num_slots
+        assert slots_of(store).num_slots == superbatches_of(loader).job.size.num_slots
         assert slots_of(store).holds_pinned
         for _ in smaller:
             pass
@@ -204,7 +197,7 @@ def test_packed_rows_go_without_pinned_ones(
     store = gnnstore.open(path)
     belady = loader_of(store, num_threads=num_threads)
     packed = loader_of(store, strategy="packed", num_threads=num_threads)
-    assert job_of(packed).size.num_pinned == 0
+    assert superbatches_of(packed).job.size.num_pinned == 0
     taken = iter(belady)
     found = [batch.to_dict() for batch in islice(taken, 5)]
     assert_same_batches(batches_of(packed), expected[:BATCHES])
@@ -221,20 +214,11 @@ def test_a_fork(path: Path, expected: Batches) -> None:
     """The child has the pinned rows of its parent."""
     loader = loader_of(path, num_threads=0)
     assert_same_batches(batches_of(loader), expected[:BATCHES])
-    nodes = [batch["n_id"].numpy() for batch in expected[BATCHES:]]
-    features = [batch["x"].numpy() for batch in expected[BATCHES:]]
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(60)
-            for batch, of_batch, rows in zip(loader, nodes, features, strict=True):
-                assert np.array_equal(batch.n_id.numpy(), of_batch)
-                assert np.array_equal(batch.x.numpy(), rows)
-            status = 0
-        finally:
-            os._exit(status)
-    _, ended = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(ended) == 0
+
+    def check() -> None:
+        for batch, wanted in zip(loader, expected[BATCHES:], strict=True):
+            for name in ("n_id", "x"):
+                assert np.array_equal(batch[name].numpy(), wanted[name].numpy())
+
+    check_in_fork(check)
     assert_same_batches(batches_of(loader), expected[BATCHES:])

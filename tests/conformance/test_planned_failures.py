@@ -1,7 +1,6 @@
 """Planned strategies on a bad day: nothing hangs, nothing is left behind, and the next run works.
 
-What is looked for is a thread that waits for a batch, a superbatch or a disk that will never
-come. Each of these tests would then reach its time limit.
+A thread that waits for a batch, a superbatch or a disk that never comes reaches the time limit.
 """
 
 from __future__ import annotations
@@ -12,9 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -35,12 +32,19 @@ from gnnstore.testing.faults import inject
 from gnnstore.testing.graphs import random_graph
 from gnnstore.threads import interruptible
 from tests.support.batches import Batches, assert_same_batches, batches_of
-from tests.support.forks import ForkServer
-from tests.support.loaders import override_sizes
+from tests.support.forks import ForkServer, check_in_fork
+from tests.support.loaders import (
+    override_sizes,
+    superbatches_of,
+    threads_of_loaders,
+    wait_for,
+    wait_until_nothing_is_left,
+)
 from tests.support.packed import pack
 
 pytestmark = pytest.mark.timeout(120)
 
+PLANNED = [strategy.name for strategy in STRATEGIES if strategy.plans]
 OPTIONS: dict[str, Any] = {"batch_size": 25, "shuffle": True, "seed": 3}
 
 
@@ -54,29 +58,13 @@ def loader_of(path: Any, **options: Any) -> NeighborLoader:
     return NeighborLoader(path, [4, 4], "train", **(defaults | OPTIONS | options))
 
 
-def threads(wait_seconds: float = 10) -> list[str]:
-    """Return the threads that do not end by themselves: one that ends others may still do so."""
-    deadline = time.monotonic() + wait_seconds
-    while True:
-        found = [each.name for each in threading.enumerate() if each.name.startswith("gnnstore")]
-        if not found or time.monotonic() > deadline:
-            return found
-        time.sleep(0.01)
-
-
-def wait_for(condition: Callable[[], object], wait_seconds: float = 20) -> None:
-    deadline = time.monotonic() + wait_seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 # --- a superbatch that is never done with ------------------------------------------------------
 
 
-@pytest.mark.parametrize("superbatch", [1, 2])
+@pytest.mark.parametrize("superbatch", [1, 3])
+@pytest.mark.parametrize("what", ["packed rows", "subgraphs"])
 def test_packed_rows_that_cannot_be_read(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, superbatch: int
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, superbatch: int, what: str
 ) -> None:
     """With many batches in flight the consumer waits for a superbatch beyond the failed one.
 
@@ -86,19 +74,27 @@ def test_packed_rows_that_cannot_be_read(
         path, strategy="packed", superbatch=superbatch, num_threads=4, prefetch_batches=16,
         spill_dir=tmp_path, cache_bytes=1000,
     )  # fmt: skip
-    read, calls = PackedSuperbatch.read, iter(range(10**6))
+    override_sizes(loader, in_memory=what == "packed rows")
+    read_rows, read_subgraph, calls = PackedSuperbatch.read, FileSpool.read, iter(range(10**6))
 
     def failing(self: PackedSuperbatch, *arguments: Any) -> Any:
         if next(calls) == 2:
             raise StorageError("out of order", path="here")
-        return read(self, *arguments)
+        return read_rows(self, *arguments)
 
-    monkeypatch.setattr(PackedSuperbatch, "read", failing)
-    with pytest.raises(StorageError, match="out of order"):
+    def truncated(self: FileSpool, i: int) -> Any:
+        if next(calls) == 3:
+            os.truncate(self.path, 0)
+        return read_subgraph(self, i)
+
+    if what == "packed rows":
+        monkeypatch.setattr(PackedSuperbatch, "read", failing)
+    else:
+        monkeypatch.setattr(FileSpool, "read", truncated)
+    with pytest.raises(StorageError, match=r"out of order|read the subgraph of batch"):
         list(loader)
     monkeypatch.undo()
-    assert not threads()
-    assert not list(tmp_path.iterdir())
+    wait_until_nothing_is_left(tmp_path)
     loader.set_epoch(0)
     assert len(list(loader)) == len(loader)
 
@@ -150,34 +146,9 @@ def test_a_batch_that_fails_between_its_sample_and_its_rows(
     assert is_waited_for.is_set()
     assert not is_held_up
     assert "out of memory" in str(errors[0])
-    assert not threads()
+    wait_for(lambda: not threads_of_loaders())
     loader.set_epoch(0)
     assert len(list(loader)) == len(loader)
-
-
-@pytest.mark.parametrize("superbatch", [1, 3])
-def test_spilled_subgraphs_that_cannot_be_read(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, superbatch: int
-) -> None:
-    loader = override_sizes(
-        loader_of(
-            path, strategy="packed", superbatch=superbatch, num_threads=4, prefetch_batches=16,
-            spill_dir=tmp_path,
-        ),
-        in_memory=False,
-    )  # fmt: skip
-    read, calls = FileSpool.read, iter(range(10**6))
-
-    def failing(self: FileSpool, i: int) -> Any:
-        if next(calls) == 3:
-            os.truncate(self.path, 0)
-        return read(self, i)
-
-    monkeypatch.setattr(FileSpool, "read", failing)
-    with pytest.raises(StorageError, match="read the subgraph of batch"):
-        list(loader)
-    assert not threads()
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("prefetch_batches", [1, 40])
@@ -200,52 +171,30 @@ def test_no_more_than_two_superbatches_are_packed(
     assert 1 <= most <= 2
 
 
-def test_two_superbatches_stay_within_what_is_given_on_disk(
-    path: Path, tmp_path: Path, expected: Batches
-) -> None:
-    """A second one waits until there is room beside, or in place of, the first."""
-    loader = loader_of(
-        path, strategy="packed", superbatch=3, num_threads=2, spill_dir=tmp_path, prefetch_batches=8
-    )
-    superbatches = loader._sources.superbatches
-    assert superbatches is not None
-    list(loader)
-    each = superbatches.job.totals.bytes_spilled // -(-len(loader) // 3)
-    superbatches.job.quota = DiskQuota(each + each // 2)
-    found, most = [], 0
-    loader.set_epoch(0)
-    for batch in loader:
-        found.append(batch.to_dict())
-        # os.walk passes over what is removed meanwhile.
-        files = [Path(of, name) for of, _, names in os.walk(tmp_path) for name in names]
-        packed = [file for file in files if file.parent.name.startswith("packed-")]
-        most = max(most, sum(_size_of(file) for file in packed))
-    assert_same_batches(found, expected)
-    assert 0 < most <= each + each // 2
-
-
 @pytest.mark.parametrize("on_disk", [False, True])
-@pytest.mark.parametrize("share", [0.0, 0.6])
+@pytest.mark.parametrize("share", [0.0, 0.6, 1.5])
 def test_more_is_missed_than_there_is_disk_for(
     path: Path, tmp_path: Path, expected: Batches, share: float, on_disk: bool
 ) -> None:
-    """What does not fit is read from the table."""
-    loader = loader_of(path, strategy="packed", superbatch=6, spill_dir=tmp_path)
-    superbatches = loader._sources.superbatches
-    assert superbatches is not None
+    """What does not fit is read from the table; a second superbatch waits until there is room."""
+    loader = loader_of(
+        path, strategy="packed", superbatch=3, num_threads=2, spill_dir=tmp_path, prefetch_batches=8
+    )
+    job = superbatches_of(loader).job
     if on_disk:
-        superbatches.job.size = replace(superbatches.job.size, table_bytes=256)
+        override_sizes(loader, table_bytes=256)
     list(loader)
-    packed = superbatches.job.totals.bytes_spilled // -(-len(loader) // 6)
-    superbatches.job.quota = DiskQuota(int(share * packed))
+    packed = job.totals.bytes_spilled // -(-len(loader) // 3)
+    job.quota = DiskQuota(int(share * packed))
     loader.set_epoch(0)
     most = 0
     for batch, wanted in zip(loader, expected, strict=True):
         assert_same_batches([batch.to_dict()], [wanted])
+        # os.walk passes over what is removed meanwhile.
         files = [Path(of, name) for of, _, names in os.walk(tmp_path) for name in names]
         runs = [file for file in files if file.parent.name.startswith("packed-")]
         most = max(most, sum(_size_of(file) for file in runs))
-    assert most <= superbatches.job.quota.num_bytes
+    assert most <= job.quota.num_bytes
     assert (most > 0) == (share > 0)
 
 
@@ -278,7 +227,7 @@ def test_there_may_be_nothing_to_pack(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("tiny_disk", ["32k"], indirect=True)
 @pytest.mark.parametrize("num_threads", [0, 2])
-@pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if s.plans])
+@pytest.mark.parametrize("strategy", PLANNED)
 def test_a_disk_that_is_full(
     path: Path, tiny_disk: Path, expected: Batches, strategy: str, num_threads: int
 ) -> None:
@@ -287,15 +236,13 @@ def test_a_disk_that_is_full(
         path, strategy=strategy, superbatch=20, spill_dir=tmp_path, num_threads=num_threads
     )
     override_sizes(loader, in_memory=False)
-    superbatches = loader._sources.superbatches
-    assert superbatches is not None
-    superbatches.job.spill_dir = tiny_disk
+    job = superbatches_of(loader).job
+    job.spill_dir = tiny_disk
     got: list[Any] = []
     with pytest.raises(NoSpaceError, match=r"no space left .* Free "):
         got.extend(loader)
-    assert not list(tiny_disk.iterdir())
-    assert not threads()
-    superbatches.job.spill_dir = tmp_path
+    wait_until_nothing_is_left(tiny_disk)
+    job.spill_dir = tmp_path
     loader.set_epoch(0)
     assert_same_batches(batches_of(loader), expected)
 
@@ -308,8 +255,7 @@ def test_a_disk_that_is_full_while_rows_are_packed(path: Path, tmp_path: Path) -
     ):
         list(loader)
     assert fault.count > 0
-    assert not list(tmp_path.iterdir())
-    assert not threads()
+    wait_until_nothing_is_left(tmp_path)
 
 
 KILLED = """
@@ -364,7 +310,13 @@ def test_an_interrupt_waits_for_the_kernel_that_packs() -> None:
     timer.join()
 
 
-@pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if s.plans])
+def is_clean(directory: Path) -> bool:
+    """Whether neither a thread nor a file is left, once what a traceback held is collected."""
+    gc.collect()
+    return not threads_of_loaders() and not any(directory.iterdir())
+
+
+@pytest.mark.parametrize("strategy", PLANNED)
 @pytest.mark.parametrize("num_threads", [0, 3])
 def test_interrupts_at_any_time(
     path: Path, tmp_path: Path, expected: Batches, strategy: str, num_threads: int
@@ -386,21 +338,16 @@ def test_interrupts_at_any_time(
         except KeyboardInterrupt:
             pass
         timer.join()
-        superbatches = loader._sources.superbatches
-        assert superbatches is not None
+        superbatches = superbatches_of(loader)
         superbatches.lose_slots()  # which ends what is being made
         superbatches._next = None
         # If that came while threads were waited for, they end a little later.
-        deadline = time.monotonic() + 20
-        while threads(0) or any(tmp_path.iterdir()):
-            assert time.monotonic() < deadline, [*threads(0), *tmp_path.rglob("*")]
-            gc.collect()  # what the error's traceback held
-            time.sleep(0.01)
+        wait_for(lambda: is_clean(tmp_path))
     loader.set_epoch(0)
     assert_same_batches(batches_of(loader), expected)
 
 
-@pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if s.plans])
+@pytest.mark.parametrize("strategy", PLANNED)
 def test_an_interrupt_while_an_iteration_is_closed(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
@@ -420,12 +367,7 @@ def test_an_interrupt_while_an_iteration_is_closed(
     with pytest.raises(KeyboardInterrupt):
         running.close()
     del running
-
-    def is_clean() -> bool:
-        gc.collect()
-        return not threads(0) and not any(tmp_path.iterdir())
-
-    wait_for(is_clean)
+    wait_for(lambda: is_clean(tmp_path))
     monkeypatch.undo()
     assert len(list(loader)) == len(loader)
 
@@ -447,35 +389,27 @@ def test_a_batch_that_takes_too_long_to_sample(
     with pytest.raises(TimeoutError, match="batch 7 of epoch 0"):
         got.extend(loader)
     assert len(got) == 7
-    assert not threads()
+    wait_for(lambda: not threads_of_loaders())
     monkeypatch.undo()
     loader.set_epoch(0)
     assert_same_batches(batches_of(loader), expected)
 
 
-@pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if s.plans])
+@pytest.mark.parametrize("strategy", PLANNED)
 def test_a_fork_in_the_middle(path: Path, tmp_path: Path, expected: Batches, strategy: str) -> None:
     """A child that lets go of an iterator, and begins another, takes nothing from its parent."""
     loader = loader_of(path, strategy=strategy, num_threads=2, spill_dir=tmp_path)
     override_sizes(loader, in_memory=False)
     running: Any = iter(loader)
     found = batches_of(islice(running, 2))
-    features = [batch["x"].numpy() for batch in expected]
-    child = os.fork()
-    if child == 0:
-        status = 1
-        signal.alarm(20)  # ends the child if it waits for threads that are not there
-        try:
-            del running
-            loader.set_epoch(0)
-            for batch, rows in zip(loader, features, strict=True):
-                assert np.array_equal(batch.x.numpy(), rows)
-            status = 0
-        finally:
-            os._exit(status)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
+
+    def check() -> None:
+        nonlocal running
+        running = None
+        loader.set_epoch(0)
+        for batch, wanted in zip(loader, expected, strict=True):
+            assert np.array_equal(batch.x.numpy(), wanted["x"].numpy())
+
+    check_in_fork(check)
     found += batches_of(running)
     assert_same_batches(found, expected)
-    del loader, running
-    assert not list(tmp_path.iterdir())

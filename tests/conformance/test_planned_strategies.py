@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import errno
-import gc
 import math
-import os
 import re
-import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import gnnstore
 from gnnstore import NeighborLoader
@@ -31,8 +26,8 @@ from gnnstore.testing.faults import inject
 from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.effort import paired
 from tests.support.graphs import WIDTH, N, graph_of_three_tables
-from tests.support.loaders import override_sizes, slots_of
-from tests.support.references import BATCHES, OPTIONS
+from tests.support.loaders import override_sizes, slots_of, superbatches_of
+from tests.support.references import BATCHES, OPTIONS, add_one, batches_in_memory, keep_half
 
 PLANNED = [strategy.name for strategy in STRATEGIES if strategy.plans]
 
@@ -90,9 +85,7 @@ def test_packed_beside_a_cache_that_stays(
     assert first.rows_cached > 0
     loader.set_epoch(0)
     assert_same_batches(batches_of(loader), expected[:BATCHES])
-    superbatches = loader._sources.superbatches
-    assert superbatches is not None
-    policy = superbatches.job.policy
+    policy = superbatches_of(loader).job.policy
     assert isinstance(policy, Fixed)
     nodes = policy.nodes(loader.stats().cache_rows)
     held = slots_of(store).planned_nodes
@@ -136,10 +129,12 @@ def test_sizes(path: Path, expected: Batches, superbatch: Any, cache_bytes: Any)
         assert node_rows(loader) <= 2 * N, "the rows of both tables are read once at most"
 
 
-def test_under_a_budget(path: Path, expected: Batches) -> None:
-    loader = loader_of(path, memory="40MB", cache_bytes=None, superbatch=None, num_threads=2)
+@pytest.mark.parametrize("memory", ["40MB", "auto"])
+def test_under_a_budget(path: Path, expected: Batches, memory: str) -> None:
+    loader = loader_of(path, memory=memory, cache_bytes=None, superbatch=None, num_threads=2)
     assert_same_batches(batches_of(loader, 2), expected)
     assert "batches planned at a time" in loader.stats().reason
+    assert loader._spare_bytes is not None, "it is a promise"
 
 
 @pytest.mark.parametrize("disk", ["1kB", "100MB"])
@@ -147,18 +142,10 @@ def test_a_budget_of_disk(path: Path, expected: Batches, disk: str) -> None:
     """Plans stay in memory where there is no disk for them."""
     options: dict[str, Any] = {"memory": "20MB", "cache_bytes": None, "num_threads": 1}
     loader = loader_of(path, **options, superbatch=BATCHES, disk=disk)
-    superbatches = loader._sources.superbatches
-    assert superbatches is not None
-    assert superbatches.job.size.plans_in_memory or disk == "100MB"
+    assert superbatches_of(loader).job.size.plans_in_memory or disk == "100MB"
     assert_same_batches(batches_of(loader), expected[:BATCHES])
     with pytest.raises(UsageError, match="has no use for disk="):
         loader_of(path, strategy="static", superbatch=None, disk=disk)
-
-
-def test_memory_auto(path: Path, expected: Batches) -> None:
-    loader = loader_of(path, memory="auto")
-    assert_same_batches(batches_of(loader), expected[:BATCHES])
-    assert loader._spare_bytes is not None, "it is a promise"
 
 
 def node_rows(loader: NeighborLoader) -> int:
@@ -220,60 +207,6 @@ def test_two_iterations_at_once(path: Path, expected: Batches, num_threads: int)
     assert_same_batches([b for _, b in pairs], expected[BATCHES:])
 
 
-def test_validation_in_the_middle(path: Path, expected: Batches) -> None:
-    """Two loaders share the slots, taking turns."""
-    store = gnnstore.open(path)
-    train = loader_of(store)
-    valid = NeighborLoader(
-        store, [4], "valid", batch_size=40, seed=1, strategy="belady", cache_bytes="100kB"
-    )
-    assert shared_tables(store).cached_bytes <= 100_000
-    reference = batches_of(NeighborLoader(path, [4], "valid", batch_size=40, seed=1))
-    found = []
-    for i, batch in enumerate(train):
-        found.append(batch.to_dict())
-        if i % 4 == 3:
-            valid.set_epoch(0)
-            assert_same_batches(batches_of(valid), reference)
-    assert_same_batches(found, expected[:BATCHES])
-    train.set_epoch(1)
-    assert_same_batches(batches_of(train), expected[BATCHES:])
-
-
-@pytest.mark.parametrize("taken_back", [False, True])
-def test_validation_while_the_next_epoch_waits(
-    path: Path, expected: Batches, monkeypatch: pytest.MonkeyPatch, taken_back: bool
-) -> None:
-    """Another loader that begins between epochs takes the slots that the next was planned for."""
-    finish, made = Producer.finish, threading.Semaphore(0)
-
-    def finish_and_tell(maker: Producer, sampled: Superbatch) -> Superbatch:
-        try:
-            return finish(maker, sampled)
-        finally:
-            made.release()
-
-    monkeypatch.setattr(Producer, "finish", finish_and_tell)
-    store = gnnstore.open(path)
-    train = loader_of(store, superbatch=BATCHES, num_threads=2)
-    valid = NeighborLoader(
-        store, [4], "valid", batch_size=40, seed=1, strategy="belady", cache_bytes="100kB"
-    )
-    found = []
-    for batch in train:
-        found.append(batch.to_dict())
-        if len(found) == BATCHES:
-            assert made.acquire(timeout=60), "this epoch"
-            assert made.acquire(timeout=60), "the next one"
-            validation: Any = iter(valid)
-            next(validation)
-            if taken_back:
-                validation.close()
-    assert_same_batches(found, expected[:BATCHES])
-    assert_same_batches(batches_of(train), expected[BATCHES:])
-    validation.close()
-
-
 @pytest.mark.parametrize("strategy", ["belady", "packed"])
 @pytest.mark.parametrize("validates", [False, True])
 def test_loop_that_counts_batches_leaves_the_slots(
@@ -298,24 +231,28 @@ def test_loop_that_counts_batches_leaves_the_slots(
         assert train.stats().rows_read == alone.stats().rows_read
 
 
+@pytest.mark.parametrize("strategy", PLANNED)
 def test_validation_in_the_middle_takes_nothing_from_training(
-    path: Path, expected: Batches, caplog: pytest.LogCaptureFixture
+    path: Path, expected: Batches, caplog: pytest.LogCaptureFixture, strategy: str
 ) -> None:
     """The slots belong to the iteration that is open: validation reads all of its rows."""
     store = gnnstore.open(path)
-    options: dict[str, Any] = {"strategy": "belady", "cache_bytes": "100kB", "superbatch": BATCHES}
+    options: dict[str, Any] = {"strategy": strategy, "cache_bytes": "100kB", "superbatch": BATCHES}
     options["prefetch_batches"] = 1  # so that the last batches have no rows yet
     train, alone = loader_of(store, **options), loader_of(path, **options)
     valid = NeighborLoader(store, [4], "valid", batch_size=40, seed=1, **options)
+    reference = batches_of(NeighborLoader(path, [4], "valid", batch_size=40, seed=1))
     found = []
     for i, batch in enumerate(train):
         found.append(batch.to_dict())
         if i in (1, 5):
-            assert len(batches_of(valid)) == len(valid)
+            valid.set_epoch(0)
+            assert_same_batches(batches_of(valid), reference)
     assert_same_batches(found, expected[:BATCHES])
     assert_same_batches(batches_of(alone), expected[:BATCHES])
-    assert train.stats().rows_read == alone.stats().rows_read
-    assert valid.stats().rows_cached == 0
+    for name in ("rows_read", "reads", "bytes_packing"):
+        assert getattr(train.stats(), name) == getattr(alone.stats(), name)
+    assert valid.stats().rows_cached == valid.stats().bytes_packing == 0
     told = [each for each in caplog.records if "another iteration" in each.getMessage()]
     assert len(told) == 1, "once for each loader"
     # Once no other iteration is open, it has slots of its own.
@@ -373,40 +310,11 @@ def test_a_smaller_budget_takes_memory_back(path: Path, expected: Batches) -> No
     assert_same_batches(batches_of(large), expected[BATCHES:])
 
 
-def test_resumed_with_another_strategy(path: Path, expected: Batches) -> None:
-    loader = loader_of(path)
-    for _ in islice(loader, 7):
-        pass
-    state = loader.state_dict()
-    for options in ({"strategy": "packed", "superbatch": 2}, {"strategy": "belady"}):
-        other = loader_of(path, **options)
-        other.load_state_dict(state)
-        assert_same_batches(batches_of(other, 2), expected[7:])
-    plain = NeighborLoader(path, [4, 4], "train", strategy="mmap", **OPTIONS)
-    plain.load_state_dict(state)
-    assert_same_batches(batches_of(plain), expected[7:BATCHES])
-
-
 def test_sampler_output_that_is_changed(path: Path) -> None:
     """Rows follow the nodes that are left, or added, by `transform_sampler_output`."""
-
-    def keep_half(out: Any) -> Any:
-        out.node = out.node[: len(out.node) // 2]
-        inside = (out.row < len(out.node)) & (out.col < len(out.node))
-        out.row, out.col, out.edge = out.row[inside], out.col[inside], out.edge[inside]
-        return out
-
-    def add_one(out: Any) -> Any:
-        missing = next(v for v in range(N) if v not in out.node)
-        out.node = torch.cat([out.node, torch.tensor([missing])])
-        return out
-
     for change in (keep_half, add_one):
         found = batches_of(loader_of(path, transform_sampler_output=change), 2)
-        plain = NeighborLoader(
-            path, [4, 4], "train", strategy="memory", transform_sampler_output=change, **OPTIONS
-        )
-        assert_same_batches(found, batches_of(plain, 2))
+        assert_same_batches(found, batches_in_memory(path, transform_sampler_output=change))
 
 
 def test_batches_on_demand(path: Path) -> None:
@@ -480,32 +388,6 @@ def test_a_read_that_fails(path: Path, expected: Batches, num_threads: int) -> N
     assert len(done) < BATCHES
     loader.set_epoch(0)
     assert_same_batches(batches_of(loader), expected[:BATCHES])
-
-
-def test_a_damaged_spill(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    loader = loader_of(path, spill_dir=tmp_path, num_threads=3)
-    override_sizes(loader, in_memory=False)
-    with pytest.raises(gnnstore.errors.CorruptStoreError):  # noqa: PT012 - one that comes late
-        for _ in loader:
-            # Again and again: a file may still be written, over what was damaged.
-            for spilled in filter(Path.is_file, tmp_path.rglob("*")):
-                with suppress(FileNotFoundError), spilled.open("r+b") as file:
-                    if (size := os.fstat(file.fileno()).st_size) > 10_000:
-                        file.seek(size // 2)
-                        file.write(b"\xff" * 5000)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_forgotten_iterator_leaves_nothing(path: Path, tmp_path: Path) -> None:
-    loader = loader_of(path, spill_dir=tmp_path)
-    override_sizes(loader, in_memory=False)
-    running = iter(loader)
-    next(running)
-    assert list(tmp_path.iterdir())
-    del running
-    gc.collect()
-    assert not list(tmp_path.iterdir())
-    assert not [t for t in threading.enumerate() if t.name.startswith("gnnstore")]
 
 
 def test_a_directory_that_is_not_there(path: Path, tmp_path: Path) -> None:
