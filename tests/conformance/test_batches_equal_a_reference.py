@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -360,47 +359,3 @@ def test_invariants_of_finite_fanouts(
                 newest = max(newest, source + 1)
             assert newest == ends[hop + 2]
         check_attributes(batch, data)
-
-
-@pytest.mark.parametrize("subgraph_type", ["directional", "induced"])
-@pytest.mark.parametrize("given", ["mask", "index", "all"])
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.filterwarnings("ignore:.*without a 'pyg-lib' installation:UserWarning")
-def test_equal_to_torch_geometric_itself_where_it_can_sample(  # noqa: PLR0917
-    store: gnnstore.GraphStore,
-    data: Data,
-    subgraph_type: str,
-    given: str,
-    shuffle: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from torch_geometric import typing  # noqa: PLC0415
-    from torch_geometric.loader import NeighborLoader  # noqa: PLC0415
-    from torch_geometric.sampler import utils  # noqa: PLC0415
-    from torch_geometric.utils import index_sort  # noqa: PLC0415
-
-    if not (typing.WITH_PYG_LIB or typing.WITH_TORCH_SPARSE):
-        pytest.skip("torch_geometric samples only with pyg-lib or torch-sparse installed")
-    # torch's sort, which PyG falls back to, leaves the order within a column to chance.
-    monkeypatch.setattr(utils, "index_sort", partial(index_sort, stable=True))
-    input_nodes = {"mask": MASK, "index": INDEX, "all": None}[given]
-    num_seeds = {"mask": int(MASK.sum()), "index": len(INDEX), "all": N}[given]
-    order = np.random.default_rng(0).permutation(num_seeds).tolist()
-    options: dict[str, Any] = {
-        "input_nodes": input_nodes,
-        "batch_size": B,
-        "subgraph_type": subgraph_type,
-        "sampler": order if shuffle else None,
-    }
-    theirs = NeighborLoader(data, [-1, -1], **options)
-    ours = gnnstore.NeighborLoader(store, [-1, -1], **options)
-    assert len(theirs) == len(ours)
-    for expected, batch in zip(theirs, ours, strict=True):
-        # torch-sparse does not count the nodes and edges of a hop.
-        uncounted = {"num_sampled_nodes", "num_sampled_edges"}
-        assert set(batch.keys()) - uncounted == set(expected.keys()) - uncounted
-        for name, value in expected.to_dict().items():
-            if isinstance(value, Tensor):
-                same(batch[name], value)
-            else:
-                assert batch[name] == value

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from gnnstore.errors import NotFoundError, UsageError
 from gnnstore.nn import AdjT
 from gnnstore.testing import assert_resumes
 from tests.support.batches import assert_same_batches, batches_of
-from tests.support.csr import WIDTH, assert_sound, looped_graph
+from tests.support.csr import WIDTH, assert_those_of, looped_graph
 from tests.support.packed import pack
 from tests.support.references import OPTIONS
 
@@ -45,28 +44,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pack(path, [4, 4], output=path.with_name("packed"))
     partition(path, 4, name="spread", seed=3)
     return path
-
-
-def assert_those_of(csr: Iterable[Any], coo: Iterable[Any], adj_value: str | None = None) -> None:
-    """Check that two loaders give the same batches but for the format of edges."""
-    count = 0
-    for ours, theirs in zip(csr, coo, strict=True):
-        count += 1
-        given, expected = ours.to_dict(), theirs.to_dict()
-        adj_t, edge_index = given.pop("adj_t"), expected.pop("edge_index")
-        if adj_value is not None:
-            values = expected.pop(adj_value).reshape(-1).float()
-            assert torch.equal(adj_t.values(), values)
-        assert adj_t.has_values == (adj_value is not None)
-        assert given.keys() == expected.keys()
-        for name, value in expected.items():
-            assert_same_batches([{name: given[name]}], [{name: value}])
-        hops = None
-        if "num_sampled_nodes" in expected:
-            hops = (expected["num_sampled_nodes"], expected["num_sampled_edges"])
-        assert_sound(adj_t, edge_index, hops)
-        assert (ours.num_nodes, ours.num_edges) == (theirs.num_nodes, theirs.num_edges)
-    assert count > 1
 
 
 @pytest.mark.parametrize("adj_value", [None, "edge_weight", "edge_attr"])

@@ -10,7 +10,6 @@ import errno
 import gc
 import os
 import shutil
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -20,23 +19,29 @@ from torch_geometric.sampler import SamplerOutput
 
 import gnnstore
 from gnnstore import NeighborLoader
-from gnnstore.disk.engines import ENGINES, probe_engines
 from gnnstore.errors import InputError, StorageError
 from gnnstore.graph.shared import shared_tables
 from gnnstore.testing.faults import inject
-from tests.support.batches import assert_same_batches, batches_of
+from tests.support.batches import Batches, assert_same_batches, batches_of
+from tests.support.effort import paired
+from tests.support.engines import available
 from tests.support.graphs import N
+from tests.support.loaders import threads_of_loaders
 from tests.support.references import OPTIONS
 
 LIMIT_SECONDS = 5.0
-
-UNAVAILABLE = {p.name: p.detail for p in probe_engines(Path(__file__)) if not p.is_available}
 
 
 @pytest.fixture
 def own(path: Path, tmp_path: Path) -> Path:
     """Copy the store, to damage it."""
     return Path(shutil.copytree(path, tmp_path / "own.gnn"))
+
+
+def loader_of(path: Path, engine: str, cache: str | None = None, **options: Any) -> NeighborLoader:
+    given: dict[str, Any] = {"cache": cache, "cache_bytes": 60_000 if cache else None}
+    given |= {"strategy": "direct", "io_engine": engine, **OPTIONS, **options}
+    return NeighborLoader(path, [4, 4], "train", **given)
 
 
 @pytest.mark.parametrize("strategy", ["direct", "static"])
@@ -55,8 +60,7 @@ def test_a_read_only_store(own: Path, expected: list[Any], strategy: str) -> Non
 
 
 def threads_and_descriptors() -> tuple[list[str], int]:
-    names = [t.name for t in threading.enumerate() if t.name.startswith("gnnstore")]
-    return names, len(list(Path("/proc/self/fd").iterdir()))
+    return threads_of_loaders(), len(list(Path("/proc/self/fd").iterdir()))
 
 
 def check_that_nothing_is_left(before: tuple[list[str], int]) -> None:
@@ -66,22 +70,11 @@ def check_that_nothing_is_left(before: tuple[list[str], int]) -> None:
     assert descriptors <= before[1], "an engine that has failed is closed"
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("cache", [None, "degree"])
 def test_files_that_are_removed_while_training(
-    own: Path, expected: list[Any], engine: str, cache: str | None
+    own: Path, expected: Batches, engine: str, cache: str | None
 ) -> None:
-    if engine in UNAVAILABLE:
-        pytest.skip(UNAVAILABLE[engine])
-    options: dict[str, Any] = {"io_engine": engine, "cache": cache, **OPTIONS}
-    loader = NeighborLoader(
-        own,
-        [4, 4],
-        "train",
-        strategy="direct",
-        cache_bytes=60_000 if cache else None,
-        **options,
-    )
+    loader = loader_of(own, engine, cache)
     running = iter(loader)
     found = [next(running).to_dict()]
     shutil.rmtree(own)
@@ -94,25 +87,11 @@ def data_files(store: Path, attribute: str) -> list[Path]:
     return [file for file in directory.rglob("c*") if file.is_file()]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("cache", [None, "frequency"])
-@pytest.mark.parametrize("num_threads", [0, 3])
+@pytest.mark.parametrize(("cache", "num_threads"), [(None, 0), ("frequency", 3)])
 def test_files_that_are_truncated_while_training(
     own: Path, engine: str, cache: str | None, num_threads: int
 ) -> None:
-    if engine in UNAVAILABLE:
-        pytest.skip(UNAVAILABLE[engine])
-    loader = NeighborLoader(
-        own,
-        [4, 4],
-        "train",
-        strategy="direct",
-        io_engine=engine,
-        cache=cache,
-        cache_bytes=60_000 if cache else None,
-        num_threads=num_threads,
-        **OPTIONS,
-    )
+    loader = loader_of(own, engine, cache, num_threads=num_threads)
     batches_of(loader)
     before = threads_and_descriptors()
     (file,) = data_files(own, "x")
@@ -158,34 +137,24 @@ def test_ids_out_of_range(path: Path, strategy: str, bad: int) -> None:
         next(iter(loader))
 
 
-# Where an engine learns that a read failed or came short; a mapping has no such place.
-READ_CALLS: list[tuple[str, Any]] = [("io_uring", "io_uring_read"), ("pread", "pread")]
+@pytest.fixture(params=[("io_uring", "io_uring_read"), ("pread", "pread")], ids=str)
+def read_call(request: pytest.FixtureRequest, path: Path) -> tuple[str, Any]:
+    """Return an engine and what it reads by, which may fail or come short; a mapping has none."""
+    available(request.param[0], path)
+    found: tuple[str, Any] = request.param
+    return found
 
 
-@pytest.mark.parametrize(("engine", "call"), READ_CALLS)
-@pytest.mark.parametrize("cache", [None, "degree"])
-@pytest.mark.parametrize("num_threads", [0, 2])
-def test_a_disk_that_fails_while_training(  # noqa: PLR0917
+@pytest.mark.parametrize(("cache", "num_threads"), paired([None, "degree"], [0, 2], 1))
+def test_a_disk_that_fails_while_training(
     path: Path,
-    expected: list[Any],
-    engine: str,
-    call: Any,
+    expected: Batches,
+    read_call: tuple[str, Any],
     cache: str | None,
     num_threads: int,
 ) -> None:
-    if engine in UNAVAILABLE:
-        pytest.skip(UNAVAILABLE[engine])
-    loader = NeighborLoader(
-        path,
-        [4, 4],
-        "train",
-        strategy="direct",
-        io_engine=engine,
-        cache=cache,
-        cache_bytes=60_000 if cache else None,
-        num_threads=num_threads,
-        **OPTIONS,
-    )
+    engine, call = read_call
+    loader = loader_of(path, engine, cache, num_threads=num_threads)
     batches_of(loader)
     loader.set_epoch(0)
     before = threads_and_descriptors()
@@ -203,26 +172,24 @@ def test_a_disk_that_fails_while_training(  # noqa: PLR0917
     assert_same_batches(batches_of(loader, 2), expected)  # and then it goes on
 
 
-@pytest.mark.parametrize(("engine", "call"), READ_CALLS)
 @pytest.mark.parametrize(
     "fault", [{"errno": errno.EINTR}, {"errno": errno.EAGAIN}, {"short_bytes": 512}]
 )
 def test_a_disk_that_hesitates(
-    path: Path, expected: list[Any], engine: str, call: Any, fault: dict[str, int]
+    path: Path, expected: Batches, read_call: tuple[str, Any], fault: dict[str, int]
 ) -> None:
-    if engine in UNAVAILABLE:
-        pytest.skip(UNAVAILABLE[engine])
-    loader = NeighborLoader(path, [4, 4], "train", strategy="direct", io_engine=engine, **OPTIONS)
+    engine, call = read_call
+    loader = loader_of(path, engine)
     with inject(call, skip=5, times=20, **fault) as faults:
         found = batches_of(loader, 2)
     assert faults.count == 20
     assert_same_batches(found, expected)
 
 
-@pytest.mark.parametrize(("engine", "call"), READ_CALLS)
-def test_a_disk_that_fails_while_the_cache_is_filled(path: Path, engine: str, call: Any) -> None:
-    if engine in UNAVAILABLE:
-        pytest.skip(UNAVAILABLE[engine])
+def test_a_disk_that_fails_while_the_cache_is_filled(
+    path: Path, read_call: tuple[str, Any]
+) -> None:
+    engine, call = read_call
     store = gnnstore.open(path)
     options: dict[str, Any] = {"strategy": "static", "io_engine": engine, **OPTIONS}
     # The first read tries the engine out.
@@ -244,8 +211,7 @@ def test_a_ring_that_cannot_be_made_says_what_helps(
     path: Path, code: int, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine worked when the loader was made; a thread that needs one more gets none."""
-    if "io_uring" in UNAVAILABLE:
-        pytest.skip(UNAVAILABLE["io_uring"])
+    available("io_uring", path)
     monkeypatch.setattr("gnnstore.disk.engines._readers", {})  # those of other loaders have rings
     loader = NeighborLoader(path, [4], strategy="direct", io_engine="io_uring", **OPTIONS)
     with (

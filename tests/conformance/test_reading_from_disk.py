@@ -54,13 +54,10 @@ def store(path: Path) -> gnnstore.GraphStore:
 
 
 @pytest.mark.parametrize("num_threads", [0, 1, 2, 4])
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("cache", [None, "degree", "frequency"])
 def test_batches_are_the_same(
     path: Path, expected: Batches, num_threads: int, engine: str, cache: str | None
 ) -> None:
-    if engine in UNAVAILABLE:
-        pytest.skip(UNAVAILABLE[engine])
     loader = NeighborLoader(
         path,
         [4, 4],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from gnnstore.errors import NotFoundError, UsageError
 from gnnstore.nn import AdjT, trim
 from gnnstore.testing import assert_resumes
 from tests.support.batches import assert_same_batches, batches_of
-from tests.support.csr import assert_sound
+from tests.support.csr import assert_those_of
 from tests.support.hetero import AT, CITES, TEACHES, WRITES, WRITTEN_BY, hetero_store, make_hetero
 from tests.support.packed import pack
 
@@ -64,29 +64,6 @@ def weighted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def loader_of(path: Path, **options: Any) -> NeighborLoader:
     arguments = {"num_neighbors": [3, 2], "input_nodes": TRAIN} | OPTIONS | options
     return NeighborLoader(path, **arguments)
-
-
-def assert_those_of(csr: Iterable[Any], coo: Iterable[Any], adj_value: str | None = None) -> None:
-    """Check that two loaders give the same batches but for the format of edges."""
-    count = 0
-    for ours, theirs in zip(csr, coo, strict=True):
-        count += 1
-        assert (ours.num_nodes, ours.num_edges) == (theirs.num_nodes, theirs.num_edges)
-        assert ours.edge_types == theirs.edge_types
-        for source, relation, target in theirs.edge_types:
-            kind = (source, relation, target)
-            given, expected = ours[kind], theirs[kind]
-            adj_t, edge_index = given.pop("adj_t"), expected.pop("edge_index")
-            assert adj_t.size() == (theirs[target].num_nodes, theirs[source].num_nodes)
-            assert adj_t.has_values == (adj_value in expected)
-            if adj_t.has_values:
-                assert torch.equal(adj_t.values(), expected.pop(adj_value).float())
-            hops = None
-            if "num_sampled_edges" in expected:
-                hops = (theirs[source].num_sampled_nodes, expected.num_sampled_edges)
-            assert_sound(adj_t, edge_index, hops)
-        assert_same_batches([ours.to_dict()], [theirs.to_dict()])
-    assert count > 1
 
 
 @pytest.mark.parametrize("adj_value", [None, "w"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 import gnnstore
 from gnnstore.nn import AdjT
 from gnnstore.testing.graphs import GraphArrays, random_graph
+from gnnstore.testing.resume import assert_same_batches
 
 WIDTH = 6
 
@@ -65,3 +67,27 @@ def assert_sound(adj_t: AdjT, edge_index: Tensor, hops: Any = None) -> None:
         else:
             assert each.values is None
     assert {adj_t.crow_indices().dtype, adj_t.col_indices().dtype} == {torch.int32}
+
+
+def assert_those_of(csr: Iterable[Any], coo: Iterable[Any], adj_value: str | None = None) -> None:
+    """Check that two loaders give the same batches but for the format of edges."""
+    count = 0
+    for ours, theirs in zip(csr, coo, strict=True):
+        count += 1
+        assert (ours.num_nodes, ours.num_edges) == (theirs.num_nodes, theirs.num_edges)
+        for given, expected in zip(ours.edge_stores, theirs.edge_stores, strict=True):
+            kind = expected._key
+            source, target = (
+                (theirs, theirs) if kind is None else (theirs[kind[0]], theirs[kind[2]])
+            )
+            adj_t, edge_index = given.pop("adj_t"), expected.pop("edge_index")
+            assert adj_t.size() == (target.num_nodes, source.num_nodes)
+            assert adj_t.has_values == (adj_value in expected)
+            if adj_t.has_values:
+                assert torch.equal(adj_t.values(), expected.pop(adj_value).reshape(-1).float())
+            hops = None
+            if "num_sampled_edges" in expected:
+                hops = (source.num_sampled_nodes, expected.num_sampled_edges)
+            assert_sound(adj_t, edge_index, hops)
+        assert_same_batches([ours.to_dict()], [theirs.to_dict()])
+    assert count > 1
