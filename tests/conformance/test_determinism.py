@@ -35,28 +35,6 @@ def expected(path: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 4])
-@pytest.mark.parametrize(
-    ("strategy", "topology"),
-    [("memory", "memory"), ("mmap", "memory"), ("mmap", "mmap"), ("direct", "mmap")],
-)
-@pytest.mark.ways("memory")  # each case says how to read
-def test_threads_and_strategy(
-    path: Path, expected: list[str], num_threads: int, strategy: str, topology: str
-) -> None:
-    loader = NeighborLoader(
-        path,
-        [5, 5],
-        "train",
-        num_threads=num_threads,
-        prefetch_batches=num_threads + 3,
-        strategy=strategy,
-        topology=topology,
-        **OPTIONS,
-    )
-    assert digests(loader, 2) == expected
-
-
 def test_a_budget_changes_nothing(path: Path, expected: list[str], way_of_reading: Any) -> None:
     memory = "40MB" if way_of_reading.reads_disk else "2MB"  # each thread takes 8 MB for reads
     assert digests(NeighborLoader(path, [5, 5], "train", memory=memory, **OPTIONS), 2) == expected
@@ -68,12 +46,6 @@ def test_two_iterators_at_once(path: Path, expected: list[str]) -> None:
     pairs = list(zip(first, second, strict=True))
     found = [digest_of(a) for a, _ in pairs] + [digest_of(b) for _, b in pairs]
     assert found == expected
-
-
-def test_an_epoch_that_was_left_early(path: Path, expected: list[str]) -> None:
-    loader = NeighborLoader(path, [5, 5], "train", num_threads=2, **OPTIONS)
-    next(iter(loader))
-    assert digests(loader) == expected[len(expected) // 2 :]
 
 
 def test_other_loaders_at_the_same_time(path: Path, expected: list[str]) -> None:

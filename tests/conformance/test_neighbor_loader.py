@@ -156,12 +156,6 @@ def test_the_last_batch(store: gnnstore.GraphStore, drop_last: bool) -> None:
     assert len(loader) == len(sizes)
 
 
-def test_no_seeds_no_batches(store: gnnstore.GraphStore) -> None:
-    for shuffle in (False, True):
-        loader = NeighborLoader(store, [2], [], batch_size=4, shuffle=shuffle)
-        assert (list(loader), len(loader)) == ([], 0)
-
-
 def test_fanouts_as_num_neighbors(store: gnnstore.GraphStore) -> None:
     for fanouts in ((2, 3), NumNeighbors([2, 3])):
         batch = NeighborLoader(store, fanouts, seed=5)([7])
@@ -635,13 +629,6 @@ def test_batches_are_pinned_for_any_accelerator_that_can(
     assert len(pinned) == (2 if is_pinned else 0)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_pinning_without_a_gpu_warns(store: gnnstore.GraphStore) -> None:
-    with pytest.warns(UserWarning, match="no accelerator is found"):
-        loader = NeighborLoader(store, [2], [1], pin_memory=True)
-    assert next(iter(loader)).n_id[0] == 1
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("transform", [None, lambda batch: (batch, batch.x + 1)])
 def test_pinning(store: gnnstore.GraphStore, transform: Callable[[Data], Any] | None) -> None:
@@ -765,19 +752,6 @@ def test_the_choice_is_logged(store: gnnstore.GraphStore, caplog: pytest.LogCapt
         loader = NeighborLoader(store, [2])
     messages = [record.message for record in caplog.records if "loaders" in record.name]
     assert messages == [f"{store.path}: {loader.stats().reason}"]
-
-
-@pytest.mark.ways("memory")
-def test_loaders_on_one_store_share_what_they_hold(path: Path) -> None:
-    store = gnnstore.open(path)
-    first = NeighborLoader(store, [2], strategy="memory")
-    second = NeighborLoader(store, [2], strategy="memory")
-    tables = [
-        loader._assembler._node_attributes["x"].rows.table.ctypes.data  # type: ignore[attr-defined]
-        for loader in (first, second)
-    ]
-    assert tables[0] == tables[1]
-    assert first.node_sampler.sampler.csc is second.node_sampler.sampler.csc
 
 
 def test_tensors_of_a_batch_may_be_kept_and_changed(store: gnnstore.GraphStore) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,10 @@ import pytest
 import torch
 
 import gnnstore
-from gnnstore import EmbeddingTable, LinkNeighborLoader, PartitionPolicy, RowwiseAdagrad
+from gnnstore import Adagrad, EmbeddingTable, LinkNeighborLoader, PartitionPolicy, RowwiseAdagrad
 from gnnstore.budget.ledger import Reservation
 from gnnstore.converters.partitions.partition import partition
-from gnnstore.errors import BudgetError, UsageError
+from gnnstore.errors import BudgetError, StorageError, UsageError
 from gnnstore.partitions.followers import Slots
 from gnnstore.partitions.rows import PartitionFiles, PartitionSlots
 from gnnstore.testing.graphs import random_graph
@@ -48,27 +49,35 @@ def loss_of(table: EmbeddingTable, batch: Any) -> torch.Tensor:
     return torch.nn.functional.binary_cross_entropy_with_logits(scores, batch.edge_label)
 
 
-def train(table: EmbeddingTable, loader: Any, num_epochs: int = 1) -> list[float]:
-    optimizer, losses = RowwiseAdagrad(table, lr=0.3), []
+def step(table: EmbeddingTable, optimizer: Any, batch: Any) -> float:
+    """Learn from a batch, and return its loss."""
+    loss = loss_of(table, batch)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def train(
+    table: EmbeddingTable, loader: Any, num_epochs: int = 1, optimizer: Any = RowwiseAdagrad
+) -> list[float]:
+    optimizer, losses = optimizer(table, lr=0.3), []
     for _ in range(num_epochs):
-        for batch in loader:
-            loss = loss_of(table, batch)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
+        losses += [step(table, optimizer, batch) for batch in loader]
     return losses
 
 
-def test_rows_are_those_of_a_table_in_memory(store: gnnstore.GraphStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimizer", [Adagrad, RowwiseAdagrad])
+@pytest.mark.parametrize("num_threads", [0, 3])
+def test_rows_are_those_of_a_table_in_memory(
+    store: gnnstore.GraphStore, tmp_path: Path, optimizer: Any, num_threads: int
+) -> None:
     """Whoever prepares batches, and whether rows leave memory and come back."""
     losses, rows = [], []
-    for name, options, how in (
-        ("whole", {"partitions": None}, {"num_threads": 0}),
-        ("parts", {}, {"num_threads": 3, "prefetch_batches": 8}),
-    ):
-        table = table_of(store, tmp_path / name, **options)
-        losses.append(train(table, loader_of(store, table, **how), 2))
+    for name, partitions in (("whole", None), ("parts", POLICY)):
+        table = table_of(store, tmp_path / name, partitions=partitions, optimizer=optimizer.RULE)
+        how = {"num_threads": num_threads if partitions else 0, "prefetch_batches": 8}
+        losses.append(train(table, loader_of(store, table, **how), 2, optimizer))
         rows.append(table[:].detach().clone())
         table.close()
     assert losses[0] == losses[1]
@@ -92,10 +101,7 @@ def test_ranks_in_the_middle_of_an_epoch_go_by_all_rows(
         table = table_of(store, tmp_path / name, **options)
         optimizer = RowwiseAdagrad(table, lr=0.3)
         for batch in loader_of(store, table):
-            loss = loss_of(table, batch)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            step(table, optimizer, batch)
             at.setdefault(name, []).append(ranks(table))
         table.close()
     assert len(at["whole"]) > 6, "some states of some batches"
@@ -104,19 +110,18 @@ def test_ranks_in_the_middle_of_an_epoch_go_by_all_rows(
     assert ranks(torch.zeros(150, 3)).eq(1 + 149 / 2).all(), "a model that knows nothing"
 
 
-def test_training_goes_on_from_a_commit(store: gnnstore.GraphStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stop", [1, 3, 7])
+def test_training_goes_on_from_a_commit(
+    store: gnnstore.GraphStore, tmp_path: Path, stop: int
+) -> None:
     whole = table_of(store, tmp_path / "whole")
     expected = train(whole, loader_of(store, whole))
     whole.close()
     table = table_of(store, tmp_path / "parts")
     loader, optimizer, found = loader_of(store, table), RowwiseAdagrad(table, lr=0.3), []
     for batch in loader:
-        loss = loss_of(table, batch)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        found.append(loss.item())
-        if len(found) == 7:
+        found.append(step(table, optimizer, batch))
+        if len(found) == stop:
             break
     table.commit()
     table.close()
@@ -124,7 +129,7 @@ def test_training_goes_on_from_a_commit(store: gnnstore.GraphStore, tmp_path: Pa
     resumed = loader_of(store, again)
     position = again.position()
     assert position is not None
-    assert position["batches"] == 7
+    assert position["batches"] == stop
     resumed.load_state_dict(position)
     assert found + train(again, resumed) == expected
     again.close()
@@ -234,11 +239,7 @@ def test_loaders_take_turns(store: gnnstore.GraphStore, tmp_path: Path) -> None:
             assert name == "alone" or len(table._buffer.resident()) <= 4 or number % 3 == 1
             if number % 3 == 1:  # whose rows may be away: they are back with the next batch
                 continue
-            loss = loss_of(table, batch)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            found.append(loss.item())
+            found.append(step(table, optimizer, batch))
         expected.append(found)
         commit, state = table.commit(), loader.state_dict()
         rows.append(table[:].detach().clone())
@@ -333,10 +334,7 @@ def steps_of(table: EmbeddingTable, loader: Any, **how: bool) -> Any:
         if batch is None:
             return
         table.train()
-        loss = loss_of(table, batch)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        step(table, optimizer, batch)
         yield
 
 
@@ -466,3 +464,39 @@ def test_slots_take_the_memory_that_is_reserved_for_them(
     )
     held = sum(rows.resident_bytes for rows in slots._tables.values())
     assert reserved == held
+
+
+def test_a_read_ahead_that_fails_reaches_the_loop(
+    store: gnnstore.GraphStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that have changed can still be committed."""
+    table = table_of(store, tmp_path / "t")
+    loader, optimizer = loader_of(store, table), RowwiseAdagrad(table, lr=0.3)
+    for batch in loader:
+        step(table, optimizer, batch)
+    table.commit()
+    slots, learned = table.path / "slots", table[:]
+    preadv = os.preadv
+
+    def fail(descriptor: int, *arguments: Any) -> int:
+        if Path(f"/proc/self/fd/{descriptor}").readlink() == slots:
+            raise OSError(5, "Input/output error")
+        return preadv(descriptor, *arguments)
+
+    def until_it_fails() -> None:
+        for number, batch in enumerate(loader):
+            if number == 0:
+                monkeypatch.setattr(os, "preadv", fail)
+            step(table, optimizer, batch)
+
+    with pytest.raises(StorageError, match=r"slots: Input/output error") as caught:
+        until_it_fails()
+    assert caught.value.path == str(slots)
+    assert caught.value.offset is not None
+    monkeypatch.undo()
+    now = table[:]
+    assert not torch.equal(now, learned)
+    table.commit()
+    assert torch.equal(table[:], now)
+    assert gnnstore.verify(table.path).ok
+    table.close()

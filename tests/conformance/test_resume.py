@@ -28,7 +28,6 @@ import gnnstore
 from gnnstore import GraphStore, NeighborLoader, UsageError
 from gnnstore.converters import from_rmat
 from tests.support.batches import digest_of, digests
-from tests.support.forks import ForkServer
 
 NUM_SEEDS = 150
 BATCH_SIZE = 32
@@ -117,29 +116,6 @@ def resumed(loader: NeighborLoader, state: dict[str, Any]) -> NeighborLoader:
     return loader
 
 
-def test_six_points(store: GraphStore) -> None:
-    """Go through what torchdata asks of whatever has a state, with one and the same object."""
-    loader = make(store, shuffle=True, num_threads=2)
-    initial = loader.state_dict()
-    batches = iter(loader)
-    first = [digest_of(next(batches)) for _ in range(2)]
-    middle = loader.state_dict()
-    first += [digest_of(batch) for batch in batches]
-    end = loader.state_dict()
-    second = digests(loader)
-
-    loader.load_state_dict(middle)
-    assert digests(loader) == first[2:]
-    assert digests(loader) == second
-    loader.load_state_dict(initial)
-    assert digests(loader) == first
-    assert digests(loader) == second
-    loader.load_state_dict(end)
-    assert digests(loader) == second
-    loader = resumed(make(store, shuffle=True), end)
-    assert digests(loader) == second
-
-
 WAYS: list[dict[str, Any]] = [
     {"strategy": "memory"},
     {"strategy": "mmap", "num_threads": 1},
@@ -147,6 +123,8 @@ WAYS: list[dict[str, Any]] = [
     {"strategy": "direct", "io_engine": "pread", "num_threads": 4},
     {"strategy": "static", "cache": "degree", "cache_bytes": 9_000},
     {"strategy": "static", "cache": "frequency", "cache_bytes": "1MB", "num_threads": 2},
+    {"strategy": "belady", "cache_bytes": "9kB", "superbatch": 3},
+    {"strategy": "packed", "cache_bytes": "9kB", "superbatch": 2, "num_threads": 2},
     {"strategy": "mmap", "topology": "mmap", "memory": "2MB"},
 ]
 
@@ -166,58 +144,12 @@ def test_in_another_way(path: Path, way: dict[str, Any]) -> None:
         assert digests(after, 2) == whole[batches:]
 
 
-def test_in_another_process(path: Path, forks: ForkServer) -> None:
-    whole = digests(make(path, shuffle=True), 2)
-    loader = make(path, shuffle=True)
-    assert [digest_of(batch) for batch in islice(loader, 3)] == whole[:3]
-    code = """
-import importlib.util, json, sys
-spec = importlib.util.spec_from_file_location("resume", sys.argv[1])
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-loader = module.make(sys.argv[2], shuffle=True, strategy="direct", num_threads=2)
-loader.load_state_dict(json.load(sys.stdin))
-print("\\n".join(module.digests(loader, 2)))
-"""
-    ended = forks.run(code, __file__, path, text=json.dumps(loader.state_dict()))
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.split() == whole[3:]
-
-
 def test_of_a_copy_of_the_store(path: Path, store: GraphStore, tmp_path: Path) -> None:
     whole = digests(make(store))
     loader = make(store)
     next(iter(loader))
     copied = Path(shutil.copytree(path, tmp_path / "elsewhere.gnn"))
     assert digests(resumed(make(copied), loader.state_dict())) == whole[1:]
-
-
-def test_training_and_validation_loaders(store: GraphStore) -> None:
-    def loaders() -> tuple[NeighborLoader, NeighborLoader]:
-        return (
-            make(store, shuffle=True, num_threads=2),
-            make(store, (-1, 3), input_nodes="valid", batch_size=40, num_threads=1),
-        )
-
-    def run(
-        train: NeighborLoader, valid: NeighborLoader, num_epochs: int
-    ) -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any]]]:
-        while train.epoch < num_epochs:  # of an epoch that is under way, it is one more
-            for batch in train:
-                yield "train", digest_of(batch), train.state_dict(), valid.state_dict()
-                if train.state_dict()["batches"] == 3:
-                    for inner in valid:
-                        yield "valid", digest_of(inner), train.state_dict(), valid.state_dict()
-
-    whole = list(run(*loaders(), 2))
-    assert {name for name, *_ in whole} == {"train", "valid"}
-    for place, (name, _, train_state, valid_state) in enumerate(whole):
-        if name == "train" and train_state["batches"] != 3:
-            train, valid = loaders()
-            train.load_state_dict(as_stored(train_state))
-            valid.load_state_dict(as_stored(valid_state))
-            found = [(step[0], step[1]) for step in run(train, valid, 2)]
-            assert found == [(step[0], step[1]) for step in whole[place + 1 :]]
 
 
 # --- what a state is -----------------------------------------------------------------------
@@ -309,20 +241,6 @@ def test_an_error_in_a_batch_leaves_it_to_be_done(store: GraphStore) -> None:
         list(loader)
     assert loader.state_dict()["batches"] == 2
     assert digests(resumed(make(store), loader.state_dict())) == whole[2:]
-
-
-def test_errors_name_the_batch_by_its_number_in_the_epoch(
-    store: GraphStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loader = resumed(make(store), {**make(store).state_dict(), "batches": 3})
-
-    def fail(*_: Any, **__: Any) -> Any:
-        raise KeyError("sample")
-
-    monkeypatch.setattr(loader._source.sampler, "sample", fail)
-    with pytest.raises(KeyError) as caught:
-        next(iter(loader))
-    assert caught.value.__notes__ == ["while preparing batch 3 of epoch 0"]
 
 
 @pytest.mark.parametrize("num_threads", [0, 2])
@@ -681,22 +599,6 @@ def test_samplers(store: GraphStore, name: str, num_threads: int) -> None:
         assert digests(other) == epochs[epoch][batches:], (epoch, batches)
         if epoch < 2:
             assert digests(other) == epochs[epoch + 1], (epoch, batches)
-
-
-def test_a_stateful_sampler_resumed_twice(store: GraphStore) -> None:
-    """Resume from the state that a resumed loader has after each batch, across an epoch's end."""
-    whole = digests(make(store, sampler=InTurn()), 3)
-    state = make(store, sampler=InTurn()).state_dict()
-    found: list[str] = []
-    while len(found) < len(whole):
-        loader = resumed(make(store, sampler=InTurn(), num_threads=1), as_stored(state))
-        batches = iter(loader)
-        taken = next(batches, None)
-        if taken is not None:
-            found.append(digest_of(taken))
-        state = loader.state_dict()
-        batches.close()  # type: ignore[attr-defined]
-    assert found == whole
 
 
 def test_a_distributed_sampler_needs_its_epoch(store: GraphStore) -> None:
