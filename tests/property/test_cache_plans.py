@@ -165,35 +165,6 @@ def test_every_kept_row_is_needed_again() -> None:
     assert is_read.all()
 
 
-def test_the_cache_is_carried_over() -> None:
-    """Batches that are planned in two superbatches find in the second what the first left."""
-    batches = random_batches(1, num_rows=400, num_batches=40, batch_rows=60)
-    planner = BeladyPlanner(80)
-    planner.plan(trace_of(batches[:20]))
-    assert (planner.nodes >= 0).all()
-    warm = planner.plan(trace_of(batches[20:]))
-    planner.restart(np.full(planner.num_slots, -1))
-    cold = planner.plan(trace_of(batches[20:]))
-    assert warm.misses[0] < cold.misses[0]
-    assert warm.num_misses < cold.num_misses
-    whole = BeladyPlanner(80).plan(trace_of(batches))
-    assert whole.misses[20:].sum() <= warm.num_misses
-
-
-def test_what_is_left_goes_to_the_most_needed_rows() -> None:
-    planner = BeladyPlanner(2)
-    planner.plan(trace_of([[1, 2, 3], [1, 2, 3], [1, 3, 4]]))
-    assert sorted(planner.nodes.tolist()) == [1, 3]
-    assert planner._frequencies.tolist() == [3, 3]
-    planner.plan(trace_of([[9]]))
-    assert sorted(planner.nodes.tolist()) == [1, 3]
-    planner.plan(trace_of([[5]] * 4 + [[3]]))
-    assert dict(zip(planner.nodes.tolist(), planner._frequencies.tolist(), strict=True)) == {
-        3: 4,
-        5: 4,
-    }
-
-
 def test_frequencies_stop_at_their_largest() -> None:
     state = (np.array([7, 8]), np.array([65534, 65535], np.int32))
     trace = trace_of([[7, 8]] * 3)
@@ -268,23 +239,6 @@ def test_threads_and_windows_do_not_change_a_plan() -> None:
             assert expected[1][i] == is_missed.sum()
 
 
-def test_ids_of_more_than_32_bits() -> None:
-    big = 2**62 - 1
-    batches = [[big, 2**31], [2**31, big - 1], [big, 2**31]]
-    plan = BeladyPlanner(2).plan(trace_of(batches))
-    assert plan.misses.tolist() == [2, 1, 0]
-
-
-def test_a_cache_for_everything() -> None:
-    batches = random_batches(5, num_rows=200, num_batches=20, batch_rows=50)
-    planner = BeladyPlanner(1000)
-    plan = planner.plan(trace_of(batches))
-    touched = set().union(*batches)
-    assert plan.num_misses == len(touched) == len(plan.change_slots)
-    assert set(planner.nodes[planner.nodes >= 0].tolist()) == touched
-    assert planner.plan(trace_of(batches)).num_misses == 0
-
-
 # --- a cache of which only its rows are known ----------------------------------------------------
 
 
@@ -314,16 +268,6 @@ def test_restarting_with_the_wrong_number_of_slots(policy: str) -> None:
     planner = POLICIES[policy].planner(3)
     with pytest.raises(UsageError, match=r"the rows in 3 slots, got an array of shape \(2,\)"):
         planner.restart(np.array([1, 2]))
-
-
-@pytest.mark.parametrize("policy", POLICIES.names)
-def test_plans_are_made_anew_after_clear(policy: str) -> None:
-    trace = trace_of(random_batches(4, num_rows=100, num_batches=10, batch_rows=30))
-    planner = POLICIES[policy].planner(20)
-    first = planner.plan(trace)
-    planner.restart(np.full(planner.num_slots, -1))
-    assert (planner.nodes == -1).all()
-    assert planner.plan(trace).slots.tolist() == first.slots.tolist()
 
 
 # --- what is refused -----------------------------------------------------------------------------

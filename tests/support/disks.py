@@ -10,13 +10,7 @@ from gnnstore.disk.profile import DeviceProfile, filesystem_id, save_profile
 
 
 def usual_profile(place: str | os.PathLike[str], **changes: Any) -> DeviceProfile:
-    """Return the profile of a common flash disk, for the file system of `place`.
-
-    Parameters
-    ----------
-    **changes
-        Fields of the profile that differ.
-    """
+    """Return the profile of a common flash disk, for the file system of `place`."""
     profile = DeviceProfile(
         filesystem_id=filesystem_id(place),
         mount_point="/",

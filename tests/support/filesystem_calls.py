@@ -17,13 +17,7 @@ from typing import Any, NoReturn
 
 
 def signal_at_filesystem_call(point: int, folder: str, number: signal.Signals) -> Callable[[], int]:
-    """Send this process a signal at its `point`-th file-system call for paths in a folder.
-
-    Returns
-    -------
-    callable
-        Returns the number of such calls so far.
-    """
+    """Send a signal at the `point`-th call for paths in a folder; return what counts them."""
     calls = 0
     lock = threading.RLock()  # the collector may close a file in the middle of anything
 
@@ -42,13 +36,7 @@ def signal_at_filesystem_call(point: int, folder: str, number: signal.Signals) -
 
 
 def serve(perform: Callable[[Any], int]) -> None:
-    """Perform each task, a JSON line of standard input, in a forked child; print its status.
-
-    Parameters
-    ----------
-    perform : callable
-        Returns the status of the child: 130 if it is interrupted, 1 if it raises something else.
-    """
+    """Perform each task, a JSON line of standard input, in a forked child; print its status."""
     for line in sys.stdin:
         task = json.loads(line)
         child = os.fork()

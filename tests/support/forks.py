@@ -105,21 +105,13 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @dataclass
 class Forked:
-    """A running process; a subset of `subprocess.Popen`.
-
-    Attributes
-    ----------
-    stdin, stdout : IO[str]
-        Pipes to it and from it.
-    returncode : int or None
-        As in `subprocess`: negative if a signal killed it, None until `wait`.
-    """
+    """A running process; a subset of `subprocess.Popen`."""
 
     pid: int
     stdin: IO[str]
     stdout: IO[str]
     _channel: socket.socket
-    returncode: int | None = None
+    returncode: int | None = None  # negative if a signal killed it, None until `wait`
 
     def send_signal(self, number: int) -> None:
         """Send a signal, unless `wait` has returned."""
@@ -144,13 +136,7 @@ class Forked:
 
 
 class ForkServer:
-    """Starts processes that have imported some modules; one of them at a time.
-
-    Parameters
-    ----------
-    channel : socket.socket
-        To the process that forks; see `fork_server`.
-    """
+    """Starts processes that have imported some modules; one of them at a time."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
@@ -220,15 +206,7 @@ class ForkServer:
         text: str = "",
         **options: Any,
     ) -> subprocess.CompletedProcess[str]:
-        """Run code to its end, and return its status and output.
-
-        Parameters
-        ----------
-        text : str
-            Text on its standard input.
-        **options
-            As of `start`.
-        """
+        """Run code to its end with text on its standard input; return its status and output."""
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
             options |= {"stdout": out.fileno(), "stderr": err.fileno()}
             with self.start(code, *arguments, **options) as process:
@@ -243,13 +221,7 @@ class ForkServer:
 
 @contextmanager
 def fork_server(modules: Sequence[str]) -> Iterator[ForkServer]:
-    """Start a process that imports modules, and let it fork others until the context ends.
-
-    Parameters
-    ----------
-    modules : sequence of str
-        Importing them may start no Python thread.
-    """
+    """Start a process that imports modules, which start no thread, and let it fork others."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with theirs:

@@ -49,15 +49,7 @@ def rewrite(directory: Path, change: Change) -> None:
 
 
 def reseal(directory: Path, change: Change = lambda _: None) -> None:
-    """Give a manifest the sizes and checksums that the files have.
-
-    Parameters
-    ----------
-    directory : Path
-        Its checksums are in one file, and there are as many as before.
-    change : callable
-        Changes the manifest besides.
-    """
+    """Give a manifest the sizes and checksums that the files have, and change it besides."""
 
     def update(own: Json) -> None:
         blocks: list[Any] = []
@@ -196,10 +188,7 @@ class MetadataEdit:
 
 @dataclass(frozen=True)
 class ElementEdit:
-    """Other numbers in one of the arrays: at some places, or from the first of them on.
-
-    A compressed array is decoded, and encoded anew.
-    """
+    """Other numbers in one of the arrays: at some places, or from the first of them on."""
 
     array: int
     places: tuple[int, ...]
@@ -357,13 +346,7 @@ def edits(*, records: bool = False) -> st.SearchStrategy[list[Edit]]:
 
 
 def apply_edits(directory: Path, changes: list[Edit]) -> None:
-    """Change a store or packed epochs, and seal it.
-
-    Raises
-    ------
-    KeyError, TypeError, ValueError, OSError
-        If an earlier change leaves nothing that a later one could change.
-    """
+    """Change a store or packed epochs, and seal it."""
     of_manifest = [change for edit in changes if (change := edit.apply(directory)) is not None]
 
     def change_all(own: Json) -> None:

@@ -34,10 +34,7 @@ def pack(
 ) -> Path:
     """Pack epochs and return their path: `output`, or "base" in the store.
 
-    Parameters
-    ----------
-    **settings
-        Other fields of `PackSettings`.
+    Other settings are fields of `PackSettings`.
     """
     if output is None:
         make_units_directory(PACKED, store)

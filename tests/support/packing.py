@@ -22,10 +22,7 @@ MEMORY_BYTES = 1 << 25
 
 
 class PackingCase:
-    """Tables of random rows, and an empty directory for what is packed of them.
-
-    Tests derive theirs, with the superbatches that they pack.
-    """
+    """Tables of random rows, and an empty directory for what is packed of them."""
 
     def __init__(
         self,

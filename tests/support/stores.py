@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import filecmp
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,13 +36,7 @@ from gnnstore.formats.store.reader import StoreReader
 
 @dataclass(frozen=True)
 class ExampleStore:
-    """A store and its expected content.
-
-    Attributes
-    ----------
-    arrays : dict of str to ndarray
-        Expected values by the array's path in the store.
-    """
+    """A store and its expected content."""
 
     path: Path
     arrays: dict[str, npt.NDArray[Any]]
@@ -59,15 +54,7 @@ def write_example_store(
     overwrite: bool = False,
     seed: int = 0,
 ) -> ExampleStore:
-    """Write a store of a random graph, straight through the format's writer.
-
-    Parameters
-    ----------
-    feature_shape : tuple of int
-        Shape of a row of `x`; choose it so that rows do, or do not, fill their pages.
-    shard_bytes : int, optional
-        Small values make several shards of small arrays.
-    """
+    """Write a store of a random graph, straight through the format's writer."""
     rng = np.random.default_rng(seed)
     bits = rng.integers(0, 256, (num_nodes, *feature_shape, 8), dtype=np.uint8)
     storage = np.dtype("uint16" if feature_dtype == "bfloat16" else feature_dtype)
@@ -93,42 +80,50 @@ def write_example_store(
         original_id_array(NODE_TYPE): np.arange(num_nodes) * 10,
         graph_array("weights"): rng.random((4, 2)),
     }
-    specs: dict[str, AttributeSpec] = {}
     with StoreWriter(
         path, page_bytes=page_bytes, shard_bytes=shard_bytes, overwrite=overwrite
     ) as writer:
-        for array_path, values in paged.items():
-            name = array_path.rsplit("/", 1)[1]
-            array = writer.paged(
-                array_path,
-                name=name,
-                row_shape=values.shape[1:],
-                dtype=feature_dtype if name == "x" else values.dtype.name,
-                num_rows=len(values),
-            )
-            array.append(values)
-            specs[name] = array.spec
-        for array_path, values in compressed.items():
-            name = array_path.rsplit("/", 1)[1]
-            specs[name] = writer.compressed(array_path, values, name=name)
+        specs = _write(writer, paged, compressed, {node_array(NODE_TYPE, "x"): feature_dtype})
         node = NodeTypeSpec(
             NODE_TYPE,
             num_nodes,
-            {name: specs[name] for name in ("x", "y", "train_mask")},
-            {name: specs[name] for name in ("train", "valid")},
-            specs["original_id"],
+            {name: specs[node_array(NODE_TYPE, name)] for name in ("x", "y", "train_mask")},
+            {name: specs[split_array(NODE_TYPE, name)] for name in ("train", "valid")},
+            specs[original_id_array(NODE_TYPE)],
         )
         edge = EdgeTypeSpec(
             *EDGE_TYPE,
             len(order),
-            specs["indptr"],
-            specs["indices"],
-            specs["edge_id"],
-            {"edge_attr": specs["edge_attr"]},
+            *(specs[f"{edges}/{name}"] for name in ("indptr", "indices", "edge_id")),
+            {"edge_attr": specs[f"{edges}/attrs/edge_attr"]},
         )
-        schema = Schema((node,), (edge,), {"name": "example"}, {"weights": specs["weights"]})
+        weights = {"weights": specs[graph_array("weights")]}
+        schema = Schema((node,), (edge,), {"name": "example"}, weights)
         final = writer.commit(schema, {"kind": "example"})
     return ExampleStore(final, paged | compressed)
+
+
+def _write(
+    writer: StoreWriter,
+    paged: Mapping[str, npt.NDArray[Any]],
+    compressed: Mapping[str, npt.NDArray[Any]],
+    dtypes: Mapping[str, str],
+) -> dict[str, AttributeSpec]:
+    """Write arrays, and return what describes them by their paths."""
+    specs: dict[str, AttributeSpec] = {}
+    for path, values in paged.items():
+        array = writer.paged(
+            path,
+            name=path.rsplit("/", 1)[1],
+            row_shape=values.shape[1:],
+            dtype=dtypes.get(path, values.dtype.name),
+            num_rows=len(values),
+        )
+        array.append(values)
+        specs[path] = array.spec
+    for path, values in compressed.items():
+        specs[path] = writer.compressed(path, values, name=path.rsplit("/", 1)[1])
+    return specs
 
 
 CITES = ("paper", "cites", "paper")
@@ -171,21 +166,8 @@ def write_two_typed_store(
         split_array("paper", "train"): np.arange(num_papers // 2),
         split_array("paper", "valid"): np.arange(num_papers // 2, num_papers),
     }
-    specs: dict[str, AttributeSpec] = {}
     with StoreWriter(path, page_bytes=4096) as writer:
-        for array_path, values in arrays.items():
-            array = writer.paged(
-                array_path,
-                name=array_path.rsplit("/", 1)[1],
-                row_shape=values.shape[1:],
-                dtype=values.dtype.name,
-                num_rows=len(values),
-            )
-            array.append(values)
-            specs[array_path] = array.spec
-        for array_path, values in compressed.items():
-            name = array_path.rsplit("/", 1)[1]
-            specs[array_path] = writer.compressed(array_path, values, name=name)
+        specs = _write(writer, arrays, compressed, {})
         nodes = [
             NodeTypeSpec(
                 name,
@@ -215,13 +197,7 @@ def write_two_typed_store(
 
 
 def assert_same_files(path: Path, other: Path) -> None:
-    """Check that two directories have the same files with the same bytes.
-
-    Raises
-    ------
-    AssertionError
-        Naming the first file that differs.
-    """
+    """Check that two directories have the same files with the same bytes."""
     ours, theirs = _files(path), _files(other)
     if ours.keys() != theirs.keys():
         raise AssertionError(f"only in one of them: {sorted(ours.keys() ^ theirs.keys())}")
