@@ -85,7 +85,7 @@ class PartitionBuffer:
     @limits_named("hold embeddings in memory")
     def resize(self, num_slots: int) -> None:
         """Change the number of slots; all are empty afterwards, and changed rows are written."""
-        self.enter(np.empty(0, np.int64))
+        self.slots[:] = -1
         self.flush()  # also partitions that could not be written before
         self.leave()
         self._held.clear()

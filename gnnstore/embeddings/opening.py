@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
 import uuid
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget
-from gnnstore.embeddings.layout import FLOAT_BYTES, InitialRows, rows_in_order
+from gnnstore.embeddings.rows import FLOAT_BYTES
 from gnnstore.errors import (
     UsageError,
     as_plain,
@@ -22,6 +22,7 @@ from gnnstore.errors import (
 )
 from gnnstore.formats.partitions.reader import PartitionsReader, open_partitions
 from gnnstore.formats.tables.commit import (
+    INITIAL,
     MAX_DIM,
     MAX_KEPT,
     MAX_PARTITIONS,
@@ -34,16 +35,8 @@ from gnnstore.partitions.policy import PartitionPolicy
 from gnnstore.units import parse_size
 
 StorePath = GraphStore | str | os.PathLike[str]
-
-
-@dataclass(frozen=True)
-class TableFiles:
-    """A table on disk, open for one writer."""
-
-    directory: TableDirectory
-    store: GraphStore  # the store whose nodes have the rows
-    # The partitions by which rows are divided; None: rows are in the order of nodes.
-    unit: PartitionsReader | None
+# Bytes of a partition of a table in the order of nodes: a commit writes whole partitions.
+_PARTITION_BYTES = 64 << 20
 
 
 def create_files(
@@ -59,10 +52,9 @@ def create_files(
     keep: int,
     overwrite: bool,
     memory: int | str | None,
-) -> TableFiles:
+) -> tuple[TableDirectory, GraphStore, PartitionsReader | None]:
     """Create the files of a table; see `EmbeddingTable.create`."""
-    graph = _opened(store)
-    _check_alone()
+    graph = open_store(store)
     if memory is not None:
         parse_size(memory, name="memory")
     dim, keep = _positive("dim", dim), _positive("keep", keep, "; the last commit stays")
@@ -72,17 +64,22 @@ def create_files(
     if not graph.num_nodes:
         raise UsageError(f"{graph.path} has no nodes, so that there is nothing to learn")
     found = as_plain(scale)
-    if isinstance(found, bool) or not isinstance(found, int | float):
+    is_number = isinstance(found, int | float) and not isinstance(found, bool)
+    if not is_number or not 0 <= found < math.inf:
         raise UsageError(f"scale={scale!r}: expected a number of at least 0")
+    check_choice("init", init, INITIAL)
     seed, overwrite = whole_number("seed", seed), truth("overwrite", overwrite)
-    InitialRows(init, float(scale), seed, graph.num_nodes, dim)  # checks the options
+    if not 0 <= seed < 2**64:
+        raise UsageError(f"seed={seed!r}: expected an integer in [0, 2**64)")
     unit = None
     if partitions is not None:
         if not isinstance(partitions, PartitionPolicy):
             partitions = PartitionPolicy(name=partitions)
         unit = open_partitions(graph.path, partitions.name, store_uuid=graph.reader.uuid)
     fixed, per_column = STATE_FLOATS[optimizer]
-    row_bytes = (dim * (1 + per_column) + fixed) * FLOAT_BYTES
+    # In the order of nodes if there are no partitions.
+    fitting = max(1, _PARTITION_BYTES // ((dim * (1 + per_column) + fixed) * FLOAT_BYTES))
+    in_order = min(graph.num_nodes, max(fitting, -(-graph.num_nodes // MAX_PARTITIONS)))
     manifest = TableManifest(
         uuid=uuid.uuid4().hex,
         store_uuid=graph.reader.uuid,
@@ -90,20 +87,13 @@ def create_files(
         partitions_uuid=None if unit is None else unit.uuid,
         num_nodes=graph.num_nodes,
         dim=dim,
-        rows_per_partition=rows_in_order(graph.num_nodes, row_bytes)
-        if unit is None
-        else unit.rows_per_partition,
+        rows_per_partition=in_order if unit is None else unit.rows_per_partition,
         optimizer=optimizer,
         init=init,
         scale=float(scale),
         seed=seed,
         keep=keep,
     )
-    if manifest.num_partitions > MAX_PARTITIONS:
-        raise UsageError(
-            f"{unit and unit.path}: {manifest.num_partitions} partitions are more than the "
-            f"{MAX_PARTITIONS} that a table may have; partition the store with fewer"
-        )
     if manifest.num_partitions * (keep + 1) > MAX_KEPT:
         most = MAX_KEPT // manifest.num_partitions - 1
         raise UsageError(
@@ -112,7 +102,7 @@ def create_files(
         )
     if unit is None and memory is not None:
         check_memory(Path(path), manifest, memory)
-    return TableFiles(TableDirectory.create(Path(path), manifest, overwrite=overwrite), graph, unit)
+    return TableDirectory.create(Path(path), manifest, overwrite=overwrite), graph, unit
 
 
 def check_memory(
@@ -127,19 +117,7 @@ def check_memory(
     )
 
 
-def open_files(path: str | os.PathLike[str], store: StorePath, commit: str | None) -> TableFiles:
-    """Open the files of a table; see `EmbeddingTable.open`."""
-    graph = _opened(store)
-    _check_alone()
-    directory = TableDirectory(Path(path), commit)
-    try:
-        return TableFiles(directory, graph, _partitions_of(directory, graph))
-    except BaseException:
-        directory.close()
-        raise
-
-
-def _partitions_of(directory: TableDirectory, graph: GraphStore) -> PartitionsReader | None:
+def partitions_of(directory: TableDirectory, graph: GraphStore) -> PartitionsReader | None:
     """Return the partitions of a table, if they are still those that it was created with."""
     manifest = directory.manifest
     if (manifest.store_uuid, manifest.num_nodes) != (graph.reader.uuid, graph.num_nodes):
@@ -161,19 +139,10 @@ def _partitions_of(directory: TableDirectory, graph: GraphStore) -> PartitionsRe
     return unit
 
 
-def _opened(store: StorePath) -> GraphStore:
+def open_store(store: StorePath) -> GraphStore:
+    """Open the store of a table, unless it is, in a process that may write the table."""
     graph = store if isinstance(store, GraphStore) else GraphStore(store)
     graph.schema.refuse_types(graph.path, "EmbeddingTable")
-    return graph
-
-
-def _positive(name: str, value: object, note: str = "") -> int:
-    if (number := as_whole_number(value)) is None or number < 1:
-        raise UsageError(f"{name}={value!r}: expected an integer of at least 1{note}")
-    return number
-
-
-def _check_alone() -> None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         ranks = torch.distributed.get_world_size()
         if ranks > 1:
@@ -181,3 +150,10 @@ def _check_alone() -> None:
                 f"an EmbeddingTable has one writer, and this is one of {ranks} processes; learn "
                 "embeddings in one process"
             )
+    return graph
+
+
+def _positive(name: str, value: object, note: str = "") -> int:
+    if (number := as_whole_number(value)) is None or number < 1:
+        raise UsageError(f"{name}={value!r}: expected an integer of at least 1{note}")
+    return number

@@ -2,46 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import os
-import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gnnstore import _core
-from gnnstore.budget.ledger import Reservation
 from gnnstore.budget.limits import MemoryBudget
-from gnnstore.embeddings.buffer import PartitionBuffer
 from gnnstore.embeddings.export import export_rows
-from gnnstore.embeddings.layout import FLOAT_BYTES, InitialRows, RowLayout
-from gnnstore.embeddings.opening import (
-    StorePath,
-    TableFiles,
-    check_memory,
-    create_files,
-    open_files,
-)
-from gnnstore.embeddings.rows import StoredRows, num_threads
+from gnnstore.embeddings.following import FollowingTable, as_json
+from gnnstore.embeddings.opening import StorePath, create_files, open_store, partitions_of
+from gnnstore.embeddings.rows import FLOAT_BYTES, TableRows
 from gnnstore.errors import BadIndexError, UsageError, limits_named
+from gnnstore.formats.partitions.reader import PartitionsReader
+from gnnstore.formats.tables.directory import TableDirectory
 from gnnstore.graph.lazy import LazySource, LazyTensor, Rows
-from gnnstore.partitions.followers import Slots
+from gnnstore.graph.store import GraphStore
 from gnnstore.partitions.policy import PartitionPolicy
 from gnnstore.threads import in_one_step
 
 # Rows in memory are exported in pieces of this size; and the bytes for sorting a row's id.
 _PIECE_BYTES, _SORTING_BYTES = 64 << 20, 64
-# If a table has more partitions than this, messages name the first ones.
-_NAMED = 8
 
 
-class EmbeddingTable(torch.nn.Module):
+class EmbeddingTable(FollowingTable):
     """Trainable embeddings of the nodes of a store, kept on disk.
 
     `table(ids)` returns the rows of the nodes of a batch. In training they collect gradients, and a
@@ -67,39 +55,17 @@ class EmbeddingTable(torch.nn.Module):
         Rows that were returned since the last step: the parameters of the optimizer.
     """
 
-    def __init__(self, files: TableFiles, memory: int | str | None = None) -> None:
-        super().__init__()
-        directory, manifest, unit = files.directory, files.directory.manifest, files.unit
-        self._directory, self._manifest, self._store = directory, manifest, files.store
-        self._close = weakref.finalize(self, directory.close)
-        self.path = directory.path
-        self.num_embeddings, self.embedding_dim = manifest.num_nodes, manifest.dim
-        self.optimizer = manifest.optimizer
-        self._layout = RowLayout(manifest, unit)
-        initial = InitialRows(
-            manifest.init, manifest.scale, manifest.seed, manifest.num_nodes, manifest.dim
-        )
-        MemoryBudget.of(memory)  # refuses a value that is not a size
-        self._memory = memory
-        self._rows = StoredRows(directory, self._layout, initial)
-        self._buffer = PartitionBuffer(
-            manifest.num_partitions, manifest.slot_floats, self._rows.load, self._rows.store
-        )
-        # Whether all partitions are in memory: without partitions, or with a loader that has none.
-        self._is_whole = unit is None
-        self._is_reserved = False  # whether the loader reserves all partitions
-        self._steps = directory.base.steps
-        self._committed_steps = self._steps
-        self._position = directory.base.position
-        # State of the loader that trains, with the loader; then that of one that may be evaluating.
-        self._noted: tuple[Any, Mapping[str, Any]] | None = None
-        self._pending: tuple[Any, Mapping[str, Any]] | None = None
-        # The state that was entered last; and the one in which `load` was called.
-        self._state = self._loaded_in = np.empty(0, np.int64)
-        self._process = os.getpid()
+    def __init__(
+        self,
+        directory: TableDirectory,
+        store: GraphStore,
+        unit: PartitionsReader | None,
+        memory: int | str | None = None,
+    ) -> None:
+        super().__init__(directory, store, unit, memory)
+        self.num_embeddings, self.embedding_dim = self._manifest.num_nodes, self._manifest.dim
+        self.optimizer = self._manifest.optimizer
         self.optimizer_name: str | None = None
-        self.leaves: list[Tensor] = []
-        self._given: list[tuple[npt.NDArray[np.int64], Tensor]] = []
 
     @classmethod
     @limits_named("create a table of embeddings")
@@ -171,7 +137,7 @@ class EmbeddingTable(torch.nn.Module):
             overwrite=overwrite,
             memory=memory,
         )
-        return cls(files, memory)
+        return cls(*files, memory)
 
     @classmethod
     @limits_named("open a table of embeddings")
@@ -203,11 +169,12 @@ class EmbeddingTable(torch.nn.Module):
         UsageError
             If it is of another store, open already, or has not kept the commit.
         """
-        files = open_files(path, store, commit)
+        graph = open_store(store)
+        directory = TableDirectory(Path(path), commit)
         try:
-            return cls(files, memory)
+            return cls(directory, graph, partitions_of(directory, graph), memory)
         except BaseException:
-            files.directory.close()
+            directory.close()
             raise
 
     # --- rows ------------------------------------------------------------------------------
@@ -237,11 +204,11 @@ class EmbeddingTable(torch.nn.Module):
                 f"{self.path}: expected ids of nodes, integers; found a tensor of {ids.dtype}"
             )
         nodes = ids.detach().reshape(-1).to("cpu", torch.int64).contiguous().numpy()
-        rows = self._find(nodes)
-        found = _core.empty((len(nodes), self.embedding_dim), np.float32)
-        if len(nodes):
-            self._gather(rows, found)
-        result = torch.from_numpy(found).reshape(*ids.shape, self.embedding_dim).to(ids.device)
+        if self._is_whole and not self._rows.are_resident:
+            self.load()
+        places = self._rows.find(nodes)
+        result = torch.from_numpy(self._rows.gather(places))
+        result = result.reshape(*ids.shape, self.embedding_dim).to(ids.device)
         if self.training and torch.is_grad_enabled():
             if self.optimizer_name is None:
                 raise UsageError(
@@ -249,54 +216,12 @@ class EmbeddingTable(torch.nn.Module):
                     "them: make one (gnnstore.RowwiseAdagrad(table)) first; or call eval() on the "
                     "table, or use torch.no_grad()"
                 )
-            if self._pending is not None:
+            if self._pending is not None:  # rows are learned from this loader's batches
                 self._noted, self._pending = self._pending, None
             result.requires_grad_()
             self.leaves.append(result)
-            self._given.append((rows, result))
+            self._given.append((places, result))
         return result
-
-    def _find(self, nodes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        manifest, rows = self._manifest, np.empty(len(nodes), np.int64)
-        if self._is_whole and len(self._buffer.resident()) < manifest.num_partitions:
-            self.load()
-        try:
-            found = _core.resident_rows(
-                nodes,
-                self._layout.place,
-                manifest.num_nodes,
-                manifest.rows_per_partition,
-                self._buffer.slots,
-                rows,
-            )
-        except IndexError as error:
-            raise BadIndexError(f"{self.path}: {error}; ids are those of the store") from None
-        if found < len(nodes):
-            node = int(nodes[found])
-            partition = int(self._layout.rows_of(nodes[found : found + 1])[0])
-            partition //= manifest.rows_per_partition
-            resident = self._buffer.resident().tolist()
-            state = ", ".join(map(str, resident[:_NAMED])) + ", …" * (len(resident) > _NAMED)
-            raise UsageError(
-                f"{self.path}: node {node} is of partition {partition}, which is not in memory: "
-                f"{f'resident are {state}' if resident else 'none is'}. Ask for the nodes of the "
-                "batch that the loader with tables=[table] handed out last; read any rows with "
-                "table[ids]; or have all rows in memory with table.load()"
-            )
-        return rows
-
-    def _gather(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.float32]) -> None:
-        manifest = self._manifest
-        _core.gather_rows(
-            self._buffer.memory.view(np.uint8),
-            rows,
-            out.reshape(-1).view(np.uint8),
-            num_rows=self._buffer.num_slots * manifest.rows_per_partition,
-            row_bytes=manifest.dim * FLOAT_BYTES,
-            rows_per_page=manifest.rows_per_partition,
-            page_stride_bytes=manifest.slot_bytes,
-            num_threads=num_threads(),
-        )
 
     def load(self) -> None:
         """Load all rows, also those of partitions that are not in memory.
@@ -313,175 +238,27 @@ class EmbeddingTable(torch.nn.Module):
         if not self._is_reserved:
             self._check_budget()
         every = np.arange(self._manifest.num_partitions)
-        self._enter(every, len(every))
+        self._rows.enter(every, len(every))
         self._buffer.leave()
         if not self._is_whole:  # else a loader entered the state, and its turn ends
             self._loaded_in = self._state
 
-    def _check_budget(self) -> None:
-        """Refuse all rows if they do not fit the table's own budget."""
-        held_bytes = len(self._buffer.memory) * FLOAT_BYTES
-        check_memory(self.path, self._manifest, self._memory, held_bytes)
-
     @torch.no_grad()
     def apply_gradients(self, scalars: Callable[[int], dict[str, float]]) -> None:
-        """Change the rows that have gradients; for optimizers.
-
-        Parameters
-        ----------
-        scalars : callable
-            Given the number of the step, from 1, returns the numbers of the rule.
-        """
+        """Change the rows that have gradients; `scalars` has the rule's numbers of each step."""
         self._check_usable()
-        given = [(rows, leaf.grad) for rows, leaf in self._given if leaf.grad is not None]
-        if given:
-            gradients = [grad.reshape(-1).to("cpu", torch.float32) for _, grad in given]
-            flat = gradients[0].contiguous() if len(given) == 1 else torch.cat(gradients)
-            rows = np.concatenate([rows for rows, _ in given])
-            self._update(rows, flat.numpy(), scalars(self._steps + 1))
-        else:
-            self._refuse_more()
-
-    def _update(
-        self,
-        rows: npt.NDArray[np.int64],
-        gradients: npt.NDArray[np.float32],
-        scalars: dict[str, float],
-    ) -> None:
-        manifest, leaves = self._manifest, list(self.leaves)
-        held = np.zeros(self._buffer.num_slots, np.bool_)
-        held[rows // manifest.rows_per_partition] = True
-        resident = self._buffer.resident()
-        self._buffer.dirty[resident[held[self._buffer.slots[resident]]]] = True
-        update = partial(
-            _core.update_rows,
-            self._buffer.memory,
-            rows,
-            gradients,
-            dim=manifest.dim,
-            rows_per_slot=manifest.rows_per_partition,
-            slot_floats=manifest.slot_floats,
-            rule=manifest.optimizer,
-            num_threads=num_threads(),
-            **scalars,
-        )
+        given = [(places, leaf.grad) for places, leaf in self._given if leaf.grad is not None]
+        if not given:
+            self._forget()
+            return
+        gradients = [grad.reshape(-1).to("cpu", torch.float32) for _, grad in given]
+        flat = gradients[0].contiguous() if len(given) == 1 else torch.cat(gradients)
+        places, leaves = np.concatenate([places for places, _ in given]), list(self.leaves)
+        update = self._rows.prepare_update(places, flat.numpy(), scalars(self._steps + 1))
         # An interrupt could write a part of the rows, or make a step twice.
         count = partial(object.__setattr__, self, "_steps", self._steps + 1)
         in_one_step(update, count, self._given.clear, self.leaves.clear)
         self._refuse(leaves)
-
-    def _forget(self) -> None:
-        self._given.clear()
-        self.leaves.clear()
-
-    # --- following a loader ----------------------------------------------------------------
-
-    def attach(self, unit_uuid: str, num_partitions: int, rows_per_partition: int) -> None:
-        """Check that the table goes with a loader by partitions; see `ResidentTable`."""
-        manifest = self._manifest
-        if manifest.partitions is None:
-            return
-        if unit_uuid != manifest.partitions_uuid:
-            raise UsageError(
-                f"{self.path}: the table is cut by the partitions {manifest.partitions!r} "
-                f"({manifest.partitions_uuid}), and the loader goes through {unit_uuid}; give the "
-                "loader the partitions of the table, or create a table of its partitions"
-            )
-        if (num_partitions, rows_per_partition) != (
-            manifest.num_partitions,
-            manifest.rows_per_partition,
-        ):
-            raise UsageError(
-                f"{self.path}: the table has {manifest.num_partitions} partitions of "
-                f"{manifest.rows_per_partition} rows, and the loader {num_partitions} of "
-                f"{rows_per_partition}; create a table of the loader's partitions"
-            )
-
-    def reserve(self, slots: Slots | None) -> Reservation:
-        """Return the memory with this many partitions at once; see `ResidentTable`."""
-        manifest = self._manifest
-        if slots is None or manifest.partitions is None:
-            if self._memory is not None:
-                self._check_budget()
-            slots = Slots(manifest.num_partitions, 0)
-        num_bytes = sum(slots) * manifest.slot_bytes
-        return Reservation(f"embeddings of {self.path.name}", num_bytes + self._layout.place_bytes)
-
-    def enter(self, state: npt.NDArray[np.int64] | None, slots: Slots | None) -> bool:
-        """Load the partitions of a state; see `ResidentTable`."""
-        self._check_usable()
-        self._is_whole = self._is_reserved = state is None or self._manifest.partitions is None
-        if state is None or slots is None or self._is_whole:
-            return False  # all are read when rows are needed
-        state, num_slots = np.sort(state), max(len(state), slots[0]) + slots[1]
-        if np.array_equal(state, self._loaded_in):
-            return False
-        self._loaded_in = np.empty(0, np.int64)
-        self._state = state
-        is_there = np.array_equal(state, self._buffer.resident())
-        if is_there and self._buffer.num_slots <= num_slots:
-            return False
-        self._check_stepped()
-        self._enter(state, num_slots)
-        return True
-
-    def _enter(self, state: npt.NDArray[np.int64], num_slots: int) -> None:
-        if self._buffer.num_slots != num_slots:
-            self._buffer.resize(num_slots)
-        self._buffer.enter(state)
-
-    def _check_stepped(self) -> None:
-        """Forget rows that were given out, since their places in memory change."""
-        waiting = sum(leaf.grad is not None for leaf in self.leaves)
-        if waiting:
-            raise UsageError(
-                f"{self.path}: the loader goes on to other partitions, and gradients of {waiting} "
-                "calls of the table wait for a step, which must be made while their rows are in "
-                "memory: call step() before the next batch, or zero_grad() to drop them; "
-                "accumulate gradients within a state only"
-            )
-        self._refuse_more()
-
-    def _refuse_more(self) -> None:
-        """Forget rows that were given out, and refuse their gradients from now on."""
-        self._refuse(self.leaves)
-        self._forget()
-
-    def _refuse(self, leaves: Iterable[Tensor]) -> None:
-        for leaf in leaves:  # a loss may still be computed from these
-            leaf.register_hook(self._refuse_late)
-
-    def _refuse_late(self, _: Tensor) -> NoReturn:
-        raise UsageError(
-            f"{self.path}: backward() of rows that a step was made with, or whose partitions have "
-            "left memory; compute all gradients of a batch before step() and the next batch, or "
-            "call the table again"
-        )
-
-    def expect(self, state: npt.NDArray[np.int64]) -> None:
-        """Begin to read the next state; see `ResidentTable`."""
-        if not self._is_whole:
-            self._buffer.expect(np.asarray(state, np.int64))
-
-    def leave(self, loader: object) -> None:
-        """End an iteration; see `ResidentTable`."""
-        if self._pending is not None and self._pending[0]() is loader:
-            self._pending = None
-        self._is_reserved = False
-        self._buffer.leave()
-
-    def position(self) -> dict[str, Any] | None:
-        """Return the loader's state at the table's commit, or None."""
-        return None if self._position is None else dict(self._position)
-
-    def note_position(self, loader: object, state_dict: dict[str, Any]) -> None:
-        """Take a loader's state, for the next commit; see `ResidentTable`."""
-        trains = self._noted is not None and self._noted[0]() is loader
-        found = weakref.ref(loader), state_dict
-        if trains:
-            self._noted, self._pending = found, None
-        else:
-            self._pending = found
 
     # --- commits ---------------------------------------------------------------------------
 
@@ -518,14 +295,8 @@ class EmbeddingTable(torch.nn.Module):
             position = self._noted[1]
         elif position is None and self.is_committed:  # and no loader has trained since then
             position = self._position
-        plain = None if position is None else _as_json(position)
-        self._buffer.flush()
-        try:
-            done = self._directory.commit(self._steps, plain)
-        except BaseException:
-            again = np.array(self._directory.doubtful(), np.int64)
-            self._buffer.dirty[again[self._buffer.slots[again] >= 0]] = True
-            raise
+        plain = None if position is None else as_json(position)
+        done = self._rows.commit(self._steps, plain)
         self._committed_steps, self._position = self._steps, plain
         return done
 
@@ -550,7 +321,7 @@ class EmbeddingTable(torch.nn.Module):
                 f"{self.path}: {self._steps - self._committed_steps} steps were made since the "
                 "commit, so that the rows are beyond any state of a loader; open the table again"
             )
-        if position == (state_dict := _as_json(state_dict)):
+        if position == (state_dict := as_json(state_dict)):
             return
         ours, theirs = (
             f"batch {state.get('batches')} of epoch {state.get('epoch')}"
@@ -627,11 +398,7 @@ class EmbeddingTable(torch.nn.Module):
     def __getitem__(self, ids: Any) -> Tensor:
         """Return the rows of nodes as they are now, from memory or from disk."""
         self._check_usable()
-
-        def read(rows: Rows) -> Tensor:
-            return torch.from_numpy(self._rows.read(np.asarray(rows, np.int64), self._buffer))
-
-        return LazyTensor(_TableRows(self, read))[ids]
+        return LazyTensor(_LazyRows(str(self.path), self.shape, self._rows))[ids]
 
     def export(
         self,
@@ -677,13 +444,12 @@ class EmbeddingTable(torch.nn.Module):
         row_bytes = self.embedding_dim * FLOAT_BYTES
         # Memory for the rows, a partition that is read, and sorting ids.
         most = MemoryBudget.of(memory).num_bytes // 2 // (row_bytes + _SORTING_BYTES)
-        if len(self._buffer.resident()) == self._manifest.num_partitions:
+        if self._rows.are_resident:
             most = min(most, _PIECE_BYTES // row_bytes)
         step = max(1, most)
-        firsts = range(0, self.num_embeddings, step)
         provenance = {"table": self._manifest.uuid, "commit": self.commit_id, "steps": self._steps}
         return export_rows(
-            (self[first : first + step].numpy() for first in firsts),
+            (self[first : first + step].numpy() for first in range(0, len(self), step)),
             self.embedding_dim,
             self._store.reader,
             path,
@@ -695,26 +461,11 @@ class EmbeddingTable(torch.nn.Module):
 
     # --- what a table is not ---------------------------------------------------------------
 
-    def _check_usable(self) -> None:
-        if not self._close.alive:
-            raise UsageError(
-                f"{self.path}: the table was closed; open it again with EmbeddingTable.open"
-            )
-        if os.getpid() != self._process:
-            raise UsageError(
-                f"{self.path}: the table is open in process {self._process}, and this is a forked "
-                "process, whose changes would be lost; use the table in the training loop, not in "
-                "workers of a DataLoader"
-            )
-
     def __reduce__(self) -> NoReturn:
         raise UsageError(
             f"{self.path}: a table is one writer on its directory, and cannot be pickled or "
             "copied; save its state_dict(), and open it there with EmbeddingTable.open"
         )
-
-    def __deepcopy__(self, memo: Any) -> NoReturn:
-        self.__reduce__()
 
     def extra_repr(self) -> str:
         """Return the module's details for its representation."""
@@ -725,13 +476,13 @@ class EmbeddingTable(torch.nn.Module):
         )
 
 
-class _TableRows(LazySource):
+class _LazyRows(LazySource):
     """The rows of a table as they are now, from memory or from disk."""
 
     dtype = torch.float32
 
-    def __init__(self, table: EmbeddingTable, read: Callable[[Rows], Tensor]) -> None:
-        self.name, self.shape, self._read = str(table.path), table.shape, read
+    def __init__(self, name: str, shape: tuple[int, int], rows: TableRows) -> None:
+        self.name, self.shape, self._rows = name, shape, rows
 
     def read(self) -> Tensor:
         """Return all rows."""
@@ -739,23 +490,4 @@ class _TableRows(LazySource):
 
     def take(self, rows: Rows) -> Tensor:
         """Return some rows."""
-        return self._read(rows)
-
-
-def _as_json(position: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        if not isinstance(position, Mapping):
-            raise TypeError(f"a {type(position).__name__} is no state of a loader")
-        plain: dict[str, Any] = json.loads(json.dumps(position, allow_nan=False, default=_as_plain))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise UsageError(
-            f"position: {error}; give what loader.state_dict() returns: values that JSON knows"
-        ) from None
-    return plain
-
-
-def _as_plain(value: Any) -> Any:
-    """Return the plain form of values in a user's sampler state, to be compared."""
-    if isinstance(value, Tensor | np.ndarray | np.generic):
-        return value.tolist()
-    raise TypeError(f"a {type(value).__name__}")
+        return torch.from_numpy(self._rows.read(np.asarray(rows, np.int64)))

@@ -25,7 +25,7 @@ class Slots(NamedTuple):
 class ResidentTable(Protocol):
     """A table of rows by node with the partitions of a state in memory."""
 
-    def attach(self, unit_uuid: str, num_partitions: int, rows_per_partition: int) -> None:
+    def attach(self, unit_uuid: str) -> None:
         """Check that the table fits a loader by partitions; nothing changes."""
         ...
 

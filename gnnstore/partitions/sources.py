@@ -67,7 +67,7 @@ class PartitionSources(Sources):
         )
         unit.check_array(BUCKET_PTR_ARRAY)  # says how many edges each state trains
         for table in tables:
-            table.attach(unit.uuid, unit.num_partitions, unit.rows_per_partition)
+            table.attach(unit.uuid)
         self._tables = tuple(tables)
         self.seeds = by_state(seeds, unit, policy.assignment)
         samples = bool(config.fanouts) or config.subgraph_type == "induced"

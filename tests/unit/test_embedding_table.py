@@ -18,7 +18,6 @@ import torch
 
 import gnnstore
 from gnnstore.converters.partitions.partition import partition
-from gnnstore.embeddings import opening
 from gnnstore.errors import (
     BadIndexError,
     BudgetError,
@@ -250,7 +249,7 @@ def test_partitions_come_and_go_with_their_changes_and_state(table_of: Open, sto
     table = table_of(dim=DIM, seed=1, partitions="five", overwrite=True)
     slots = Slots(2, 1)
     assert table.reserve(slots).fixed == 3 * (64 << 10) + N * 4
-    table.attach(str(table._manifest.partitions_uuid), P, N // P)
+    table.attach(str(table._manifest.partitions_uuid))
     for i, (state, ids_of) in enumerate(zip(states, batches, strict=True)):
         enter(table, *state, slots=slots)
         for ids in ids_of:
@@ -734,9 +733,7 @@ def test_other_stores_and_partitions_are_refused(
     other = write_example_store(tmp_path / "other.gnn", num_nodes=N, seed=1).path
     table = table_of(partitions="five")
     with pytest.raises(UsageError, match=r"cut by the partitions 'five'.*goes through xyz"):
-        table.attach("xyz", P, N // P)
-    with pytest.raises(UsageError, match="5 partitions of 12 rows, and the loader 4 of 15"):
-        table.attach(str(table._manifest.partitions_uuid), 4, 15)
+        table.attach("xyz")
     with monkeypatch.context() as patch:
         patch.setattr(PartitionsReader, "uuid", "new")
         with pytest.raises(UsageError, match=r"those of that name are new now: .* Restore the par"):
@@ -752,10 +749,6 @@ def test_other_stores_and_partitions_are_refused(
     empty = write_store(tmp_path / "empty.gnn", np.empty((2, 0), int))
     with pytest.raises(UsageError, match=r"empty\.gnn has no nodes, so that there is nothing to l"):
         gnnstore.EmbeddingTable.create(tmp_path / "b.emb", empty, dim=4)
-    with monkeypatch.context() as patch:
-        patch.setattr(opening, "MAX_PARTITIONS", P - 1)
-        with pytest.raises(UsageError, match="five: 5 partitions are more than the 4 that a table"):
-            gnnstore.EmbeddingTable.create(tmp_path / "b.emb", store, dim=4, partitions="five")
     create = gnnstore.EmbeddingTable.create
     with pytest.raises(StoreExistsError):
         create(table.path, store, dim=4)
