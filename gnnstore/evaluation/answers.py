@@ -63,12 +63,11 @@ class KnownEdges:
     @classmethod
     def of_store(cls, store: GraphStore, relation: str | None) -> Self:
         """Return all edges of a store, mapped, with the attribute that holds their relations."""
+        columns = store.topology("mmap").columns()
         if relation is None:
-            return cls(store.topology("mmap").columns())
+            return cls(columns)
         attribute = store.edge_attribute(relation)
-        return cls(
-            store.topology("mmap").columns(), None, lambda at: attribute[at].view(-1).numpy()
-        )
+        return cls(columns, None, lambda at: attribute[at].view(-1).numpy())
 
     @classmethod
     def of_list(cls, edges: Queries) -> Self:

@@ -16,21 +16,6 @@ from torch import Tensor
 
 from gnnstore.errors import InputError, UsageError
 
-# Element types that torch sorts and compares.
-_COMPARED = frozenset(
-    (
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-        torch.uint8,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-    )
-)
-
 
 def ranks_among(positive: Any, negative: Any) -> Tensor:
     """Return the rank of each positive among its own negatives: float64 [Q].
@@ -47,7 +32,7 @@ def ranks_among(positive: Any, negative: Any) -> Tensor:
     UsageError, InputError
         If shapes do not fit, there is nothing to rank, or a score is not a number.
     """
-    positive, negative = _both(positive, negative, dims=(1, 2))
+    positive, negative = _both(positive, negative, may_be_rows=True)
     if negative.dim() == 2 and len(negative) != len(positive):
         raise UsageError(
             f"negative has {len(negative)} rows for {len(positive)} positives; give [Q, A] scores, "
@@ -107,20 +92,20 @@ def auc(positive: Any, negative: Any) -> float:
     return float((below + below_or_equal).mean() / (2 * len(ordered)))
 
 
-def _both(positive: Any, negative: Any, **expected: Any) -> tuple[Tensor, Tensor]:
+def _both(positive: Any, negative: Any, **allowed: bool) -> tuple[Tensor, Tensor]:
     """Return both scores in one type that compares them without rounding either."""
-    scores = _scores(positive, "positive"), _scores(negative, "negative", **expected)
-    if scores[0].dtype == scores[1].dtype:
-        return scores
-    if any(found.is_floating_point() for found in scores):
-        return scores[0].double(), scores[1].double()
-    return scores[0].long(), scores[1].long()
+    scores = _scores(positive, "positive"), _scores(negative, "negative", **allowed)
+    if scores[0].dtype != scores[1].dtype:
+        is_exact = not any(found.is_floating_point() for found in scores)
+        dtype = torch.int64 if is_exact else torch.float64
+        return scores[0].to(dtype), scores[1].to(dtype)
+    return scores
 
 
 def _scores(
-    values: Any, name: str, dims: tuple[int, ...] = (1,), *, may_be_empty: bool = False
+    values: Any, name: str, *, may_be_rows: bool = False, may_be_empty: bool = False
 ) -> Tensor:
-    """Return scores as a tensor; raise if their number is not the expected one or one is NaN."""
+    """Return scores [Q], or [Q, A] where these may be, in a type that torch compares."""
     if isinstance(values, np.ndarray):  # torch takes neither big-endian nor reversed ones
         values = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
     try:
@@ -129,11 +114,12 @@ def _scores(
         raise InputError(f"{name}: expected scores, real numbers; {error}") from None
     if scores.is_complex():
         raise InputError(f"{name} is {scores.dtype}: complex numbers have no order")
-    if scores.dtype not in _COMPARED:
-        is_exact = not scores.is_floating_point() and scores.dtype != torch.uint64
-        scores = scores.long() if is_exact else scores.double()
-    if scores.dim() not in dims:
-        expected = " or ".join(("[Q]", "[Q, A]")[dim - 1] for dim in dims)
+    if scores.dtype in (torch.bool, torch.uint16, torch.uint32):
+        scores = scores.long()
+    elif scores.dtype == torch.uint64 or (scores.is_floating_point() and scores.itemsize == 1):
+        scores = scores.double()
+    if scores.dim() != 1 and not (may_be_rows and scores.dim() == 2):
+        expected = "[Q] or [Q, A]" if may_be_rows else "[Q]"
         raise UsageError(f"{name} has the shape {list(scores.shape)}; expected scores {expected}")
     if scores.numel() == 0 and not may_be_empty:
         raise UsageError(f"{name} has the shape {list(scores.shape)}: it holds no score")

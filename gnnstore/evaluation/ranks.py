@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -21,7 +23,7 @@ from gnnstore.evaluation.answers import (
     KnownEdges,
     Queries,
 )
-from gnnstore.evaluation.table import Table
+from gnnstore.formats.container.regular_files import check_regular
 from gnnstore.graph.edge_splits import EdgeSplit
 from gnnstore.graph.store import GraphStore
 from gnnstore.threads import ordered_map
@@ -141,11 +143,11 @@ def link_ranks(
             f"score_block is of the type {type(score_block).__name__}; expected a function, such "
             "as lambda known, rows, queries: known @ rows.T"
         )
-    rows = Table(table)
+    rows = _Table(table)
     asked = _edges(queries, relation, rows.num_rows, "queries")
     if not len(asked):
         raise UsageError("queries has no edges; give at least one to rank")
-    edges = [_known(each, relation, rows.num_rows) for each in _sequence(filter)]
+    edges = [_known(each, relation, rows.num_rows) for each in _filters(filter)]
     if edges and relation is None and asked.relations is not None:
         raise UsageError(
             "queries have relations, and those of the edges in filter are not known; name the "
@@ -158,14 +160,47 @@ def link_ranks(
         else KnownEdges.of_store(each, relation)
         for each in edges
     ]
-    found = [
-        _pass(
-            _sides(score_block, asked[first : first + plan.queries], rows, side, known), rows, plan
-        )
-        for first in range(0, len(asked), plan.queries)
-    ]
+    found = []
+    for first in range(0, len(asked), plan.queries):
+        block = asked[first : first + plan.queries]
+        ends = {"src": rows[block.sources], "dst": rows[block.targets]}
+        answers = [Answers(each, block) for each in known]
+        sides = [_Side(score_block, block, ends, replaced, answers) for replaced in _SIDES[side]]
+        found.append(_pass(sides, rows, plan))
     ranks = torch.cat(found, dim=1)
     return ranks if side == "both" else ranks[0]
+
+
+class _Table:
+    """Rows by node: of a store, an array, a mapping, a tensor or a .npy file."""
+
+    def __init__(self, table: Any) -> None:
+        if isinstance(table, (str, os.PathLike)):
+            path = Path(table)
+            if not path.exists():
+                raise NotFoundError(f"table: {path} does not exist", path=path)
+            check_regular(path, InputError)
+            try:
+                table = np.load(path, mmap_mode="r", allow_pickle=False)
+            except ValueError as error:
+                raise InputError(f"table: {path} is no .npy array ({error})", path=path) from None
+        self._table = table
+        shape = tuple(getattr(table, "shape", ()))
+        if len(shape) < 2:
+            raise UsageError(
+                f"table is a {type(table).__name__} of shape {list(shape)}; expected a row for "
+                "each node, [N, ...]: an attribute of a store, an array, a tensor or a .npy file"
+            )
+        self.num_rows: int = shape[0]
+        # Bytes of a row in memory.
+        self.row_bytes: int = max(1, math.prod(shape[1:]) * table.dtype.itemsize)
+
+    def __getitem__(self, rows: Any) -> Tensor:
+        """Return the rows of a slice, or of an array of ids, in a few large reads each."""
+        if isinstance(self._table, Tensor):
+            return self._table[rows if isinstance(rows, slice) else torch.from_numpy(rows)]
+        found = self._table[rows]
+        return found if isinstance(found, Tensor) else torch.from_numpy(np.array(found))
 
 
 class _Plan(NamedTuple):
@@ -177,7 +212,7 @@ class _Plan(NamedTuple):
 
 
 def _plan(
-    rows: Table, num_queries: int, known: Sequence[GraphStore | Queries], memory: MemoryBudget
+    rows: _Table, num_queries: int, known: Sequence[GraphStore | Queries], memory: MemoryBudget
 ) -> _Plan:
     """Return the largest block of queries that fits."""
     listed = sum(len(edges) for edges in known if isinstance(edges, Queries))
@@ -204,18 +239,7 @@ def _plan(
     return _Plan(-(-num_queries // blocks), block_rows, scores)
 
 
-def _sides(
-    score_block: ScoreBlock, asked: Queries, rows: Table, side: str, known: Sequence[KnownEdges]
-) -> list[_Side]:
-    """Return a block of queries, once for each end that is asked for."""
-    ends = {"src": rows[asked.sources], "dst": rows[asked.targets]}
-    return [
-        _Side(score_block, asked, ends, replaced, [Answers(edges, asked) for edges in known])
-        for replaced in _SIDES[side]
-    ]
-
-
-def _pass(sides: Sequence[_Side], rows: Table, plan: _Plan) -> Tensor:
+def _pass(sides: Sequence[_Side], rows: _Table, plan: _Plan) -> Tensor:
     """Return the ranks of one block of queries, [sides, q], in one pass over the table."""
     step = max(_LEAST_CANDIDATES, plan.scores // plan.queries)
     read_ahead = ordered_map(
@@ -312,10 +336,15 @@ class _Side:
         return scores
 
 
-def _sequence(values: Any) -> list[Any]:
-    """Return the filters, one or several."""
-    is_one = _is_whole(values) or isinstance(values, (Tensor, np.ndarray))
-    is_one = is_one or (isinstance(values, (tuple, list)) and _is_edges(values))
+def _filters(values: Any) -> list[Any]:
+    """Return the edges to filter by, one or several."""
+    whole = (GraphStore, EdgeSplit)
+    is_one = isinstance(values, (*whole, Tensor, np.ndarray)) or (
+        isinstance(values, (tuple, list))
+        and len(values) in (2, 3)  # sources, (relations) and targets
+        and not any(isinstance(each, whole) for each in values)
+        and np.ndim(values[0]) == 1
+    )
     return [values] if is_one else _parts(values, "filter", "edges, or a sequence of them")
 
 
@@ -323,15 +352,6 @@ def _parts(given: Any, name: str, expected: str) -> list[Any]:
     if not isinstance(given, Iterable):
         raise UsageError(f"{name} is of the type {type(given).__name__}; expected {expected}")
     return list(given)
-
-
-def _is_whole(values: Any) -> bool:
-    return isinstance(values, (GraphStore, EdgeSplit))
-
-
-def _is_edges(values: Sequence[Any]) -> bool:
-    """Return whether these are sources, (relations) and targets."""
-    return len(values) in (2, 3) and not any(map(_is_whole, values)) and np.ndim(values[0]) == 1
 
 
 def _known(given: Any, relation: str | None, num_nodes: int) -> GraphStore | Queries:
@@ -349,21 +369,17 @@ def _known(given: Any, relation: str | None, num_nodes: int) -> GraphStore | Que
     return given
 
 
-def _relations(split: EdgeSplit, relation: str, name: str) -> npt.NDArray[Any]:
-    if relation not in split.attributes:
-        raise NotFoundError(
-            f"relation={relation!r}: {name} is an edge split with the attributes "
-            f"{', '.join(split.attributes) or 'none'}; name the one that holds relations"
-        )
-    return split.attributes[relation].read()
-
-
 def _edges(given: Any, relation: str | None, num_nodes: int, name: str) -> Queries:
     """Return the edges of a split, a pair or a triple of arrays, or an array [2, L]."""
     if isinstance(given, EdgeSplit):
         parts: list[Any] = list(given.ends(np.dtype(np.int64)))
         if relation is not None:
-            parts.insert(1, _relations(given, relation, name))
+            if relation not in given.attributes:
+                raise NotFoundError(
+                    f"relation={relation!r}: {name} is an edge split with the attributes "
+                    f"{', '.join(given.attributes) or 'none'}; name the one that holds relations"
+                )
+            parts.insert(1, given.attributes[relation].read())
     else:
         parts = _parts(given, name, "an edge split, or arrays of ends")
         if len(parts) not in (2, 3):

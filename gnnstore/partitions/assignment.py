@@ -1,4 +1,4 @@
-"""The assignment of edges and nodes to the states that train them.
+"""The assignment of edges and nodes to the states that train them, and its bias.
 
 An edge from partition i to partition j lies in *bucket* (i, j), which can be trained in any state
 that holds both partitions. The state of each bucket is drawn (MariusGNN, section 5.2), to spread
@@ -64,6 +64,21 @@ def states_of_nodes(
     chosen = first + _chosen(generator.random_raw(len(partitions)), count)
     found: npt.NDArray[np.int32] = states[chosen].astype(np.int32)
     return found
+
+
+def edge_permutation_bias(states: npt.NDArray[np.int32]) -> float:
+    """Return how far an epoch is from a shuffle of all edges: 0 for a shuffle, at most 1.
+
+    After each state, some nodes have been trained on all their edges and others on none; under a
+    shuffle all would have been trained on the same share. The bias is the largest difference
+    between shares at any time (MariusGNN, section 6).
+    """
+    num_states = int(states.max()) + 1
+    # As sources and as targets.
+    ends = np.concatenate([states, states.T], axis=1)
+    trained = np.stack([np.bincount(row, minlength=num_states) for row in ends], axis=1)
+    differences = np.ptp(np.cumsum(trained, axis=0), axis=1)
+    return float(differences.max()) / (2 * len(states))
 
 
 def _states_with(held: npt.NDArray[Any], num_kinds: int) -> tuple[Int64Array, Int64Array]:

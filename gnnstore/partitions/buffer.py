@@ -27,6 +27,9 @@ from gnnstore.threads import CancelledError, Condition, prefetch
 
 Int64Array = npt.NDArray[np.int64]
 
+# Waits for a condition, without one not at all; raises if the iteration has ended.
+Wait = Callable[..., None]
+
 _MOST_BUILDING = 8
 
 
@@ -163,34 +166,20 @@ class StateBuffer:
             if self._run is ahead:
                 self._run = None
 
-    def load(
-        self,
-        wanted: StateToRead,
-        before: ResidentState | None,
-        wait: Callable[[Callable[[], bool]], None],
-    ) -> ResidentState:
+    def load(self, wanted: StateToRead, before: ResidentState | None, wait: Wait) -> ResidentState:
         """Read the rows and edges that are missing, and build the graph."""
         unit, partitions = self.files.unit, wanted.partitions
         members = Members.of(partitions, unit.rows_per_partition, unit.num_nodes)
-
-        def proceed() -> None:
-            wait(lambda: True)
-
         slots = self._read_rows(partitions, before, wait, is_needed=True)
         edges: ResidentGraph | Buckets | None = None
         if self._edges == "graph":
-            edges = self._graph = self._build(members, proceed)
+            edges = self._graph = self._build(members, wait)
         elif self._edges == "trained":
-            edges = self._read_trained(members, wanted.trained, proceed)
+            edges = self._read_trained(members, wanted.trained, wait)
         self.totals.states += 1
         return ResidentState(wanted.number, members, edges, slots, self.changed)
 
-    def read_ahead(
-        self,
-        partitions: Int64Array,
-        last: ResidentState,
-        wait: Callable[[Callable[[], bool]], None],
-    ) -> None:
+    def read_ahead(self, partitions: Int64Array, last: ResidentState, wait: Wait) -> None:
         """Read the rows of partitions that fit into memory next to a state; see `load`."""
         self._read_rows(partitions, last, wait, is_needed=False)
 
@@ -198,7 +187,7 @@ class StateBuffer:
         self,
         partitions: Int64Array,
         before: ResidentState | None,
-        wait: Callable[[Callable[[], bool]], None],
+        wait: Wait,
         *,
         is_needed: bool,
     ) -> PartitionSlots:
@@ -213,15 +202,15 @@ class StateBuffer:
                 for partition in partitions.tolist():
                     if partition in slots.slot_of:
                         continue
-                    free = self._free_slot(slots, kept | used)
+                    free = slots.free(kept | used)
                     if free is None and not is_needed:
                         break
                     if free is None and before is not None:
                         wait(before.is_over)
                         used = set()
-                        free = self._free_slot(slots, kept)
+                        free = slots.free(kept)
                     assert free is not None  # noqa: S101 - there are as many slots as a state has
-                    slots.read(partition, free, lambda: wait(lambda: True))
+                    slots.read(partition, free, wait)
                     new.append(partition)
                     self.totals.partitions += 1
         except CorruptStoreError:
@@ -229,11 +218,7 @@ class StateBuffer:
             raise
         return slots
 
-    def _free_slot(self, slots: PartitionSlots, kept: set[int]) -> int | None:
-        taken = {slot for partition, slot in slots.slot_of.items() if partition in kept}
-        return next((slot for slot in range(self._num_slots) if slot not in taken), None)
-
-    def _build(self, members: Members, proceed: Callable[[], None]) -> ResidentGraph:
+    def _build(self, members: Members, wait: Wait) -> ResidentGraph:
         before, unit = self._graph, self.files.unit
         if before is not None and np.array_equal(before.members.partitions, members.partitions):
             return before
@@ -246,7 +231,7 @@ class StateBuffer:
             before.pass_on(members, buckets, num_threads=self._num_threads)
             stays = np.isin(members.partitions, before.members.partitions)
             new = ~(stays[:, None] & stays).ravel()
-        self._read_buckets(entries, new, buckets, proceed)
+        self._read_buckets(entries, new, buckets, wait)
         return ResidentGraph.build(
             members,
             buckets,
@@ -256,17 +241,14 @@ class StateBuffer:
         )
 
     def _read_trained(
-        self,
-        members: Members,
-        trained: npt.NDArray[np.bool_] | None,
-        proceed: Callable[[], None],
+        self, members: Members, trained: npt.NDArray[np.bool_] | None, wait: Wait
     ) -> Buckets:
         unit = self.files.unit
         starts = members.bucket_starts(unit.bucket_ptr, unit.num_partitions, trained)
         buckets = Buckets.empty(starts, np.dtype(unit.position_spec.dtype))
         entries = members.bucket_entries(unit.num_partitions)
         new = np.ones(len(entries), bool) if trained is None else trained
-        self._read_buckets(entries, new, buckets, proceed)
+        self._read_buckets(entries, new, buckets, wait)
         for what, values, end in (
             ("source", buckets.source, members.rows),
             ("target", buckets.target, members.rows),
@@ -286,7 +268,7 @@ class StateBuffer:
         entries: Int64Array,
         wanted: npt.NDArray[np.bool_],
         buckets: Buckets,
-        proceed: Callable[[], None],
+        wait: Wait,
     ) -> None:
         """Read some of the buckets to their places."""
         unit, places = self.files.unit, buckets.starts[:-1][wanted]
@@ -296,7 +278,7 @@ class StateBuffer:
                 (unit.target_spec, buckets.target),
                 (unit.position_spec, buckets.position),
             ):
-                self.files.read_edges(spec, entries[wanted], places, out, proceed)
+                self.files.read_edges(spec, entries[wanted], places, out, wait)
 
 
 class StatesAhead:
@@ -363,7 +345,7 @@ class StatesAhead:
     def _name(self, k: int) -> int:
         return self._states[min(k, len(self._states) - 1)].number
 
-    def _wait(self, condition: Callable[[], bool]) -> None:
+    def _wait(self, condition: Callable[[], bool] = lambda: True) -> None:
         def look() -> bool | None:
             if self._is_stopped:
                 raise CancelledError("the iteration ended while partitions were read")

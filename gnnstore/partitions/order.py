@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,22 +18,9 @@ from gnnstore.pipeline.order.state import Position
 
 if TYPE_CHECKING:
     from gnnstore.partitions.policy import BufferShape
+    from gnnstore.partitions.seeds import Assigned, SeedsByState
 
 Int64Array = npt.NDArray[np.int64]
-
-
-class Assigned(ABC):
-    """The seeds that each state of an epoch trains."""
-
-    counts: Int64Array  # int64 [n]: seeds of each state
-
-
-class Assigner(ABC):
-    """Seeds that are divided among the states of an epoch."""
-
-    @abstractmethod
-    def assign(self, schedule: Schedule, seed: int, epoch: int) -> Assigned:
-        """Divide the seeds; a pure function of (seed, epoch)."""
 
 
 class InState(NamedTuple):
@@ -87,7 +73,7 @@ class PartitionOrder:
     """Divides the seeds of each state into batches, state after state; an `EpochOrder`."""
 
     shape: BufferShape
-    seeds: Assigner
+    seeds: SeedsByState
     batch_size: int
     shuffles: bool
     drop_last: bool

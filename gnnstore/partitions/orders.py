@@ -8,7 +8,7 @@ state; for training on nodes every group must be in one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -59,11 +59,6 @@ class Schedule:
         return int(self.groups.size)
 
     @property
-    def num_swaps(self) -> int:
-        """Number of times that a group is replaced by another."""
-        return len(self.states) - 1
-
-    @property
     def group_of(self) -> Int64Array:
         """Logical group of each partition, int64 [p]."""
         found = np.empty(self.num_partitions, np.int64)
@@ -73,12 +68,6 @@ class Schedule:
     def partitions(self, state: int) -> Int64Array:
         """Return the partitions in the buffer in a state, ascending [c]."""
         return np.sort(self.groups[self.states[state]].ravel())
-
-    def swaps(self) -> Iterator[tuple[Int64Array, Int64Array]]:
-        """Yield the partitions that leave and those that enter between one state and the next."""
-        for before, after in zip(self.states[:-1], self.states[1:], strict=True):
-            leaves, enters = np.setdiff1d(before, after), np.setdiff1d(after, before)
-            yield np.sort(self.groups[leaves].ravel()), np.sort(self.groups[enters].ravel())
 
 
 def two_level(
@@ -127,7 +116,7 @@ def dispersed(
     resident = order[: capacity // size].copy()
     states = [resident.copy()]
     for entering in order[capacity // size :]:
-        resident[_below(len(resident), generator)] = entering
+        resident[int(generator.random_raw()) * len(resident) >> 64] = entering
         states.append(resident.copy())
     return Schedule(_drawn_groups(num_partitions, size, seed, epoch), np.stack(states))
 
@@ -229,10 +218,6 @@ def _listed(numbers: Sequence[int]) -> str:
 def _drawn_groups(num_partitions: int, size: int, seed: int, epoch: int) -> Int64Array:
     generator = draws(seed, epoch, Purpose.GROUPS)
     return shuffled(np.arange(num_partitions), generator).reshape(-1, size)
-
-
-def _below(bound: int, generator: np.random.Philox) -> int:
-    return int(generator.random_raw()) * bound >> 64
 
 
 ORDERS = ("even", "beta")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -167,28 +166,15 @@ class PartitionPolicy:
         self,
         num_partitions: int,
         *,
-        num_train: int = 0,
-        contents: Contents | None = None,
-        memory_bytes: int | None = None,
-        for_edges: bool = True,
+        num_train: int,
+        contents: Contents,
+        memory_bytes: int | None,
+        for_edges: bool,
     ) -> list[BufferShape]:
         """Return the shapes that the policy allows for a number of partitions, the best one first.
 
-        Parameters
-        ----------
-        num_train : int
-            Partitions that hold the training nodes; 0: all may hold some.
-        contents : Contents, optional
-            The arrays that the buffer holds; needed, with `memory_bytes`, if no capacity was given.
-        for_edges : bool
-            Whether edges are trained, so that every pair of partitions must meet.
-
-        Raises
-        ------
-        UsageError
-            If no shape is possible; names the nearest values that are.
-        BudgetError
-            If nothing fits the memory.
+        `num_train` of these hold the training nodes; 0: all may hold some. With `for_edges` every
+        pair of partitions must meet. `contents` and `memory_bytes` decide if no capacity was given.
         """
         if for_edges and self.kind != "two-level":
             raise UsageError(
@@ -200,50 +186,33 @@ class PartitionPolicy:
                 "kind='sequential': training nodes lie in all partitions; partition the store "
                 "with 'gnnstore partition --train-first', or use kind='dispersed'"
             )
-        if self.capacity is None and (contents is None or memory_bytes is None):
+        if self.capacity is not None:
+            found = [self._of_capacity(num_partitions, self.capacity)]
+        elif memory_bytes is None:
             raise UsageError(
                 "PartitionPolicy: capacity is not given; give it, or memory= to decide it by"
             )
-        if self.kind == "sequential":
-            return self._sequential(num_partitions, num_train)
-        is_two_level = self.kind == "two-level"
-        order, assignment = (self.order, self.assignment) if is_two_level else ("", "")
-        if self.capacity is not None:
-            found = [self._of_capacity(num_partitions, self.capacity)]
+        elif self.kind == "sequential":
+            found = [(c, num_partitions) for c in range(num_partitions, num_train - 1, -1)]
         else:
-            assert contents is not None  # noqa: S101 - checked above
-            assert memory_bytes is not None  # noqa: S101
+            order = self.order if self.kind == "two-level" else self.kind
             sizes = sizes_of_partitions(
-                contents,
-                memory_bytes,
-                num_partitions,
-                order=order or "dispersed",
-                max_bias=self.max_bias,
+                contents, memory_bytes, num_partitions, order=order, max_bias=self.max_bias
             )
             found = [(each.capacity, each.num_groups) for each in sizes]
         shapes = [
-            BufferShape(self.kind, order, assignment, num_partitions, capacity, num_groups)
-            for capacity, num_groups in found
+            BufferShape(self.kind, self.order, self.assignment, num_partitions, *numbers, num_train)
+            for numbers in found
         ]
         if self.capacity is not None:
             shapes[0].schedule(0, 0)  # refuses parameters that do not fit together
         return shapes
 
-    def _sequential(self, num_partitions: int, num_train: int) -> list[BufferShape]:
-        """Return the shapes that hold the training nodes, the largest first."""
-        capacities: Iterable[int] = range(num_partitions, num_train - 1, -1)
-        if self.capacity is not None:
-            is_share = isinstance(self.capacity, float)
-            capacities = [_count(num_partitions, self.capacity) if is_share else int(self.capacity)]
-        for capacity in capacities:
-            sequential(num_partitions, capacity, num_train)  # refuses too few
-        return [
-            BufferShape("sequential", "", "", num_partitions, capacity, num_partitions, num_train)
-            for capacity in capacities
-        ]
-
     def _of_capacity(self, num_partitions: int, capacity: int | float) -> tuple[int, int]:
         """Return the number of partitions in memory, and of groups of all partitions."""
+        if self.kind == "sequential":
+            is_share = isinstance(capacity, float)
+            return _count(num_partitions, capacity) if is_share else int(capacity), num_partitions
         # Groups in memory if their number is chosen.
         each = 2 if self.kind == "two-level" else 1
         sizes = [size for size in range(1, num_partitions // each + 1) if not num_partitions % size]

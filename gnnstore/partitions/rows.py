@@ -67,13 +67,9 @@ class PartitionFiles:
                 yield
             finally:
                 self._checking = None
-                self.settle()
-
-    def settle(self) -> None:
-        """Wait until all rows read have been verified; see `checking_in_background`."""
-        checks, self._checks = self._checks, []
-        for check in checks:
-            check.result()
+                checks, self._checks = self._checks, []
+                for check in checks:
+                    check.result()
 
     def read_rows(
         self,
@@ -159,6 +155,11 @@ class PartitionSlots:
                     path=unit.path / path,
                 )
         self.slot_of[partition] = slot
+
+    def free(self, kept: set[int]) -> int | None:
+        """Return a slot that has none of the partitions to be kept, if there is one."""
+        taken = {slot for partition, slot in self.slot_of.items() if partition in kept}
+        return next((slot for slot in range(self.num_slots) if slot not in taken), None)
 
     def forget(self, partitions: Sequence[int]) -> None:
         """Mark the slots of some partitions as empty."""

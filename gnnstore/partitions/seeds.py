@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from functools import singledispatch
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,7 +13,6 @@ from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.store.schema import NODE_TYPE
 from gnnstore.partitions.assignment import states_of_buckets, states_of_nodes
-from gnnstore.partitions.order import Assigned, Assigner, Int64Array
 from gnnstore.partitions.sizes import EdgesRead
 from gnnstore.pipeline.order.epoch import MAX_SORTED
 from gnnstore.sampling.edges import EdgeFinder
@@ -28,7 +27,16 @@ if TYPE_CHECKING:
     from gnnstore.partitions.orders import Schedule
 
 
-class SeedsByState(Assigner):
+Int64Array = npt.NDArray[np.int64]
+
+
+class Assigned:
+    """The seeds that each state of an epoch trains."""
+
+    counts: Int64Array  # int64 [n]: seeds of each state
+
+
+class SeedsByState(ABC):
     """Seeds, grouped by the partitions that must be in memory for them."""
 
     # Whether every pair of partitions must be in memory together in an epoch.
@@ -38,8 +46,12 @@ class SeedsByState(Assigner):
         """Return the kind of edges that these seeds need, without those that batches sample."""
         return "none"
 
-    def check_in_first(self, num_partitions: int) -> None:
+    def check_in_first(self, num_partitions: int) -> None:  # noqa: B027 - edges are in all
         """Refuse seeds outside the first partitions, since others are not in every epoch."""
+
+    @abstractmethod
+    def assign(self, schedule: Schedule, seed: int, epoch: int) -> Assigned:
+        """Divide the seeds among the states of an epoch; a pure function of (seed, epoch)."""
 
     @abstractmethod
     def positions(self, assigned: Any, state: int, resident: ResidentState) -> npt.NDArray[Any]:
@@ -217,7 +229,8 @@ class LinksByState(SeedsByState):
         if not isinstance(assigned, EdgesOfStates):
             return np.asarray(assigned.positions(state))
         if resident.graph is None:
-            return np.arange(int(assigned.counts[state]), dtype=_place_dtype(resident))
+            end = 0 if resident.buckets is None else int(resident.buckets.starts[-1])
+            return np.arange(int(assigned.counts[state]), dtype=id_dtype(end))
         trained = self.trained(assigned, state, resident.members.partitions)
         assert trained is not None  # noqa: S101 - of all edges it is not
         return resident.graph.edges_of(trained)
@@ -240,11 +253,6 @@ class LinksByState(SeedsByState):
             source, target = buckets.ends(members, index)
             index = buckets.position[index].astype(np.int64)
         return self._links.seeds_in(within, index, (source, target), key)
-
-
-def _place_dtype(resident: ResidentState) -> np.dtype[Any]:
-    buckets = resident.buckets
-    return id_dtype(0 if buckets is None else int(buckets.starts[-1]))
 
 
 @by_state.register(Links)

@@ -1,9 +1,9 @@
 """Finds the number of partitions that fit in a memory budget, and the cost of each choice.
 
-The rules of MariusGNN (section 6), with an addition: the partitions that are read ahead are in
-memory, too. So the number of groups in the buffer is not fixed at two but searched:
-with many small groups less is read in all, and with two each pair of groups meets once, at the
-least bias for the even order.
+The rules of MariusGNN (section 6), with an addition: the group that is read ahead is in memory,
+too. So the number of groups in the buffer is not fixed at two but searched: with many small groups
+less is read in all, and with two each pair of groups meets once, at the least bias for the even
+order.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import Literal
 
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.formats.partitions.manifest import MOST_PARTITIONS
-from gnnstore.partitions.assignment import states_of_buckets
-from gnnstore.partitions.bias import edge_permutation_bias
+from gnnstore.partitions.assignment import edge_permutation_bias, states_of_buckets
 from gnnstore.partitions.orders import beta_swaps, two_level
 
 # Edges between the partitions in memory that a loader needs: to sample from, to train, or none.
@@ -39,8 +38,6 @@ class Contents:
     position_bytes: int = 4  # bytes of an edge's position in the store, next to its ends
     edges: EdgesRead = "graph"  # see `EdgesRead`
     writes: bool = False  # whether rows are learned and written back when they leave
-    # Whether the next group is read, and the last one written, while batches are trained.
-    overlaps: bool = True
     num_building: int = 1  # threads that build the graph of a state
     fixed_bytes: int = 0  # bytes of other memory, such as staging
 
@@ -59,11 +56,6 @@ class Contents:
         """Bytes of the edges that are read."""
         return 0 if self.edges == "none" else self.bucket_bytes
 
-    @property
-    def spare_groups(self) -> int:
-        """Groups in memory on top of the buffer: each is read where the last was written back."""
-        return int(self.overlaps)
-
     def reserve(
         self, num_partitions: int, capacity: int, rows: int, num_slots: int, most_edges: int
     ) -> list[Reservation]:
@@ -71,7 +63,7 @@ class Contents:
         on_disk = _ENDS_BYTES + self.position_bytes
         in_graph = on_disk - _TARGET_BYTES
         # One state is freed, or still sampled from, while the next is built.
-        num_states = 2 if self.overlaps and capacity < num_partitions else 1
+        num_states = 2 if capacity < num_partitions else 1
         edges = 0
         if self.edges == "graph":
             nodes = min(self.num_nodes, capacity * rows)
@@ -216,7 +208,8 @@ def _sizes(
     size = max(1, most // num_groups)
     num_partitions, capacity = num_groups * size, resident * size
     is_whole = resident == num_groups
-    slots = capacity + (0 if is_whole else contents.spare_groups * size)
+    # Each group is read where the last was written back.
+    slots = capacity + (0 if is_whole else size)
     most_edges = ceil(contents.num_edges * (capacity / num_partitions) ** 2)
     rows = ceil(contents.num_nodes / num_partitions)
     parts = contents.reserve(num_partitions, capacity, rows, slots, most_edges)

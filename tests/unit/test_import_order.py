@@ -193,7 +193,7 @@ OPENERS = {
         "disk/profile.py",
     ),
     *("disk/engines.py", "disk/scratch.py", "layerwise/api.py", "converters/inputs/opening.py"),
-    *("converters/writer/adjacency.py", "evaluation/table.py"),
+    *("converters/writer/adjacency.py", "evaluation/ranks.py"),
 }
 RAW_CALLS = re.compile(
     r"(?<![\w.])os\.open\((?!.*O_(EXCL|TMPFILE|DIRECTORY))|os\.truncate|\.read_(text|bytes)\(\)"

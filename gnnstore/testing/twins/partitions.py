@@ -15,7 +15,12 @@ from gnnstore.partitions.orders import Schedule
 
 def partitions_loaded(schedule: Schedule) -> int:
     """Return how many partitions an epoch reads, beginning with an empty buffer."""
-    return len(schedule.partitions(0)) + sum(len(enters) for _, enters in schedule.swaps())
+    held: set[int] = set()
+    loaded = 0
+    for state in range(len(schedule.states)):
+        before, held = held, set(schedule.partitions(state).tolist())
+        loaded += len(held - before)
+    return loaded
 
 
 def resident_csc(
