@@ -82,7 +82,7 @@ def test_attributes_of_two_columns_are_no_edges(tmp_path: Path) -> None:
     np.savez(tmp_path / "g.npz", **given)
     found = inspect_inputs([tmp_path / "g.npz"])
     assert (found.num_edges, found.edge_row_bytes) == (20_000, 16)
-    assert sum(table.num_bytes for table in found.node_tables) == 3000 * (256 + 16)
+    assert sum(table.num_rows * table.row_items * table.item_bytes for table in found.node_tables) == 3000 * (256 + 16)
     notes = Notes()
     path = from_numpy(tmp_path / "g.npz", tmp_path / "g.gnn", progress=notes)
     assert notes.final_bytes() == pytest.approx(directory_bytes(path), rel=0.05)
@@ -107,7 +107,7 @@ def test_tables_of_features(tmp_path: Path) -> None:
     (tmp_path / "edge-feat.csv").write_text("1.5,2.5,3.5\n" * 10)
     (tmp_path / "node-label.csv").write_text("3\n" * 1000)
     found = inspect_inputs(sorted(tmp_path.iterdir()))
-    assert (found.num_nodes, found.node_tables[0].num_bytes) == (1000, 1000 * 200)
+    assert (found.num_nodes, found.node_tables) == (1000, (NodeTable(1000, 50, 4),))
     assert (found.num_edges, found.edge_row_bytes) == (0, 12)
 
 

@@ -27,7 +27,7 @@ from gnnstore.converters.tables.columns import (
 )
 from gnnstore.converters.tables.inputs import Table, describe_tables, open_table
 from gnnstore.converters.tables.row_ids import RowIds
-from gnnstore.converters.writer.estimates import Workload, node_workload
+from gnnstore.converters.writer.estimates import Workload
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, check_features
 from gnnstore.converters.writer.splits import SPLIT_KEYS
@@ -307,10 +307,10 @@ def _workload(edges: EdgeTable, nodes: NodeTable | None) -> Workload:
     for column in edges.columns.values():
         kind = edges.table.schema.field(column).type
         wide += kind.bit_width // 8 if pa.types.is_primitive(kind) else 8
-    num_edges = edges.table.num_rows
-    total = Workload(num_edges=num_edges, edge_row_bytes=wide)
-    sources = () if nodes is None else nodes.attributes.values()
-    return sum(map(node_workload, sources), total)
+    work = Workload(num_edges=edges.table.num_rows, edge_row_bytes=wide)
+    for source in () if nodes is None else nodes.attributes.values():
+        work.add_nodes(source)
+    return work
 
 
 def _write_nodes(writer: GraphWriter, nodes: NodeTable | None) -> None:

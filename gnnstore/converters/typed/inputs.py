@@ -20,7 +20,7 @@ from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import ArraySource, check_count, row_bytes
 from gnnstore.converters.typed.graph_writer import HeteroGraphWriter
 from gnnstore.converters.typed.orders import check_names
-from gnnstore.converters.writer.estimates import Workload, inspect_inputs, node_workload
+from gnnstore.converters.writer.estimates import Workload, inspect_inputs
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, check_features
 from gnnstore.errors import InputError
@@ -197,7 +197,7 @@ def _check_ends(counts: Mapping[str, int], edges: Mapping[EdgeType, EdgeInput]) 
 
 def _workload(nodes: Mapping[str, NodeInput], edges: Mapping[EdgeType, EdgeInput]) -> Workload:
     sources = [own for node in nodes.values() for own in node.attributes.values() if own.shape]
-    total = Workload(
+    work = Workload(
         num_nodes=sum(node.count for node in nodes.values()),
         num_edges=sum(own.num_edges or 0 for own in edges.values()),
         edge_row_bytes=min(
@@ -207,6 +207,9 @@ def _workload(nodes: Mapping[str, NodeInput], edges: Mapping[EdgeType, EdgeInput
     )
     labels = [*(own.label for own in edges.values()), *(own.label for own in sources)]
     texts = inspect_inputs(Path(label) for label in labels if label.endswith(_TEXT_ENDINGS))
-    guessed = 0 if total.is_exact else texts.num_edges
-    read = Workload(num_edges=guessed, text_bytes=texts.text_bytes)
-    return sum(map(node_workload, sources), total + read)
+    work.text_bytes = texts.text_bytes
+    if not work.is_exact:
+        work.num_edges += texts.num_edges
+    for source in sources:
+        work.add_nodes(source)
+    return work

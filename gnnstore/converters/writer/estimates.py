@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -20,7 +20,7 @@ from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.inputs.npy import open_npy
 from gnnstore.converters.inputs.npz import open_npz
 from gnnstore.converters.inputs.opening import open_input
-from gnnstore.converters.inputs.source import ArraySource
+from gnnstore.converters.inputs.source import ArraySource, row_bytes
 from gnnstore.converters.writer.node_arrays import MAX_COMPRESSED_ROW_BYTES
 from gnnstore.errors import GnnstoreError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, id_dtype
@@ -38,7 +38,8 @@ _EDGE_WORK, _SPILL_WORK, _COUNT_WORK = 3.0, 1.1, 1.0
 _BASE_MEMORY_BYTES = 2**27  # the interpreter, NumPy, pyarrow and buffers
 _SAMPLE_BYTES = 2**20
 _TEXT_ITEM_BYTES = 4  # numbers in text become float32
-_COMMENTS = (b"#", b"%")
+_COMMENTS = (b"#", b"%", b"")  # or blank
+_COLUMNS = {"indptr", "indices"}
 _EDGE_LISTS = ("edge", "edges", "edge_index")  # other names that begin with "edge": attributes
 
 
@@ -55,20 +56,8 @@ class NodeTable(NamedTuple):
         dtype = STORAGE_DTYPES[spec.dtype] if isinstance(spec, AttributeSpec) else spec.dtype
         return cls(spec.shape[0], math.prod(spec.shape[1:]), dtype.itemsize)
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the rows."""
-        return self.num_rows * self.row_items * self.item_bytes
 
-    def stored_bytes(self, item_bytes: int | None, page_bytes: int | None) -> int:
-        """Return the bytes of the pages that hold the rows, perhaps in another element type."""
-        row_bytes = self.row_items * (item_bytes or self.item_bytes)
-        if not row_bytes:
-            return 0
-        return PageGeometry.of(row_bytes, self.num_rows, page_bytes).body_bytes(self.num_rows)
-
-
-@dataclass(frozen=True)
+@dataclass
 class Workload:
     """The amount of data that a conversion reads, as far as known."""
 
@@ -79,16 +68,12 @@ class Workload:
     is_exact: bool = True  # whether all sizes are from headers
     node_tables: tuple[NodeTable, ...] = ()  # node attributes of wide rows
 
-    def __add__(self, other: Workload) -> Workload:
-        """Return the work of two inputs together."""
-        return Workload(
-            max(self.num_nodes, other.num_nodes),
-            self.num_edges + other.num_edges,
-            self.edge_row_bytes + other.edge_row_bytes,
-            self.text_bytes + other.text_bytes,
-            self.is_exact and other.is_exact,
-            self.node_tables + other.node_tables,
-        )
+    def add_nodes(self, source: ArraySource) -> None:
+        """Add an array of node attributes [N, ...]."""
+        if source.shape and source.shape[0]:
+            self.num_nodes = max(self.num_nodes, source.shape[0])
+            if row_bytes(source) > MAX_COMPRESSED_ROW_BYTES:
+                self.node_tables += (NodeTable.of(source),)
 
 
 @dataclass(frozen=True)
@@ -122,35 +107,33 @@ def estimate(
     feature_item_bytes: int | None = None,
 ) -> Estimate:
     """Estimate the cost of a conversion."""
-    num_nodes, num_edges, row_bytes = (
-        workload.num_nodes,
-        workload.num_edges,
-        workload.edge_row_bytes,
-    )
+    num_nodes, num_edges = workload.num_nodes, workload.num_edges
+    edge_row_bytes, fixed = workload.edge_row_bytes, 8 * (num_nodes + 1)
     total = num_edges * rules.copies + (num_nodes if rules.self_loops == "add" else 0)
     id_bytes = id_dtype(num_nodes).itemsize
-    edge_bytes = id_bytes + row_bytes + (id_dtype(total).itemsize if rules.keep_ids else 0)
-    nodes, at_least = (
-        sum(table.stored_bytes(size, page_bytes) for table in workload.node_tables)
-        for size in (feature_item_bytes, None)
-    )
-    fixed = 8 * (num_nodes + 1)
+    edge_bytes = id_bytes + edge_row_bytes + (id_dtype(total).itemsize if rules.keep_ids else 0)
+    nodes = at_least = 0
+    for num_rows, row_items, item_bytes in workload.node_tables:
+        if row_items:
+            sizes = (feature_item_bytes or item_bytes, item_bytes)
+            pages = [PageGeometry.of(row_items * size, num_rows, page_bytes) for size in sizes]
+            stored, own = (geometry.body_bytes(num_rows) for geometry in pages)
+            nodes, at_least = nodes + stored, at_least + min(stored, own)
     final = fixed + nodes + total * edge_bytes
     # De-duplication and dropped self-loops may remove almost all edges, edge ids are left out where
     # they are 0, 1, 2, ..., and the type of features is not that of other attributes.
     shrinks = rules.undirected or rules.self_loops == "drop"
-    least = fixed + min(nodes, at_least) + (0 if shrinks else num_edges * (id_bytes + row_bytes))
-    peak = estimate_peak_bytes(rules, num_edges, num_nodes, row_bytes)
+    least = fixed + at_least + (0 if shrinks else num_edges * (id_bytes + edge_row_bytes))
+    peak = estimate_peak_bytes(rules, num_edges, num_nodes, edge_row_bytes)
     budget = available_bytes() if memory_bytes is None else memory_bytes
     spill, work = 0, _EDGE_WORK
     if peak > budget:
-        spill = num_edges * spill_bytes_per_edge(rules, record_bytes_for(num_nodes - 1), row_bytes)
+        spill = num_edges * spill_bytes_per_edge(
+            rules, record_bytes_for(num_nodes - 1), edge_row_bytes
+        )
         counts = rules.undirected or rules.self_loops == "add"
         work *= _SPILL_WORK + (_COUNT_WORK if counts else 0)
-    sizes = "sizes as the input states them"
-    if not workload.is_exact:
-        is_guessed = workload.text_bytes > 0
-        sizes = "sizes guessed from the beginning of each file" if is_guessed else "sizes roughly"
+    said = "roughly" if not workload.text_bytes else "guessed from the beginning of each file"
     return Estimate(
         final_bytes=final,
         least_bytes=least if workload.is_exact else 0,
@@ -159,81 +142,64 @@ def estimate(
         seconds=total / _EDGES * work
         + (final + 2 * spill) / _WRITTEN
         + workload.text_bytes / _TEXT,
-        basis=f"{sizes}, time at the rates of an ordinary laptop",
+        basis=f"sizes {'as the input states them' if workload.is_exact else said}, time at the "
+        "rates of an ordinary laptop",
     )
 
 
 def inspect_inputs(paths: Iterable[Path]) -> Workload:
-    """Return the work of converting some input files."""
-    total = Workload()
-    for path in _files(paths):
-        try:
-            total += _inspect(path)
-        except (GnnstoreError, OSError, zlib.error):
-            total = replace(total, is_exact=False)
-    return total
-
-
-def node_workload(source: ArraySource) -> Workload:
-    """Return the work of converting an array of node attributes [N, ...]."""
-    if not source.shape or not source.shape[0]:
-        return Workload()
-    table = NodeTable.of(source)
-    is_wide = table.row_items * table.item_bytes > MAX_COMPRESSED_ROW_BYTES
-    return Workload(num_nodes=table.num_rows, node_tables=(table,) * is_wide)
-
-
-def _files(paths: Iterable[Path]) -> Iterator[Path]:
+    """Return the work of converting some input files, or all files of directories."""
+    work = Workload()
     for path in paths:
-        found = sorted(path.rglob("*")) if path.is_dir() else [path]
-        yield from (file for file in found if file.is_file())
+        for file in filter(Path.is_file, sorted(path.rglob("*")) if path.is_dir() else [path]):
+            try:
+                _inspect(file, work)
+            except (GnnstoreError, OSError, zlib.error):
+                work.is_exact = False
+    return work
 
 
-def _inspect(path: Path) -> Workload:
+def _inspect(path: Path, work: Workload) -> None:
     if path.suffix in (".npy", ".npz"):
         arrays = {path.stem: open_npy(path)} if path.suffix == ".npy" else open_npz(path)
-        return sum((_inspect_array(*own, "indptr" in arrays) for own in arrays.items()), Workload())
+        for name, source in arrays.items():
+            shape = source.shape
+            if name in _EDGE_LISTS and source.dtype.kind in "iu" and len(shape) == 2 and 2 in shape:
+                work.num_edges += shape[1] if shape[0] == 2 else shape[0]
+            elif name in _COLUMNS and arrays.keys() >= _COLUMNS and len(shape) == 1:
+                work.num_edges += shape[0] if name == "indices" else 0
+                work.num_nodes = max(work.num_nodes, arrays["indptr"].shape[0] - 1)
+            elif name.startswith("edge") and shape:
+                work.edge_row_bytes += row_bytes(source)
+            elif row_bytes(source) > MAX_COMPRESSED_ROW_BYTES:
+                work.add_nodes(source)
+        return
+    work.is_exact = False
     if path.suffix in (".gz", ".csv", ".txt", ".tsv", ".edges"):
-        return _inspect_text(path)
-    items = path.stat().st_size // _TEXT_ITEM_BYTES
-    return Workload(is_exact=False, node_tables=(NodeTable(items, 1, _TEXT_ITEM_BYTES),))
+        _inspect_text(path, work)
+    else:
+        rows = NodeTable(path.stat().st_size // _TEXT_ITEM_BYTES, 1, _TEXT_ITEM_BYTES)
+        work.node_tables += (rows,)
 
 
-def _inspect_array(name: str, source: ArraySource, has_indptr: bool) -> Workload:
-    shape = source.shape
-    if name in _EDGE_LISTS and source.dtype.kind in "iu" and len(shape) == 2 and 2 in shape:
-        return Workload(num_edges=shape[1] if shape[0] == 2 else shape[0])
-    if has_indptr and name == "indptr" and len(shape) == 1:
-        return Workload(num_nodes=shape[0] - 1)
-    if has_indptr and name == "indices" and len(shape) == 1:
-        return Workload(num_edges=shape[0])
-    if name.startswith("edge") and shape:
-        return Workload(edge_row_bytes=source.dtype.itemsize * math.prod(shape[1:]))
-    found = node_workload(source)
-    return found if found.node_tables else Workload()
-
-
-def _inspect_text(path: Path) -> Workload:
+def _inspect_text(path: Path, work: Workload) -> None:
     """Guess a table's size from its beginning."""
     with open_input(path) as file:
         head = file.read(_SAMPLE_BYTES)
-    ratio = 1.0
+    num_bytes = path.stat().st_size
     if head[:2] == b"\x1f\x8b":
         text = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(head, 16 * _SAMPLE_BYTES)
-        ratio, head = len(text) / len(head), text
-    read = Workload(text_bytes=round(path.stat().st_size * ratio), is_exact=False)
-    lines = [
-        line for line in head.splitlines()[:-1] or [head] if line and line[:1] not in _COMMENTS
-    ]
+        num_bytes, head = round(num_bytes * len(text) / len(head)), text
+    work.text_bytes += num_bytes
+    lines = [line for line in head.splitlines()[:-1] or [head] if line[:1] not in _COMMENTS]
     if not lines:
-        return read
-    num_lines = round(read.text_bytes * len(lines) / max(1, sum(len(line) + 1 for line in lines)))
+        return
+    num_rows = round(num_bytes * len(lines) / sum(len(line) + 1 for line in lines))
     num_fields = len(lines[0].replace(b",", b" ").split())
     if num_fields == 2 and "feat" not in path.name:
-        return replace(read, num_edges=num_lines)
-    if path.name.startswith("edge"):
-        return replace(read, edge_row_bytes=num_fields * _TEXT_ITEM_BYTES)
-    if num_fields == 1:
-        return read
-    table = NodeTable(num_lines, num_fields, _TEXT_ITEM_BYTES)
-    return replace(read, num_nodes=num_lines, node_tables=(table,))
+        work.num_edges += num_rows
+    elif path.name.startswith("edge"):
+        work.edge_row_bytes += num_fields * _TEXT_ITEM_BYTES
+    elif num_fields > 1:
+        work.num_nodes = max(work.num_nodes, num_rows)
+        work.node_tables += (NodeTable(num_rows, num_fields, _TEXT_ITEM_BYTES),)
