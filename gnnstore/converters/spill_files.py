@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +60,6 @@ class SpillDirectory:
             with open(file, "ab") as stream:  # noqa: PTH123 - a descriptor
                 stream.write(data if isinstance(data, bytes) else np.ascontiguousarray(data).data)
 
-    def size_bytes(self, name: str) -> int:
-        """Return the size of a file; 0 if nothing was appended to it."""
-        path = self.path / name
-        return path.stat().st_size if path.exists() else 0
-
     def read(self, name: str, dtype: npt.DTypeLike, first: int, count: int) -> npt.NDArray[Any]:
         """Return elements first, ..., first + count - 1 of a file of one type."""
         found = np.empty(count, dtype)
@@ -83,3 +79,35 @@ class SpillDirectory:
             for file in self.path.iterdir():
                 file.unlink()
             self.path.rmdir()
+
+
+class RangeSort(SpillDirectory):
+    """Sorts rows in two sequential passes: into files by ranges of their keys, then range by range.
+
+    Fetching each row from its place would be a random read a row. So every byte is written and read
+    once more, in large pieces, and the user of a range, which fits in memory, puts it in order.
+    """
+
+    def add(self, ranges: npt.NDArray[Any], **columns: npt.NDArray[Any] | list[bytes]) -> None:
+        """Append rows to the files of their ranges, column by column."""
+        for number, chosen in by_key(ranges):
+            for column, rows in columns.items():
+                if isinstance(rows, list):
+                    some = [rows[i] for i in chosen.tolist()]
+                    self.append(f"{number:06d}.{column}", b"".join(some))
+                    lengths = np.fromiter(map(len, some), np.int64, len(some))
+                    self.append(f"{number:06d}.{column}.lengths", lengths)
+                else:
+                    self.append(f"{number:06d}.{column}", rows[chosen])
+
+    def column(self, number: int, column: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Return the elements of a column in a range, in the order in which they came."""
+        path = self.path / f"{number:06d}.{column}"
+        count = path.stat().st_size // np.dtype(dtype).itemsize if path.exists() else 0
+        return self.read(path.name, dtype, 0, count)
+
+    def texts(self, number: int, column: str) -> list[bytes]:
+        """Return the texts of a column in a range, in the order in which they came."""
+        letters = self.column(number, column, np.uint8).tobytes()
+        ends = np.cumsum(self.column(number, f"{column}.lengths", np.int64)).tolist()
+        return [letters[begin:end] for begin, end in pairwise((0, *ends))]

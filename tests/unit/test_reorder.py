@@ -21,7 +21,7 @@ from gnnstore.converters import (
     split_edges,
 )
 from gnnstore.converters.inputs import scattered
-from gnnstore.converters.stores import communities, copy, ordered_texts, places
+from gnnstore.converters.stores import communities, copy, places
 from gnnstore.converters.stores import reorder as reordering
 from gnnstore.converters.stores.communities import find_communities
 from gnnstore.converters.stores.graph import StoreInput
@@ -185,8 +185,7 @@ def test_places_are_those_of_a_sort(rows: list[tuple[int, int, bool]], piece: in
 def test_edge_splits_names_and_scaled_features_follow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ordered_texts, "_MAX_RANGE_BYTES", 100)
-    monkeypatch.setattr(ordered_texts, "_AT_ONCE", 3)
+    monkeypatch.setattr("gnnstore.converters.stores.reorder._MAX_TEXT_BYTES", 100)
     monkeypatch.setattr(copy, "_TEXTS_AT_ONCE", 7)
     rng = np.random.default_rng(0)
     lines = [f"n{a} ü{'x' * int(b)}" for a, b in rng.integers(0, 40, (500, 2))]

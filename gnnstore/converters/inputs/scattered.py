@@ -1,13 +1,7 @@
-"""Sorts rows in any order by their nodes, in two sequential passes.
-
-Fetching each row from its place would be a random read a row. Instead rows go to files
-by ranges of nodes, each small enough for memory, and are put in order as a range is read
-back: every byte is written and read once more, in large pieces.
-"""
+"""Sorts rows in any order by their nodes, in memory or in two sequential passes over files."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
@@ -21,7 +15,7 @@ from gnnstore.converters.edges.node_ids import check_ids
 from gnnstore.converters.inputs.derived import RowTaker
 from gnnstore.converters.inputs.source import ArraySource, MemoryArray, SequentialArray, row_bytes
 from gnnstore.converters.read_ahead import read_ahead
-from gnnstore.converters.spill_files import SpillDirectory, by_key
+from gnnstore.converters.spill_files import RangeSort
 from gnnstore.errors import InputError
 from gnnstore.formats.container.files import require_space
 
@@ -83,7 +77,7 @@ class ScatteredRows(SequentialArray):
         share = _MAX_RANGE_BYTES if memory_bytes is None else memory_bytes // _MEMORY_SHARE
         range_bytes = min(max(share, _MIN_RANGE_BYTES), _MAX_RANGE_BYTES)
         self._range_rows = max(1, range_bytes // self._row_bytes)
-        self._files: SpillDirectory | None = None
+        self._files: RangeSort | None = None
 
     def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
         """Yield the rows of nodes start, start + 1, ..., at most `step` at a time."""
@@ -101,9 +95,9 @@ class ScatteredRows(SequentialArray):
             self._files.close()
             self._files = None
 
-    def _divide(self) -> SpillDirectory:
+    def _divide(self) -> RangeSort:
         """Write every row to the file of its node's range."""
-        files = SpillDirectory(self._directory, "rows to put in order")
+        files = RangeSort(self._directory, "rows to put in order")
         require_space(
             self._directory,
             self.shape[0] * (self._row_bytes + 8),
@@ -115,16 +109,13 @@ class ScatteredRows(SequentialArray):
             nodes = taker.take(len(rows)).astype(np.int64)
             check_ids(nodes, self.shape[0], f"{self._nodes.label}: node id", position)
             position += len(rows)
-            for number, chosen in by_key(nodes // self._range_rows):
-                files.append(f"{number:06d}.nodes", nodes[chosen])
-                files.append(f"{number:06d}.rows", rows[chosen])
+            files.add(nodes // self._range_rows, nodes=nodes, rows=rows)
         return files
 
-    def _order(self, files: SpillDirectory, number: int) -> npt.NDArray[Any]:
+    def _order(self, files: RangeSort, number: int) -> npt.NDArray[Any]:
         first = number * self._range_rows
         count = min(self._range_rows, self.shape[0] - first)
-        name = f"{number:06d}.nodes"
-        nodes = files.read(name, np.int64, 0, files.size_bytes(name) // 8) - first
+        nodes = files.column(number, "nodes", np.int64) - first
         times = np.bincount(nodes, minlength=count)
         if (times != 1).any():
             # As many rows as nodes: if one has two, another has none, here or elsewhere.
@@ -133,8 +124,6 @@ class ScatteredRows(SequentialArray):
                 f"{self._nodes.label}: node {first + wrong} has {int(times[wrong])} rows; every "
                 "node needs exactly one"
             )
-        items = count * math.prod(self.shape[1:])
-        rows = files.read(f"{number:06d}.rows", self.dtype, 0, items)
         ordered = np.empty((count, *self.shape[1:]), self.dtype)
-        ordered[nodes] = rows.reshape(ordered.shape)
+        ordered[nodes] = files.column(number, "rows", self.dtype).reshape(ordered.shape)
         return ordered

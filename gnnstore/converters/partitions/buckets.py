@@ -1,9 +1,8 @@
-"""Sorts the edges of a store into buckets: within a memory budget, in two sequential passes.
+"""Sorts the edges of a store into buckets, in memory or in two sequential passes over files.
 
 The key of an edge is its bucket, then the rows of its target and of its source. A sample of edges
-says where to cut the range of keys into groups that fit in memory. One pass over the store sends
-each edge to the file of its group; then group by group is read and sorted. A node of very many
-edges is cut like any other, since its sources are part of the key.
+says where to cut the range of keys into groups that fit in memory. A node of very many edges is cut
+like any other, since its sources are part of the key.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from gnnstore import _core
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.converters.edges.on_disk.runs import NARROW_BYTES, WIDE_BYTES, record_dtype
 from gnnstore.converters.read_ahead import num_threads, read_ahead
-from gnnstore.converters.spill_files import SpillDirectory, by_key
+from gnnstore.converters.spill_files import RangeSort
 from gnnstore.converters.stores.graph import EdgePiece, StoreInput
 from gnnstore.formats.container.files import require_space
 from gnnstore.progress import Progress
@@ -52,16 +51,6 @@ class Grid:
         return targets, target, source
 
 
-@dataclass
-class _Group:
-    """Edges that are sorted together."""
-
-    name: str
-    base: int  # least place of a target among the rows of all buckets; records count from there
-    record_bytes: int  # 12 or 24
-    num_edges: int = 0
-
-
 class BucketedEdges:
     """The edges of a store, sorted by bucket, target, source and position."""
 
@@ -71,9 +60,8 @@ class BucketedEdges:
         self._directory = directory
         self._memory = memory
         self._most = edges_at_once(memory)
-        self._files: SpillDirectory | None = None
-        self._whole = np.empty(0, np.uint8)
-        self._groups: list[_Group] = []
+        self._files: RangeSort | None = None
+        self._whole = np.empty(0, np.uint8)  # the records of all edges, if they fit in memory
         self._splitters = np.empty(0, np.uint64)
         # int64 [p * p]: edges of each bucket, known after `divide`.
         self.counts = np.zeros(grid.num_partitions**2, np.int64)
@@ -95,15 +83,16 @@ class BucketedEdges:
                 f"sort {num_edges} edges on disk",
                 "allow more memory (memory_bytes=)",
             )
-            self._files = SpillDirectory(self._directory, "edges to sort")
+            self._files = RangeSort(self._directory, "edges to sort")
+        # Records of a group count from the least place of a target among the rows of all buckets.
         bounds = [0, *(int(key) >> int(self._kept_bits) for key in self._splitters)]
         ends = [*(bound + 1 for bound in bounds[1:]), len(self.counts) * self._grid.rows]
-        for number, (base, end) in enumerate(zip(bounds, ends, strict=True)):
-            is_narrow = max(end - base, num_edges) < 2**32
-            record_bytes = NARROW_BYTES if is_narrow else WIDE_BYTES
-            self._groups.append(_Group(f"{number:06d}", base, record_bytes))
+        self._bases = np.array(bounds, np.int64)
+        self._sizes = np.zeros(len(bounds), np.int64)
+        is_narrow = max(num_edges, *np.subtract(ends, bounds)) < 2**32
+        self._record = record_dtype(NARROW_BYTES if is_narrow else WIDE_BYTES)
         if self._files is None:
-            self._whole = _core.pool_empty(num_edges * self._groups[0].record_bytes)
+            self._whole = _core.pool_empty(num_edges * self._record.itemsize)
         with progress.phase("divide edges", num_edges, "edges") as phase:
             for piece in read_ahead(self._graph.edge_pieces(PIECE_EDGES)):
                 self._send(piece)
@@ -136,57 +125,52 @@ class BucketedEdges:
     def _send(self, piece: EdgePiece) -> None:
         bucket, target, source = self._grid.split(piece)
         np.add.at(self.counts, bucket, 1)
-        position = np.arange(piece.first, piece.first + len(target))
-        places: list[tuple[int, Any]] = [(0, slice(None))]
+        groups = np.zeros(len(target), np.uint32)
         if len(self._splitters):
-            groups = np.searchsorted(self._splitters, self._key(bucket, target, source), "right")
-            places = list(by_key(groups.astype(np.uint32)))
-        for number, chosen in places:
-            group = self._groups[number]
-            records = np.empty(len(position[chosen]), record_dtype(group.record_bytes))
-            records["target"] = bucket[chosen] * self._grid.rows + target[chosen] - group.base
-            records["source"] = source[chosen]
-            records["position"] = position[chosen]
-            if self._files is None:
-                begin = group.num_edges * group.record_bytes
-                self._whole[begin : begin + records.nbytes] = records.view(np.uint8)
-            else:
-                self._files.append(group.name, records)
-            group.num_edges += len(records)
+            keys = self._key(bucket, target, source)
+            groups = np.searchsorted(self._splitters, keys, "right").astype(np.uint32)
+        self._sizes += np.bincount(groups, minlength=len(self._sizes))
+        records = np.empty(len(target), self._record)
+        records["target"] = bucket * self._grid.rows + target - self._bases[groups]
+        records["source"] = source
+        records["position"] = np.arange(piece.first, piece.first + len(target))
+        if self._files is None:
+            begin = piece.first * self._record.itemsize
+            self._whole[begin : begin + records.nbytes] = records.view(np.uint8)
+        else:
+            self._files.add(groups, records=records)
 
     def sorted(
         self,
     ) -> Iterator[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int64]]]:
         """Yield the rows of sources and of targets, and positions of all edges, in order."""
-        for group in self._groups:
-            if group.num_edges:
-                yield from self._sort(group)
+        for group, num_edges in enumerate(self._sizes.tolist()):
+            if num_edges:
+                yield from self._sort(group, num_edges)
         if self._files is not None:
             self._files.close()
 
     def _sort(
-        self, group: _Group
+        self, group: int, num_edges: int
     ) -> Iterator[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int64]]]:
-        num_bytes = group.num_edges * group.record_bytes
+        num_bytes = num_edges * self._record.itemsize
         if 2 * num_bytes > self._most * _BYTES_TO_SORT:
-            needed = Reservation(f"{group.num_edges} edges between a few nodes", 2 * num_bytes)
+            needed = Reservation(f"{num_edges} edges between a few nodes", 2 * num_bytes)
             raise self._memory.add(needed).refusal()
         if self._files is None:
             records, self._whole = self._whole, np.empty(0, np.uint8)
         else:
-            records = self._files.read(group.name, np.uint8, 0, num_bytes)
-            self._files.remove(group.name)
+            records = self._files.column(group, "records", np.uint8)
         scratch = _core.pool_empty(num_bytes)
-        _core.sort_edges(
-            records, scratch, group.record_bytes, group.num_edges, False, num_threads()
-        )
+        _core.sort_edges(records, scratch, self._record.itemsize, num_edges, False, num_threads())
         del scratch
-        found = records.view(record_dtype(group.record_bytes))
+        found = records.view(self._record)
         for begin in range(0, len(found), PIECE_EDGES):
             part = found[begin : begin + PIECE_EDGES]
+            targets = (part["target"].astype(np.int64) + self._bases[group]) % self._grid.rows
             yield (
                 part["source"].astype(np.int32),
-                ((part["target"].astype(np.int64) + group.base) % self._grid.rows).astype(np.int32),
+                targets.astype(np.int32),
                 part["position"].astype(np.int64),
             )
 

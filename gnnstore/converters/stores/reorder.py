@@ -7,7 +7,8 @@ often they are needed, hot rows share pages with hot ones, and cold pages are pa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.scattered import in_order
 from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.converters.memory import memory_ledger
+from gnnstore.converters.spill_files import RangeSort
 from gnnstore.converters.stores.communities import find_communities, rank_communities
 from gnnstore.converters.stores.copy import (
     CopiedRows,
@@ -31,7 +33,6 @@ from gnnstore.converters.stores.copy import (
     texts_of,
 )
 from gnnstore.converters.stores.graph import StoreInput
-from gnnstore.converters.stores.ordered_texts import texts_in_order
 from gnnstore.converters.stores.places import checked_ids, out_degrees, places_by, ranks_at_rest
 from gnnstore.converters.writer.carried_ids import CARRIED_IDS
 from gnnstore.converters.writer.estimates import NodeTable, Workload
@@ -42,6 +43,7 @@ from gnnstore.errors import UsageError, check_choice, limits_named
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.files import require_space
+from gnnstore.formats.store.schema import TextSpec
 from gnnstore.progress import Progress
 
 Order = Literal["degree", "frequency", "community"]
@@ -55,6 +57,8 @@ _NODE_BYTES, _COMMUNITY_BYTES, _PIECES_BYTES = 10, 40, 2**26
 # An array is sorted in memory if two copies take at most this share of memory.
 _MEMORY_SHARE = 8
 _MAX_MEMORY_BYTES = 2**28
+# Of names that are put in order at a time: as Python's objects they take several times their size.
+_TEXT_SHARE, _MAX_TEXT_BYTES = 32, 2**26
 
 
 @limits_named("reorder")
@@ -251,8 +255,7 @@ def write_in_order(graph: StoreInput, writer: GraphWriter, places: npt.NDArray[A
         writer.set_original_ids(rows.read() if is_small else rows)
     if nodes.original_name is not None:
         text = nodes.original_name
-        place = writer.spill_directory / "names"
-        names = texts_in_order(graph, text, places, place, writer.options.memory_bytes)
+        names = _names_in_order(graph, text, writer, places)
         writer.set_original_names(names, graph.num_nodes, text.bytes.num_rows)
     for name, text in graph.edges.value_names.items():
         writer.set_value_names(name, [one for some in texts_of(graph, text) for one in some])
@@ -276,6 +279,25 @@ def _add_edges(graph: StoreInput, writer: GraphWriter, places: npt.NDArray[Any])
     if not graph.num_edges:  # the attributes' types still have to be known
         none = np.empty(0, np.int64)
         writer.add_edges(none, none, attributes(0, 0))
+
+
+def _names_in_order(
+    graph: StoreInput, text: TextSpec, writer: GraphWriter, places: npt.NDArray[Any]
+) -> Iterator[list[bytes]]:
+    """Yield the names of nodes in the order of their new numbers, in lists."""
+    budget = writer.options.memory_bytes
+    limit = _MAX_TEXT_BYTES if budget is None else min(budget // _TEXT_SHARE, _MAX_TEXT_BYTES)
+    num_bytes = text.bytes.num_rows + 16 * len(places)
+    range_nodes = max(1, int(len(places) * limit / max(1, num_bytes)))
+    with closing(RangeSort(writer.spill_directory / "names", "names to put in order")) as files:
+        first = 0
+        for names in texts_of(graph, text):
+            numbers = places[first : first + len(names)].astype(np.int64)
+            files.add(numbers // range_nodes, nodes=numbers, names=names)
+            first += len(names)
+        for own in range(-(-len(places) // range_nodes)):
+            names = files.texts(own, "names")
+            yield [names[i] for i in np.argsort(files.column(own, "nodes", np.int64)).tolist()]
 
 
 def _write_edge_splits(graph: StoreInput, writer: GraphWriter, places: npt.NDArray[Any]) -> None:
