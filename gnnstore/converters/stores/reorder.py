@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.budget.ledger import Reservation
+from gnnstore.converters.edges.columns import CARRIED_IDS
 from gnnstore.converters.inputs.derived import GeneratedRows, MappedRows
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.scattered import in_order
@@ -34,7 +35,6 @@ from gnnstore.converters.stores.copy import (
 )
 from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.converters.stores.places import checked_ids, out_degrees, places_by, ranks_at_rest
-from gnnstore.converters.writer.carried_ids import CARRIED_IDS
 from gnnstore.converters.writer.estimates import NodeTable, Workload
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.node_arrays import MAX_COMPRESSED_BYTES

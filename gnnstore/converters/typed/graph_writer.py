@@ -16,12 +16,11 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.converters.edges.builder import EdgeBuilder
+from gnnstore.converters.edges.columns import CarriedIds
 from gnnstore.converters.edges.node_ids import check_ids
 from gnnstore.converters.edges.rules import EdgeRules
-from gnnstore.converters.inputs.derived import RowTaker
 from gnnstore.converters.inputs.opening import PathLike
-from gnnstore.converters.inputs.source import ArraySource, check_count, check_rows
-from gnnstore.converters.typed.orders import add_orders
+from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.converters.typed.reading import ReadArray
 from gnnstore.converters.typed.reverse import ReversedEdges, reverse_of, reverse_types
 from gnnstore.converters.typed.times import checked_edges
@@ -31,26 +30,18 @@ from gnnstore.converters.writer.adjacency import (
     take_up_edges,
     write_adjacency,
 )
-from gnnstore.converters.writer.carried_ids import CarriedIds
+from gnnstore.converters.writer.base import BaseWriter, Pairs
 from gnnstore.converters.writer.estimates import Workload
 from gnnstore.converters.writer.node_arrays import NodeArrays, RowSink
-from gnnstore.converters.writer.opening import (
-    announce,
-    check_pointers,
-    open_store,
-    place_spill,
-    provenance,
-)
+from gnnstore.converters.writer.opening import provenance
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
-from gnnstore.converters.writer.splits import read_split, split_ids, split_name
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.container import names as store_names
-from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, NodeTypeSpec, Schema, TextSpec
-from gnnstore.progress import NullProgress, Progress
+from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec
+from gnnstore.progress import Progress
 
 
-class HeteroGraphWriter:
+class HeteroGraphWriter(BaseWriter):
     """Writes a graph of several node and edge types as a store.
 
     A context manager: without a `commit` there is no store. A conversion that a full disk, an I/O
@@ -110,54 +101,33 @@ class HeteroGraphWriter:
         edge_types: Iterable[EdgeType] = (),
         workload: Workload | None = None,
     ) -> None:
-        self.options = options or ConvertOptions()
-        _refuse_rules_of_one_type(self.options)
-        self.progress = progress or NullProgress()
+        options = options or ConvertOptions()
+        _refuse_rules_of_one_type(options)
         self.num_nodes = dict(num_nodes)
         known = tuple(edge_types)
         if known:
-            reverse_types(self.options.reverse, known)  # refuses unknown ones
+            reverse_types(options.reverse, known)  # refuses unknown ones
         if not self.num_nodes:
             raise UsageError("a graph without a node type cannot be stored")
-        self._provenance = provenance(kind, source or {}, self.options)
-        self._index_dtype: IndexDtype = self.options.index_dtype or index_dtype
-        keep_ids = edge_ids if self.options.edge_ids is None else self.options.edge_ids
-        self._rules = EdgeRules(keep_ids=keep_ids)
-        graph = {
-            "num_nodes": list(self.num_nodes.items()),
-            "index_dtype": self._index_dtype,
-            "edge_ids": keep_ids,
-        }
-        self._store = open_store(output, self.options, self._provenance, graph)
-        try:
-            self._spill_directory = place_spill(self._store, self.options)
-            announce(
-                self._store,
-                self.options,
-                self._rules,
-                source=source or {},
-                progress=self.progress,
-                workload=workload,
-            )
-            for count in self.num_nodes.values():
-                check_pointers(self._store, count)
-        except BaseException:
-            self._store.abort(keep=self.options.resume)
-            raise
+        super().__init__(
+            output,
+            num_nodes=list(self.num_nodes.items()),
+            counts=self.num_nodes.values(),
+            provenance=provenance(kind, source or {}, options),
+            options=options,
+            index_dtype=index_dtype,
+            edge_ids=edge_ids,
+            progress=progress,
+            workload=workload,
+        )
         self._reserved = 0
         self._nodes = {
-            name: NodeArrays(self._store, self.options, self.progress, name) for name in num_nodes
+            name: NodeArrays(self._store, options, self.progress, name, num_nodes=count)
+            for name, count in num_nodes.items()
         }
-        for name, count in self.num_nodes.items():
-            self._nodes[name].num_nodes = count
         self._shows_num_nodes: set[str] = set()
-        self._splits: dict[str, dict[str, AttributeSpec]] = {name: {} for name in num_nodes}
-        self._original_ids: dict[str, AttributeSpec] = {}
-        self._original_names: dict[str, TextSpec] = {}
         self._edges: dict[EdgeType, EdgeTypeSpec] = {}
         self._edge_attribute_types: dict[EdgeType, dict[str, tuple[str, int]]] = {}
-        self._graph_values: dict[str, Any] = {}
-        self._graph_arrays: dict[str, AttributeSpec] = {}
 
     # ---- edges
 
@@ -181,7 +151,7 @@ class HeteroGraphWriter:
     def read_edges(
         self,
         edge_type: EdgeType,
-        pairs: Iterable[tuple[npt.NDArray[Any], npt.NDArray[Any]]],
+        pairs: Pairs,
         num_edges: int | None = None,
         attributes: Mapping[str, ArraySource] | None = None,
         *,
@@ -217,38 +187,22 @@ class HeteroGraphWriter:
             return
         counts = (self.num_nodes[edge_type[0]], self.num_nodes[edge_type[2]])
         builder = self._builder(self._rules, counts)
-        takers = {name: RowTaker(source) for name, source in (attributes or {}).items()}
         if num_edges is not None:
             builder.expect(num_edges)
-            for taker in takers.values():
-                check_rows(taker.source, num_edges, f"edges of type {edge_type}")
-        edges_read = 0
-        phase_name = f"read edges {'__'.join(edge_type)}"
-        with self.progress.phase(phase_name, num_edges, "edges") as phase:
-            for ends in pairs:
-                ends = self._checked(edge_type, ends, edges_read, where)  # noqa: PLW2901
-                rows = {name: taker.take(len(ends[0])) for name, taker in takers.items()}
-                rows = self._checked_rows(edge_type, rows, edges_read)
-                builder.add(*ends, rows, where)
-                edges_read += len(ends[0])
-                phase.advance(len(ends[0]))
-        if not edges_read:  # the attributes' types still have to be known
-            none = np.empty(0, np.int64)
-            rows = {name: taker.take(0) for name, taker in takers.items()}
-            rows = self._checked_rows(edge_type, rows, 0)
-            builder.add(none, none, rows, where)
-        for taker in takers.values():
-            taker.finish(edges_read)
+
+        def add(sources: Any, targets: Any, rows: dict[str, npt.NDArray[Any]], first: int) -> None:
+            self._check_ends(edge_type, (sources, targets), first, where)
+            types = self._edge_attribute_types.get(edge_type, {})
+            what = f"edges of type {edge_type}"
+            rows = checked_edges(rows, types, self.options, first, what)
+            builder.add(sources, targets, rows, where)
+
+        self._read_pairs(pairs, num_edges, attributes, add, edge_type)
         self._write_edges(edge_type, builder, max(counts))
 
     def _builder(self, rules: EdgeRules, counts: tuple[int, int]) -> EdgeBuilder:
-        builder = EdgeBuilder(
-            rules,
-            self._spill_directory,
-            num_nodes=max(counts),  # of both ends; columns behind the last target stay empty
-            memory_bytes=self.options.memory_bytes,
-            journal=self._store.journal,
-        )
+        # Of both ends; columns behind the last target stay empty.
+        builder = self._builder_for(rules, max(counts))
         builder.reserve(self._reserved)
         return builder
 
@@ -263,23 +217,16 @@ class HeteroGraphWriter:
                 f"{', '.join(map(repr, self.num_nodes)) or 'none'}"
             )
 
-    def _checked(
+    def _check_ends(
         self,
         edge_type: EdgeType,
         ends: tuple[npt.NDArray[Any], npt.NDArray[Any]],
         first: int,
         where: str,
-    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    ) -> None:
         for ids, node_type, end in zip(ends, edge_type[::2], ("source", "target"), strict=True):
             what = f"{where}: edges of type {edge_type}: id of the {end} ({node_type!r})"
             check_ids(ids, self.num_nodes[node_type], what, first)
-        return ends
-
-    def _checked_rows(
-        self, edge_type: EdgeType, rows: Mapping[str, npt.NDArray[Any]], first: int
-    ) -> dict[str, npt.NDArray[Any]]:
-        types = self._edge_attribute_types.get(edge_type, {})
-        return checked_edges(rows, types, self.options, first, f"edges of type {edge_type}")
 
     def _add_reverse(self, forward: EdgeTypeSpec) -> None:
         """Write the reverse of the edges of a type, which are in the store already."""
@@ -374,47 +321,17 @@ class HeteroGraphWriter:
         where: str | None = None,
     ) -> None:
         """Name a set of nodes of a type; see `GraphWriter.set_split`."""
-        self._arrays(node_type)
-        name = split_name(name)
-        where = where or f"the split {name!r} of {node_type!r}"
-        if name in self._splits[node_type]:
-            raise InputError(f"{where}: the split {name!r} of {node_type!r} was given already")
-        count = self.num_nodes[node_type]
-        if not isinstance(values, np.ndarray):
-            values = read_split(values, count, self.options.memory_bytes)
-        self._splits[node_type][name] = self._store.compressed(
-            store_names.split_array(node_type, name), split_ids(values, count, where), name=name
-        )
+        self._arrays(node_type).set_split(name, values, where)
 
     def set_original_ids(self, node_type: str, ids: npt.NDArray[np.int64]) -> None:
         """Record the input's own id [N] of every node of a type."""
-        self._arrays(node_type)
-        check_count(f"the original ids of {node_type!r}", len(ids), self.num_nodes[node_type])
-        self._original_ids[node_type] = self._store.compressed(
-            store_names.original_id_array(node_type), ids, name="original_id"
-        )
+        self._arrays(node_type).set_original_ids(ids)
 
     def set_original_names(
         self, node_type: str, names: Iterable[list[bytes]], num_names: int, num_bytes: int
     ) -> None:
         """Record the input's own name of every node of a type."""
-        self._arrays(node_type)
-        check_count(f"the names of {node_type!r}", num_names, self.num_nodes[node_type])
-        directory = store_names.original_name_directory(node_type)
-        self._original_names[node_type] = self._store.texts(directory, names, num_names, num_bytes)
-
-    # ---- the graph as a whole
-
-    def set_graph_attribute(self, name: str, value: Any) -> None:
-        """Record a value of the whole graph: anything that JSON can hold."""
-        self._graph_values[name] = value
-
-    def set_graph_array(
-        self, name: str, array: npt.NDArray[Any], *, dtype: str | None = None
-    ) -> None:
-        """Record an array of the whole graph."""
-        path = store_names.graph_array(name)
-        self._graph_arrays[name] = self._store.compressed(path, array, name=name, dtype=dtype)
+        self._arrays(node_type).set_original_names(names, num_names, num_bytes)
 
     def commit(self) -> Path:
         """Finish the store and return its path.
@@ -426,43 +343,17 @@ class HeteroGraphWriter:
         StorageError
             If the operating system refuses.
         """
-        most = max(self.num_nodes.values(), default=0)
-        if self._index_dtype == "int32" and most > np.iinfo(np.int32).max:
-            raise UsageError(
-                f"index_dtype='int32' cannot number {most} nodes; use index_dtype='int64'"
-            )
+        self._check_index_dtype(max(self.num_nodes.values()))
         for forward in reverse_types(self.options.reverse, tuple(self._edges)):
             self._add_reverse(self._edges[forward])
-        schema = Schema(
-            node_types=tuple(map(self._node_type, self.num_nodes)),
-            edge_types=tuple(self._edges.values()),
-            graph_attributes=self._graph_values,
-            graph_arrays=self._graph_arrays,
-            index_dtype=self._index_dtype,
-        )
-        times = {path: own for nodes in self._nodes.values() for path, own in nodes.times.items()}
-        schema = add_orders(self._store, schema, times, self.options, self.progress)
-        with self.progress.phase("commit"):
-            return self._store.commit(schema, self._provenance)
-
-    def _node_type(self, name: str) -> NodeTypeSpec:
-        attributes = self._nodes[name].attributes
-        return NodeTypeSpec(
-            name,
-            self.num_nodes[name],
-            attributes,
-            self._splits[name],
-            self._original_ids.get(name),
-            self._original_names.get(name),
-            explicit_num_nodes=name in self._shows_num_nodes or not attributes,
-        )
-
-    def __enter__(self) -> HeteroGraphWriter:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self._store.__exit__(kind, error, traceback)
-        _core.pool_trim()
+        node_types = [
+            own.spec(
+                self.num_nodes[name],
+                explicit_num_nodes=name in self._shows_num_nodes or not own.attributes,
+            )
+            for name, own in self._nodes.items()
+        ]
+        return self._commit(self._nodes.values(), node_types, self._edges.values())
 
 
 def _refuse_rules_of_one_type(options: ConvertOptions) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.converters.edges.columns import CARRIED_IDS
 from gnnstore.converters.edges.node_ids import columns_of_edges
 from gnnstore.converters.typed.reading import ReadArray
-from gnnstore.converters.writer.carried_ids import CARRIED_IDS
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.arrays.spec import AttributeSpec

@@ -9,7 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.edges.node_ids import check_ids
-from gnnstore.converters.inputs.source import ArraySource, MemoryArray, check_count, row_bytes
+from gnnstore.converters.inputs.source import (
+    ArraySource,
+    MemoryArray,
+    as_source,
+    check_count,
+    row_bytes,
+)
 from gnnstore.converters.read_ahead import read_ahead
 from gnnstore.errors import InputError
 from gnnstore.formats.arrays.dtypes import dtype_name, id_dtype
@@ -26,7 +32,7 @@ _COPY_BYTES = 2**23
 def write_edge_split(
     store: StoreWriter,
     name: str,
-    parts: Mapping[str, Rows | None],
+    parts: Mapping[str, Rows | npt.ArrayLike | None],
     attributes: Mapping[str, Rows],
     attribute_types: Mapping[str, tuple[str, int]],
     *,
@@ -68,8 +74,9 @@ def write_edge_split(
     return EdgeSplitSpec(**written, attributes=written_attributes)
 
 
-def _source(label: str, rows: Rows) -> ArraySource:
-    return MemoryArray(label, rows) if isinstance(rows, np.ndarray) else rows
+def _source(label: str, rows: Rows | npt.ArrayLike) -> ArraySource:
+    found = as_source(rows, label)
+    return MemoryArray(label, found) if isinstance(found, np.ndarray) else found
 
 
 def copy_array(

@@ -15,54 +15,28 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore import _core
-from gnnstore.converters.edges.builder import EdgeBuilder
-from gnnstore.converters.edges.columns import BuiltEdges, SortedEdges
-from gnnstore.converters.edges.rules import EdgeRules
+from gnnstore.converters.edges.columns import BuiltEdges, CarriedIds, SortedEdges
 from gnnstore.converters.edges.split import SplitEdges, SplitRule
-from gnnstore.converters.inputs.derived import RowTaker
 from gnnstore.converters.inputs.opening import PathLike
-from gnnstore.converters.inputs.source import (
-    ArraySource,
-    as_array,
-    as_source,
-    check_count,
-    check_rows,
-)
-from gnnstore.converters.typed.orders import add_orders
+from gnnstore.converters.inputs.source import ArraySource, as_array, as_source
 from gnnstore.converters.typed.times import checked_edges
 from gnnstore.converters.writer.adjacency import record_edges, take_up_edges, write_adjacency
-from gnnstore.converters.writer.carried_ids import CarriedIds
-from gnnstore.converters.writer.casting import SCALES
-from gnnstore.converters.writer.edge_splits import Rows, copy_array, write_edge_split
+from gnnstore.converters.writer.base import BaseWriter, Pairs
+from gnnstore.converters.writer.edge_splits import Rows, write_edge_split
 from gnnstore.converters.writer.estimates import Workload
 from gnnstore.converters.writer.negatives import write_negatives
 from gnnstore.converters.writer.node_arrays import NodeArrays, RowSink
-from gnnstore.converters.writer.opening import (
-    announce,
-    check_pointers,
-    open_store,
-    place_spill,
-    provenance,
-)
+from gnnstore.converters.writer.opening import check_pointers, provenance
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
-from gnnstore.converters.writer.splits import read_split, split_ids, split_name
+from gnnstore.converters.writer.splits import split_name
 from gnnstore.errors import InputError, UsageError
-from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container import names as store_names
 from gnnstore.formats.store.edge_splits import EdgeSplitSpec
-from gnnstore.formats.store.schema import (
-    EDGE_TYPE,
-    NODE_TYPE,
-    EdgeTypeSpec,
-    NodeTypeSpec,
-    Schema,
-    TextSpec,
-)
-from gnnstore.progress import NullProgress, Progress
+from gnnstore.formats.store.schema import EDGE_TYPE, EdgeTypeSpec, TextSpec
+from gnnstore.progress import Progress
 
 
-class GraphWriter:
+class GraphWriter(BaseWriter):
     """Writes one homogeneous graph as a store.
 
     A context manager: without a `commit` there is no store. A conversion that a full disk, an I/O
@@ -110,58 +84,34 @@ class GraphWriter:
         workload: Workload | None = None,
         origin: Mapping[str, Any] | None = None,
     ) -> None:
-        self.options = options or ConvertOptions()
-        if self.options.reverse:
+        options = options or ConvertOptions()
+        if options.reverse:
             raise UsageError(
-                f"reverse={', '.join(self.options.reverse)}: adds types of edges, and this "
+                f"reverse={', '.join(options.reverse)}: adds types of edges, and this "
                 "conversion makes a graph without types; leave it out, or let undirected=True add "
                 "the reverse of each edge. Files by type are for 'gnnstore convert typed'"
             )
-        self.progress = progress or NullProgress()
+        super().__init__(
+            output,
+            num_nodes=num_nodes,
+            counts=() if num_nodes is None else (num_nodes,),
+            provenance=origin or provenance(kind, source or {}, options),
+            options=options,
+            index_dtype=index_dtype,
+            edge_ids=edge_ids,
+            progress=progress,
+            workload=workload,
+        )
         self.explicit_num_nodes = False
-        self._provenance = dict(origin or provenance(kind, source or {}, self.options))
-        self._index_dtype: IndexDtype = self.options.index_dtype or index_dtype
-        keep_ids = edge_ids if self.options.edge_ids is None else self.options.edge_ids
-        self._keep_ids = keep_ids
-        rules = EdgeRules(self.options.undirected, self.options.self_loops, keep_ids)
-        graph = {"num_nodes": num_nodes, "index_dtype": self._index_dtype, "edge_ids": keep_ids}
-        self._store = open_store(output, self.options, self._provenance, graph)
-        self.journal = self._store.journal
-        try:
-            self.spill_directory = place_spill(self._store, self.options)
+        with self._abort_on_error():
             self._finished = take_up_edges(self._store)
-            announce(
-                self._store,
-                self.options,
-                rules,
-                source=source or {},
-                progress=self.progress,
-                workload=workload,
-            )
-            if num_nodes is not None:
-                check_pointers(self._store, num_nodes)
-            self._builder = EdgeBuilder(
-                rules,
-                self.spill_directory,
-                num_nodes=num_nodes,
-                memory_bytes=self.options.memory_bytes,
-                journal=self.journal,
-            )
-        except BaseException:
-            self._store.abort(keep=self.options.resume)  # hours of work may be in it
-            raise
+            self._builder = self._builder_for(self._rules, num_nodes)
         self._edges: EdgeTypeSpec | None = None
         self._edge_types: dict[str, tuple[str, int]] = {}
         self._carried: np.dtype[Any] | None = None
-        self._nodes = NodeArrays(self._store, self.options, self.progress)
-        self._nodes.num_nodes = num_nodes
-        self._splits: dict[str, tuple[str, npt.NDArray[Any]]] = {}
+        self._nodes = NodeArrays(self._store, options, self.progress, num_nodes=num_nodes)
         self._edge_splits: dict[str, EdgeSplitSpec] = {}
         self._value_names: dict[str, TextSpec] = {}
-        self._original_ids: AttributeSpec | None = None
-        self._original_name: TextSpec | None = None
-        self._graph_values: dict[str, Any] = {}
-        self._graph_arrays: dict[str, AttributeSpec] = {}
 
     @property
     def num_nodes(self) -> int | None:
@@ -176,9 +126,7 @@ class GraphWriter:
             )
         self._builder.buffer.set_num_nodes(num_nodes)
         check_pointers(self._store, num_nodes)
-        self._nodes.num_nodes = num_nodes
-        for where, values in self._splits.values():
-            split_ids(values, num_nodes, where)
+        self._nodes.set_num_nodes(num_nodes)
 
     # ---- edges
 
@@ -192,10 +140,7 @@ class GraphWriter:
     ) -> None:
         """Announce the number of edges, so that a budget that is too small fails at once.
 
-        Parameters
-        ----------
-        some_targets : iterable of ndarray of integers, optional
-            See `EdgeBuilder.expect`.
+        With targets from all over the edges these may be sorted while they are added.
         """
         if not self.has_edges:
             self._builder.expect(num_edges, some_targets)
@@ -250,7 +195,7 @@ class GraphWriter:
 
     def read_edges(
         self,
-        pairs: Iterable[tuple[npt.NDArray[Any], npt.NDArray[Any]]],
+        pairs: Pairs,
         num_edges: int | None,
         attributes: Mapping[str, ArraySource] | None = None,
         *,
@@ -277,39 +222,25 @@ class GraphWriter:
 
         Raises
         ------
-        InputError
-            If the attributes have not as many rows as there are edges.
         InputError, NoSpaceError, StorageError, BudgetError
-            See `add_edges`.
+            See `add_edges`; also if attributes have not as many rows as there are edges.
         """
         if self.has_edges:
             return
-        takers = {name: RowTaker(source) for name, source in (attributes or {}).items()}
         if num_edges is not None:
-            are_plain = not takers and not add_inverse_edge
+            are_plain = not attributes and not add_inverse_edge
             self.expect_edges(
                 num_edges * (2 if add_inverse_edge else 1), some_targets if are_plain else None
             )
-            for taker in takers.values():
-                check_rows(taker.source, num_edges, "edges")
-        edges_read = 0
-        with self.progress.phase("read edges", num_edges, "edges") as phase:
-            for ends in pairs:
-                num_new = len(ends[0])
-                edges_read += num_new
-                rows = {name: taker.take(num_new) for name, taker in takers.items()}
-                if add_inverse_edge:
-                    rows = {name: np.repeat(values, 2, axis=0) for name, values in rows.items()}
-                self.add_edges(
-                    *(_with_inverse(*ends) if add_inverse_edge else ends), rows, where=where
-                )
-                phase.advance(num_new)
-        if not edges_read:  # the attributes' types still have to be known
-            none = np.empty(0, np.int64)
-            rows = {name: taker.take(0) for name, taker in takers.items()}
-            self.add_edges(none, none, rows, where=where)
-        for taker in takers.values():
-            taker.finish(edges_read)
+
+        def add(sources: Any, targets: Any, rows: dict[str, npt.NDArray[Any]], _: int) -> None:
+            if add_inverse_edge:
+                rows = {name: np.repeat(values, 2, axis=0) for name, values in rows.items()}
+                both = np.stack((sources, targets, targets, sources), axis=1).reshape(-1, 2)
+                sources, targets = both.T
+            self.add_edges(sources, targets, rows, where=where)
+
+        self._read_pairs(pairs, num_edges, attributes, add)
 
     def finish_edges(
         self, on_degrees: Callable[[npt.NDArray[np.int64]], None] | None = None
@@ -327,7 +258,8 @@ class GraphWriter:
             if on_degrees is not None:
                 for degrees in self._finished.degrees():
                     on_degrees(degrees)
-            self._edges, self._nodes.num_nodes = self._finished.spec, self._finished.num_nodes
+            self._edges = self._finished.spec
+            self._nodes.set_num_nodes(self._finished.num_nodes)
             return
         if self.num_nodes is None:  # the largest id decides, which may be a wrong one
             check_pointers(self._store, self._builder.buffer.max_id + 1)
@@ -344,25 +276,12 @@ class GraphWriter:
         rule: SplitRule,
         id_dtype: np.dtype[Any],
     ) -> None:
-        """Write edges that are sorted already, split by a rule; nothing is read if `has_edges`.
-
-        Parameters
-        ----------
-        edges : callable
-            See `SplitEdges`.
-        id_dtype : np.dtype
-            Type of their ids.
-
-        Raises
-        ------
-        InputError
-            If a split would be empty.
-        """
+        """Write edges that are sorted already, split by a rule; nothing is read if `has_edges`."""
         if self.has_edges:
             return self.finish_edges()
         num_nodes = self.num_nodes or 0
         with self.progress.phase("split edges", unit="edges"):
-            split = SplitEdges(rule, edges, num_nodes, id_dtype if self._keep_ids else None)
+            split = SplitEdges(rule, edges, num_nodes, id_dtype if self._rules.keep_ids else None)
         self._write_edges(split, None, split, rule)
         return None
 
@@ -373,7 +292,7 @@ class GraphWriter:
         split: SplitEdges | None = None,
         rule: SplitRule | None = None,
     ) -> None:
-        self._nodes.num_nodes = built.num_nodes
+        self._nodes.set_num_nodes(built.num_nodes)
         edges = write_adjacency(
             self._store,
             built,
@@ -467,17 +386,7 @@ class GraphWriter:
         BudgetError
             If an `ArraySource` is too large for `options.memory_bytes`.
         """
-        name = split_name(name)
-        where = where or f"the split {name!r}"
-        if name in self._splits:
-            raise InputError(f"{where}: the split {name!r} was given already")
-        values = as_source(values, where)
-        if not isinstance(values, np.ndarray):
-            values = read_split(values, self.num_nodes, self.options.memory_bytes)
-            self.reserve_memory(values.nbytes)
-        if self.num_nodes is not None:
-            split_ids(values, self.num_nodes, where)
-        self._splits[name] = (where, values)
+        self.reserve_memory(self._nodes.set_split(name, values, where))
 
     def set_edge_split(
         self,
@@ -537,15 +446,11 @@ class GraphWriter:
             "negative_source": shared[0],
             "negative_target": shared[1],
         }
-        parts = {
-            part: None if rows is None else as_source(rows, f"{where}: {part}")
-            for part, rows in given.items()
-        }
         with self.progress.phase(f"write edge split {name}"):
             self._edge_splits[name] = write_edge_split(
                 self._store,
                 name,
-                parts,
+                given,
                 attributes or {},
                 self._edge_types,
                 num_nodes=self.num_nodes,
@@ -554,30 +459,13 @@ class GraphWriter:
 
     def set_original_ids(self, ids: npt.ArrayLike | ArraySource) -> None:
         """Record the input's own id [N] of every node."""
-        ids = as_source(ids, "the original ids")
-        check_count("the original ids", ids.shape[0], self.num_nodes)
-        path = store_names.original_id_array(NODE_TYPE)
-        if isinstance(ids, np.ndarray):
-            self._original_ids = self._store.compressed(path, ids, name="original_id")
-        else:
-            directory, _, name = path.rpartition("/")
-            self._original_ids = copy_array(self._store, directory, ids, name)
+        self._nodes.set_original_ids(ids)
 
     def set_original_names(
         self, names: Iterable[list[bytes]], num_names: int, num_bytes: int
     ) -> None:
-        """Record the input's own name of every node.
-
-        Parameters
-        ----------
-        names : iterable of list of bytes
-            All names in the order of nodes, as UTF-8, some at a time.
-        num_names, num_bytes : int
-            Number of the names, and of their bytes together.
-        """
-        check_count("the original names", num_names, self.num_nodes)
-        directory = store_names.original_name_directory(NODE_TYPE)
-        self._original_name = self._store.texts(directory, names, num_names, num_bytes)
+        """Record the input's own name of every node, in UTF-8, in lists in the order of nodes."""
+        self._nodes.set_original_names(names, num_names, num_bytes)
 
     def set_value_names(self, attribute: str, names: Sequence[bytes]) -> None:
         """Record the names, in UTF-8, of the values 0, 1, ... of an integer edge attribute."""
@@ -585,36 +473,6 @@ class GraphWriter:
         num_bytes = sum(map(len, names))
         written = self._store.texts(directory, [list(names)], len(names), num_bytes)
         self._value_names[attribute] = written
-
-    # ---- the graph as a whole
-
-    def set_graph_attribute(self, name: str, value: Any) -> None:
-        """Record a value of the whole graph: anything that JSON can hold."""
-        self._graph_values[name] = value
-
-    def set_graph_array(self, name: str, array: npt.ArrayLike, *, dtype: str | None = None) -> None:
-        """Record an array of the whole graph.
-
-        Raises
-        ------
-        InputError
-            If it has the name of the features' scales.
-        """
-        self._check_name(name)
-        self._add_graph_array(name, as_array(array, f"the array {name!r}"), dtype=dtype)
-
-    def _check_name(self, name: str) -> None:
-        if self.options.feature_scale is not None and name == SCALES:
-            raise InputError(
-                f"{name!r} is the name of the scales that feature_scale= adds to "
-                "the graph, so that no batch would show it; rename it, or leave it out"
-            )
-
-    def _add_graph_array(
-        self, name: str, array: npt.NDArray[Any], *, dtype: str | None = None
-    ) -> None:
-        path = store_names.graph_array(name)
-        self._graph_arrays[name] = self._store.compressed(path, array, name=name, dtype=dtype)
 
     def commit(self) -> Path:
         """Finish the store and return its path.
@@ -630,60 +488,10 @@ class GraphWriter:
         edges, num_nodes = self._edges, self.num_nodes
         if edges is None or num_nodes is None:  # both are set by finish_edges
             raise AssertionError("edges are not finished")
-        if self._index_dtype == "int32" and num_nodes > np.iinfo(np.int32).max:
-            raise UsageError(
-                f"index_dtype='int32' cannot number {num_nodes} nodes; use index_dtype='int64'"
-            )
-        for name, spec in self._nodes.attributes.items():
-            check_count(repr(name), spec.num_rows, num_nodes)
-        if self._original_ids is not None:
-            check_count("the original ids", self._original_ids.num_rows, num_nodes)
-        splits = {}
-        for name, (where, values) in self._splits.items():
-            ids = split_ids(values, num_nodes, where)
-            splits[name] = self._store.compressed(
-                store_names.split_array(NODE_TYPE, name), ids, name=name
-            )
-        attributes = self._nodes.attributes
-        schema = Schema(
-            node_types=(
-                NodeTypeSpec(
-                    NODE_TYPE,
-                    num_nodes,
-                    attributes,
-                    splits,
-                    self._original_ids,
-                    self._original_name,
-                ),
-            ),
-            edge_types=(
-                replace(
-                    edges,
-                    splits={**edges.splits, **self._edge_splits},
-                    value_names=self._value_names,
-                ),
-            ),
-            graph_attributes=self._graph_values,
-            graph_arrays=self._graph_arrays,
-            index_dtype=self._index_dtype,
-            explicit_num_nodes=self.explicit_num_nodes,
+        self._check_index_dtype(num_nodes)
+        splits = {**edges.splits, **self._edge_splits}
+        edges = replace(edges, splits=splits, value_names=self._value_names)
+        nodes = self._nodes.spec(num_nodes)
+        return self._commit(
+            [self._nodes], [nodes], [edges], explicit_num_nodes=self.explicit_num_nodes
         )
-        schema = add_orders(self._store, schema, self._nodes.times, self.options, self.progress)
-        with self.progress.phase("commit"):
-            return self._store.commit(schema, self._provenance)
-
-    def __enter__(self) -> GraphWriter:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self._store.__exit__(kind, error, traceback)
-        # Frees columns from the kernels' pool, which would keep up to a gigabyte.
-        _core.pool_trim()
-
-
-def _with_inverse(
-    sources: npt.NDArray[Any], targets: npt.NDArray[Any]
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Return edges, each followed by its reverse."""
-    both = np.stack((sources, targets, targets, sources), axis=1).reshape(-1, 2)
-    return both[:, 0], both[:, 1]

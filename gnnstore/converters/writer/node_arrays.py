@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from gnnstore.converters.inputs.source import (
     ArraySource,
     MemoryArray,
     as_array,
+    as_source,
     check_count,
     check_rows,
     row_bytes,
@@ -25,13 +26,15 @@ from gnnstore.converters.inputs.source import (
 from gnnstore.converters.read_ahead import read_ahead
 from gnnstore.converters.typed.times import IntegerTimes
 from gnnstore.converters.writer.casting import Caster, ScalingCaster, column_scales
+from gnnstore.converters.writer.edge_splits import copy_array
 from gnnstore.converters.writer.options import ConvertOptions
+from gnnstore.converters.writer.splits import read_split, split_ids, split_name
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, dtype_name, from_bfloat16_bits
 from gnnstore.formats.arrays.paged_writer import PagedArrayWriter
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container import names
-from gnnstore.formats.store.schema import NODE_TYPE
+from gnnstore.formats.store.schema import NODE_TYPE, NodeTypeSpec, TextSpec
 from gnnstore.formats.store.writer import StoreWriter
 from gnnstore.progress import Phase, Progress
 
@@ -127,9 +130,10 @@ class NodeArrays:
         options: ConvertOptions,
         progress: Progress,
         node_type: str = NODE_TYPE,
+        *,
+        num_nodes: int | None = None,
     ) -> None:
-        # N if known: attributes must have N rows.
-        self.num_nodes: int | None = None
+        self.num_nodes = num_nodes  # N if known: attributes must have N rows
         self.attributes: dict[str, AttributeSpec] = {}  # the attributes written so far
         # The scales of each attribute that is stored as multiples of scales.
         self.scales: dict[str, npt.NDArray[np.float32]] = {}
@@ -139,6 +143,12 @@ class NodeArrays:
         self._options = options
         self._progress = progress
         self._type = node_type
+        self._of = "" if node_type == NODE_TYPE else f" of {node_type!r}"
+        self._splits: dict[str, AttributeSpec] = {}
+        # Splits that wait until N is known: their name for messages, and their values.
+        self._waiting: dict[str, tuple[str, npt.NDArray[Any]]] = {}
+        self._original_ids: AttributeSpec | None = None
+        self._original_names: TextSpec | None = None
 
     @contextmanager
     def rows(
@@ -250,3 +260,68 @@ class NodeArrays:
             return None
         with self._progress.phase(f"find scales of {name}", source.shape[0], "rows") as phase:
             return column_scales(source, dtype, step, phase)
+
+    # ---- splits, ids and names
+
+    def set_num_nodes(self, num_nodes: int) -> None:
+        """Set N, and write the splits that wait for it."""
+        self.num_nodes = num_nodes
+        for name, (where, values) in self._waiting.items():
+            self._write_split(name, where, values, num_nodes)
+        self._waiting = {}
+
+    def set_split(
+        self, name: str, values: npt.ArrayLike | ArraySource, where: str | None = None
+    ) -> int:
+        """Name a set of nodes; return the bytes that are kept in memory until N is known."""
+        name = split_name(name)
+        where = where or f"the split {name!r}{self._of}"
+        if name in self._splits or name in self._waiting:
+            raise InputError(f"{where}: the split {name!r}{self._of} was given already")
+        found = as_source(values, where)
+        if not isinstance(found, np.ndarray):
+            found = read_split(found, self.num_nodes, self._options.memory_bytes)
+        if self.num_nodes is None:
+            self._waiting[name] = where, found
+            return found.nbytes
+        self._write_split(name, where, found, self.num_nodes)
+        return 0
+
+    def _write_split(self, name: str, where: str, values: npt.NDArray[Any], num_nodes: int) -> None:
+        path, ids = names.split_array(self._type, name), split_ids(values, num_nodes, where)
+        self._splits[name] = self._store.compressed(path, ids, name=name)
+
+    def set_original_ids(self, ids: npt.ArrayLike | ArraySource) -> None:
+        """Record the input's own id [N] of every node."""
+        found = as_source(ids, f"the original ids{self._of}")
+        check_count(f"the original ids{self._of}", found.shape[0], self.num_nodes)
+        path = names.original_id_array(self._type)
+        if isinstance(found, np.ndarray):
+            self._original_ids = self._store.compressed(path, found, name="original_id")
+        else:
+            directory, _, name = path.rpartition("/")
+            self._original_ids = copy_array(self._store, directory, found, name)
+
+    def set_original_names(
+        self, texts: Iterable[list[bytes]], num_names: int, num_bytes: int
+    ) -> None:
+        """Record the input's own name of every node."""
+        check_count(f"the original names{self._of}", num_names, self.num_nodes)
+        directory = names.original_name_directory(self._type)
+        self._original_names = self._store.texts(directory, texts, num_names, num_bytes)
+
+    def spec(self, num_nodes: int, *, explicit_num_nodes: bool = False) -> NodeTypeSpec:
+        """Return the type with all that was written."""
+        for name, own in self.attributes.items():
+            check_count(repr(name), own.num_rows, num_nodes)
+        if self._original_ids is not None:
+            check_count(f"the original ids{self._of}", self._original_ids.num_rows, num_nodes)
+        return NodeTypeSpec(
+            self._type,
+            num_nodes,
+            self.attributes,
+            self._splits,
+            self._original_ids,
+            self._original_names,
+            explicit_num_nodes=explicit_num_nodes,
+        )

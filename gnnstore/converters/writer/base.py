@@ -1,0 +1,181 @@
+"""What the writers of graphs of one type and of several types have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.converters.edges.builder import EdgeBuilder
+from gnnstore.converters.edges.rules import EdgeRules
+from gnnstore.converters.inputs.derived import RowTaker
+from gnnstore.converters.inputs.opening import PathLike
+from gnnstore.converters.inputs.source import ArraySource, as_array, check_rows
+from gnnstore.converters.typed.orders import add_orders
+from gnnstore.converters.writer.casting import SCALES
+from gnnstore.converters.writer.estimates import Workload
+from gnnstore.converters.writer.node_arrays import NodeArrays
+from gnnstore.converters.writer.opening import announce, check_pointers, open_store, place_spill
+from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
+from gnnstore.errors import InputError, UsageError
+from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.container import names as store_names
+from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, NodeTypeSpec, Schema
+from gnnstore.progress import NullProgress, Progress
+
+Pairs = Iterable[tuple[npt.NDArray[Any], npt.NDArray[Any]]]
+
+
+class BaseWriter:
+    """Opens a store and commits it; a context manager, and without a `commit` there is no store."""
+
+    def __init__(
+        self,
+        output: PathLike,
+        *,
+        num_nodes: Any,
+        counts: Iterable[int],
+        provenance: Mapping[str, Any],
+        options: ConvertOptions,
+        index_dtype: IndexDtype,
+        edge_ids: bool,
+        progress: Progress | None,
+        workload: Workload | None,
+    ) -> None:
+        self.options = options
+        self.progress = progress or NullProgress()
+        self._provenance = dict(provenance)
+        self._index_dtype: IndexDtype = options.index_dtype or index_dtype
+        keep_ids = edge_ids if options.edge_ids is None else options.edge_ids
+        self._rules = EdgeRules(options.undirected, options.self_loops, keep_ids)
+        graph = {"num_nodes": num_nodes, "index_dtype": self._index_dtype, "edge_ids": keep_ids}
+        self._store = open_store(output, options, self._provenance, graph)
+        self._graph_values: dict[str, Any] = {}
+        self._graph_arrays: dict[str, AttributeSpec] = {}
+        with self._abort_on_error():
+            self.spill_directory = place_spill(self._store, options)
+            announce(
+                self._store,
+                options,
+                self._rules,
+                source=provenance,
+                progress=self.progress,
+                workload=workload,
+            )
+            for count in counts:
+                check_pointers(self._store, count)
+
+    @contextmanager
+    def _abort_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._store.abort(keep=self.options.resume)  # hours of work may be in it
+            raise
+
+    def _builder_for(self, rules: EdgeRules, num_nodes: int | None) -> EdgeBuilder:
+        return EdgeBuilder(
+            rules,
+            self.spill_directory,
+            num_nodes=num_nodes,
+            memory_bytes=self.options.memory_bytes,
+            journal=self._store.journal,
+        )
+
+    def _read_pairs(
+        self,
+        pairs: Pairs,
+        num_edges: int | None,
+        attributes: Mapping[str, ArraySource] | None,
+        add: Callable[..., None],
+        edge_type: EdgeType | None = None,
+    ) -> None:
+        """Call `add(sources, targets, rows, number of edges before)` for all edges."""
+        of, what = "", "edges"
+        if edge_type is not None:
+            of, what = f" {'__'.join(edge_type)}", f"edges of type {edge_type}"
+        takers = {name: RowTaker(source) for name, source in (attributes or {}).items()}
+        for taker in takers.values():
+            check_rows(taker.source, num_edges, what)
+        edges_read = 0
+        with self.progress.phase(f"read edges{of}", num_edges, "edges") as phase:
+            for ends in pairs:
+                num_new = len(ends[0])
+                add(*ends, {name: own.take(num_new) for name, own in takers.items()}, edges_read)
+                edges_read += num_new
+                phase.advance(num_new)
+        if not edges_read:  # the attributes' types still have to be known
+            none = np.empty(0, np.int64)
+            add(none, none, {name: own.take(0) for name, own in takers.items()}, 0)
+        for taker in takers.values():
+            taker.finish(edges_read)
+
+    # ---- the graph as a whole
+
+    def set_graph_attribute(self, name: str, value: Any) -> None:
+        """Record a value of the whole graph: anything that JSON can hold."""
+        self._graph_values[name] = value
+
+    def set_graph_array(self, name: str, array: npt.ArrayLike, *, dtype: str | None = None) -> None:
+        """Record an array of the whole graph.
+
+        Raises
+        ------
+        InputError
+            If it has the name of the features' scales.
+        """
+        self._check_name(name)
+        self._add_graph_array(name, as_array(array, f"the array {name!r}"), dtype=dtype)
+
+    def _check_name(self, name: str) -> None:
+        if self.options.feature_scale is not None and name == SCALES:
+            raise InputError(
+                f"{name!r} is the name of the scales that feature_scale= adds to "
+                "the graph, so that no batch would show it; rename it, or leave it out"
+            )
+
+    def _add_graph_array(
+        self, name: str, array: npt.NDArray[Any], *, dtype: str | None = None
+    ) -> None:
+        path = store_names.graph_array(name)
+        self._graph_arrays[name] = self._store.compressed(path, array, name=name, dtype=dtype)
+
+    def _check_index_dtype(self, num_nodes: int) -> None:
+        if self._index_dtype == "int32" and num_nodes > np.iinfo(np.int32).max:
+            raise UsageError(
+                f"index_dtype='int32' cannot number {num_nodes} nodes; use index_dtype='int64'"
+            )
+
+    def _commit(
+        self,
+        nodes: Iterable[NodeArrays],
+        node_types: Iterable[NodeTypeSpec],
+        edge_types: Iterable[EdgeTypeSpec],
+        *,
+        explicit_num_nodes: bool = False,
+    ) -> Path:
+        schema = Schema(
+            node_types=tuple(node_types),
+            edge_types=tuple(edge_types),
+            graph_attributes=self._graph_values,
+            graph_arrays=self._graph_arrays,
+            index_dtype=self._index_dtype,
+            explicit_num_nodes=explicit_num_nodes,
+        )
+        times = {path: rows for own in nodes for path, rows in own.times.items()}
+        schema = add_orders(self._store, schema, times, self.options, self.progress)
+        with self.progress.phase("commit"):
+            return self._store.commit(schema, self._provenance)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._store.__exit__(kind, error, traceback)
+        # Frees columns from the kernels' pool, which would keep up to a gigabyte.
+        _core.pool_trim()
