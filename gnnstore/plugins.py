@@ -28,7 +28,7 @@ from gnnstore.budget.ledger import Reservation
 from gnnstore.caching.plan import CachePlan, PlannedStep, Trace
 from gnnstore.caching.policies.base import CachePolicy, Planner, PlanningBytes
 from gnnstore.caching.policies.registry import POLICIES
-from gnnstore.converters.registry import CONVERTERS, Converter
+from gnnstore.converters.converter import CONVERTERS, Converter
 from gnnstore.features.source import RowRequest, Rows, RowSource, RowSpec, Tier
 from gnnstore.formats.store.schema import NODE_TYPE
 from gnnstore.graph.shared import CacheKey, SharedCache, shared_tables

@@ -32,7 +32,7 @@ from gnnstore.converters.partitions.partition import partition
 from gnnstore.converters.stores.add_order import add_order
 from gnnstore.converters.stores.reorder import reorder
 from gnnstore.converters.stores.split import split_edges
-from gnnstore.converters.synthetic.kronecker.expand import from_kronecker
+from gnnstore.converters.synthetic.kronecker import from_kronecker
 from gnnstore.converters.synthetic.planted_types import from_planted_types
 from gnnstore.converters.synthetic.rmat import from_rmat
 from gnnstore.converters.tables.arrays import from_arrays

@@ -1,10 +1,11 @@
-"""The decorator of all converters."""
+"""The decorator of all converters; converters of plug-ins, by the names of `gnnstore convert`."""
 
 from __future__ import annotations
 
 import inspect
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import ParamSpec
@@ -12,6 +13,7 @@ from typing import ParamSpec
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import limits_named
 from gnnstore.formats.container.transaction import check_final
+from gnnstore.registry import Registry
 
 P = ParamSpec("P")
 
@@ -31,3 +33,26 @@ def converter(convert: Callable[P, Path]) -> Callable[P, Path]:
         return convert(*args, **kwargs)
 
     return limits_named("convert")(checked)
+
+
+@dataclass(frozen=True)
+class Converter:
+    """A converter of a plug-in, for `gnnstore convert NAME INPUT OUTPUT`.
+
+    Attributes
+    ----------
+    name : str
+        The command's word.
+    convert : callable
+        Called as `convert(input, output, options=ConvertOptions, progress=Progress)`, as
+        functions decorated with `gnnstore.plugins.converter` can be; returns the store's path.
+    summary : str
+        One sentence for `--help`.
+    """
+
+    name: str
+    convert: Callable[..., Path]
+    summary: str
+
+
+CONVERTERS: Registry[Converter] = Registry()

@@ -6,8 +6,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnnstore.converters.partitions.order import rows_per_partition
-from gnnstore.converters.partitions.partition import Partitioning, partition, partitions_path
+from gnnstore.converters.partitions.partition import (
+    Partitioning,
+    partition,
+    partitions_path,
+    rows_per_partition,
+)
 from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.disk.measure import disk_profile
 from gnnstore.disk.profile import DeviceProfile, load_profile

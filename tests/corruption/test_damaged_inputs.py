@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gnnstore.converters import ConvertOptions, from_kronecker, from_snap, reorder, split_edges
 from gnnstore.converters.partitions.partition import partition
-from gnnstore.converters.stores.checked_files import CheckedFiles
+from gnnstore.converters.stores.graph import CheckedFiles
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats import StoreReader
 from gnnstore.formats.container.files import BLOCK_BYTES

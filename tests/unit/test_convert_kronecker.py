@@ -23,9 +23,8 @@ from gnnstore.converters.edges.columns import estimate_peak_bytes
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.stores import graph as store_input
 from gnnstore.converters.stores.graph import StoreInput
-from gnnstore.converters.synthetic.kronecker import expand as kronecker
-from gnnstore.converters.synthetic.kronecker import nodes as kronecker_nodes
-from gnnstore.converters.synthetic.kronecker.factor import derive_factor
+from gnnstore.converters.synthetic import kronecker
+from gnnstore.converters.synthetic.factor_graph import derive_factor
 from gnnstore.converters.writer import node_arrays
 from gnnstore.errors import (
     CorruptStoreError,
@@ -99,7 +98,7 @@ def test_the_store_is_a_function_of_its_parameters(
         (kronecker, "_CHUNK_EDGES", 7),  # pieces of one edge: parallel ones are parted
         (store_input, "_BLOCK_COLUMNS", 11),
         (store_input, "_READ_EDGES", 13),
-        (kronecker_nodes, "_CHUNK_VALUES", 17),
+        (kronecker, "_CHUNK_VALUES", 17),
         (node_arrays, "_COPY_BYTES", 100),
     ):
         monkeypatch.setattr(module, name, value)
@@ -503,7 +502,7 @@ def test_a_small_budget_gives_the_same_store(seed: Path, tmp_path: Path) -> None
     assert files_of(plain) == files_of(spilled)
 
 
-@pytest.mark.parametrize("step", ["_write_edges", "write_nodes", "copy_graph_attributes"])
+@pytest.mark.parametrize("step", ["_write_edges", "_write_nodes", "copy_graph_attributes"])
 def test_an_interrupted_expansion_is_resumed(
     seed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gnnstore.converters import ConvertOptions
 from gnnstore.converters.keyed_random import hash_pairs
 from gnnstore.converters.stores.graph import StoreInput
-from gnnstore.converters.synthetic.kronecker.factor import (
+from gnnstore.converters.synthetic.factor_graph import (
     FactorGraph,
     _Splitter,
     balance,

@@ -21,11 +21,10 @@ from gnnstore.converters import (
     split_edges,
 )
 from gnnstore.converters.inputs import scattered
-from gnnstore.converters.stores import communities, copy, places
+from gnnstore.converters.stores import copy, places
 from gnnstore.converters.stores import reorder as reordering
-from gnnstore.converters.stores.communities import find_communities
 from gnnstore.converters.stores.graph import StoreInput
-from gnnstore.converters.stores.places import places_by
+from gnnstore.converters.stores.places import find_communities, places_by
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import BudgetError, InputError, NoSpaceError, StoreExistsError, UsageError
 from gnnstore.features.check import verify
@@ -147,7 +146,7 @@ def test_a_community_does_not_grow_beyond_its_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = random_graph(3000, 60_000, skew=3).write(tmp_path / "a.gnn")
-    monkeypatch.setattr(communities, "_MAX_NODES", 50)
+    monkeypatch.setattr(places, "_MAX_NODES", 50)
     labels = find_communities(StoreInput(graph), 0, NullProgress())
     # A step decides on N / 64 nodes at once, each with the sizes as they were before.
     assert np.bincount(labels).max() <= 50 + 3000 // 64

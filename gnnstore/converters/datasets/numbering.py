@@ -8,8 +8,7 @@ from typing import Any
 import numpy.typing as npt
 
 from gnnstore.converters.edges.id_remap import IdCollector, IdMap, OneBasedIds
-from gnnstore.converters.edges.name_blocks import NameBlock
-from gnnstore.converters.edges.name_ids import NameNumbering
+from gnnstore.converters.edges.name_ids import NameBlock, NameNumbering
 from gnnstore.converters.writer.graph_writer import GraphWriter
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,42 @@ import numpy.typing as npt
 
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.converters.edges.id_remap import IdCollector, IdMap
-from gnnstore.converters.edges.name_blocks import NameBlock
 from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.spill_files import SpillDirectory, by_key
 from gnnstore.formats.arrays.dtypes import id_dtype
+
+
+@dataclass(frozen=True)
+class NameBlock:
+    """Rows with two fields that are names of nodes."""
+
+    names: list[bytes]  # the distinct names, in order of appearance, as UTF-8
+    codes: npt.NDArray[np.int64]  # int64, shape [k, 2]: the position in `names` of each field
+    # int64, shape [len(names)]: the first place of each name: 2 i + c for column c of row i.
+    first: npt.NDArray[np.int64]
+    columns: tuple[npt.NDArray[Any], ...] = ()  # the other columns, shape [k]
+    labels: NameBlock | None = None  # the label column, as a block of its own of one column
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+
+def encode_arrow(columns: list[Any]) -> NameBlock:
+    """Return columns of text of a pyarrow table as a block."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    chunks = [chunk for column in columns for chunk in column.chunks]
+    texts = pa.concat_arrays(chunks)
+    encoded = texts.dictionary_encode()
+    codes = encoded.indices.to_numpy().reshape(len(columns), -1).T
+    # The dictionary has the sources before the targets; names are to come as lines have them.
+    _, first = np.unique(codes, return_index=True)
+    order = np.argsort(first)
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    names = encoded.dictionary.cast(pa.binary()).take(pa.array(order)).to_pylist()
+    return NameBlock(names, rank[codes], first[order].astype(np.int64))
+
 
 # Share of the memory for names: the rest is needed to sort edges.
 _SHARE = 0.5

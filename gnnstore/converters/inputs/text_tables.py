@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.budget.limits import available_bytes
-from gnnstore.converters.edges.name_blocks import NameBlock
+from gnnstore.converters.edges.name_ids import NameBlock
 from gnnstore.converters.inputs.text_blocks import (
     BLOCK_BYTES,
     TextBlock,

@@ -7,9 +7,10 @@ edges or rows, which is sorted.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import lcm
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +22,9 @@ from gnnstore.converters.edges.node_ids import check_ids
 from gnnstore.converters.edges.on_disk.runs import WIDE_BYTES
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.scattered import in_order
+from gnnstore.converters.keyed_random import draw_words
 from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.partitions.buckets import BucketedEdges, Grid, edges_at_once
-from gnnstore.converters.partitions.order import as_they_are, node_order, rows_per_partition
 from gnnstore.converters.read_ahead import read_ahead
 from gnnstore.converters.stores.copy import CopiedRows
 from gnnstore.converters.stores.graph import StoreInput
@@ -37,6 +38,8 @@ from gnnstore.formats.partitions.manifest import (
     BUCKET_CRCS_ARRAY,
     BUCKET_PTR_ARRAY,
     EDGE_ARRAYS,
+    MOST_PARTITIONS,
+    MOST_ROWS,
     ORDER_ARRAY,
     PARTITION_CRCS_ARRAY,
     PLACE_ARRAY,
@@ -410,3 +413,64 @@ def _nodes_of(graph: StoreInput, split: str) -> npt.NDArray[np.bool_]:
     if not found.any():
         raise InputError(f"{graph.reader.path}: the split {split!r} has no nodes")
     return found
+
+
+_PURPOSE = int.from_bytes(b"node-row", "big")
+_PIECE = 2**18  # a multiple of four: a block of random words
+
+
+def node_order(
+    num_nodes: int, seed: int, is_first: npt.NDArray[np.bool_] | None, nodes_at_once: int
+) -> Iterator[npt.NDArray[np.int64]]:
+    """Yield the nodes in an order that depends on the seed alone, piece by piece."""
+    num_pieces = max(1, -(-num_nodes // nodes_at_once))
+    for wanted in (None,) if is_first is None else (True, False):
+        for piece in range(num_pieces):
+            low, last = piece * 2**64 // num_pieces, (piece + 1) * 2**64 // num_pieces - 1
+            keys, nodes = [], []
+            for first in range(0, num_nodes, _PIECE):
+                end = min(first + _PIECE, num_nodes)
+                words = draw_words(seed, _PURPOSE, first // 4, end - first)
+                chosen = (words >= np.uint64(low)) & (words <= np.uint64(last))
+                if is_first is not None:
+                    chosen &= is_first[first:end] == wanted
+                here = np.flatnonzero(chosen)
+                keys.append(words[here])
+                nodes.append(here + first)
+            order = np.argsort(np.concatenate(keys), kind="stable")
+            if len(order):
+                yield np.concatenate(nodes)[order]
+
+
+def as_they_are(num_nodes: int, nodes_at_once: int) -> Iterator[npt.NDArray[np.int64]]:
+    """Yield the nodes by their ids, piece by piece."""
+    for first in range(0, num_nodes, nodes_at_once):
+        yield np.arange(first, min(first + nodes_at_once, num_nodes))
+
+
+def rows_per_partition(num_nodes: int, num_partitions: int, rows_per_page: list[int]) -> int:
+    """Return the rows of each partition but the last, which may have fewer."""
+    if num_partitions < 2 or num_partitions > min(num_nodes, MOST_PARTITIONS):
+        raise UsageError(
+            f"{num_partitions} partitions: expected 2 to {min(num_nodes, MOST_PARTITIONS)} for "
+            f"{num_nodes} nodes"
+            + ("; a graph of fewer than two nodes has no partitions" if num_nodes < 2 else "")
+        )
+    rows = -(-num_nodes // num_partitions)
+    if rows > MOST_ROWS:
+        least = -(-num_nodes // MOST_ROWS)
+        raise UsageError(
+            f"{num_partitions} partitions of {num_nodes} nodes have {rows} rows each, more than "
+            f"{MOST_ROWS}; take {least} or more"
+        )
+    if rows * (num_partitions - 1) >= num_nodes:
+        nearest = [-(-num_nodes // rows), -(-num_nodes // (rows - 1))]
+        working = " or ".join(str(count) for count in nearest if count <= MOST_PARTITIONS)
+        raise UsageError(
+            f"{num_partitions} partitions: {num_nodes} nodes fill only {nearest[0]} partitions of "
+            f"{rows}; take {working}"
+        )
+    pages = lcm(*rows_per_page)
+    whole = -(-rows // pages) * pages
+    left = num_nodes - whole * (num_partitions - 1)
+    return whole if 2 * left >= whole and whole <= MOST_ROWS else rows

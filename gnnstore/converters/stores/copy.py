@@ -41,6 +41,11 @@ def copy_names(writer: GraphWriter, graph: StoreInput) -> None:
     if nodes.original_name is not None:
         text = nodes.original_name
         writer.set_original_names(texts_of(graph, text), graph.num_nodes, text.bytes.num_rows)
+    copy_value_names(writer, graph)
+
+
+def copy_value_names(writer: GraphWriter, graph: StoreInput) -> None:
+    """Write the names of values of edge attributes."""
     for name, text in graph.edges.value_names.items():
         writer.set_value_names(name, [one for some in texts_of(graph, text) for one in some])
 

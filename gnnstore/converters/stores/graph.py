@@ -8,19 +8,25 @@ pieces are read from the files into temporary arrays.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore import _core
 from gnnstore.converters.edges.node_ids import columns_of_edges
-from gnnstore.converters.stores.checked_files import CheckedFiles
+from gnnstore.converters.spill_files import read_exactly
 from gnnstore.converters.typed.reading import read_rows
+from gnnstore.converters.writer.estimates import NodeTable, Workload
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.container.files import BLOCK_BYTES
+from gnnstore.formats.container.reader import SealedReader
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec
 
@@ -68,6 +74,28 @@ class StoreInput:
             "store_uuid": self.reader.uuid,
             "parameters": parameters,
         }
+
+    def workload(
+        self,
+        copies: int = 1,
+        edge_factor: float = 1.0,
+        *,
+        id_bytes: int = 0,
+        without: Collection[str] = (),
+    ) -> Workload:
+        """Return the work of writing nodes that many times, edges too, and an id with each edge."""
+        tables = [
+            NodeTable.of(own)._replace(num_rows=copies * own.num_rows)
+            for name, own in self.nodes.attributes.items()
+            if own.layout == "paged" and name not in without
+        ]
+        return Workload(
+            num_nodes=copies * self.num_nodes,
+            num_edges=round(edge_factor * self.num_edges),
+            edge_row_bytes=self.edge_row_bytes + id_bytes,
+            is_exact=edge_factor == 1,
+            node_tables=tuple(tables),
+        )
 
     def read(self, spec: AttributeSpec) -> npt.NDArray[Any]:
         """Read any array of the store whole, in its storage type."""
@@ -163,3 +191,55 @@ class StoreInput:
             "'gnnstore verify' and restore it from a copy, or convert again",
             path=self.reader.path / spec.path,
         )
+
+
+class CheckedFiles:
+    """The files of a sealed directory, read in pieces of any size; every block is compared.
+
+    Else a store made from another would vouch, by checksums of its own, for bytes that were damaged
+    before. Where a piece needs a part of a block, the whole block is read. The last such block of
+    each array is kept, since the next piece begins in it.
+    """
+
+    def __init__(self, reader: SealedReader[Any]) -> None:
+        self._reader = reader
+        self._last_blocks: dict[Path, tuple[Path, int, npt.NDArray[np.uint8]]] = {}
+
+    @cached_property
+    def _files(self) -> dict[Path, tuple[int, npt.NDArray[np.uint32]]]:
+        """The size of each file, and the crc32c of each of its blocks."""
+        manifest, crcs = self._reader.manifest, self._reader.block_checksums()
+        return {
+            self._reader.path / entry.path: (entry.size_bytes, crcs[first:][: entry.num_blocks])
+            for entry, first in zip(manifest.files, manifest.first_blocks()[:-1], strict=True)
+        }
+
+    def fill(self, path: Path, offset: int, out: npt.NDArray[np.uint8]) -> None:
+        """Fill an array with bytes of a file, from an offset on."""
+        end, size = offset + len(out), self._files[path][0]
+        low = -(-offset // BLOCK_BYTES) * BLOCK_BYTES
+        high = max(low, end if end == size else end // BLOCK_BYTES * BLOCK_BYTES)
+        if low < end and low < high:
+            self._read(path, low, out[low - offset : high - offset])
+        for begin, stop in ((offset, min(low, end)), (high, end)):
+            if begin < stop:
+                number, skipped = divmod(begin, BLOCK_BYTES)
+                block = self._block(path, number)
+                out[begin - offset : stop - offset] = block[skipped:][: stop - begin]
+
+    def _block(self, path: Path, number: int) -> npt.NDArray[np.uint8]:
+        last = self._last_blocks.get(path.parent)
+        if last is not None and last[:2] == (path, number):
+            return last[2]
+        begin = number * BLOCK_BYTES
+        block = np.empty(min(BLOCK_BYTES, self._files[path][0] - begin), np.uint8)
+        self._read(path, begin, block)
+        self._last_blocks[path.parent] = path, number, block
+        return block
+
+    def _read(self, path: Path, begin: int, out: npt.NDArray[np.uint8]) -> None:
+        """Read blocks, the last of a file perhaps a short one, and compare them."""
+        read_exactly(path, begin, out, "the store")
+        first, found = begin // BLOCK_BYTES, _core.crc32c_blocks(out, BLOCK_BYTES)
+        expected = self._files[path][1][first : first + len(found)]
+        self._reader.check_blocks(path, first, found, expected)

@@ -26,16 +26,22 @@ from gnnstore.converters.inputs.scattered import in_order
 from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.spill_files import RangeSort
-from gnnstore.converters.stores.communities import find_communities, rank_communities
 from gnnstore.converters.stores.copy import (
     CopiedRows,
     copy_graph_attributes,
+    copy_value_names,
     describe_edges,
     texts_of,
 )
 from gnnstore.converters.stores.graph import StoreInput
-from gnnstore.converters.stores.places import checked_ids, out_degrees, places_by, ranks_at_rest
-from gnnstore.converters.writer.estimates import NodeTable, Workload
+from gnnstore.converters.stores.places import (
+    checked_ids,
+    find_communities,
+    out_degrees,
+    places_by,
+    rank_communities,
+    ranks_at_rest,
+)
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.node_arrays import MAX_COMPRESSED_BYTES
 from gnnstore.converters.writer.options import ConvertOptions, refuse_rules, with_orders
@@ -159,7 +165,6 @@ def _writer(
     **described: Mapping[str, Any],
 ) -> GraphWriter:
     dtype = None if options.edge_ids is False else graph.edge_id_dtype
-    paged = [own for own in graph.nodes.attributes.values() if own.layout == "paged"]
     writer = GraphWriter(
         output,
         kind="reorder",
@@ -169,12 +174,7 @@ def _writer(
         index_dtype=graph.reader.schema.index_dtype,
         edge_ids=False,
         progress=progress,
-        workload=Workload(
-            num_nodes=graph.num_nodes,
-            num_edges=graph.num_edges,
-            node_tables=tuple(map(NodeTable.of, paged)),
-            edge_row_bytes=graph.edge_row_bytes + (0 if dtype is None else dtype.itemsize),
-        ),
+        workload=graph.workload(id_bytes=0 if dtype is None else dtype.itemsize),
     )
     if dtype is not None:
         writer.carry_edge_ids(dtype)
@@ -257,8 +257,7 @@ def write_in_order(graph: StoreInput, writer: GraphWriter, places: npt.NDArray[A
         text = nodes.original_name
         names = _names_in_order(graph, text, writer, places)
         writer.set_original_names(names, graph.num_nodes, text.bytes.num_rows)
-    for name, text in graph.edges.value_names.items():
-        writer.set_value_names(name, [one for some in texts_of(graph, text) for one in some])
+    copy_value_names(writer, graph)
 
 
 def _add_edges(graph: StoreInput, writer: GraphWriter, places: npt.NDArray[Any]) -> None:

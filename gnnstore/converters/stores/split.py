@@ -19,7 +19,6 @@ from gnnstore.converters.stores.copy import (
     describe_edges,
 )
 from gnnstore.converters.stores.graph import StoreInput
-from gnnstore.converters.writer.estimates import NodeTable, Workload
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.opening import is_converted, provenance
 from gnnstore.converters.writer.options import ConvertOptions, refuse_rules, with_orders
@@ -140,7 +139,6 @@ def _writer(
     options: ConvertOptions,
     progress: Progress | None,
 ) -> GraphWriter:
-    x = graph.nodes.attributes.get("x")
     return GraphWriter(
         output,
         kind=KIND,
@@ -149,12 +147,8 @@ def _writer(
         num_nodes=graph.num_nodes,
         index_dtype=graph.reader.schema.index_dtype,
         progress=progress,
-        workload=Workload(
-            num_nodes=graph.num_nodes,
-            num_edges=round(graph.num_edges * sum(rule.fractions) / 2),  # at least, if undirected
-            node_tables=() if x is None else (NodeTable.of(x),),
-            is_exact=False,
-        ),
+        # At least, if the graph is undirected.
+        workload=graph.workload(edge_factor=sum(rule.fractions) / 2),
     )
 
 

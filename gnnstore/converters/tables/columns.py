@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.edges.name_blocks import NameBlock, encode_arrow
+from gnnstore.converters.edges.name_ids import NameBlock, encode_arrow
 from gnnstore.converters.inputs.derived import cut_rows
 from gnnstore.converters.inputs.source import SequentialArray
 from gnnstore.converters.read_ahead import read_ahead

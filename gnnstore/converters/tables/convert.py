@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from gnnstore.converters.converter import converter
 from gnnstore.converters.datasets.numbering import collect_names, number_ids, record_names
-from gnnstore.converters.edges.name_blocks import NameBlock
-from gnnstore.converters.edges.name_ids import NameNumbering
+from gnnstore.converters.edges.name_ids import NameBlock, NameNumbering
 from gnnstore.converters.inputs.derived import FloatLabels
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import ArraySource

@@ -9,8 +9,8 @@ from typing import Any, get_args
 
 import click
 
+from gnnstore.converters.converter import CONVERTERS
 from gnnstore.converters.inputs.files import RawLayout
-from gnnstore.converters.registry import CONVERTERS
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.progress import Style

@@ -1,19 +1,15 @@
 """The small graph that expands a large one: derived from it, and balanced.
 
-A Kronecker expansion puts K copies of every node into the place of each, and each edge of the
-seed graph into block (i, j) of copies with probability P[i, j]. Belletti et al. (2019) take P
-from the seed itself, reduced to K x K with its leading structure kept, so that the result is
-structured on a larger scale as the seed is on a smaller one. Here
+Each edge of the seed graph goes into block (i, j) of copies with probability P[i, j].
 
-1. the nodes are divided into K groups of equal size with few edges between them, and P is
-   how densely edges run from group to group: the communities of the seed, seen from afar;
-2. P is balanced, so that all rows and all columns have the same sum. Otherwise the degrees
-   would spread by the spread of the sums, and no longer be distributed as the seed's are;
-3. P is cut into 2^b patterns, one of which each edge is copied into. Drawn one by one, the blocks
-   of an edge would come by chance, and of the copies of a node of degree 1 a third would have no
-   edge at all. In a pattern each row and column of blocks occurs as often as its probabilities sum
-   to, rounded up or down, and all patterns together hold each block exactly 2^b times its
-   probability.
+1. The nodes are divided into K groups of equal size with few edges between them, and P is how
+   densely edges run from group to group (Belletti et al., 2019).
+2. P is balanced: all rows and columns get the same sum. Else degrees would spread by that of the
+   sums, and no longer be distributed as the seed's are.
+3. P is cut into 2^b patterns, one of which each edge is copied into. (Were blocks drawn one by one,
+   a third of the copies of a node of degree 1 would have no edge.) In a pattern each row and column
+   of blocks occurs as often as its probabilities sum to, rounded up or down, and all patterns
+   together hold each block exactly 2^b times its probability.
 """
 
 from __future__ import annotations
@@ -76,10 +72,7 @@ class FactorGraph:
 def derive_factor(
     graph: StoreInput, num_copies: int, edge_factor: float, seed: int, progress: Progress
 ) -> FactorGraph:
-    """Derive the factor graph from a seed graph.
-
-    Needs 2 bytes a node of the seed while it runs.
-    """
+    """Derive the factor graph from a seed graph; needs 2 bytes a node of the seed."""
     densities = np.ones((num_copies, num_copies))
     if num_copies > 1 and graph.num_edges:
         densities = group_densities(graph, num_copies, progress)
@@ -126,11 +119,7 @@ def group_densities(
 
 
 def _regroup(
-    graph: StoreInput,
-    groups: npt.NDArray[np.int16],
-    num_groups: int,
-    step: int,
-    phase: Phase,
+    graph: StoreInput, groups: npt.NDArray[np.int16], num_groups: int, step: int, phase: Phase
 ) -> None:
     """Let every node choose its group once; `groups` changes."""
     sizes = np.zeros(num_groups, np.int64)  # as far as this pass has come
@@ -155,11 +144,7 @@ def _regroup(
 
 
 def balance(densities: npt.NDArray[np.float64], ratio: float) -> npt.NDArray[np.float64]:
-    """Scale rows and columns until each sums to `ratio`, with no entry above 1.
-
-    The result is min(1, a_i X_ij b_j), where Sinkhorn's scaling alternates between the a and the b:
-    of all matrices that meet the conditions, the closest to X in relative entropy.
-    """
+    """Scale rows and columns, as Sinkhorn does, until each sums to `ratio` without an entry > 1."""
     size = len(densities)
     even = np.full((size, size), ratio / size)
     mean = densities.mean()
@@ -181,8 +166,7 @@ def balance(densities: npt.NDArray[np.float64], ratio: float) -> npt.NDArray[np.
     found = (1 - share) * found + share * even
     found[:, 0] += ratio - found.sum(axis=1)
     found[0] += ratio - found.sum(axis=0)
-    balanced: npt.NDArray[np.float64] = found
-    return balanced
+    return np.asarray(found)
 
 
 def _row_scale(matrix: npt.NDArray[np.float64], ratio: float) -> npt.NDArray[np.float64]:
@@ -192,9 +176,7 @@ def _row_scale(matrix: npt.NDArray[np.float64], ratio: float) -> npt.NDArray[np.
     rest = np.cumsum(ordered[:, ::-1], axis=1)[:, ::-1]
     scale = (ratio - np.arange(matrix.shape[1])) / rest
     fits = scale * ordered <= 1
-    chosen: npt.NDArray[np.float64]
-    chosen = np.take_along_axis(scale, np.argmax(fits, axis=1)[:, None], axis=1)
-    return chosen
+    return np.asarray(np.take_along_axis(scale, np.argmax(fits, axis=1)[:, None], axis=1))
 
 
 # ---- patterns
@@ -211,8 +193,8 @@ def round_ratio(ratio: float, num_copies: int) -> tuple[int, float]:
         # Few patterns are alike, and most blocks occur in several.
         return bits < 8 or (1 << bits) * ratio < 4 * num_copies or error(bits) > _RATIO_TOLERANCE
 
-    bits = _MIN_PATTERN_BITS
     room = int(_MAX_PATTERN_BLOCKS / (ratio * num_copies)).bit_length() - 1
+    bits = _MIN_PATTERN_BITS
     while bits < min(_MAX_PATTERN_BITS, room) and is_poor(bits):
         bits += 1
     return bits, round((1 << bits) * ratio) / (1 << bits)
@@ -275,8 +257,7 @@ class _Splitter:
     def _tour(self, codes: npt.NDArray[np.int64]) -> list[int]:
         """Return the edges that one half gets of a bipartite graph without parallel edges.
 
-        Nodes of odd degree are joined with one more node of the other side; all degrees are then
-        even, so the graph is a union of closed tours.
+        Nodes of odd degree are joined with one more node of the other side: then all are on tours.
         """
         size, num_edges = self._size, len(codes)
         if not num_edges:

@@ -1,1 +1,0 @@
-"""Kronecker expansion of a seed graph."""
