@@ -211,7 +211,7 @@ def take_up_edges(store: StoreWriter, edge_type: EdgeType = EDGE_TYPE) -> Finish
     """Take the adjacency that an earlier attempt finished into the store; None if there is none."""
     for record in store.journal.edges():
         fields = Fields(record, str(store.journal.directory / JOURNAL_FILE), "edges")
-        spec, num_nodes = EdgeTypeSpec.from_json(fields.fields("spec")), fields.integer("num_nodes")
+        spec, num_nodes = fields.fields("spec").parse(EdgeTypeSpec), fields.integer("num_nodes")
         if spec.type == edge_type and all(_is_whole(store, array) for array in spec.arrays()):
             return _take_up(store, spec, num_nodes)
     return None

@@ -29,7 +29,7 @@ from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE, group_metadata
 from gnnstore.formats.container.files import BLOCK_BYTES, crc32c_of
 from gnnstore.formats.container.names import check_relative_path
 from gnnstore.formats.container.regular_files import open_binary
-from gnnstore.formats.container.strict_json import Fields, parse_object
+from gnnstore.formats.container.strict_json import Fields, parse_object, to_json
 from gnnstore.registry import Registry
 
 CHECKSUMS_ARRAY = "checksums"
@@ -57,7 +57,7 @@ class FileEntry:
 class Manifest(ABC):
     """Fields that the manifests of all kinds have.
 
-    A kind defines `fields`, `parse` and `arrays`.
+    A kind defines `arrays` and the fields of its own.
     """
 
     FORMAT: ClassVar[str]
@@ -85,14 +85,15 @@ class Manifest(ABC):
     reader_features: tuple[str, ...] = ()
     writer_features: tuple[str, ...] = ()
 
-    @abstractmethod
     def fields(self) -> Mapping[str, Any]:
         """Return the fields of this kind, as JSON values."""
+        found: Mapping[str, Any] = to_json(self, Manifest)
+        return found
 
     @classmethod
-    @abstractmethod
     def parse(cls, own: Fields) -> Mapping[str, Any]:
         """Check the fields of this kind, and return them as arguments of the class."""
+        return own.values(cls, Manifest)
 
     @abstractmethod
     def arrays(self) -> tuple[AttributeSpec, ...]:

@@ -11,7 +11,10 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Final, TypeVar
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from gnnstore.errors import CorruptStoreError
 
@@ -87,6 +90,33 @@ def _depth(document: Any) -> int:
         elif isinstance(value, list):
             pending.extend((child, depth + 1) for child in value)
     return deepest
+
+
+def to_json(value: Any, base: Any = ()) -> Any:
+    """Return a dataclass as JSON values, which `Fields.parse` reads, without a base class's.
+
+    Fields that the class names in `OMITTED` are left out where they are empty.
+    """
+    if is_dataclass(value):
+        omitted = getattr(value, "OMITTED", ())
+        return {
+            each.metadata.get("key", each.name): to_json(found)
+            for each in _own(value, base)
+            if (found := getattr(value, each.name)) or each.name not in omitted
+        }
+    if isinstance(value, Mapping):
+        return {name: to_json(item) for name, item in value.items()}
+    return [to_json(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _own(kind: Any, base: Any) -> list[Field[Any]]:
+    inherited = {each.name for each in fields(base)} if base else ()
+    return [each for each in fields(kind) if each.name not in inherited]
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
 
 
 class Fields:
@@ -181,6 +211,43 @@ class Fields:
             if types != list(kinds):
                 raise self.fail(key, f"a list of [{', '.join(kind.__name__ for kind in kinds)}]")
         return rows
+
+    def parse(self, kind: type[T]) -> T:
+        """Return a dataclass, by its own `from_json` if it has one; each field by its type."""
+        parse = getattr(kind, "from_json", None)
+        return parse(self) if parse is not None else kind(**self.values(kind))
+
+    def values(self, kind: type, base: Any = ()) -> dict[str, Any]:
+        """Return the fields of a dataclass, without those of a base class, checked by type."""
+        found, omitted = {}, getattr(kind, "OMITTED", ())
+        for each in _own(kind, base):
+            key = each.metadata.get("key", each.name)
+            may_miss = each.default is not MISSING or each.name in omitted
+            if self.has(key) or not may_miss:
+                found[each.name] = self._value(key, _hints(kind)[each.name])
+        return found
+
+    def _value(self, key: str, hint: Any) -> Any:  # noqa: PLR0911 - a line for each type
+        """Return a field of a type; `Annotated[int, 1, 9]` is an integer of a range."""
+        origin, given = get_origin(hint), get_args(hint)
+        if origin is Annotated:
+            return self.integer(key, *given[1:])
+        if origin is UnionType:
+            return self._value(key, given[0]) if self.has(key) else None
+        if origin is Literal:
+            return self.choice(key, given)
+        if origin is tuple and is_dataclass(given[0]):
+            return tuple(item.parse(given[0]) for item in self.children(key))
+        if origin is tuple:
+            limits = get_args(given[0])[1:]
+            return self.texts(key) if given[0] is str else self.integers(key, *limits)
+        if origin is Mapping and given[1] is not Any:
+            group = self.fields(key)
+            return {name: group._value(name, given[1]) for name in group.document}
+        if is_dataclass(hint):
+            return self.fields(key).parse(hint)
+        read = {int: self.integer, str: self.text, bool: self.boolean, Mapping: self.mapping}
+        return read[origin or hint](key)
 
     def has(self, key: str) -> bool:
         """Whether the field is present and not null."""

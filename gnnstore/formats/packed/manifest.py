@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from gnnstore.formats.arrays.growing import ALIGNMENT_BYTES
 from gnnstore.formats.arrays.spec import AttributeSpec
@@ -72,27 +72,31 @@ class PackedManifest(Manifest):
     VERB: ClassVar[str] = "pack"
     ATTEMPT: ClassVar[str] = "attempt to pack"
     MAKE: ClassVar[str] = "make one with 'gnnstore pack'"
+    OMITTED: ClassVar[frozenset[str]] = frozenset({"slot_shares"})
 
     # All that the batches depend on except the seed, as in the state of a loader.
     fingerprint: Mapping[str, Any]
-    seed: int
-    epochs: int  # epochs 0 to epochs - 1 are packed
+    seed: Annotated[int, 0, 2**64 - 1]
+    epochs: Annotated[int, 1, _MAX_EPOCHS]  # epochs 0 to epochs - 1 are packed
     batches_per_epoch: int
-    superbatch: int  # batches that were planned at a time
-    segment: int  # batches that share rows on disk; 1: each has its own
-    piece_bytes: int  # bytes of rows that one checksum in a record covers
-    num_slots: int  # rows of each cached attribute in memory while the batches are assembled
+    superbatch: Annotated[int, 1]  # batches that were planned at a time
+    segment: Annotated[int, 1]  # batches that share rows on disk; 1: each has its own
+    # Bytes of rows that one checksum in a record covers.
+    piece_bytes: Annotated[int, PACKED_ALIGNMENT_BYTES, MAX_PIECE_BYTES]
+    # Rows of each cached attribute in memory while the batches are assembled.
+    num_slots: Annotated[int, 0, MAX_SLOTS]
     # Of slots of several widths, those of each pool of as many as all of these; see the format.
-    slot_shares: tuple[int, ...] = ()
+    slot_shares: tuple[Annotated[int, 1], ...] = ()
     cached_by: str  # the policy that chose the cached rows: "belady", "degree" or "frequency"
     largest_batch_bytes: int  # bytes of the largest batch with its attributes
-    schema: Schema
     # Paths in the store of the node attributes whose missed rows are packed.
     cached: tuple[str, ...]
     # Paths of the other attributes, of nodes and of edges, whose rows are in the records.
     plain: tuple[str, ...]
     has_edge_ids: bool  # whether records hold edge ids; else positions are ids
-    paged_arrays: tuple[AttributeSpec, ...] = ()  # all arrays but graph-level ones
+    schema: Schema
+    # All arrays but graph-level ones.
+    paged_arrays: tuple[AttributeSpec, ...] = field(default=(), metadata={"key": "arrays"})
 
     @property
     def format_version(self) -> int:
@@ -163,67 +167,31 @@ class PackedManifest(Manifest):
         """Return the arrays, graph-level ones included."""
         return (*self.paged_arrays, *self.schema.graph_arrays.values())
 
-    def fields(self) -> Mapping[str, Any]:
-        """Return the fields of packed epochs, as JSON values."""
-        return {
-            "fingerprint": dict(self.fingerprint),
-            "seed": self.seed,
-            "epochs": self.epochs,
-            "batches_per_epoch": self.batches_per_epoch,
-            "superbatch": self.superbatch,
-            "segment": self.segment,
-            "piece_bytes": self.piece_bytes,
-            "num_slots": self.num_slots,
-            **({"slot_shares": list(self.slot_shares)} if self.slot_shares else {}),
-            "cached_by": self.cached_by,
-            "largest_batch_bytes": self.largest_batch_bytes,
-            "cached": list(self.cached),
-            "plain": list(self.plain),
-            "has_edge_ids": self.has_edge_ids,
-            "schema": self.schema.to_json(),
-            "arrays": [asdict(spec) for spec in self.paged_arrays],
-        }
-
     @classmethod
     def parse(cls, own: Fields) -> Mapping[str, Any]:
         """Check the fields of packed epochs, and return them as arguments of the class."""
-        schema = Schema.from_json(own.fields("schema"))
+        found = own.values(cls, Manifest)
+        schema, cached, plain = found["schema"], found["cached"], found["plain"]
         if own.integer("format_version") != _version_of(schema):
             raise own.fail("format_version", f"{_version_of(schema)}, as the schema has it")
-        cached, plain = own.texts("cached"), own.texts("plain")
         nodes = [spec.path for spec in schema.node_attributes()]
         edges = [spec.path for spec in schema.edge_attributes()]
         if not set(cached) <= set(nodes):
             raise own.fail("cached", "paths of node attributes of the schema")
         if sorted([*cached, *plain]) != sorted([*nodes, *edges]):
             raise own.fail("plain", "with 'cached', each attribute of the schema once")
-        arrays = [AttributeSpec.from_json(item) for item in own.children("arrays")]
-        if len({spec.path for spec in arrays}) != len(arrays):
+        paths = {spec.path for spec in found["paged_arrays"]}
+        if len(paths) != len(found["paged_arrays"]):
             raise own.fail("arrays", "each path once")
         asked = own.fields("fingerprint")
         if asked.document.get("sampler", "") is not None:
             raise asked.fail("sampler", "null, since the order of a sampler is never packed")
         num_batches = _batches_per_epoch(asked)
-        if own.integer("batches_per_epoch") != num_batches:
+        if found["batches_per_epoch"] != num_batches:
             raise own.fail("batches_per_epoch", f"{num_batches}, as the fingerprint has it")
-        return {
-            "fingerprint": own.mapping("fingerprint"),
-            "seed": own.integer("seed", 0, 2**64 - 1),
-            "epochs": own.integer("epochs", 1, _MAX_EPOCHS),
-            "batches_per_epoch": num_batches,
-            "superbatch": own.integer("superbatch", 1),
-            "segment": own.integer("segment", 1),
-            "piece_bytes": _piece_bytes(own),
-            "num_slots": own.integer("num_slots", 0, MAX_SLOTS),
-            "slot_shares": own.integers("slot_shares", 1) if own.has("slot_shares") else (),
-            "cached_by": own.text("cached_by"),
-            "largest_batch_bytes": own.integer("largest_batch_bytes"),
-            "schema": schema,
-            "cached": cached,
-            "plain": plain,
-            "has_edge_ids": own.boolean("has_edge_ids"),
-            "paged_arrays": tuple(arrays),
-        }
+        if MAX_PIECE_BYTES % found["piece_bytes"]:  # reads are multiples of it
+            raise own.fail("piece_bytes", f"a part of {MAX_PIECE_BYTES}")
+        return found
 
     @classmethod
     def advice(cls, own: Fields, path: Path) -> str:
@@ -302,14 +270,6 @@ def _batches_per_epoch(asked: Fields) -> int:
     num_seeds, batch_size = asked.integer(NUM_POSITIONS), asked.integer("batch_size", 1)
     asked.boolean("shuffle")
     return num_seeds // batch_size if asked.boolean("drop_last") else -(-num_seeds // batch_size)
-
-
-def _piece_bytes(own: Fields) -> int:
-    """Return the bytes that a checksum covers; reads are multiples of this."""
-    value = own.integer("piece_bytes", PACKED_ALIGNMENT_BYTES, MAX_PIECE_BYTES)
-    if MAX_PIECE_BYTES % value:
-        raise own.fail("piece_bytes", f"a part of {MAX_PIECE_BYTES}")
-    return value
 
 
 def rows_array(schema: Schema, path: str) -> str:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -61,20 +61,21 @@ class PartitionsManifest(Manifest):
     MAKE: ClassVar[str] = "make one with 'gnnstore partition'"
 
     store_uuid: str  # identity of the partitioned store
-    num_nodes: int
+    num_nodes: Annotated[int, 1]
     num_edges: int
-    num_partitions: int  # p
-    rows_per_partition: int  # R; the last partition may have fewer rows, at least one
+    num_partitions: Annotated[int, 2, MOST_PARTITIONS]  # p
+    # R; the last partition may have fewer rows, at least one.
+    rows_per_partition: Annotated[int, 1, MOST_ROWS]
     # How nodes were spread: "random"; "train-first": those of a split first; "none": in the store's
     # order.
-    order_kind: OrderKind
-    seed: int  # seed of the order
+    order_kind: OrderKind = field(metadata={"key": "order"})
+    seed: Annotated[int, 0, 2**64 - 1]  # seed of the order
     train_split: str | None  # name of the split of "train-first"
     # With "train-first", the number of first partitions, which hold all nodes of the split; else 0.
     num_train_partitions: int
     # The node attributes, by name: those of the store, rows in the new order.
     nodes: Mapping[str, AttributeSpec]
-    paged_arrays: tuple[AttributeSpec, ...]  # the other arrays
+    paged_arrays: tuple[AttributeSpec, ...] = field(metadata={"key": "arrays"})  # the others
 
     def spec(self, path: str) -> AttributeSpec:
         """Return the description of an array that is no node attribute."""
@@ -92,50 +93,21 @@ class PartitionsManifest(Manifest):
         """Return the arrays of the partitions."""
         return (*self.paged_arrays, *self.nodes.values())
 
-    def fields(self) -> Mapping[str, Any]:
-        """Return the fields of partitions, as JSON values."""
-        return {
-            "store_uuid": self.store_uuid,
-            "num_nodes": self.num_nodes,
-            "num_edges": self.num_edges,
-            "num_partitions": self.num_partitions,
-            "rows_per_partition": self.rows_per_partition,
-            "order": self.order_kind,
-            "seed": self.seed,
-            "train_split": self.train_split,
-            "num_train_partitions": self.num_train_partitions,
-            "nodes": {name: asdict(spec) for name, spec in self.nodes.items()},
-            "arrays": [asdict(spec) for spec in self.paged_arrays],
-        }
-
     @classmethod
     def parse(cls, own: Fields) -> Mapping[str, Any]:
         """Check the fields of partitions, and return them as arguments of the class."""
-        num_nodes = own.integer("num_nodes", 1)
-        num_partitions = own.integer("num_partitions", 2, MOST_PARTITIONS)
-        rows = own.integer("rows_per_partition", 1, MOST_ROWS)
+        found = own.values(cls, Manifest)
+        num_nodes, num_partitions = found["num_nodes"], found["num_partitions"]
+        rows = found["rows_per_partition"]
         if not (num_partitions - 1) * rows < num_nodes <= num_partitions * rows:
             raise own.fail(
                 "rows_per_partition",
                 f"rows for {num_nodes} nodes in {num_partitions} partitions, none of them empty",
             )
-        order_kind = own.choice("order", ORDER_KINDS)
-        is_train_first = order_kind == "train-first"
+        is_train_first = found["order_kind"] == "train-first"
         least, most = (1, num_partitions) if is_train_first else (0, 0)
-        nodes = own.fields("nodes")
-        return {
-            "store_uuid": own.text("store_uuid"),
-            "num_nodes": num_nodes,
-            "num_edges": own.integer("num_edges"),
-            "num_partitions": num_partitions,
-            "rows_per_partition": rows,
-            "order_kind": order_kind,
-            "seed": own.integer("seed", 0, 2**64 - 1),
-            "train_split": own.text("train_split") if is_train_first else None,
-            "num_train_partitions": own.integer("num_train_partitions", least, most),
-            "nodes": {n: AttributeSpec.from_json(nodes.fields(n)) for n in nodes.document},
-            "paged_arrays": tuple(map(AttributeSpec.from_json, own.children("arrays"))),
-        }
+        own.integer("num_train_partitions", least, most)
+        return found | {"train_split": own.text("train_split") if is_train_first else None}
 
     @classmethod
     def advice(cls, own: Fields, path: Path) -> str:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import ClassVar
 
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.container.strict_json import Fields
 
 # The arrays of source nodes, of target nodes, and of other numbers, with their axes.
 _SOURCES = {"source": 1, "source_negatives": 2, "negative_source": 1}
@@ -19,6 +18,8 @@ _PARTS = {**_SOURCES, **_TARGETS, "edge_id": 1}
 @dataclass(frozen=True)
 class EdgeSplitSpec:
     """The L edges of a split, by their ends; L is at least 1."""
+
+    OMITTED: ClassVar[frozenset[str]] = frozenset(_PARTS) - {"source", "target"}
 
     source: AttributeSpec  # source nodes, [L]
     target: AttributeSpec  # target nodes, [L]
@@ -60,15 +61,6 @@ class EdgeSplitSpec:
         """Return every array of the split, in a fixed order."""
         return (*self._parts.values(), *self.attributes.values())
 
-    @classmethod
-    def from_json(cls, fields: Fields) -> EdgeSplitSpec:
-        """Check a parsed description; `dataclasses.asdict` is the way back."""
-        given = ("source", "target", *filter(fields.has, _PARTS))
-        parts = {name: AttributeSpec.from_json(fields.fields(name)) for name in given}
-        group = fields.fields("attributes")
-        attributes = {name: AttributeSpec.from_json(group.fields(name)) for name in group.document}
-        return cls(**parts, attributes=attributes)
-
     def check(self, file: str) -> None:
         """Raise if the lengths of the arrays, or their types, contradict one another."""
 
@@ -90,11 +82,3 @@ class EdgeSplitSpec:
         for one, other in (shared, shared[::-1]):
             if one is not None and (other is None or other.shape != one.shape):
                 raise fail(one, "as many sources as targets of negative edges")
-
-
-def edge_splits_json(splits: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return splits as JSON, without missing arrays."""
-    return {
-        name: {part: value for part, value in split.items() if value is not None}
-        for name, split in splits.items()
-    }

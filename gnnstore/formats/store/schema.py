@@ -7,7 +7,7 @@ everything that reads a store starts from it.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from gnnstore.errors import CorruptStoreError, UsageError
@@ -15,18 +15,12 @@ from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.manifest import Manifest
 from gnnstore.formats.container.strict_json import Fields
-from gnnstore.formats.store.edge_splits import EdgeSplitSpec, edge_splits_json
+from gnnstore.formats.store.edge_splits import EdgeSplitSpec
 
 FORMAT_VERSION = 1
 SHARED_ATTRIBUTES = "shared-attributes"  # that reverse types share those of another
 NODE_TYPE = "node"
 EDGE_TYPE = ("node", "to", "node")
-
-# Fields of edge types that few stores have; others omit them.
-_OPTIONAL = (
-    *("splits", "value_names", "orders", "weight_sums", "original_id"),
-    *("shared", "shared_row"),
-)
 
 IndexDtype = Literal["int64", "int32"]
 EdgeType = tuple[str, str, str]  # source, relation, target
@@ -39,14 +33,6 @@ class TextSpec:
     bytes: AttributeSpec  # UTF-8, uint8 [B]
     offsets: AttributeSpec  # int64 [N + 1]; text i is bytes[offsets[i]:offsets[i + 1]]
 
-    @classmethod
-    def from_json(cls, fields: Fields) -> TextSpec:
-        """Check a parsed description."""
-        return cls(
-            AttributeSpec.from_json(fields.fields("bytes")),
-            AttributeSpec.from_json(fields.fields("offsets")),
-        )
-
 
 @dataclass(frozen=True)
 class NodeTypeSpec:
@@ -54,6 +40,8 @@ class NodeTypeSpec:
 
     Nodes whose original ids are texts have names [N] instead.
     """
+
+    OMITTED: ClassVar[frozenset[str]] = frozenset({"original_name", "explicit_num_nodes"})
 
     name: str
     num_nodes: int
@@ -69,23 +57,6 @@ class NodeTypeSpec:
         found = {name: spec for name, spec in self.attributes.items() if name in names}
         return replace(self, attributes=found)
 
-    @classmethod
-    def from_json(cls, fields: Fields) -> NodeTypeSpec:
-        """Check a parsed description."""
-        return cls(
-            name=fields.text("name"),
-            num_nodes=fields.integer("num_nodes"),
-            attributes=_attributes(fields, "attributes"),
-            splits=_attributes(fields, "splits"),
-            original_id=_optional(fields, "original_id"),
-            original_name=(
-                TextSpec.from_json(fields.fields("original_name"))
-                if fields.has("original_name")
-                else None
-            ),
-            explicit_num_nodes=bool(fields.document.get("explicit_num_nodes", False)),
-        )
-
 
 @dataclass(frozen=True)
 class EdgeTypeSpec:
@@ -94,6 +65,11 @@ class EdgeTypeSpec:
     Splits are of edges to predict. Where there are some and none is called "train", the edges of
     the graph are the training split.
     """
+
+    # Of fields that few stores have.
+    OMITTED: ClassVar[frozenset[str]] = frozenset(
+        {"splits", "value_names", "orders", "weight_sums", "original_id", "shared", "shared_row"}
+    )
 
     source: str
     relation: str
@@ -181,31 +157,6 @@ class EdgeTypeSpec:
         owners = (self.attributes, *(split.attributes for split in self.splits.values()))
         found = [own[name] for own in owners if name in own]
         return [spec for spec in found if STORAGE_DTYPES[spec.dtype].kind in "iu"]
-
-    @classmethod
-    def from_json(cls, fields: Fields) -> EdgeTypeSpec:
-        """Check a parsed description; `dataclasses.asdict` is the way back."""
-        none = Fields({}, fields.path)
-        splits = fields.fields("splits") if fields.has("splits") else none
-        texts = fields.fields("value_names") if fields.has("value_names") else none
-        shared = fields.fields("shared") if fields.has("shared") else none
-        return cls(
-            source=fields.text("source"),
-            relation=fields.text("relation"),
-            target=fields.text("target"),
-            num_edges=fields.integer("num_edges"),
-            indptr=AttributeSpec.from_json(fields.fields("indptr")),
-            indices=AttributeSpec.from_json(fields.fields("indices")),
-            edge_id=_optional(fields, "edge_id"),
-            attributes=_attributes(fields, "attributes"),
-            splits={n: EdgeSplitSpec.from_json(splits.fields(n)) for n in splits.document},
-            value_names={n: TextSpec.from_json(texts.fields(n)) for n in texts.document},
-            orders=_attributes(fields, "orders") if fields.has("orders") else {},
-            weight_sums=_attributes(fields, "weight_sums") if fields.has("weight_sums") else {},
-            original_id=_optional(fields, "original_id"),
-            shared={name: shared.text(name) for name in shared.document},
-            shared_row=_optional(fields, "shared_row"),
-        )
 
 
 class SharedRows(NamedTuple):
@@ -350,33 +301,10 @@ class Schema:
             found += edge.arrays()
         return (*found, *self.graph_arrays.values())
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the schema as JSON values."""
-        document = asdict(self)
-        document["node_types"] = list(document["node_types"])
-        for node in document["node_types"]:
-            for name in ("original_name", "explicit_num_nodes"):
-                if not node[name]:  # few stores have these fields; others omit them
-                    del node[name]
-        document["edge_types"] = list(document["edge_types"])
-        for edge in document["edge_types"]:
-            edge["splits"] = edge_splits_json(edge["splits"])
-            for name in _OPTIONAL:
-                if not edge[name]:
-                    del edge[name]
-        return document
-
     @classmethod
     def from_json(cls, fields: Fields) -> Schema:
         """Check a parsed schema field by field."""
-        return cls(
-            node_types=tuple(map(NodeTypeSpec.from_json, fields.children("node_types"))),
-            edge_types=tuple(map(EdgeTypeSpec.from_json, fields.children("edge_types"))),
-            graph_attributes=fields.mapping("graph_attributes"),
-            graph_arrays=_attributes(fields, "graph_arrays"),
-            index_dtype=fields.choice("index_dtype", ("int64", "int32")),  # type: ignore[arg-type]
-            explicit_num_nodes=bool(fields.document.get("explicit_num_nodes", False)),
-        ).checked(fields.path)
+        return cls(**fields.values(cls)).checked(fields.path)
 
     def checked(self, file: str) -> Schema:
         """Return the schema if its facts agree with one another."""
@@ -440,15 +368,6 @@ def _no_type(kind: str, asked: object, there: Sequence[object]) -> UsageError:
     return UsageError(f"the store has no {kind} type {asked!r}; there are: {names}")
 
 
-def _attributes(fields: Fields, key: str) -> dict[str, AttributeSpec]:
-    group = fields.fields(key)
-    return {name: AttributeSpec.from_json(group.fields(name)) for name in group.document}
-
-
-def _optional(fields: Fields, key: str) -> AttributeSpec | None:
-    return AttributeSpec.from_json(fields.fields(key)) if fields.has(key) else None
-
-
 def _check_text(text: TextSpec, num_texts: int, file: str) -> None:
     for spec, dtype in ((text.bytes, "uint8"), (text.offsets, "int64")):
         if spec.dtype != dtype or spec.layout != "paged" or len(spec.shape) != 1:
@@ -478,18 +397,8 @@ class StoreManifest(Manifest):
     ATTEMPT: ClassVar[str] = "conversion"
     MAKE: ClassVar[str] = "make one with 'gnnstore convert' (see 'gnnstore convert --help')"
 
-    schema: Schema  # node types, edge types, attributes
     provenance: Mapping[str, Any] = field(default_factory=dict)  # origin of the data
-
-    def fields(self) -> Mapping[str, Any]:
-        """Return the fields of a store, as JSON values."""
-        return {"provenance": dict(self.provenance), "schema": self.schema.to_json()}
-
-    @classmethod
-    def parse(cls, own: Fields) -> Mapping[str, Any]:
-        """Check the fields of a store, and return them as arguments of the class."""
-        schema = Schema.from_json(own.fields("schema"))
-        return {"provenance": own.mapping("provenance"), "schema": schema}
+    schema: Schema  # node types, edge types, attributes
 
     def arrays(self) -> tuple[AttributeSpec, ...]:
         """Return every array of the schema."""
